@@ -1,0 +1,63 @@
+"""What can go wrong, split by whose fault it is.
+
+A message says file, place, what is wrong, what was expected and what was found; the hint says what
+to do next. A broken promise inside moepack is an assertion, never one of these.
+"""
+
+import os
+from typing import Any
+
+
+class MoepackError(Exception):
+    """The base of every error that moepack raises on purpose.
+
+    `path` is the file, `place` the spot in it (a tensor, a field, `byte 1234`), `hint` the next
+    step for a person. `str(error)` is one line without the hint.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        place: str | None = None,
+        expected: Any = None,
+        found: Any = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.path = None if path is None else os.fspath(path)
+        self.place = place
+        self.expected = expected
+        self.found = found
+        self.hint = hint
+
+    def __str__(self) -> str:
+        where = [part for part in (self.path, self.place) if part is not None]
+        message = ": ".join([*where, self.problem])
+        if self.expected is not None:
+            message += f", expected {self.expected}"
+        if self.found is not None:
+            message += f", found {self.found}"
+        return message.encode("utf-8", "backslashreplace").decode()
+
+
+class SourceError(MoepackError):
+    """The source model is at fault: a shard, or how the shards fit together."""
+
+
+class TraceError(MoepackError):
+    """A trace or hotness file is at fault, or was taken on another model."""
+
+
+class PackError(MoepackError):
+    """The pack is at fault: incomplete, damaged, or of a version this reader does not know."""
+
+
+class RequestError(MoepackError):
+    """The caller asked for what does not exist or cannot be: an option, a layout, a key."""
+
+
+class MachineError(MoepackError):
+    """This machine cannot do it: no space, no permission, a device that fails."""
