@@ -269,7 +269,7 @@ class _Collector:
             )
 
     def is_look_alike(self, tensor: Tensor) -> bool:
-        """Say whether this is arctic's norm, whose name ends in `_exps` and which is no expert's."""
+        """Say whether this is arctic's norm: its name ends in `_exps`, it is no expert's."""
         return len(tensor.dims) == 1 and bool(_LOOK_ALIKE.match(tensor.name))
 
     def fail_dense(self) -> NoReturn:

@@ -2,7 +2,8 @@
 
 Facts of llama.cpp b11549 (ggml.c, `type_traits`) and ik_llama.cpp 8337e4cd (ggml.c, where some
 types put `row_meta_length` bytes in front of every row's blocks, and `_R4`, `_R8`, `_R16` types
-interleave that many rows). The tests compare the table with a real llama.cpp and with the gguf package.
+interleave that many rows). The tests compare the table with a real llama.cpp and with the gguf
+package.
 """
 
 from typing import NamedTuple

@@ -52,7 +52,9 @@ class Hotness:
             if layer not in model:
                 self._refuse(f"layer {layer}", "the model has no experts there", model)
             if expert >= model[layer]:
-                self._refuse(f"layer {layer}, expert {expert}", "the model has no such expert", model)
+                self._refuse(
+                    f"layer {layer}, expert {expert}", "the model has no such expert", model
+                )
 
     def _refuse(self, place: str, problem: str, model: dict[int, int]) -> NoReturn:
         layers = sorted(model)
@@ -108,7 +110,11 @@ def _entry(line: str, number: int, path: str) -> tuple[tuple[int, int], int]:
     match = _LINE.match(line)
     if not match:
         raise TraceError(
-            "not a count", path=path, place=f"line {number}", expected=_HEADING, found=repr(line[:60])
+            "not a count",
+            path=path,
+            place=f"line {number}",
+            expected=_HEADING,
+            found=repr(line[:60]),
         )
     count = int(match[3])
     if count > MAX_COUNT:

@@ -261,8 +261,8 @@ class Index:
             raise self._error(place, "first records are not the next ones", firsts, found)
         last_kind = record.first_part_kind + record.part_count
         if last_kind > self.header.part_kind_count:
-            expected = self.header.part_kind_count
-            raise self._error(place, "more part kinds than the index holds", expected, last_kind)
+            limit = self.header.part_kind_count
+            raise self._error(place, "more part kinds than the index holds", limit, last_kind)
         if record.flags & ~records.HOTNESS_MEASURED:
             raise self._error(place, "unknown flags", records.HOTNESS_MEASURED, record.flags)
 

@@ -23,8 +23,8 @@ class BlobLocation(NamedTuple):
     """Where one expert's blob lies.
 
     `offset` counts from the start of the file at `path`, `length` is bytes with padding. `rank` 0
-    is the hottest blob of the pack. `hotness` is how often the expert was chosen, None where that was
-    not measured.
+    is the hottest blob of the pack. `hotness` is how often the expert was chosen, None where that
+    was not measured.
     """
 
     layer: int

@@ -19,7 +19,7 @@ _SUFFIXES = ("weight", "bias", "scale", "input_scale")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How a blob of one family looks: its parts in order, their offsets in it, its padded length."""
+    """How a blob of one family looks: parts in order, their offsets in it, its padded length."""
 
     family: Family
     parts: tuple[Part, ...]

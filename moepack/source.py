@@ -1,9 +1,10 @@
 """The source: all shards of one model, found from any one of them and checked against each other.
 
 Facts of llama.cpp b11549 (llama-model-loader.cpp, llama.cpp `llama_split_path`): shards are named
-`PREFIX-00001-of-0000N.gguf`; `split.no` counts from 0 (u16), `split.count` (u16) of 0 or 1 means not
-split, `split.tensors.count` (i32) is the number of tensors over all shards; only the first shard has
-the other keys. What llama.cpp does not compare is compared here: all shards must agree.
+`PREFIX-00001-of-0000N.gguf`; `split.no` counts from 0 (u16); `split.count` (u16) of 0 or 1 means
+not split; `split.tensors.count` (i32) is the number of tensors over all shards; only the first
+shard has the model's own keys. What llama.cpp does not compare is compared here: all shards must
+agree.
 """
 
 import os

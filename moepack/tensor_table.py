@@ -1,9 +1,10 @@
 """Where the tensors of one GGUF file lie: the tensor table, checked against the file.
 
-The rules are llama.cpp's (ggml/src/gguf.cpp, b11549): each tensor starts where the padded one before
-it ends. Here the last one must also end where the file does.
+The rules are llama.cpp's (ggml/src/gguf.cpp, b11549): each tensor starts where the padded one
+before it ends. Here the last one must also end where the file does.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ def place_tensors(
     """
     if len({entry.name for entry in entries}) != len(entries):
         names = sorted(entry.name for entry in entries)
-        twice = next(a for a, b in zip(names, names[1:], strict=False) if a == b)
+        twice = next(a for a, b in itertools.pairwise(names) if a == b)
         raise SourceError("stands twice", path=path, place=f"tensor {twice!r}")
     tensors = []
     expected = 0

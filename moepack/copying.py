@@ -1,0 +1,217 @@
+"""Copy slices from shards into data files: the one hot loop of packing.
+
+Each thread writes a file of its own from start to end through one small buffer that stays in the
+processor's cache: slices are read into it, digested there, and written from it. Memory does not
+depend on the size of an expert or of the model.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Self
+
+from moepack import digest, gguf_header
+from moepack.errors import MachineError, SourceError
+from moepack.experts import Part
+from moepack.journal import FinishedFile
+from moepack.plan import Plan, PlannedFile, Template
+from moepack.source import Source
+
+BUFFER_LENGTH = 1 << 20
+
+
+class CanceledError(Exception):
+    """Another thread failed, or the user interrupted: this one stops."""
+
+
+class ShardFiles:
+    """The open shards of a source, for positioned reads from any thread."""
+
+    def __init__(self, source: Source) -> None:
+        self._headers = source.shards
+        self._descriptors: list[int] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for header in self._headers:
+                self._descriptors.append(os.open(header.path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            self.__exit__()
+            raise MachineError(f"cannot open: {error.strerror}", path=error.filename) from None
+        try:
+            self.check_unchanged()
+        except SourceError:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def read_into(self, shard: int, offset: int, buffer: memoryview) -> int:
+        """Read up to len(buffer) bytes from `offset` of a shard; 0 never comes back."""
+        path = self._headers[shard].path
+        try:
+            length = os.preadv(self._descriptors[shard], [buffer], offset)
+        except OSError as error:
+            raise SourceError(
+                f"cannot read: {error.strerror}", path=path, place=f"byte {offset}"
+            ) from error
+        if not length:
+            raise SourceError("the file became shorter", path=path, place=f"byte {offset}")
+        return length
+
+    def check_unchanged(self) -> None:
+        """Raise SourceError where a shard is not the file any more whose header was read."""
+        for header, descriptor in zip(self._headers, self._descriptors, strict=True):
+            if gguf_header.stamp(descriptor) != header.stamp:
+                raise SourceError(
+                    "the file changed while it was being packed",
+                    path=header.path,
+                    hint="wait until it is complete, then pack again from the start",
+                )
+
+
+class CopyJobs:
+    """Writes the files of a plan; `run` does it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        target: Path,
+        shards: ShardFiles,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._plan = plan
+        self._target = target
+        self._shards = shards
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+
+    def run(
+        self, files: Sequence[PlannedFile], threads: int, finished: Callable[[FinishedFile], None]
+    ) -> None:
+        """Write and sync `files`, `threads` at a time; call `finished` after each, one at a time.
+
+        The first failure, or an interruption, stops all threads and is raised.
+        """
+        with ThreadPoolExecutor(max_workers=threads) as executor:
+            try:
+                futures = [executor.submit(self._write, file, finished) for file in files]
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                self._stop.set()
+                failures = [error for future in done if (error := future.exception())]
+            except BaseException:
+                self._stop.set()
+                executor.shutdown(cancel_futures=True)
+                raise
+            executor.shutdown(cancel_futures=True)
+        for failure in failures:
+            if not isinstance(failure, CanceledError):
+                raise failure
+
+    def _write(self, file: PlannedFile, finished: Callable[[FinishedFile], None]) -> None:
+        with FileWriter(self._target / file.name, self._advance) as writer:
+            digests = array("Q")
+            for blob in file.blobs:
+                template = self._plan.templates[blob.template]
+                writer.pad_to(blob.offset)
+                self._write_blob(writer, template, blob.expert, blob.offset, digests)
+            writer.pad_to(file.length)
+            file_digest = writer.finish()
+        with self._lock:
+            finished(FinishedFile(file.name, file_digest, digests))
+
+    def _write_blob(
+        self,
+        writer: FileWriter,
+        template: Template,
+        expert: int,
+        offset: int,
+        digests: array[int],
+    ) -> None:
+        for part, inside in zip(template.parts, template.offsets_in_blob, strict=True):
+            writer.pad_to(offset + inside)
+            digests.append(self._write_part(writer, part, expert))
+
+    def _write_part(self, writer: FileWriter, part: Part, expert: int) -> int:
+        shard, offset = part.slices.at(expert)
+        part_digest = digest.stream()
+        left = part.length
+        while left:
+            space = writer.space(left)
+            length = self._shards.read_into(shard, offset, space)
+            part_digest.update(space[:length])
+            writer.advance(length)
+            left -= length
+            offset += length
+        return part_digest.intdigest()
+
+    def _advance(self, length: int) -> None:
+        if self._stop.is_set():
+            raise CanceledError
+        if self._progress is not None:
+            with self._lock:
+                self._progress(length)
+
+
+class FileWriter:
+    """Writes one file from start to end through a buffer, and digests it on the way."""
+
+    def __init__(self, path: Path, advanced: Callable[[int], None]) -> None:
+        self._path = path
+        self._advanced = advanced
+        self._descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
+        )
+        self._buffer = memoryview(bytearray(BUFFER_LENGTH))
+        self._filled = 0
+        self._written = 0
+        self._digest = digest.stream()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._descriptor)
+
+    def space(self, limit: int) -> memoryview:
+        """Give free space of up to `limit` bytes, one at least, at the end of what was written."""
+        if self._filled == BUFFER_LENGTH:
+            self._flush()
+        return self._buffer[self._filled : min(BUFFER_LENGTH, self._filled + limit)]
+
+    def advance(self, length: int) -> None:
+        """Count the first `length` bytes of the space as written."""
+        self._filled += length
+
+    def pad_to(self, offset: int) -> None:
+        """Write zeros up to `offset` from the start of the file."""
+        while (missing := offset - self._written - self._filled) > 0:
+            space = self.space(missing)
+            space[:] = bytes(len(space))
+            self.advance(len(space))
+
+    def finish(self) -> int:
+        """Write what is left, sync the file, and give its digest."""
+        self._flush()
+        os.fsync(self._descriptor)
+        return self._digest.intdigest()
+
+    def _flush(self) -> None:
+        ready = self._buffer[: self._filled]
+        self._digest.update(ready)
+        while ready:
+            length = os.pwrite(self._descriptor, ready, self._written)
+            self._written += length
+            ready = ready[length:]
+        self._advanced(self._filled)
+        self._filled = 0
