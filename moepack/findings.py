@@ -1,6 +1,5 @@
-"""What verification found, and how it is written down: text, JSON, JUnit."""
+"""What verification found, and how it is written down."""
 
-import json
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from typing import Any, NamedTuple
@@ -80,12 +79,8 @@ def to_junit(report: Report) -> bytes:
         if findings := by_layer[layer]:
             failure = ElementTree.SubElement(case, "failure", message=f"{len(findings)} findings")
             failure.text = _xml("\n".join(map(str, findings)))
-    return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
-
-
-def to_text(report: Report) -> str:
-    """Write the report as one JSON object."""
-    return json.dumps(report.to_json(), indent=2)
+    data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return data
 
 
 def _xml(text: str) -> str:

@@ -6,7 +6,7 @@ family (parts, offsets inside the blob, length) stands once, in its template.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moepack import records
 from moepack.errors import RequestError
@@ -243,3 +243,21 @@ def _check_limits(plan: Plan) -> None:
     for what, count, limit in limits:
         if count > limit:
             raise RequestError(f"the pack would have too many {what}", expected=limit, found=count)
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """Give the plan's figures as plain values; lengths in bytes."""
+    data_length = plan.data_length
+    return {
+        "layout": plan.layout.name,
+        "order": "hotness" if any(t.hotness_measured for t in plan.templates) else "source",
+        "layers": sorted({template.family.layer for template in plan.templates}),
+        "blob_count": len(plan.order),
+        "file_count": len(plan.files),
+        "files": [{"name": file.name, "length": file.length} for file in plan.files],
+        "index_length": plan.index_length,
+        "data_length": data_length,
+        "payload_length": plan.payload_length,
+        "padding_length": data_length - plan.payload_length,
+        "padding_share": (data_length - plan.payload_length) / data_length,
+    }

@@ -73,7 +73,7 @@ class FileScan:
                 self._find("file", f"cannot open: {error.strerror}", 0)
                 return self._findings
             stack.callback(os.close, self._descriptor)
-            stack.callback(lambda: [os.close(d) for d in self._descriptors.values()])
+            stack.callback(self._close_shards)
             self._check_length()
             try:
                 self._run()
@@ -110,7 +110,7 @@ class FileScan:
         piece = self._ours[: min(length, PIECE_LENGTH)]
         _fill(self._descriptor, piece, offset)
         if offset == self._position:
-            self._file_digest.update(memoryview(piece))
+            self._file_digest.update(piece.data)
             self._position += len(piece)
         self.read_length += len(piece)
         self._advanced(len(piece))
@@ -131,7 +131,7 @@ class FileScan:
         differs = False
         for at in range(0, extent.length, PIECE_LENGTH):
             piece = self._read(extent.offset + at, extent.length - at)
-            part_digest.update(memoryview(piece))
+            part_digest.update(piece.data)
             if extent.slice is not None and not differs:
                 differs = self._differs(extent, at, piece)
         found = part_digest.intdigest()
@@ -163,6 +163,10 @@ class FileScan:
         self._find("bytes", message, extent.offset + at + first, extent)
         return True
 
+    def _close_shards(self) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+
     def _shard(self, path: str) -> int:
         if path not in self._descriptors:
             self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -170,7 +174,7 @@ class FileScan:
 
 
 def _fill(descriptor: int, buffer: npt.NDArray[np.uint8], offset: int) -> None:
-    view = memoryview(buffer)
+    view = buffer.data
     while view:
         length = os.preadv(descriptor, [view], offset)
         if not length:

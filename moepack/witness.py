@@ -2,9 +2,9 @@
 
 This module shares nothing with the packer's parser on purpose: another walk over the header
 (mapped, not read), other matching of names (by fields, not by pattern), and tensor lengths from the
-gaps in the file instead of a table of types. Only where a gap leaves several lengths (few rows, such
-as biases) the gguf package's table of block sizes decides. A mistake on either side makes the two
-disagree, and verification fail.
+gaps in the file instead of a table of types. Only where a gap leaves several lengths (few rows,
+such as biases) the gguf package's table of block sizes decides. A mistake on either side makes the
+two disagree, and verification fail.
 
 It expects shards that are GGUFs; what is broken in one comes back as SourceError.
 """
@@ -205,4 +205,5 @@ def _stated_length(shape: tuple[int, ...], type_id: int) -> int | None:
     if known == GGMLQuantizationType.Q8_1:  # gguf 0.19.0 says 40 bytes a block, C says 36
         return None
     elements, length = GGML_QUANT_SIZES[known]
-    return math.prod(shape) // elements * length
+    stated: int = math.prod(shape) // elements * length
+    return stated

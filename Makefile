@@ -1,0 +1,44 @@
+# Two commands do all the set-up: `make demo` shows moepack at work, `make test` checks everything.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test bench fuzz format clean
+
+demo: $(VENV)/installed
+	@BIN=$(BIN) sh tests/demo.sh
+
+test: $(VENV)/developing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/developing
+	$(BIN)/python -m tests.bench
+
+fuzz: $(VENV)/developing
+	$(BIN)/python -m pytest -m slow
+
+format: $(VENV)/developing
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "moepack needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+# xllamacpp carries a real llama.cpp; its own requirements are for a server that tests do not need.
+$(VENV)/developing: $(VENV)/installed pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps xllamacpp==2026.10.11549 \
+	    || echo "no xllamacpp for this machine: the tests against a real llama.cpp are skipped"
+	@touch $@

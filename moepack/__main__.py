@@ -1,0 +1,5 @@
+"""`python -m moepack`."""
+
+from moepack.cli import main
+
+main()
