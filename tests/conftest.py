@@ -82,7 +82,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def pack_copy(packs: dict[str, Path], tmp_path: Path) -> Path:
-    """A pack of qwen3moe that a test may damage."""
+    """Copy the pack of qwen3moe, for a test that damages it."""
     return Path(shutil.copytree(packs["qwen3moe"], tmp_path / "pack"))
 
 

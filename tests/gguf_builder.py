@@ -56,7 +56,7 @@ class GgufBuilder:
     def tensor(
         self, name: str, dims: tuple[int, ...], type_id: int, row_length: int, tail: int = 0
     ) -> "GgufBuilder":
-        """Add a tensor of rows of `row_length` bytes, filled with bytes that follow from its name."""
+        """Add a tensor of rows of `row_length` bytes; its bytes follow from its name."""
         length = row_length * math.prod(dims[1:]) + tail
         self.tensors.append(TensorSpec(name, dims, type_id, filler(name, length)))
         return self
@@ -110,7 +110,7 @@ def moe(
     row_meta: int = 0,
     block_count: int | None = None,
 ) -> GgufBuilder:
-    """Build a small MoE model: gate, up and down of `experts` experts in `layers`, and some dense."""
+    """Build a small MoE model: gate, up, down of `experts` experts in `layers`, and dense ones."""
     blocks = max(layers, default=-1) + 1 if block_count is None else block_count
     builder = GgufBuilder()
     builder.put("general.architecture", "str", architecture)
