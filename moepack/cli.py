@@ -328,6 +328,13 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
+    except OSError as error:
+        return _report_error(MachineError(error.strerror or str(error), path=error.filename))
+    except Exception as error:
+        if os.environ.get("MOEPACK_TRACEBACK"):
+            raise
+        hint = "this is a mistake in moepack: set MOEPACK_TRACEBACK=1 and report what it says"
+        return _report_error(MoepackError(f"{type(error).__name__}: {error}", hint=hint))
     return result if isinstance(result, int) else 0
 
 

@@ -123,7 +123,7 @@ def describe_pack(pack: Pack) -> dict[str, Any]:
         "hotness": pack.manifest.hotness,
         "layers": list(pack.layers),
         "selected_layers": pack.manifest.layers,
-        "order": "hotness" if pack.manifest.hotness else "source",
+        "order": _order(pack),
         "blob_alignment": index.header.blob_alignment,
         "part_alignment": index.header.part_alignment,
         "blob_count": index.blob_count,
@@ -145,6 +145,12 @@ def describe_pack(pack: Pack) -> dict[str, Any]:
         "padding_length": data_length - payload,
         "padding_share": (data_length - payload) / data_length,
     }
+
+
+def _order(pack: Pack) -> str:
+    """Say what the blobs are sorted by on disk."""
+    by_hotness = pack.manifest.layout.get("blobs", {}).get("order") == "hotness"
+    return "hotness" if by_hotness and pack.manifest.hotness else "source"
 
 
 def describe_blob(pack: Pack, layer: int, expert: int, family: str | None) -> dict[str, Any]:

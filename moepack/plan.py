@@ -245,12 +245,17 @@ def _check_limits(plan: Plan) -> None:
             raise RequestError(f"the pack would have too many {what}", expected=limit, found=count)
 
 
+def _order(plan: Plan) -> str:
+    measured = any(template.hotness_measured for template in plan.templates)
+    return "hotness" if measured and plan.layout.order == "hotness" else "source"
+
+
 def describe(plan: Plan) -> dict[str, Any]:
     """Give the plan's figures as plain values; lengths in bytes."""
     data_length = plan.data_length
     return {
         "layout": plan.layout.name,
-        "order": "hotness" if any(t.hotness_measured for t in plan.templates) else "source",
+        "order": _order(plan),
         "layers": sorted({template.family.layer for template in plan.templates}),
         "blob_count": len(plan.order),
         "file_count": len(plan.files),

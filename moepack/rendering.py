@@ -86,7 +86,18 @@ def pack(facts: dict[str, Any]) -> str:
 
 
 def plan(facts: dict[str, Any]) -> str:
-    """Write the plan of a pack."""
+    """Write the plan of a pack that is not made yet."""
+    return f"{_figures(facts)}\n  free space {size(facts['free_space'])}\nnothing was written"
+
+
+def packed(facts: dict[str, Any]) -> str:
+    """Write what a pack came to."""
+    resumed = facts["resumed_file_count"]
+    written = f"{facts['path']}: {facts['file_count'] - resumed} files written"
+    return f"{_figures(facts)}\n{written}" + (f", {resumed} taken over" if resumed else "")
+
+
+def _figures(facts: dict[str, Any]) -> str:
     return "\n".join(
         (
             f"layout {facts['layout']}, order by {facts['order']}",
@@ -94,7 +105,6 @@ def plan(facts: dict[str, Any]) -> str:
             f"  {facts['file_count']} files, {size(facts['data_length'])}, "
             f"and an index of {size(facts['index_length'])}",
             f"  padding {facts['padding_share']:.2%}",
-            f"  free space {size(facts['free_space'])}",
         )
     )
 
@@ -107,22 +117,12 @@ def report(outcome: Report) -> str:
         lines.append(f"… and {hidden} more: --json lists all")
     compared = outcome.compared_length
     against = "digests only" if compared is None else f"{size(compared)} compared with the source"
-    verdict = "whole" if outcome.passed else f"{len(outcome.findings)} findings"
+    count = len(outcome.findings)
+    verdict = "whole" if outcome.passed else f"{count} finding{'s' * (count > 1)}"
     lines.append(
         f"{outcome.path}: {verdict}. {outcome.blob_count:,} blobs, {outcome.part_count:,} parts, "
         f"{size(outcome.read_length)} read, {against}"
     )
-    return "\n".join(lines)
-
-
-def packed(facts: dict[str, Any]) -> str:
-    """Write what a pack came to."""
-    resumed = facts["resumed_file_count"]
-    lines = [
-        plan(facts),
-        f"{facts['path']}: {facts['file_count'] - resumed} files written"
-        + (f", {resumed} taken over" if resumed else ""),
-    ]
     return "\n".join(lines)
 
 

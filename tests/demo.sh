@@ -1,0 +1,23 @@
+#!/bin/sh
+# The session on the first screen of the README, run for real. BIN is where moepack is installed.
+set -eu
+PATH="$(cd "$BIN" && pwd):$PATH"
+model=fixtures/qwen3moe-Q4_K_M-ntfs-t6-00001-of-00006.gguf
+rm -rf build/demo
+mkdir -p build/demo
+
+# run COMMAND [EXPECTED EXIT CODE]
+run() {
+    printf '$ %s\n' "$1"
+    code=0
+    sh -c "$1" 2>&1 || code=$?
+    [ "$code" -eq 0 ] || printf '(exit code %d)\n' "$code"
+    [ "$code" -eq "${2:-0}" ] || exit 1
+}
+
+run "moepack pack $model --hotness fixtures/qwen3moe-hotness.csv -o build/demo/qwen3.moepack"
+run "moepack verify build/demo/qwen3.moepack --source $model"
+run "moepack locate build/demo/qwen3.moepack --layer 1 --expert 3"
+run "moepack extract build/demo/qwen3.moepack --layer 1 --expert 3 --part up -o build/demo/up.bin"
+run "printf X | dd of=build/demo/qwen3.moepack/experts-00001.bin bs=1 seek=372740 conv=notrunc status=none"
+run "moepack verify build/demo/qwen3.moepack" 5
