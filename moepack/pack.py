@@ -101,6 +101,9 @@ class Pack:
 
     def close(self) -> None:
         """Unmap the index; the pack cannot be used afterwards."""
+        self._families.clear()
+        self._main_families.clear()
+        self._parts.clear()
         if isinstance(self._mapped, mmap.mmap):
             self._mapped.close()
 
@@ -165,8 +168,16 @@ class Pack:
                 found=f"file {file}, bytes {offset} to {offset + stored_length}",
             )
         return PartLocation(
-            *(layer, expert, kind.name, self._file_paths[file], offset, inside),
-            *(stored_length, kind.length, stored_digest, codec),
+            layer,
+            expert,
+            kind.name,
+            self._file_paths[file],
+            offset,
+            inside,
+            stored_length,
+            kind.length,
+            stored_digest,
+            codec,
         )
 
     def hottest(self, byte_budget: int, *, family: str | None = None) -> list[tuple[int, int]]:
@@ -182,7 +193,7 @@ class Pack:
             wanted = self._main_families[owner.layer].name if family is None else family
             if owner.name != wanted:
                 continue
-            byte_budget -= self.index.blob(number).length
+            byte_budget -= self.index.blob(number)[1]
             if byte_budget < 0:
                 break
             chosen.append((owner.layer, number - owner.first_blob))
@@ -199,6 +210,8 @@ class Pack:
             raise self._no_family(layer, name) from None
 
     def _no_family(self, layer: int, name: str | None) -> RequestError:
+        if not self._main_families:
+            return RequestError("the pack is closed", path=self.path)
         if layer not in self._main_families:
             return RequestError(
                 f"the pack has no experts in layer {layer}",

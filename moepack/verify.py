@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from moepack import digest, manifest, records
+from moepack import digest, manifest
 from moepack.errors import PackError, SourceError
 from moepack.findings import Finding, Report
 from moepack.index import Family, Index, PartKind
 from moepack.pack import map_index, read_manifest
+from moepack.records import BlobRecord, PartRecord
 from moepack.scan import Extent, FileScan
 from moepack.witness import Slices, find_slices
 
@@ -140,7 +141,7 @@ class _Check:
     ) -> None:
         where = {"layer": family.layer, "expert": expert}
         try:
-            blob = index.blob(family.first_blob + expert)
+            blob = BlobRecord(*index.blob(family.first_blob + expert))
         except PackError as error:
             self.find("record", str(error), **where)
             return
@@ -149,7 +150,7 @@ class _Check:
         first_part = family.first_part + expert * len(family.part_kinds)
         for number, kind in enumerate(family.part_kinds):
             try:
-                part = index.part(first_part + number, kind)
+                part = PartRecord(*index.part(first_part + number, kind))
             except PackError as error:
                 self.find("record", str(error), part=kind.name, **where)
                 continue
@@ -178,7 +179,7 @@ class _Check:
         for rank in range(index.blob_count):
             try:
                 number = index.blob_at_rank(rank)
-                blob = index.blob(number)
+                blob = BlobRecord(*index.blob(number))
             except PackError as error:
                 self.find("rank", str(error), file=manifest.INDEX_NAME)
                 continue
@@ -281,7 +282,7 @@ class _Check:
 
 
 def _misplaced(
-    index: Index, kind: PartKind, part: records.PartRecord, blob: records.BlobRecord, end: int
+    index: Index, kind: PartKind, part: PartRecord, blob: BlobRecord, end: int
 ) -> str | None:
     """Say what is wrong with where a part lies in its blob; `end` is the end of the part before."""
     last = blob.offset + blob.length

@@ -226,6 +226,14 @@ def test_a_closed_reader_says_so_and_its_views_live_on(packs: dict[str, Path]) -
         assert len(view) == pack.locate(0, 0).length
 
 
+def test_a_closed_pack_says_so(packs: dict[str, Path]) -> None:
+    with moepack.open(packs["qwen3moe"]) as pack:
+        pass
+    for arguments in ((0, 0), (0, 0, "up")):
+        with pytest.raises(RequestError, match="the pack is closed"):
+            pack.locate(*arguments)
+
+
 def test_the_manifest_holds_no_path_and_no_time(packs: dict[str, Path]) -> None:
     body = json.loads((packs["gpt-oss"] / "manifest.json").read_text())
     assert body["source"]["architecture"] == "gpt-oss"
