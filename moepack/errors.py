@@ -7,6 +7,8 @@ to do next. A broken promise inside moepack is an assertion, never one of these.
 import os
 from typing import Any
 
+MAX_FIELD_LENGTH = 200
+
 
 class MoepackError(Exception):
     """The base of every error that moepack raises on purpose.
@@ -34,13 +36,31 @@ class MoepackError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        where = [part for part in (self.path, self.place) if part is not None]
-        message = ": ".join([*where, self.problem])
+        where = [] if self.path is None else [_one_line(self.path)]
+        if self.place is not None:
+            where.append(_short(self.place))
+        message = ": ".join([*where, _short(self.problem)])
         if self.expected is not None:
-            message += f", expected {self.expected}"
+            message += f", expected {_short(self.expected)}"
         if self.found is not None:
-            message += f", found {self.found}"
-        return message.encode("utf-8", "backslashreplace").decode()
+            message += f", found {_short(self.found)}"
+        return message
+
+
+def _one_line(text: str) -> str:
+    """Escape what a file could use to fake lines or to move a terminal's cursor."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _short(value: object) -> str:
+    """Keep what a hostile file puts into a message to one short line."""
+    try:
+        text = str(value)
+    except ValueError:  # Python refuses to print a number of thousands of digits
+        text = "a number of thousands of digits"
+    return _one_line(text if len(text) <= MAX_FIELD_LENGTH else text[:MAX_FIELD_LENGTH] + "…")
 
 
 class SourceError(MoepackError):

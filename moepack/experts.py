@@ -5,6 +5,7 @@ and rank and last dimension (names: llama.cpp b11549, llama-arch.cpp); one that 
 tensor and is none that is known is refused by name, never guessed.
 """
 
+import itertools
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -211,9 +212,10 @@ class _Collector:
     def add_scattered(self, layer: int, part: str, tensors: dict[int, tuple[int, Tensor]]) -> None:
         shard, first = next(iter(tensors.values()))
         expected = self.expected_count(layer, "ffn_exps") or max(tensors) + 1
-        if sorted(tensors) != list(range(expected)):
-            missing = [str(number) for number in range(expected) if number not in tensors]
-            found = f"no expert {', '.join(missing[:5])}" if missing else f"{len(tensors)} experts"
+        if len(tensors) != expected or max(tensors) != expected - 1:
+            missing = (str(number) for number in range(expected) if number not in tensors)
+            first_missing = ", ".join(itertools.islice(missing, 5))
+            found = f"no expert {first_missing}" if first_missing else f"{len(tensors)} experts"
             self.fail(shard, first, "does not stand for each expert", f"0 to {expected - 1}", found)
         for shard, tensor in tensors.values():
             if (tensor.type_id, tensor.dims) != (first.type_id, first.dims):

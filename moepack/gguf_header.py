@@ -9,6 +9,7 @@ inside the file. The format: ggml/docs/gguf.md.
 
 import math
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from typing import NoReturn
@@ -17,13 +18,15 @@ from moepack import sniff
 from moepack.errors import MachineError, SourceError
 from moepack.tensor_table import Tensor, TensorEntry, place_tensors
 
-MAX_TENSORS = 1 << 16
-MAX_PAIRS = 1 << 14
-MAX_ARRAY_STRINGS = 1 << 22
+# Ten times what the largest models have, and still read within a second and 100 MB.
+MAX_TENSORS = 1 << 15
+MAX_PAIRS = 1 << 12
+MAX_ARRAY_STRINGS = 1 << 21
 MAX_NAME_LENGTH = 63
-MAX_KEY_LENGTH = 1 << 12
+MAX_KEY_LENGTH = 1 << 10
 KEPT_STRING_LENGTH = 1 << 10
 KEPT_ARRAY_COUNT = 1 << 10
+KEPT_ELEMENTS = 1 << 16
 MAX_ALIGNMENT = 1 << 30
 DEFAULT_ALIGNMENT = 32
 
@@ -89,12 +92,15 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> Heade
     """
     name = os.fspath(path)
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        # Not blocking: opening a pipe would wait for somebody to write into it.
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise SourceError("no such file", path=name) from None
     except OSError as error:
         raise MachineError(f"cannot open: {error.strerror}", path=name) from None
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise SourceError("not a file", path=name, hint="name a GGUF file or a folder of them")
         return _Parser(name, descriptor, alignment).parse()
     except OSError as error:
         raise MachineError(f"cannot read: {error.strerror}", path=name) from None
@@ -121,6 +127,7 @@ class _Parser:
         self.window_offset = 0
         self.position = 0
         self.array_strings = 0
+        self.kept_elements = 0
 
     def parse(self) -> Header:
         version, tensor_count, pair_count = self.read_preamble()
@@ -143,6 +150,12 @@ class _Parser:
     ) -> NoReturn:
         raise SourceError(problem, path=self.path, place=place, expected=expected, found=found)
 
+    def fail_short(self, place: str, problem: str, expected: object, found: object) -> NoReturn:
+        hint = sniff.join_hint(self.path) or "the download did not finish: download it again"
+        raise SourceError(
+            problem, path=self.path, place=place, expected=expected, found=found, hint=hint
+        )
+
     def take(self, length: int, place: str) -> bytes:
         """Give the next `length` bytes of the header."""
         start = self.position - self.window_offset
@@ -157,14 +170,8 @@ class _Parser:
         self.window = os.pread(self.descriptor, max(length, _WINDOW), self.position)
         self.window_offset = self.position
         if len(self.window) < length:
-            raise SourceError(
-                "the header is cut short",
-                path=self.path,
-                place=f"{place} at byte {self.position}",
-                expected=f"{length} bytes",
-                found=len(self.window),
-                hint=sniff.join_hint(self.path) or "the download did not finish: download it again",
-            )
+            place = f"{place} at byte {self.position}"
+            self.fail_short(place, "the header is cut short", f"{length} bytes", len(self.window))
 
     def u32(self, place: str) -> int:
         value: int = _U32.unpack(self.take(4, place))[0]
@@ -181,7 +188,7 @@ class _Parser:
             raise SourceError(what, path=self.path, place="byte 0", found=start[:16], hint=hint)
         self.position = 4
         version = self.u32("version")
-        if version & 0xFFFF == 0:
+        if version and version & 0xFFFF == 0:
             self.fail("version", "a big-endian GGUF: its tensor data is byte-swapped", "2 or 3")
         if version not in (2, 3):
             self.fail("version", "not a version that llama.cpp reads", "2 or 3", version)
@@ -194,7 +201,7 @@ class _Parser:
         count = self.u64(place)
         limit = min(limit, (self.file_length - self.position) // smallest)
         if count > limit:
-            self.fail(place, "out of bounds for this file", f"<= {limit}", count)
+            self.fail_short(place, "out of bounds for this file", f"<= {limit}", count)
         return count
 
     def text(self, place: str, limit: int) -> str:
@@ -209,6 +216,8 @@ class _Parser:
 
     def read_pair(self, number: int) -> tuple[str, Value]:
         key = self.text(f"key {number}", MAX_KEY_LENGTH)
+        if not key:
+            self.fail(f"key {number}", "an empty key")
         place = f"key {key!r}"
         type_id = self.u32(place)
         if type_id == _ARRAY:
@@ -244,17 +253,19 @@ class _Parser:
         form = _SCALARS[type_id]
         if count > (self.file_length - self.position) // form.size:
             limit = (self.file_length - self.position) // form.size
-            self.fail(place, "array longer than the file", f"<= {limit}", count)
-        if count > KEPT_ARRAY_COUNT:
+            self.fail_short(place, "array longer than the file", f"<= {limit}", count)
+        if count > min(KEPT_ARRAY_COUNT, KEPT_ELEMENTS - self.kept_elements):
             self.skip(count * form.size, place)
             return Value("arr", None)
+        self.kept_elements += count
         data = self.take(count * form.size, place)
         return Value("arr", tuple(item for (item,) in form.iter_unpack(data)))
 
     def skip(self, length: int, place: str) -> None:
         if length > self.file_length - self.position:
             found = f"{length} bytes from byte {self.position}"
-            self.fail(place, "longer than the file", f"{self.file_length} bytes in all", found)
+            in_all = f"{self.file_length} bytes in all"
+            self.fail_short(place, "longer than the file", in_all, found)
         self.position += length
 
     def skip_strings(self, count: int, place: str) -> None:
@@ -262,7 +273,7 @@ class _Parser:
         self.array_strings += count
         if count > (self.file_length - self.position) // 8:
             limit = (self.file_length - self.position) // 8
-            self.fail(place, "array longer than the file", f"<= {limit}", count)
+            self.fail_short(place, "array longer than the file", f"<= {limit}", count)
         if self.array_strings > MAX_ARRAY_STRINGS:
             self.fail(place, "too many strings", f"<= {MAX_ARRAY_STRINGS}", self.array_strings)
         length_at = _U64.unpack_from
@@ -277,7 +288,8 @@ class _Parser:
                 count -= 1
             self.position = self.window_offset + at
             if self.position > self.file_length:
-                self.fail(place, "a string is longer than the file", found=f"{length} bytes")
+                in_all = f"{self.file_length} bytes in all"
+                self.fail_short(place, "a string is longer than the file", in_all, length)
 
     def alignment(self, metadata: dict[str, Value]) -> int:
         value = metadata.get("general.alignment")
@@ -301,7 +313,8 @@ class _Parser:
         if rank > 4:
             self.fail(place, "too many dimensions", "<= 4", rank)
         dims = struct.unpack(f"<{rank}Q", self.take(8 * rank, place))
-        if max(dims, default=0) >= 1 << 63 or math.prod(dims) >= 1 << 63:
+        # A zero among them must not hide a product that overflows in C.
+        if math.prod(max(1, dim) for dim in dims) >= 1 << 63:
             self.fail(place, "dimensions out of bounds", "a product below 2^63", dims)
         type_id = self.u32(place)
         return TensorEntry(name, dims, type_id, self.u64(place))

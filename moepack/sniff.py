@@ -27,6 +27,8 @@ def describe(path: str | os.PathLike[str], start: bytes) -> tuple[str, str | Non
         return "a piece of a GGUF that was cut by bytes, not a GGUF", _JOIN_HINT
     if not start:
         return "an empty file", "download it again"
+    if b"GGUF".startswith(start):
+        return "a GGUF cut short", "the download did not finish: download it again"
     if text.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the file it points to", _LFS_HINT
     if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):

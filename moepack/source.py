@@ -108,10 +108,9 @@ def _from_shard(path: Path) -> Source:
         raise SourceError("a shard number out of bounds in the name", path=path)
     if not path.exists():
         raise SourceError("no such file", path=path)
-    names = [
-        f"{match['prefix']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)
-    ]
-    missing = [name for name in names if not (path.parent / name).exists()]
+    names = list(shard_names(match["prefix"], count))
+    held = set(os.listdir(path.parent))
+    missing = [name for name in names if name not in held]
     if missing:
         shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
         raise SourceError(
@@ -121,6 +120,11 @@ def _from_shard(path: Path) -> Source:
             hint="download them into the same folder, or list all files by name",
         )
     return _check(_read_all([path.parent / name for name in names]))
+
+
+def shard_names(prefix: str, count: int) -> Iterator[str]:
+    """Name the shards of a model split into `count`, as llama.cpp does."""
+    return (f"{prefix}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
 
 
 def _from_single(path: Path) -> Source:

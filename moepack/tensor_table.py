@@ -54,13 +54,20 @@ def place_tensors(
     tensors = []
     expected = 0
     for number, entry in enumerate(entries):
-        if entry.offset_in_data != expected:
+        place = f"tensor {entry.name!r}"
+        offset = entry.offset_in_data
+        if offset != expected:
             raise SourceError(
                 "tensors overlap, or leave a gap",
                 path=path,
-                place=f"tensor {entry.name!r}",
+                place=place,
                 expected=f"offset {expected} in the tensor data",
-                found=entry.offset_in_data,
+                found=offset,
+            )
+        if offset % alignment:  # possible behind an unknown type, whose length is the gap's
+            expected_offset = f"a multiple of {alignment}"
+            raise SourceError(
+                "offset not aligned", path=path, place=place, expected=expected_offset, found=offset
             )
         is_last = number + 1 == len(entries)
         end = file_length - data_offset if is_last else entries[number + 1].offset_in_data
@@ -79,11 +86,11 @@ def _place(
     if known is None:
         if gap < 0:
             raise SourceError(
-                "tensors overlap", path=path, place=f"tensor {entry.name!r}", found=f"{gap} bytes"
+                "overlaps the next tensor", path=path, place=f"tensor {entry.name!r}", found=gap
             )
         lengths = lengths_from_gap(entry.dims, gap, alignment)
         tensor = Tensor(
-            *(entry.name, entry.dims, entry.type_id, offset, max(lengths, default=gap)),
+            *(entry.name, entry.dims, entry.type_id, offset, lengths[-1] if lengths else gap),
             inferred=True,
             ambiguous=len(lengths) != 1,
         )

@@ -82,7 +82,7 @@ def _join(by_expert: dict[int, tuple[str, _Entry]]) -> Slices:
 
 
 def _is_stacked(fields: list[str], shape: tuple[int, ...]) -> bool:
-    if len(fields) != 4 or fields[0] != "blk" or not fields[1].isdigit():
+    if len(fields) != 4 or fields[0] != "blk" or not _is_number(fields[1]):
         return False
     if len(shape) != _DIMENSIONS.get(fields[3]):
         return False
@@ -96,11 +96,15 @@ def _is_alone(fields: list[str], shape: tuple[int, ...]) -> bool:
         len(fields) == 5
         and fields[0] == "blk"
         and fields[2] in ("ffn_gate", "ffn_up", "ffn_down")
-        and fields[1].isdigit()
-        and fields[3].isdigit()
+        and _is_number(fields[1])
+        and _is_number(fields[3])
         and fields[4] == "weight"
         and len(shape) == 2
     )
+
+
+def _is_number(field: str) -> bool:
+    return field.isascii() and field.isdigit()
 
 
 def _entries(path: str) -> list[_Entry]:
@@ -108,7 +112,7 @@ def _entries(path: str) -> list[_Entry]:
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Walk(path, data).entries()
-    except (OSError, ValueError, LookupError, struct.error) as error:
+    except (OSError, ValueError, LookupError, ArithmeticError, struct.error) as error:
         raise SourceError(f"the verifier cannot read the header ({error})", path=path) from error
 
 
@@ -180,8 +184,8 @@ class _Walk:
     def tensor_length(self, name: str, shape: tuple[int, ...], type_id: int, gap: int) -> int:
         """Take the length that fills the gap up to its padding; ask the gguf package if many do."""
         rows = max(1, math.prod(shape[1:]))
-        lengths = (gap - over for over in range(min(self.alignment, gap)))
-        fitting = {length for length in lengths if length % rows == 0}
+        longest = gap - gap % rows
+        fitting = range(longest, max(0, gap - self.alignment), -rows)
         stated = _stated_length(shape, type_id)
         if stated is not None and stated not in fitting:
             raise SourceError(
@@ -193,7 +197,7 @@ class _Walk:
             )
         if stated is None and len(fitting) != 1:
             raise SourceError("its length is open", path=self.path, place=f"tensor {name!r}")
-        return fitting.pop() if stated is None else stated
+        return longest if stated is None else stated
 
 
 def _stated_length(shape: tuple[int, ...], type_id: int) -> int | None:
