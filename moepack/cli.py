@@ -320,8 +320,10 @@ def run(arguments: list[str]) -> int:
         return stop.exit_code
     except click.UsageError as error:
         return _report_usage(error)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as stop:
         click.echo("error: interrupted", err=True)
+        for note in getattr(stop.__cause__ or stop, "__notes__", ()):
+            click.echo(f"hint: {note}", err=True)
         return ExitCode.INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILED

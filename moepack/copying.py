@@ -71,12 +71,21 @@ class ShardFiles:
     def check_unchanged(self) -> None:
         """Raise SourceError where a shard is not the file any more whose header was read."""
         for header, descriptor in zip(self._headers, self._descriptors, strict=True):
-            if gguf_header.stamp(descriptor) != header.stamp:
+            if not _is_unchanged(header, descriptor):
                 raise SourceError(
                     "the file changed while it was being packed",
                     path=header.path,
                     hint="wait until it is complete, then pack again from the start",
                 )
+
+
+def _is_unchanged(header: gguf_header.Header, descriptor: int) -> bool:
+    """Say whether both the open file and the one at its path are what the header was read from."""
+    try:
+        at_path = gguf_header.stamp(header.path)
+    except OSError:
+        return False
+    return gguf_header.stamp(descriptor) == header.stamp == at_path
 
 
 class CopyJobs:

@@ -108,9 +108,9 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> Heade
         os.close(descriptor)
 
 
-def stamp(descriptor: int) -> tuple[int, int, int, int]:
-    """Give what changes when an open file is replaced or written to; see `Header`."""
-    status = os.fstat(descriptor)
+def stamp(file: int | str) -> tuple[int, int, int, int]:
+    """Give what changes when a file, open or by path, is replaced or written to; see `Header`."""
+    status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -5,6 +5,8 @@ with `#` are comments; `# tokens=N` says over how many tokens was counted, since
 less the smaller the sample.
 """
 
+import codecs
+import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +17,15 @@ from moepack import digest
 from moepack.errors import TraceError
 from moepack.experts import Experts
 
-MAX_FILE_LENGTH = 64 << 20
-MAX_LINES = 1 << 20
+MAX_FILE_LENGTH = 8 << 20
+MAX_LINES = 1 << 18
+MAX_LINE_LENGTH = 1 << 10
 MAX_COUNT = (1 << 53) - 1
 """Counts stay exact in every reader's numbers, JavaScript's too."""
 
-_LINE = re.compile(r"(\d{1,5}),(\d{1,5}),(\d{1,16})\Z", re.ASCII)
+_LINE = re.compile(r"(\d{1,5}) *, *(\d{1,5}) *, *(\d{1,16})\Z", re.ASCII)
 _TOKENS = re.compile(r"#\s*tokens\s*=\s*(\d{1,15})\s*\Z", re.ASCII)
+_STATES_TOKENS = re.compile(r"#\s*tokens\s*=", re.ASCII)
 _HEADING = "layer,expert,count"
 
 
@@ -57,13 +61,13 @@ class Hotness:
                 )
 
     def _refuse(self, place: str, problem: str, model: dict[int, int]) -> NoReturn:
-        layers = sorted(model)
-        shape = f"layers {layers[0]} to {layers[-1]}, up to {max(model.values())} experts"
+        layers, most = sorted(model) or [0], max(model.values(), default=0)
+        shape = f"layers {layers[0]} to {layers[-1]}, up to {most} experts"
         raise TraceError(
             problem,
             path=self.path,
             place=place,
-            expected=shape if layers else "no such experts",
+            expected=shape,
             hint="was it counted on another model?",
         )
 
@@ -82,44 +86,59 @@ def decode(data: bytes, path: str) -> Hotness:
     """Read the bytes of a hotness file; `path` is for messages."""
     if len(data) > MAX_FILE_LENGTH:
         raise TraceError("too long", path=path, expected=f"<= {MAX_FILE_LENGTH} bytes")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TraceError("not UTF-8 text", path=path, place=f"byte {error.start}") from None
     counts: dict[tuple[int, int], int] = {}
     token_count = None
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip().replace(" ", "")
+    lines = io.BytesIO(data.removeprefix(codecs.BOM_UTF8))
+    for number, raw in enumerate(lines, 1):
+        place = f"line {number}"
+        line = _text(raw, place, path)
         if number > MAX_LINES:
             raise TraceError("too many lines", path=path, expected=f"<= {MAX_LINES}")
-        if match := _TOKENS.match(line):
-            token_count = int(match[1])
-        elif line and not line.startswith("#") and line != _HEADING:
-            key, count = _entry(line, number, path)
-            if key in counts:
-                place = f"line {number}"
-                problem = f"layer {key[0]} expert {key[1]} stands twice"
-                raise TraceError(problem, path=path, place=place)
-            counts[key] = count
+        if not line or line == _HEADING:
+            continue
+        if line.startswith("#"):
+            token_count = _tokens(line, token_count, place, path)
+            continue
+        key, count = _entry(line, place, path)
+        if key in counts:
+            problem = f"layer {key[0]} expert {key[1]} stands twice"
+            raise TraceError(problem, path=path, place=place)
+        counts[key] = count
     if not counts:
         raise TraceError("no counts in it", path=path, expected=f"lines of {_HEADING}")
     return Hotness(path, counts, token_count, digest.of(data))
 
 
-def _entry(line: str, number: int, path: str) -> tuple[tuple[int, int], int]:
+def _text(raw: bytes, place: str, path: str) -> str:
+    if len(raw) > MAX_LINE_LENGTH:
+        expected = f"<= {MAX_LINE_LENGTH} bytes"
+        raise TraceError("line too long", path=path, place=place, expected=expected, found=len(raw))
+    try:
+        return raw.decode().strip()
+    except UnicodeDecodeError:
+        raise TraceError("not UTF-8 text", path=path, place=place) from None
+
+
+def _tokens(comment: str, before: int | None, place: str, path: str) -> int | None:
+    """Take the token count from a comment that states one."""
+    if not _STATES_TOKENS.match(comment):
+        return before
+    match = _TOKENS.match(comment)
+    if match is None or before is not None:
+        problem = "not a token count" if match is None else "a second token count"
+        expected = "# tokens=N, once"
+        raise TraceError(problem, path=path, place=place, expected=expected, found=comment)
+    return int(match[1])
+
+
+def _entry(line: str, place: str, path: str) -> tuple[tuple[int, int], int]:
     match = _LINE.match(line)
     if not match:
-        raise TraceError(
-            "not a count",
-            path=path,
-            place=f"line {number}",
-            expected=_HEADING,
-            found=repr(line[:60]),
-        )
+        raise TraceError("not a count", path=path, place=place, expected=_HEADING, found=repr(line))
     count = int(match[3])
     if count > MAX_COUNT:
+        expected = f"<= {MAX_COUNT}"
         raise TraceError(
-            "count out of bounds", path=path, place=f"line {number}", expected=f"<= {MAX_COUNT}",
-            found=count,
-        )  # fmt: skip
+            "count out of bounds", path=path, place=place, expected=expected, found=count
+        )
     return (int(match[1]), int(match[2])), count

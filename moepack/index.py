@@ -6,11 +6,16 @@ millions, are checked one by one when they are looked up. It opens no file: it i
 """
 
 import math
+import re
 from mmap import mmap
 from typing import NamedTuple
 
 from moepack import digest, records
 from moepack.errors import PackError
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+\Z", re.ASCII)
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z", re.ASCII)
+_RESERVED_NAMES = {"index.bin", "manifest.json", "manifest.json.tmp", "pack.journal"}
 
 
 class DataFile(NamedTuple):
@@ -61,6 +66,7 @@ class Index:
         self._data = data
         self.header = self._check_header()
         self._check_sections()
+        self._check_gaps()
         self.files = self._read_files()
         self.families = self._read_families()
         self.stored_digest: int = records.TRAILER.unpack_from(data, len(data) - 8)[0]
@@ -90,6 +96,7 @@ class Index:
             or start % header.blob_alignment
             or length % header.blob_alignment
             or rank >= header.blob_count
+            or not length
         ):
             raise self._bad_blob(number, record)
         return record
@@ -168,7 +175,7 @@ class Index:
         limits = {
             "file_count": records.MAX_FILES,
             "family_count": records.MAX_FAMILIES,
-            "part_kind_count": records.MAX_FAMILIES * records.MAX_PARTS_IN_BLOB,
+            "part_kind_count": records.MAX_PART_KINDS,
             "blob_count": records.MAX_BLOBS,
             "part_count": records.MAX_BLOBS * records.MAX_PARTS_IN_BLOB,
         }
@@ -189,6 +196,24 @@ class Index:
                 raise self._error(f"{section}_offset", "wrong offset", offset, found)
         if header.index_length != length:
             raise self._error("index_length", "does not fit the counts", length, len(self._data))
+        if header.part_alignment > header.blob_alignment:
+            most = f"<= {header.blob_alignment}"
+            raise self._error("part_alignment", "above the blobs'", most, header.part_alignment)
+
+    def _check_gaps(self) -> None:
+        """Check that the bytes between sections are zero."""
+        header = self.header
+        ends = (
+            header.files_offset + header.file_count * records.FileRecord.LAYOUT.size,
+            header.families_offset + header.family_count * records.FamilyRecord.LAYOUT.size,
+            header.part_kinds_offset + header.part_kind_count * records.PartKindRecord.LAYOUT.size,
+            header.blobs_offset + header.blob_count * records.BLOB.size,
+            header.parts_offset + header.part_count * records.PART.size,
+            header.ranks_offset + header.blob_count * records.RANK.size,
+        )
+        for end in ends:
+            if any(self._data[end : records.align(end, records.SECTION_ALIGNMENT)]):
+                raise self._error(f"byte {end}", "bytes between sections are not zero")
 
     def _read_files(self) -> tuple[DataFile, ...]:
         size = records.FileRecord.LAYOUT.size
@@ -206,7 +231,7 @@ class Index:
                     place, "length out of bounds", f"<= {records.MAX_LENGTH}", record.length
                 )
             files.append(DataFile(name, record.length))
-        if len({file.name for file in files}) != len(files):
+        if len({file.name.lower() for file in files}) != len(files):
             raise self._error("files", "two files have the same name")
         return tuple(files)
 
@@ -220,7 +245,7 @@ class Index:
             record = records.FamilyRecord.unpack(self._data, offset)
             self._check_family(record, place, (blob_number, kind_number, part_number))
             kinds = self._read_part_kinds(record, place)
-            name = self._text(record.name, place)
+            name = self._name(record.name, place)
             measured = bool(record.flags & records.HOTNESS_MEASURED)
             family = Family(
                 layer=record.layer,
@@ -232,9 +257,9 @@ class Index:
                 first_part=record.first_part,
             )
             families.append(family)
-            kind_number += record.part_count
+            kind_number += record.parts_per_blob
             blob_number += record.expert_count
-            part_number += record.expert_count * record.part_count
+            part_number += record.expert_count * record.parts_per_blob
         found = (kind_number, blob_number, part_number)
         header = self.header
         expected = (header.part_kind_count, header.blob_count, header.part_count)
@@ -255,13 +280,15 @@ class Index:
         if not 1 <= record.expert_count <= records.MAX_EXPERTS:
             expected = f"1 to {records.MAX_EXPERTS}"
             raise self._error(place, "expert_count out of bounds", expected, record.expert_count)
-        if not 1 <= record.part_count <= records.MAX_PARTS_IN_BLOB:
+        if not 1 <= record.parts_per_blob <= records.MAX_PARTS_IN_BLOB:
             expected = f"1 to {records.MAX_PARTS_IN_BLOB}"
-            raise self._error(place, "part_count out of bounds", expected, record.part_count)
+            raise self._error(
+                place, "parts_per_blob out of bounds", expected, record.parts_per_blob
+            )
         found = (record.first_blob, record.first_part_kind, record.first_part)
         if found != firsts:
             raise self._error(place, "first records are not the next ones", firsts, found)
-        last_kind = record.first_part_kind + record.part_count
+        last_kind = record.first_part_kind + record.parts_per_blob
         if last_kind > self.header.part_kind_count:
             limit = self.header.part_kind_count
             raise self._error(place, "more part kinds than the index holds", limit, last_kind)
@@ -271,7 +298,7 @@ class Index:
     def _read_part_kinds(self, family: records.FamilyRecord, place: str) -> tuple[PartKind, ...]:
         size = records.PartKindRecord.LAYOUT.size
         kinds = []
-        for number in range(family.part_count):
+        for number in range(family.parts_per_blob):
             offset = self.header.part_kinds_offset + (family.first_part_kind + number) * size
             record = records.PartKindRecord.unpack(self._data, offset)
             kinds.append(self._part_kind(record, f"{place}: part {number}"))
@@ -280,12 +307,14 @@ class Index:
         return tuple(kinds)
 
     def _part_kind(self, record: records.PartKindRecord, place: str) -> PartKind:
-        name = self._text(record.name, place)
-        if record.rank > 2:
-            raise self._error(place, "rank out of bounds", "0 to 2", record.rank)
-        shape = (record.ne0, record.ne1)[: record.rank]
-        if any((record.ne0, record.ne1)[record.rank :]) or math.prod(shape) > records.MAX_LENGTH:
-            raise self._error(place, "shape does not fit the rank", found=(record.ne0, record.ne1))
+        name = self._name(record.name, place)
+        count = record.dimension_count
+        if count > 2:
+            raise self._error(place, "dimension_count out of bounds", "0 to 2", count)
+        axes = (record.ne0, record.ne1)
+        shape = axes[:count]
+        if any(axes[count:]) or 0 in shape or math.prod(shape) > records.MAX_LENGTH:
+            raise self._error(place, f"not a shape of {count} dimensions", found=axes)
         if not 1 <= record.length <= records.MAX_LENGTH:
             raise self._error(
                 place, "length out of bounds", f"1 to {records.MAX_LENGTH}", record.length
@@ -293,9 +322,15 @@ class Index:
         if record.flags & ~records.TYPE_INFERRED:
             raise self._error(place, "unknown flags", records.TYPE_INFERRED, record.flags)
         inferred = bool(record.flags & records.TYPE_INFERRED)
-        type_name = self._text(record.type_name, place)
+        type_name = self._name(record.type_name, place)
         rows = record.interleaved_row_count
         return PartKind(name, record.type_id, type_name, shape, record.length, inferred, rows)
+
+    def _name(self, field: bytes, place: str) -> str:
+        name = self._text(field, place)
+        if not _NAME.match(name):
+            raise self._error(place, "not a name", "letters, digits, '.', '_', '-'", repr(name))
+        return name
 
     def _text(self, field: bytes, place: str) -> str:
         text, _, padding = field.partition(b"\0")
@@ -323,10 +358,5 @@ class Index:
 
 
 def is_plain_name(name: str) -> bool:
-    """Say whether `name` names a file in one directory: no path, no control character."""
-    return (
-        0 < len(name.encode("utf-8", "surrogateescape")) < 256
-        and name.isprintable()
-        and name not in (".", "..")
-        and not set(name) & {"/", "\\", ":"}
-    )
+    """Say whether `name` may name a data file: letters, digits and `._-`, and no name in use."""
+    return bool(_FILE_NAME.match(name)) and name.lower() not in _RESERVED_NAMES

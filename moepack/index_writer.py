@@ -59,7 +59,7 @@ def _family_records(plan: Plan) -> Iterable[bytes]:
         yield records.FamilyRecord(
             layer=family.layer,
             expert_count=family.expert_count,
-            part_count=len(template.parts),
+            parts_per_blob=len(template.parts),
             flags=records.HOTNESS_MEASURED if template.hotness_measured else 0,
             first_blob=template.first_blob,
             first_part_kind=first_kind,
@@ -76,7 +76,7 @@ def _kind_record(part: Part) -> records.PartKindRecord:
         name=part.name.encode(),
         type_id=part.type_id,
         flags=records.TYPE_INFERRED if part.inferred else 0,
-        rank=len(part.shape),
+        dimension_count=len(part.shape),
         interleaved_row_count=known.interleaved_row_count if known else 0,
         ne0=ne0,
         ne1=ne1,

@@ -149,7 +149,8 @@ def describe_pack(pack: Pack) -> dict[str, Any]:
 
 def _order(pack: Pack) -> str:
     """Say what the blobs are sorted by on disk."""
-    by_hotness = pack.manifest.layout.get("blobs", {}).get("order") == "hotness"
+    blobs = pack.manifest.layout.get("blobs")
+    by_hotness = isinstance(blobs, dict) and blobs.get("order") == "hotness"
     return "hotness" if by_hotness and pack.manifest.hotness else "source"
 
 

@@ -1,9 +1,10 @@
 """The journal of a pack in the making: what is finished, safely on disk, and of which input.
 
-`pack.journal` stands in the target directory until the manifest is committed. Its first line is the
-identity of the input; each further line is a data file that was written whole and synced *before*
-the line was. A line that was cut by a crash is ignored, so nothing unsynced is ever trusted. The
-open journal is also the lock: one packer at a time.
+`pack.journal` stands in the target directory until the manifest is committed. Each line is an
+object in JSON with a digest of itself: first the identity of the input, then one for each data file
+that was written whole and synced *before* its line was. A line that a crash cut off or a bad disk
+changed ends what is trusted, so nothing unsynced ever is. The open journal is also the lock: one
+packer at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from moepack import digest
 from moepack.errors import MoepackError, RequestError
 
-MAX_LENGTH = 1 << 30
+MAX_LINE_LENGTH = 64 << 20
 
 
 class FinishedFile(NamedTuple):
@@ -37,6 +38,7 @@ class Journal:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
+        self.is_new = os.fstat(descriptor).st_size == 0
         self.finished: dict[str, FinishedFile] = {}
 
     def begin(self, identity: dict[str, Any]) -> None:
@@ -47,43 +49,52 @@ class Journal:
     def add(self, file: FinishedFile) -> None:
         """Record a file that has been synced, and sync the record."""
         self.finished[file.name] = file
-        parts = array("Q", file.part_digests)
-        self._append(
-            {
-                "name": file.name,
-                "digest": digest.to_text(file.digest),
-                "parts": parts.tobytes().hex(),
-            }
-        )
+        entry = {"name": file.name, "digest": digest.to_text(file.digest)}
+        self._append(entry | {"parts": file.part_digests.tobytes().hex()})
+
+    def forget(self, name: str) -> None:
+        """Record that a file is not finished after all, before it is written again."""
+        del self.finished[name]
+        self._append({"forgotten": name})
 
     def resume(self, identity: dict[str, Any]) -> None:
         """Take over what an interrupted pack finished; begin where it had not begun.
 
         Raises RequestError where it was packing other input.
         """
-        data = os.pread(self._descriptor, MAX_LENGTH, 0)
-        first, *lines = data.splitlines(keepends=True) or [b""]
-        begun_with = _object(first)
-        if begun_with is None:
-            self.begin(identity)
-            return
-        changed = [key for key in identity if begun_with.get(key) != identity[key]]
-        if changed:
-            raise RequestError(
-                "the interrupted pack was made from other input",
-                path=self.path,
-                found=f"other {', '.join(changed)}",
-                hint="remove the directory and pack again, or restore the input",
-            )
-        length = len(first)
-        for line in lines:
-            file = _finished(line)
-            if file is None:
-                break
-            self.finished[file.name] = file
-            length += len(line)
-        # A line that the interruption cut off must not run into the next one.
+        with open(self.path, "rb") as lines:
+            begun_with = _object(lines.readline(MAX_LINE_LENGTH))
+            if begun_with is None:
+                self.begin(identity)
+                return
+            changed = [key for key in identity if begun_with.get(key) != identity[key]]
+            if changed:
+                raise RequestError(
+                    "the interrupted pack was made from other input",
+                    path=self.path,
+                    found=f"other {', '.join(changed)}",
+                    hint="remove the directory and pack again, or restore the input",
+                )
+            length = lines.tell()
+            while self._take_over(_object(lines.readline(MAX_LINE_LENGTH))):
+                length = lines.tell()
+        # What is not trusted must not stand before the next line either.
         os.ftruncate(self._descriptor, length)
+
+    def _take_over(self, entry: dict[str, Any] | None) -> bool:
+        """Take over one entry; say whether it made sense."""
+        if entry is None:
+            return False
+        if "forgotten" in entry:
+            self.finished.pop(str(entry["forgotten"]), None)
+            return True
+        try:
+            parts = array("Q", bytes.fromhex(entry["parts"]))
+            file = FinishedFile(str(entry["name"]), digest.from_text(entry["digest"]), parts)
+        except (KeyError, TypeError, ValueError):
+            return False
+        self.finished[file.name] = file
+        return True
 
     def remove(self) -> None:
         """Delete the journal and give up the lock."""
@@ -98,7 +109,7 @@ class Journal:
             self._descriptor = -1
 
     def _append(self, entry: dict[str, Any]) -> None:
-        line = json.dumps(entry, sort_keys=True).encode() + b"\n"
+        line = json.dumps(entry | {"check": _check(entry)}).encode() + b"\n"
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
         while line:
             written = os.pwrite(self._descriptor, line, end)
@@ -129,21 +140,15 @@ def open_journal(path: Path) -> Journal:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
+    """Read a line; None where it is not one that was written whole."""
     try:
-        value = json.loads(line)
+        entry = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(entry, dict):
+        return None
+    return entry if entry.pop("check", None) == _check(entry) else None
 
 
-def _finished(line: bytes) -> FinishedFile | None:
-    entry = _object(line)
-    if entry is None:
-        return None
-    try:
-        parts = array("Q", bytes.fromhex(entry["parts"]))
-        return FinishedFile(str(entry["name"]), digest.from_text(entry["digest"]), parts)
-    except (KeyError, TypeError, ValueError):
-        return None
+def _check(entry: dict[str, Any]) -> str:
+    return digest.to_text(digest.of(json.dumps(entry, sort_keys=True).encode()))

@@ -14,7 +14,7 @@ from moepack import records
 from moepack.errors import RequestError
 from moepack.index import is_plain_name
 
-MAX_FILE_LENGTH = 1 << 16
+MAX_FILE_LENGTH = 1 << 13
 DEFAULT = "layers"
 
 _HERE = Path(__file__).parent

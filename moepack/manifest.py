@@ -5,6 +5,8 @@ before that key's line, so that a flipped bit anywhere in it is found.
 """
 
 import json
+import math
+from collections.abc import Container
 from typing import Any, NamedTuple, NoReturn
 
 from moepack import digest, records
@@ -13,7 +15,7 @@ from moepack.index import is_plain_name
 
 NAME = "manifest.json"
 INDEX_NAME = "index.bin"
-MAX_LENGTH = 32 << 20
+MAX_LENGTH = 4 << 20
 FORMAT = "moepack"
 
 _DIGEST_KEY = b',\n  "manifest_digest": '
@@ -93,15 +95,15 @@ class _Decoder:
             self.fail("", "too long", f"<= {MAX_LENGTH} bytes", len(data))
         body = self.json(data)
         if body.get("format") != FORMAT:
-            self.fail("format", "not a moepack manifest", FORMAT, _short(body.get("format")))
+            self.fail("format", "not a moepack manifest", FORMAT, body.get("format"))
         version = body.get("format_version")
-        if version != records.FORMAT_VERSION:
+        if type(version) is not int or version != records.FORMAT_VERSION:
             raise PackError(
                 "unknown format version",
                 path=self.path,
                 place="format_version",
                 expected=records.FORMAT_VERSION,
-                found=_short(version),
+                found=version,
                 hint="read it with a newer moepack",
             )
         files = tuple(
@@ -112,9 +114,9 @@ class _Decoder:
             tool=self.typed(body, "tool", str),
             source=self.typed(body, "source", dict),
             layout=self.typed(body, "layout", dict),
-            hotness=None if body.get("hotness") is None else self.typed(body, "hotness", dict),
+            hotness=self.nullable(body, "hotness", dict),
             layers=self.layers(body),
-            index_file=self.file(self.typed(body, "index", dict), "index"),
+            index_file=self.file(self.typed(body, "index", dict), "index", {INDEX_NAME}),
             files=files,
             digest_matches=self.digest_matches(data, self.typed(body, "manifest_digest", str)),
         )
@@ -122,10 +124,13 @@ class _Decoder:
     def json(self, data: bytes) -> dict[str, Any]:
         try:
             body = json.loads(
-                data.decode(), object_pairs_hook=self.no_duplicates, parse_constant=self.no_constant
+                data.decode(),
+                object_pairs_hook=self.no_duplicates,
+                parse_constant=self.no_constant,
+                parse_float=self.finite,
             )
         except (ValueError, RecursionError) as error:
-            self.fail("", f"not JSON ({_short(error)})")
+            self.fail("", f"not JSON ({error})")
         if not isinstance(body, dict):
             self.fail("", "wrong kind of JSON", "an object", type(body).__name__)
         return body
@@ -137,6 +142,12 @@ class _Decoder:
 
     def no_constant(self, text: str) -> NoReturn:
         raise ValueError(f"{text} is not JSON")
+
+    def finite(self, text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise ValueError(f"{text[:40]} is beyond all numbers")
+        return value
 
     def digest_matches(self, data: bytes, stored: str) -> bool:
         signed = memoryview(data)[: max(0, len(data) - _DIGEST_ENTRY_LENGTH)]
@@ -153,23 +164,28 @@ class _Decoder:
             self.fail(key, "wrong kind of value", kind.__name__, type(value).__name__)
         return value
 
+    def nullable(self, body: dict[str, Any], key: str, kind: type) -> Any:
+        if key not in body:
+            self.fail(key, "missing")
+        return None if body[key] is None else self.typed(body, key, kind)
+
     def layers(self, body: dict[str, Any]) -> list[int] | None:
-        layers = body.get("layers")
-        if layers is None:
-            return None
-        if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
-            self.fail("layers", "wrong kind of value", "null or a list of numbers", _short(layers))
+        layers: list[int] | None = self.nullable(body, "layers", list)
+        if layers is not None and not all(type(layer) is int for layer in layers):
+            self.fail("layers", "wrong kind of value", "null or a list of numbers", layers)
         return layers
 
-    def file(self, entry: Any, place: str) -> FileEntry:
+    def file(self, entry: Any, place: str, names: Container[str] | None = None) -> FileEntry:
         if not isinstance(entry, dict):
             self.fail(place, "wrong kind of value", "an object", type(entry).__name__)
         name = self.typed(entry, "name", str)
-        if not is_plain_name(name):
-            self.fail(place, "not a plain file name", found=repr(_short(name)))
+        if names is not None and name not in names:
+            self.fail(place, "not its name", found=name)
+        if names is None and not is_plain_name(name):
+            self.fail(place, "not a plain file name", found=name)
         length = self.typed(entry, "length", int)
         if not 0 <= length <= records.MAX_LENGTH:
-            self.fail(place, "length out of bounds", f"0 to {records.MAX_LENGTH}", _short(length))
+            self.fail(place, "length out of bounds", f"0 to {records.MAX_LENGTH}", length)
         try:
             return FileEntry(name, length, digest.from_text(self.typed(entry, "digest", str)))
         except ValueError as error:
@@ -181,12 +197,3 @@ class _Decoder:
         raise PackError(
             problem, path=self.path, place=place or None, expected=expected, found=found
         )
-
-
-def _short(value: object) -> str:
-    """Keep what a hostile file puts into a message short."""
-    try:
-        text = str(value)
-    except ValueError:  # int() refuses to print a number of thousands of digits
-        text = "a huge number"
-    return text if len(text) <= 80 else text[:77] + "..."

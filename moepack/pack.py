@@ -307,6 +307,13 @@ def _check_index(index: Index, described: manifest.Manifest) -> None:
                 found=digest.to_text(found),
                 hint="run `moepack verify` on the pack",
             )
+    if described.index_file.length != index.header.index_length:
+        raise PackError(
+            "the index is not as long as the manifest says",
+            path=index.path,
+            expected=described.index_file.length,
+            found=index.header.index_length,
+        )
     listed = [(entry.name, entry.length) for entry in described.files]
     if listed != list(index.files):
         raise PackError("index and manifest list other files", path=index.path, place="files")

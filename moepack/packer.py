@@ -65,20 +65,18 @@ def pack(
     cannot (no space, a failing device), and leaves then what `resume` can continue from.
     """
     path = Path(target)
-    created = _prepare(path, resume)
     with _translated(path):
-        journal = open_journal(path / JOURNAL_NAME)
-    work = _Work(source, plan, path, journal)
-    try:
-        with _translated(path):
+        created = _prepare(path, resume)
+        work = _Work(source, plan, path, _open_journal(path, created), created)
+        try:
             work.begin(hotness, layers, resume)
             result = work.write_files(threads, progress)
             work.commit(hotness, layers)
-    except BaseException as error:
-        work.abandon(created, error)
-        raise
-    finally:
-        journal.close()
+        except BaseException as error:
+            work.abandon(error)
+            raise
+        finally:
+            work.journal.close()
     return result
 
 
@@ -111,6 +109,7 @@ def _prepare(path: Path, resume: bool) -> bool:
     except OSError as error:
         raise MachineError(f"cannot create: {error.strerror}", path=path) from None
     else:
+        _sync_directory(path.absolute().parent)
         return True
     if not path.is_dir():
         raise RequestError("exists, and is no directory", path=path)
@@ -136,21 +135,28 @@ def _translated(path: Path) -> Any:
         yield
     except OSError as error:
         no_space = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = next(iter(getattr(error, "__notes__", ())), None)  # from `abandon`
+        if no_space:
+            hint = "free some space, then run the same command with --resume"
         raise MachineError(
             "no space left" if no_space else f"cannot write: {error.strerror}",
             path=error.filename or path,
-            hint="free some space, then run the same command with --resume" if no_space else None,
+            hint=hint,
         ) from error
 
 
 class _Work:
     """One pack in the making."""
 
-    def __init__(self, source: Source, plan: Plan, path: Path, journal: Journal) -> None:
+    def __init__(
+        self, source: Source, plan: Plan, path: Path, journal: Journal, created: bool
+    ) -> None:
         self.source = source
         self.plan = plan
         self.path = path
         self.journal = journal
+        self.created = created
+        self.begun = False
         self.shards: list[dict[str, Any]] = []
 
     def begin(self, hotness: Hotness | None, layers: list[int] | None, resume: bool) -> None:
@@ -171,17 +177,34 @@ class _Work:
         if resume:
             self.journal.resume(identity)
             self._forget_damaged()
+            self._remove_unfinished()
         check_space(self.path, self._missing_length())
         if not resume:
             self.journal.begin(identity)
+        self.begun = True
 
     def _forget_damaged(self) -> None:
-        """Redo files that the journal knows and the directory does not have at their length."""
-        for file in self.plan.files:
-            path = self.path / file.name
-            length = path.stat().st_size if path.is_file() else -1
-            if length != file.length:
-                self.journal.finished.pop(file.name, None)
+        """Redo files that the journal knows and the directory does not hold as it says."""
+        planned = {file.name: file for file in self.plan.files}
+        for finished in list(self.journal.finished.values()):
+            path = self.path / finished.name
+            file = planned.get(finished.name)
+            if (
+                file is None
+                or not path.is_file()
+                or path.stat().st_size != file.length
+                or len(finished.part_digests) != sum(map(len, self.plan.part_numbers(file)))
+            ):
+                self.journal.forget(finished.name)
+
+    def _remove_unfinished(self) -> None:
+        """Remove what a killed packer left half written: it only takes space."""
+        leftovers = [file.name for file in self.plan.files]
+        leftovers += [manifest.INDEX_NAME, f"{manifest.NAME}.tmp"]
+        for name in leftovers:
+            if name not in self.journal.finished:
+                with contextlib.suppress(FileNotFoundError):
+                    (self.path / name).unlink()
 
     def _missing_length(self) -> int:
         files = (file.length for file in self.plan.files if file.name not in self.journal.finished)
@@ -232,25 +255,25 @@ class _Work:
                     digests[number] = next(in_order)
         return digests
 
-    def abandon(self, created: bool, error: BaseException) -> None:
-        """Clean up after a failure: what is finished stays for `resume`, the rest goes."""
-        if (self.path / manifest.NAME).exists():
-            self.journal.remove()
-            return
-        leftovers = [file.name for file in self.plan.files]
-        leftovers += [manifest.INDEX_NAME, f"{manifest.NAME}.tmp"]
-        for name in leftovers:
-            if name not in self.journal.finished:
-                with contextlib.suppress(OSError):
-                    (self.path / name).unlink()
-        if self.journal.finished:
-            if isinstance(error, MoepackError) and error.hint is None:
-                error.hint = "run the same command with --resume to continue"
-            return
-        self.journal.remove()
-        if created:
-            with contextlib.suppress(OSError):
-                self.path.rmdir()
+    def abandon(self, error: BaseException) -> None:
+        """Clean up after a failure: what is finished stays for `resume`, the rest goes.
+
+        Where the work was refused before it began, an interrupted pack is left as it was.
+        """
+        with contextlib.suppress(OSError):
+            if (self.path / manifest.NAME).exists():
+                self.journal.remove()
+                return
+            if self.begun:
+                self._remove_unfinished()
+            if self.journal.is_new and not self.journal.finished:
+                self.journal.remove()
+                _remove_if_empty(self.path, self.created)
+        hint = "run the same command with --resume to continue"
+        if isinstance(error, MoepackError):
+            error.hint = error.hint or hint
+        else:
+            error.add_note(hint)
 
 
 def describe_shard(shard: gguf_header.Header) -> dict[str, Any]:
@@ -280,6 +303,20 @@ def describe_source(source: Source, shards: list[dict[str, Any]]) -> dict[str, A
         "name": name if isinstance(name, str) else None,
         "shards": shards,
     }
+
+
+def _open_journal(path: Path, created: bool) -> Journal:
+    try:
+        return open_journal(path / JOURNAL_NAME)
+    except BaseException:
+        _remove_if_empty(path, created)
+        raise
+
+
+def _remove_if_empty(path: Path, created: bool) -> None:
+    if created:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -237,6 +237,7 @@ def _check_limits(plan: Plan) -> None:
     limits = (
         ("files", len(plan.files), records.MAX_FILES),
         ("families", len(plan.templates), records.MAX_FAMILIES),
+        ("part kinds", sum(len(t.parts) for t in plan.templates), records.MAX_PART_KINDS),
         ("blobs", len(plan.order), records.MAX_BLOBS),
         ("bytes", plan.data_length, records.MAX_LENGTH),
     )

@@ -57,7 +57,11 @@ class Reader:
         """
         where = self._locate(layer, expert, part, family)
         # An anonymous mapping starts on a page, which direct I/O and GPU copies need.
-        buffer = memoryview(mmap.mmap(-1, where.length))
+        try:
+            buffer = memoryview(mmap.mmap(-1, where.length))
+        except (OSError, OverflowError) as error:
+            problem = f"cannot allocate {where.length} bytes ({error})"
+            raise MachineError(problem, path=where.path, place=_place(where)) from None
         self._fill(where, buffer)
         return buffer
 

@@ -21,8 +21,10 @@ SECTION_ALIGNMENT = 64
 TRAILER = struct.Struct("<Q")
 RANK = struct.Struct("<I")
 
-MAX_FILES = 1 << 16
-MAX_FAMILIES = 1 << 16
+# A reader that keeps to these opens any pack, hostile ones too, within a second and 100 MB.
+MAX_FILES = 1 << 14
+MAX_FAMILIES = 1 << 12
+MAX_PART_KINDS = 1 << 15
 MAX_PARTS_IN_BLOB = 64
 MAX_EXPERTS = 1 << 16
 MAX_BLOBS = 1 << 24
@@ -97,7 +99,7 @@ class FileRecord(Record, _FileRecord):
 class _FamilyRecord(NamedTuple):
     layer: int
     expert_count: int
-    part_count: int
+    parts_per_blob: int
     flags: int
     first_blob: int
     first_part_kind: int
@@ -115,7 +117,7 @@ class _PartKindRecord(NamedTuple):
     name: bytes
     type_id: int
     flags: int
-    rank: int
+    dimension_count: int
     interleaved_row_count: int
     ne0: int
     ne1: int

@@ -111,6 +111,9 @@ class _Check:
                 message = f"its {which} digest is {digest.to_text(found)}, "
                 message += f"the manifest says {digest.to_text(expected)}"
                 self.find("index", message, file=manifest.INDEX_NAME)
+        if self.manifest.index_file.length != index.header.index_length:
+            message = f"the manifest says it has {self.manifest.index_file.length} bytes"
+            self.find("index", message, file=manifest.INDEX_NAME)
         listed = [(entry.name, entry.length) for entry in self.manifest.files]
         if listed != list(index.files):
             self.find("index", "it lists other files than the manifest", file=manifest.INDEX_NAME)
@@ -187,7 +190,10 @@ class _Check:
                 message = f"blob {number} stands at rank {rank}, its record says {blob.rank}"
                 self.find("rank", message, file=manifest.INDEX_NAME)
             hotness = (measured[number], blob.hotness)
-            if hotness > before:
+            if blob.hotness and not measured[number]:
+                message = f"blob {number} has a hotness, its family was not measured"
+                self.find("rank", message, file=manifest.INDEX_NAME)
+            elif hotness > before:
                 message = f"blob {number} at rank {rank} is hotter than the one before it"
                 self.find("rank", message, file=manifest.INDEX_NAME)
             before = hotness

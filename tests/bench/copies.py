@@ -1,0 +1,71 @@
+"""Packing against `cp`, verifying against `cmp` and against plain reading."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.bench.measure import MOEPACK, Row, Run, Side, in_turns, ratio_row
+
+LAYOUTS = ("layers", "hot-first")
+PEAK_LIMIT = 200 << 20
+_COPY = 'to=$1; shift; mkdir "$to" && cp "$@" "$to" && sync "$to"/*'
+_COMPARE = 'with=$1; shift; for file; do cmp "$file" "$with/${file##*/}" || exit; done'
+_READ = 'for file; do dd bs=1M of=/dev/null status=none if="$file" || exit; done'
+
+
+def packing(
+    place: str, shards: list[Path], hotness: Path, folder: Path, rounds: int
+) -> Iterator[Row]:
+    """Compare `moepack pack` with `cp` of the same shards and a sync of the copies.
+
+    Leaves the last copy in `folder`/copy and the last packs in `folder`/<layout>.
+    """
+    copy = folder / "copy"
+    theirs = Side(("sh", "-c", _COPY, "sh", copy, *shards), lambda: _clear(copy))
+    for layout in LAYOUTS:
+        pack = folder / layout
+        options = ("--layout", layout, "--hotness", hotness)
+        command = (*MOEPACK, "pack", shards[0], "-o", pack, *options)
+        ours = Side(command, lambda pack=pack: _clear(pack))  # type: ignore[misc]
+        packed, copied = in_turns(ours, theirs, rounds)
+        yield ratio_row(f"pack {layout}, {place}: cp + sync", packed, copied, _length(shards), 1.0)
+        yield _peak_row(f"pack {layout}, {place}: memory", packed)
+
+
+def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
+    """Compare `moepack verify` with `cmp` and with reading; all bytes are in the page cache.
+
+    `cmp` compares the shards with their copies: as many bytes on each side as the pack's parts and
+    their slices have, but for the headers and norms, which are less than a thousandth.
+    """
+    pack = folder / LAYOUTS[0]
+    verify = (*MOEPACK, "verify", pack)
+    length = _length(shards)
+    ours = Side((*verify, "--source", shards[0]))
+    theirs = Side(("sh", "-c", _COMPARE, "sh", folder / "copy", *shards))
+    yield ratio_row("verify --source: cmp, cached", *in_turns(ours, theirs, rounds), length, 0.5)
+    files = sorted(pack.glob("experts-*.bin"))
+    reading = Side(("sh", "-c", _READ, "sh", *files))
+    yield ratio_row(
+        "verify: dd bs=1M of its files, cached",
+        *in_turns(Side(verify), reading, rounds),
+        _length(files),
+        1.1,
+    )
+
+
+def _peak_row(name: str, runs: list[Run]) -> Row:
+    peaks = [run.peak for run in runs]
+    values = (f"{max(peaks) >> 20} MiB", "", f"({min(peaks) >> 20} to {max(peaks) >> 20})")
+    return Row(name, values, f"<= {PEAK_LIMIT >> 20} MiB", max(peaks) <= PEAK_LIMIT)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a round before left, and let the disk settle."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.sync()
+
+
+def _length(paths: list[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)

@@ -1,0 +1,293 @@
+"""Real faults for tests: signals at a chosen moment, kernel errors, file systems that are full.
+
+Nothing here is simulated inside moepack's process: it runs as its users run it, strace makes the
+kernel fail a call or kill the process at it, and mounts live in a namespace of their own.
+"""
+
+import contextlib
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import pytest
+
+PACK_COMMAND = (sys.executable, "-m", "moepack", "pack")
+DEADLINE = 60.0
+TRACED = "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat"
+_ON_DESCRIPTOR = ("flock", "ftruncate", "pwrite64", "write", "fsync")
+_LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+)")
+
+
+def start(*arguments: str | Path) -> "subprocess.Popen[str]":
+    """Start `moepack pack` in a process of its own."""
+    command = [*PACK_COMMAND, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    """Watch until `reached()` or the end of `process`."""
+    deadline = time.monotonic() + DEADLINE
+    while not reached() and process.poll() is None:
+        assert time.monotonic() < deadline, "neither the moment nor the end came"
+        time.sleep(0.0002)
+
+
+@contextlib.contextmanager
+def stopped(
+    target: Path, reached: Callable[[], bool], *arguments: str | Path
+) -> Iterator["subprocess.Popen[str]"]:
+    """Give a `moepack pack` that stands still (SIGSTOP) at a moment, before its commit.
+
+    A packer that was too quick to be caught is given another try from the start.
+    """
+    for _ in range(8):
+        process = start(*arguments, "--output", target)
+        wait_until(reached, process)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if process.poll() is None and not (target / "manifest.json").exists():
+            break
+        process.kill()
+        process.communicate()
+        shutil.rmtree(target)
+    else:
+        pytest.fail("the packer was never caught in the act")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def resumed(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Let a stopped process run to its end; give its exit code and its standard error."""
+    process.send_signal(signal.SIGCONT)
+    _, errors = process.communicate(timeout=DEADLINE)
+    return process.returncode, errors
+
+
+class Call(NamedTuple):
+    """One system call on a file of the target, which is the directory `.`."""
+
+    thread: str
+    name: str
+    file: str
+    arguments: str
+    result: int
+
+
+class Shot(NamedTuple):
+    """Where to hit: at the `when`-th call `name` that a thread makes on one of `files`.
+
+    Other names of the same call may follow the first one. `number` is the place in the record.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    when: int = 1
+    number: int = 0
+
+
+def needs_strace() -> pytest.MarkDecorator:
+    """Skip a test where strace is absent, too old, or not permitted to trace."""
+    reason = "strace is not installed"
+    if shutil.which("strace"):
+        probe = ["strace", "-f", "-z", "-o", os.devnull, "-e", "trace=fsync"]
+        tried = subprocess.run([*probe, "true"], capture_output=True, text=True, check=False)
+        reason = f"strace cannot trace here: {tried.stderr.strip()}" if tried.returncode else ""
+    return pytest.mark.skipif(bool(reason), reason=reason)
+
+
+def record(target: Path, *arguments: str | Path) -> list[Call]:
+    """Run `moepack pack` to its good end; list its calls on the files in `target`, in order.
+
+    A call stands where it ended. What it did not do well (an `mkdir` that finds the directory) is
+    left out.
+    """
+    log = target.parent / "strace.log"
+    options = ["-z", "-y", "-s", "256", "-o", str(log), "-e", f"trace={_any_of(TRACED.split())}"]
+    outcome = _run_traced(options, target, arguments)
+    assert outcome.returncode == 0, outcome.stderr
+    calls = []
+    for line in log.read_text().splitlines():
+        if matched := _LINE.match(line):
+            thread, name, text, result = matched.groups()
+            where = re.match(r"\d+<([^>]*)>" if name in _ON_DESCRIPTOR else r'.*?"([^"]*)"', text)
+            path = Path(where[1] if where else "")
+            if path == target or path.parent == target:
+                file = str(path.relative_to(target))
+                calls.append(Call(thread, name, file, text, int(result)))
+    return calls
+
+
+def hit(
+    shot: Shot, fault: str, target: Path, *arguments: str | Path, also: Sequence[str] = ()
+) -> "subprocess.CompletedProcess[str]":
+    """Run `moepack pack` with `fault` (`error=EIO`, `signal=SIGKILL`) at the place of `shot`.
+
+    A signal that kills does so before the call. `also` are more faults in the words of strace.
+    """
+    faults = [f"inject={_any_of(shot.name.split())}:{fault}:when={shot.when}", *also]
+    traced = [fault.partition("=")[2].partition(":")[0] for fault in faults]
+    options = ["-o", os.devnull, "-e", f"trace={','.join(traced)}"]
+    options += [word for file in shot.files for word in ("-P", str(target / file))]
+    options += [word for fault in faults for word in ("-e", fault)]
+    return _run_traced(options, target, arguments)
+
+
+def shots(calls: Sequence[Call]) -> list[Shot]:
+    """Give for each of `calls` the shot that hits just this one.
+
+    strace counts each thread's calls on their own, so a place that one count of calls on one file
+    would miss is aimed at by a count over all files.
+    """
+    everything = tuple(dict.fromkeys(call.file for call in calls))
+    aimed = []
+    for number, call in enumerate(calls):
+        for files in ((call.file,), everything):
+            when = _counts(calls, call.name, files)[number]
+            if _counts(calls, call.name, files).index(when) == number:
+                aimed.append(Shot(call.name, files, when, number))
+                break
+        else:
+            raise AssertionError(f"no way to hit {call}")
+    return aimed
+
+
+def _counts(calls: Sequence[Call], name: str, files: tuple[str, ...]) -> list[int]:
+    """Say for each call the how-manieth it is in its thread; 0 for a call of no interest."""
+    by_thread: Counter[str] = Counter()
+    counts = []
+    for call in calls:
+        counted = call.name == name and call.file in files
+        by_thread[call.thread] += counted
+        counts.append(by_thread[call.thread] if counted else 0)
+    return counts
+
+
+def _any_of(names: Sequence[str]) -> str:
+    return ",".join(f"?{name}" for name in dict.fromkeys(names))
+
+
+def _run_traced(
+    options: Sequence[str], target: Path, arguments: Sequence[str | Path]
+) -> "subprocess.CompletedProcess[str]":
+    command = ["strace", "-f", "-qq", *options, *PACK_COMMAND]
+    command += [*map(str, arguments), "--output", str(target)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+
+def renamed_to(call: Call) -> str:
+    """Give the new name of the file that `call` renames."""
+    return Path(re.findall(r'"([^"]*)"', call.arguments)[-1]).name
+
+
+class Disk:
+    """What a disk is sure to keep of the files in a target: the bytes before their last sync."""
+
+    def __init__(self, target: Path) -> None:
+        """Take all that is there now as safe."""
+        held = target.iterdir() if target.is_dir() else ()
+        self.lengths = {path.name: path.stat().st_size for path in held}
+        self.synced = dict(self.lengths)
+
+    def see(self, call: Call) -> None:
+        """Follow one call."""
+        file = call.file
+        if call.name == "fsync":
+            self.synced[file] = self.lengths.get(file, 0)
+        elif call.name == "pwrite64":
+            offset = int(call.arguments.rpartition(", ")[2])
+            self.lengths[file] = max(self.lengths.get(file, 0), offset + call.result)
+        elif call.name == "write":
+            self.lengths[file] = self.lengths.get(file, 0) + call.result
+        elif call.name == "ftruncate":
+            self._cut(file, int(call.arguments.rpartition(", ")[2]))
+        elif call.name == "openat" and "O_TRUNC" in call.arguments:
+            self._cut(file, 0)
+        elif call.name.startswith("rename"):
+            for lengths in (self.lengths, self.synced):
+                lengths[renamed_to(call)] = lengths.pop(file, 0)
+
+    def _cut(self, file: str, length: int) -> None:
+        for lengths in (self.lengths, self.synced):
+            lengths[file] = min(lengths.get(file, 0), length)
+
+    def unsynced(self) -> set[str]:
+        """Name the files that have bytes which are not safe."""
+        return {file for file, length in self.lengths.items() if length > self.synced.get(file, 0)}
+
+    def lose_power(self, target: Path) -> None:
+        """Put zeros in place of all bytes in `target` that are not safe: their worst fate."""
+        for file in self.unsynced():
+            path, safe = target / file, self.synced.get(file, 0)
+            data = path.read_bytes()
+            path.write_bytes(data[:safe] + bytes(len(data) - safe))
+
+
+class Room:
+    """A mount namespace of its own: what is mounted in it is seen from here only through `path`.
+
+    All mounts end with it, however the tests end.
+    """
+
+    def __init__(self) -> None:
+        """Open a room as root, or as the root of a user namespace where that is permitted."""
+        self._shell: subprocess.Popen[str] | None = None
+        for options in (["--mount"], ["--mount", "--map-root-user"]):
+            shell = subprocess.Popen(
+                ["unshare", *options, "sh"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+            self._shell = shell
+            if self.run("true"):
+                return
+            self.close()
+        pytest.skip("this user may not make a mount namespace")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the namespace and with it its mounts."""
+        if self._shell is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._shell.communicate()
+
+    def run(self, *command: str | Path) -> bool:
+        """Run a command in the room; say whether it went well."""
+        assert self._shell is not None
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        words = shlex.join(map(str, command))
+        try:
+            self._shell.stdin.write(f"{words} >/dev/null 2>&1 </dev/null; echo $?\n")
+            self._shell.stdin.flush()
+        except BrokenPipeError:
+            return False
+        ready, _, _ = select.select([self._shell.stdout], [], [], DEADLINE)
+        return bool(ready) and self._shell.stdout.readline() == "0\n"
+
+    def mount(self, place: Path, *arguments: str | Path) -> Path:
+        """Mount on the directory `place`; give the path by which it is seen from outside."""
+        if not self.run("mount", *arguments, place):
+            pytest.skip(f"this user may not mount: {shlex.join(map(str, arguments))}")
+        return self.path(place)
+
+    def path(self, place: Path) -> Path:
+        """Give the path from outside of a place in the room."""
+        assert self._shell is not None
+        return Path(f"/proc/{self._shell.pid}/root{place}")

@@ -1,0 +1,143 @@
+"""What the tests with hostile input share: damage, the shape of messages, time and memory."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from moepack.errors import MoepackError
+
+MAX_MESSAGE_LENGTH = 1000
+MAX_SECONDS = 1.0
+MAX_MEMORY = 100 << 20
+
+_HEALTH = list(HealthCheck)
+# The default run is the same each time; `make fuzz` looks further, and elsewhere each time.
+QUICK = settings(max_examples=500, derandomize=True, deadline=None, suppress_health_check=_HEALTH)
+DEEP = settings(max_examples=20_000, deadline=None, suppress_health_check=_HEALTH)
+
+SIZES = (0, 1, 2, 3, 4, 5, 8, 9, 12, 13, 31, 32, 33, 63, 64, 255, 256, 4096)
+POWERS = tuple((1 << power) + more for power in (15, 16, 24, 31, 32, 62, 63) for more in (-1, 0, 1))
+NUMBERS = (*SIZES, *POWERS, (1 << 64) - 32, (1 << 64) - 8, (1 << 64) - 1)
+KINDS = ("flip", "u8", "u32", "u64", "cut", "drop", "repeat", "move")
+
+
+class Edit(NamedTuple):
+    """One piece of damage; positions wrap around."""
+
+    kind: str
+    position: int
+    number: int
+    length: int
+
+
+def mutate(data: bytes, edits: list[Edit]) -> bytes:
+    """Damage data: change bits and numbers, cut off, leave out, repeat and move pieces."""
+    out = bytearray(data)
+    for kind, position, number, length in edits:
+        at = position % (len(out) + 1)
+        piece = out[at : at + length]
+        if kind == "flip":
+            out[at : at + 1] = bytes(byte ^ 1 << number % 8 for byte in out[at : at + 1])
+        elif kind in ("u8", "u32", "u64"):
+            width = int(kind[1:]) // 8
+            out[at : at + width] = (number % (1 << 8 * width)).to_bytes(width, "little")
+        elif kind == "cut":
+            del out[at:]
+        elif kind == "repeat":
+            out[at:at] = piece
+        else:
+            del out[at : at + length]
+            if kind == "move":
+                target = number % (len(out) + 1)
+                out[target:target] = piece
+    return bytes(out)
+
+
+def random_edits(seed: int, length: int) -> list[Edit]:
+    """Give the same one to three edits for the same seed."""
+    rng = random.Random(seed)
+    return [
+        Edit(rng.choice(KINDS), rng.randrange(length), rng.choice(NUMBERS), rng.randrange(40))
+        for _ in range(rng.choice((1, 1, 1, 2, 3)))
+    ]
+
+
+def edits(length: int, header_length: int | None = None) -> st.SearchStrategy[list[Edit]]:
+    """Draw one to four edits of `length` bytes, most of them in the header."""
+    header = st.integers(0, length if header_length is None else header_length)
+    numbers = st.sampled_from(NUMBERS) | st.integers(0, (1 << 64) - 1)
+    positions = header | header | st.integers(0, length)
+    edit = st.builds(Edit, st.sampled_from(KINDS), positions, numbers, st.integers(0, 40))
+    return st.lists(edit, min_size=1, max_size=4)
+
+
+def mutants(data: bytes, header_length: int | None = None) -> st.SearchStrategy[bytes]:
+    """Draw damaged versions of `data`."""
+    return edits(len(data), header_length).map(lambda drawn: mutate(data, drawn))
+
+
+def assert_clear(error: MoepackError, path: str | Path) -> None:
+    """Check what holds for every message: it names the file, and is one line that ends."""
+    assert error.path == str(path)
+    text = str(error).removeprefix(str(path))
+    assert text.isprintable(), text
+    assert len(text) <= MAX_MESSAGE_LENGTH, len(text)
+
+
+_CHILD = """
+import json, resource, sys, time
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # no harm to the machine
+from moepack.errors import MoepackError
+path = sys.argv[1]
+exec(sys.argv[2])
+start = time.perf_counter()
+try:
+    exec(sys.argv[3])
+    outcome = ""
+except MoepackError as error:
+    outcome = type(error).__name__ + ": " + str(error)
+seconds = time.perf_counter() - start
+with open("/proc/self/status") as status:
+    memory = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+print(json.dumps([outcome, seconds, memory]))
+"""
+
+
+class Measured(NamedTuple):
+    """What a call came to: its error, seconds without imports, most bytes of memory."""
+
+    text: str
+    seconds: float
+    memory: int
+
+
+def measured(call: tuple[str, str], path: Path) -> Measured:
+    """Run a call on a file in a fresh process; its highest memory is its own, not a parent's."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("the peak of a process's memory is read from /proc")
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(path), *call],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    return Measured(*json.loads(child.stdout))
+
+
+def assert_cheap(call: tuple[str, str], path: Path) -> Measured:
+    """Run a call on a hostile file: an error within a second and 100 MB."""
+    outcome = measured(call, path)
+    assert outcome.text
+    assert "\n" not in outcome.text
+    assert outcome.seconds < MAX_SECONDS
+    assert outcome.memory < MAX_MEMORY
+    return outcome
