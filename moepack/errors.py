@@ -38,12 +38,12 @@ class MoepackError(Exception):
     def __str__(self) -> str:
         where = [] if self.path is None else [_one_line(self.path)]
         if self.place is not None:
-            where.append(_short(self.place))
-        message = ": ".join([*where, _short(self.problem)])
+            where.append(short(self.place))
+        message = ": ".join([*where, short(self.problem)])
         if self.expected is not None:
-            message += f", expected {_short(self.expected)}"
+            message += f", expected {short(self.expected)}"
         if self.found is not None:
-            message += f", found {_short(self.found)}"
+            message += f", found {short(self.found)}"
         return message
 
 
@@ -54,7 +54,7 @@ def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     """Keep what a hostile file puts into a message to one short line."""
     try:
         text = str(value)

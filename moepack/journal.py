@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from moepack import digest
 from moepack.errors import MoepackError, RequestError
 
-MAX_LINE_LENGTH = 64 << 20
+MAX_LINE_LENGTH = 16 << 20
 
 
 class FinishedFile(NamedTuple):

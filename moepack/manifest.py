@@ -15,7 +15,7 @@ from moepack.index import is_plain_name
 
 NAME = "manifest.json"
 INDEX_NAME = "index.bin"
-MAX_LENGTH = 4 << 20
+MAX_LENGTH = 2 << 20
 FORMAT = "moepack"
 
 _DIGEST_KEY = b',\n  "manifest_digest": '

@@ -22,7 +22,7 @@ TRAILER = struct.Struct("<Q")
 RANK = struct.Struct("<I")
 
 # A reader that keeps to these opens any pack, hostile ones too, within a second and 100 MB.
-MAX_FILES = 1 << 14
+MAX_FILES = 1 << 13
 MAX_FAMILIES = 1 << 12
 MAX_PART_KINDS = 1 << 15
 MAX_PARTS_IN_BLOB = 64

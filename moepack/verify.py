@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from moepack import digest, manifest
-from moepack.errors import PackError, SourceError
+from moepack.errors import PackError, SourceError, short
 from moepack.findings import Finding, Report
 from moepack.index import Family, Index, PartKind
 from moepack.pack import map_index, read_manifest
@@ -213,7 +213,7 @@ class _Check:
                 continue
             length, header = _shard_identity(path, described.get("header_length"))
             if length != described.get("length"):
-                message = f"is {length} bytes long, was {described.get('length')}"
+                message = f"is {length} bytes long, was {short(described.get('length'))}"
                 self.find("source", message, file=name)
             if header != described.get("header_sha256"):
                 message = "its header is not that of the shard that was packed"

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from moepack import cli, digest, hotness, layout
+from moepack import cli, digest, hotness, layout, manifest, records
 from tests.conftest import FIXTURES, first_shard, pack_model
 
 ROOT = Path(__file__).parent.parent
@@ -111,3 +111,18 @@ def test_every_fixture_is_explained() -> None:
     for path in FIXTURES.iterdir():
         stem = re.sub(r"-0000\d-of-0000\d\.gguf$", "-*", path.name)
         assert path.name == "README.md" or f"`{stem}`" in text
+
+
+def test_the_digests_in_the_format_are_right() -> None:
+    for length in (0, 200, 300):
+        assert digest.to_text(digest.of(bytes(n % 256 for n in range(length)))) in FORMAT
+
+
+def test_the_limits_in_the_format_are_the_codes() -> None:
+    section = FORMAT[FORMAT.index("## Limits") : FORMAT.index("## Compatibility")]
+    for limit in (
+        *(records.MAX_FILES, records.MAX_FAMILIES, records.MAX_PART_KINDS, records.MAX_EXPERTS),
+        *(records.MAX_PARTS_IN_BLOB, records.MAX_BLOBS),
+    ):
+        assert f"| {limit:,} |" in section
+    assert f"| {manifest.MAX_LENGTH >> 20} MiB |" in section
