@@ -84,7 +84,7 @@ def _join(by_expert: dict[int, tuple[str, _Entry]]) -> Slices:
 def _is_stacked(fields: list[str], shape: tuple[int, ...]) -> bool:
     if len(fields) != 4 or fields[0] != "blk" or not _is_number(fields[1]):
         return False
-    if len(shape) != _DIMENSIONS.get(fields[3]):
+    if len(shape) != _DIMENSIONS.get(fields[3]) or 0 in shape:
         return False
     words = fields[2].split("_")
     is_ffn = words[0] == "ffn" and words[-1] in ("exps", "chexps")

@@ -166,7 +166,7 @@ def no_manifest(packed: Path) -> None:
         (None, ("frobnicate",), 2, "frobnicate"),
         (None, ("inspect", "{dense}"), 3, "a dense model"),
         (None, ("inspect", "nothing.gguf"), 3, "no such file"),
-        (None, ("pack", "{model}", "-o", "x", "--hotness", "{model}"), 3, "not UTF-8"),
+        (None, ("pack", "{model}", "-o", "x", "--hotness", "{model}"), 3, "line 1"),
         (None, ("verify", "{pack}", "--source", "{dense}"), 5, "source"),
         (None, ("inspect", "{tmp}/none.moepack"), 3, "no such file"),
         (no_manifest, ("verify", "{pack}"), 4, "no manifest"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.bench.measure import MOEPACK, Row, Run, Side, in_turns, ratio_row
 
 LAYOUTS = ("layers", "hot-first")
-PEAK_LIMIT = 200 << 20
+PEAK_LIMIT = 200
 _COPY = 'to=$1; shift; mkdir "$to" && cp "$@" "$to" && sync "$to"/*'
 _COMPARE = 'with=$1; shift; for file; do cmp "$file" "$with/${file##*/}" || exit; done'
 _READ = 'for file; do dd bs=1M of=/dev/null status=none if="$file" || exit; done'
@@ -56,9 +56,10 @@ def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
 
 
 def _peak_row(name: str, runs: list[Run]) -> Row:
-    peaks = [run.peak for run in runs]
-    values = (f"{max(peaks) >> 20} MiB", "", f"({min(peaks) >> 20} to {max(peaks) >> 20})")
-    return Row(name, values, f"<= {PEAK_LIMIT >> 20} MiB", max(peaks) <= PEAK_LIMIT)
+    """Judge the largest peak of all runs."""
+    peaks = [run.peak / (1 << 20) for run in runs]
+    values = (f"{max(peaks):.0f} MiB", "", f"({min(peaks):.0f} to {max(peaks):.0f})")
+    return Row(name, values, f"<= {PEAK_LIMIT} MiB", max(peaks) <= PEAK_LIMIT)
 
 
 def _clear(folder: Path) -> None:

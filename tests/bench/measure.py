@@ -13,12 +13,23 @@ from typing import NamedTuple
 
 MOEPACK = (sys.executable, "-m", "moepack")
 
+# A peak counts from the memory of the process that starts another: ours is large, this one's not.
+_LAUNCH = """
+import os, subprocess, sys, time
+start = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+seconds = time.perf_counter() - start
+print([seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)])
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
 
 class Run(NamedTuple):
-    """One finished command: its wall time in seconds and its peak resident memory in bytes."""
+    """One finished command: wall time in seconds, peak resident memory in bytes."""
 
     seconds: float
-    peak: int
+    peak: float
 
 
 class Side(NamedTuple):
@@ -30,10 +41,10 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table; `met` is None for what has no limit or could not be measured."""
+    """A line of the table; `met` is None for what could not be measured."""
 
     name: str
-    values: tuple[str, ...]
+    values: tuple[str, str, str]
     limit: str = ""
     met: bool | None = None
 
@@ -43,24 +54,45 @@ class Row:
         return {True: "met", False: "NOT met", None: ""}[self.met]
 
 
-def run(command: Sequence[str | Path]) -> Run:
-    """Run a command to its end; raise RuntimeError with its messages where it fails.
+class OtherLoad:
+    """What other processes took of the processors since this was made (Linux)."""
 
-    The peak is that of the process or its children; the kernel counts from ours at the start.
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def share(self) -> float | None:
+        """Give the share of all processors' time, None where the system does not say."""
+        if self._start is None or (now := self._read()) is None:
+            return None
+        total, busy, ours = (b - a for a, b in zip(self._start, now, strict=True))
+        return max(0.0, busy - ours) / total
+
+    def _read(self) -> tuple[float, float, float] | None:
+        """Give the seconds of all processors, those that were busy, and ours among them."""
+        try:
+            fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        except OSError:
+            return None
+        ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
+        idle = ticks[3] + ticks[4]
+        return sum(ticks), sum(ticks) - idle, sum(os.times()[:4])
+
+
+def fresh(program: str, *arguments: str | Path, options: Sequence[str] = ()) -> list[float]:
+    """Run a Python program in a process of its own; give the numbers that it prints as JSON.
+
+    Raises RuntimeError with its messages where it fails.
     """
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        [str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    with process.stderr as stderr:
-        messages = stderr.read().decode(errors="replace")
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(process.args)}: exit code {process.returncode}: {messages}")
-    return Run(seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    command = [sys.executable, *options, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}: {done.stderr}")
+    return [float(number) for number in json.loads(done.stdout)]
+
+
+def run(command: Sequence[str | Path]) -> Run:
+    """Run a command to its end; raise RuntimeError with its messages where it fails."""
+    return Run(*fresh(_LAUNCH, *command, options=("-I", "-S")))
 
 
 def in_turns(ours: Side, theirs: Side, rounds: int) -> tuple[list[Run], list[Run]]:
@@ -81,10 +113,13 @@ def ratio_row(
 ) -> Row:
     """Compare the times of two sides that both handled `length` bytes."""
     ratios = [a.seconds / b.seconds for a, b in zip(ours, theirs, strict=True)]
-    seconds = [statistics.median(side.seconds for side in runs) for runs in (ours, theirs)]
+    ours_median, theirs_median = (
+        statistics.median(side.seconds for side in runs) for runs in (ours, theirs)
+    )
     ratio = statistics.median(ratios)
     values = (
-        *(f"{median:.2f} s, {length / median / 1e9:.2f} GB/s" for median in seconds),
+        f"{ours_median:.2f} s, {length / ours_median / 1e9:.2f} GB/s",
+        f"{theirs_median:.2f} s, {length / theirs_median / 1e9:.2f} GB/s",
         f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
     )
     return Row(name, values, f"<= {limit:.2f}", ratio <= limit)
@@ -93,12 +128,5 @@ def ratio_row(
 def limit_row(name: str, measured: Sequence[float], unit: str, limit: float) -> Row:
     """Compare the median of what was measured with a limit in the same unit."""
     median = statistics.median(measured)
-    values = (f"{median:.4g} {unit}", "", f"({min(measured):.4g} to {max(measured):.4g})")
+    values = (f"{median:.3g} {unit}", "", f"({min(measured):.3g} to {max(measured):.3g})")
     return Row(name, values, f"<= {limit:g} {unit}", median <= limit)
-
-
-def fresh(program: str, *arguments: str | Path) -> list[float]:
-    """Run a Python program in a process of its own; give the numbers that it prints as JSON."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return [float(number) for number in json.loads(done.stdout)]
