@@ -84,7 +84,7 @@ def _join(by_expert: dict[int, tuple[str, _Entry]]) -> Slices:
 def _is_stacked(fields: list[str], shape: tuple[int, ...]) -> bool:
     if len(fields) != 4 or fields[0] != "blk" or not _is_number(fields[1]):
         return False
-    if len(shape) != _DIMENSIONS.get(fields[3]) or 0 in shape:
+    if len(shape) != _DIMENSIONS.get(fields[3]):
         return False
     words = fields[2].split("_")
     is_ffn = words[0] == "ffn" and words[-1] in ("exps", "chexps")
@@ -185,6 +185,8 @@ class _Walk:
         """Take the length that fills the gap up to its padding; ask the gguf package if many do."""
         rows = max(1, math.prod(shape[1:]))
         longest = gap - gap % rows
+        if not gap or 0 in shape:
+            raise SourceError("an empty tensor", path=self.path, place=f"tensor {name!r}")
         fitting = range(longest, max(0, gap - self.alignment), -rows)
         stated = _stated_length(shape, type_id)
         if stated is not None and stated not in fitting:
