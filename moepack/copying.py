@@ -1,7 +1,7 @@
 """Copy slices from shards into data files: the one hot loop of packing.
 
-Each thread writes a file of its own from start to end through one small buffer that stays in the
-processor's cache: slices are read into it, digested there, and written from it. Memory does not
+Files are written from start to end, several at a time, through small buffers that stay in the
+processor's cache: slices are read into them, digested there, and written from them. Memory does not
 depend on the size of an expert or of the model.
 """
 
@@ -11,7 +11,7 @@ import os
 import threading
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Self
 
@@ -173,30 +173,35 @@ class CopyJobs:
 
 
 class FileWriter:
-    """Writes one file from start to end through a buffer, and digests it on the way."""
+    """Writes one file from start to end, and digests it on the way.
+
+    Two buffers take turns: while one is being filled from the source, a thread of the file's own
+    digests and writes the other. So a single large file keeps two processors busy.
+    """
 
     def __init__(self, path: Path, advanced: Callable[[int], None]) -> None:
-        self._path = path
         self._advanced = advanced
-        self._descriptor = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
-        )
-        self._buffer = memoryview(bytearray(BUFFER_LENGTH))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o644)
+        self._buffers = [memoryview(bytearray(BUFFER_LENGTH)) for _ in range(2)]
         self._filled = 0
-        self._written = 0
+        self._flushed = 0
         self._digest = digest.stream()
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._writing: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._thread.shutdown()
         os.close(self._descriptor)
 
     def space(self, limit: int) -> memoryview:
         """Give free space of up to `limit` bytes, one at least, at the end of what was written."""
         if self._filled == BUFFER_LENGTH:
             self._flush()
-        return self._buffer[self._filled : min(BUFFER_LENGTH, self._filled + limit)]
+        return self._buffers[0][self._filled : min(BUFFER_LENGTH, self._filled + limit)]
 
     def advance(self, length: int) -> None:
         """Count the first `length` bytes of the space as written."""
@@ -204,7 +209,7 @@ class FileWriter:
 
     def pad_to(self, offset: int) -> None:
         """Write zeros up to `offset` from the start of the file."""
-        while (missing := offset - self._written - self._filled) > 0:
+        while (missing := offset - self._flushed - self._filled) > 0:
             space = self.space(missing)
             space[:] = bytes(len(space))
             self.advance(len(space))
@@ -212,15 +217,26 @@ class FileWriter:
     def finish(self) -> int:
         """Write what is left, sync the file, and give its digest."""
         self._flush()
+        self._wait()
         os.fsync(self._descriptor)
         return self._digest.intdigest()
 
     def _flush(self) -> None:
-        ready = self._buffer[: self._filled]
+        """Hand the filled buffer to the thread, once it is done with the other one."""
+        self._wait()
+        self._advanced(self._filled)
+        ready = self._buffers[0][: self._filled]
+        self._writing = self._thread.submit(self._write, ready, self._flushed)
+        self._flushed += self._filled
+        self._filled = 0
+        self._buffers.reverse()
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+
+    def _write(self, ready: memoryview, offset: int) -> None:
         self._digest.update(ready)
         while ready:
-            length = os.pwrite(self._descriptor, ready, self._written)
-            self._written += length
-            ready = ready[length:]
-        self._advanced(self._filled)
-        self._filled = 0
+            length = os.pwrite(self._descriptor, ready, offset)
+            ready, offset = ready[length:], offset + length

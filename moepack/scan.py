@@ -153,7 +153,7 @@ class FileScan:
         except OSError as error:
             raise SourceError(f"cannot read: {error.strerror}", path=path) from None
         self.compared_length += len(piece)
-        if np.array_equal(piece, theirs):
+        if _equal(piece, theirs):
             return False
         first = int(np.flatnonzero(piece != theirs)[0])
         message = (
@@ -171,6 +171,13 @@ class FileScan:
         if path not in self._descriptors:
             self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return self._descriptors[path]
+
+
+def _equal(ours: npt.NDArray[np.uint8], theirs: npt.NDArray[np.uint8]) -> bool:
+    """Compare eight bytes at a time, then the rest: faster than all bytes one by one."""
+    whole = len(ours) & ~7
+    words = ours[:whole].view(np.uint64), theirs[:whole].view(np.uint64)
+    return np.array_equal(*words) and np.array_equal(ours[whole:], theirs[whole:])
 
 
 def _fill(descriptor: int, buffer: npt.NDArray[np.uint8], offset: int) -> None:

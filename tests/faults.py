@@ -137,12 +137,39 @@ def hit(
 
     A signal that kills does so before the call. `also` are more faults in the words of strace.
     """
-    faults = [f"inject={_any_of(shot.name.split())}:{fault}:when={shot.when}", *also]
-    traced = [fault.partition("=")[2].partition(":")[0] for fault in faults]
-    options = ["-o", os.devnull, "-e", f"trace={','.join(traced)}"]
-    options += [word for file in shot.files for word in ("-P", str(target / file))]
-    options += [word for fault in faults for word in ("-e", fault)]
-    return _run_traced(options, target, arguments)
+    return _run_traced(_aimed(shot, fault, target, also), target, arguments)
+
+
+@contextlib.contextmanager
+def stopped_at(
+    shot: Shot, made: Callable[[], bool], target: Path, *arguments: str | Path
+) -> Iterator[tuple[int, Callable[[], tuple[int, str]]]]:
+    """Give a `moepack pack` that stands still (SIGSTOP) right after the call of `shot`.
+
+    `made` asks whether that call has been made. What is given is the number of the process, and a
+    function that lets it run to its end and gives its exit code and standard error.
+    """
+    command = _traced_command(_aimed(shot, "signal=SIGSTOP", target), target, arguments)
+    strace = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run_on() -> tuple[int, str]:
+        while strace.poll() is None:  # a SIGCONT before the stop would be void
+            _signal(packer, signal.SIGCONT)
+            time.sleep(0.01)
+        return strace.returncode, strace.communicate()[1]
+
+    wait_until(made, strace)
+    packer = int(Path(f"/proc/{strace.pid}/task/{strace.pid}/children").read_text().split()[0])
+    try:
+        yield packer, run_on
+    finally:
+        _signal(packer, signal.SIGKILL)
+        strace.communicate()
+
+
+def _signal(process: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
 
 
 def shots(calls: Sequence[Call]) -> list[Shot]:
@@ -179,11 +206,26 @@ def _any_of(names: Sequence[str]) -> str:
     return ",".join(f"?{name}" for name in dict.fromkeys(names))
 
 
+def _aimed(shot: Shot, fault: str, target: Path, also: Sequence[str] = ()) -> list[str]:
+    """Give the options of strace for one shot."""
+    faults = [f"inject={_any_of(shot.name.split())}:{fault}:when={shot.when}", *also]
+    traced = [fault.partition("=")[2].partition(":")[0] for fault in faults]
+    options = ["-o", os.devnull, "-e", f"trace={','.join(traced)}"]
+    options += [word for file in shot.files for word in ("-P", str(target / file))]
+    return options + [word for fault in faults for word in ("-e", fault)]
+
+
+def _traced_command(
+    options: Sequence[str], target: Path, arguments: Sequence[str | Path]
+) -> list[str]:
+    command = ["strace", "-f", "-qq", *options, *PACK_COMMAND]
+    return [*command, *map(str, arguments), "--output", str(target)]
+
+
 def _run_traced(
     options: Sequence[str], target: Path, arguments: Sequence[str | Path]
 ) -> "subprocess.CompletedProcess[str]":
-    command = ["strace", "-f", "-qq", *options, *PACK_COMMAND]
-    command += [*map(str, arguments), "--output", str(target)]
+    command = _traced_command(options, target, arguments)
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
 
 

@@ -264,6 +264,7 @@ HEADER_RULES = [
         for name in ("blob_alignment", "part_alignment")
         for value in (0, 3, 4097, 1 << 31)
     ),
+    Rule("parts above blobs", header(part_alignment=8192), "part_alignment"),
     *(
         Rule(f"{name} moved", moved("header", 0, **{f"{name}_offset": 64}), f"{name}_offset: wrong")
         for name in SECTIONS
@@ -337,6 +338,7 @@ KIND_RULES = [
     Rule(
         "a product of 2^64", record("part_kind", 0, ne0=1 << 32, ne1=1 << 32), "part 0: not a shape"
     ),
+    Rule("an empty shape", record("part_kind", 0, ne1=0), "part 0: "),
     Rule("length 0", record("part_kind", 0, length=0), "part 0: length out of bounds"),
     Rule("length 2^63", record("part_kind", 0, length=1 << 63), "part 0: length out of bounds"),
     Rule("unknown flags", record("part_kind", 0, flags=2), "part 0: unknown flags"),
@@ -602,6 +604,17 @@ def test_what_is_no_manifest_is_refused(name: str, draft: Draft) -> None:
     assert complaint(draft.path)
 
 
+def test_a_key_twice_is_refused_also_where_all_else_is_right(draft: Draft) -> None:
+    """Parsers differ in which of the two they take."""
+    del draft.body["manifest_digest"]
+    text = json.dumps(draft.body, indent=2)
+    twice = text.replace('"tool":', '"tool": "t",\n  "tool":', 1)
+    assert twice != text
+    (draft.path / "manifest.json").write_bytes(sealed(twice))
+    assert "twice" in str(refused(draft.path))
+    assert "twice" in complaint(draft.path)
+
+
 def test_a_value_that_no_json_has_does_not_hide_in_provenance(draft: Draft) -> None:
     """1e999 is a number for a parser, and infinity for those who read the report."""
     text = json.dumps(draft.body | {"hotness": {"token_count": 0}}, indent=2)
@@ -829,7 +842,7 @@ BAD_HOTNESS: dict[str, tuple[bytes, str]] = {
     "a space inside a number": (b"1 2,0,5\n", "line 1: not a count"),
     "an expert twice": (LINE + b"\n# more\n" + LINE, "line 4: layer 0 expert 0 stands twice"),
     "an expert twice with zeros": (LINE + b"00,0,5\n", "line 2: layer 0 expert 0 stands twice"),
-    "an endless line": (b"1" * (1 << 20), "line 1: "),
+    "an endless line": (b"1" * (1 << 20), "line 1: line too long"),
     "an endless line of spaces": (b"0,0," + b" " * (1 << 20), "line 1"),
     "NUL": (LINE + b"\0\n", "line 2: not a count"),
     "an escape": (LINE + b"\x1b[2J\n", "line 2: not a count"),
@@ -966,7 +979,7 @@ BIG_HOTNESS: dict[str, Callable[[], bytes]] = {
     "wide letters": lambda: "\U0001f4a9".encode() * (hotness.MAX_FILE_LENGTH // 4),
     "one wide letter": lambda: "\U0001f4a9".encode() + filled(b"a", hotness.MAX_FILE_LENGTH - 4),
     "too many lines": _many_lines,
-    "too long": lambda: bytes(hotness.MAX_FILE_LENGTH + 1),
+    "too long": lambda: LINE + filled(b"#" * 999 + b"\n", hotness.MAX_FILE_LENGTH + 1000),
 }
 
 

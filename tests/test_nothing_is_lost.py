@@ -133,9 +133,13 @@ class StopHereError(Exception):
     """Raised by a test's progress callback."""
 
 
-def interrupt(model: Model, target: Path, finished_count: int) -> None:
-    """Leave in `target` what an interruption leaves when `finished_count` files are finished."""
-    left = sum(len(model.packed[name]) for name in model.data_files[:finished_count])
+def interrupt(model: Model, target: Path, finished_count: int, *, finished_before: int = 0) -> None:
+    """Leave in `target` what an interruption leaves when `finished_count` files are finished.
+
+    `finished_before` of them were so before another interruption.
+    """
+    names = model.data_files[finished_before:finished_count]
+    left = sum(len(model.packed[name]) for name in names)
 
     def progress(length: int) -> None:
         nonlocal left
@@ -144,7 +148,7 @@ def interrupt(model: Model, target: Path, finished_count: int) -> None:
             raise StopHereError
 
     with pytest.raises(StopHereError):
-        pack_model([model.source], target, threads=1, progress=progress)
+        pack_model([model.source], target, threads=1, progress=progress, resume=finished_before > 0)
     assert journaled(target) == model.data_files[:finished_count]
 
 
@@ -535,6 +539,28 @@ def test_a_file_that_may_not_grow_is_an_error_of_the_machine(big: Model, tmp_pat
     assert not (tmp_path / "pack").exists()
 
 
+@needs_strace()
+def test_a_write_that_was_cut_short_is_continued(big: Model, tmp_path: Path) -> None:
+    """The limit on a file's length cuts a write short, and is lifted before the next one."""
+    target = tmp_path / "pack"
+    first = target / big.data_files[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = MIB + 4321
+    shot = Shot("pwrite64", (first.name,), 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with faults.stopped_at(
+            shot, lambda: first.exists() and first.stat().st_size == limit, target,
+            big.source, "--threads", "1",
+        ) as (packer, run_on):  # fmt: skip
+            resource.prlimit(packer, resource.RLIMIT_FSIZE, (soft, hard))
+            code, errors = run_on()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 0, errors
+    assert is_whole(target, big)
+
+
 def cut_power(mounted: Path) -> None:
     """Cut the file system off its disk, with nothing flushed before."""
     descriptor = os.open(mounted, os.O_RDONLY)
@@ -773,6 +799,41 @@ def test_of_packs_at_once_into_one_target_exactly_one_wins(big: Model, tmp_path:
     assert contents(target) == big.packed
 
 
+@needs_strace()
+def test_a_packer_that_falls_asleep_before_its_journal_does_not_harm_a_finished_pack(
+    small: Model, tmp_path: Path
+) -> None:
+    """It made the directory; another one packs into it meanwhile, from start to end."""
+    target = tmp_path / "pack"
+    shot = Shot("mkdir mkdirat", (".",))
+    with faults.stopped_at(shot, target.exists, target, small.source) as (_, run_on):
+        pack_model([small.source], target)
+        before = identities(target)
+        code, errors = run_on()
+    assert code == 2
+    assert says(errors, "a whole pack is here already")
+    assert is_whole(target, small)
+    assert identities(target) == before
+
+
+@needs_strace()
+def test_a_journal_that_another_packer_finished_with_is_no_lock(
+    small: Model, tmp_path: Path
+) -> None:
+    """Between opening the journal and locking it, another packer finishes and deletes it."""
+    target = tmp_path / "pack"
+    shot = Shot("openat", (JOURNAL,))
+    opened = (target / JOURNAL).exists
+    with faults.stopped_at(shot, opened, target, small.source) as (_, run_on):
+        pack_model([small.source], target, resume=True)
+        before = identities(target)
+        code, errors = run_on()
+    assert code == 1
+    assert says(errors, "another moepack", "wait")
+    assert is_whole(target, small)
+    assert identities(target) == before
+
+
 def test_a_pack_that_is_being_written_is_not_resumed_by_another(
     big: Model, tmp_path: Path, moepack_command: Command
 ) -> None:
@@ -807,6 +868,17 @@ def test_a_journal_cut_at_any_place_is_trusted_up_to_its_last_whole_line(
         resume(small, target, finished)
         for name in set(small.data_files[:2]) - set(finished):
             assert identities(target)[name] != before[name]
+
+
+def test_after_a_journal_that_was_cut_what_follows_is_trusted_again(
+    small: Model, tmp_path: Path
+) -> None:
+    """The rest of a line that was cut must not spoil the line that a resumed pack adds."""
+    target = tmp_path / "pack"
+    interrupt(small, target, 2)
+    os.truncate(target / JOURNAL, (target / JOURNAL).stat().st_size - 9)
+    interrupt(small, target, 2, finished_before=1)
+    resume(small, target, small.data_files[:2])
 
 
 def other_parts(line: bytes, parts: Any) -> bytes:

@@ -256,7 +256,7 @@ def test_what_was_left_out_on_purpose_is_not_missing(tmp_path: Path) -> None:
 
 def test_padding_that_is_not_zero_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def dirty(self: copying.FileWriter, offset: int) -> None:
-        while (missing := offset - self._written - self._filled) > 0:
+        while (missing := offset - self._flushed - self._filled) > 0:
             space = self.space(missing)
             space[:] = b"\xee" * len(space)
             self.advance(len(space))

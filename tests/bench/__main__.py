@@ -70,7 +70,7 @@ def _free_memory() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--layers", type=int, default=8, help="of the model, 0.37 GB each")
+    parser.add_argument("--layers", type=int, default=6, help="of the model, 0.37 GB each")
     parser.add_argument("--rounds", type=int, default=5, help="measured runs of each side")
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from tests.bench.measure import MOEPACK, Row, Run, Side, in_turns, ratio_row
@@ -22,15 +23,20 @@ def packing(
     Leaves the last copy in `folder`/copy and the last packs in `folder`/<layout>.
     """
     copy = folder / "copy"
-    theirs = Side(("sh", "-c", _COPY, "sh", copy, *shards), lambda: _clear(copy))
     for layout in LAYOUTS:
         pack = folder / layout
+        theirs = Side(
+            ("sh", "-c", _COPY, "sh", copy, *shards), partial(_prepare, copy, pack, shards)
+        )
         options = ("--layout", layout, "--hotness", hotness)
-        command = (*MOEPACK, "pack", shards[0], "-o", pack, *options)
-        ours = Side(command, lambda pack=pack: _clear(pack))  # type: ignore[misc]
+        ours = Side(
+            (*MOEPACK, "pack", shards[0], "-o", pack, *options),
+            partial(_prepare, pack, copy, shards),
+        )
         packed, copied = in_turns(ours, theirs, rounds)
-        yield ratio_row(f"pack {layout}, {place}: cp + sync", packed, copied, _length(shards), 1.0)
-        yield _peak_row(f"pack {layout}, {place}: memory", packed)
+        name = f"pack {layout}, {place}"
+        yield ratio_row(f"{name}: cp + sync", packed, copied, _length(shards), 1.0)
+        yield _peak_row(f"{name}: memory", packed)
 
 
 def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
@@ -62,10 +68,32 @@ def _peak_row(name: str, runs: list[Run]) -> Row:
     return Row(name, values, f"<= {PEAK_LIMIT} MiB", max(peaks) <= PEAK_LIMIT)
 
 
-def _clear(folder: Path) -> None:
-    """Remove what a round before left, and let the disk settle."""
-    shutil.rmtree(folder, ignore_errors=True)
+def _prepare(target: Path, other: Path, shards: list[Path]) -> None:
+    """Let a side find what the other found: no target, a quiet disk, and the shards cached.
+
+    A virtual machine gives free memory back to its host and gets it again slowly. So as many bytes
+    as the target will need are freed just now, from what is cached of the other side's.
+    """
+    shutil.rmtree(target, ignore_errors=True)
     os.sync()
+    for shard in shards:
+        _read(shard)
+    for path in other.glob("*"):
+        _forget(path)
+
+
+def _read(path: Path) -> None:
+    buffer = bytearray(1 << 20)
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def _forget(path: Path) -> None:
+    """Drop a synced file from the page cache, where the system can."""
+    if hasattr(os, "posix_fadvise"):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _length(paths: list[Path]) -> int:
