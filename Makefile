@@ -10,8 +10,8 @@ demo: $(VENV)/installed
 	@BIN=$(BIN) sh tests/demo.sh
 
 test: $(VENV)/developing
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check moepack tests
+	$(BIN)/ruff format --check moepack tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
@@ -22,8 +22,8 @@ fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow
 
 format: $(VENV)/developing
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix moepack tests
+	$(BIN)/ruff format moepack tests
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
