@@ -12,7 +12,7 @@ import os
 import threading
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Self
 
@@ -109,26 +109,20 @@ class CopyJobs:
     def run(
         self, files: Sequence[PlannedFile], threads: int, finished: Callable[[FinishedFile], None]
     ) -> None:
-        """Write and sync `files`, `threads` at a time; call `finished` after each, one at a time.
+        """Write and sync `files`, `threads` at a time; call `finished` after each, in this thread.
 
         The first failure, or an interruption, stops all threads and is raised.
         """
         with ThreadPoolExecutor(max_workers=threads) as executor:
             try:
-                futures = [executor.submit(self._write, file, finished) for file in files]
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                self._stop.set()
-                failures = [error for future in done if (error := future.exception())]
+                for written in as_completed([executor.submit(self._write, f) for f in files]):
+                    finished(written.result())
             except BaseException:
                 self._stop.set()
                 executor.shutdown(cancel_futures=True)
                 raise
-            executor.shutdown(cancel_futures=True)
-        for failure in failures:
-            if not isinstance(failure, CanceledError):
-                raise failure
 
-    def _write(self, file: PlannedFile, finished: Callable[[FinishedFile], None]) -> None:
+    def _write(self, file: PlannedFile) -> FinishedFile:
         with FileWriter(self._target / file.name, self._advance) as writer:
             digests = array("Q")
             for blob in file.blobs:
@@ -136,9 +130,7 @@ class CopyJobs:
                 writer.pad_to(blob.offset)
                 self._write_blob(writer, template, blob.expert, blob.offset, digests)
             writer.pad_to(file.length)
-            file_digest = writer.finish()
-        with self._lock:
-            finished(FinishedFile(file.name, file_digest, digests))
+            return FinishedFile(file.name, writer.finish(), digests)
 
     def _write_blob(
         self,

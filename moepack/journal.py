@@ -48,9 +48,9 @@ class Journal:
 
     def add(self, file: FinishedFile) -> None:
         """Record a file that has been synced, and sync the record."""
-        self.finished[file.name] = file
         entry = {"name": file.name, "digest": digest.to_text(file.digest)}
         self._append(entry | {"parts": file.part_digests.tobytes().hex()})
+        self.finished[file.name] = file
 
     def forget(self, name: str) -> None:
         """Record that a file is not finished after all, before it is written again."""
