@@ -49,8 +49,13 @@ class Journal:
     def add(self, file: FinishedFile) -> None:
         """Record a file that has been synced, and sync the record."""
         entry = {"name": file.name, "digest": digest.to_text(file.digest)}
-        self._append(entry | {"parts": file.part_digests.tobytes().hex()})
+        # Before the record: an interruption that comes behind it must not cost the file.
         self.finished[file.name] = file
+        try:
+            self._append(entry | {"parts": file.part_digests.tobytes().hex()})
+        except OSError:
+            del self.finished[file.name]
+            raise
 
     def forget(self, name: str) -> None:
         """Record that a file is not finished after all, before it is written again."""
