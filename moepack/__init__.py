@@ -13,6 +13,8 @@ own, which the command line imports.
 
 import os
 
+from moepack.batch import Batch, ExpertBytes
+from moepack.buffers import BufferPool
 from moepack.errors import (
     MachineError,
     MoepackError,
@@ -21,13 +23,17 @@ from moepack.errors import (
     SourceError,
     TraceError,
 )
+from moepack.in_flight import Statistics
 from moepack.pack import BlobLocation, Pack, PartLocation
 from moepack.reader import Reader
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
     "BlobLocation",
+    "BufferPool",
+    "ExpertBytes",
     "MachineError",
     "MoepackError",
     "Pack",
@@ -36,6 +42,7 @@ __all__ = [
     "Reader",
     "RequestError",
     "SourceError",
+    "Statistics",
     "TraceError",
     "__version__",
     "open",

@@ -1,12 +1,11 @@
-"""How bytes come from the disk: the contract of a reading backend, and the buffered one.
+"""The contract of a reading backend: how bytes come from the disk into memory.
 
-A backend knows files, offsets and buffers, and nothing of experts. It fills each request's buffer
-whole or reports what went wrong; it never returns with less and says nothing.
+A backend knows files, offsets and buffers, and nothing of experts. Any offset, length and buffer is
+right: what direct I/O needs beyond that is the backend's own business. A request ends with its
+buffer full, with an error, or with fewer bytes because the file ended; never with less and silence.
 """
 
-import os
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -14,8 +13,8 @@ from typing import NamedTuple, Protocol
 class ReadRequest(NamedTuple):
     """Fill `buffer` with the bytes of the file at `path` from `offset` on.
 
-    `offset` counts from the start of the file. The buffer belongs to the caller, is writable and
-    must stay alive until the request is completed.
+    `offset` counts from the start of the file. The buffer is writable, not empty, and nobody else's
+    until the request has ended.
     """
 
     path: Path
@@ -24,7 +23,7 @@ class ReadRequest(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """The end of request number `number`: `length` bytes are in its buffer.
+    """The end of the request that was started as `number`: `length` bytes are in its buffer.
 
     `error` is the operating system's, None where there was none; fewer bytes than asked and no
     error means that the file ended.
@@ -35,54 +34,48 @@ class Completion(NamedTuple):
     error: OSError | None
 
 
+class ReadQueue(Protocol):
+    """Requests in flight of one caller. Used by one thread at a time, not always the same."""
+
+    def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
+        """Begin requests, each under a number that its completion bears; do not wait for them.
+
+        No more than the queue's depth may be in flight. What cannot be begun ends with an error.
+        """
+        ...
+
+    def finished(self, *, wait: bool) -> list[Completion]:
+        """Take the completions that are there, in the order in which the requests ended.
+
+        With `wait`, and where requests are in flight, there is at least one.
+        """
+        ...
+
+    def fileno(self) -> int:
+        """Give a descriptor that is readable when requests have ended, for event loops.
+
+        It is the queue's; `finished` makes it unreadable again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up what has not begun, wait for what is in flight, and free the queue."""
+        ...
+
+
 class Backend(Protocol):
-    """A way to read. Each method may be called from several threads."""
+    """A way to read. Its methods may be called from several threads."""
 
     name: str
 
-    def read(self, requests: Sequence[ReadRequest]) -> Iterator[Completion]:
-        """Do all requests and yield each one's completion, in whatever order they end."""
+    def read(self, request: ReadRequest) -> Completion:
+        """Do one request now, in this thread; its number is 0."""
+        ...
+
+    def queue(self, depth: int) -> ReadQueue:
+        """Make a queue for up to `depth` requests in flight. Raises OSError where it cannot."""
         ...
 
     def close(self) -> None:
-        """Close all files. Requests in flight are ended first."""
+        """Close all files. All queues are closed and no request is in flight."""
         ...
-
-
-class BufferedBackend:
-    """Plain positioned reads through the page cache: works everywhere."""
-
-    name = "buffered"
-
-    def __init__(self) -> None:
-        self._descriptors: dict[Path, int] = {}
-        self._lock = threading.Lock()
-
-    def read(self, requests: Sequence[ReadRequest]) -> Iterator[Completion]:
-        """Do the requests one after another, in the order given."""
-        for number, request in enumerate(requests):
-            length = 0
-            error = None
-            try:
-                descriptor = self._descriptor(request.path)
-                while length < len(request.buffer):
-                    got = os.preadv(descriptor, [request.buffer[length:]], request.offset + length)
-                    if not got:
-                        break
-                    length += got
-            except OSError as caught:
-                error = caught
-            yield Completion(number, length, error)
-
-    def close(self) -> None:
-        """Close all files."""
-        with self._lock:
-            for descriptor in self._descriptors.values():
-                os.close(descriptor)
-            self._descriptors.clear()
-
-    def _descriptor(self, path: Path) -> int:
-        with self._lock:
-            if path not in self._descriptors:
-                self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            return self._descriptors[path]

@@ -223,7 +223,7 @@ def extract(
 
     Example: moepack extract model.moepack --layer 3 --expert 17 --part up -o up.bin
     """
-    with moepack.open(pack_path) as opened, opened.reader() as reader:
+    with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
         view = reader.read(layer, expert, part, family=family)
     if target == "-":
         sys.stdout.buffer.write(view)

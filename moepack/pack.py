@@ -7,11 +7,15 @@ packing needs. It reads the manifest and maps the index; the data files are open
 import mmap
 import os
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self, overload
 
 from moepack import digest, manifest
+from moepack.backends import Backend
+from moepack.buffers import BufferPool
 from moepack.errors import MachineError, PackError, RequestError
+from moepack.in_flight import DEPTH, MAX_LENGTH
 from moepack.index import Family, Index, PartKind
 from moepack.reader import Reader
 
@@ -75,7 +79,7 @@ class Pack:
         self._mapped = map_index(self.path)
         self.index = Index(self._mapped, str(self.path / manifest.INDEX_NAME))
         _check_index(self.index, self.manifest)
-        self._file_paths = tuple(self.path / file.name for file in self.index.files)
+        self.file_paths = tuple(self.path / file.name for file in self.index.files)
         self._families: dict[tuple[int, str], Family] = {}
         self._main_families: dict[int, Family] = {}
         self._parts: dict[tuple[int, str], tuple[Family, int]] = {}
@@ -144,7 +148,7 @@ class Pack:
             raise self._no_expert(owner, expert)
         offset, length, hotness, rank, file = self.index.blob(owner.first_blob + expert)
         measured = hotness if owner.hotness_measured else None
-        path = self._file_paths[file]
+        path = self.file_paths[file]
         return BlobLocation(layer, expert, owner.name, path, offset, length, rank, measured)
 
     def _locate_part(self, layer: int, expert: int, part: str) -> PartLocation:
@@ -171,7 +175,7 @@ class Pack:
             layer,
             expert,
             kind.name,
-            self._file_paths[file],
+            self.file_paths[file],
             offset,
             inside,
             stored_length,
@@ -199,9 +203,48 @@ class Pack:
             chosen.append((owner.layer, number - owner.first_blob))
         return chosen
 
-    def reader(self, *, check_digests: bool = True) -> Reader:
-        """Open the data files for reading; see `Reader`."""
-        return Reader(self, check_digests=check_digests)
+    def warm(
+        self,
+        byte_budget: int,
+        *,
+        family: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Bring the hottest blobs, up to `byte_budget` bytes, into the page cache.
+
+        For engines that map the pack or read it buffered. Reads in the order of the files, so that
+        neighbours are one sequential read; gives the bytes read, and calls `progress` with those of
+        each blob. Raises what reading raises.
+        """
+        keys = self.hottest(byte_budget, family=family)
+        blobs = [self.locate(*key, family=family) for key in keys]
+        blobs.sort(key=lambda blob: (blob.path, blob.offset))
+        scratch = bytearray(max((blob.length for blob in blobs), default=0))
+        with self.reader(backend="buffered", check_digests=False) as reader:
+            for blob in blobs:
+                length = reader.read_into(scratch, blob.layer, blob.expert, family=family)
+                if progress is not None:
+                    progress(length)
+        return sum(blob.length for blob in blobs)
+
+    def reader(
+        self,
+        *,
+        backend: str | Backend = "auto",
+        depth: int = DEPTH,
+        max_in_flight: int = MAX_LENGTH,
+        pool: BufferPool | None = None,
+        check_digests: bool = True,
+    ) -> Reader:
+        """Make a reader of this pack's data files; the arguments are those of `Reader`."""
+        return Reader(
+            self,
+            backend=backend,
+            depth=depth,
+            max_in_flight=max_in_flight,
+            pool=pool,
+            check_digests=check_digests,
+        )
 
     def _family(self, layer: int, name: str | None) -> Family:
         try:

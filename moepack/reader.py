@@ -1,38 +1,79 @@
-"""Read experts: from (layer, expert, part) to bytes in memory.
+"""Read experts: from (layer, expert, parts) to bytes in memory.
 
-A Reader turns keys into read requests, hands them to a backend, checks what came back and names
-what failed. How the bytes come from the disk is the backend's.
+A Reader turns keys into reads, hands them to a backend within its bounds, checks what came back and
+names what failed. How the bytes come from the disk is the backend's.
 """
 
 from __future__ import annotations
 
-import mmap
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from moepack import digest
-from moepack.backends import Backend, BufferedBackend, Completion, ReadRequest
-from moepack.errors import MachineError, PackError, RequestError
+from moepack.backends import ReadRequest
+from moepack.batch import Batch, ExpertBytes
+from moepack.buffers import allocate, writable_bytes
+from moepack.choice import choose
+from moepack.errors import MachineError, MoepackError, RequestError
+from moepack.in_flight import DEPTH, MAX_LENGTH, InFlight, Statistics
+from moepack.schedule import Schedule, Task
+from moepack.wanted import PAGE, Wanted, want
 
 if TYPE_CHECKING:
-    from moepack.pack import BlobLocation, Pack, PartLocation
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from moepack.backends import Backend
+    from moepack.buffers import BufferPool
+    from moepack.pack import Pack
+
+MAX_DEPTH = 4096
 
 
 class Reader:
     """Reads blobs and parts of one pack; `pack.reader()` makes it, `close` or `with` ends it.
 
-    With `check_digests` each part that is read is compared with its digest, and one flipped bit is
-    an error. May be used from several threads.
+    `backend` is `auto`, `uring`, `direct`, `buffered`, or an object that keeps the contract of
+    `moepack.backends`. At most `depth` reads and `max_in_flight` bytes are in flight at a time,
+    over all batches; a single read, and the first of a batch, is never held back. With `pool`,
+    batches are read into its buffers. With `check_digests` each part that is read is compared with
+    its digest, and one flipped bit is an error. May be used from several threads.
     """
 
-    def __init__(self, pack: Pack, *, check_digests: bool = True) -> None:
+    def __init__(
+        self,
+        pack: Pack,
+        *,
+        backend: str | Backend = "auto",
+        depth: int = DEPTH,
+        max_in_flight: int = MAX_LENGTH,
+        pool: BufferPool | None = None,
+        check_digests: bool = True,
+    ) -> None:
+        if not 1 <= depth <= MAX_DEPTH:
+            raise RequestError("no such depth", expected=f"1 to {MAX_DEPTH}", found=depth)
+        if max_in_flight < 1:
+            raise RequestError("no such bound", expected="1 byte or more", found=max_in_flight)
         self._pack = pack
+        self._pool = pool
         self._check_digests = check_digests
-        self._backend: Backend | None = BufferedBackend()
+        if isinstance(backend, str):
+            self._backend, self.why = choose(
+                backend, pack.file_paths, depth, pool.fixed if pool else None
+            )
+        else:
+            self._backend, self.why = backend, "given by the caller"
+        self._in_flight = InFlight(self._backend.name, depth, max_in_flight)
+        self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
+        self._is_open = True
 
     @property
     def backend(self) -> str:
-        """The name of the backend that reads."""
-        return self._open_backend().name
+        """The name of the backend that reads; `why` says why it is that one."""
+        return self._backend.name
+
+    @property
+    def statistics(self) -> Statistics:
+        """What was read so far, and what is in flight now."""
+        return self._in_flight.statistics()
 
     def __enter__(self) -> Self:
         return self
@@ -41,29 +82,32 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Close the data files. Views that were given out stay valid."""
-        if self._backend is not None:
+        """Give up what has not begun, wait for what is in flight, close the data files.
+
+        Views that were given out stay valid.
+        """
+        self._in_flight.close()
+        for batch in list(self._batches):
+            batch.close()
+        self._in_flight.drain()
+        if self._is_open:
+            self._is_open = False
             self._backend.close()
-            self._backend = None
 
     def read(
         self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
     ) -> memoryview:
         """Read a whole blob, padding included, or exactly one part's bytes.
 
-        The view is writable, starts on a memory page and is the caller's: nothing else uses it.
-        Raises RequestError for what the pack does not hold, PackError for a file that is shorter
-        than the index says or a digest that differs, MachineError when the system cannot read.
+        The view is writable, starts on a memory page (in packs aligned to pages) and is the
+        caller's: nothing else uses it. Raises RequestError for what the pack does not hold,
+        PackError for a file that is shorter than the index says or a digest that differs,
+        MachineError when the system cannot read.
         """
-        where = self._locate(layer, expert, part, family)
-        # An anonymous mapping starts on a page, which direct I/O and GPU copies need.
-        try:
-            buffer = memoryview(mmap.mmap(-1, where.length))
-        except (OSError, OverflowError) as error:
-            problem = f"cannot allocate {where.length} bytes ({error})"
-            raise MachineError(problem, path=where.path, place=_place(where)) from None
-        self._fill(where, buffer)
-        return buffer
+        wanted = self._want(layer, expert, part, family)
+        memory = _new_memory(wanted)
+        self._fill(wanted, memory)
+        return memory
 
     def read_into(
         self,
@@ -76,81 +120,136 @@ class Reader:
     ) -> int:
         """Read like `read` into the start of the caller's `buffer`; give the length in bytes.
 
-        `buffer` is anything with a writable, contiguous buffer (bytearray, mmap, numpy array). What
-        lies behind the length is left alone. Raises RequestError where it is too small.
+        `buffer` is anything with a writable, contiguous buffer (bytearray, mmap, numpy array,
+        pinned memory). What lies behind the length is left alone. A buffer that starts on a page is
+        read into without a copy. Raises RequestError where it is too small.
         """
-        where = self._locate(layer, expert, part, family)
-        view = memoryview(buffer).cast("B")
-        if view.readonly or len(view) < where.length:
-            found = "a read-only one" if view.readonly else f"{len(view)} bytes"
-            raise RequestError(
-                "the buffer does not fit",
-                place=_place(where),
-                expected=f"{where.length} writable bytes",
-                found=found,
-            )
-        self._fill(where, view[: where.length])
-        return where.length
+        wanted = self._want(layer, expert, part, family)
+        self._fill(wanted, _callers_memory(buffer, wanted))
+        return wanted.length
 
-    def _locate(
-        self, layer: int, expert: int, part: str | None, family: str | None
-    ) -> BlobLocation | PartLocation:
-        if part is None:
-            return self._pack.locate(layer, expert, family=family)
-        return self._pack.locate(layer, expert, part)
+    def read_many(
+        self,
+        keys: Iterable[tuple[int, int]],
+        *,
+        parts: Sequence[str] | None = None,
+        family: str | None = None,
+        into: Sequence[Any] | None = None,
+        in_order: bool = True,
+    ) -> Iterator[ExpertBytes]:
+        """Read several experts at a time; yield them in the order asked, or as they come.
 
-    def _open_backend(self) -> Backend:
-        if self._backend is None:
-            raise RequestError("the reader is closed", path=self._pack.path)
-        return self._backend
+        The arguments are those of `submit`. Nothing is read before the first is asked for.
+        """
+        with self.submit(keys, parts=parts, family=family, into=into) as batch:
+            yield from batch.completions(in_order=in_order)
 
-    def _fill(self, where: BlobLocation | PartLocation, buffer: memoryview) -> None:
-        request = ReadRequest(where.path, where.offset, buffer)
-        for completion in self._open_backend().read([request]):
-            _check_completion(completion, where)
+    def submit(
+        self,
+        keys: Iterable[tuple[int, int]],
+        *,
+        parts: Sequence[str] | None = None,
+        family: str | None = None,
+        into: Sequence[Any] | None = None,
+    ) -> Batch:
+        """Begin to read several experts and return at once; `Batch.completions` gives them.
+
+        `keys` are (layer, expert). `parts` names what is read of each, the whole blob by default;
+        neighbouring parts are one read. `into` has a buffer of the caller's for each key, which is
+        the system's until its expert is taken or the batch is closed; without it, memory comes from
+        the pool or is new. Raises RequestError for what the pack does not hold and for buffers that
+        do not fit, before anything is read.
+        """
+        tasks = self.plan(keys, parts=parts, family=family, into=into)
+        pool = self._pool if into is None else None
+        schedule = self.schedule(pool)
+        batch = Batch(self._pack, pool, schedule, tasks, self.check)
+        self._batches.add(batch)
+        return batch
+
+    def plan(
+        self,
+        keys: Iterable[tuple[int, int]],
+        *,
+        parts: Sequence[str] | None = None,
+        family: str | None = None,
+        into: Sequence[Any] | None = None,
+    ) -> list[Task]:
+        """Plan the reads of `submit` without beginning any; for those who drive a schedule."""
+        self._in_flight.check_open()
+        wanted = [want(self._pack, layer, expert, parts, family) for layer, expert in keys]
+        if into is None:
+            if self._pool is not None:
+                _check_pool(self._pool, wanted)
+            return [Task(number, one, None) for number, one in enumerate(wanted)]
+        if len(into) != len(wanted):
+            raise RequestError("not one buffer a key", expected=len(wanted), found=len(into))
+        pairs = enumerate(zip(wanted, into, strict=True))
+        return [Task(number, one, _callers_memory(buffer, one)) for number, (one, buffer) in pairs]
+
+    def schedule(self, pool: BufferPool | None = None) -> Schedule:
+        """Make a schedule over this reader's backend and bounds; its owner closes it."""
+
+        def from_pool(wanted: Wanted) -> memoryview | None:
+            assert pool is not None
+            return pool.take(wanted.length)
+
+        allocate_one = _new_memory if pool is None else from_pool
+        return Schedule(self._backend, self._in_flight, allocate_one)
+
+    def check(self, wanted: Wanted, memory: memoryview) -> None:
+        """Compare what was read with its digests, if this reader does; raise PackError."""
         if self._check_digests:
-            self._check(where, buffer)
+            wanted.check_digests(self._pack, memory)
 
-    def _check(self, where: BlobLocation | PartLocation, buffer: memoryview) -> None:
-        for part in self._parts(where):
-            start = part.offset - where.offset
-            found = digest.of(buffer[start : start + part.length])
-            if found != part.digest:
-                raise PackError(
-                    "the bytes do not have the digest in the index",
-                    path=part.path,
-                    place=_place(part),
-                    expected=digest.to_text(part.digest),
-                    found=digest.to_text(found),
-                    hint="run `moepack verify` on the pack",
-                )
+    def _want(self, layer: int, expert: int, part: str | None, family: str | None) -> Wanted:
+        self._in_flight.check_open()
+        return want(self._pack, layer, expert, None if part is None else (part,), family)
 
-    def _parts(self, where: BlobLocation | PartLocation) -> list[PartLocation]:
-        family = getattr(where, "family", None)
-        if family is None:
-            return [where]  # type: ignore[list-item]
-        kinds = self._pack.parts(where.layer, family=family)
-        return [self._pack.locate(where.layer, where.expert, kind.name) for kind in kinds]
-
-
-def _place(where: BlobLocation | PartLocation) -> str:
-    what = getattr(where, "part", "blob")
-    return f"layer {where.layer} expert {where.expert} {what} at byte {where.offset}"
+    def _fill(self, wanted: Wanted, memory: memoryview) -> None:
+        """Read into `memory`, in this thread, and check what came."""
+        for extent in wanted.extents:
+            if not self._in_flight.begin(extent.length, force=True):
+                self._in_flight.check_open()
+            buffer = memory[extent.start : extent.start + extent.length]
+            problem: MoepackError | None = None
+            got, failed = 0, True
+            try:
+                request = ReadRequest(extent.path, extent.offset, buffer)
+                completion = self._backend.read(request)
+                problem = wanted.problem(extent, completion)
+                got, failed = completion.length, problem is not None
+            finally:
+                self._in_flight.end(extent.length, got, failed=failed)
+            if problem is not None:
+                raise problem
+        self.check(wanted, memory)
 
 
-def _check_completion(completion: Completion, where: BlobLocation | PartLocation) -> None:
-    error = completion.error
-    if isinstance(error, FileNotFoundError):
-        raise PackError("a data file is missing", path=where.path, place=_place(where))
-    if error is not None:
-        raise MachineError(
-            f"cannot read: {error.strerror}", path=where.path, place=_place(where)
-        ) from error
-    if completion.length < where.length:
-        raise PackError(
-            "the file ends too early",
-            path=where.path,
-            place=_place(where),
-            expected=f"{where.length} bytes",
-            found=completion.length,
-        )
+def _new_memory(wanted: Wanted) -> memoryview:
+    """Give memory that lies within its page as the extents lie within theirs."""
+    try:
+        return allocate(wanted.length, wanted.extents[0].offset % PAGE)
+    except MachineError as error:
+        error.path = str(wanted.extents[0].path)
+        error.place = wanted.place(wanted.extents[0])
+        raise
+
+
+def _callers_memory(buffer: Any, wanted: Wanted) -> memoryview:
+    try:
+        return writable_bytes(buffer, wanted.length)
+    except RequestError as error:
+        error.place = wanted.place(wanted.extents[0])
+        raise
+
+
+def _check_pool(pool: BufferPool, wanted: list[Wanted]) -> None:
+    for one in wanted:
+        if one.length > pool.length:
+            raise RequestError(
+                "the pool's buffers are too small",
+                place=one.place(one.extents[0]),
+                expected=f"{one.length} bytes",
+                found=pool.length,
+            )

@@ -19,9 +19,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     "index": {"errors", "digest", "records"},
     "manifest": {"errors", "digest", "records", "index"},
     "backends": set(),
-    "reader": {"errors", "digest", "backends", "pack"},  # pack: for its types only
-    "pack": {"errors", "digest", "manifest", "index", "reader"},
-    "__init__": {"errors", "pack", "reader"},
+    "buffers": {"errors"},
+    "files": set(),
+    "rounding": {"backends", "buffers", "files"},
+    "threads": {"backends", "files", "rounding"},
+    "ring": set(),
+    "uring": {"backends", "files", "ring", "rounding"},
+    "choice": {"errors", "backends", "buffers", "files", "threads", "uring"},
+    "in_flight": {"errors"},
+    "wanted": {"errors", "digest", "backends", "pack"},  # pack: for its types only
+    "schedule": {"errors", "backends", "in_flight", "wanted"},
+    "batch": {"errors", "buffers", "pack", "schedule", "wanted"},  # pack: for its types only
+    "reader": {
+        *("errors", "backends", "batch", "buffers", "choice", "in_flight", "schedule", "wanted"),
+        "pack",  # for its types only
+    },
+    "pack": {
+        *("errors", "digest", "manifest", "index", "backends", "buffers", "in_flight", "reader"),
+    },
+    "aio": {
+        *("errors", "backends", "batch", "in_flight", "reader", "schedule"),
+        "pack",  # for its types only
+    },
+    "__init__": {"errors", "batch", "buffers", "in_flight", "pack", "reader"},
     # From shards to a plan
     "ggml_types": set(),
     "sniff": set(),
@@ -100,10 +120,14 @@ def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> N
     code = "import sys, moepack; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(run.stdout.split())
-    reading = {"errors", "digest", "records", "index", "manifest", "backends", "reader", "pack"}
+    reading = {
+        *("errors", "digest", "records", "index", "manifest", "pack", "wanted", "reader", "batch"),
+        *("schedule", "in_flight", "buffers", "choice", "backends", "files", "rounding", "threads"),
+        *(("uring", "ring") if sys.platform == "linux" else ()),
+    }
     ours = {name.partition(".")[2] for name in loaded if name.startswith("moepack.")}
     assert ours == reading
-    assert not loaded & {"numpy", "gguf", "click", "tqdm", "tomllib", "dataclasses", "fcntl"}
+    assert not loaded & {"numpy", "gguf", "click", "tqdm", "tomllib", "dataclasses", "asyncio"}
 
 
 def test_modules_are_read_in_one_sitting() -> None:

@@ -1,0 +1,173 @@
+"""The same reads for asyncio programs: one queue, driven by the event loop, no thread a read.
+
+    async with moepack.aio.Reader(pack) as reader:
+        view = await reader.read(3, 17)
+        async for expert in reader.read_many([(4, 1), (4, 9)]):
+            ...
+
+The backend's queue has a descriptor that is readable when reads have ended (io_uring's eventfd, or
+a pipe that the threads write to); the loop watches it and nothing else is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Self
+
+from moepack import reader as blocking
+from moepack.batch import ExpertBytes
+from moepack.errors import MoepackError, RequestError
+from moepack.in_flight import DEPTH, MAX_LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from moepack.backends import Backend
+    from moepack.in_flight import Statistics
+    from moepack.pack import Pack
+    from moepack.schedule import Task
+
+
+class Reader:
+    """Reads blobs and parts of one pack, for the tasks of one event loop.
+
+    Make it while the loop runs; the options are those of `moepack.Reader`. A read that is cancelled
+    ends first: until then the system may write into its memory.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        *,
+        backend: str | Backend = "auto",
+        depth: int = DEPTH,
+        max_in_flight: int = MAX_LENGTH,
+        check_digests: bool = True,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pack = pack
+        self._reader = blocking.Reader(
+            pack,
+            backend=backend,
+            depth=depth,
+            max_in_flight=max_in_flight,
+            check_digests=check_digests,
+        )
+        self._schedule = self._reader.schedule()
+        self._watched = self._schedule.queue.fileno()
+        self._loop.add_reader(self._watched, self._deliver)
+        self._futures: dict[Task, asyncio.Future[Task]] = {}
+        self._is_open = True
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that reads."""
+        return self._reader.backend
+
+    @property
+    def why(self) -> str:
+        """Why it is that backend."""
+        return self._reader.why
+
+    @property
+    def statistics(self) -> Statistics:
+        """What was read so far, and what is in flight now."""
+        return self._reader.statistics
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Wait for what was asked for, then close the data files."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        while self._futures:
+            await asyncio.wait(list(self._futures.values()))
+        self._loop.remove_reader(self._watched)
+        self._schedule.close()
+        self._reader.close()
+
+    async def read(
+        self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
+    ) -> memoryview:
+        """Read a whole blob or one part; see `moepack.Reader.read`."""
+        (task,) = self._begin([(layer, expert)], _one(part), family, None)
+        return ExpertBytes(self._pack, None, await self._end(task)).view
+
+    async def read_into(
+        self,
+        buffer: Any,
+        layer: int,
+        expert: int,
+        part: str | None = None,
+        *,
+        family: str | None = None,
+    ) -> int:
+        """Read into the caller's buffer and give the length; see `moepack.Reader.read_into`."""
+        (task,) = self._begin([(layer, expert)], _one(part), family, [buffer])
+        return (await self._end(task)).wanted.length
+
+    async def read_many(
+        self,
+        keys: Iterable[tuple[int, int]],
+        *,
+        parts: Sequence[str] | None = None,
+        family: str | None = None,
+        into: Sequence[Any] | None = None,
+        in_order: bool = True,
+    ) -> AsyncIterator[ExpertBytes]:
+        """Read several experts at a time; see `moepack.Reader.read_many`."""
+        tasks = self._begin(keys, parts, family, into)
+        futures = [self._futures[task] for task in tasks]
+        try:
+            for future in futures if in_order else asyncio.as_completed(futures):
+                yield ExpertBytes(self._pack, None, await asyncio.shield(future))
+        finally:
+            await asyncio.gather(*futures, return_exceptions=True)
+
+    def _begin(
+        self,
+        keys: Iterable[tuple[int, int]],
+        parts: Sequence[str] | None,
+        family: str | None,
+        into: Sequence[Any] | None,
+    ) -> list[Task]:
+        if not self._is_open:
+            raise RequestError("the reader is closed", path=self._pack.path)
+        tasks = self._reader.plan(keys, parts=parts, family=family, into=into)
+        for task in tasks:
+            self._futures[task] = self._loop.create_future()
+            self._schedule.add(task)
+        self._schedule.start()
+        self._loop.call_soon(self._deliver)  # nothing signals what failed before it began
+        return tasks
+
+    async def _end(self, task: Task) -> Task:
+        future = self._futures[task]
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+    def _deliver(self) -> None:
+        """Give finished reads to those who wait; the loop calls this."""
+        for task in self._schedule.take(wait=False):
+            future = self._futures.pop(task)
+            try:
+                if task.error is not None:
+                    raise task.error
+                assert task.memory is not None
+                self._reader.check(task.wanted, task.memory)
+            except MoepackError as error:
+                future.set_exception(error)
+            else:
+                future.set_result(task)
+
+
+def _one(part: str | None) -> tuple[str] | None:
+    return None if part is None else (part,)

@@ -1,0 +1,120 @@
+"""Files opened for reading: through the page cache or past it, and what the device then asks for.
+
+`O_DIRECT` is Linux's; macOS has F_NOCACHE, which asks for no alignment. Other systems have neither.
+"""
+
+import errno
+import os
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+_AT_EMPTY_PATH = 0x1000
+_STATX_DIOALIGN = 0x2000
+_STATX_LENGTH = 256
+_MASK = struct.Struct("<I") if sys.byteorder == "little" else struct.Struct(">I")
+_DIOALIGN_AT = 152
+"""Of stx_dio_mem_align, with stx_dio_offset_align behind it, in struct statx (statx(2))."""
+
+
+class Alignment(NamedTuple):
+    """What a file asks of a read: multiples of `memory` and `offset` bytes; 1 for nothing.
+
+    `reported` says whether the kernel said so, and not a guess.
+    """
+
+    memory: int
+    offset: int
+    reported: bool
+
+
+ANY = Alignment(1, 1, reported=True)
+USUAL = Alignment(4096, 4096, reported=False)
+"""Where the kernel does not say: enough for every drive with sectors of 512 or 4096 bytes."""
+
+
+class OpenFile(NamedTuple):
+    """An open file and what reads of it must be aligned to."""
+
+    descriptor: int
+    alignment: Alignment
+
+
+class Files:
+    """The open files of a backend, each opened when it is first read. Safe for threads."""
+
+    def __init__(self, open_file: Callable[[Path], OpenFile]) -> None:
+        self._open_file = open_file
+        self._files: dict[Path, OpenFile] = {}
+        self._lock = threading.Lock()
+
+    def get(self, path: Path) -> OpenFile:
+        """Give the open file at `path`. Raises OSError where it cannot be opened."""
+        try:
+            return self._files[path]
+        except KeyError:
+            pass
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = self._open_file(path)
+            return self._files[path]
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            while self._files:
+                os.close(self._files.popitem()[1].descriptor)
+
+
+def open_buffered(path: Path) -> OpenFile:
+    """Open a file to be read through the page cache."""
+    return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), ANY)
+
+
+def open_direct(path: Path) -> OpenFile:
+    """Open a file to be read past the page cache.
+
+    Raises OSError where the system or the file system has no such thing.
+    """
+    if sys.platform == "darwin":
+        return _open_uncached(path)
+    flag = getattr(os, "O_DIRECT", None)
+    if flag is None:
+        raise OSError(errno.EOPNOTSUPP, "this system has no O_DIRECT")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
+    try:
+        return OpenFile(descriptor, _direct_alignment(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def _open_uncached(path: Path) -> OpenFile:
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.fcntl(descriptor, getattr(fcntl, "F_NOCACHE", 48), 1)
+    return OpenFile(descriptor, ANY)
+
+
+def _direct_alignment(descriptor: int) -> Alignment:
+    """Ask statx what direct I/O of an open file needs.
+
+    Kernels before 6.1, and file systems like tmpfs, do not say: then it is a guess. A memory
+    alignment of 0 means that this file cannot be read directly (statx(2)).
+    """
+    import ctypes
+
+    statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
+    answer = ctypes.create_string_buffer(_STATX_LENGTH)
+    if statx is None or statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, answer):
+        return USUAL
+    if not _MASK.unpack_from(answer)[0] & _STATX_DIOALIGN:
+        return USUAL
+    memory, offset = (_MASK.unpack_from(answer, _DIOALIGN_AT + at)[0] for at in (0, 4))
+    if not memory or not offset:
+        raise OSError(errno.EINVAL, "this file cannot be read with O_DIRECT")
+    return Alignment(memory, offset, reported=True)

@@ -1,0 +1,202 @@
+"""An io_uring by its raw system calls: entries in, completions out (Linux).
+
+It knows rings, not files or experts. The numbers are those of the kernel's interface
+(include/uapi/linux/io_uring.h, io_uring(7)); system calls from 424 on have the same number on every
+architecture.
+
+One thread at a time uses a ring. The kernel reads what is submitted inside of `enter`, in the same
+thread, so that needs no barrier. Completions are written by whichever processor ends the read: what
+lies behind the ring's tail may only be read after it, see `_ordered`.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+import threading
+import time
+
+_SETUP, _ENTER, _REGISTER = 425, 426, 427
+_OFF_SQ_RING, _OFF_CQ_RING, _OFF_SQES = 0, 0x8000000, 0x10000000
+_FEAT_SINGLE_MMAP = 1
+_ENTER_GETEVENTS = 1
+_REGISTER_BUFFERS, _REGISTER_EVENTFD = 0, 4
+
+READV, READ_FIXED, READ = 1, 4, 22
+
+_PARAMS_LENGTH = 120
+_SQ_OFFSETS_AT, _CQ_OFFSETS_AT = 40, 80
+_SQE_LENGTH, _CQE_LENGTH = 64, 16
+_SQE = struct.Struct("=BBHiQQIIQH")
+"""opcode, flags, ioprio, fd, off, addr, len, rw_flags, user_data, buf_index; the rest is 0."""
+_CQE = struct.Struct("=QiI")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
+    """Do a system call; raise OSError as Python's own do."""
+    plain = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    result: int = _libc.syscall(ctypes.c_long(number), *plain)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+class Ring:
+    """A ring for up to `depth` requests in flight. Raises OSError where io_uring is not to be had.
+
+    EPERM: a container or the system's settings forbid it; ENOSYS: the kernel has none; ENOMEM: old
+    kernels count rings against the limit of locked memory.
+    """
+
+    def __init__(self, depth: int) -> None:
+        params = ctypes.create_string_buffer(_PARAMS_LENGTH)
+        self._descriptor = _call(_SETUP, depth, params)
+        self._maps: list[mmap.mmap] = []
+        self._event_descriptor: int | None = None
+        try:
+            self._map(params.raw)
+        except BaseException:
+            self.close()
+            raise
+        self._barrier = threading.Lock()
+        self._unsubmitted = 0
+        self.in_flight = 0
+
+    def _map(self, params: bytes) -> None:
+        """Map the two rings and the entries where io_uring_params says that they are."""
+        sq_entries, cq_entries, _, _, _, features = struct.unpack_from("=6I", params)
+        _, sq_tail, sq_mask, _, _, _, sq_array = struct.unpack_from("=7I", params, _SQ_OFFSETS_AT)
+        cq_head, cq_tail, cq_mask, _, _, cqes = struct.unpack_from("=6I", params, _CQ_OFFSETS_AT)
+        sq_length, cq_length = sq_array + 4 * sq_entries, cqes + _CQE_LENGTH * cq_entries
+        if features & _FEAT_SINGLE_MMAP:
+            sq_map = cq_map = self._map_at(_OFF_SQ_RING, max(sq_length, cq_length))
+        else:
+            sq_map = self._map_at(_OFF_SQ_RING, sq_length)
+            cq_map = self._map_at(_OFF_CQ_RING, cq_length)
+        self._entries = self._map_at(_OFF_SQES, _SQE_LENGTH * sq_entries)
+        self._depth = sq_entries
+        # Words, not bytes: one store has to change a whole number.
+        self._sq, self._cq = (memoryview(area).cast("I") for area in (sq_map, cq_map))
+        self._sq_tail, self._sq_mask = sq_tail // 4, self._sq[sq_mask // 4]
+        self._cq_head, self._cq_tail = cq_head // 4, cq_tail // 4
+        self._cq_mask = self._cq[cq_mask // 4]
+        self._cqes, self._cqes_at = cq_map, cqes
+        for number in range(sq_entries):
+            self._sq[sq_array // 4 + number] = number
+
+    def _map_at(self, offset: int, length: int) -> mmap.mmap:
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        area = mmap.mmap(self._descriptor, length, flags=flags, offset=offset)
+        self._maps.append(area)
+        return area
+
+    def prepare(
+        self, code: int, descriptor: int, offset: int, address: int, length: int, tag: int,
+        buffer_number: int = 0,
+    ) -> None:  # fmt: skip
+        """Queue one request, to be submitted by the next `enter`; its completion bears `tag`.
+
+        READ fills `length` bytes at `address`, READV the `length` pieces of the iovec array there,
+        READ_FIXED is READ inside of registered buffer `buffer_number`.
+        """
+        # One completion fits for each entry, so completions cannot overflow.
+        assert self.in_flight < self._depth, "more requests than the ring has room for"
+        tail = self._sq[self._sq_tail]
+        at = (tail & self._sq_mask) * _SQE_LENGTH
+        self._entries[at : at + _SQE_LENGTH] = bytes(_SQE_LENGTH)
+        _SQE.pack_into(
+            self._entries, at, code, 0, 0, descriptor, offset, address, length, 0, tag,
+            buffer_number,
+        )  # fmt: skip
+        self._sq[self._sq_tail] = (tail + 1) & 0xFFFFFFFF
+        self._unsubmitted += 1
+        self.in_flight += 1
+
+    def submit(self) -> None:
+        """Give the kernel what was prepared, without waiting for any completion."""
+        while self._unsubmitted:
+            self._enter(0)
+
+    def completions(self, *, wait: bool) -> list[tuple[int, int]]:
+        """Take (tag, result) of what has ended: bytes, or an errno below 0.
+
+        With `wait`, and where requests are in flight, there is at least one.
+        """
+        found = self._take()
+        while wait and not found and self.in_flight:
+            self._enter(1)
+            found = self._take()
+        return found
+
+    def _enter(self, wanted: int) -> None:
+        """Submit, and wait for `wanted` completions; a signal may end the wait early."""
+        try:
+            flags = _ENTER_GETEVENTS if wanted else 0
+            submitted = _call(_ENTER, self._descriptor, self._unsubmitted, wanted, flags, None, 0)
+        except InterruptedError:
+            return  # Python runs the signal's handler between here and the next try
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EBUSY):
+                raise
+            time.sleep(0.001)  # the kernel is short of memory for a moment
+            return
+        self._unsubmitted -= submitted
+
+    def _take(self) -> list[tuple[int, int]]:
+        head, tail = self._cq[self._cq_head], self._cq[self._cq_tail]
+        if head == tail:
+            return []
+        self._ordered()
+        found = []
+        while head != tail:
+            at = self._cqes_at + (head & self._cq_mask) * _CQE_LENGTH
+            tag, result, _ = _CQE.unpack_from(self._cqes, at)
+            found.append((tag, result))
+            head = (head + 1) & 0xFFFFFFFF
+        self._ordered()
+        self._cq[self._cq_head] = head
+        self.in_flight -= len(found)
+        return found
+
+    def _ordered(self) -> None:
+        """Let no processor move a load or store from after this to before it, or the reverse.
+
+        Python has no fence, but a lock's release followed by its acquisition is one: x86 would need
+        none here, ARM and RISC-V do.
+        """
+        for _ in range(2):
+            with self._barrier:
+                pass
+
+    def register_buffer(self, address: int, length: int) -> None:
+        """Register one buffer, as number 0, for READ_FIXED.
+
+        Raises OSError: ENOMEM where it exceeds the limit of locked memory.
+        """
+        iovec = ctypes.create_string_buffer(struct.pack("=QQ", address, length), 16)
+        _call(_REGISTER, self._descriptor, _REGISTER_BUFFERS, iovec, 1)
+
+    def event_descriptor(self) -> int:
+        """Give an eventfd that counts completions from now on."""
+        if self._event_descriptor is None:
+            self._event_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            number = ctypes.create_string_buffer(struct.pack("=i", self._event_descriptor), 4)
+            _call(_REGISTER, self._descriptor, _REGISTER_EVENTFD, number, 1)
+        return self._event_descriptor
+
+    def close(self) -> None:
+        """Unmap and close the ring. Nothing may be in flight: the kernel would still write."""
+        for name in ("_sq", "_cq"):
+            if hasattr(self, name):
+                getattr(self, name).release()
+        for area in self._maps:
+            area.close()
+        self._maps.clear()
+        os.close(self._descriptor)
+        if self._event_descriptor is not None:
+            os.close(self._event_descriptor)
