@@ -1,18 +1,16 @@
 """The command line. It parses, calls the library, prints, and turns errors into exit codes."""
 
-import contextlib
-import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 import moepack
+from moepack.cli_bench import bench
 from moepack.errors import (
     MachineError,
     MoepackError,
@@ -21,6 +19,7 @@ from moepack.errors import (
     SourceError,
     TraceError,
 )
+from moepack.terminal import json_option, progress, show, write_file
 
 
 class ExitCode(IntEnum):
@@ -45,7 +44,6 @@ _EXIT_CODES: tuple[tuple[type[MoepackError], ExitCode], ...] = (
     (MoepackError, ExitCode.FAILED),
 )
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _threads_option = click.option(
     "--threads", type=click.IntRange(1, 256), default=4, show_default=True, help="Files at a time."
 )
@@ -65,7 +63,7 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("source_or_pack", nargs=-1, required=True, metavar="SOURCE_OR_PACK")
-@_json_option
+@json_option
 def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
     """Say what a model or a pack consists of.
 
@@ -76,10 +74,10 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
     if len(source_or_pack) == 1 and _looks_like_pack(Path(source_or_pack[0])):
         with moepack.open(source_or_pack[0]) as opened:
             facts = inspection.describe_pack(opened)
-        _print(facts, as_json, rendering.pack)
+        show(facts, as_json, rendering.pack)
         return
     model = source.open_source(source_or_pack)
-    _print(inspection.describe_source(model, experts.find(model)), as_json, rendering.source)
+    show(inspection.describe_source(model, experts.find(model)), as_json, rendering.source)
 
 
 @cli.command()
@@ -99,7 +97,7 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted pack.")
 @_threads_option
-@_json_option
+@json_option
 def pack(
     source: tuple[str, ...],
     target: str,
@@ -134,9 +132,9 @@ def pack(
         "free_space": packer.free_space(Path(target)),
     }
     if dry_run:
-        _print(facts, as_json, rendering.plan)
+        show(facts, as_json, rendering.plan)
         return
-    with _progress(planned.data_length, "packing") as advanced:
+    with progress(planned.data_length, "packing") as advanced:
         result = packer.pack(
             *(model, planned, target),
             hotness=heat, layers=layers, resume=resume, threads=threads, progress=advanced,
@@ -145,7 +143,7 @@ def pack(
         "written_length": result.written_length,
         "resumed_file_count": result.resumed_file_count,
     }
-    _print(facts, as_json, rendering.packed)
+    show(facts, as_json, rendering.packed)
 
 
 @cli.command()
@@ -159,7 +157,7 @@ def pack(
 )
 @click.option("--junit", "junit_path", metavar="FILE", help="Write JUnit XML as well.")
 @_threads_option
-@_json_option
+@json_option
 def verify(
     pack_path: str,
     source_paths: tuple[str, ...],
@@ -175,11 +173,11 @@ def verify(
     from moepack.source import open_source
 
     shard_paths = [s.path for s in open_source(source_paths).shards] if source_paths else None
-    with _progress(_length_on_disk(Path(pack_path)), "verifying") as advanced:
+    with progress(_length_on_disk(Path(pack_path)), "verifying") as advanced:
         outcome = verify.verify(pack_path, shard_paths, threads=threads, progress=advanced)
     if junit_path:
-        _write_file(junit_path, findings.to_junit(outcome))
-    _print(outcome.to_json(), as_json, lambda _: rendering.report(outcome))
+        write_file(junit_path, findings.to_junit(outcome))
+    show(outcome.to_json(), as_json, lambda _: rendering.report(outcome))
     if not outcome.passed:
         raise SystemExit(ExitCode.DIFFERENCES)
 
@@ -189,7 +187,7 @@ def verify(
 @_layer_option
 @_expert_option
 @_family_option
-@_json_option
+@json_option
 def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json: bool) -> None:
     """Say where an expert's blob and each of its parts lie.
 
@@ -199,7 +197,7 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json:
 
     with moepack.open(pack_path) as opened:
         facts = inspection.describe_blob(opened, layer, expert, family)
-    _print(facts, as_json, rendering.blob)
+    show(facts, as_json, rendering.blob)
 
 
 @cli.command()
@@ -209,7 +207,7 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json:
 @click.option("--part", help="A part: ffn_up_exps.weight, or up for short.")
 @_family_option
 @click.option("-o", "--output", "target", required=True, metavar="FILE", help="- for stdout.")
-@_json_option
+@json_option
 def extract(
     pack_path: str,
     layer: int,
@@ -228,13 +226,20 @@ def extract(
     if target == "-":
         sys.stdout.buffer.write(view)
         return
-    _write_file(target, view)
+    write_file(target, view)
     facts = {"layer": layer, "expert": expert, "part": part, "path": target, "length": len(view)}
-    _print(facts, as_json, lambda _: f"{target}: {len(view):,} bytes")
+    show(facts, as_json, lambda _: f"{target}: {len(view):,} bytes")
 
 
-def _print(facts: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str]) -> None:
-    click.echo(json.dumps(facts, indent=2) if as_json else render(facts))
+@cli.command("include-dir")
+def include_dir() -> None:
+    """Print the folder that holds moepack.h, the reader for C and C++.
+
+    Example: cc -I"$(moepack include-dir)" engine.c
+    """
+    from moepack import header_file
+
+    click.echo(header_file.folder())
 
 
 def _looks_like_pack(path: Path) -> bool:
@@ -275,27 +280,7 @@ def _parse_layers(text: str) -> set[int]:
     return layers
 
 
-def _write_file(path: str, data: bytes | memoryview) -> None:
-    try:
-        Path(path).write_bytes(data)
-    except OSError as error:
-        raise MachineError(f"cannot write: {error.strerror}", path=path) from None
-
-
-@contextlib.contextmanager
-def _progress(length: int, what: str) -> Iterator[Callable[[int], None] | None]:
-    """Show progress on a terminal, and nowhere else."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=length, desc=what, unit="B", unit_scale=True, leave=False) as bar:
-
-        def advanced(length: int) -> None:
-            bar.update(length)
-
-        yield advanced
+cli.add_command(bench)
 
 
 def _terminated(_signal: int, _frame: object) -> NoReturn:

@@ -1,0 +1,43 @@
+"""What all commands share: options, output, and progress on a terminal."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from moepack.errors import MachineError
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def show(facts: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str]) -> None:
+    """Print a result: as one JSON object, or as `render` writes it for people."""
+    click.echo(json.dumps(facts, indent=2) if as_json else render(facts))
+
+
+def write_file(path: str, data: bytes | memoryview) -> None:
+    """Write a whole file. Raises MachineError where that cannot be."""
+    try:
+        Path(path).write_bytes(data)
+    except OSError as error:
+        raise MachineError(f"cannot write: {error.strerror}", path=path) from None
+
+
+@contextlib.contextmanager
+def progress(total: int, what: str, unit: str = "B") -> Iterator[Callable[[int], None] | None]:
+    """Show progress towards `total` on a terminal, and nowhere else."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "B", leave=False) as bar:
+
+        def advanced(count: int) -> None:
+            bar.update(count)
+
+        yield advanced
