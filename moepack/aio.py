@@ -85,8 +85,7 @@ class Reader:
         if not self._is_open:
             return
         self._is_open = False
-        while self._futures:
-            await asyncio.wait(list(self._futures.values()))
+        await _settled(list(self._futures.values()))
         self._loop.remove_reader(self._watched)
         self._schedule.close()
         self._reader.close()
@@ -95,8 +94,8 @@ class Reader:
         self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
     ) -> memoryview:
         """Read a whole blob or one part; see `moepack.Reader.read`."""
-        (task,) = self._begin([(layer, expert)], _one(part), family, None)
-        return ExpertBytes(self._pack, None, await self._end(task)).view
+        (future,) = self._begin([(layer, expert)], _one(part), family, None)
+        return ExpertBytes(self._pack, None, await _result(future)).view
 
     async def read_into(
         self,
@@ -108,8 +107,8 @@ class Reader:
         family: str | None = None,
     ) -> int:
         """Read into the caller's buffer and give the length; see `moepack.Reader.read_into`."""
-        (task,) = self._begin([(layer, expert)], _one(part), family, [buffer])
-        return (await self._end(task)).wanted.length
+        (future,) = self._begin([(layer, expert)], _one(part), family, [buffer])
+        return (await _result(future)).wanted.length
 
     async def read_many(
         self,
@@ -121,13 +120,15 @@ class Reader:
         in_order: bool = True,
     ) -> AsyncIterator[ExpertBytes]:
         """Read several experts at a time; see `moepack.Reader.read_many`."""
-        tasks = self._begin(keys, parts, family, into)
-        futures = [self._futures[task] for task in tasks]
+        futures = self._begin(keys, parts, family, into)
+        waiting = list(futures)
         try:
-            for future in futures if in_order else asyncio.as_completed(futures):
-                yield ExpertBytes(self._pack, None, await asyncio.shield(future))
+            while waiting:
+                future = waiting[0] if in_order else await _first(waiting)
+                waiting.remove(future)
+                yield ExpertBytes(self._pack, None, await _result(future))
         finally:
-            await asyncio.gather(*futures, return_exceptions=True)
+            await _settled(futures)
 
     def _begin(
         self,
@@ -135,24 +136,17 @@ class Reader:
         parts: Sequence[str] | None,
         family: str | None,
         into: Sequence[Any] | None,
-    ) -> list[Task]:
+    ) -> list[asyncio.Future[Task]]:
         if not self._is_open:
             raise RequestError("the reader is closed", path=self._pack.path)
         tasks = self._reader.plan(keys, parts=parts, family=family, into=into)
+        futures = [self._loop.create_future() for _ in tasks]
+        self._futures.update(zip(tasks, futures, strict=True))
         for task in tasks:
-            self._futures[task] = self._loop.create_future()
             self._schedule.add(task)
         self._schedule.start()
         self._loop.call_soon(self._deliver)  # nothing signals what failed before it began
-        return tasks
-
-    async def _end(self, task: Task) -> Task:
-        future = self._futures[task]
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
+        return futures
 
     def _deliver(self) -> None:
         """Give finished reads to those who wait; the loop calls this."""
@@ -167,6 +161,30 @@ class Reader:
                 future.set_exception(error)
             else:
                 future.set_result(task)
+
+
+async def _result(future: asyncio.Future[Task]) -> Task:
+    await _settled([future])
+    return future.result()
+
+
+async def _first(futures: list[asyncio.Future[Task]]) -> asyncio.Future[Task]:
+    done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    return next(future for future in futures if future in done)
+
+
+async def _settled(futures: list[asyncio.Future[Task]]) -> None:
+    """Wait until all reads have ended, also when whoever waits is cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while pending := [future for future in futures if not future.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    for future in futures:
+        future.exception()  # an error that nobody is left to see is no mistake
+    if cancelled is not None:
+        raise cancelled
 
 
 def _one(part: str | None) -> tuple[str] | None:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench import copies, models, opening
+from tests.bench import copies, models, opening, reading
 from tests.bench.measure import OtherLoad, Row
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -45,6 +45,9 @@ def _rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
     hotness = models.write_hotness(folder / "hotness.csv", layers)
     yield from copies.packing("disk", shards, hotness, folder, rounds)
     yield from copies.verifying(shards, folder, 2 * rounds)
+    yield from reading.first_expert(folder / "many", FRESH_ROUNDS)
+    yield from reading.packs_against_shards(folder / "layers", shards, 2 * rounds)
+    yield from reading.against_fio(shards[0], rounds)
     for name in ("copy", *copies.LAYOUTS):
         shutil.rmtree(folder / name)
     yield from _on_tmpfs(shards, hotness, rounds)
