@@ -54,7 +54,11 @@ class Reader:
             check_digests=check_digests,
         )
         self._schedule = self._reader.schedule()
-        self._watched = self._schedule.queue.fileno()
+        try:
+            self._watched = self._schedule.queue.fileno()
+        except BaseException:
+            self._reader.close()
+            raise
         self._loop.add_reader(self._watched, self._deliver)
         self._futures: dict[Task, asyncio.Future[Task]] = {}
         self._is_open = True
@@ -85,10 +89,12 @@ class Reader:
         if not self._is_open:
             return
         self._is_open = False
-        await _settled(list(self._futures.values()))
-        self._loop.remove_reader(self._watched)
-        self._schedule.close()
-        self._reader.close()
+        try:
+            await _settled(list(self._futures.values()))
+        finally:
+            self._loop.remove_reader(self._watched)
+            self._schedule.close()
+            self._reader.close()
 
     async def read(
         self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
@@ -150,17 +156,22 @@ class Reader:
 
     def _deliver(self) -> None:
         """Give finished reads to those who wait; the loop calls this."""
-        for task in self._schedule.take(wait=False):
-            future = self._futures.pop(task)
-            try:
-                if task.error is not None:
-                    raise task.error
-                assert task.memory is not None
-                self._reader.check(task.wanted, task.memory)
-            except MoepackError as error:
-                future.set_exception(error)
-            else:
-                future.set_result(task)
+        # Once more after the last, since what cannot begin in its place is not signalled.
+        while finished := self._schedule.take(wait=False):
+            for task in finished:
+                self._settle(task, self._futures.pop(task))
+
+    def _settle(self, task: Task, future: asyncio.Future[Task]) -> None:
+        try:
+            if task.error is not None:
+                raise task.error
+            assert task.memory is not None
+            self._reader.check(task.wanted, task.memory)
+        except MoepackError as error:
+            task.error = None  # the error's traceback holds the task
+            future.set_exception(error)
+        else:
+            future.set_result(task)
 
 
 async def _result(future: asyncio.Future[Task]) -> Task:

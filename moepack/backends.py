@@ -54,7 +54,8 @@ class ReadQueue(Protocol):
     def fileno(self) -> int:
         """Give a descriptor that is readable when requests have ended, for event loops.
 
-        It is the queue's; `finished` makes it unreadable again.
+        It is the queue's; `finished` makes it unreadable again. What ended before the first call
+        is not told of, so ask before the first request.
         """
         ...
 

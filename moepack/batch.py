@@ -116,8 +116,8 @@ class Batch:
         rest. Reads that the reader's bounds held back begin here. Raises RequestError where the
         batch or its reader was closed before all experts were taken.
         """
-        while self._untaken or self._was_cut:
-            yield self._open(self._take(in_order))
+        while (task := self._take(in_order)) is not None:
+            yield self._open(task)
 
     def close(self) -> None:
         """Give up the rest: begin nothing more, wait for what is in flight, free the buffers."""
@@ -128,8 +128,8 @@ class Batch:
                 self._free(task)
             self._ready.clear()
 
-    def _take(self, in_order: bool) -> Task:
-        """Wait for one expert; several threads may, and each gets others."""
+    def _take(self, in_order: bool) -> Task | None:
+        """Wait for one expert; several threads may, and each gets others. None after the last."""
         with self._lock:
             while self._untaken:
                 number = next(iter(self._untaken if in_order else self._ready), None)
@@ -138,7 +138,9 @@ class Batch:
                     return self._ready.pop(number)
                 for task in self._schedule.take(wait=True):
                     self._ready[task.number] = task
-        raise RequestError("the batch was closed before all of it was taken")
+            if self._was_cut:
+                raise RequestError("the batch was closed before all of it was taken")
+        return None
 
     def _open(self, task: Task) -> ExpertBytes:
         try:
@@ -147,6 +149,7 @@ class Batch:
             assert task.memory is not None
             self._check(task.wanted, task.memory)
         except MoepackError:
+            task.error = None  # the error's traceback holds the task
             self._free(task)
             raise
         return ExpertBytes(self._pack, self._pool, task)
@@ -154,4 +157,4 @@ class Batch:
     def _free(self, task: Task) -> None:
         if self._pool is not None and task.memory is not None:
             self._pool.give_back(task.memory)
-            task.memory = None
+        task.memory = None

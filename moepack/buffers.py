@@ -17,11 +17,15 @@ def allocate(length: int, start: int = 0) -> memoryview:
     given back to the system with the last view of it. Raises MachineError where there is no memory.
     """
     try:
-        # Private: Python's default is memory to share with children, which never has huge pages.
-        memory = mmap.mmap(-1, start + length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return memoryview(memory)[start:]
+        return map_memory(start + length)[start:]
     except (OSError, OverflowError, ValueError) as error:
         raise MachineError(f"cannot allocate {length} bytes ({error})") from None
+
+
+def map_memory(length: int) -> memoryview:
+    """Give new memory that begins on a page; raise OSError where there is none."""
+    # Private: Python's default is memory to share with children, which never has huge pages.
+    return memoryview(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def writable_bytes(buffer: Any, length: int) -> memoryview:
@@ -31,8 +35,11 @@ def writable_bytes(buffer: Any, length: int) -> memoryview:
     memory. Raises RequestError for one that is something else, or too small.
     """
     try:
-        view = memoryview(buffer).cast("B")
-    except TypeError as error:
+        whole = memoryview(buffer)
+        if "O" in whole.format:
+            raise RequestError("a buffer of Python's own objects is nothing to read into")
+        view = whole.cast("B")
+    except (TypeError, ValueError) as error:
         raise RequestError(f"not a contiguous buffer ({error})") from None
     if view.readonly or len(view) < length:
         found = "a read-only one" if view.readonly else f"{len(view)} bytes"

@@ -1,20 +1,19 @@
 """Which backend works here: found out by reading with it, never by the version of a kernel.
 
-Containers forbid io_uring whatever the kernel, file systems refuse O_DIRECT, and tmpfs takes it
-without meaning it. So each candidate reads the first block of a real file, and what it got is
-compared with a plain read.
+Containers forbid io_uring whatever the kernel, and file systems refuse O_DIRECT. So each candidate
+reads the first block of a real file, and what it got is compared with a plain read.
 """
 
+import ctypes
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moepack.backends import Backend, ReadRequest
 from moepack.buffers import allocate
 from moepack.errors import MachineError, RequestError
-from moepack.files import open_direct
 from moepack.threads import ThreadedBackend
 
 if sys.platform == "linux":
@@ -22,24 +21,30 @@ if sys.platform == "linux":
 
 NAMES = ("auto", "uring", "direct", "buffered")
 _TRIAL_LENGTH = 4096
+_STATFS_LENGTH = 256
 
-_HINTS = {
+_QUEUE_HINTS = {
     errno.EPERM: "io_uring is forbidden here (a container's seccomp profile, or the sysctl "
     "kernel.io_uring_disabled): allow it, or ask for `direct`",
     errno.ENOSYS: "this kernel has no io_uring: ask for `direct`",
     errno.ENOMEM: "raise the limit of locked memory (ulimit -l), or ask for `direct`",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+_READ_HINTS = {
     errno.EINVAL: "the file system refuses O_DIRECT: ask for `buffered`, or move the pack",
     errno.EOPNOTSUPP: "ask for `buffered`",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
+_MEMORY_FILE_SYSTEMS = {0x01021994, 0x858458F6}
+"""tmpfs and ramfs (statfs(2))."""
 
 
 class _NotWorkingError(Exception):
-    """A backend does not work here; `code` is the operating system's, 0 where there is none."""
+    """A backend does not work here; `hint` says what to do."""
 
-    def __init__(self, problem: str, code: int = 0) -> None:
+    def __init__(self, problem: str, hint: str | None = None) -> None:
         super().__init__(problem)
-        self.code = code
+        self.hint = hint or "ask for `auto`, which takes what works"
 
 
 def choose(
@@ -61,9 +66,8 @@ def choose(
         backend = _make(name, fixed)
         return backend, f"asked for; {_try(backend, path, depth)}"
     except _NotWorkingError as problem:
-        hint = _HINTS.get(problem.code, "ask for `auto`, which takes what works")
         message = f"the backend {name} does not work here: {problem}"
-        raise MachineError(message, path=path, hint=hint) from None
+        raise MachineError(message, path=path, hint=problem.hint) from None
 
 
 def _first_that_works(
@@ -71,8 +75,8 @@ def _first_that_works(
 ) -> tuple[Backend, str]:
     if path is None:
         return _make("buffered"), "there is no data file to try another on"
-    if _takes_anything(path):
-        return _make("buffered"), "the file system takes O_DIRECT without meaning it"
+    if _lies_in_memory(path):
+        return _make("buffered"), "the files lie in memory"
     reasons = []
     for name in ("uring", "direct"):
         try:
@@ -88,7 +92,7 @@ def _make(name: str, fixed: memoryview | None = None) -> Backend:
     if name != "uring":
         return ThreadedBackend(direct=name == "direct")
     if sys.platform != "linux":
-        raise _NotWorkingError("only Linux has io_uring", errno.ENOSYS)
+        raise _NotWorkingError("only Linux has io_uring", _QUEUE_HINTS[errno.ENOSYS])
     return UringBackend(fixed)
 
 
@@ -100,18 +104,25 @@ def _try(backend: Backend, path: Path | None, depth: int) -> str:
     if path is None:
         return "there is no data file to try it on"
     try:
-        return _compare(backend, path, depth)
+        found = _read_start(backend, path, depth)
+        with open(path, "rb", buffering=0) as file:
+            if found != file.read(_TRIAL_LENGTH):
+                raise _NotWorkingError("it reads other bytes than a plain read")
     except OSError as error:
         backend.close()
-        raise _NotWorkingError(error.strerror or str(error), error.errno or 0) from None
-    except _NotWorkingError:
+        raise _not_working(error, _READ_HINTS) from None
+    except BaseException:
         backend.close()
         raise
+    return f"{backend.name} reads {path.name} right"
 
 
-def _compare(backend: Backend, path: Path, depth: int) -> str:
+def _read_start(backend: Backend, path: Path, depth: int) -> memoryview:
+    try:
+        queue = backend.queue(depth)
+    except OSError as error:
+        raise _not_working(error, _QUEUE_HINTS) from None
     buffer = allocate(_TRIAL_LENGTH)
-    queue = backend.queue(depth)
     try:
         queue.start([(0, ReadRequest(path, 0, buffer))])
         completion = queue.finished(wait=True)[0]
@@ -119,29 +130,21 @@ def _compare(backend: Backend, path: Path, depth: int) -> str:
         queue.close()
     if completion.error is not None:
         raise completion.error
-    with open(path, "rb", buffering=0) as file:
-        expected = file.read(_TRIAL_LENGTH)
-    if buffer[: completion.length] != expected:
-        raise _NotWorkingError("it reads other bytes than a plain read")
-    return f"{backend.name} reads {path.name} right"
+    return buffer[: completion.length]
 
 
-def _takes_anything(path: Path) -> bool:
-    """Say whether a direct read of one byte is taken, where the kernel does not know of any.
+def _not_working(error: OSError, hints: Mapping[int, str]) -> _NotWorkingError:
+    return _NotWorkingError(error.strerror or str(error), hints.get(error.errno or 0))
 
-    tmpfs does that: its files lie in memory, and the plainest read is the best one.
+
+def _lies_in_memory(path: Path) -> bool:
+    """Say whether a file is on tmpfs or ramfs, which take O_DIRECT without meaning it.
+
+    There the plainest read is the best one, and a trial would not tell.
     """
-    try:
-        file = open_direct(path)
-    except OSError:
+    if sys.platform != "linux":
         return False
-    try:
-        if file.alignment.reported:
-            return False
-        os.preadv(file.descriptor, [bytearray(1)], 1)
-    except OSError:
+    answer = ctypes.create_string_buffer(_STATFS_LENGTH)
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), answer):
         return False
-    else:
-        return True
-    finally:
-        os.close(file.descriptor)
+    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF in _MEMORY_FILE_SYSTEMS

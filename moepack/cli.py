@@ -235,7 +235,7 @@ def extract(
 def include_dir() -> None:
     """Print the folder that holds moepack.h, the reader for C and C++.
 
-    Example: cc -I"$(moepack include-dir)" engine.c
+    Example: moepack include-dir
     """
     from moepack import header_file
 

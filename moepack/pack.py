@@ -82,7 +82,7 @@ class Pack:
         self.file_paths = tuple(self.path / file.name for file in self.index.files)
         self._families: dict[tuple[int, str], Family] = {}
         self._main_families: dict[int, Family] = {}
-        self._parts: dict[tuple[int, str], tuple[Family, int]] = {}
+        self._parts: dict[tuple[int, str | None, str], tuple[Family, int]] = {}
         for family in self.index.families:
             self._add(family)
         self._first_blobs = [family.first_blob for family in self.index.families]
@@ -93,9 +93,10 @@ class Pack:
         self._families[layer, family.name] = family
         is_main = self._main_families.setdefault(layer, family) is family
         for number, kind in enumerate(family.part_kinds):
-            if is_main:
-                self._parts.setdefault((layer, _short_name(kind.name)), (family, number))
-            self._parts[layer, kind.name] = (family, number)
+            found = (family, number)
+            self._parts[layer, None, kind.name] = self._parts[layer, family.name, kind.name] = found
+            for name in (None, family.name) if is_main else (family.name,):
+                self._parts.setdefault((layer, name, _short_name(kind.name)), found)
 
     def __enter__(self) -> Self:
         return self
@@ -130,19 +131,21 @@ class Pack:
     ) -> BlobLocation: ...
 
     @overload
-    def locate(self, layer: int, expert: int, part: str) -> PartLocation: ...
+    def locate(
+        self, layer: int, expert: int, part: str, *, family: str | None = None
+    ) -> PartLocation: ...
 
     def locate(
         self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
     ) -> BlobLocation | PartLocation:
         """Say where an expert's blob, or one part of it, lies.
 
-        `part` is a full name (`ffn_up_exps.weight`) or, for the layer's main family, a short one
-        (`up`, `up.bias`). Raises RequestError for what the pack does not hold, PackError for a
-        record that breaks the format.
+        `part` is a full name (`ffn_up_exps.weight`) of any family, or a short one (`up`, `up.bias`)
+        of the layer's main family; where `family` is named, either is looked for there. Raises
+        RequestError for what the pack does not hold, PackError for a record that breaks the format.
         """
         if part is not None:
-            return self._locate_part(layer, expert, part)
+            return self._locate_part(layer, expert, part, family)
         owner = self._family(layer, family)
         if not 0 <= expert < owner.expert_count:
             raise self._no_expert(owner, expert)
@@ -151,11 +154,11 @@ class Pack:
         path = self.file_paths[file]
         return BlobLocation(layer, expert, owner.name, path, offset, length, rank, measured)
 
-    def _locate_part(self, layer: int, expert: int, part: str) -> PartLocation:
+    def _locate_part(self, layer: int, expert: int, part: str, name: str | None) -> PartLocation:
         try:
-            family, number = self._parts[layer, part]
+            family, number = self._parts[layer, name, part]
         except KeyError:
-            raise self._no_part(layer, part) from None
+            raise self._no_part(layer, part, name) from None
         if not 0 <= expert < family.expert_count:
             raise self._no_expert(family, expert)
         kind = family.part_kinds[number]
@@ -266,11 +269,13 @@ class Pack:
             f"layer {layer} has no family {name}", path=self.path, hint=f"it has {names}"
         )
 
-    def _no_part(self, layer: int, part: str) -> RequestError:
-        self._family(layer, None)
-        names = [kind.name for f in self.families(layer) for kind in self.parts(layer, family=f)]
+    def _no_part(self, layer: int, part: str, family: str | None) -> RequestError:
+        self._family(layer, family)
+        families = self.families(layer) if family is None else (family,)
+        names = [kind.name for name in families for kind in self.parts(layer, family=name)]
+        where = f"layer {layer}" if family is None else f"{family} of layer {layer}"
         hint = f"it has {', '.join(names)}"
-        return RequestError(f"layer {layer} has no part {part}", path=self.path, hint=hint)
+        return RequestError(f"{where} has no part {part}", path=self.path, hint=hint)
 
     def _no_expert(self, family: Family, expert: int) -> RequestError:
         return RequestError(

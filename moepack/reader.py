@@ -62,8 +62,12 @@ class Reader:
         else:
             self._backend, self.why = backend, "given by the caller"
         self._in_flight = InFlight(self._backend.name, depth, max_in_flight)
-        self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
-        self._is_open = True
+        self._open_work: weakref.WeakSet[Batch | Schedule] = weakref.WeakSet()
+        # Also when this is dropped, and when Python ends: then threads are cut off that a later
+        # close would wait for.
+        self._close = weakref.finalize(
+            self, _close, self._in_flight, self._open_work, self._backend
+        )
 
     @property
     def backend(self) -> str:
@@ -86,13 +90,7 @@ class Reader:
 
         Views that were given out stay valid.
         """
-        self._in_flight.close()
-        for batch in list(self._batches):
-            batch.close()
-        self._in_flight.drain()
-        if self._is_open:
-            self._is_open = False
-            self._backend.close()
+        self._close()
 
     def read(
         self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
@@ -162,9 +160,8 @@ class Reader:
         """
         tasks = self.plan(keys, parts=parts, family=family, into=into)
         pool = self._pool if into is None else None
-        schedule = self.schedule(pool)
-        batch = Batch(self._pack, pool, schedule, tasks, self.check)
-        self._batches.add(batch)
+        batch = Batch(self._pack, pool, self._schedule(pool), tasks, self.check)
+        self._open_work.add(batch)
         return batch
 
     def plan(
@@ -187,9 +184,13 @@ class Reader:
         pairs = enumerate(zip(wanted, into, strict=True))
         return [Task(number, one, _callers_memory(buffer, one)) for number, (one, buffer) in pairs]
 
-    def schedule(self, pool: BufferPool | None = None) -> Schedule:
-        """Make a schedule over this reader's backend and bounds; its owner closes it."""
+    def schedule(self) -> Schedule:
+        """Make a schedule over this reader's backend and bounds, which is used by one thread."""
+        schedule = self._schedule(None)
+        self._open_work.add(schedule)
+        return schedule
 
+    def _schedule(self, pool: BufferPool | None) -> Schedule:
         def from_pool(wanted: Wanted) -> memoryview | None:
             assert pool is not None
             return pool.take(wanted.length)
@@ -222,8 +223,21 @@ class Reader:
             finally:
                 self._in_flight.end(extent.length, got, failed=failed)
             if problem is not None:
-                raise problem
+                try:
+                    raise problem
+                finally:
+                    del problem  # its traceback holds this frame, and that holds the buffer
         self.check(wanted, memory)
+
+
+def _close(
+    in_flight: InFlight, open_work: weakref.WeakSet[Batch | Schedule], backend: Backend
+) -> None:
+    in_flight.close()
+    for work in list(open_work):
+        work.close()
+    in_flight.drain()
+    backend.close()
 
 
 def _new_memory(wanted: Wanted) -> memoryview:

@@ -24,6 +24,8 @@ _ENTER_GETEVENTS = 1
 _REGISTER_BUFFERS, _REGISTER_EVENTFD = 0, 4
 
 READV, READ_FIXED, READ = 1, 4, 22
+MAX_BUFFER_LENGTH = 1 << 30
+"""Of one registered buffer (io_uring_register(2))."""
 
 _PARAMS_LENGTH = 120
 _SQ_OFFSETS_AT, _CQ_OFFSETS_AT = 40, 80
@@ -64,13 +66,13 @@ class Ring:
             self.close()
             raise
         self._barrier = threading.Lock()
-        self._unsubmitted = 0
-        self.in_flight = 0
 
     def _map(self, params: bytes) -> None:
         """Map the two rings and the entries where io_uring_params says that they are."""
         sq_entries, cq_entries, _, _, _, features = struct.unpack_from("=6I", params)
-        _, sq_tail, sq_mask, _, _, _, sq_array = struct.unpack_from("=7I", params, _SQ_OFFSETS_AT)
+        sq_head, sq_tail, sq_mask, _, _, _, sq_array = struct.unpack_from(
+            "=7I", params, _SQ_OFFSETS_AT
+        )
         cq_head, cq_tail, cq_mask, _, _, cqes = struct.unpack_from("=6I", params, _CQ_OFFSETS_AT)
         sq_length, cq_length = sq_array + 4 * sq_entries, cqes + _CQE_LENGTH * cq_entries
         if features & _FEAT_SINGLE_MMAP:
@@ -81,8 +83,9 @@ class Ring:
         self._entries = self._map_at(_OFF_SQES, _SQE_LENGTH * sq_entries)
         self._depth = sq_entries
         # Words, not bytes: one store has to change a whole number.
-        self._sq, self._cq = (memoryview(area).cast("I") for area in (sq_map, cq_map))
-        self._sq_tail, self._sq_mask = sq_tail // 4, self._sq[sq_mask // 4]
+        self._sq, self._cq = memoryview(sq_map).cast("I"), memoryview(cq_map).cast("I")
+        self._sq_head, self._sq_tail = sq_head // 4, sq_tail // 4
+        self._sq_mask = self._sq[sq_mask // 4]
         self._cq_head, self._cq_tail = cq_head // 4, cq_tail // 4
         self._cq_mask = self._cq[cq_mask // 4]
         self._cqes, self._cqes_at = cq_map, cqes
@@ -94,6 +97,18 @@ class Ring:
         area = mmap.mmap(self._descriptor, length, flags=flags, offset=offset)
         self._maps.append(area)
         return area
+
+    # Both are counted from the rings themselves: a signal's handler may raise anywhere between two
+    # instructions, and what the kernel has taken must not be taken for something else.
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests were prepared and not yet taken back: each has one completion."""
+        return _distance(self._cq[self._cq_head], self._sq[self._sq_tail])
+
+    @property
+    def _unsubmitted(self) -> int:
+        return _distance(self._sq[self._sq_head], self._sq[self._sq_tail])
 
     def prepare(
         self, code: int, descriptor: int, offset: int, address: int, length: int, tag: int,
@@ -114,8 +129,6 @@ class Ring:
             buffer_number,
         )  # fmt: skip
         self._sq[self._sq_tail] = (tail + 1) & 0xFFFFFFFF
-        self._unsubmitted += 1
-        self.in_flight += 1
 
     def submit(self) -> None:
         """Give the kernel what was prepared, without waiting for any completion."""
@@ -137,15 +150,13 @@ class Ring:
         """Submit, and wait for `wanted` completions; a signal may end the wait early."""
         try:
             flags = _ENTER_GETEVENTS if wanted else 0
-            submitted = _call(_ENTER, self._descriptor, self._unsubmitted, wanted, flags, None, 0)
+            _call(_ENTER, self._descriptor, self._unsubmitted, wanted, flags, None, 0)
         except InterruptedError:
-            return  # Python runs the signal's handler between here and the next try
+            pass  # Python runs the signal's handler between here and the next try
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EBUSY):
                 raise
             time.sleep(0.001)  # the kernel is short of memory for a moment
-            return
-        self._unsubmitted -= submitted
 
     def _take(self) -> list[tuple[int, int]]:
         head, tail = self._cq[self._cq_head], self._cq[self._cq_tail]
@@ -160,7 +171,6 @@ class Ring:
             head = (head + 1) & 0xFFFFFFFF
         self._ordered()
         self._cq[self._cq_head] = head
-        self.in_flight -= len(found)
         return found
 
     def _ordered(self) -> None:
@@ -173,13 +183,17 @@ class Ring:
             with self._barrier:
                 pass
 
-    def register_buffer(self, address: int, length: int) -> None:
-        """Register one buffer, as number 0, for READ_FIXED.
+    def register(self, address: int, length: int) -> None:
+        """Register memory for READ_FIXED, as buffers of MAX_BUFFER_LENGTH, numbered from 0.
 
         Raises OSError: ENOMEM where it exceeds the limit of locked memory.
         """
-        iovec = ctypes.create_string_buffer(struct.pack("=QQ", address, length), 16)
-        _call(_REGISTER, self._descriptor, _REGISTER_BUFFERS, iovec, 1)
+        iovecs = b"".join(
+            struct.pack("=QQ", start, min(MAX_BUFFER_LENGTH, address + length - start))
+            for start in range(address, address + length, MAX_BUFFER_LENGTH)
+        )
+        array = ctypes.create_string_buffer(iovecs, len(iovecs))
+        _call(_REGISTER, self._descriptor, _REGISTER_BUFFERS, array, len(iovecs) // 16)
 
     def event_descriptor(self) -> int:
         """Give an eventfd that counts completions from now on."""
@@ -200,3 +214,8 @@ class Ring:
         os.close(self._descriptor)
         if self._event_descriptor is not None:
             os.close(self._event_descriptor)
+
+
+def _distance(start: int, end: int) -> int:
+    """Count the entries from `start` to `end`, positions that begin again at 2**32."""
+    return (end - start) & 0xFFFFFFFF

@@ -13,7 +13,7 @@ import ctypes
 import os
 
 from moepack.backends import Completion, ReadRequest
-from moepack.buffers import allocate
+from moepack.buffers import map_memory
 from moepack.files import Alignment, Files
 
 MAX_PIECES = 3
@@ -56,7 +56,7 @@ class RoundedRead:
 
     def _ours(self, start: int, length: int) -> memoryview:
         """Give aligned memory whose bytes `finish` copies to `start` in the buffer."""
-        memory = allocate(length)
+        memory = map_memory(length)
         self._copies.append((start, memory if start else memory[self._head :]))
         return memory
 

@@ -64,7 +64,10 @@ class Schedule:
         self._waiting.extend(_Started(task, extent) for extent in task.wanted.extents)
 
     def start(self) -> None:
-        """Begin what may begin."""
+        """Begin what may begin. Raises MachineError where the backend has no queue to give."""
+        if not self._waiting:
+            return
+        queue = self.queue  # first, so that nothing is counted as begun where there is none
         requests: list[tuple[int, ReadRequest]] = []
         while self._waiting and self._begin(self._waiting[0]):
             item = self._waiting.popleft()
@@ -73,7 +76,7 @@ class Schedule:
             else:
                 requests.append(self._request(item, item.task.memory))
         if requests:
-            self.queue.start(requests)
+            queue.start(requests)
 
     def take(self, *, wait: bool) -> list[Task]:
         """Take the tasks that have finished; with `wait`, and where there are any, at least one.

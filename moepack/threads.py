@@ -50,19 +50,29 @@ class ThreadedBackend:
         with self._lock:
             self._unfinished += 1
             if len(self._threads) < min(self._unfinished, MAX_THREADS):
-                thread = threading.Thread(target=self._run, name="moepack-read", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+                self._add_thread()
         self._work.put((queue, number, request))
+        if not self._threads:
+            self._do(self._work.get())
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="moepack-read", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more to be had: those that are there do it
+            thread.start()
+            self._threads.append(thread)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            queue, number, request = work
-            completion = None if queue.closing else rounding.read(self._files, number, request)
-            with self._lock:
-                self._unfinished -= 1
-            queue.end(completion)
-            del work, queue, request, completion  # a waiting thread keeps no buffer alive
+            self._do(work)
+            del work  # a waiting thread keeps no buffer alive
+
+    def _do(self, work: "_Started | None") -> None:
+        assert work is not None
+        queue, number, request = work
+        completion = None if queue.closing else rounding.read(self._files, number, request)
+        with self._lock:
+            self._unfinished -= 1
+        queue.end(completion)
 
 
 class ThreadedQueue:
@@ -74,6 +84,7 @@ class ThreadedQueue:
         self._ended: SimpleQueue[Completion | None] = SimpleQueue()
         self._in_flight = 0
         self._signal: _Signal | None = None
+        self._ending = threading.Lock()
 
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
         """Hand requests to the threads."""
@@ -98,9 +109,10 @@ class ThreadedQueue:
 
     def end(self, completion: Completion | None) -> None:
         """Take a request back from a thread; None for one that was given up."""
-        self._ended.put(completion)
-        if self._signal is not None:
-            self._signal.set()
+        with self._ending:  # else the owner could close the signal in between
+            self._ended.put(completion)
+            if self._signal is not None:
+                self._signal.set()
 
     def fileno(self) -> int:
         """Give a descriptor that is readable when requests have ended."""
@@ -114,9 +126,10 @@ class ThreadedQueue:
         while self._in_flight:
             self._ended.get()
             self._in_flight -= 1
-        if self._signal is not None:
-            self._signal.close()
-            self._signal = None
+        with self._ending:
+            if self._signal is not None:
+                self._signal.close()
+                self._signal = None
 
 
 _Started = tuple[ThreadedQueue, int, ReadRequest]

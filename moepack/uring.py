@@ -114,6 +114,8 @@ class UringQueue:
         self._free.extend(self._reads)
         self._reads.clear()
         self._failed.clear()
+        if self._event is not None:
+            _clear(self._event)  # else the next owner would be told of them
         self._idle.append(self)
 
     def free(self) -> None:
@@ -123,7 +125,7 @@ class UringQueue:
     def _register(self, memory: memoryview) -> None:
         start = address(memory)
         try:
-            self._ring.register_buffer(start, len(memory))
+            self._ring.register(start, len(memory))
         except OSError:
             self._ring.close()
             raise
@@ -138,16 +140,27 @@ class UringQueue:
         """Prepare what is left of a read; the kernel reads the iovecs when it is submitted."""
         _, read, file = self._reads[slot]
         pieces = read.rest
+        buffer = None
         if len(pieces) == 1:
-            start, length = address(pieces[0]), len(pieces[0])
-            code = ring.READ_FIXED if start in self._fixed else ring.READ
+            # An entry has 32 bits for it; what is beyond is asked for again as after a short read.
+            start, length = address(pieces[0]), min(len(pieces[0]), ring.MAX_BUFFER_LENGTH)
+            buffer = self._registered(start, length)
+            code = ring.READ if buffer is None else ring.READ_FIXED
         else:
             first = slot * MAX_PIECES * _IOVEC.size
             for number, piece in enumerate(pieces):
                 at = first + number * _IOVEC.size
                 _IOVEC.pack_into(self._iovecs, at, address(piece), len(piece))
             code, start, length = ring.READV, address(self._iovecs[first:]), len(pieces)
-        self._ring.prepare(code, file.descriptor, read.offset + read.done, start, length, slot)
+        offset = read.offset + read.done
+        self._ring.prepare(code, file.descriptor, offset, start, length, slot, buffer or 0)
+
+    def _registered(self, start: int, length: int) -> int | None:
+        """Give the number of the registered buffer that holds this memory; None for none."""
+        number, place = divmod(start - self._fixed.start, ring.MAX_BUFFER_LENGTH)
+        if start not in self._fixed or start + length > self._fixed.stop:
+            return None
+        return number if place + length <= ring.MAX_BUFFER_LENGTH else None
 
     def _end(self, slot: int, result: int) -> Completion | None:
         """Take one answer of the ring; None where the read goes on."""

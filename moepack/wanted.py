@@ -80,6 +80,8 @@ class Wanted(NamedTuple):
 
     def find(self, part: PartLocation) -> int | None:
         """Say where in memory `part` begins; None where it is not among what was wanted."""
+        if self.parts is not None and part not in self.parts:
+            return None
         for extent in self.extents:
             if _holds(extent, part):
                 return extent.start + part.offset - extent.offset
@@ -93,7 +95,10 @@ class Wanted(NamedTuple):
         parts = self.parts
         if parts is None:
             kinds = pack.parts(self.layer, family=self.family)
-            parts = tuple(pack.locate(self.layer, self.expert, kind.name) for kind in kinds)
+            names = [kind.name for kind in kinds]
+            parts = tuple(
+                pack.locate(self.layer, self.expert, name, family=self.family) for name in names
+            )
         for part in parts:
             start = self.find(part)
             assert start is not None, "every part lies in an extent"
@@ -115,8 +120,8 @@ def want(
 ) -> Wanted:
     """Plan the reads of one expert: its whole blob, or the named `parts`.
 
-    Parts with only padding between them are one read. Raises RequestError for what the pack does
-    not hold, PackError for a record that breaks the format.
+    Parts that lie so near each other that padding could be between them are one read. Raises
+    RequestError for what the pack does not hold, PackError for a record that breaks the format.
     """
     if parts is None:
         blob = pack.locate(layer, expert, family=family)
@@ -124,11 +129,11 @@ def want(
         return Wanted(layer, expert, family, None, (extent,), blob.length)
     if not parts:
         raise RequestError("no parts were asked for", path=pack.path)
-    found = {pack.locate(layer, expert, part) for part in parts}
-    ordered = tuple(sorted(found, key=lambda part: part.offset))
+    found = {pack.locate(layer, expert, part, family=family) for part in parts}
+    ordered = tuple(sorted(found, key=lambda part: (part.path, part.offset)))
     extents: list[Extent] = []
     for part in ordered:
-        if extents and _only_padding_between(extents[-1], part, pack):
+        if extents and _are_near(extents[-1], part, pack):
             last = extents.pop()
             end = part.offset + part.stored_length
             extents.append(last._replace(length=end - last.offset))
@@ -147,9 +152,9 @@ def _next_extent(before: list[Extent], part: PartLocation) -> Extent:
     return Extent(part.path, part.offset, part.stored_length, start)
 
 
-def _only_padding_between(extent: Extent, part: PartLocation, pack: Pack) -> bool:
+def _are_near(extent: Extent, part: PartLocation, pack: Pack) -> bool:
     gap = part.offset - extent.offset - extent.length
-    return 0 <= gap < pack.index.header.part_alignment
+    return part.path == extent.path and 0 <= gap < pack.index.header.part_alignment
 
 
 def _holds(extent: Extent, part: PartLocation) -> bool:

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "threads": {"backends", "files", "rounding"},
     "ring": set(),
     "uring": {"backends", "files", "ring", "rounding"},
-    "choice": {"errors", "backends", "buffers", "files", "threads", "uring"},
+    "choice": {"errors", "backends", "buffers", "threads", "uring"},
     "in_flight": {"errors"},
     "wanted": {"errors", "digest", "backends", "pack"},  # pack: for its types only
     "schedule": {"errors", "backends", "in_flight", "wanted"},
