@@ -1,0 +1,290 @@
+/* Shows what moepack.h says of packs; test_c_header.py compares it with what Python says.
+ *
+ *     reader_test check PACK...   open, and use every record
+ *     reader_test list PACK...    the same, and read every part and check its digest
+ *     reader_test misuse PACK     ask for what there is not
+ *     reader_test starve PACK     open it while one system call or allocation after the other fails
+ *     reader_test hash            XXH3 of standard input: of its first 0 to 2100 bytes, and whole
+ *
+ * Exits with 1 where a pack was refused; the last line about a pack says whether it was. */
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A machine at its worst: calls are interrupted, reads give less than was asked for, and call
+ * number `failing` fails. What the header calls is replaced by these. */
+static int calls, failing = -1;
+
+static int fails(int number) {
+    if (calls++ != failing) return 0;
+    errno = number;
+    return 1;
+}
+
+static int interrupts(void) {
+    static unsigned turn;
+    errno = EINTR;
+    return turn++ % 2 == 0;
+}
+
+static void *test_malloc(size_t size) { return fails(ENOMEM) ? NULL : malloc(size); }
+static void *test_calloc(size_t n, size_t size) { return fails(ENOMEM) ? NULL : calloc(n, size); }
+static int test_fstat(int fd, struct stat *s) { return fails(EIO) ? -1 : fstat(fd, s); }
+static int test_stat(const char *path, struct stat *s) {
+    return fails(EACCES) ? -1 : stat(path, s);
+}
+static int test_fcntl(int fd, int what, int flags) {
+    return fails(EBADF) ? -1 : fcntl(fd, what, flags);
+}
+static int test_open(const char *path, int flags) {
+    return interrupts() || fails(EMFILE) ? -1 : open(path, flags);
+}
+static void *test_mmap(void *at, size_t length, int access, int flags, int fd, off_t offset) {
+    return fails(ENOMEM) ? MAP_FAILED : mmap(at, length, access, flags, fd, offset);
+}
+static ssize_t test_pread(int fd, void *to, size_t length, off_t offset) {
+    return interrupts() ? -1 : pread(fd, to, length < 1000 ? length : 1000, offset);
+}
+
+#define malloc test_malloc
+#define calloc test_calloc
+#define fstat(fd, status) test_fstat(fd, status)
+#define stat(path, status) test_stat(path, status)
+#define fcntl test_fcntl
+#define open test_open
+#define mmap test_mmap
+#define pread test_pread
+#define MOEPACK_IMPLEMENTATION
+#include "moepack.h"
+#undef malloc
+#undef open
+
+typedef struct state {
+    moepack pack;
+    moepack_error error;
+    int *fds; /* NULL where nothing is read */
+} state;
+
+static moepack_code list_part(state *s, const moepack_family *family, uint32_t expert, uint32_t p) {
+    const moepack_part_kind *kind = s->pack.part_kinds + family->first_part_kind + p;
+    moepack_part part;
+    moepack_code code;
+    uint32_t found = UINT32_MAX;
+    char *bytes;
+    assert(!moepack_find_part(&s->pack, family, kind->name, &found, NULL) && found == p);
+    code = moepack_locate_part(&s->pack, family, expert, p, &part, &s->error);
+    if (code) return code;
+    assert(part.kind == kind);
+    printf("part %" PRIu32 " %s %" PRIu32 " %s %s %" PRIu32, family->layer, family->name, expert,
+           kind->name, kind->type_name, kind->type_id);
+    printf(" %" PRIu32 " %" PRIu64 " %" PRIu64, part.file, part.offset, part.offset_in_blob);
+    printf(" %" PRIu64 " %" PRIu64 " %016" PRIx64 "\n", part.stored_length, part.length,
+           part.digest);
+    if (!s->fds) return MOEPACK_OK;
+    bytes = (char *)malloc((size_t)part.length); /* no byte more: a sanitizer watches */
+    assert(bytes);
+    code = moepack_read(&s->pack, s->fds[part.file], part.file, part.offset, part.stored_length,
+                        bytes, &s->error);
+    if (!code) code = moepack_check_part(&s->pack, &part, bytes, &s->error);
+    if (!code) printf("bytes %016" PRIx64 "\n", moepack_xxh3(bytes, (size_t)part.length));
+    free(bytes);
+    return code;
+}
+
+static moepack_code list_blob(state *s, const moepack_family *family, uint32_t expert) {
+    moepack_blob blob;
+    uint32_t p;
+    moepack_code code = moepack_locate_blob(&s->pack, family, expert, &blob, &s->error);
+    if (code) return code;
+    printf("blob %" PRIu32 " %s %" PRIu32, family->layer, family->name, expert);
+    printf(" %" PRIu32 " %" PRIu64 " %" PRIu64 " %" PRIu32, blob.file, blob.offset,
+           blob.length, blob.rank);
+    if (blob.measured) printf(" %" PRIu64 "\n", blob.hotness);
+    else printf(" None\n");
+    for (p = 0; p < family->parts_per_blob && !code; p++) code = list_part(s, family, expert, p);
+    return code;
+}
+
+/* A name behind the family's own part kinds is found only where it is one of its own as well. */
+static void check_names(state *s, const moepack_family *family) {
+    const moepack_part_kind *kinds = s->pack.part_kinds + family->first_part_kind;
+    uint32_t i, p, count = family->parts_per_blob;
+    moepack_code expected = MOEPACK_ERR_NO_SUCH;
+    if (family->first_part_kind + count == s->pack.header->part_kind_count) return;
+    for (i = 0; i < count; i++)
+        if (strcmp(kinds[i].name, kinds[count].name) == 0) expected = MOEPACK_OK;
+    assert(moepack_find_part(&s->pack, family, kinds[count].name, &p, NULL) == expected);
+}
+
+static moepack_code list_family(state *s, uint32_t number) {
+    const moepack_family *family = s->pack.families + number, *found = NULL, *before = family;
+    moepack_code code = MOEPACK_OK;
+    uint32_t expert;
+    assert(!moepack_find_family(&s->pack, family->layer, family->name, &found, NULL));
+    assert(found == family);
+    check_names(s, family);
+    while (before > s->pack.families && before[-1].layer == family->layer) before--;
+    assert(!moepack_find_family(&s->pack, family->layer, NULL, &found, NULL) && found == before);
+    for (expert = 0; expert < family->expert_count && !code; expert++)
+        code = list_blob(s, family, expert);
+    return code;
+}
+
+static moepack_code list_ranks(state *s) {
+    uint32_t rank;
+    for (rank = 0; rank < s->pack.header->blob_count; rank++) {
+        const moepack_family *family;
+        uint32_t expert;
+        moepack_code code = moepack_at_rank(&s->pack, rank, &family, &expert, &s->error);
+        if (code) return code;
+        printf("rank %" PRIu32 " %" PRIu32 " %s %" PRIu32 "\n", rank, family->layer, family->name,
+               expert);
+    }
+    return MOEPACK_OK;
+}
+
+static moepack_code open_files(state *s) {
+    uint32_t i, count = s->pack.header->file_count;
+    moepack_code code = MOEPACK_OK;
+    s->fds = (int *)malloc(count * sizeof *s->fds);
+    assert(s->fds);
+    for (i = 0; i < count; i++) s->fds[i] = -1;
+    for (i = 0; i < count && !code; i++)
+        code = moepack_file_fd(&s->pack, i, 0, s->fds + i, &s->error);
+    return code;
+}
+
+static void close_files(state *s) {
+    uint32_t i;
+    for (i = 0; s->fds && i < s->pack.header->file_count; i++)
+        if (s->fds[i] >= 0) close(s->fds[i]);
+    free(s->fds);
+}
+
+static int list_pack(const char *path, int reads) {
+    state s;
+    uint32_t i;
+    moepack_code code;
+    memset(&s, 0, sizeof s);
+    printf("pack %s\n", path);
+    code = moepack_open(path, &s.pack, &s.error);
+    if (!code && reads) code = open_files(&s);
+    for (i = 0; !code && i < s.pack.header->family_count; i++) code = list_family(&s, i);
+    if (!code) code = list_ranks(&s);
+    close_files(&s);
+    assert(code == s.error.code);
+    if (code) printf("refused %s %s\n", moepack_code_name(code), s.error.message);
+    else printf("sound\n");
+    moepack_close(&s.pack); /* also where it could not be opened, and twice */
+    moepack_close(&s.pack);
+    assert(!s.pack.header && !s.pack.layers && !s.pack.path);
+    return code != MOEPACK_OK;
+}
+
+static void expect(moepack_code code, moepack_code expected, const moepack_error *error) {
+    printf("%s %s\n", moepack_code_name(code), error->message);
+    assert(code == expected && error->code == expected && error->message[0]);
+}
+
+static int misuse(const char *path) {
+    const moepack_family *family, *other = NULL;
+    moepack pack;
+    moepack_error e;
+    moepack_blob blob;
+    moepack_part part;
+    uint32_t n = 77;
+    int fd = -1;
+    char text[8] = "", longer[4096];
+    assert(moepack_open("/nowhere/at/all", &pack, NULL) == MOEPACK_ERR_NOT_A_PACK);
+    assert(!moepack_open(path, &pack, &e));
+    family = pack.families;
+    expect(moepack_find_family(&pack, 4096, NULL, &other, &e), MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_find_family(&pack, UINT32_MAX, NULL, &other, &e), MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_find_family(&pack, 0, "ffn", &other, &e), MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_find_part(&pack, family, "ffn_up_exps", &n, &e), MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_locate_blob(&pack, family, family->expert_count, &blob, &e),
+           MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_locate_part(&pack, family, UINT32_MAX, 0, &part, &e), MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_locate_part(&pack, family, 0, family->parts_per_blob, &part, &e),
+           MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_at_rank(&pack, pack.header->blob_count, &other, &n, &e), MOEPACK_ERR_NO_SUCH,
+           &e);
+    expect(moepack_file_fd(&pack, pack.header->file_count, 0, &fd, &e), MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_file_path(&pack, UINT32_MAX, text, sizeof text, &e), MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_file_path(&pack, 0, text, sizeof text, &e), MOEPACK_ERR_BUFFER, &e);
+    assert(!moepack_file_path(&pack, 0, longer, sizeof longer, &e));
+    printf("path %s\n", longer);
+    expect(moepack_file_path(&pack, 0, longer, strlen(longer), &e), MOEPACK_ERR_BUFFER, &e);
+    expect(moepack_read(&pack, -1, pack.header->file_count, 0, 8, text, &e), MOEPACK_ERR_NO_SUCH,
+           &e);
+    expect(moepack_read(&pack, -1, 0, 0, 8, text, &e), MOEPACK_ERR_SYSTEM, &e);
+    assert(e.system_error == EBADF && !other && n == 77 && fd == -1);
+    expect(moepack_read(&pack, -1, 0, UINT64_MAX, 8, text, &e), MOEPACK_ERR_BUFFER, &e);
+    expect(moepack_read(&pack, -1, 0, 8, UINT64_MAX, text, &e), MOEPACK_ERR_BUFFER, &e);
+    assert(!moepack_read(&pack, -1, 0, 0, 0, text, &e)); /* nothing asked, nothing done */
+    assert(strcmp(moepack_code_name((moepack_code)10), "unknown") == 0);
+    close(0); /* a file may have descriptor 0 */
+    assert(!moepack_file_fd(&pack, 0, 0, &fd, &e) && fd == 0);
+    assert(!(fcntl(fd, F_GETFL, 0) & O_NONBLOCK) && fcntl(fd, F_GETFD, 0) & FD_CLOEXEC);
+    assert(!moepack_file_fd(&pack, 0, O_SYNC | O_APPEND, &fd, &e)); /* stand for O_DIRECT */
+    assert(fcntl(fd, F_GETFL, 0) & O_SYNC && fcntl(fd, F_GETFL, 0) & O_APPEND);
+    moepack_close(&pack);
+    return 0;
+}
+
+static int hash(void) {
+    static char bytes[1 << 22];
+    size_t length = fread(bytes, 1, sizeof bytes, stdin), i;
+    for (i = 0; i <= length; i++) {
+        char *copy; /* with nothing behind it: a sanitizer watches */
+        if (i > 2100) i = length;
+        copy = (char *)malloc(i ? i : 1);
+        assert(copy);
+        memcpy(copy, bytes, i);
+        printf("%zu %016" PRIx64 "\n", i, moepack_xxh3(copy, i));
+        free(copy);
+    }
+    return 0;
+}
+
+/* Opening, also where it fails, must leave nothing behind: no descriptor, no mapping. (Memory is
+ * for the leak sanitizer.) `lowest` is the descriptor that was free at the start. */
+static void check_leaks(int lowest) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[8192];
+    while (maps && fgets(line, sizeof line, maps)) assert(!strstr(line, "/index.bin"));
+    if (maps) fclose(maps);
+    assert(open("/dev/null", O_RDONLY) == lowest);
+}
+
+static int starve(const char *path, int lowest) {
+    moepack_error error;
+    moepack pack;
+    for (failing = 0;; failing++) {
+        calls = 0;
+        if (!moepack_open(path, &pack, &error)) break;
+        assert(error.code == MOEPACK_ERR_SYSTEM && error.system_error);
+        assert(!pack.header && !pack.path && !pack.layers);
+        printf("%s\n", error.message);
+        check_leaks(lowest);
+        close(lowest);
+    }
+    moepack_close(&pack);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    int i, refused = 0, lowest = open("/dev/null", O_RDONLY);
+    close(lowest);
+    if (argc == 2 && strcmp(argv[1], "hash") == 0) return hash();
+    if (argc == 3 && strcmp(argv[1], "misuse") == 0) return misuse(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "starve") == 0) return starve(argv[2], lowest);
+    if (argc < 3) return 2;
+    for (i = 2; i < argc; i++) refused |= list_pack(argv[i], strcmp(argv[1], "list") == 0);
+    check_leaks(lowest);
+    return refused;
+}
