@@ -73,9 +73,8 @@ def packs_against_shards(pack_path: Path, shards: list[Path], rounds: int) -> It
         backend.close()
     ours, theirs = (usages[reading] for reading in readings)
     ratios = comparison.ratios(ours, theirs)
-    speeds = [
-        statistics.median(one.length / one.seconds for one in side) for side in (ours, theirs)
-    ]
+    useful = sum(one.length for step in accesses["slices"].steps for one in step)
+    speeds = [useful / statistics.median(one.seconds for one in side) for side in (ours, theirs)]
     yield _at_least("experts at depth 1: shards' slices", speeds, ratios, 1.3)
 
 
