@@ -4,14 +4,17 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import moepack
 from moepack import experts, layout, packer, plan
+from moepack.pack import BlobLocation, Pack, PartLocation
 from moepack.source import Source, open_source
+from tests.faulty_backend import NAMES, require
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -78,6 +81,31 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for model in REAL_MODELS:
         pack_model([first_shard(model)], folder / model)
     return {model: folder / model for model in REAL_MODELS}
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest, packs: dict[str, Path]) -> str:
+    """Name each backend that works here."""
+    return require(request.param, packs["qwen3moe"])
+
+
+@pytest.fixture
+def pack(packs: dict[str, Path]) -> Iterator[Pack]:
+    """Open the pack of qwen3moe."""
+    with moepack.open(packs["qwen3moe"]) as opened:
+        yield opened
+
+
+def keys_of(pack: Pack) -> list[tuple[int, int]]:
+    """List (layer, expert) of all blobs of a pack's main families."""
+    return [(layer, n) for layer in pack.layers for n in range(pack.expert_count(layer))]
+
+
+def on_disk(where: BlobLocation | PartLocation) -> bytes:
+    """Read a blob or a part plainly."""
+    with open(where.path, "rb") as file:
+        file.seek(where.offset)
+        return file.read(where.length)
 
 
 @pytest.fixture

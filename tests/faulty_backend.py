@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 import moepack
 from moepack.backends import Backend, Completion, ReadQueue, ReadRequest
 from moepack.errors import MachineError
+from moepack.pack import Pack
 from moepack.threads import ThreadedBackend
 
 if sys.platform == "linux":
@@ -97,6 +98,12 @@ class Begun(NamedTuple):
     path: Path
     offset: int
     length: int
+
+
+def fault_at(pack: Pack, layer: int, expert: int, part: str | None = None, **what: Any) -> Fault:
+    """Make a fault of the reads of one blob or one part."""
+    where = pack.locate(layer, expert, part) if part else pack.locate(layer, expert)
+    return Fault(path=where.path, offset=where.offset, **what)
 
 
 class FaultyBackend:

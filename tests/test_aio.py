@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +21,11 @@ import pytest
 import moepack
 from moepack import aio, buffers, reader
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.pack import BlobLocation, Pack, PartLocation
-from tests.faulty_backend import NAMES, Fault, FaultyBackend, make, require
+from moepack.pack import Pack
+from tests.conftest import keys_of, on_disk
+from tests.faulty_backend import Fault, FaultyBackend, fault_at, make, require
 
 Work = Callable[[], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture(params=NAMES)
-def name(request: pytest.FixtureRequest, packs: dict[str, Path]) -> str:
-    """Name each backend that works here."""
-    return require(request.param, packs["qwen3moe"])
-
-
-@pytest.fixture
-def pack(packs: dict[str, Path]) -> Iterator[Pack]:
-    with moepack.open(packs["qwen3moe"]) as opened:
-        yield opened
-
-
-def keys_of(pack: Pack) -> list[tuple[int, int]]:
-    return [(layer, n) for layer in pack.layers for n in range(pack.expert_count(layer))]
-
-
-def on_disk(where: BlobLocation | PartLocation) -> bytes:
-    with open(where.path, "rb") as file:
-        file.seek(where.offset)
-        return file.read(where.length)
-
-
-def fault_at(pack: Pack, layer: int, expert: int, **what: Any) -> Fault:
-    where = pack.locate(layer, expert)
-    return Fault(path=where.path, offset=where.offset, **what)
 
 
 def run(work: Work, seconds: float = 15) -> None:

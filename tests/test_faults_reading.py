@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -24,40 +24,13 @@ import moepack
 from moepack import buffers, reader, rounding, threads
 from moepack.backends import Completion, ReadRequest
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.pack import BlobLocation, Pack, PartLocation
+from moepack.pack import Pack
 from moepack.reader import Reader
-from tests.conftest import flip
-from tests.faulty_backend import NAMES, Fault, FaultyBackend, make, require
+from tests.conftest import flip, keys_of, on_disk
+from tests.faulty_backend import Fault, FaultyBackend, fault_at, make, require
 
 Result = TypeVar("Result")
 HINT_EIO = "the drive or its connection fails: see the kernel's log, then run `moepack verify`"
-
-
-@pytest.fixture(params=NAMES)
-def name(request: pytest.FixtureRequest, packs: dict[str, Path]) -> str:
-    """Name each backend that works here."""
-    return require(request.param, packs["qwen3moe"])
-
-
-@pytest.fixture
-def pack(packs: dict[str, Path]) -> Iterator[Pack]:
-    with moepack.open(packs["qwen3moe"]) as opened:
-        yield opened
-
-
-def keys_of(pack: Pack) -> list[tuple[int, int]]:
-    return [(layer, n) for layer in pack.layers for n in range(pack.expert_count(layer))]
-
-
-def on_disk(where: BlobLocation | PartLocation) -> bytes:
-    with open(where.path, "rb") as file:
-        file.seek(where.offset)
-        return file.read(where.length)
-
-
-def fault_at(pack: Pack, layer: int, expert: int, part: str | None = None, **what: Any) -> Fault:
-    where = pack.locate(layer, expert, part) if part else pack.locate(layer, expert)
-    return Fault(path=where.path, offset=where.offset, **what)
 
 
 def the_rest_reads_right(

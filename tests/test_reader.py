@@ -8,7 +8,6 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from hypothesis import strategies as st
 import moepack
 from moepack import rounding
 from moepack.errors import MoepackError, PackError, RequestError
-from moepack.pack import BlobLocation, Pack, PartLocation
+from moepack.pack import Pack
 from moepack.reader import Reader
-from tests.conftest import REAL_MODELS, first_shard, pack_model
+from tests.conftest import REAL_MODELS, first_shard, keys_of, on_disk, pack_model
 from tests.faulty_backend import NAMES, FaultyBackend, make, require
 from tests.gguf_builder import Q8_0, moe
 
@@ -39,18 +38,6 @@ projections = ["gate_up", "gate", "up", "down", "attn_v"]
 alignment = 64
 small_alignment = 64
 """
-
-
-@pytest.fixture(params=NAMES)
-def name(request: pytest.FixtureRequest, packs: dict[str, Path]) -> str:
-    """Name each backend that works here."""
-    return require(request.param, packs["qwen3moe"])
-
-
-@pytest.fixture
-def pack(packs: dict[str, Path]) -> Iterator[Pack]:
-    with moepack.open(packs["qwen3moe"]) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +60,6 @@ def families_model(folder: Path) -> Path:
 @functools.cache
 def contents(path: Path) -> bytes:
     return path.read_bytes()
-
-
-def on_disk(where: BlobLocation | PartLocation) -> bytes:
-    return contents(where.path)[where.offset : where.offset + where.length]
-
-
-def keys_of(pack: Pack) -> list[tuple[int, int]]:
-    return [(layer, n) for layer in pack.layers for n in range(pack.expert_count(layer))]
 
 
 def part_names(pack: Pack, layer: int, family: str | None = None) -> list[str]:
