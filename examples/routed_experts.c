@@ -4,7 +4,9 @@
  *     cc -I include examples/routed_experts.c -DUSE_URING -luring    all reads at once
  *     ./a.out model.moepack LAYER EXPERT...
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* for O_DIRECT */
+#endif
 #define MOEPACK_IMPLEMENTATION
 #include "moepack.h"
 

@@ -81,7 +81,6 @@ class Batch:
         pack: Pack,
         pool: BufferPool | None,
         schedule: Schedule,
-        tasks: Sequence[Task],
         check: Callable[[Wanted, memoryview], None],
     ) -> None:
         self._pack = pack
@@ -89,12 +88,21 @@ class Batch:
         self._schedule = schedule
         self._check = check
         self._lock = threading.Lock()
-        self._untaken = dict.fromkeys(task.number for task in tasks)
+        self._untaken: dict[int, None] = {}
         self._ready: dict[int, Task] = {}
         self._was_cut = False
-        for task in tasks:
-            schedule.add(task)
-        schedule.start()
+
+    def start(self, tasks: Sequence[Task]) -> None:
+        """Begin to read what is wanted; called once. Raises MachineError and ends it otherwise."""
+        with self._lock:
+            self._untaken.update(dict.fromkeys(task.number for task in tasks))
+            for task in tasks:
+                self._schedule.add(task)
+            try:
+                self._schedule.start()
+            except BaseException:
+                self._close()
+                raise
 
     def __len__(self) -> int:
         """Say how many experts have not been taken yet."""
@@ -122,11 +130,14 @@ class Batch:
     def close(self) -> None:
         """Give up the rest: begin nothing more, wait for what is in flight, free the buffers."""
         with self._lock:
-            self._was_cut = self._was_cut or bool(self._untaken)
-            self._untaken.clear()
-            for task in (*self._schedule.close(), *self._ready.values()):
-                self._free(task)
-            self._ready.clear()
+            self._close()
+
+    def _close(self) -> None:
+        self._was_cut = self._was_cut or bool(self._untaken)
+        self._untaken.clear()
+        for task in (*self._schedule.close(), *self._ready.values()):
+            self._free(task)
+        self._ready.clear()
 
     def _take(self, in_order: bool) -> Task | None:
         """Wait for one expert; several threads may, and each gets others. None after the last."""
@@ -136,7 +147,10 @@ class Batch:
                 if number in self._ready:
                     del self._untaken[number]
                     return self._ready.pop(number)
-                for task in self._schedule.take(wait=True):
+                finished = self._schedule.take(wait=True)
+                if not finished:
+                    raise RequestError("an interruption lost some of the batch")
+                for task in finished:
                     self._ready[task.number] = task
             if self._was_cut:
                 raise RequestError("the batch was closed before all of it was taken")

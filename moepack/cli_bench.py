@@ -50,7 +50,7 @@ _MOST_DEPTH = 256
     "length_text",
     default="256MiB",
     show_default=True,
-    help="Bytes of each routed read.",
+    help="Bytes of experts in each measurement.",
 )
 @click.option(
     "--point-seconds",

@@ -5,10 +5,13 @@ Beyond about 100 MB in flight drives get slower, not faster, and memory is bette
 
 import threading
 import time
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import NamedTuple, TypeVar
+from weakref import WeakSet
 
 from moepack.errors import RequestError
 
+Work = TypeVar("Work")
 DEPTH = 32
 MAX_LENGTH = 64 << 20
 
@@ -36,6 +39,9 @@ class InFlight:
 
     `depth` bounds their number, `max_length` their bytes. A batch that has nothing in flight may
     always begin one read: so none waits for another's owner to come back, and no read is too long.
+
+    Reads are counted by their owner, in one place: a signal's handler may raise anywhere, and an
+    owner that was interrupted forgets all that is counted for it, whatever that was.
     """
 
     def __init__(self, backend: str, depth: int, max_length: int) -> None:
@@ -44,11 +50,20 @@ class InFlight:
         self._max_length = max_length
         self._changed = threading.Condition()
         self._closed = False
-        self._count = self._length = self._peak = 0
+        self._owned: dict[Hashable, tuple[int, int]] = {}
+        self._peak = 0
         self._reads = self._errors = self._read_length = 0
         self._busy_seconds = self._busy_since = 0.0
 
-    def begin(self, length: int, *, force: bool = False) -> bool:
+    @property
+    def _count(self) -> int:
+        return sum(count for count, _ in self._owned.values())
+
+    @property
+    def _length(self) -> int:
+        return sum(length for _, length in self._owned.values())
+
+    def begin(self, owner: Hashable, length: int, *, force: bool = False) -> bool:
         """Count a read of `length` bytes as begun, or say that it may not begin now.
 
         It may not where the bounds do not allow it, unless `force`, or where the reader is closed.
@@ -59,22 +74,43 @@ class InFlight:
                 return False
             if not self._count:
                 self._busy_since = time.perf_counter()
-            self._count += 1
-            self._length += length
+            count, total = self._owned.get(owner, (0, 0))
+            self._owned[owner] = count + 1, total + length
             self._peak = max(self._peak, self._length)
             return True
 
-    def end(self, length: int, got: int, *, failed: bool) -> None:
+    def end(self, owner: Hashable, length: int, got: int, *, failed: bool) -> None:
         """Count a read of `length` bytes as ended, with `got` bytes."""
         with self._changed:
-            self._count -= 1
-            self._length -= length
+            count, total = self._owned.pop(owner, (1, length))
+            if count > 1:
+                self._owned[owner] = count - 1, total - length
             self._reads += 1
             self._errors += failed
             self._read_length += got
-            if not self._count:
-                self._busy_seconds += time.perf_counter() - self._busy_since
-                self._changed.notify_all()
+            self._settle()
+
+    def forget(self, owner: Hashable) -> None:
+        """Count nothing as in flight any more of an owner that has nothing in flight."""
+        with self._changed:
+            if self._owned.pop(owner, None):
+                self._settle()
+
+    def _settle(self) -> None:
+        if not self._owned:
+            self._busy_seconds += time.perf_counter() - self._busy_since
+            self._changed.notify_all()
+
+    def add_error(self) -> None:
+        """Count an error in what was read, such as a digest that differs."""
+        with self._changed:
+            self._errors += 1
+
+    def adopt(self, work: Work, open_work: WeakSet[Work]) -> None:
+        """Add `work` to what `close` has to end. Raises RequestError where that has begun."""
+        with self._changed:
+            self.check_open()
+            open_work.add(work)
 
     def check_open(self) -> None:
         """Raise RequestError where the reader is closed."""
@@ -89,7 +125,7 @@ class InFlight:
     def drain(self) -> None:
         """Wait until nothing is in flight."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._count)
+            self._changed.wait_for(lambda: not self._owned)
 
     def statistics(self) -> Statistics:
         """Give the numbers as they are now."""

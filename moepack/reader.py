@@ -6,6 +6,7 @@ names what failed. How the bytes come from the disk is the backend's.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +14,7 @@ from moepack.backends import ReadRequest
 from moepack.batch import Batch, ExpertBytes
 from moepack.buffers import allocate, writable_bytes
 from moepack.choice import choose
-from moepack.errors import MachineError, MoepackError, RequestError
+from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.in_flight import DEPTH, MAX_LENGTH, InFlight, Statistics
 from moepack.schedule import Schedule, Task
 from moepack.wanted import PAGE, Wanted, want
@@ -160,8 +161,9 @@ class Reader:
         """
         tasks = self.plan(keys, parts=parts, family=family, into=into)
         pool = self._pool if into is None else None
-        batch = Batch(self._pack, pool, self._schedule(pool), tasks, self.check)
-        self._open_work.add(batch)
+        batch = Batch(self._pack, pool, self._schedule(pool), self.check)
+        self._in_flight.adopt(batch, self._open_work)  # before anything begins that is to be ended
+        batch.start(tasks)
         return batch
 
     def plan(
@@ -187,7 +189,7 @@ class Reader:
     def schedule(self) -> Schedule:
         """Make a schedule over this reader's backend and bounds, which is used by one thread."""
         schedule = self._schedule(None)
-        self._open_work.add(schedule)
+        self._in_flight.adopt(schedule, self._open_work)
         return schedule
 
     def _schedule(self, pool: BufferPool | None) -> Schedule:
@@ -200,8 +202,13 @@ class Reader:
 
     def check(self, wanted: Wanted, memory: memoryview) -> None:
         """Compare what was read with its digests, if this reader does; raise PackError."""
-        if self._check_digests:
+        if not self._check_digests:
+            return
+        try:
             wanted.check_digests(self._pack, memory)
+        except PackError:
+            self._in_flight.add_error()
+            raise
 
     def _want(self, layer: int, expert: int, part: str | None, family: str | None) -> Wanted:
         self._in_flight.check_open()
@@ -209,19 +216,20 @@ class Reader:
 
     def _fill(self, wanted: Wanted, memory: memoryview) -> None:
         """Read into `memory`, in this thread, and check what came."""
+        owner = threading.get_ident()
         for extent in wanted.extents:
-            if not self._in_flight.begin(extent.length, force=True):
-                self._in_flight.check_open()
             buffer = memory[extent.start : extent.start + extent.length]
             problem: MoepackError | None = None
             got, failed = 0, True
             try:
+                if not self._in_flight.begin(owner, extent.length, force=True):
+                    self._in_flight.check_open()
                 request = ReadRequest(extent.path, extent.offset, buffer)
                 completion = self._backend.read(request)
                 problem = wanted.problem(extent, completion)
                 got, failed = completion.length, problem is not None
             finally:
-                self._in_flight.end(extent.length, got, failed=failed)
+                self._in_flight.end(owner, extent.length, got, failed=failed)
             if problem is not None:
                 try:
                     raise problem
@@ -236,6 +244,7 @@ def _close(
     in_flight.close()
     for work in list(open_work):
         work.close()
+    in_flight.forget(threading.get_ident())  # an interrupted read; this thread reads nothing now
     in_flight.drain()
     backend.close()
 

@@ -125,9 +125,8 @@ class Schedule:
         if self._queue is not None:
             self._queue.close()
             self._queue = None
-        for item in self._started.values():
-            self._in_flight.end(item.extent.length, 0, failed=False)
         self._started.clear()
+        self._in_flight.forget(self)
         return list(cut.values())
 
     def _begin(self, item: _Started) -> bool:
@@ -145,7 +144,7 @@ class Schedule:
                 return self._give_up(task, error)
         if task.memory is None:
             return False
-        return self._in_flight.begin(item.extent.length, force=not self._started)
+        return self._in_flight.begin(self, item.extent.length, force=not self._started)
 
     def _give_up(self, task: Task, error: MachineError) -> bool:
         """Keep one extent of a task that failed before it began, in front of those that wait."""
@@ -169,7 +168,7 @@ class Schedule:
         task, extent = self._started.pop(completion.number)
         problem = task.wanted.problem(extent, completion)
         got = completion.length
-        self._in_flight.end(extent.length, got, failed=problem is not None)
+        self._in_flight.end(self, extent.length, got, failed=problem is not None)
         task.error = task.error or problem
         task.open_extents -= 1
         return None if task.open_extents else task

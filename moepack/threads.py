@@ -38,10 +38,10 @@ class ThreadedBackend:
 
     def close(self) -> None:
         """End the threads and close all files."""
-        for _ in self._threads:
-            self._work.put(None)
+        self._work.put(None)
         for thread in self._threads:
-            thread.join()
+            with contextlib.suppress(RuntimeError):  # an interruption kept it from starting
+                thread.join()
         self._threads.clear()
         self._files.close()
 
@@ -53,44 +53,54 @@ class ThreadedBackend:
                 self._add_thread()
         self._work.put((queue, number, request))
         if not self._threads:
-            self._do(self._work.get())
+            self._work.get()
+            self._end(queue, self._read(queue, number, request))
 
     def _add_thread(self) -> None:
         thread = threading.Thread(target=self._run, name="moepack-read", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more to be had: those that are there do it
+        self._threads.append(thread)
+        try:
             thread.start()
-            self._threads.append(thread)
+        except RuntimeError:  # no more to be had: those that are there do it
+            self._threads.remove(thread)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            self._do(work)
-            del work  # a waiting thread keeps no buffer alive
+            queue, number, request = work
+            del work
+            completion = self._read(queue, number, request)
+            del request  # else its buffer would be held for a moment after the owner has the bytes
+            self._end(queue, completion)
+        self._work.put(None)  # for the next thread
 
-    def _do(self, work: "_Started | None") -> None:
-        assert work is not None
-        queue, number, request = work
-        completion = None if queue.closing else rounding.read(self._files, number, request)
+    def _read(self, queue: "ThreadedQueue", number: int, request: ReadRequest) -> Completion | None:
+        return rounding.read(self._files, number, request) if queue.begin() else None
+
+    def _end(self, queue: "ThreadedQueue", completion: Completion | None) -> None:
         with self._lock:
             self._unfinished -= 1
-        queue.end(completion)
+        if completion is not None:
+            queue.end(completion)
 
 
 class ThreadedQueue:
     """The requests of one caller that threads are doing."""
 
     def __init__(self, backend: ThreadedBackend) -> None:
-        self.closing = False
         self._backend = backend
-        self._ended: SimpleQueue[Completion | None] = SimpleQueue()
+        self._ended: SimpleQueue[Completion] = SimpleQueue()
         self._in_flight = 0
         self._signal: _Signal | None = None
-        self._ending = threading.Lock()
+        # What `close` waits for is counted by the threads: no signal's handler interrupts these.
+        self._changed = threading.Condition()
+        self._reading = 0
+        self._is_closing = False
 
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
         """Hand requests to the threads."""
         for number, request in requests:
-            self._in_flight += 1
             self._backend.begin(self, number, request)
+            self._in_flight += 1
 
     def finished(self, *, wait: bool) -> list[Completion]:
         """Take the completions that are there; with `wait`, at least one."""
@@ -100,19 +110,27 @@ class ThreadedQueue:
         wait = wait and self._in_flight > 0
         try:
             while True:
-                completion = self._ended.get(block=wait and not found)
+                found.append(self._ended.get(block=wait and not found))
                 self._in_flight -= 1
-                if completion is not None:
-                    found.append(completion)
         except Empty:
             return found
 
-    def end(self, completion: Completion | None) -> None:
-        """Take a request back from a thread; None for one that was given up."""
-        with self._ending:  # else the owner could close the signal in between
+    def begin(self) -> bool:
+        """Say to a thread whether to do a request; not once the queue is closing."""
+        with self._changed:
+            if self._is_closing:
+                return False
+            self._reading += 1
+            return True
+
+    def end(self, completion: Completion) -> None:
+        """Take a request back from the thread that did it."""
+        with self._changed:
             self._ended.put(completion)
+            self._reading -= 1
             if self._signal is not None:
                 self._signal.set()
+            self._changed.notify_all()
 
     def fileno(self) -> int:
         """Give a descriptor that is readable when requests have ended."""
@@ -122,11 +140,9 @@ class ThreadedQueue:
 
     def close(self) -> None:
         """Give up what no thread has begun, and wait for the rest."""
-        self.closing = True
-        while self._in_flight:
-            self._ended.get()
-            self._in_flight -= 1
-        with self._ending:
+        with self._changed:
+            self._is_closing = True
+            self._changed.wait_for(lambda: not self._reading)
             if self._signal is not None:
                 self._signal.close()
                 self._signal = None

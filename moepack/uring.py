@@ -30,6 +30,7 @@ class UringBackend:
         self._files = Files(open_direct)
         self._fixed = fixed
         self._idle: list[UringQueue] = []
+        self._is_closed = False
 
     def read(self, request: ReadRequest) -> Completion:
         """Do one request now, in this thread."""
@@ -42,24 +43,35 @@ class UringBackend:
             if queue.depth == depth:
                 return queue
             queue.free()
-        return UringQueue(self._files, depth, self._fixed, self._idle)
+        return UringQueue(self, self._files, depth, self._fixed)
 
     def close(self) -> None:
         """Free all rings and close all files."""
-        while self._idle:
-            self._idle.pop().free()
+        self._is_closed = True
+        self._free_idle()
         self._files.close()
+
+    def keep(self, queue: "UringQueue") -> None:
+        """Take a closed queue back, for the next owner."""
+        self._idle.append(queue)
+        if self._is_closed:  # it may have been closed in between
+            self._free_idle()
+
+    def _free_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().free()
 
 
 class UringQueue:
     """The requests of one caller in a ring."""
 
     def __init__(
-        self, files: Files, depth: int, fixed: memoryview | None, idle: "list[UringQueue]"
+        self, backend: UringBackend, files: Files, depth: int, fixed: memoryview | None
     ) -> None:
         self.depth = depth
+        self._backend = backend
         self._files = files
-        self._idle = idle
         self._ring = Ring(depth)
         self._fixed = range(0)
         if fixed is not None:
@@ -111,12 +123,12 @@ class UringQueue:
         """
         while self._ring.completions(wait=True):
             pass
-        self._free.extend(self._reads)
         self._reads.clear()
+        self._free = list(range(self.depth))
         self._failed.clear()
         if self._event is not None:
             _clear(self._event)  # else the next owner would be told of them
-        self._idle.append(self)
+        self._backend.keep(self)
 
     def free(self) -> None:
         """Free the ring; nothing is in flight."""

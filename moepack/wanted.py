@@ -127,6 +127,8 @@ def want(
         blob = pack.locate(layer, expert, family=family)
         extent = Extent(blob.path, blob.offset, blob.length, 0)
         return Wanted(layer, expert, family, None, (extent,), blob.length)
+    if isinstance(parts, str):
+        raise RequestError("one name where several go", expected=f"parts=({parts!r},)", found=parts)
     if not parts:
         raise RequestError("no parts were asked for", path=pack.path)
     found = {pack.locate(layer, expert, part, family=family) for part in parts}

@@ -150,7 +150,7 @@ class FaultyBackend:
 
     def close(self) -> None:
         """Close the files of the real one."""
-        assert not self.open_queues, "files are closed under an open queue"
+        assert not self._count, "files are closed under a read"
         assert not self.is_closed, "closed twice"
         self.is_closed = True
         self.inner.close()
