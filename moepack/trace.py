@@ -1,0 +1,110 @@
+"""Traces: which experts were chosen, token by token, whatever file they were written to.
+
+A trace is a sequence of requests, each a sequence of tokens, each with its experts by layer. It is
+handled in pieces, so that one of any length passes through little memory. What a format does not
+say is unknown here, and never guessed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_NUMBER = 0xFFFF
+"""Layers and experts have 16 bits."""
+
+Ints = NDArray[np.int64]
+Shorts = NDArray[np.uint16]
+Bytes = NDArray[np.uint8]
+
+
+class Phase(IntEnum):
+    """What a token was: part of a prompt, or generated."""
+
+    UNKNOWN = 0
+    PREFILL = 1
+    DECODE = 2
+
+
+class Unknown(StrEnum):
+    """What a format does not tell."""
+
+    REQUESTS = "requests"
+    """Where one request ends and the next begins: all are taken as one."""
+    PHASES = "phases"
+    """Which tokens are prefill and which are decode."""
+    TOKENS = "tokens"
+    """Where one token ends and the next begins: only counts are known."""
+    LAYERS = "layers"
+    """Which blocks of the model the layers are: they are counted among those with experts."""
+    LATER_TOKENS = "later tokens"
+    """What the tokens behind the first of a batch chose."""
+
+
+class Tokens(NamedTuple):
+    """Whole tokens in their order; their selections ordered by layer as the model meets them.
+
+    `request` [tokens] is the number of each token's request, which never falls; `phase` [tokens] is
+    its Phase; the selections of token t are `layer[starts[t]:starts[t + 1]]` and `expert[…]`, so
+    `starts` has one item more than there are tokens.
+    """
+
+    request: Ints
+    phase: Bytes
+    starts: Ints
+    layer: Shorts
+    expert: Shorts
+
+
+class Counts(NamedTuple):
+    """How often experts were chosen, where the single tokens are not known."""
+
+    phase: Phase
+    layer: Shorts
+    expert: Shorts
+    counts: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the pieces that follow come from: a format, a file, and what these do not tell.
+
+    `model` is the model's name where the file has it; `token_count` is how many tokens the counts
+    were taken over, for formats of counts that say it.
+    """
+
+    format: str
+    name: str
+    unknown: frozenset[Unknown] = frozenset()
+    model: str | None = None
+    token_count: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Give this as JSON values, the same for the same facts."""
+        return {
+            "format": self.format,
+            "name": self.name,
+            "unknown": sorted(self.unknown),
+            "model": self.model,
+            "token_count": self.token_count,
+        }
+
+
+Piece = Tokens | Counts
+Item = Origin | Tokens | Counts
+Items = Iterator[Item]
+"""An origin, then its pieces, then perhaps another origin."""
+
+
+def counts_of(phase: Phase, layer: Ints | Shorts, expert: Ints | Shorts) -> Counts:
+    """Count selections."""
+    keys, counts = np.unique(layer.astype(np.int64) << 16 | expert, return_counts=True)
+    return Counts(phase, *split_keys(keys), counts.astype(np.int64))
+
+
+def split_keys(keys: Ints) -> tuple[Shorts, Shorts]:
+    """Take keys `layer << 16 | expert` apart."""
+    return (keys >> 16).astype(np.uint16), (keys & MAX_NUMBER).astype(np.uint16)
