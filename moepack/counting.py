@@ -1,0 +1,136 @@
+"""Hotness from whatever was measured: traces of all formats, imatrices, hotness files."""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from moepack import coverage, digest, hotness, imatrix, trace_formats
+from moepack.checks import Checks, Shape, shorts
+from moepack.compressed import Stream
+from moepack.errors import TraceError
+from moepack.experts import Experts
+from moepack.hotness import HeldOut, Hotness
+from moepack.plan import Plan
+from moepack.tally import MAX_TOTAL, Tally
+from moepack.trace import Counts, Ints, Items, Origin, Phase, Unknown
+
+_HEAD_LENGTH = 1 << 16
+
+
+class Input(NamedTuple):
+    """A file, and how much its selections count."""
+
+    path: str
+    weight: float = 1.0
+
+
+class Options(NamedTuple):
+    """How files are read: see `trace_formats.read`, `Checks` and `Tally`."""
+
+    form: str | None = None
+    shape: Shape | None = None
+    lenient: bool = False
+    phases: frozenset[Phase] | None = None
+
+
+def load(path: str, shape: Shape | None = None) -> Hotness:
+    """Read hotness from a file: as `hotness.load` does, or counted from a trace or an imatrix."""
+    with Stream(path) as stream:
+        head = stream.peek(_HEAD_LENGTH)
+        is_plain = stream.is_plain
+    if is_plain and hotness.is_hotness(head):
+        return hotness.load(path)
+    return count([Input(path)], Options(shape=shape))[0]
+
+
+def count(inputs: Sequence[Input], options: Options) -> tuple[Hotness, dict[str, int]]:
+    """Count the selections of all inputs together; give the warnings as well, by problem.
+
+    Raises TraceError for what is wrong in a file, and where nothing was counted.
+    """
+    tally = Tally(options.phases)
+    warnings: dict[str, int] = {}
+    for one in inputs:
+        checks = Checks(one.path, options.shape, options.lenient)
+        for item in items(one.path, checks, options.form):
+            tally.add(item, one.weight)
+        for problem, number in checks.warnings.items():
+            warnings[problem] = warnings.get(problem, 0) + number
+    path = inputs[0].path
+    total = tally.counts
+    if not total.any():
+        raise TraceError("nothing was counted", path=path, hint="is there any decode in it?")
+    if total.max() > MAX_TOTAL:
+        raise TraceError("a count out of bounds", path=path, expected=f"<= {MAX_TOTAL}")
+    return from_tally(tally, path), warnings
+
+
+def items(path: str, checks: Checks, form: str | None = None) -> Items:
+    """Read a trace or an imatrix; a hotness file is a trace of counts."""
+    with Stream(path) as stream:
+        head = stream.peek(_HEAD_LENGTH)
+        is_plain = stream.is_plain
+    if form is None and is_plain and imatrix.is_gguf(head):
+        yield from imatrix.read(path, checks)
+        return
+    if form is None and is_plain and hotness.is_hotness(head):
+        yield from _as_items(hotness.load(path), checks)
+        return
+    imatrix.refuse_legacy(head, path)
+    yield from trace_formats.read(path, checks, form)
+
+
+def _as_items(heat: Hotness, checks: Checks) -> Items:
+    keys = np.array(sorted(heat.counts), np.int64).reshape(-1, 2)
+    counts = np.array([heat.counts[key] for key in sorted(heat.counts)], np.int64)
+    unknown = frozenset({Unknown.TOKENS, Unknown.REQUESTS})
+    yield Origin("hotness", os.path.basename(heat.path), unknown, None, heat.token_count)
+    layer, expert = keys[:, 0], keys[:, 1]
+    right = checks.fitting(layer, expert, lambda index: f"layer {layer[index]}")
+    if right is not None:
+        layer, expert, counts = layer[right], expert[right], counts[right]
+    yield Counts(Phase.UNKNOWN, shorts(layer), shorts(expert), counts)
+
+
+def from_tally(tally: Tally, path: str) -> Hotness:
+    """Turn what was counted into hotness; `path` is for messages."""
+    halves = tally.halves()
+    held_out = None
+    if halves is not None:
+        by, _, measured = halves
+        held_out = HeldOut(by, measured.token_count, _by_expert(measured.counts))
+    made = Hotness(
+        path=path,
+        counts=_by_expert(tally.counts),
+        token_count=tally.stated_token_count,
+        request_count=tally.request_count if not tally.loose_count else None,
+        held_out=held_out,
+        origins=tuple(origin.to_json() for origin in tally.origins),
+        digest=0,
+    )
+    return made._replace(digest=digest.of(hotness.encode(made)))
+
+
+def with_coverage(heat: Hotness, planned: Plan) -> Hotness:
+    """Add how many bytes of the planned blobs cover how much of what was measured."""
+    lengths = {
+        (template.family.layer, expert): template.length
+        for template in planned.templates
+        if template.family.name == "ffn_exps"
+        for expert in range(template.family.expert_count)
+    }
+    return heat._replace(coverage=coverage.of_hotness(heat, lengths))
+
+
+def shape_of(found: Experts) -> dict[int, int]:
+    """Give how many experts each layer of a model has, in its main family."""
+    return {f.layer: f.expert_count for f in found.families if f.name == "ffn_exps"}
+
+
+def _by_expert(table: Ints) -> dict[tuple[int, int], int]:
+    layers, experts = np.nonzero(table)
+    numbers = table[layers, experts].tolist()
+    keys = zip(layers.tolist(), experts.tolist(), strict=True)
+    return dict(zip(keys, numbers, strict=True))
