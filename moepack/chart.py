@@ -1,9 +1,10 @@
-"""The surface of a drive as a picture: throughput by read size, a line for each depth.
+"""Pictures: the surface of a drive, and where the selections of a trace fall.
 
 Needs matplotlib, which is an extra: `pip install "moepack[plot]"`.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +27,52 @@ def check(path: str) -> None:
 def surface(points: Sequence[Mapping[str, Any]], title: str, path: str) -> None:
     """Draw the points of `bench` into the file at `path`, SVG or PNG by its name.
 
-    Raises what `check` raises, and MachineError where the file cannot be written.
+    Throughput by read size, a line for each depth. Raises what `check` raises, and MachineError
+    where the file cannot be written.
     """
+    orders = list(dict.fromkeys(point["order"] for point in points))
+    with _figure(path, title, len(orders), sharey=True) as axes:
+        for axis, order in zip(axes, orders, strict=True):
+            _draw(axis, [point for point in points if point["order"] == order])
+            axis.set_title(f"{order} reads")
+        axes[0].set_ylabel("MiB/s")
+        axes[-1].legend(title="in flight", fontsize="small")
+
+
+def heat(counts: Any, curves: Mapping[str, Sequence[float]], title: str, path: str) -> None:
+    """Draw counts [layers, experts] as a heat map, and coverage curves beside it.
+
+    A curve has the covered share by the share of experts, in equal steps from 0 to 1. Raises as
+    `surface` does.
+    """
+    with _figure(path, title, 2) as (left, right):
+        picture = left.imshow(counts, aspect="auto", interpolation="nearest", cmap="magma")
+        left.set_xlabel("expert, hottest first in its layer")
+        left.set_ylabel("layer")
+        left.figure.colorbar(picture, ax=left, label="times an even share")
+        for name, curve in curves.items():
+            steps = [100 * n / (len(curve) - 1) for n in range(len(curve))]
+            right.plot(steps, [100 * share for share in curve], label=name)
+        right.set_xlabel("experts of each layer, %")
+        right.set_ylabel("selections covered, %")
+        right.grid(alpha=0.3)
+        right.legend(fontsize="small")
+
+
+@contextlib.contextmanager
+def _figure(path: str, title: str, count: int, **options: Any) -> Iterator[Any]:
+    """Make a figure with `count` axes side by side, and write it when it was drawn."""
     check(path)
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    orders = list(dict.fromkeys(point["order"] for point in points))
-    figure, axes = pyplot.subplots(
-        1, len(orders), figsize=(5.5 * len(orders), 4.2), sharey=True, squeeze=False
-    )
-    for axis, order in zip(axes[0], orders, strict=True):
-        _draw(axis, [point for point in points if point["order"] == order])
-        axis.set_title(f"{order} reads")
-    axes[0][0].set_ylabel("MiB/s")
-    axes[0][-1].legend(title="in flight", fontsize="small")
-    figure.suptitle(title)
-    figure.tight_layout()
+    figure, axes = pyplot.subplots(1, count, figsize=(5.5 * count, 4.2), squeeze=False, **options)
     try:
+        yield axes[0]
+        figure.suptitle(title)
+        figure.tight_layout()
         # Without a date the same numbers give the same file.
         metadata = {"Date": None} if path.lower().endswith(".svg") else None
         figure.savefig(path, metadata=metadata)

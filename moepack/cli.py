@@ -11,6 +11,8 @@ import click
 
 import moepack
 from moepack.cli_bench import bench
+from moepack.cli_trace import hotness as hotness_command
+from moepack.cli_trace import trace
 from moepack.errors import (
     MachineError,
     MoepackError,
@@ -91,7 +93,7 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
     metavar="NAME|FILE.toml",
     help="How blobs are grouped and ordered: layers, hot-first, or a file.",
 )
-@click.option("--hotness", "hotness_path", metavar="FILE", help="CSV of layer,expert,count.")
+@click.option("--hotness", "hotness_path", metavar="FILE", help="Counts, a trace, or an imatrix.")
 @click.option("--layers", "layer_text", metavar="LIST", help="Only these layers: 0-3,7.")
 @click.option("--no-mtp", is_flag=True, help="Leave out multi-token-prediction layers.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
@@ -114,18 +116,20 @@ def pack(
 
     Example: moepack pack model-00001-of-00004.gguf --hotness hot.csv -o model.moepack
     """
-    from moepack import experts, hotness, layout, packer, plan, rendering
+    from moepack import counting, experts, layout, packer, plan, rendering
     from moepack.source import open_source
 
     chosen_layout = layout.load(layout_name)
     model = open_source(source)
     found = experts.find(model)
-    heat = hotness.load(hotness_path) if hotness_path else None
+    heat = counting.load(hotness_path, counting.shape_of(found)) if hotness_path else None
     if heat is not None:
         heat.check_fits(found)
     layers = _chosen_layers(layer_text, found.layers, experts.mtp_start(model) if no_mtp else None)
     counts = heat.counts if heat else None
     planned = plan.make(found, chosen_layout, counts=counts, layers=layers)
+    if heat is not None:
+        heat = counting.with_coverage(heat, planned)
     facts = plan.describe(planned) | {
         "path": target,
         "dry_run": dry_run,
@@ -281,6 +285,8 @@ def _parse_layers(text: str) -> set[int]:
 
 
 cli.add_command(bench)
+cli.add_command(trace)
+cli.add_command(hotness_command)
 
 
 def _terminated(_signal: int, _frame: object) -> NoReturn:

@@ -125,7 +125,7 @@ def _routing(
     experts_used: int | None,
 ) -> "Routing":
     """Take the routing from a trace, or draw it by the best counts there are."""
-    from moepack import hotness, routing
+    from moepack import counting, routing
 
     expert_counts = {layer: pack.expert_count(layer) for layer in pack.layers}
     if trace_path and hotness_path:
@@ -135,7 +135,8 @@ def _routing(
     used = experts_used or _experts_used(model) or routing.USUAL_EXPERTS_USED
     counts: Mapping[tuple[int, int], int]
     if hotness_path:
-        counts, origin = hotness.load(hotness_path).counts, f"drawn by {hotness_path}"
+        counts = counting.load(hotness_path, expert_counts).counts
+        origin = f"drawn by {hotness_path}"
     else:
         counts = _stored_counts(pack)
         origin = "drawn by the pack's hotness" if counts else "drawn evenly: no hotness is known"

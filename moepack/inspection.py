@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from moepack import digest, ggml_types
+from moepack import coverage, digest, ggml_types
 from moepack.experts import Experts, Family, mtp_start
 from moepack.index import PartKind
 from moepack.pack import Pack, PartLocation
@@ -121,6 +121,7 @@ def describe_pack(pack: Pack) -> dict[str, Any]:
         "layout": pack.manifest.layout,
         "source": pack.manifest.source,
         "hotness": pack.manifest.hotness,
+        "coverage": _coverage(pack),
         "layers": list(pack.layers),
         "selected_layers": pack.manifest.layers,
         "order": _order(pack),
@@ -145,6 +146,26 @@ def describe_pack(pack: Pack) -> dict[str, Any]:
         "padding_length": data_length - payload,
         "padding_share": (data_length - payload) / data_length,
     }
+
+
+def _coverage(pack: Pack) -> dict[str, Any] | None:
+    """Say how many bytes hold how much of what was measured; None where nothing was.
+
+    As the packer stated it, on a half that was held out, else by the index's own counts.
+    """
+    stated = (pack.manifest.hotness or {}).get("coverage")
+    if isinstance(stated, dict):
+        return stated
+    places = [
+        pack.locate(layer, expert)
+        for layer in pack.layers
+        for expert in range(pack.expert_count(layer))
+    ]
+    counts = {(one.layer, one.expert): one.hotness or 0 for one in places}
+    if not any(counts.values()):
+        return None
+    lengths = {(one.layer, one.expert): one.length for one in places}
+    return coverage.of(counts, counts, lengths) | {"held_out": None, "token_count": None}
 
 
 def _order(pack: Pack) -> str:

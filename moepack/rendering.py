@@ -81,8 +81,25 @@ def pack(facts: dict[str, Any]) -> str:
             f"  files      {len(facts['files'])}, {size(facts['data_length'])}, "
             f"padding {facts['padding_share']:.2%}",
             f"  hotness    {counted}",
+            *_coverage(facts["coverage"]),
         )
     )
+
+
+def _coverage(facts: dict[str, Any] | None) -> list[str]:
+    """Write how many bytes hold how much of what was measured."""
+    if facts is None:
+        return []
+    shares = [
+        f"{one['percent']} %: {'more' if one['length'] is None else size(one['length'])}"
+        for one in facts["lengths"]
+    ]
+    by = facts["held_out"]
+    how = "the same counts as ranked them" if by is None else f"a held-out half, divided by {by}"
+    return [
+        f"  coverage   {', '.join(shares)}",
+        f"             of {size(facts['total_length'])}, on {how}",
+    ]
 
 
 def plan(facts: dict[str, Any]) -> str:

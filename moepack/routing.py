@@ -4,14 +4,15 @@ A step is one layer of one token: its experts are known together, and the next s
 these have been read. Taken from a trace, or drawn from hotness where there is none.
 """
 
-import csv
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from moepack import trace_formats
+from moepack.checks import Checks, Shape
 from moepack.errors import TraceError
+from moepack.trace import Tokens
 
 USUAL_EXPERTS_USED = 8
 
@@ -31,43 +32,32 @@ class Routing(NamedTuple):
     origin: str
 
 
-class _Columns(NamedTuple):
-    """What a trace's columns are called: those that tell tokens apart, and those of experts."""
+def from_trace(path: str, shape: Shape, token_count: int) -> Routing:
+    """Read the first tokens of a trace of any format. `shape` has the experts of each layer.
 
-    token: tuple[str, ...]
-    experts: str
-
-
-_FORMATS = (
-    _Columns(("decode_call", "token_in_call"), "experts"),
-    _Columns(("turn", "phase", "step"), "expert"),
-)
-
-
-def from_trace(path: str, expert_counts: Mapping[int, int], token_count: int) -> Routing:
-    """Read the first tokens of a CSV trace that has a heading.
-
-    Two headings are known: `decode_call,token_in_call,layer,occurrence,experts` with several
-    experts a line, and `turn,phase,step,layer,slot,expert,…` with one. Raises TraceError for
-    another format, and for layers or experts that are not in `expert_counts` (experts by layer).
+    Raises what `trace_formats.read` raises, and TraceError for a trace without single tokens.
     """
-    tokens: dict[tuple[str, ...], dict[int, dict[int, None]]] = {}
-    try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            for token, layer, experts in _rows(file, path, expert_counts):
-                if token not in tokens and len(tokens) >= token_count:
-                    continue
-                tokens.setdefault(token, {}).setdefault(layer, {}).update(dict.fromkeys(experts))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"cannot read the trace: {error}", path=path) from None
-    steps = [
-        RoutedStep(layer, tuple(experts))
-        for layers in tokens.values()
-        for layer, experts in sorted(layers.items())
-    ]
+    steps: list[RoutedStep] = []
+    count = 0
+    for item in trace_formats.read(path, Checks(path, shape)):
+        if not isinstance(item, Tokens):
+            continue
+        for first, last in itertools.islice(itertools.pairwise(item.starts), token_count - count):
+            steps.extend(_steps(item.layer[first:last].tolist(), item.expert[first:last].tolist()))
+            count += 1
+        if count >= token_count:
+            break
     if not steps:
-        raise TraceError("no tokens in it", path=path)
-    return Routing(steps, len(tokens), f"trace {path}")
+        raise TraceError("no tokens in it", path=path, hint="counts alone are for --hotness")
+    return Routing(steps, count, f"trace {path}")
+
+
+def _steps(layers: list[int], experts: list[int]) -> Iterator[RoutedStep]:
+    by_layer: dict[int, dict[int, None]] = {}
+    for layer, expert in zip(layers, experts, strict=True):
+        by_layer.setdefault(layer, {})[expert] = None
+    for layer, chosen in sorted(by_layer.items()):
+        yield RoutedStep(layer, tuple(chosen))
 
 
 def from_counts(
@@ -96,38 +86,3 @@ def _sample(weights: Sequence[int], count: int, draw: random.Random) -> tuple[in
     """
     keys = [(draw.random() ** (1 / weight) if weight else draw.random() - 1) for weight in weights]
     return tuple(sorted(range(len(keys)), key=keys.__getitem__, reverse=True)[:count])
-
-
-def _rows(
-    lines: Iterable[str], path: str, expert_counts: Mapping[int, int]
-) -> Iterator[tuple[tuple[str, ...], int, list[int]]]:
-    """Yield (token, layer, experts) of each line behind the heading."""
-    rows = csv.reader(line for line in lines if not line.startswith("#"))
-    heading = next(rows, [])
-    columns = next(
-        (one for one in _FORMATS if {*one.token, "layer", one.experts} <= {*heading}), None
-    )
-    if columns is None:
-        raise TraceError(
-            "not a trace that is known",
-            path=path,
-            expected=" or ".join(",".join((*one.token, "layer", one.experts)) for one in _FORMATS),
-            found=",".join(heading)[:80],
-        )
-    token_at = [heading.index(name) for name in columns.token]
-    layer_at, experts_at = heading.index("layer"), heading.index(columns.experts)
-    for number, row in enumerate(rows, 1):
-        try:
-            layer, experts = int(row[layer_at]), [int(one) for one in row[experts_at].split()]
-            token = tuple(row[at] for at in token_at)
-        except (IndexError, ValueError):
-            raise TraceError("not a line of this trace", path=path, place=f"row {number}") from None
-        if any(not 0 <= expert < expert_counts.get(layer, 0) for expert in experts):
-            raise TraceError(
-                "the pack has no such expert",
-                path=path,
-                place=f"row {number}",
-                found=f"layer {layer} experts {experts}",
-                hint="was it taken on another model?",
-            )
-        yield token, layer, experts

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,17 @@ def write_file(path: str, data: bytes | memoryview) -> None:
     try:
         Path(path).write_bytes(data)
     except OSError as error:
+        raise MachineError(f"cannot write: {error.strerror}", path=path) from None
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Write a file that appears under its name when it is whole. Raises MachineError."""
+    partial = f"{path}.partial"
+    try:
+        Path(partial).write_bytes(data)
+        os.replace(partial, path)
+    except OSError as error:
+        Path(partial).unlink(missing_ok=True)
         raise MachineError(f"cannot write: {error.strerror}", path=path) from None
 
 

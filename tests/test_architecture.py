@@ -52,6 +52,44 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layout": {"errors", "records", "index"},
     "hotness": {"errors", "digest", "experts"},
     "plan": {"errors", "records", "experts", "layout"},
+    # From files of any format to a trace
+    "trace": set(),
+    "checks": {"errors", "trace"},
+    "compressed": {"errors"},
+    "assembly": {"errors", "trace"},
+    "trace_text": {"errors", "compressed", "trace"},
+    "text_formats": {"checks", "compressed", "trace", "trace_text"},
+    "list_format": {"assembly", "checks", "text_formats", "trace", "trace_text"},
+    "log_formats": {
+        *("assembly", "checks", "list_format", "text_formats", "trace", "trace_text"),
+    },
+    "table_formats": {"checks", "list_format", "text_formats", "trace", "trace_text"},
+    "json_formats": {"list_format", "text_formats", "trace", "trace_text"},
+    "binary_formats": {"errors", "assembly", "checks", "compressed", "trace"},
+    "array_formats": {"errors", "checks", "compressed", "trace"},
+    "trace_records": {"trace"},
+    "trace_file": {"errors", "digest", "checks", "compressed", "trace", "trace_records"},
+    "trace_formats": {
+        *("errors", "array_formats", "binary_formats", "checks", "compressed", "json_formats"),
+        *("log_formats", "table_formats", "text_formats", "trace", "trace_file"),
+    },
+    "imatrix": {"errors", "checks", "gguf_header", "tensor_table", "trace"},
+    "llama_library": {"errors"},
+    "prompts": {"errors", "compressed"},
+    "recording": {
+        *("errors", "experts", "llama_library", "source", "trace", "trace_file", "trace_records"),
+    },
+    # From a trace to what it says
+    "tally": {"trace"},
+    "coverage": {"hotness"},
+    "counting": {
+        *("errors", "digest", "checks", "compressed", "coverage", "experts", "hotness"),
+        *("imatrix", "plan", "tally", "trace", "trace_formats"),
+    },
+    "working_set": {"trace"},
+    "reuse": {"trace"},
+    "latest_caches": {"trace"},
+    "concentration": {"latest_caches", "tally", "trace"},
     # From a plan to a pack
     "index_writer": {"digest", "ggml_types", "records", "experts", "plan"},
     "journal": {"errors", "digest"},
@@ -69,13 +107,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("findings", "scan", "witness"),
     },
     # The command line's side
-    "inspection": {"digest", "ggml_types", "experts", "index", "pack", "source"},
+    "inspection": {"digest", "coverage", "ggml_types", "experts", "index", "pack", "source"},
     "rendering": {"findings", "pack"},
     # What a pack is worth on this machine: both sides are read
     "timed_reads": {"errors", "backends", "buffers"},
     "page_cache": set(),
     "surface": {"backends", "timed_reads"},
-    "routing": {"errors"},
+    "routing": {"errors", "checks", "trace", "trace_formats"},
     "comparison": {
         *("errors", "backends", "experts", "pack", "source", "wanted"),
         *("page_cache", "routing", "timed_reads"),
@@ -88,12 +126,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chart": {"errors"},
     "header_file": {"errors"},
     "terminal": {"errors"},
+    "trace_report": {"rendering"},
     "cli_bench": {"*"},
+    "cli_trace": {"*"},
     "cli": {"*"},
     "__main__": {"cli"},
 }
 
-COMMAND_LINE = {"cli", "cli_bench", "terminal"}
+COMMAND_LINE = {"cli", "cli_bench", "cli_trace", "terminal"}
 COMMAND_LINE_ONLY = {"click", "tqdm"}
 
 

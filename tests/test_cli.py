@@ -51,6 +51,10 @@ def test_each_command_prints_one_json_object_with_documented_fields(
         ("verify", packed, "--source", first_shard("qwen3moe")),
         ("locate", packed, *at),
         ("extract", packed, *at, "-o", tmp_path / "blob.bin"),
+        ("trace", "import", FIXTURES / "qwen3moe-trace.csv", "-o", tmp_path / "trace"),
+        ("trace", "stats", tmp_path / "trace", "--pack", packed),
+        ("trace", "concentration", tmp_path / "trace"),
+        ("hotness", tmp_path / "trace", "-o", tmp_path / "hot.csv"),
     ):
         run = moepack_command(*arguments, "--json")
         assert run.returncode == 0, run.stderr
@@ -166,7 +170,7 @@ def no_manifest(packed: Path) -> None:
         (None, ("frobnicate",), 2, "frobnicate"),
         (None, ("inspect", "{dense}"), 3, "a dense model"),
         (None, ("inspect", "nothing.gguf"), 3, "no such file"),
-        (None, ("pack", "{model}", "-o", "x", "--hotness", "{model}"), 3, "line 1"),
+        (None, ("pack", "{model}", "-o", "x", "--hotness", "{model}"), 3, "without counts"),
         (None, ("verify", "{pack}", "--source", "{dense}"), 5, "source"),
         (None, ("inspect", "{tmp}/none.moepack"), 3, "no such file"),
         (no_manifest, ("verify", "{pack}"), 4, "no manifest"),

@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -86,12 +87,21 @@ def test_the_trailer_is_the_digest_of_everything_before_it(example: Path) -> Non
 
 
 def test_every_command_and_option_stands_in_the_readme() -> None:
-    for name, command in cli.cli.commands.items():
-        assert f"### moepack {name}" in README
+    for name, command in commands(cli.cli, ""):
+        assert f"### moepack{name}" in README
         assert "Example: moepack" in (command.help or "")
         for parameter in command.params:
             if isinstance(parameter, click.Option) and parameter.opts[0] != "--threads":
                 assert parameter.opts[0] in README, (name, parameter.opts)
+
+
+def commands(group: click.Group, prefix: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield all commands, those within groups too, with their names."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{prefix} {name}")
+        else:
+            yield f"{prefix} {name}", command
 
 
 def test_every_exit_code_stands_in_the_readme() -> None:

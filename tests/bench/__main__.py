@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench import copies, models, opening, reading
+from tests.bench import copies, models, opening, reading, tracing
 from tests.bench.measure import OtherLoad, Row
 
 SHARED_MEMORY = Path("/dev/shm")
 FRESH_ROUNDS = 15
+TRACE_LENGTH = 100_000_000
 
 
 def main() -> None:
@@ -41,6 +42,8 @@ def _rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
     yield from opening.starting(FRESH_ROUNDS)
     yield from opening.sources(folder, FRESH_ROUNDS)
     yield from opening.packs(folder, FRESH_ROUNDS)
+    yield from tracing.working_set(folder, TRACE_LENGTH, rounds)
+    yield from tracing.formats(folder, TRACE_LENGTH // 2, rounds)
     shards = models.write_model(folder, layers)
     hotness = models.write_hotness(folder / "hotness.csv", layers)
     yield from copies.packing("disk", shards, hotness, folder, rounds)

@@ -1,0 +1,355 @@
+"""The commands `trace …` and `hotness`: what was measured of routing, and what it says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import moepack
+from moepack.errors import RequestError
+from moepack.terminal import json_option, progress, show, write_whole
+
+if TYPE_CHECKING:
+    from moepack.checks import Shape
+    from moepack.trace import Item
+
+_format_option = click.option(
+    "--format", "form", metavar="NAME", help="What the files are, whatever their content says."
+)
+_lenient_option = click.option(
+    "--lenient", is_flag=True, help="Leave out and count what is wrong, instead of stopping."
+)
+_model_option = click.option(
+    "--model", "model_path", metavar="SOURCE", help="Refuse what this model cannot have routed."
+)
+_pack_option = click.option("--pack", "pack_path", metavar="PACK", help="The same, of a pack.")
+_output_option = click.option("-o", "--output", required=True, metavar="FILE")
+_files_argument = click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+
+
+@click.group()
+def trace() -> None:
+    """Read, record and judge traces of which experts a model chose."""
+
+
+@trace.command("import")
+@_files_argument
+@_output_option
+@click.option("--append", is_flag=True, help="Add to a trace file that is there.")
+@_format_option
+@_lenient_option
+@_model_option
+@json_option
+def import_(
+    paths: tuple[str, ...],
+    output: str,
+    append: bool,
+    form: str | None,
+    lenient: bool,
+    model_path: str | None,
+    as_json: bool,
+) -> None:
+    """Turn traces of any format into one trace file.
+
+    Example: moepack trace import server.log -o chat.moetrace
+    """
+    from moepack import tally, trace_file, trace_report
+
+    if not append and Path(output).exists():
+        raise RequestError("it exists", path=output, hint="--append adds to it")
+    reading = _Reading(form, lenient, _shape(model_path, None))
+    counted = tally.Tally()
+    with trace_file.Writer(output, append=append) as writer:
+        for item in reading.items(paths):
+            writer.add(item)
+            counted.add(item)
+    facts = {
+        "path": output,
+        "token_count": counted.token_count,
+        "request_count": counted.request_count,
+        "selection_count": counted.selection_count - counted.loose_count,
+        "counted_selection_count": counted.loose_count,
+        "unknown": sorted(counted.unknown),
+        "origins": [origin.to_json() for origin in counted.origins],
+        "warnings": reading.warnings,
+    }
+    show(facts, as_json, trace_report.imported)
+
+
+@trace.command()
+@_files_argument
+@click.option(
+    "--window", type=click.IntRange(1), default=128, show_default=True, help="Tokens in a window."
+)
+@_format_option
+@_lenient_option
+@_model_option
+@_pack_option
+@json_option
+def stats(
+    paths: tuple[str, ...],
+    window: int,
+    form: str | None,
+    lenient: bool,
+    model_path: str | None,
+    pack_path: str | None,
+    as_json: bool,
+) -> None:
+    """Print the working set of traces: how many experts a window of tokens needs, how many are new.
+
+    Example: moepack trace stats chat.moetrace --pack model.moepack
+    """
+    from moepack import reuse, trace_report, working_set
+
+    reading = _Reading(form, lenient, _shape(model_path, pack_path))
+    lengths = _lengths(model_path, pack_path)
+    found, again = working_set.WorkingSet(window, lengths), reuse.Reuse()
+    for item in reading.items(paths):
+        found.add(item)
+        again.add(item)
+    facts = {
+        "window": window,
+        "window_count": found.window_count,
+        "request_count": found.request_count,
+        "has_lengths": lengths is not None,
+        "working_set": [row._asdict() for row in found.rows()],
+        "reuse": again.to_json(),
+        "warnings": reading.warnings,
+    }
+    show(facts, as_json, trace_report.stats)
+
+
+@trace.command()
+@_files_argument
+@click.option("--plot", "plot_path", metavar="FILE", help="Draw heat and coverage: SVG or PNG.")
+@_format_option
+@_lenient_option
+@_model_option
+@_pack_option
+@json_option
+def concentration(
+    paths: tuple[str, ...],
+    plot_path: str | None,
+    form: str | None,
+    lenient: bool,
+    model_path: str | None,
+    pack_path: str | None,
+    as_json: bool,
+) -> None:
+    """Judge whether some experts are chosen so much more that it is worth pinning them.
+
+    Example: moepack trace concentration chat.moetrace
+    """
+    from moepack import chart, concentration, trace_report
+
+    if plot_path:
+        chart.check(plot_path)
+    shape = _shape(model_path, pack_path)
+    reading = _Reading(form, lenient, shape)
+    counted = concentration.count(reading.items(paths))
+    found = concentration.measure(*counted, shape)
+    if plot_path:
+        heat, curves = concentration.heat_table(counted[0]), concentration.curves(*counted)
+        chart.heat(heat, curves, ", ".join(paths), plot_path)
+    facts = found.to_json() | {"warnings": reading.warnings}
+    show(facts, as_json, trace_report.concentration)
+
+
+@trace.command()
+@click.option("--model", "model_path", required=True, metavar="SHARD", help="The first shard.")
+@click.option(
+    "--prompts", "prompts_path", required=True, metavar="FILE", help="One a line: text, or JSON."
+)
+@_output_option
+@click.option("--append", is_flag=True, help="Add to a trace file that is there.")
+@click.option(
+    "--tokens",
+    "count",
+    type=click.IntRange(0),
+    default=128,
+    show_default=True,
+    help="To generate for each prompt.",
+)
+@click.option(
+    "--context", type=click.IntRange(1), default=4096, show_default=True, help="Tokens at most."
+)
+@click.option(
+    "--temperature", type=click.FloatRange(0, 10), default=0.8, show_default=True, help="0: greedy."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--threads", type=click.IntRange(1, 512), help="Of llama.cpp; by default one a CPU.")
+@json_option
+def record(
+    model_path: str,
+    prompts_path: str,
+    output: str,
+    append: bool,
+    count: int,
+    context: int,
+    temperature: float,
+    seed: int,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Run llama.cpp on prompts and record what the router chooses.
+
+    Interrupted, it keeps the prompts that were finished.
+
+    Example: moepack trace record --model model-00001-of-00004.gguf --prompts p.txt -o chat.moetrace
+    """
+    from moepack import prompts, recording, trace_file, trace_report
+
+    if not append and Path(output).exists():
+        raise RequestError("it exists", path=output, hint="--append adds to it")
+    if not append and Path(f"{output}.partial").exists():
+        problem = "it is of a recording that was killed; its finished prompts are whole"
+        raise RequestError(problem, path=f"{output}.partial", hint="rename it, or delete it")
+    asked = prompts.read(prompts_path)
+    shown = progress(len(asked), "recording", "")
+    with trace_file.Writer(output, append=append) as writer, shown as advanced:
+        summary = recording.record(
+            *(model_path, asked, writer),
+            count=count, context_length=context, temperature=temperature, seed=seed,
+            threads=threads, progress=advanced,
+        )  # fmt: skip
+    if summary.was_interrupted:
+        stop = KeyboardInterrupt()
+        stop.add_note(f"{summary.request_count} of {len(asked)} prompts are in {output}")
+        raise stop
+    facts = {
+        "path": output,
+        "token_count": summary.token_count,
+        "request_count": summary.request_count,
+        "selection_count": summary.selection_count,
+        "counted_selection_count": 0,
+        "unknown": [],
+        "origins": [summary.origin.to_json()],
+        "warnings": {},
+    }
+    show(facts, as_json, trace_report.imported)
+
+
+@click.command()
+@_files_argument
+@_output_option
+@click.option("--weights", "weight_text", metavar="LIST", help="What each file counts: 2,1,0.5.")
+@click.option(
+    "--phases",
+    type=click.Choice(["all", "decode"]),
+    default="all",
+    show_default=True,
+    help="Count all tokens, or leave prefill out.",
+)
+@_format_option
+@_lenient_option
+@_model_option
+@_pack_option
+@json_option
+def hotness(
+    paths: tuple[str, ...],
+    output: str,
+    weight_text: str | None,
+    phases: str,
+    form: str | None,
+    lenient: bool,
+    model_path: str | None,
+    pack_path: str | None,
+    as_json: bool,
+) -> None:
+    """Count how often each expert was chosen, in traces, imatrices and hotness files together.
+
+    Example: moepack hotness chat.moetrace imatrix.gguf --weights 3,1 -o hot.csv
+    """
+    from moepack import counting, trace_report
+    from moepack import hotness as heat
+    from moepack.trace import Phase
+
+    weights = _weights(weight_text, paths)
+    inputs = [counting.Input(*pair) for pair in zip(paths, weights, strict=True)]
+    wanted = frozenset({Phase.DECODE}) if phases == "decode" else None
+    options = counting.Options(form, _shape(model_path, pack_path), lenient, wanted)
+    found, warnings = counting.count(inputs, options)
+    write_whole(output, heat.encode(found))
+    held = found.held_out
+    facts = found.to_json() | {
+        "path": output,
+        "expert_count": len(found.counts),
+        "held_out": held and {"by": held.by, "token_count": held.token_count},
+        "warnings": warnings,
+    }
+    show(facts, as_json, trace_report.hotness)
+
+
+class _Reading:
+    """Reads several files, and gathers the warnings."""
+
+    def __init__(self, form: str | None, lenient: bool, shape: "Shape | None") -> None:
+        self._options = (shape, lenient)
+        self._form = form
+        self.warnings: dict[str, int] = {}
+
+    def items(self, paths: tuple[str, ...]) -> "Iterator[Item]":
+        """Read one file after another."""
+        from moepack import counting
+        from moepack.checks import Checks
+
+        for path in paths:
+            checks = Checks(path, *self._options)
+            yield from counting.items(path, checks, self._form)
+            for problem, count in checks.warnings.items():
+                self.warnings[problem] = self.warnings.get(problem, 0) + count
+
+
+def _shape(model_path: str | None, pack_path: str | None) -> "Shape | None":
+    """Give how many experts each layer of the model or the pack has."""
+    from moepack import counting, experts
+    from moepack.source import open_source
+
+    if model_path and pack_path:
+        raise RequestError("a model and a pack at once", expected="one of the two")
+    if model_path:
+        return counting.shape_of(experts.find(open_source([model_path])))
+    if pack_path:
+        with moepack.open(pack_path) as pack:
+            return {layer: pack.expert_count(layer) for layer in pack.layers}
+    return None
+
+
+def _lengths(model_path: str | None, pack_path: str | None) -> Any:
+    """Give the bytes of each expert [layers, experts]; None where nothing tells."""
+    import numpy as np
+
+    from moepack import experts
+    from moepack.source import open_source
+
+    by_layer: dict[int, tuple[int, int]] = {}
+    if model_path:
+        for family in experts.find(open_source([model_path])).families:
+            if family.name == "ffn_exps":
+                length = sum(part.length for part in family.parts)
+                by_layer[family.layer] = family.expert_count, length
+    elif pack_path:
+        with moepack.open(pack_path) as pack:
+            for layer in pack.layers:
+                by_layer[layer] = pack.expert_count(layer), pack.locate(layer, 0).length
+    if not by_layer:
+        return None
+    widest = max(count for count, _ in by_layer.values())
+    table = np.zeros((max(by_layer) + 1, widest), np.int64)
+    for layer, (count, length) in by_layer.items():
+        table[layer, :count] = length
+    return table
+
+
+def _weights(text: str | None, paths: tuple[str, ...]) -> list[float]:
+    if text is None:
+        return [1.0] * len(paths)
+    try:
+        weights = [float(item) for item in text.split(",")]
+    except ValueError:
+        weights = []
+    if len(weights) != len(paths) or not all(0 < one <= 1e6 for one in weights):
+        expected = f"{len(paths)} numbers above 0, one for each file"
+        raise RequestError("not weights", place="--weights", expected=expected, found=text)
+    return weights

@@ -1,0 +1,169 @@
+"""The commands of traces and hotness, as their users call them."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from moepack import hotness
+from tests.conftest import FIXTURES, first_shard, keys_of
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+TRACE = FIXTURES / "qwen3moe-trace.csv"
+IMATRIX = FIXTURES / "qwen3moe-imatrix.gguf"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Write a log of one response, of two layers and three experts a token."""
+    path = tmp_path / "single_response_1.txt"
+    lines = []
+    for token in range(300):
+        lines.append(f"---token {token}")
+        for layer in (0, 1):
+            lines += [f"layer {layer} expert {(token * n + layer) % 16}" for n in (1, 2, 3)]
+    path.write_text("\n".join(["main: server is listening", *lines, ""]))
+    return path
+
+
+def body(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def test_import_writes_one_trace_of_several_files(
+    log: Path, tmp_path: Path, moepack_command: Run
+) -> None:
+    target = tmp_path / "out.moetrace"
+    facts = body(moepack_command("trace", "import", log, TRACE, "-o", target, "--json"))
+    assert facts["token_count"] == 300 + 192
+    assert facts["request_count"] == 2
+    assert facts["selection_count"] == 300 * 6 + 1284
+    assert [origin["format"] for origin in facts["origins"]] == ["expert-log", "call-csv"]
+    assert facts["unknown"] == ["phases", "requests"]
+    assert target.stat().st_size < 1284 + 1800
+    assert sorted(os.listdir(tmp_path)) == ["out.moetrace", log.name]
+    again = body(moepack_command("trace", "import", target, "-o", tmp_path / "b", "--json"))
+    assert again["token_count"] == 300 + 192
+    assert (tmp_path / "b").read_bytes() == target.read_bytes()
+
+
+def test_import_never_overwrites_but_appends(
+    log: Path, tmp_path: Path, moepack_command: Run
+) -> None:
+    target = tmp_path / "out.moetrace"
+    assert moepack_command("trace", "import", log, "-o", target).returncode == 0
+    before = target.read_bytes()
+    refused = moepack_command("trace", "import", log, "-o", target)
+    assert refused.returncode == 2
+    assert "--append" in refused.stderr
+    assert target.read_bytes() == before
+    body(moepack_command("trace", "import", log, "-o", target, "--append", "--json"))
+    facts = body(moepack_command("trace", "stats", target, "--json"))
+    assert (facts["window_count"], facts["request_count"]) == (4, 2)
+
+
+def test_a_fault_leaves_nothing_behind(log: Path, tmp_path: Path, moepack_command: Run) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("decode_call,token_in_call,layer,occurrence,experts\n0,0,0,0,1 2\n0,0,x,0,1\n")
+    run = moepack_command("trace", "import", log, bad, "-o", tmp_path / "out")
+    assert run.returncode == 3
+    assert f"{bad}: line 3" in run.stderr
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("*.partial"))
+    run = moepack_command("trace", "import", bad, "-o", tmp_path / "out", "--lenient", "--json")
+    assert body(run)["warnings"] == {"not a line of this format": 1}
+
+
+def test_a_fault_while_appending_leaves_what_was_there(
+    log: Path, tmp_path: Path, moepack_command: Run
+) -> None:
+    target = tmp_path / "out"
+    moepack_command("trace", "import", log, "-o", target)
+    before = target.read_bytes()
+    other = tmp_path / "other.csv"
+    other.write_text("layer,expert,count\n0,1,-5\n")
+    run = moepack_command("trace", "import", log, other, "-o", target, "--append")
+    assert run.returncode == 3
+    assert target.read_bytes() == before
+
+
+def test_stats_in_bytes(log: Path, packs: dict[str, Path], moepack_command: Run) -> None:
+    plain = moepack_command("trace", "stats", log)
+    assert "2 windows of 128 tokens in 1 requests" in plain.stdout
+    for option, value in (("--pack", packs["qwen3moe"]), ("--model", first_shard("qwen3moe"))):
+        facts = body(moepack_command("trace", "stats", log, option, value, "--json"))
+        last = facts["working_set"][-1]
+        assert last["expert_count"] == 32
+        assert last["length"] == length_of_all(option, packs["qwen3moe"])
+        assert "KiB" in moepack_command("trace", "stats", log, option, value).stdout
+
+
+def length_of_all(option: str, pack_path: Path) -> int:
+    """Give the bytes of all experts of qwen3moe: of the blobs in its pack, or without padding."""
+    with moepack.open(pack_path) as pack:
+        if option == "--pack":
+            return sum(pack.locate(*key).length for key in keys_of(pack))
+        kinds = [kind.length for layer in pack.layers for kind in pack.parts(layer)]
+        return 16 * sum(kinds)
+
+
+def test_a_log_of_another_model_is_refused(log: Path, moepack_command: Run) -> None:
+    run = moepack_command("trace", "stats", log, "--model", first_shard("mixtral"))
+    assert run.returncode == 3
+    assert "line " in run.stderr
+    assert "another model" in run.stderr
+
+
+def test_concentration_and_its_plot(log: Path, tmp_path: Path, moepack_command: Run) -> None:
+    for name, start in (("c.png", b"\x89PNG"), ("c.svg", b"<?xml")):
+        run = moepack_command("trace", "concentration", log, "--plot", tmp_path / name)
+        assert run.returncode == 0, run.stderr
+        assert "even router" in run.stdout
+        assert (tmp_path / name).read_bytes().startswith(start)
+    facts = body(moepack_command("trace", "concentration", log, "--json"))
+    assert facts["halves"] == "time"
+    assert [layer["layer"] for layer in facts["layers"]] == [0, 1]
+    refused = moepack_command("trace", "concentration", log, "--plot", tmp_path / "c.txt")
+    assert refused.returncode == 2
+
+
+def test_concentration_takes_an_imatrix(moepack_command: Run) -> None:
+    facts = body(moepack_command("trace", "concentration", IMATRIX, "--json"))
+    assert (facts["verdict"], facts["halves"]) == ("unknown", None)
+
+
+def test_hotness_is_written_and_packed(log: Path, tmp_path: Path, moepack_command: Run) -> None:
+    target = tmp_path / "hot.csv"
+    arguments = ("hotness", log, IMATRIX, "--weights", "1,0.25", "-o", target)
+    facts = body(moepack_command(*arguments, "--json"))
+    assert facts["held_out"] is None
+    assert hotness.load(str(target)).counts
+    run = moepack_command(
+        "pack", first_shard("qwen3moe"), "-o", tmp_path / "p", "--hotness", target
+    )
+    assert run.returncode == 0, run.stderr
+    for weights in ("1", "1,x", "0,1", "1,nan"):
+        run = moepack_command("hotness", log, IMATRIX, "--weights", weights, "-o", target)
+        assert run.returncode == 2, weights
+
+
+def test_pickles_are_refused_with_a_converter(tmp_path: Path, moepack_command: Run) -> None:
+    path = tmp_path / "trace.pt"
+    path.write_bytes(b"\x80\x04K\x01.")
+    run = moepack_command("trace", "import", path, "-o", tmp_path / "x")
+    assert run.returncode == 3
+    assert "pickle" in run.stderr
+    assert "numpy.savez" in run.stderr
+
+
+def test_a_format_that_is_none_is_a_mistake_of_the_caller(log: Path, moepack_command: Run) -> None:
+    run = moepack_command("trace", "stats", log, "--format", "sometext")
+    assert run.returncode == 2
+    assert "expert-log" in run.stderr
