@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from moepack.trace import Counts, Ints, Item, Origin, Phase, Shorts, Tokens
 
 Truths = NDArray[np.bool_]
+MOST_TOKENS = 1 << 12
+"""Of a longer trace the first so many are looked at, which is enough for shares."""
 _NEVER = -1
 _POWERS = 64
 
@@ -18,7 +20,8 @@ _POWERS = 64
 class Reuse:
     """Looks at the tokens as they come by; distances go on over requests, repetition does not."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+        self._most = most_tokens
         self.token_count = 0
         self._width = 1
         self._last = np.zeros(0, np.int64)
@@ -33,7 +36,7 @@ class Reuse:
         """Take the next piece of a trace."""
         if isinstance(item, Origin):
             self._origin += 1
-        elif not isinstance(item, Counts):
+        elif not isinstance(item, Counts) and self.token_count < self._most:
             self._add_tokens(item)
 
     def layers(self) -> list[int]:
@@ -85,6 +88,7 @@ class Reuse:
 
     def _add_tokens(self, tokens: Tokens) -> None:
         wanted = tokens.phase != Phase.PREFILL
+        wanted &= np.cumsum(wanted) <= self._most - self.token_count
         lengths = np.diff(tokens.starts)
         chosen = np.repeat(wanted, lengths)
         layer, expert = tokens.layer[chosen], tokens.expert[chosen]

@@ -14,8 +14,8 @@ from moepack.compressed import Stream
 from moepack.errors import TraceError
 from moepack.trace import Bytes, Ints
 
-PIECE_LENGTH = 1 << 18
-"""Small enough for a processor's cache."""
+PIECE_LENGTH = 1 << 19
+"""So much that numpy's calls are few, and so little that a processor's cache holds it."""
 MAX_LINE_LENGTH = 16 << 20
 MAX_DIGITS = 18
 _SMALL_DIGITS = 9

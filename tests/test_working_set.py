@@ -199,3 +199,8 @@ def test_a_long_trace_is_looked_at_as_far_as_the_bound() -> None:
     for item in (ORIGIN, tokens_of([[(0, 1)]] * 25)):
         found.add(item)
     assert found.token_count == 10
+    again = reuse.Reuse(most_tokens=10)
+    for item in (ORIGIN, tokens_of([[(0, 1)]] * 25)):
+        again.add(item)
+    assert again.token_count == 10
+    assert again.distances()[0]["count"] == 9
