@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,15 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack import hotness
+from moepack import counting, hotness
+from moepack.checks import Checks
+from moepack.trace import Tokens
+from tests import llama_cpp
 from tests.conftest import FIXTURES, first_shard, keys_of
 
+needs_llama = pytest.mark.skipif(
+    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
+)
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TRACE = FIXTURES / "qwen3moe-trace.csv"
 IMATRIX = FIXTURES / "qwen3moe-imatrix.gguf"
@@ -167,3 +176,52 @@ def test_a_format_that_is_none_is_a_mistake_of_the_caller(log: Path, moepack_com
     run = moepack_command("trace", "stats", log, "--format", "sometext")
     assert run.returncode == 2
     assert "expert-log" in run.stderr
+
+
+@needs_llama
+def test_record_runs_a_model_on_prompts(tmp_path: Path, moepack_command: Run) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Once upon a time\nThe quick brown fox\n")
+    target = tmp_path / "out.moetrace"
+    arguments = ("--model", first_shard("qwen3moe"), "--prompts", prompts, "-o", target)
+    run = moepack_command(
+        "trace", "record", *arguments, "--tokens", "4", "--context", "64", "--json"
+    )
+    facts = body(run)
+    assert facts["request_count"] == 2
+    assert facts["origins"][0]["format"] == "recorded"
+    assert facts["origins"][0]["unknown"] == []
+    shown = body(moepack_command("trace", "stats", target, "--window", "2", "--json"))
+    assert shown["window_count"] == 4
+    assert body(moepack_command("hotness", target, "-o", tmp_path / "h", "--json"))["held_out"]
+    again = moepack_command("trace", "record", *arguments)
+    assert again.returncode == 2
+    target.rename(f"{target}.partial")
+    killed = moepack_command("trace", "record", *arguments)
+    assert killed.returncode == 2
+    assert "killed" in killed.stderr
+
+
+@needs_llama
+def test_an_interrupted_recording_keeps_what_was_finished(tmp_path: Path) -> None:
+    prompts, target = tmp_path / "prompts.txt", tmp_path / "out.moetrace"
+    prompts.write_text("Once upon a time\n" * 5000)
+    command = [sys.executable, "-m", "moepack", "trace", "record", "--model"]
+    command += [str(first_shard("qwen3moe")), "--prompts", str(prompts), "-o", str(target)]
+    partial = Path(f"{target}.partial")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        deadline = time.monotonic() + 60
+        while not (partial.exists() and partial.stat().st_size > 4000):
+            assert child.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130
+    kept = int(errors.partition("hint: ")[2].split()[0])
+    assert f"{kept} of 5000 prompts are in {target}" in errors
+    with open(target, "rb"):
+        assert not partial.exists()
+    items = list(counting.items(str(target), Checks(str(target))))
+    requests = {int(one) for item in items if isinstance(item, Tokens) for one in item.request}
+    assert len(requests) == kept > 0
