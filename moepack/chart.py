@@ -4,6 +4,7 @@ Needs matplotlib, which is an extra: `pip install "moepack[plot]"`.
 """
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,10 @@ def _figure(path: str, title: str, count: int, **options: Any) -> Iterator[Any]:
         figure.tight_layout()
         # Without a date the same numbers give the same file.
         metadata = {"Date": None} if path.lower().endswith(".svg") else None
-        figure.savefig(path, metadata=metadata)
+        figure.savefig(f"{path}.partial", format=Path(path).suffix[1:], metadata=metadata)
+        os.replace(f"{path}.partial", path)
     except OSError as error:
+        Path(f"{path}.partial").unlink(missing_ok=True)
         raise MachineError(f"cannot write: {error.strerror}", path=path) from None
     finally:
         pyplot.close(figure)

@@ -343,6 +343,6 @@ def _report_usage(error: click.UsageError) -> int:
 
 def _report_error(error: MoepackError) -> int:
     click.echo(f"error: {error}", err=True)
-    if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+    for hint in ([error.hint] if error.hint else []) + getattr(error, "__notes__", []):
+        click.echo(f"hint: {hint}", err=True)
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))

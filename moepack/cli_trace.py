@@ -1,5 +1,6 @@
 """The commands `trace …` and `hotness`: what was measured of routing, and what it says."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,9 +203,6 @@ def record(
 
     if not append and Path(output).exists():
         raise RequestError("it exists", path=output, hint="--append adds to it")
-    if not append and Path(f"{output}.partial").exists():
-        problem = "it is of a recording that was killed; its finished prompts are whole"
-        raise RequestError(problem, path=f"{output}.partial", hint="rename it, or delete it")
     asked = prompts.read(prompts_path)
     shown = progress(len(asked), "recording", "")
     with trace_file.Writer(output, append=append) as writer, shown as advanced:
@@ -213,10 +211,6 @@ def record(
             count=count, context_length=context, temperature=temperature, seed=seed,
             threads=threads, progress=advanced,
         )  # fmt: skip
-    if summary.was_interrupted:
-        stop = KeyboardInterrupt()
-        stop.add_note(f"{summary.request_count} of {len(asked)} prompts are in {output}")
-        raise stop
     facts = {
         "path": output,
         "token_count": summary.token_count,
@@ -265,6 +259,8 @@ def hotness(
     from moepack import hotness as heat
     from moepack.trace import Phase
 
+    if any(os.path.realpath(path) == os.path.realpath(output) for path in paths):
+        raise RequestError("it is one of the files to count", path=output)
     weights = _weights(weight_text, paths)
     inputs = [counting.Input(*pair) for pair in zip(paths, weights, strict=True)]
     wanted = frozenset({Phase.DECODE}) if phases == "decode" else None

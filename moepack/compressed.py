@@ -26,8 +26,8 @@ class Stream:
     `name` is the file's without its folder; `is_file` says that it can be opened again, `is_plain`
     that it is not compressed either.
 
-    Raises MachineError for a file that cannot be read, TraceError for one whose compression is
-    damaged or cut short.
+    Raises TraceError for what is no file, or one whose compression is damaged or cut short,
+    MachineError for one that cannot be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -39,6 +39,8 @@ class Stream:
         try:
             self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115 - close() closes it
             self._unpacked = self._unpack(self._file)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise TraceError(f"cannot read: {error.strerror}", path=path) from None
         except OSError as error:
             raise self._error(error) from None
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moepack.latest_caches import LatestCaches
 from moepack.tally import Half, Tally
-from moepack.trace import Ints, Item
+from moepack.trace import Ints, Item, Phase
 
 TOP_PERCENTS = (5, 10, 25, 50)
 GATE_PERCENT = 25
@@ -101,12 +101,13 @@ def measure(
 
 
 def count(items: Iterable[Item]) -> tuple[Tally, LatestCaches]:
-    """Take a whole trace."""
-    tally, latest = Tally(), LatestCaches()
+    """Take a whole trace; prefill is left out, unless there is nothing else, as in an imatrix."""
+    everything, tally, latest = Tally(), Tally(frozenset({Phase.DECODE})), LatestCaches()
     for item in items:
+        everything.add(item)
         tally.add(item)
         latest.add(item)
-    return tally, latest
+    return tally if tally.selection_count else everything, latest
 
 
 def heat_table(tally: Tally) -> NDArray[np.float64]:

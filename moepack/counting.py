@@ -11,9 +11,9 @@ from moepack.checks import Checks, Shape, shorts
 from moepack.compressed import Stream
 from moepack.errors import TraceError
 from moepack.experts import Experts
-from moepack.hotness import HeldOut, Hotness
+from moepack.hotness import MAX_COUNT, HeldOut, Hotness
 from moepack.plan import Plan
-from moepack.tally import MAX_TOTAL, Tally
+from moepack.tally import Tally
 from moepack.trace import Counts, Ints, Items, Origin, Phase, Unknown
 
 _HEAD_LENGTH = 1 << 16
@@ -38,17 +38,19 @@ class Options(NamedTuple):
 def load(path: str, shape: Shape | None = None) -> Hotness:
     """Read hotness from a file: as `hotness.load` does, or counted from a trace or an imatrix."""
     with Stream(path) as stream:
-        head = stream.peek(_HEAD_LENGTH)
-        is_plain = stream.is_plain
-    if is_plain and hotness.is_hotness(head):
-        return hotness.load(path)
-    return count([Input(path)], Options(shape=shape))[0]
+        if hotness.is_hotness(stream.peek(_HEAD_LENGTH)):
+            return _decode(stream)
+        checks, tally = Checks(path, shape), Tally()
+        for item in _items(stream, checks, None):
+            tally.add(item)
+    return from_tally(tally, path)
 
 
 def count(inputs: Sequence[Input], options: Options) -> tuple[Hotness, dict[str, int]]:
     """Count the selections of all inputs together; give the warnings as well, by problem.
 
-    Raises TraceError for what is wrong in a file, and where nothing was counted.
+    Raises TraceError for what is wrong in a file, and where nothing was counted. Files that name
+    different models are a warning.
     """
     tally = Tally(options.phases)
     warnings: dict[str, int] = {}
@@ -58,28 +60,35 @@ def count(inputs: Sequence[Input], options: Options) -> tuple[Hotness, dict[str,
             tally.add(item, one.weight)
         for problem, number in checks.warnings.items():
             warnings[problem] = warnings.get(problem, 0) + number
-    path = inputs[0].path
-    total = tally.counts
-    if not total.any():
-        raise TraceError("nothing was counted", path=path, hint="is there any decode in it?")
-    if total.max() > MAX_TOTAL:
-        raise TraceError("a count out of bounds", path=path, expected=f"<= {MAX_TOTAL}")
-    return from_tally(tally, path), warnings
+    models = {origin.model for origin in tally.origins if origin.model is not None}
+    if len(models) > 1:
+        warnings["files of another model than the first"] = len(models) - 1
+    return from_tally(tally, inputs[0].path), warnings
 
 
 def items(path: str, checks: Checks, form: str | None = None) -> Items:
     """Read a trace or an imatrix; a hotness file is a trace of counts."""
     with Stream(path) as stream:
-        head = stream.peek(_HEAD_LENGTH)
-        is_plain = stream.is_plain
-    if form is None and is_plain and imatrix.is_gguf(head):
-        yield from imatrix.read(path, checks)
+        yield from _items(stream, checks, form)
+
+
+def _items(stream: Stream, checks: Checks, form: str | None) -> Items:
+    head = stream.peek(_HEAD_LENGTH)
+    if form is None and hotness.is_hotness(head):
+        yield from _as_items(_decode(stream), checks)
         return
-    if form is None and is_plain and hotness.is_hotness(head):
-        yield from _as_items(hotness.load(path), checks)
+    if form is None and imatrix.is_gguf(head):
+        if not stream.is_plain:
+            hint = "unpack it first"
+            raise TraceError("an imatrix that is compressed or piped", path=stream.path, hint=hint)
+        yield from imatrix.read(stream.path, checks)
         return
-    imatrix.refuse_legacy(head, path)
-    yield from trace_formats.read(path, checks, form)
+    imatrix.refuse_legacy(head, stream.path)
+    yield from trace_formats.read_from(stream, checks, form)
+
+
+def _decode(stream: Stream) -> Hotness:
+    return hotness.decode(stream.read_whole(hotness.MAX_FILE_LENGTH + 1), stream.path)
 
 
 def _as_items(heat: Hotness, checks: Checks) -> Items:
@@ -95,7 +104,15 @@ def _as_items(heat: Hotness, checks: Checks) -> Items:
 
 
 def from_tally(tally: Tally, path: str) -> Hotness:
-    """Turn what was counted into hotness; `path` is for messages."""
+    """Turn what was counted into hotness; `path` is for messages.
+
+    Raises TraceError where nothing was counted, or more than a count holds.
+    """
+    if tally.highest > MAX_COUNT:
+        problem, expected = "a count out of bounds", f"<= {MAX_COUNT}"
+        raise TraceError(problem, path=path, expected=expected, found=f"{tally.highest:.4g}")
+    if not tally.counts.any():
+        raise TraceError("nothing was counted", path=path, hint="is there any decode in it?")
     halves = tally.halves()
     held_out = None
     if halves is not None:

@@ -1,5 +1,6 @@
 """Traces that engines print into their logs: lines of another kind in between are ignored."""
 
+import re
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
@@ -29,6 +30,8 @@ class _Selections(NamedTuple):
     markers: list[tuple[int, _Marker]]
     place_of: Callable[[int], int]
     faults: list[Fault]
+    glued_count: int
+    """How many more stand within other lines, where two programs printed at once."""
 
 
 class ExpertLog:
@@ -56,6 +59,7 @@ class ExpertLog:
     def take(self, text: Text, parsed: _Selections) -> Iterator[Piece]:
         """Cut the selections at the markers."""
         report(self._checks, text, parsed.faults)
+        self._checks.warn("selections within other lines", parsed.glued_count)
         layer, expert, markers = parsed.layer, parsed.expert, parsed.markers
         falls = self._falls(layer)
         right = self._checks.fitting(
@@ -112,6 +116,7 @@ class ExpertLog:
         yield from self._assembler.add(rows)
 
 
+_ANYWHERE = re.compile(rb"layer \d+ expert \d")
 _PAIRS = np.arange(1 << 16)
 _DIGITS = [byte - 48 for byte in (_PAIRS & 0xFF, _PAIRS >> 8)]
 _IS_DIGIT = [(digit >= 0) & (digit < 10) for digit in _DIGITS]
@@ -161,6 +166,7 @@ def _usual_lines(text: Text) -> _Selections | None:
         markers,
         lambda index: int(starts[np.flatnonzero(right)[index]]),
         [],
+        _all_count(text) - text.line_count + len(others) if len(others) > len(markers) else 0,
     )
 
 
@@ -179,7 +185,13 @@ def _any_lines(text: Text) -> _Selections:
         _markers(text, dashes, np.searchsorted(places, dashes)),
         lambda index: int(places[index]),
         _cut_line(text, first),
+        _all_count(text) - len(first),
     )
+
+
+def _all_count(text: Text) -> int:
+    """Count what looks like a selection anywhere."""
+    return len(_ANYWHERE.findall(text.data))
 
 
 def _falls_of(falls: Truths, layer: Ints, right: Truths) -> Truths:

@@ -38,14 +38,13 @@ Chosen = dict[int, NDArray[np.int32]]
 
 @dataclass(slots=True)
 class Summary:
-    """How much was recorded. `was_interrupted` says that Ctrl-C kept the rest from being run."""
+    """How much was recorded."""
 
     origin: Origin
     request_count: int = 0
     prefill_token_count: int = 0
     decode_token_count: int = 0
     selection_count: int = 0
-    was_interrupted: bool = False
 
     def add(self, tokens: Tokens) -> None:
         """Count one more request."""
@@ -325,32 +324,32 @@ def record(
 ) -> Summary:
     """Run a model on each prompt, and on up to `count` tokens after it; write what was chosen.
 
-    Each prompt is a request of its own, and is written out when it is through: a process that is
-    killed loses the request that it is at, no more, and one that is interrupted (KeyboardInterrupt)
-    ends with those that were finished, if there are any. `progress` is called with 1 after each.
-    For `temperature` and `seed` see `Recorder.generate`. Raises what `Recorder` raises, and
-    RequestError for a prompt that is longer than the context, before anything is run.
+    Each prompt is a request of its own, and is kept when it is through: a process that is killed,
+    interrupted, or out of space loses the request that it is at, no more; the exception has a note
+    of how many are kept. `progress` is called with 1 after each. For `temperature` and `seed` see
+    `Recorder.generate`. Raises what `Recorder` and `writer` raise, and RequestError for a prompt
+    that is longer than the context, before anything is run.
     """
     with Recorder(model_path, context_length=context_length, threads=threads) as recorder:
         requests = _tokenize(recorder, prompts)
         summary = Summary(recorder.origin)
         writer.add(recorder.origin)
-        for number, prompt in enumerate(requests):
-            pieces = recorder.generate(
-                prompt, count, request=number, temperature=temperature, seed=seed
-            )
-            try:
+        try:
+            for number, prompt in enumerate(requests):
+                pieces = recorder.generate(
+                    prompt, count, request=number, temperature=temperature, seed=seed
+                )
                 tokens = join(list(pieces))
-            except KeyboardInterrupt:
-                if not number:
-                    raise
-                summary.was_interrupted = True
-                break
-            writer.add(tokens)
-            writer.flush()
-            summary.add(tokens)
-            if progress is not None:
-                progress(1)
+                writer.add(tokens)
+                writer.keep()
+                summary.add(tokens)
+                if progress is not None:
+                    progress(1)
+        except BaseException as error:
+            if summary.request_count:
+                kept = f"{summary.request_count} of {len(requests)} prompts are kept"
+                error.add_note(f"{kept} in {writer.path}")
+            raise
     return summary
 
 
@@ -358,7 +357,10 @@ def _tokenize(recorder: Recorder, prompts: Sequence[str]) -> list[list[int]]:
     requests = [recorder.tokenize(prompt) for prompt in prompts]
     for number, tokens in enumerate(requests, start=1):
         if not 0 < len(tokens) <= recorder.context_length:
-            problem, hint = f"prompt {number} does not fit into the context", "give a longer one"
+            problem, hint = (
+                f"prompt {number} does not fit into the context",
+                "--context makes it longer",
+            )
             most = f"1 to {recorder.context_length} tokens"
             raise RequestError(problem, expected=most, found=len(tokens), hint=hint)
     return requests

@@ -17,8 +17,6 @@ _MOST_STRETCHES = 64
 
 Weighted = NDArray[np.float64]
 Truths = NDArray[np.bool_]
-MAX_TOTAL = 1 << 53
-"""Counts are exact up to here."""
 
 
 class Half(NamedTuple):
@@ -61,9 +59,14 @@ class Tally:
         return _whole(_add(_add(*self._by_request), self._loose))
 
     @property
+    def highest(self) -> float:
+        """The highest count there is; beyond 2**53 counts are not exact."""
+        return float(_add(_add(*self._by_request), self._loose).max(initial=0))
+
+    @property
     def selection_count(self) -> int:
         """How many selections there were."""
-        return int(self.counts.sum())
+        return sum(self.counts.ravel().tolist())
 
     @property
     def unknown(self) -> frozenset[Unknown]:

@@ -4,6 +4,7 @@ The format is specified in layouts/TRACE.md; `trace_records` has the payloads.
 """
 
 import contextlib
+import fcntl
 import os
 import struct
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from moepack import digest, trace_records
 from moepack.checks import Checks
 from moepack.compressed import Stream, zstd
-from moepack.errors import MachineError, TraceError
+from moepack.errors import MachineError, RequestError, TraceError
 from moepack.trace import Counts, Item, Items, Origin, Piece, Tokens
 from moepack.trace_records import Kind
 
@@ -32,9 +33,11 @@ _LEVEL = 9
 class Writer:
     """Writes a new trace file, or appends to one; a context manager.
 
-    A new file appears under its name when it is whole, and not where an exception ends the `with`;
-    what was appended is taken back then. Raises MachineError for what the system refuses,
-    TraceError for a file to append to that is none.
+    A new file appears under its name when it is whole. Where an exception ends the `with`, what was
+    written since the last `keep` is taken back, all of it where nothing was kept. One process at a
+    time writes to a file. Raises MachineError for what the system refuses, RequestError where a
+    file of an earlier, killed process is in the way, TraceError for a file to append to that is
+    none.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, append: bool = False) -> None:
@@ -44,14 +47,31 @@ class Writer:
         self._waiting: list[Tokens] = []
         self._waiting_count = 0
         try:
+            self._file: IO[bytes] = open(self._partial, "r+b" if self._appends else "xb")  # noqa: SIM115
+        except FileExistsError:
+            problem = "the file of an earlier run that did not end is in the way"
+            hint = "what it holds can be read: rename it, or delete it"
+            raise RequestError(problem, path=self._partial, hint=hint) from None
+        except OSError as error:
+            raise self._error(error) from None
+        try:
+            self._begin()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _begin(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MachineError("another process writes to it", path=self.path) from None
+        try:
             if self._appends:
-                self._start = _end_of_records(self.path)
-                self._file: IO[bytes] = open(self.path, "r+b")  # noqa: SIM115 - close() closes it
-                self._file.truncate(self._start)
-                self._file.seek(self._start)
+                self._kept = _end_of_records(self.path)
+                self._file.truncate(self._kept)
+                self._file.seek(self._kept)
             else:
-                self._start = 0
-                self._file = open(self._partial, "wb")  # noqa: SIM115 - close() closes it
+                self._kept = 0
                 self._file.write(_HEADER.pack(MAGIC, VERSION, 0))
         except OSError as error:
             raise self._error(error) from None
@@ -68,7 +88,7 @@ class Writer:
         if kind is None:
             self.close()
         else:
-            self._discard()
+            self._take_back()
 
     def add(self, item: Item) -> None:
         """Write an origin or a piece; small pieces are gathered to larger records."""
@@ -85,11 +105,12 @@ class Writer:
             for part in trace_records.parts_of_counts(item, _RECORD_SELECTIONS):
                 self._write(Kind.COUNTS, trace_records.encode_counts(part))
 
-    def flush(self) -> None:
-        """Write out all that was added, so that it outlives this process."""
+    def keep(self) -> None:
+        """Write out all that was added, so that it outlives this process, and an exception."""
         self._write_waiting()
         try:
             self._file.flush()
+            self._kept = self._file.tell()
         except OSError as error:
             raise self._error(error) from None
 
@@ -99,22 +120,24 @@ class Writer:
             self._write_waiting()
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._file.close()
             if not self._appends:
                 os.replace(self._partial, self.path)
+            self._file.close()
         except OSError as error:
-            self._discard()
+            self._take_back()
             raise self._error(error) from None
         except BaseException:
-            self._discard()
+            self._take_back()
             raise
 
-    def _discard(self) -> None:
+    def _take_back(self) -> None:
+        """Leave what was kept, and nothing of what came after it."""
         with contextlib.suppress(OSError):  # the error that led here says more
             self._file.close()  # first, since it may still write
         with contextlib.suppress(OSError):
-            if self._appends:
-                os.truncate(self.path, self._start)
+            if self._kept:
+                os.truncate(self._partial, self._kept)
+                os.replace(self._partial, self.path)
             else:
                 Path(self._partial).unlink(missing_ok=True)
 

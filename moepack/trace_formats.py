@@ -48,7 +48,12 @@ def read(path: str, checks: Checks, form: str | None = None) -> Items:
     that is wrong or not recognised, MachineError for one that cannot be read.
     """
     with Stream(path) as stream:
-        yield from _choose(stream, form).read(stream, checks)
+        yield from read_from(stream, checks, form)
+
+
+def read_from(stream: Stream, checks: Checks, form: str | None = None) -> Items:
+    """Read a trace as `read` does, from a file that is open; a pipe can be opened but once."""
+    yield from _choose(stream, form).read(stream, checks)
 
 
 def recognise(path: str) -> str:

@@ -163,6 +163,46 @@ def test_hotness_is_written_and_packed(log: Path, tmp_path: Path, moepack_comman
         assert run.returncode == 2, weights
 
 
+def test_a_file_is_never_counted_into_itself(log: Path, moepack_command: Run) -> None:
+    before = log.read_bytes()
+    assert moepack_command("hotness", log, "-o", log).returncode == 2
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("path", [TRACE, FIXTURES / "qwen3moe-hotness.csv"])
+@pytest.mark.parametrize("unpack", ["cat {}", "gzip -c {}"])
+def test_a_pipe_is_read_to_its_end(
+    path: Path, unpack: str, tmp_path: Path, moepack_command: Run
+) -> None:
+    """A pipe can be opened but once; and a packed hotness file is one as well."""
+    moepack = f"{sys.executable} -m moepack"
+    command = f"{unpack.format(path)} | {moepack} hotness /dev/stdin -o {tmp_path}/piped"
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
+    assert moepack_command("hotness", path, "-o", tmp_path / "plain").returncode == 0
+    piped, plain = (hotness.load(str(tmp_path / name)) for name in ("piped", "plain"))
+    assert (piped.counts, piped.token_count) == (plain.counts, plain.token_count)
+
+
+def test_counts_that_no_file_holds_are_refused(tmp_path: Path, moepack_command: Run) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("layer,expert,count\n0,0,9007199254740000\n0,1,1\n")
+    run = moepack_command("hotness", path, "--weights", "1000000", "-o", tmp_path / "x")
+    assert run.returncode == 3
+    assert "out of bounds" in run.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_selections_that_another_line_swallowed_are_counted(
+    log: Path, tmp_path: Path, moepack_command: Run
+) -> None:
+    glued = tmp_path / "glued.log"
+    text = log.read_text().replace("\nlayer 0 expert 5\n", "\nsrv update: layer 0 expert 5\n")
+    count = log.read_text().count("\nlayer 0 expert 5\n")
+    glued.write_text(text)
+    facts = body(moepack_command("trace", "stats", glued, "--json"))
+    assert facts["warnings"] == {"selections within other lines": count}
+
+
 def test_pickles_are_refused_with_a_converter(tmp_path: Path, moepack_command: Run) -> None:
     path = tmp_path / "trace.pt"
     path.write_bytes(b"\x80\x04K\x01.")
@@ -199,7 +239,9 @@ def test_record_runs_a_model_on_prompts(tmp_path: Path, moepack_command: Run) ->
     target.rename(f"{target}.partial")
     killed = moepack_command("trace", "record", *arguments)
     assert killed.returncode == 2
-    assert "killed" in killed.stderr
+    assert "rename it" in killed.stderr
+    rescued = body(moepack_command("trace", "stats", f"{target}.partial", "--json"))
+    assert rescued["request_count"] == 2
 
 
 @needs_llama
@@ -219,9 +261,8 @@ def test_an_interrupted_recording_keeps_what_was_finished(tmp_path: Path) -> Non
         _, errors = child.communicate(timeout=60)
     assert child.returncode == 130
     kept = int(errors.partition("hint: ")[2].split()[0])
-    assert f"{kept} of 5000 prompts are in {target}" in errors
-    with open(target, "rb"):
-        assert not partial.exists()
+    assert f"{kept} of 5000 prompts are kept in {target}" in errors
+    assert not partial.exists()
     items = list(counting.items(str(target), Checks(str(target))))
     requests = {int(one) for item in items if isinstance(item, Tokens) for one in item.request}
     assert len(requests) == kept > 0

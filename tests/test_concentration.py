@@ -8,7 +8,7 @@ import pytest
 
 from moepack import concentration
 from moepack.concentration import Concentration
-from moepack.tally import Tally
+from moepack.tally import Half, Tally
 from moepack.trace import Counts, Item, Origin, Phase, Tokens, Unknown
 
 ORIGIN = Origin("test", "test")
@@ -117,6 +117,43 @@ def test_a_shape_tells_of_experts_and_layers_that_were_never_met() -> None:
     assert found.total.expert_count == 5 * 128
     assert found.layers[0].never_count >= 64
     assert concentration.measure(*counted).total.expert_count == LAYERS * EXPERTS
+
+
+def test_prefill_is_left_out_unless_there_is_nothing_else() -> None:
+    """What is chosen in prefill says nothing of decode, and both measures look at the same."""
+    prefill = routed(skewed, 2000, 1000)._replace(phase=np.full(2000, Phase.PREFILL, np.uint8))
+    decode = routed(even, 1600, 1000)
+    mixed, alone = judged(prefill, ORIGIN, decode), judged(decode)
+    assert mixed.verdict == alone.verdict == "even"
+    assert mixed.total == alone.total
+    assert judged(prefill).token_count == 2000
+
+
+def test_the_margins_of_the_verdict() -> None:
+    """Shares that differ by less than five points are called equal."""
+
+    def verdict(share: float, even_share: float, latest: float, met: int) -> str:
+        coverage = (concentration.Coverage(25, 16, share, even_share, latest),)
+        total = concentration.Skew(None, 64, 0, 2 * met * 64, 1.0, 0.0, coverage)
+        counts = np.full((1, 64), met, np.int64)
+        return concentration._verdict(total, Half(100, counts))[0]
+
+    assert verdict(0.50, 0.25, 0.54, 100) == "static"
+    assert verdict(0.50, 0.25, 0.56, 100) == "recency"
+    assert verdict(0.29, 0.25, 0.30, 100) == "even"
+    assert verdict(0.31, 0.25, 0.30, 100) == "static"
+    assert verdict(0.50, 0.25, 0.30, 10) == "static"
+    assert verdict(0.50, 0.25, 0.30, 9) == "small", "of the half that is learned from"
+
+
+def test_the_top_is_rounded_and_unmet_layers_have_no_cache() -> None:
+    tokens = routed(even, 200, 10)
+    counted = concentration.count([ORIGIN, tokens])
+    shape = dict.fromkeys(range(LAYERS), EXPERTS) | {9: 30}
+    found, without = concentration.measure(*counted, shape), concentration.measure(*counted)
+    assert [one.expert_count for one in found.layers[-1].coverage] == [2, 3, 8, 15]
+    for one, other in zip(found.total.coverage, without.total.coverage, strict=True):
+        assert one.latest_share == other.latest_share
 
 
 def test_counts_alone_have_no_other_half() -> None:

@@ -139,6 +139,39 @@ def test_decode_alone_can_be_counted(tmp_path: Path) -> None:
         counting.count([Input(str(prefill))], options)
 
 
+def test_an_imatrix_is_prefill() -> None:
+    options = Options(phases=frozenset({Phase.DECODE}))
+    with pytest.raises(TraceError, match="nothing was counted"):
+        counting.count([Input(str(IMATRIX))], options)
+    both, alone = ([Input(str(path)) for path in paths] for paths in ([IMATRIX, TRACE], [TRACE]))
+    assert counting.count(both, options)[0].counts == counting.count(alone, options)[0].counts
+
+
+def test_what_is_held_out_has_its_own_tokens() -> None:
+    found = counting.load(str(TRACE))
+    assert found.held_out is not None
+    assert found.held_out.token_count == 96
+
+
+def test_a_foreign_expert_in_a_hotness_file_is_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "hot.csv"
+    path.write_text("layer,expert,count\n0,1,5\n0,16,7\n0,17,7\n9,0,7\n")
+    options = Options(shape=SHAPE, lenient=True)
+    found, warnings = counting.count([Input(str(path))], options)
+    assert found.counts == {(0, 1): 5}
+    assert warnings == {"the model has no such expert": 3}
+
+
+def test_files_of_other_models_are_told(tmp_path: Path) -> None:
+    paths = []
+    for model in ("a", "b"):
+        paths.append(tmp_path / model)
+        body = {"model": model, "layers": [{"layer": 0, "heat": [1]}]}
+        paths[-1].write_text(json.dumps(body))
+    _, warnings = counting.count([Input(str(path)) for path in paths], Options())
+    assert warnings == {"files of another model than the first": 1}
+
+
 GOOD = {"blk.0.ffn_down_exps.weight": [3.0, 1.0], "blk.0.ffn_up_exps.weight": [3.0, 1.0]}
 
 
@@ -198,6 +231,8 @@ def test_coverage_is_measured_on_what_was_held_out() -> None:
     assert [one["length"] for one in found["lengths"]] == [100] * 5
     assert coverage.of(measured, measured, lengths)["lengths"][0]["length"] == 10
     assert found["total_length"] == 100
+    alike = coverage.of(measured, {(0, 0): 5, (0, 1): 5}, lengths)
+    assert alike["lengths"][0]["length"] == 10, "one of two that are alike is half"
 
 
 def test_coverage_of_experts_that_were_not_packed_is_not_reached() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from moepack import trace_formats, trace_text
 from moepack.checks import Checks
-from moepack.errors import MachineError, MoepackError, TraceError
+from moepack.errors import MoepackError, TraceError
 from tests.hostile import assert_clear
 from tests.test_trace_formats import ALL, SMALL, npy, npz, pieces_of
 from tests.trace_samples import (
@@ -272,7 +272,7 @@ def test_what_is_often_taken_for_a_trace(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF\3\0\0\0")
     assert "imatrix" in str(refused(path).hint)
     for missing in (tmp_path, tmp_path / "none"):
-        with pytest.raises(MachineError, match="cannot read"):
+        with pytest.raises(TraceError, match="cannot read"):
             read(missing)
 
 

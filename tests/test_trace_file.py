@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from moepack import trace_formats
 from moepack.checks import Checks
 from moepack.compressed import zstd
-from moepack.errors import MachineError, TraceError
+from moepack.errors import MachineError, RequestError, TraceError
 from moepack.trace import Counts, Item, Origin, Phase, Tokens, Unknown
 from moepack.trace_file import Writer
 from tests import trace_samples as samples
@@ -172,8 +172,7 @@ def interrupt(writer: Writer, *done: object) -> None:
 
 ACTS = (
     interrupt,
-    lambda writer: interrupt(writer, writer.flush()),
-    lambda writer: interrupt(writer, writer.flush(), writer.add(ORIGIN)),
+    lambda writer: interrupt(writer, writer.add(ORIGIN)),
 )
 
 
@@ -234,7 +233,45 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_flushing_to_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> None:
     with limited(20), pytest.raises(MachineError, match="cannot write"):
-        write(tmp_path / "trace", [ORIGIN], act=Writer.flush)
+        write(tmp_path / "trace", [ORIGIN], act=Writer.keep)
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_what_was_kept_outlives_an_exception(append: bool, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    before = write(path, ITEMS) if append else b""
+    with pytest.raises(KeyboardInterrupt):
+        write(path, ITEMS, append, lambda w: interrupt(w, w.keep(), w.add(ORIGIN)))
+    whole = write(tmp_path / "other", ITEMS)
+    assert path.read_bytes() == (before + whole[len(HEADER) :] if append else whole)
+    assert sorted(os.listdir(tmp_path)) == ["other", "trace"]
+
+
+def test_a_partial_file_of_another_run_is_never_overwritten(tmp_path: Path) -> None:
+    partial = tmp_path / "trace.partial"
+    partial.write_bytes(b"whole prompts")
+    with pytest.raises(RequestError, match="earlier run") as caught:
+        Writer(tmp_path / "trace")
+    assert "rename it" in str(caught.value.hint)
+    assert partial.read_bytes() == b"whole prompts"
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_one_writes_at_a_time(append: bool, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    write(path, ITEMS)
+    with Writer(path, append=True) as writer:
+        with pytest.raises(MachineError, match="another process"):
+            Writer(path, append=True)
+        writer.add(ITEMS[0])
+
+
+def test_a_cut_tail_is_overwritten_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    whole = write(path, ITEMS)
+    path.write_bytes(whole + record(2, payload_of([(0, 2, [(n, n) for n in range(900)])]))[:-1])
+    assert len(write(path, [ORIGIN], append=True)) < len(whole) + 300
+    assert items_of(path)[-1] == ORIGIN
 
 
 def test_a_file_that_is_cut_anywhere(tmp_path: Path) -> None:

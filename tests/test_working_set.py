@@ -160,6 +160,19 @@ def test_what_the_token_before_chose_too() -> None:
     ]
 
 
+def test_the_first_token_of_a_file_repeats_nothing() -> None:
+    found = reuse.Reuse()
+    for item in (ORIGIN, tokens_of([[(0, 1)]]), ORIGIN, tokens_of([[(0, 1)]])):
+        found.add(item)
+    assert found.repeat_share() is None
+
+
+def test_caches_see_no_prefill() -> None:
+    found = latest_caches.LatestCaches()
+    found.add(tokens_of([[(0, 1)]] * 5, 0, Phase.PREFILL))
+    assert found.hit_share(1) is None
+
+
 def test_nothing_is_no_working_set() -> None:
     found = working_set.of([ORIGIN])
     assert found.window_count == 0
