@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 from moepack.backends import ReadRequest
 from moepack.batch import Batch, ExpertBytes
 from moepack.buffers import allocate, writable_bytes
-from moepack.choice import choose
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.in_flight import DEPTH, MAX_LENGTH, InFlight, Statistics
 from moepack.schedule import Schedule, Task
@@ -57,6 +56,8 @@ class Reader:
         self._pool = pool
         self._check_digests = check_digests
         if isinstance(backend, str):
+            from moepack.choice import choose  # here, since who only locates needs no backend
+
             self._backend, self.why = choose(
                 backend, pack.file_paths, depth, pool.fixed if pool else None
             )
