@@ -19,7 +19,7 @@ bench: $(VENV)/developing
 	$(BIN)/python -m tests.bench
 
 fuzz: $(VENV)/developing
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --timeout 3600
 
 format: $(VENV)/developing
 	$(BIN)/ruff check --fix moepack tests
