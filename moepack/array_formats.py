@@ -41,6 +41,9 @@ _HEADER_LENGTH = 1 << 16
 _PHASES = {"routed_experts": Phase.DECODE, "prompt_routed_experts": Phase.PREFILL}
 _PASSES = {"topk_ids_of_layer", "logical_count"}
 _NAMES = ("prompt_routed_experts", "routed_experts", "topk_ids_of_layer", "logical_count")
+_LISTS = ("records", "requests")
+_ANSWERS = ("choices", "outputs")
+"""Where vLLM has a request's answers: in its server's responses, and in its Python objects."""
 _MOST = (1 << 63) - 1
 _BAD_ARRAYS = (ValueError, OverflowError, MemoryError, EOFError, OSError, SyntaxError, TokenError)
 """What numpy raises for arrays that are none."""
@@ -241,18 +244,34 @@ def _parse(data: bytes, path: str) -> list[Any]:
 
 def _requests(document: Any, path: str) -> list[list[tuple[str, Array]]]:
     """Find the arrays of each request in a document."""
-    if isinstance(document, dict) and isinstance(document.get("records"), list):
-        document = document["records"]
-    if isinstance(document, dict):
-        found = [name for name in _NAMES if document.get(name) is not None]
-        if found:
-            return [[(name, _array(document[name], name, path)) for name in found]]
-    elif isinstance(document, list) and document and isinstance(document[0], dict):
-        return [request for one in document for request in _requests(one, path)]
-    elif isinstance(document, list) and document:
+    if isinstance(document, list) and document and not isinstance(document[0], dict):
         return [[("", _array(document, "", path))]]
-    expected = f"an array, or objects with {', '.join(_NAMES)}"
-    raise TraceError("no arrays of experts in it", path=path, expected=expected)
+    requests = [document]
+    if isinstance(document, list):
+        requests = document
+    elif isinstance(document, dict):
+        requests = next((document[key] for key in _LISTS if key in document), requests)
+    found = [_arrays(one, path) for one in requests] if isinstance(requests, list) else []
+    if not any(found):
+        expected = f"an array, or objects with {', '.join(_NAMES)}"
+        raise TraceError("no arrays of experts in it", path=path, expected=expected)
+    return found
+
+
+def _arrays(request: Any, path: str) -> list[tuple[str, Array]]:
+    """Find the arrays of one request, and of the answers in it."""
+    if not isinstance(request, dict):
+        return []
+    found = [
+        (name, _array(request[name], name, path))
+        for name in _NAMES
+        if request.get(name) is not None
+    ]
+    for key in _ANSWERS:
+        answers = request.get(key)
+        for answer in answers if isinstance(answers, list) else []:
+            found += _arrays(answer, path)
+    return found
 
 
 def _array(value: Any, name: str, path: str) -> Array:

@@ -322,6 +322,15 @@ def test_arrays_that_are_none(data: bytes, tmp_path: Path) -> None:
     refused(path)
 
 
+@pytest.mark.parametrize("key", ["choices", "outputs"])
+def test_a_request_of_vllm_with_its_answers_inside(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    one = f'{{"prompt_routed_experts":[[[1,2]]],"{key}":[{{"routed_experts":[[[3,4]]]}}]}}'
+    path.write_text(f"{one}\n{one}\n")
+    tokens = [(PREFILL, [(0, 1), (0, 2)]), (DECODE, [(0, 3), (0, 4)])]
+    assert read(path)[1].tokens == [(n, *token) for n in (0, 1) for token in tokens]
+
+
 def test_a_request_of_vllm_that_generated_nothing(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text('{"prompt_routed_experts":[[[1,2]]],"routed_experts":[]}')
