@@ -76,6 +76,8 @@ class Batch:
     system may write into the buffers. A batch that is dropped does so as well.
     """
 
+    _is_open = False
+
     def __init__(
         self,
         pack: Pack,
@@ -95,6 +97,7 @@ class Batch:
     def start(self, tasks: Sequence[Task]) -> None:
         """Begin to read what is wanted; called once. Raises MachineError and ends it otherwise."""
         with self._lock:
+            self._is_open = True
             self._untaken.update(dict.fromkeys(task.number for task in tasks))
             for task in tasks:
                 self._schedule.add(task)
@@ -115,7 +118,8 @@ class Batch:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if self._is_open:  # else be short: Python ignores a Ctrl-C that comes in here
+            self.close()
 
     def completions(self, *, in_order: bool = False) -> Iterator[ExpertBytes]:
         """Yield the experts as they come from the disk, or in the order in which they were asked.
@@ -138,6 +142,7 @@ class Batch:
         for task in (*self._schedule.close(), *self._ready.values()):
             self._free(task)
         self._ready.clear()
+        self._is_open = False
 
     def _take(self, in_order: bool) -> Task | None:
         """Wait for one expert; several threads may, and each gets others. None after the last."""

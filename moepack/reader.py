@@ -143,6 +143,7 @@ class Reader:
         """
         with self.submit(keys, parts=parts, family=family, into=into) as batch:
             yield from batch.completions(in_order=in_order)
+        self._open_work.discard(batch)  # here, since Python ignores a Ctrl-C while it drops objects
 
     def submit(
         self,

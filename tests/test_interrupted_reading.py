@@ -1,6 +1,8 @@
 """Readers that are interrupted at any moment, by the handler of a signal, and read on."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,8 +80,16 @@ def test_a_program_that_is_interrupted_while_it_reads_ends(
             assert child.stdout.readline() == "ready\n"
             os.sched_yield()
             subprocess.run(["sleep", str(0.002 + number * 0.003)], check=True)
-            child.send_signal(2)
             try:
-                assert child.wait(10) in (0, 1, -2)  # -2 where it came before the `try`
+                assert interrupted_end(child) in (0, 1, -2)  # -2 where it came before the `try`
             finally:
                 child.kill()
+
+
+def interrupted_end(child: subprocess.Popen[str]) -> int:
+    """Send signals until a process ends: Python ignores one that comes while it drops an object."""
+    for _ in range(20):
+        child.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(0.5)
+    return child.wait(0)
