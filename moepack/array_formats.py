@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from moepack.checks import Checks, shorts
 from moepack.compressed import Stream
 from moepack.errors import TraceError
-from moepack.trace import MAX_NUMBER, Counts, Ints, Items, Origin, Phase, Piece, Tokens, Unknown
+from moepack.trace import MAX_NUMBER, Ints, Items, Origin, Phase, Piece, Tokens, Unknown
 
 MAX_LENGTH = 1 << 30
 """Of a file that is not a plain .npy, and of each array in it, in bytes."""
@@ -164,10 +164,7 @@ def _counts(array: Array, checks: Checks, place: str) -> Iterator[Piece]:
         raise TraceError("counts out of bounds", path=checks.path, place=place)
     total = array.astype(np.int64).sum(axis=0)
     layer, expert = np.nonzero(total)
-    right = checks.fitting(layer, expert, lambda _: place)
-    if right is not None:
-        layer, expert = layer[right], expert[right]
-    yield Counts(Phase.UNKNOWN, shorts(layer), shorts(expert), total[layer, expert])
+    yield checks.counts(Phase.UNKNOWN, layer, expert, total[layer, expert], lambda _: place)
 
 
 def _layer_numbers(count: int, checks: Checks, place: str) -> Ints:
@@ -309,8 +306,5 @@ def _read_heat(document: Any, stream: Stream, checks: Checks) -> Items:
             raise TraceError("a count out of bounds", path=checks.path, place=place)
         expert = np.flatnonzero(heat)
         layer = np.full(len(expert), entry["layer"], np.int64)
-        right = checks.fitting(layer, expert, lambda _, place=place: place)  # type: ignore[misc]
-        if right is not None:
-            layer, expert = layer[right], expert[right]
         counts = heat[expert].astype(np.int64)
-        yield Counts(Phase.DECODE, shorts(layer), shorts(expert), counts)
+        yield checks.counts(Phase.DECODE, layer, expert, counts, lambda _, place=place: place)  # type: ignore[misc]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.errors import TraceError
-from moepack.trace import MAX_NUMBER, Ints, Shorts
+from moepack.trace import MAX_NUMBER, Counts, Ints, Phase, Shorts
 
 Shape = Mapping[int, int]
 """How many experts each layer of a model has, by the layer's number."""
@@ -84,6 +84,15 @@ class Checks:
         self.fault(problem, place, count, expected=expected, found=found, hint=hint)
         right: NDArray[np.bool_] = ~wrong
         return right
+
+    def counts(
+        self, phase: Phase, layer: Ints, expert: Ints, counts: Ints, place_of: Callable[[int], str]
+    ) -> Counts:
+        """Give those of some counts that the model can have; see `fitting`."""
+        right = self.fitting(layer, expert, place_of)
+        if right is not None:
+            layer, expert, counts = layer[right], expert[right], counts[right]
+        return Counts(phase, shorts(layer), shorts(expert), counts)
 
 
 def _are_shorts(numbers: Ints) -> bool:

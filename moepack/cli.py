@@ -21,7 +21,7 @@ from moepack.errors import (
     SourceError,
     TraceError,
 )
-from moepack.terminal import json_option, progress, show, write_file
+from moepack.terminal import json_option, progress, show, source_option, write_file
 
 
 class ExitCode(IntEnum):
@@ -122,7 +122,7 @@ def pack(
     chosen_layout = layout.load(layout_name)
     model = open_source(source)
     found = experts.find(model)
-    heat = counting.load(hotness_path, counting.shape_of(found)) if hotness_path else None
+    heat = counting.load(hotness_path, found.shape) if hotness_path else None
     if heat is not None:
         heat.check_fits(found)
     layers = _chosen_layers(layer_text, found.layers, experts.mtp_start(model) if no_mtp else None)
@@ -152,13 +152,7 @@ def pack(
 
 @cli.command()
 @click.argument("pack_path", metavar="PACK")
-@click.option(
-    "--source",
-    "source_paths",
-    multiple=True,
-    metavar="SOURCE",
-    help="Compare with the model it was made from; may be given several times.",
-)
+@source_option
 @click.option("--junit", "junit_path", metavar="FILE", help="Write JUnit XML as well.")
 @_threads_option
 @json_option

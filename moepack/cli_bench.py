@@ -7,7 +7,7 @@ import click
 
 import moepack
 from moepack.errors import RequestError
-from moepack.terminal import json_option, progress, show
+from moepack.terminal import json_option, progress, show, source_option
 
 if TYPE_CHECKING:
     from moepack.experts import Experts
@@ -21,13 +21,7 @@ _MOST_DEPTH = 256
 
 @click.command()
 @click.argument("pack_path", metavar="PACK")
-@click.option(
-    "--source",
-    "source_paths",
-    multiple=True,
-    metavar="SOURCE",
-    help="Compare with the model it was made from; may be given several times.",
-)
+@source_option
 @click.option("--trace", "trace_path", metavar="FILE", help="Read the experts of this trace.")
 @click.option("--hotness", "hotness_path", metavar="FILE", help="Draw experts by these counts.")
 @click.option(
@@ -151,10 +145,10 @@ def _experts_used(model: "tuple[Source, Experts] | None") -> int | None:
 
 
 def _stored_counts(pack: "Pack") -> dict[tuple[int, int], int]:
-    places = [
-        pack.locate(layer, e) for layer in pack.layers for e in range(pack.expert_count(layer))
-    ]
-    return {(one.layer, one.expert): one.hotness for one in places if one.hotness}
+    from moepack import inspection
+
+    blobs = inspection.main_blobs(pack)
+    return {(one.layer, one.expert): one.hotness for one in blobs if one.hotness}
 
 
 def _parse_depths(text: str) -> tuple[int, ...]:

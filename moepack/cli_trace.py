@@ -1,7 +1,7 @@
 """The commands `trace …` and `hotness`: what was measured of routing, and what it says."""
 
 import os
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from moepack.terminal import json_option, progress, show, write_whole
 
 if TYPE_CHECKING:
     from moepack.checks import Shape
-    from moepack.trace import Item
 
 _format_option = click.option(
     "--format", "form", metavar="NAME", help="What the files are, whatever their content says."
@@ -55,14 +54,14 @@ def import_(
 
     Example: moepack trace import server.log -o chat.moetrace
     """
-    from moepack import tally, trace_file, trace_report
+    from moepack import counting, tally, trace_file, trace_report
 
-    if not append and Path(output).exists():
-        raise RequestError("it exists", path=output, hint="--append adds to it")
-    reading = _Reading(form, lenient, _shape(model_path, None))
+    _refuse_existing(output, append)
+    options = counting.Options(form, _shape(_experts_of(model_path, None)), lenient)
+    warnings: Counter[str] = Counter()
     counted = tally.Tally()
     with trace_file.Writer(output, append=append) as writer:
-        for item in reading.items(paths):
+        for item in counting.read(paths, options, warnings):
             writer.add(item)
             counted.add(item)
     facts = {
@@ -73,7 +72,7 @@ def import_(
         "counted_selection_count": counted.loose_count,
         "unknown": sorted(counted.unknown),
         "origins": [origin.to_json() for origin in counted.origins],
-        "warnings": reading.warnings,
+        "warnings": warnings,
     }
     show(facts, as_json, trace_report.imported)
 
@@ -101,12 +100,13 @@ def stats(
 
     Example: moepack trace stats chat.moetrace --pack model.moepack
     """
-    from moepack import reuse, trace_report, working_set
+    from moepack import counting, reuse, trace_report, working_set
 
-    reading = _Reading(form, lenient, _shape(model_path, pack_path))
-    lengths = _lengths(model_path, pack_path)
+    model = _experts_of(model_path, pack_path)
+    options, lengths = counting.Options(form, _shape(model), lenient), _lengths(model)
+    warnings: Counter[str] = Counter()
     found, again = working_set.WorkingSet(window, lengths), reuse.Reuse()
-    for item in reading.items(paths):
+    for item in counting.read(paths, options, warnings):
         found.add(item)
         again.add(item)
     facts = {
@@ -116,7 +116,7 @@ def stats(
         "has_lengths": lengths is not None,
         "working_set": [row._asdict() for row in found.rows()],
         "reuse": again.to_json(),
-        "warnings": reading.warnings,
+        "warnings": warnings,
     }
     show(facts, as_json, trace_report.stats)
 
@@ -142,18 +142,19 @@ def concentration(
 
     Example: moepack trace concentration chat.moetrace
     """
-    from moepack import chart, concentration, trace_report
+    from moepack import chart, concentration, counting, trace_report
 
     if plot_path:
         chart.check(plot_path)
-    shape = _shape(model_path, pack_path)
-    reading = _Reading(form, lenient, shape)
-    counted = concentration.count(reading.items(paths))
+    shape = _shape(_experts_of(model_path, pack_path))
+    warnings: Counter[str] = Counter()
+    options = counting.Options(form, shape, lenient)
+    counted = concentration.count(counting.read(paths, options, warnings))
     found = concentration.measure(*counted, shape)
     if plot_path:
         heat, curves = concentration.heat_table(counted[0]), concentration.curves(*counted)
         chart.heat(heat, curves, ", ".join(paths), plot_path)
-    facts = found.to_json() | {"warnings": reading.warnings}
+    facts = found.to_json() | {"warnings": warnings}
     show(facts, as_json, trace_report.concentration)
 
 
@@ -201,8 +202,7 @@ def record(
     """
     from moepack import prompts, recording, trace_file, trace_report
 
-    if not append and Path(output).exists():
-        raise RequestError("it exists", path=output, hint="--append adds to it")
+    _refuse_existing(output, append)
     asked = prompts.read(prompts_path)
     shown = progress(len(asked), "recording", "")
     with trace_file.Writer(output, append=append) as writer, shown as advanced:
@@ -264,7 +264,7 @@ def hotness(
     weights = _weights(weight_text, paths)
     inputs = [counting.Input(*pair) for pair in zip(paths, weights, strict=True)]
     wanted = frozenset({Phase.DECODE}) if phases == "decode" else None
-    options = counting.Options(form, _shape(model_path, pack_path), lenient, wanted)
+    options = counting.Options(form, _shape(_experts_of(model_path, pack_path)), lenient, wanted)
     found, warnings = counting.count(inputs, options)
     write_whole(output, heat.encode(found))
     held = found.held_out
@@ -277,63 +277,46 @@ def hotness(
     show(facts, as_json, trace_report.hotness)
 
 
-class _Reading:
-    """Reads several files, and gathers the warnings."""
-
-    def __init__(self, form: str | None, lenient: bool, shape: "Shape | None") -> None:
-        self._options = (shape, lenient)
-        self._form = form
-        self.warnings: dict[str, int] = {}
-
-    def items(self, paths: tuple[str, ...]) -> "Iterator[Item]":
-        """Read one file after another."""
-        from moepack import counting
-        from moepack.checks import Checks
-
-        for path in paths:
-            checks = Checks(path, *self._options)
-            yield from counting.items(path, checks, self._form)
-            for problem, count in checks.warnings.items():
-                self.warnings[problem] = self.warnings.get(problem, 0) + count
+def _refuse_existing(output: str, append: bool) -> None:
+    if not append and Path(output).exists():
+        raise RequestError("it exists", path=output, hint="--append adds to it")
 
 
-def _shape(model_path: str | None, pack_path: str | None) -> "Shape | None":
-    """Give how many experts each layer of the model or the pack has."""
-    from moepack import counting, experts
+def _experts_of(model_path: str | None, pack_path: str | None) -> dict[int, tuple[int, int]] | None:
+    """Give how many experts each layer of the model or the pack has, and the bytes of one."""
+    from moepack import experts
     from moepack.source import open_source
 
     if model_path and pack_path:
         raise RequestError("a model and a pack at once", expected="one of the two")
     if model_path:
-        return counting.shape_of(experts.find(open_source([model_path])))
+        return {
+            family.layer: (family.expert_count, sum(part.length for part in family.parts))
+            for family in experts.find(open_source([model_path])).families
+            if family.name == "ffn_exps"
+        }
     if pack_path:
         with moepack.open(pack_path) as pack:
-            return {layer: pack.expert_count(layer) for layer in pack.layers}
+            return {
+                layer: (pack.expert_count(layer), pack.locate(layer, 0).length)
+                for layer in pack.layers
+            }
     return None
 
 
-def _lengths(model_path: str | None, pack_path: str | None) -> Any:
+def _shape(found: "dict[int, tuple[int, int]] | None") -> "Shape | None":
+    return None if found is None else {layer: count for layer, (count, _) in found.items()}
+
+
+def _lengths(found: dict[int, tuple[int, int]] | None) -> Any:
     """Give the bytes of each expert [layers, experts]; None where nothing tells."""
     import numpy as np
 
-    from moepack import experts
-    from moepack.source import open_source
-
-    by_layer: dict[int, tuple[int, int]] = {}
-    if model_path:
-        for family in experts.find(open_source([model_path])).families:
-            if family.name == "ffn_exps":
-                length = sum(part.length for part in family.parts)
-                by_layer[family.layer] = family.expert_count, length
-    elif pack_path:
-        with moepack.open(pack_path) as pack:
-            for layer in pack.layers:
-                by_layer[layer] = pack.expert_count(layer), pack.locate(layer, 0).length
-    if not by_layer:
+    if found is None:
         return None
-    widest = max(count for count, _ in by_layer.values())
-    table = np.zeros((max(by_layer) + 1, widest), np.int64)
-    for layer, (count, length) in by_layer.items():
+    widest = max(count for count, _ in found.values())
+    table = np.zeros((max(found) + 1, widest), np.int64)
+    for layer, (count, length) in found.items():
         table[layer, :count] = length
     return table
 

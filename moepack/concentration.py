@@ -47,6 +47,10 @@ class Skew(NamedTuple):
     gini: float
     coverage: tuple[Coverage, ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """Give this as JSON values."""
+        return self._asdict() | {"coverage": [one._asdict() for one in self.coverage]}
+
 
 class Concentration(NamedTuple):
     """The skews of all layers together and of each, and what follows from them."""
@@ -61,12 +65,10 @@ class Concentration(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Give this as JSON values."""
-        facts = self._asdict()
-        for name in ("total", "layers"):
-            skews = facts[name] if name == "layers" else [facts[name]]
-            plain = [s._asdict() | {"coverage": [c._asdict() for c in s.coverage]} for s in skews]
-            facts[name] = plain if name == "layers" else plain[0]
-        return facts
+        return self._asdict() | {
+            "total": self.total.to_json(),
+            "layers": [skew.to_json() for skew in self.layers],
+        }
 
 
 def measure(
@@ -82,14 +84,12 @@ def measure(
     sizes = [shape[layer] if shape else counts.shape[1] for layer in layers]
     halves = tally.halves()
     by, learned, measured = halves if halves else (None, None, None)
+    rows = [_row(counts, layer, size) for layer, size in zip(layers, sizes, strict=True)]
     skews = []
-    for layer, size in zip(layers, sizes, strict=True):
-        row = _row(counts, layer, size)
+    for layer, size, row in zip(layers, sizes, rows, strict=True):
         coverage = _coverage(learned, measured, [layer], [size], latest)
         skews.append(_skew(layer, row, size, coverage))
-    everything = np.concatenate(
-        [_row(counts, n, size) for n, size in zip(layers, sizes, strict=True)]
-    )
+    everything = np.concatenate(rows)
     total = _skew(
         None, everything, len(everything), _coverage(learned, measured, layers, sizes, latest)
     )

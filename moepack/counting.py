@@ -1,20 +1,20 @@
 """Hotness from whatever was measured: traces of all formats, imatrices, hotness files."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from moepack import coverage, digest, hotness, imatrix, trace_formats
-from moepack.checks import Checks, Shape, shorts
+from moepack.checks import Checks, Shape
 from moepack.compressed import Stream
 from moepack.errors import TraceError
-from moepack.experts import Experts
 from moepack.hotness import MAX_COUNT, HeldOut, Hotness
 from moepack.plan import Plan
 from moepack.tally import Tally
-from moepack.trace import Counts, Ints, Items, Origin, Phase, Unknown
+from moepack.trace import Ints, Items, Origin, Phase, Unknown
 
 _HEAD_LENGTH = 1 << 16
 
@@ -46,24 +46,29 @@ def load(path: str, shape: Shape | None = None) -> Hotness:
     return from_tally(tally, path)
 
 
-def count(inputs: Sequence[Input], options: Options) -> tuple[Hotness, dict[str, int]]:
+def count(inputs: Sequence[Input], options: Options) -> tuple[Hotness, Counter[str]]:
     """Count the selections of all inputs together; give the warnings as well, by problem.
 
     Raises TraceError for what is wrong in a file, and where nothing was counted. Files that name
     different models are a warning.
     """
     tally = Tally(options.phases)
-    warnings: dict[str, int] = {}
+    warnings: Counter[str] = Counter()
     for one in inputs:
-        checks = Checks(one.path, options.shape, options.lenient)
-        for item in items(one.path, checks, options.form):
+        for item in read([one.path], options, warnings):
             tally.add(item, one.weight)
-        for problem, number in checks.warnings.items():
-            warnings[problem] = warnings.get(problem, 0) + number
     models = {origin.model for origin in tally.origins if origin.model is not None}
     if len(models) > 1:
         warnings["files of another model than the first"] = len(models) - 1
     return from_tally(tally, inputs[0].path), warnings
+
+
+def read(paths: Sequence[str], options: Options, warnings: Counter[str]) -> Items:
+    """Read one file after another as `items` does; add up the warnings."""
+    for path in paths:
+        checks = Checks(path, options.shape, options.lenient)
+        yield from items(path, checks, options.form)
+        warnings.update(checks.warnings)
 
 
 def items(path: str, checks: Checks, form: str | None = None) -> Items:
@@ -97,10 +102,7 @@ def _as_items(heat: Hotness, checks: Checks) -> Items:
     unknown = frozenset({Unknown.TOKENS, Unknown.REQUESTS})
     yield Origin("hotness", os.path.basename(heat.path), unknown, None, heat.token_count)
     layer, expert = keys[:, 0], keys[:, 1]
-    right = checks.fitting(layer, expert, lambda index: f"layer {layer[index]}")
-    if right is not None:
-        layer, expert, counts = layer[right], expert[right], counts[right]
-    yield Counts(Phase.UNKNOWN, shorts(layer), shorts(expert), counts)
+    yield checks.counts(Phase.UNKNOWN, layer, expert, counts, lambda index: f"layer {layer[index]}")
 
 
 def from_tally(tally: Tally, path: str) -> Hotness:
@@ -139,11 +141,6 @@ def with_coverage(heat: Hotness, planned: Plan) -> Hotness:
         for expert in range(template.family.expert_count)
     }
     return heat._replace(coverage=coverage.of_hotness(heat, lengths))
-
-
-def shape_of(found: Experts) -> dict[int, int]:
-    """Give how many experts each layer of a model has, in its main family."""
-    return {f.layer: f.expert_count for f in found.families if f.name == "ffn_exps"}
 
 
 def _by_expert(table: Ints) -> dict[tuple[int, int], int]:

@@ -98,6 +98,11 @@ class Experts:
     """The names of all expert tensors."""
 
     @property
+    def shape(self) -> dict[int, int]:
+        """How many experts each layer has, in its main family."""
+        return {f.layer: f.expert_count for f in self.families if f.name == "ffn_exps"}
+
+    @property
     def layers(self) -> tuple[int, ...]:
         """The layers that have experts, ascending."""
         return tuple(dict.fromkeys(family.layer for family in self.families))

@@ -77,7 +77,7 @@ class Hotness(NamedTuple):
 
     def check_fits(self, experts: Experts) -> None:
         """Raise TraceError where the counts name a layer or an expert that the model has not."""
-        model = {f.layer: f.expert_count for f in experts.families if f.name == "ffn_exps"}
+        model = experts.shape
         for layer, expert in sorted(self.counts):
             if layer not in model:
                 self._refuse(f"layer {layer}", "the model has no experts there", model)

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack import gguf_header
-from moepack.checks import Checks, shorts
+from moepack.checks import Checks
 from moepack.errors import MachineError, SourceError, TraceError
 from moepack.gguf_header import Header, Value
 from moepack.tensor_table import Tensor
-from moepack.trace import Counts, Items, Origin, Phase, Unknown
+from moepack.trace import Items, Origin, Phase, Unknown
 
 _COUNTS = re.compile(r"blk\.(\d{1,5})\.ffn_(down|up|gate|gate_up)_exps\.weight\.counts\Z")
 _PREFERRED = ("down", "up", "gate", "gate_up")
@@ -79,10 +79,14 @@ def read(path: str, checks: Checks) -> Items:
         counts = _layer_counts(path, layer, by_projection)
         expert = np.flatnonzero(counts)
         layers = np.full(len(expert), layer, np.int64)
-        right = checks.fitting(layers, expert, lambda _, layer=layer: f"layer {layer}")  # type: ignore[misc]
-        if right is not None:
-            layers, expert = layers[right], expert[right]
-        yield Counts(Phase.PREFILL, shorts(layers), shorts(expert), counts[expert])
+        place = f"layer {layer}"
+        yield checks.counts(
+            Phase.PREFILL,
+            layers,
+            expert,
+            counts[expert],
+            lambda _, place=place: place,  # type: ignore[misc]
+        )
 
 
 def _by_layer(header: Header) -> dict[int, dict[str, Tensor]]:

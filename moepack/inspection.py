@@ -6,7 +6,7 @@ from typing import Any
 from moepack import coverage, digest, ggml_types
 from moepack.experts import Experts, Family, mtp_start
 from moepack.index import PartKind
-from moepack.pack import Pack, PartLocation
+from moepack.pack import BlobLocation, Pack, PartLocation
 from moepack.source import Source
 
 
@@ -156,16 +156,21 @@ def _coverage(pack: Pack) -> dict[str, Any] | None:
     stated = (pack.manifest.hotness or {}).get("coverage")
     if isinstance(stated, dict):
         return stated
-    places = [
+    blobs = main_blobs(pack)
+    counts = {(one.layer, one.expert): one.hotness or 0 for one in blobs}
+    if not any(counts.values()):
+        return None
+    lengths = {(one.layer, one.expert): one.length for one in blobs}
+    return coverage.of(counts, counts, lengths) | {"held_out": None, "token_count": None}
+
+
+def main_blobs(pack: Pack) -> list[BlobLocation]:
+    """List the blobs of all layers' main families."""
+    return [
         pack.locate(layer, expert)
         for layer in pack.layers
         for expert in range(pack.expert_count(layer))
     ]
-    counts = {(one.layer, one.expert): one.hotness or 0 for one in places}
-    if not any(counts.values()):
-        return None
-    lengths = {(one.layer, one.expert): one.length for one in places}
-    return coverage.of(counts, counts, lengths) | {"held_out": None, "token_count": None}
 
 
 def _order(pack: Pack) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from moepack.checks import Checks, shorts
+from moepack.checks import Checks
 from moepack.list_format import NumberedCalls, Table, with_faults
 from moepack.text_formats import Lists, line_numbers, line_of, ranges, report, rows_with_lists
-from moepack.trace import Counts, Ints, Phase, Piece
+from moepack.trace import Ints, Phase, Piece
 from moepack.trace_text import Places, Text, Truths
 
 ROUTE_HEADING = b"turn,phase,step,layer,slot,expert,"
@@ -73,7 +73,7 @@ class RouteTable(TableFormat):
         first = first[text.follow(first, self.gaps)]
         behind = text.ends[first + 5]
         first = first[(text.bytes[behind] == ord(",")) | text.ends_line(behind)]
-        columns = np.stack([text.values(first + n) for n in range(5)], axis=1)
+        columns = text.columns(first, 5)
         return Lists(first, columns, np.ones(len(first), np.int64), text.values(first + 5))
 
     def calls(self, columns: Ints) -> Ints:
@@ -129,7 +129,7 @@ class GateTable(TableFormat):
         space_counts = np.searchsorted(spaces, end) - np.searchsorted(spaces, begin)
         right = (counts > 0) & (space_counts == counts + len(self.gaps) - 1)
         first, start, counts = first[right], start[right], counts[right]
-        columns = np.stack([text.values(first + n) for n in range(3)], axis=1)
+        columns = text.columns(first, 3)
         items = text.values(experts[ranges(start, counts)])
         return Lists(first, columns, counts, items)
 
@@ -157,7 +157,7 @@ class CountTable:
         first = first[text.follow(first, self._gaps)]
         last = first + len(self._gaps)
         first = first[text.ends_line(text.ends[last])]
-        columns = np.stack([text.values(first), text.values(first + 1)], axis=1)
+        columns = text.columns(first, 2)
         has_count = len(self._gaps) == 2
         counts = text.values(first + 2) if has_count else np.ones(len(first), np.int64)
         lists = Lists(first, columns, np.ones(len(first), np.int64), counts)
@@ -167,12 +167,11 @@ class CountTable:
         """Check the counts."""
         report(self._checks, text, parsed.faults)
         lists = parsed.lists
-        layer, expert, counts = lists.columns[:, 0], lists.columns[:, 1], lists.items
-        right = self._checks.fitting(layer, expert, line_of(text, lists.first))
-        if right is not None:
-            layer, expert, counts = layer[right], expert[right], counts[right]
-        if len(layer):
-            yield Counts(Phase.UNKNOWN, shorts(layer), shorts(expert), counts)
+        layer, expert = lists.columns[:, 0], lists.columns[:, 1]
+        place_of = line_of(text, lists.first)
+        found = self._checks.counts(Phase.UNKNOWN, layer, expert, lists.items, place_of)
+        if len(found.layer):
+            yield found
 
     def end(self) -> Iterator[Piece]:
         """Nothing is held back."""

@@ -56,12 +56,12 @@ class Tally:
     @property
     def counts(self) -> Ints:
         """All selections [layers, experts]."""
-        return _whole(_add(_add(*self._by_request), self._loose))
+        return _whole(self._total())
 
     @property
     def highest(self) -> float:
         """The highest count there is; beyond 2**53 counts are not exact."""
-        return float(_add(_add(*self._by_request), self._loose).max(initial=0))
+        return float(self._total().max(initial=0))
 
     @property
     def selection_count(self) -> int:
@@ -106,6 +106,9 @@ class Tally:
         sums = (_sum(earlier), _sum(later))
         learned, measured = (Half(one.token_count, _whole(one.counts)) for one in sums)
         return "time", learned, measured
+
+    def _total(self) -> Weighted:
+        return _add(_add(*self._by_request), self._loose)
 
     def _add_counts(self, item: Counts) -> None:
         if self._phases is not None and item.phase not in self._phases:

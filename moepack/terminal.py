@@ -14,6 +14,14 @@ from moepack.errors import MachineError
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
+source_option = click.option(
+    "--source",
+    "source_paths",
+    multiple=True,
+    metavar="SOURCE",
+    help="Compare with the model it was made from; may be given several times.",
+)
+
 
 def show(facts: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str]) -> None:
     """Print a result: as one JSON object, or as `render` writes it for people."""

@@ -15,7 +15,6 @@ from moepack.trace import Ints, Piece
 from moepack.trace_text import Places, Text, Truths, texts
 
 Parsed = TypeVar("Parsed")
-Parsed_co = TypeVar("Parsed_co", covariant=True)
 
 
 class Fault(NamedTuple):
@@ -124,9 +123,7 @@ def rows_with_lists(text: Text, first: Places, gaps: Sequence[bytes], separator:
     follows = text.follow(first, gaps)
     first, beyond = first[follows], beyond[follows]
     lists = _lists(text, first, gaps, beyond)
-    joined = text.starts[1:] - text.ends[:-1] == len(separator)
-    joined &= text.has(text.ends[:-1], separator)
-    right = _all_joined(joined, first + len(gaps), beyond)
+    right = _all_joined(text, separator, first + len(gaps), beyond)
     right &= text.ends_line(text.ends[beyond - 1])
     return lists if right.all() else _lists(text, first[right], gaps, beyond[right])
 
@@ -141,13 +138,14 @@ def rows_in_brackets(text: Text, first: Places, gaps: Sequence[bytes]) -> Lists:
     right = found < len(closing)
     first = first[right]
     beyond = closing[found[right]] + 1
-    joined = (text.starts[1:] - text.ends[:-1] == 1) & (text.bytes[text.ends[:-1]] == ord(","))
-    right = _all_joined(joined, first + len(gaps), beyond)
+    right = _all_joined(text, b",", first + len(gaps), beyond)
     return _lists(text, first[right], gaps, beyond[right])
 
 
-def _all_joined(joined: Truths, start: Places, beyond: Places) -> Truths:
-    """Say which runs of numbers `start` to `beyond` are joined, each to the next."""
+def _all_joined(text: Text, separator: bytes, start: Places, beyond: Places) -> Truths:
+    """Say which runs of numbers `start` to `beyond` have `separator` alone between each other."""
+    joined = text.starts[1:] - text.ends[:-1] == len(separator)
+    joined &= text.has(text.ends[:-1], separator)
     breaks = np.concatenate(([0], np.cumsum(~joined), [0]))
     last = np.maximum(beyond - 1, start)
     right: Truths = (beyond > start) & (breaks[last] == breaks[start])
@@ -155,11 +153,9 @@ def _all_joined(joined: Truths, start: Places, beyond: Places) -> Truths:
 
 
 def _lists(text: Text, first: Places, gaps: Sequence[bytes], beyond: Places) -> Lists:
-    columns = [text.values(first + number) for number in range(len(gaps))]
     start = first + len(gaps)
     counts = np.maximum(beyond - start, 0)
-    table = np.stack(columns, axis=1) if columns else np.zeros((len(first), 0), np.int64)
-    return Lists(first, table, counts, text.values(ranges(start, counts)))
+    return Lists(first, text.columns(first, len(gaps)), counts, text.values(ranges(start, counts)))
 
 
 def ranges(start: Places, counts: Ints) -> Places:

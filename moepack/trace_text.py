@@ -126,6 +126,10 @@ class Text:
         values[goes_on] = -1
         return values
 
+    def columns(self, first: Places, count: int) -> Ints:
+        """Give the values of each number of `first` and those behind it [rows, count]."""
+        return np.stack([self.values(first + number) for number in range(count)], axis=1)
+
     def _digits(self, places: Places) -> Bytes:
         digits: Bytes = self.bytes.take(places)
         digits -= np.uint8(48)

@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tally": {"trace"},
     "coverage": {"hotness"},
     "counting": {
-        *("errors", "digest", "checks", "compressed", "coverage", "experts", "hotness"),
+        *("errors", "digest", "checks", "compressed", "coverage", "hotness"),
         *("imatrix", "plan", "tally", "trace", "trace_formats"),
     },
     "working_set": {"trace"},
