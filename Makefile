@@ -10,20 +10,20 @@ demo: $(VENV)/installed
 	@BIN=$(BIN) sh tests/demo.sh
 
 test: $(VENV)/developing
-	$(BIN)/ruff check moepack tests
-	$(BIN)/ruff format --check moepack tests
+	$(BIN)/ruff check moepack tests benchmarks
+	$(BIN)/ruff format --check moepack tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
 bench: $(VENV)/developing
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m benchmarks
 
 fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 format: $(VENV)/developing
-	$(BIN)/ruff check --fix moepack tests
-	$(BIN)/ruff format moepack tests
+	$(BIN)/ruff check --fix moepack tests benchmarks
+	$(BIN)/ruff format moepack tests benchmarks
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -13,8 +13,6 @@ own, which the command line imports.
 
 import os
 
-from moepack.batch import Batch, ExpertBytes
-from moepack.buffers import BufferPool
 from moepack.errors import (
     MachineError,
     MoepackError,
@@ -23,9 +21,11 @@ from moepack.errors import (
     SourceError,
     TraceError,
 )
-from moepack.in_flight import Statistics
-from moepack.pack import BlobLocation, Pack, PartLocation
-from moepack.reader import Reader
+from moepack.reading.batch import Batch, ExpertBytes
+from moepack.reading.budget import Statistics
+from moepack.reading.pack import BlobLocation, Pack, PartLocation
+from moepack.reading.reader import Reader
+from moepack.storage.buffers import BufferPool
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 """`python -m moepack`."""
 
-from moepack.cli import main
+from moepack.cli.main import main
 
 main()

@@ -1,6 +1,5 @@
-"""What all tests share: the real models, and ways to run moepack."""
+"""What all tests are given: packs of the real models, and the command."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -11,55 +10,9 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack import experts, layout, packer, plan
-from moepack.pack import BlobLocation, Pack, PartLocation
-from moepack.source import Source, open_source
-from tests.faulty_backend import NAMES, require
-
-FIXTURES = Path(__file__).parent.parent / "fixtures"
-
-REAL_MODELS = {
-    "qwen3moe": "qwen3moe-Q4_K_M-ntfs-t6-00001-of-00006.gguf",
-    "ud-mixed": "qwen3moe-ud-mixed-t5-00001-of-00006.gguf",
-    "deepseek2": "deepseek2-v3-IQ4_XS-ntfs-t13-00001-of-00006.gguf",
-    "gpt-oss": "gpt-oss-mxfp4-native-t8-00001-of-00006.gguf",
-    "granite": "granite-swa-Q4_K_M-t7-00001-of-00004.gguf",
-    "mixtral": "mixtral-Q4_K_M-t7-00001-of-00004.gguf",
-}
-
-
-def first_shard(model: str) -> Path:
-    """Give the first shard of a real model in fixtures/."""
-    return FIXTURES / REAL_MODELS[model]
-
-
-def shards_of(model: str) -> list[str]:
-    """Give the paths of all shards of a real model, in order."""
-    return [shard.path for shard in open_source([first_shard(model)]).shards]
-
-
-def oracle() -> dict[str, dict[str, Any]]:
-    """Map each model to its expert tensors, as llama.cpp's gguf-py saw the unsplit file."""
-    entries = [json.loads(line) for line in (FIXTURES / "ORACLE.jsonl").read_text().splitlines()]
-    by_name = {Path(entry["file"]).stem: entry["tensors"] for entry in entries}
-    prefixes = {model: REAL_MODELS[model].rpartition("-of-")[0] for model in REAL_MODELS}
-    return {
-        model: next(tensors for name, tensors in by_name.items() if prefix.startswith(name))
-        for model, prefix in prefixes.items()
-    }
-
-
-def pack_model(
-    paths: list[Path], target: Path, layout_name: str = "layers", **options: Any
-) -> Source:
-    """Pack the model at `paths` into `target`; give the source."""
-    source = open_source(paths)
-    counts = options.pop("counts", None)
-    layers = options.get("layers")
-    found = experts.find(source)
-    planned = plan.make(found, layout.load(layout_name), counts=counts, layers=layers)
-    packer.pack(source, planned, target, **options)
-    return source
+from moepack.reading.pack import Pack
+from tests.support.faulty_backend import NAMES, require
+from tests.support.models import REAL_MODELS, first_shard, pack_model
 
 
 @pytest.fixture
@@ -96,28 +49,7 @@ def pack(packs: dict[str, Path]) -> Iterator[Pack]:
         yield opened
 
 
-def keys_of(pack: Pack) -> list[tuple[int, int]]:
-    """List (layer, expert) of all blobs of a pack's main families."""
-    return [(layer, n) for layer in pack.layers for n in range(pack.expert_count(layer))]
-
-
-def on_disk(where: BlobLocation | PartLocation) -> bytes:
-    """Read a blob or a part plainly."""
-    with open(where.path, "rb") as file:
-        file.seek(where.offset)
-        return file.read(where.length)
-
-
 @pytest.fixture
 def pack_copy(packs: dict[str, Path], tmp_path: Path) -> Path:
     """Copy the pack of qwen3moe, for a test that damages it."""
     return Path(shutil.copytree(packs["qwen3moe"], tmp_path / "pack"))
-
-
-def flip(path: Path, offset: int, mask: int = 0x01) -> None:
-    """Change one byte of a file by XOR, and make sure that something changed."""
-    data = bytearray(path.read_bytes())
-    before = data[offset]
-    data[offset] ^= mask
-    assert data[offset] != before
-    path.write_bytes(data)

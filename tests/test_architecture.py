@@ -1,4 +1,4 @@
-"""Who may import whom: data moves one way, and the reading side stands alone."""
+"""Who may import whom: rooms are layers, data moves one way, the reading side stands alone."""
 
 import ast
 import subprocess
@@ -9,169 +9,132 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "moepack"
 
-# Each module and the modules of moepack that it may know. What is not in a row is forbidden.
+# Each room and the rooms that its modules may know, lower ones first. What is not in a row is
+# forbidden; `moepack` is what stands beside the rooms, for all of them.
 MAY_IMPORT: dict[str, set[str]] = {
-    # Both sides
-    "errors": set(),
-    "digest": set(),
-    "records": set(),
-    # The reading side
-    "index": {"errors", "digest", "records"},
-    "manifest": {"errors", "digest", "records", "index"},
-    "backends": set(),
-    "buffers": {"errors"},
-    "files": set(),
-    "rounding": {"backends", "buffers", "files"},
-    "threads": {"backends", "files", "rounding"},
-    "ring": set(),
-    "uring": {"backends", "files", "ring", "rounding"},
-    "choice": {"errors", "backends", "buffers", "threads", "uring"},
-    "in_flight": {"errors"},
-    "wanted": {"errors", "digest", "backends", "pack"},  # pack: for its types only
-    "schedule": {"errors", "backends", "in_flight", "wanted"},
-    "batch": {"errors", "buffers", "pack", "schedule", "wanted"},  # pack: for its types only
-    "reader": {
-        *("errors", "backends", "batch", "buffers", "choice", "in_flight", "schedule", "wanted"),
-        "pack",  # for its types only
-    },
-    "pack": {
-        *("errors", "digest", "manifest", "index", "backends", "buffers", "in_flight", "reader"),
-    },
-    "aio": {
-        *("errors", "backends", "batch", "in_flight", "reader", "schedule"),
-        "pack",  # for its types only
-    },
-    "__init__": {"errors", "batch", "buffers", "in_flight", "pack", "reader"},
-    # From shards to a plan
-    "ggml_types": set(),
-    "sniff": set(),
-    "tensor_table": {"errors", "ggml_types", "sniff"},
-    "gguf_header": {"errors", "sniff", "tensor_table"},
-    "source": {"errors", "gguf_header", "tensor_table"},
-    "experts": {"errors", "ggml_types", "source", "tensor_table"},
-    "layout": {"errors", "records", "index"},
-    "hotness": {"errors", "digest", "experts"},
-    "plan": {"errors", "records", "experts", "layout"},
-    # From files of any format to a trace
-    "trace": set(),
-    "checks": {"errors", "trace"},
-    "compressed": {"errors"},
-    "assembly": {"errors", "trace"},
-    "trace_text": {"errors", "compressed", "trace"},
-    "text_formats": {"checks", "compressed", "trace", "trace_text"},
-    "list_format": {"assembly", "checks", "text_formats", "trace", "trace_text"},
-    "log_formats": {
-        *("assembly", "checks", "list_format", "text_formats", "trace", "trace_text"),
-    },
-    "table_formats": {"checks", "list_format", "text_formats", "trace", "trace_text"},
-    "json_formats": {"list_format", "text_formats", "trace", "trace_text"},
-    "binary_formats": {"errors", "assembly", "checks", "compressed", "trace"},
-    "array_formats": {"errors", "checks", "compressed", "trace"},
-    "trace_records": {"trace"},
-    "trace_file": {"errors", "digest", "checks", "compressed", "trace", "trace_records"},
-    "trace_formats": {
-        *("errors", "array_formats", "binary_formats", "checks", "compressed", "json_formats"),
-        *("log_formats", "table_formats", "text_formats", "trace", "trace_file"),
-    },
-    "imatrix": {"errors", "checks", "gguf_header", "tensor_table", "trace"},
-    "llama_library": {"errors"},
-    "prompts": {"errors", "compressed"},
-    "recording": {
-        *("errors", "experts", "llama_library", "source", "trace", "trace_file", "trace_records"),
-    },
-    # From a trace to what it says
-    "tally": {"trace"},
-    "coverage": {"hotness"},
-    "counting": {
-        *("errors", "digest", "checks", "compressed", "coverage", "hotness"),
-        *("imatrix", "plan", "tally", "trace", "trace_formats"),
-    },
-    "working_set": {"trace"},
-    "reuse": {"trace"},
-    "latest_caches": {"trace"},
-    "concentration": {"latest_caches", "tally", "trace"},
-    # From a plan to a pack
-    "index_writer": {"digest", "ggml_types", "records", "experts", "plan"},
-    "journal": {"errors", "digest"},
-    "copying": {"errors", "digest", "gguf_header", "experts", "journal", "plan", "source"},
-    "packer": {
-        *("errors", "gguf_header", "manifest", "pack", "index_writer", "journal"),
-        *("copying", "hotness", "plan", "source", "__init__"),
-    },
-    # Verification: the index decoder, and nothing of the packer's
-    "witness": {"errors"},
-    "findings": set(),
-    "scan": {"errors", "digest", "findings"},
-    "verify": {
-        *("errors", "digest", "records", "index", "manifest", "pack"),
-        *("findings", "scan", "witness"),
-    },
-    # The command line's side
-    "inspection": {"digest", "coverage", "ggml_types", "experts", "index", "pack", "source"},
-    "rendering": {"findings", "pack"},
-    # What a pack is worth on this machine: both sides are read
-    "timed_reads": {"errors", "backends", "buffers"},
-    "page_cache": set(),
-    "surface": {"backends", "timed_reads"},
-    "routing": {"errors", "checks", "trace", "trace_formats"},
-    "comparison": {
-        *("errors", "backends", "experts", "pack", "source", "wanted"),
-        *("page_cache", "routing", "timed_reads"),
-    },
-    "bench": {
-        *("backends", "comparison", "experts", "pack", "routing", "source", "surface"),
-        "timed_reads",
-    },
-    "bench_text": {"rendering"},
-    "chart": {"errors"},
-    "header_file": {"errors"},
-    "terminal": {"errors"},
-    "trace_report": {"rendering"},
-    "cli_bench": {"*"},
-    "cli_trace": {"*"},
+    "format": {"moepack"},
+    "storage": {"moepack"},
+    "source": {"moepack"},
+    "reading": {"moepack", "format", "storage"},
+    "verifying": {"moepack", "format", "reading"},
+    "trace": {"moepack"},
+    "trace.formats": {"moepack", "source", "trace"},
+    "trace.recording": {"moepack", "source", "trace"},
+    "hotness": {"moepack", "source", "trace", "trace.formats", "packing"},
+    "analysis": {"trace", "hotness"},
+    "packing": {"moepack", "format", "source", "reading", "hotness"},
+    "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats"},
+    "report": {"moepack", "format", "source", "reading", "verifying", "hotness"},
     "cli": {"*"},
-    "__main__": {"cli"},
 }
+BESIDE = {"__init__", "__main__", "aio", "digest", "errors"}
+"""The modules beside the rooms."""
 
-COMMAND_LINE = {"cli", "cli_bench", "cli_trace", "terminal"}
+DOORS = {"__init__": {"reading", "storage"}, "__main__": {"cli"}, "aio": {"reading"}}
+"""Those of them that are doors, and where they lead."""
+
 COMMAND_LINE_ONLY = {"click", "tqdm"}
 
 
+def modules() -> dict[str, ast.Module]:
+    """Map each module, by its name without `moepack.`, to its text."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts)] = ast.parse(path.read_text())
+    return found
+
+
+MODULES = modules()
+
+
+def room_of(module: str) -> str:
+    """Name the room of a module; `moepack` for what stands beside the rooms."""
+    return module.rpartition(".")[0] or "moepack"
+
+
 def imports(module: str) -> tuple[set[str], set[str]]:
-    """Give the modules of moepack, and the others, that a module imports anywhere in its text."""
+    """List the modules of moepack, and the others, that a module imports anywhere in its text."""
     ours: set[str] = set()
     others: set[str] = set()
-    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+    for node in ast.walk(MODULES[module]):
         if isinstance(node, ast.Import):
-            others |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module == "moepack":
-            known = {alias.name for alias in node.names}
-            ours |= {name if name in MAY_IMPORT else "__init__" for name in known}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("moepack."):
-            ours.add((node.module or "").partition(".")[2])
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            others.add((node.module or "").partition(".")[0])
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package, _, rest = name.partition(".")
+            if package != "moepack":
+                others.add(package)
+                continue
+            while rest and rest not in MODULES and f"{rest}.__init__" not in MODULES:
+                rest = rest.rpartition(".")[0]
+            ours.add(rest if rest in MODULES else f"{rest}.__init__".lstrip("."))
     return ours, others
 
 
-def test_the_table_names_every_module() -> None:
-    assert set(MAY_IMPORT) == {path.stem for path in PACKAGE.glob("*.py")}
+def test_the_table_names_every_room() -> None:
+    rooms = {room_of(module) for module in MODULES} - {"moepack"}
+    assert rooms == set(MAY_IMPORT)
+    assert {module for module in MODULES if room_of(module) == "moepack"} == BESIDE
 
 
-@pytest.mark.parametrize("module", MAY_IMPORT)
-def test_a_module_knows_only_what_comes_before_it(module: str) -> None:
-    ours, others = imports(module)
-    allowed = MAY_IMPORT[module]
-    assert ours <= allowed or "*" in allowed
-    assert ours >= allowed - {"*"}, "the table allows what nobody needs"
-    if module not in COMMAND_LINE:
-        assert not others & COMMAND_LINE_ONLY
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_says_what_it_knows(room: str) -> None:
+    text = MODULES[f"{room}.__init__"]
+    assert ast.get_docstring(text), "a paragraph for a stranger"
+    assert len(text.body) == 1, "no import that would make `import moepack` slow"
 
 
-@pytest.mark.parametrize("module", set(MAY_IMPORT) - COMMAND_LINE)
-def test_the_library_never_prints(module: str) -> None:
-    tree = ast.parse((PACKAGE / f"{module}.py").read_text())
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_knows_only_what_comes_before_it(room: str) -> None:
+    known = {
+        room_of(other)
+        for module in MODULES
+        if room_of(module) == room
+        for other in imports(module)[0]
+    } - {room}
+    allowed = MAY_IMPORT[room]
+    assert known <= allowed or "*" in allowed
+    assert known >= allowed - {"*"}, "the table allows what nobody needs"
+
+
+@pytest.mark.xfail(strict=True, reason="hotness asks the plan for the lengths of blobs")
+def test_no_room_runs_back() -> None:
+    order = ["moepack", *MAY_IMPORT]
+    for room, allowed in MAY_IMPORT.items():
+        assert all(order.index(other) < order.index(room) for other in allowed - {"*"}), room
+
+
+@pytest.mark.parametrize("module", sorted(BESIDE))
+def test_what_stands_beside_the_rooms_knows_none_of_them_but_doors_do(module: str) -> None:
+    rooms = {room_of(other) for other in imports(module)[0]} - {"moepack"}
+    assert rooms == DOORS.get(module, set())
+
+
+@pytest.mark.xfail(strict=True, reason="a pack makes its reader")
+def test_no_circle_stands_anywhere_not_even_for_types() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path, module))
+        if module not in done:
+            for other in sorted(imports(module)[0]):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_command_line_prints(module: str) -> None:
+    if module.startswith("cli."):
+        return
+    assert not imports(module)[1] & COMMAND_LINE_ONLY
+    calls = [node.func for node in ast.walk(MODULES[module]) if isinstance(node, ast.Call)]
     assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
 
 
@@ -179,18 +142,32 @@ def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> N
     code = "import sys, moepack; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(run.stdout.split())
-    reading = {
-        *("errors", "digest", "records", "index", "manifest", "pack", "wanted", "reader", "batch"),
-        *("schedule", "in_flight", "buffers", "backends"),  # what reads comes with the first reader
-    }
     ours = {name.partition(".")[2] for name in loaded if name.startswith("moepack.")}
-    assert ours == reading
+    assert {name.partition(".")[0] for name in ours} == {
+        *("errors", "digest"),
+        *("format", "reading", "storage"),
+    }
+    what_reads = {"ring", "io_uring", "threaded", "probe", "open_files", "aligned_read"}
+    assert not {f"storage.{name}" for name in what_reads} & ours  # it comes with the first reader
     assert not loaded & {"numpy", "gguf", "click", "tqdm", "tomllib", "dataclasses", "asyncio"}
 
 
-def test_modules_are_read_in_one_sitting() -> None:
-    for path in PACKAGE.glob("*.py"):
-        assert path.read_text().count("\n") <= 400, path.name
+def test_tests_have_the_rooms_of_the_package_and_share_by_support_alone() -> None:
+    tests = PACKAGE.parent / "tests"
+    beside = {"support", "faults", "hostile", "c_header"}
+    for path in tests.rglob("test_*.py"):
+        folder = ".".join(path.parent.relative_to(tests).parts)
+        assert not folder or folder in beside or folder in MAY_IMPORT, path
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                assert (node.end_lineno or 0) - node.lineno < 50, f"{path.name}: {node.name}"
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+                assert (node.module or "").startswith("tests.support"), path
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_are_read_in_one_sitting(module: str) -> None:
+    text = (PACKAGE / f"{module.replace('.', '/')}.py").read_text()
+    assert text.count("\n") <= 400
+    for node in ast.walk(MODULES[module]):
+        if isinstance(node, ast.FunctionDef):
+            body = (node.end_lineno or 0) - (node.body[0].end_lineno or 0)
+            assert body < 50, node.name

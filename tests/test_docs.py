@@ -12,8 +12,12 @@ from pathlib import Path
 import click
 import pytest
 
-from moepack import cli, digest, hotness, layout, manifest, records
-from tests.conftest import FIXTURES, first_shard, pack_model
+from moepack import digest
+from moepack.cli import main
+from moepack.format import manifest, records
+from moepack.hotness import file
+from moepack.packing import layout
+from tests.support.models import FIXTURES, first_shard, pack_model
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -40,7 +44,7 @@ def test_the_session_on_the_first_screen_is_what_the_demo_prints(tmp_path: Path)
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pack the model of the worked example."""
     target = tmp_path_factory.mktemp("example") / "pack"
-    heat = hotness.load(str(FIXTURES / "qwen3moe-hotness.csv"))
+    heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
     pack_model([first_shard("qwen3moe")], target, counts=heat.counts, hotness=heat)
     return target
 
@@ -87,7 +91,7 @@ def test_the_trailer_is_the_digest_of_everything_before_it(example: Path) -> Non
 
 
 def test_every_command_and_option_stands_in_the_readme() -> None:
-    for name, command in commands(cli.cli, ""):
+    for name, command in commands(main.cli, ""):
         assert f"### moepack{name}" in README
         assert "Example: moepack" in (command.help or "")
         for parameter in command.params:
@@ -105,7 +109,7 @@ def commands(group: click.Group, prefix: str) -> Iterator[tuple[str, click.Comma
 
 
 def test_every_exit_code_stands_in_the_readme() -> None:
-    for code in cli.ExitCode:
+    for code in main.ExitCode:
         assert re.search(rf"^\| {code.value} \| ", README, re.MULTILINE)
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: moepack against its peers and limits, on this machine, as ratios of one run."""

@@ -1,0 +1,147 @@
+"""Reading past the page cache against fio, packs against shards, and the first expert."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import moepack
+from benchmarks.measure import Row, fresh, limit_row
+from moepack.bench import drive, replay, workload
+from moepack.bench.replay import Reading
+from moepack.bench.timed_reads import in_flight
+from moepack.errors import MachineError
+from moepack.source import experts
+from moepack.source.shards import open_source
+from moepack.storage import probe
+
+LENGTHS = (256 << 10, 1 << 20, 16 << 20)
+DEPTHS = (4, 32)
+SECONDS = 1.0
+BACKENDS = ("uring", "direct")
+_GIB = 1 << 30
+
+_FIRST_EXPERT = """
+import sys, time
+import moepack
+def first():
+    pack = moepack.open(sys.argv[1])
+    start = time.perf_counter()
+    with pack.reader() as reader:
+        reader.read(pack.layers[0], 0)
+        return (time.perf_counter() - start) * 1e3
+first()
+print([first()])
+"""
+
+
+class Speed(NamedTuple):
+    """Bytes a second, and CPU seconds a GiB."""
+
+    throughput: float
+    cpu: float
+
+
+def against_fio(path: Path, rounds: int) -> Iterator[Row]:
+    """Compare random direct reads of one file with fio's (io_uring), in turns."""
+    if shutil.which("fio") is None:
+        yield Row("random direct reads: fio", ("fio is not installed", "", ""))
+        return
+    os.sync()
+    for length in LENGTHS:
+        for depth in DEPTHS:
+            speeds = _in_turns(path, length, depth, rounds)
+            for name in BACKENDS:
+                yield from _compare(f"{name}, {length >> 10} KiB, depth {depth}", speeds, name)
+
+
+def packs_against_shards(pack_path: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
+    """Read the same routed experts at depth 1 as blobs, and as slices of the shards."""
+    source = open_source([shards[0]])
+    with moepack.open(pack_path) as pack:
+        counts = {layer: pack.expert_count(layer) for layer in pack.layers}
+        steps = workload.from_counts({}, counts, 8, 4, "").steps
+        accesses = {
+            "blobs": replay.blobs(pack, steps),
+            "slices": replay.slices(source, experts.find(source), pack, steps),
+        }
+        backend, _ = probe.choose("auto", pack.file_paths, 1)
+        readings = [Reading(layout, "direct", "cold", 1) for layout in accesses]
+        usages, _ = replay.measure(backend, accesses, readings, rounds)
+        backend.close()
+    ours, theirs = (usages[reading] for reading in readings)
+    ratios = replay.ratios(ours, theirs)
+    useful = sum(one.length for step in accesses["slices"].steps for one in step)
+    speeds = [useful / statistics.median(one.seconds for one in side) for side in (ours, theirs)]
+    yield _at_least("experts at depth 1: shards' slices", speeds, ratios, 1.3)
+
+
+def first_expert(pack_path: Path, rounds: int) -> Iterator[Row]:
+    """Make a reader and read one expert, in a process that has done so before."""
+    times = [fresh(_FIRST_EXPERT, pack_path)[0] for _ in range(rounds)]
+    yield limit_row("first expert after opening, warm", times, "ms", 2)
+
+
+def _in_turns(path: Path, length: int, depth: int, rounds: int) -> dict[str, list[Speed]]:
+    sides: dict[str, Callable[[], Speed]] = {"fio": lambda: _fio(path, length, depth)}
+    for name in BACKENDS:
+        sides[name] = lambda name=name: _ours(name, path, length, depth)  # type: ignore[misc]
+    speeds: dict[str, list[Speed]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in sides if number % 2 == 0 else reversed(sides):
+            speeds[name].append(sides[name]())
+    return speeds
+
+
+def _ours(name: str, path: Path, length: int, depth: int) -> Speed:
+    backend, _ = probe.choose(name, [path], depth)
+    ranges = drive.spread([(path, path.stat().st_size)], length, "random")
+    usage = in_flight(backend, ranges, depth, length, SECONDS)
+    backend.close()
+    return Speed(usage.length / usage.seconds, usage.cpu_seconds / (usage.length / _GIB))
+
+
+def _fio(path: Path, length: int, depth: int) -> Speed:
+    command = [
+        *("fio", "--name=read", f"--filename={path}", "--rw=randread", f"--bs={length}"),
+        *("--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", "--output-format=json"),
+        *("--time_based", f"--runtime={SECONDS:.0f}"),
+    ]
+    # Huge pages for fio's buffers as well: with small ones the same drive is slower.
+    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise MachineError(f"fio failed: {done.stderr}", path=path)
+    job = json.loads(done.stdout)["jobs"][0]
+    read = job["read"]
+    cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * read["runtime"] / 1e3
+    return Speed(read["bw_bytes"], cpu / (read["io_bytes"] / _GIB))
+
+
+def _compare(name: str, speeds: dict[str, list[Speed]], ours: str) -> Iterator[Row]:
+    pairs = list(zip(speeds[ours], speeds["fio"], strict=True))
+    medians = [
+        statistics.median(speed.throughput for speed in speeds[side]) for side in (ours, "fio")
+    ]
+    ratios = [a.throughput / b.throughput for a, b in pairs]
+    yield _at_least(f"{name}: fio", medians, ratios, 0.97)
+    ratios = [a.cpu / b.cpu for a, b in pairs]
+    ratio = statistics.median(ratios)
+    cpus = [statistics.median(speed.cpu for speed in speeds[side]) for side in (ours, "fio")]
+    values = (f"{cpus[0]:.3f} s/GiB", f"{cpus[1]:.3f} s/GiB", _spread(ratio, ratios))
+    yield Row(f"{name}, CPU: fio", values, "<= 3.00", ratio <= 3)
+
+
+def _at_least(name: str, speeds: Sequence[float], ratios: Sequence[float], limit: float) -> Row:
+    """Judge how many times as fast as the peer ours was."""
+    ratio = statistics.median(ratios)
+    ours, theirs = (f"{speed / 1e9:.2f} GB/s" for speed in speeds)
+    return Row(name, (ours, theirs, _spread(ratio, ratios)), f">= {limit:.2f}", ratio >= limit)
+
+
+def _spread(ratio: float, ratios: Sequence[float]) -> str:
+    return f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"

@@ -1,0 +1,74 @@
+"""What a drive can do: throughput by read size, depth and order, past the page cache."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from moepack.bench.timed_reads import Range, Usage, in_flight
+from moepack.storage.backend import Backend
+
+LENGTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+DEPTHS = (1, 2, 4, 8, 16, 32)
+ORDERS = ("random", "sequential")
+MAX_IN_FLIGHT = 256 << 20
+"""Bytes: deeper queues of large reads gain nothing and need as much memory."""
+
+
+class Point(NamedTuple):
+    """One point of the surface: reads of `length` bytes, `depth` of them in flight, in `order`."""
+
+    length: int
+    depth: int
+    order: str
+    usage: Usage
+
+
+def measure(
+    backend: Backend,
+    files: Sequence[tuple[Path, int]],
+    seconds: float,
+    progress: Callable[[int], None] | None = None,
+) -> list[Point]:
+    """Measure all points that fit into `files` (path, length), each for `seconds`.
+
+    `progress` is called with 1 after each point.
+    """
+    points = []
+    for length, depth, order in grid(files):
+        ranges = spread(files, length, order)
+        usage = in_flight(backend, ranges, depth, length, seconds)
+        points.append(Point(length, depth, order, usage))
+        if progress is not None:
+            progress(1)
+    return points
+
+
+def grid(files: Sequence[tuple[Path, int]]) -> list[tuple[int, int, str]]:
+    """List the (length, depth, order) that can be measured on `files`."""
+    longest = max((length for _, length in files), default=0)
+    return [
+        (length, depth, order)
+        for length in LENGTHS
+        for depth in DEPTHS
+        for order in ORDERS
+        if length <= longest and length * depth <= MAX_IN_FLIGHT
+    ]
+
+
+def spread(files: Sequence[tuple[Path, int]], length: int, order: str) -> Iterator[Range]:
+    """Yield ranges of `length` for ever: anywhere in the files, or one after another.
+
+    Offsets are multiples of `length`. The random sequence is the same each time.
+    """
+    places = [(path, size // length) for path, size in files if size >= length]
+    if order == "random":
+        draw = random.Random(length)
+        weights = [count for _, count in places]
+        while True:
+            path, count = draw.choices(places, weights)[0]
+            yield Range(path, draw.randrange(count) * length, length)
+    while True:
+        for path, count in places:
+            for number in range(count):
+                yield Range(path, number * length, length)

@@ -1,0 +1,347 @@
+"""The command line. It parses, calls the library, prints, and turns errors into exit codes."""
+
+import os
+import signal
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+import moepack
+from moepack.cli.bench import bench
+from moepack.cli.terminal import json_option, progress, show, source_option, write_file
+from moepack.cli.trace import hotness as hotness_command
+from moepack.cli.trace import trace
+from moepack.errors import (
+    MachineError,
+    MoepackError,
+    PackError,
+    RequestError,
+    SourceError,
+    TraceError,
+)
+
+
+class ExitCode(IntEnum):
+    """The exit codes, as the README lists them."""
+
+    FINE = 0
+    FAILED = 1
+    USAGE = 2
+    SOURCE_FAULT = 3
+    PACK_FAULT = 4
+    DIFFERENCES = 5
+    MACHINE_FAULT = 6
+    INTERRUPTED = 130
+
+
+_EXIT_CODES: tuple[tuple[type[MoepackError], ExitCode], ...] = (
+    (RequestError, ExitCode.USAGE),
+    (SourceError, ExitCode.SOURCE_FAULT),
+    (TraceError, ExitCode.SOURCE_FAULT),
+    (PackError, ExitCode.PACK_FAULT),
+    (MachineError, ExitCode.MACHINE_FAULT),
+    (MoepackError, ExitCode.FAILED),
+)
+
+_threads_option = click.option(
+    "--threads", type=click.IntRange(1, 256), default=4, show_default=True, help="Files at a time."
+)
+_layer_option = click.option("--layer", type=click.IntRange(0), required=True, help="The layer.")
+_expert_option = click.option("--expert", type=click.IntRange(0), required=True, help="The expert.")
+_family_option = click.option("--family", help="Another family: ffn_chexps, attn_v_exps.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(moepack.__version__, prog_name="moepack")
+def cli() -> None:
+    """Repack the experts of a Mixture-of-Experts GGUF into aligned blobs, and prove every byte.
+
+    SOURCE is any one shard of a model, a folder with its shards, or all of its files.
+    """
+
+
+@cli.command()
+@click.argument("source_or_pack", nargs=-1, required=True, metavar="SOURCE_OR_PACK")
+@json_option
+def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
+    """Say what a model or a pack consists of.
+
+    Example: moepack inspect model-00001-of-00004.gguf
+    """
+    from moepack.report import facts, text
+    from moepack.source import experts, shards
+
+    if len(source_or_pack) == 1 and _looks_like_pack(Path(source_or_pack[0])):
+        with moepack.open(source_or_pack[0]) as opened:
+            described = facts.describe_pack(opened)
+        show(described, as_json, text.pack)
+        return
+    model = shards.open_source(source_or_pack)
+    show(facts.describe_source(model, experts.find(model)), as_json, text.source)
+
+
+@cli.command()
+@click.argument("source", nargs=-1, required=True)
+@click.option("-o", "--output", "target", required=True, metavar="DIR", help="The pack to make.")
+@click.option(
+    "--layout",
+    "layout_name",
+    default="layers",
+    show_default=True,
+    metavar="NAME|FILE.toml",
+    help="How blobs are grouped and ordered: layers, hot-first, or a file.",
+)
+@click.option("--hotness", "hotness_path", metavar="FILE", help="Counts, a trace, or an imatrix.")
+@click.option("--layers", "layer_text", metavar="LIST", help="Only these layers: 0-3,7.")
+@click.option("--no-mtp", is_flag=True, help="Leave out multi-token-prediction layers.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted pack.")
+@_threads_option
+@json_option
+def pack(
+    source: tuple[str, ...],
+    target: str,
+    layout_name: str,
+    hotness_path: str | None,
+    layer_text: str | None,
+    no_mtp: bool,
+    dry_run: bool,
+    resume: bool,
+    threads: int,
+    as_json: bool,
+) -> None:
+    """Repack the experts of SOURCE into the new directory DIR.
+
+    Example: moepack pack model-00001-of-00004.gguf --hotness hot.csv -o model.moepack
+    """
+    from moepack.hotness import measure
+    from moepack.packing import layout, packer, plan
+    from moepack.report import text
+    from moepack.source import experts
+    from moepack.source.shards import open_source
+
+    chosen_layout = layout.load(layout_name)
+    model = open_source(source)
+    found = experts.find(model)
+    heat = measure.load(hotness_path, found.shape) if hotness_path else None
+    if heat is not None:
+        heat.check_fits(found)
+    layers = _chosen_layers(layer_text, found.layers, experts.mtp_start(model) if no_mtp else None)
+    counts = heat.counts if heat else None
+    planned = plan.make(found, chosen_layout, counts=counts, layers=layers)
+    if heat is not None:
+        heat = measure.with_coverage(heat, planned)
+    facts = plan.describe(planned) | {
+        "path": target,
+        "dry_run": dry_run,
+        "free_space": packer.free_space(Path(target)),
+    }
+    if dry_run:
+        show(facts, as_json, text.plan)
+        return
+    with progress(planned.data_length, "packing") as advanced:
+        result = packer.pack(
+            *(model, planned, target),
+            hotness=heat, layers=layers, resume=resume, threads=threads, progress=advanced,
+        )  # fmt: skip
+    facts |= {
+        "written_length": result.written_length,
+        "resumed_file_count": result.resumed_file_count,
+    }
+    show(facts, as_json, text.packed)
+
+
+@cli.command()
+@click.argument("pack_path", metavar="PACK")
+@source_option
+@click.option("--junit", "junit_path", metavar="FILE", help="Write JUnit XML as well.")
+@_threads_option
+@json_option
+def verify(
+    pack_path: str,
+    source_paths: tuple[str, ...],
+    junit_path: str | None,
+    threads: int,
+    as_json: bool,
+) -> None:
+    """Prove that a pack is whole: structure, padding, digests, and every byte of the source.
+
+    Example: moepack verify model.moepack --source model-00001-of-00004.gguf
+    """
+    from moepack.report import text
+    from moepack.source.shards import open_source
+    from moepack.verifying import report, verifier
+
+    shard_paths = [s.path for s in open_source(source_paths).shards] if source_paths else None
+    with progress(_length_on_disk(Path(pack_path)), "verifying") as advanced:
+        outcome = verifier.verify(pack_path, shard_paths, threads=threads, progress=advanced)
+    if junit_path:
+        write_file(junit_path, report.to_junit(outcome))
+    show(outcome.to_json(), as_json, lambda _: text.report(outcome))
+    if not outcome.passed:
+        raise SystemExit(ExitCode.DIFFERENCES)
+
+
+@cli.command()
+@click.argument("pack_path", metavar="PACK")
+@_layer_option
+@_expert_option
+@_family_option
+@json_option
+def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json: bool) -> None:
+    """Say where an expert's blob and each of its parts lie.
+
+    Example: moepack locate model.moepack --layer 3 --expert 17
+    """
+    from moepack.report import facts, text
+
+    with moepack.open(pack_path) as opened:
+        described = facts.describe_blob(opened, layer, expert, family)
+    show(described, as_json, text.blob)
+
+
+@cli.command()
+@click.argument("pack_path", metavar="PACK")
+@_layer_option
+@_expert_option
+@click.option("--part", help="A part: ffn_up_exps.weight, or up for short.")
+@_family_option
+@click.option("-o", "--output", "target", required=True, metavar="FILE", help="- for stdout.")
+@json_option
+def extract(
+    pack_path: str,
+    layer: int,
+    expert: int,
+    part: str | None,
+    family: str | None,
+    target: str,
+    as_json: bool,
+) -> None:
+    """Write the raw bytes of an expert's blob, or of one part, to a file.
+
+    Example: moepack extract model.moepack --layer 3 --expert 17 --part up -o up.bin
+    """
+    with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
+        view = reader.read(layer, expert, part, family=family)
+    if target == "-":
+        sys.stdout.buffer.write(view)
+        return
+    write_file(target, view)
+    facts = {"layer": layer, "expert": expert, "part": part, "path": target, "length": len(view)}
+    show(facts, as_json, lambda _: f"{target}: {len(view):,} bytes")
+
+
+@cli.command("include-dir")
+def include_dir() -> None:
+    """Print the folder that holds moepack.h, the reader for C and C++.
+
+    Example: moepack include-dir
+    """
+    from moepack.cli import header_file
+
+    click.echo(header_file.folder())
+
+
+def _looks_like_pack(path: Path) -> bool:
+    from moepack.format.manifest import INDEX_NAME, NAME
+    from moepack.reading.pack import JOURNAL_NAME
+
+    return any((path / name).exists() for name in (NAME, INDEX_NAME, JOURNAL_NAME))
+
+
+def _length_on_disk(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.glob("*.bin") if file.name != "index.bin")
+
+
+def _chosen_layers(
+    text: str | None, layers: tuple[int, ...], mtp_start: int | None
+) -> list[int] | None:
+    """Give the layers to pack; None for all."""
+    chosen = set(layers) if text is None else _parse_layers(text)
+    if mtp_start is not None:
+        chosen = {layer for layer in chosen if layer < mtp_start}
+    if not chosen:
+        raise RequestError("no layers are left to pack")
+    return None if chosen == set(layers) else sorted(chosen)
+
+
+def _parse_layers(text: str) -> set[int]:
+    layers: set[int] = set()
+    for item in text.split(","):
+        first, dash, last = item.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(item) > 12:
+            raise RequestError(
+                "not a list of layers", place="--layers", expected="0-3,7", found=text[:40]
+            )
+        start, end = int(first), int(last or first)
+        if end < start or end >= 1 << 16:
+            raise RequestError("not a range of layers", place="--layers", found=item[:40])
+        layers |= set(range(start, end + 1))
+    return layers
+
+
+cli.add_command(bench)
+cli.add_command(trace)
+cli.add_command(hotness_command)
+
+
+def _terminated(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    signal.signal(signal.SIGTERM, _terminated)
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; give its exit code. MOEPACK_TRACEBACK=1 lets errors through."""
+    try:
+        result = cli.main(arguments, prog_name="moepack", standalone_mode=False)
+    except MoepackError as error:
+        if os.environ.get("MOEPACK_TRACEBACK"):
+            raise
+        return _report_error(error)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.UsageError as error:
+        return _report_usage(error)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        click.echo("error: interrupted", err=True)
+        for note in getattr(stop.__cause__ or stop, "__notes__", ()):
+            click.echo(f"hint: {note}", err=True)
+        return ExitCode.INTERRUPTED
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else ExitCode.FAILED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
+    except OSError as error:
+        return _report_error(MachineError(error.strerror or str(error), path=error.filename))
+    except Exception as error:
+        if os.environ.get("MOEPACK_TRACEBACK"):
+            raise
+        hint = "this is a mistake in moepack: set MOEPACK_TRACEBACK=1 and report what it says"
+        return _report_error(MoepackError(f"{type(error).__name__}: {error}", hint=hint))
+    return result if isinstance(result, int) else 0
+
+
+def _report_usage(error: click.UsageError) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return ExitCode.USAGE
+    click.echo(f"error: {error.format_message()}", err=True)
+    command = error.ctx.command_path if error.ctx else "moepack"
+    click.echo(f"hint: {command} --help", err=True)
+    return ExitCode.USAGE
+
+
+def _report_error(error: MoepackError) -> int:
+    click.echo(f"error: {error}", err=True)
+    for hint in ([error.hint] if error.hint else []) + getattr(error, "__notes__", []):
+        click.echo(f"hint: {hint}", err=True)
+    return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))

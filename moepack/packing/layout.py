@@ -1,0 +1,225 @@
+"""Layouts: named profiles that say how blobs are grouped, ordered and aligned.
+
+A layout is a TOML file, shipped ones in `layouts/` and a user's own by path. It is checked when it
+is read: a `Layout` that exists makes sense.
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from moepack.errors import RequestError
+from moepack.format import records
+from moepack.format.index import is_plain_name
+
+MAX_FILE_LENGTH = 1 << 13
+DEFAULT = "layers"
+
+_HERE = Path(__file__).parent.parent
+_FOLDER = next(path for path in (_HERE / "layouts", _HERE.parent / "layouts") if path.is_dir())
+"""The wheel carries the layouts inside the package; in a checkout they stand beside it."""
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE = re.compile(r"(\d{1,18}) ?(B|KiB|MiB|GiB|TiB)?\Z", re.ASCII)
+_PLACEHOLDER = re.compile(r"\{(layer|number)(?::0([1-9]))?\}", re.ASCII)
+_GROUPS = {"layer": "layer", "size": "number"}
+_ORDERS = ("hotness", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A checked layout. Lengths and alignments are bytes; FORMAT.md says what each rule does."""
+
+    name: str
+    description: str
+    group: str
+    file_name: str
+    max_length: int | None
+    order: str
+    blob_alignment: int
+    projections: tuple[str, ...]
+    part_alignment: int
+    small_alignment: int
+
+    def file_named(self, number: int) -> str:
+        """Name the file of layer `number`, or file `number` where files are grouped by size."""
+        return _PLACEHOLDER.sub(lambda match: f"{number:0{match[2] or 1}}", self.file_name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the layout as the manifest holds it."""
+        return {
+            "name": self.name,
+            "files": {"group": self.group, "name": self.file_name, "max_length": self.max_length},
+            "blobs": {"order": self.order, "alignment": self.blob_alignment},
+            "parts": {
+                "projections": list(self.projections),
+                "alignment": self.part_alignment,
+                "small_alignment": self.small_alignment,
+            },
+        }
+
+
+def names() -> list[str]:
+    """Name the shipped layouts."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def load(name_or_path: str) -> Layout:
+    """Load a shipped layout by name, or any by the path of its TOML file.
+
+    Raises RequestError where there is none, or where it breaks a rule.
+    """
+    is_path = name_or_path.endswith(".toml") or "/" in name_or_path
+    path = Path(name_or_path) if is_path else _FOLDER / f"{name_or_path}.toml"
+    if not is_path and name_or_path not in names():
+        raise RequestError(
+            "no such layout",
+            expected=f"{', '.join(names())}, or a path ending in .toml",
+            found=name_or_path[:80],
+        )
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_LENGTH + 1)
+    except OSError as error:
+        raise RequestError(f"cannot read the layout: {error.strerror}", path=path) from None
+    return decode(data, str(path), Path(path).stem)
+
+
+def decode(data: bytes, path: str, name: str) -> Layout:
+    """Read the bytes of a layout; `path` is for messages."""
+    return _Decoder(path).decode(data, name)
+
+
+def parse_size(text: str) -> int:
+    """Read a length in bytes, such as `4096`, `64 KiB` or `4GiB`; raise ValueError."""
+    match = _SIZE.match(text)
+    if not match:
+        raise ValueError(f"expected a number of bytes or KiB, MiB, GiB, TiB, found {text[:40]!r}")
+    return int(match[1]) * _UNITS[match[2] or "B"]
+
+
+class _Decoder:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def decode(self, data: bytes, name: str) -> Layout:
+        if len(data) > MAX_FILE_LENGTH:
+            self.fail("", "too long", f"<= {MAX_FILE_LENGTH} bytes", None)
+        try:
+            body = tomllib.loads(data.decode())
+        except (ValueError, RecursionError) as error:
+            self.fail("", f"not TOML ({str(error)[:80]})")
+        self.known(body, "", ("description", "files", "blobs", "parts"))
+        files = self.table(body, "files", ("group", "name", "max_length"))
+        blobs = self.table(body, "blobs", ("order", "alignment"))
+        parts = self.table(body, "parts", ("projections", "alignment", "small_alignment"))
+        group = self.choice(files, "files.group", tuple(_GROUPS))
+        layout = Layout(
+            name=name,
+            description=self.text(body, "description"),
+            group=group,
+            file_name=self.file_name(files, group),
+            max_length=self.max_length(files, group),
+            order=self.choice(blobs, "blobs.order", _ORDERS),
+            blob_alignment=self.alignment(blobs, "blobs.alignment"),
+            projections=self.projections(parts),
+            part_alignment=self.alignment(parts, "parts.alignment"),
+            small_alignment=self.alignment(parts, "parts.small_alignment"),
+        )
+        self.check_alignments(layout)
+        return layout
+
+    def check_alignments(self, layout: Layout) -> None:
+        if layout.part_alignment > layout.blob_alignment:
+            expected = f"<= blobs.alignment ({layout.blob_alignment})"
+            self.fail("parts.alignment", "larger than the blob's", expected, layout.part_alignment)
+        if layout.small_alignment > layout.part_alignment:
+            expected = f"<= parts.alignment ({layout.part_alignment})"
+            found = layout.small_alignment
+            self.fail("parts.small_alignment", "larger than the weights'", expected, found)
+
+    def table(self, body: dict[str, Any], key: str, keys: tuple[str, ...]) -> dict[str, Any]:
+        table = body.get(key)
+        if not isinstance(table, dict):
+            self.fail(key, "missing, or not a table", f"[{key}]")
+        self.known(table, f"{key}.", keys)
+        return table
+
+    def known(self, table: dict[str, Any], prefix: str, keys: tuple[str, ...]) -> None:
+        for key in table:
+            if key not in keys:
+                expected = ", ".join(prefix + known for known in keys)
+                self.fail(f"{prefix}{key[:40]}", "unknown key", expected)
+
+    def text(self, table: dict[str, Any], place: str) -> str:
+        value = table.get(place.rpartition(".")[2])
+        if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
+            self.fail(place, "missing, or not a line of text")
+        return value
+
+    def choice(self, table: dict[str, Any], place: str, choices: tuple[str, ...]) -> str:
+        value = self.text(table, place)
+        if value not in choices:
+            self.fail(place, "unknown value", " or ".join(choices), value)
+        return value
+
+    def size(self, table: dict[str, Any], place: str) -> int:
+        value = table.get(place.rpartition(".")[2])
+        if type(value) is int:
+            return value
+        try:
+            return parse_size(self.text(table, place))
+        except ValueError as error:
+            self.fail(place, f"not a length: {error}")
+
+    def alignment(self, table: dict[str, Any], place: str) -> int:
+        value = self.size(table, place)
+        if value < 1 or value.bit_count() != 1 or value > records.MAX_ALIGNMENT:
+            found = value if abs(value) < 1 << 64 else "a huge number"
+            expected = f"a power of two up to {records.MAX_ALIGNMENT}"
+            self.fail(place, "not an alignment", expected, found)
+        return value
+
+    def file_name(self, files: dict[str, Any], group: str) -> str:
+        name = self.text(files, "files.name")
+        placeholder = _GROUPS[group]
+        used = [match[1] for match in _PLACEHOLDER.finditer(name)]
+        rest = _PLACEHOLDER.sub("0", name)
+        if used != [placeholder] or set(rest) & {"{", "}"}:
+            self.fail("files.name", "wrong placeholders", f"{{{placeholder}}} once", name)
+        if not is_plain_name(rest) or len(name) > 100 or not rest.endswith(".bin"):
+            self.fail("files.name", "not a plain file name ending in .bin", found=repr(name))
+        if rest == "index.bin":
+            self.fail("files.name", "the index has this name", found=name)
+        return name
+
+    def max_length(self, files: dict[str, Any], group: str) -> int | None:
+        if (group == "size") != ("max_length" in files):
+            self.fail("files.max_length", 'belongs to files.group = "size", and to it alone')
+        if group != "size":
+            return None
+        length = self.size(files, "files.max_length")
+        if not 1 <= length <= records.MAX_LENGTH:
+            self.fail("files.max_length", "out of bounds", f"1 to {records.MAX_LENGTH}")
+        return length
+
+    def projections(self, parts: dict[str, Any]) -> tuple[str, ...]:
+        known = {"gate_up", "gate", "up", "down", "attn_v"}
+        value = parts.get("projections")
+        if (
+            not isinstance(value, list)
+            or not all(isinstance(name, str) for name in value)
+            or sorted(value) != sorted(known)
+        ):
+            expected = "each once: " + ", ".join(sorted(known))
+            self.fail("parts.projections", "not an order of the projections", expected)
+        return tuple(value)
+
+    def fail(
+        self, place: str, problem: str, expected: object = None, found: object = None
+    ) -> NoReturn:
+        raise RequestError(
+            problem, path=self.path, place=place or None, expected=expected, found=found
+        )

@@ -1,0 +1,320 @@
+"""The header of one GGUF file: metadata and the tensor table.
+
+A header is hostile until checked. Every count, length, dimension, offset and product is bounded
+before it is used, arrays are walked and not built (a vocabulary of 500,000 strings costs
+milliseconds and no memory), and the rules are llama.cpp's (ggml/src/gguf.cpp, b11549) or stricter:
+a file that this module accepts has tensors that lie one after the other, without gap or overlap,
+inside the file. The format: ggml/docs/gguf.md.
+"""
+
+import math
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from typing import NoReturn
+
+from moepack.errors import MachineError, SourceError
+from moepack.source import sniff
+from moepack.source.tensor_table import Tensor, TensorEntry, place_tensors
+
+# Ten times what the largest models have, and still read within a second and 100 MB.
+MAX_TENSORS = 1 << 15
+MAX_PAIRS = 1 << 12
+MAX_ARRAY_STRINGS = 1 << 21
+MAX_NAME_LENGTH = 63
+MAX_KEY_LENGTH = 1 << 10
+KEPT_STRING_LENGTH = 1 << 10
+KEPT_ARRAY_COUNT = 1 << 10
+KEPT_ELEMENTS = 1 << 16
+MAX_ALIGNMENT = 1 << 30
+DEFAULT_ALIGNMENT = 32
+
+_WINDOW = 1 << 20
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_STRING = 8
+_ARRAY = 9
+_SCALARS = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+VALUE_TYPE_NAMES = (
+    *("u8", "i8", "u16", "i16", "u32", "i32", "f32"),
+    *("bool", "str", "arr", "u64", "i64", "f64"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A metadata value and its GGUF type; long strings and arrays are not kept: `data` is None."""
+
+    type_name: str
+    data: int | float | str | tuple[int | float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One file's header, and what identifies the file while it is used.
+
+    `data_offset` is the length of the header with its padding: tensor data begins there. `stamp` is
+    (device, inode, length, modification time in ns) when the header was read.
+    """
+
+    path: str
+    version: int
+    alignment: int
+    metadata: dict[str, Value]
+    tensors: tuple[Tensor, ...]
+    data_offset: int
+    stamp: tuple[int, int, int, int]
+
+    @property
+    def file_length(self) -> int:
+        """The length of the file in bytes."""
+        return self.stamp[2]
+
+
+def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> Header:
+    """Read the header of the GGUF at `path`.
+
+    `alignment` overrules the file's own, to try out what a broken writer may have meant. Raises
+    SourceError for what breaks the format, MachineError where the file cannot be opened.
+    """
+    name = os.fspath(path)
+    try:
+        # Not blocking: opening a pipe would wait for somebody to write into it.
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise SourceError("no such file", path=name) from None
+    except OSError as error:
+        raise MachineError(f"cannot open: {error.strerror}", path=name) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise SourceError("not a file", path=name, hint="name a GGUF file or a folder of them")
+        return _Parser(name, descriptor, alignment).parse()
+    except OSError as error:
+        raise MachineError(f"cannot read: {error.strerror}", path=name) from None
+    finally:
+        os.close(descriptor)
+
+
+def stamp(file: int | str) -> tuple[int, int, int, int]:
+    """Give what changes when a file, open or by path, is replaced or written to; see `Header`."""
+    status = os.stat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class _Parser:
+    """Walks a header from its first byte to its last, through a window of the file."""
+
+    def __init__(self, path: str, descriptor: int, alignment: int | None) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self.forced_alignment = alignment
+        self.stamp = stamp(descriptor)
+        self.file_length = self.stamp[2]
+        self.window = b""
+        self.window_offset = 0
+        self.position = 0
+        self.array_strings = 0
+        self.kept_elements = 0
+
+    def parse(self) -> Header:
+        version, tensor_count, pair_count = self.read_preamble()
+        metadata: dict[str, Value] = {}
+        for number in range(pair_count):
+            key, value = self.read_pair(number)
+            if key in metadata:
+                self.fail(f"key {key!r}", "stands twice")
+            metadata[key] = value
+        alignment = self.forced_alignment or self.alignment(metadata)
+        entries = [self.read_tensor_entry(number) for number in range(tensor_count)]
+        data_offset = self.position
+        if tensor_count:  # llama.cpp does not pad a header without tensors either
+            data_offset = -(-data_offset // alignment) * alignment
+        tensors = place_tensors(self.path, entries, data_offset, self.file_length, alignment)
+        return Header(self.path, version, alignment, metadata, tensors, data_offset, self.stamp)
+
+    def fail(
+        self, place: str | None, problem: str, expected: object = None, found: object = None
+    ) -> NoReturn:
+        raise SourceError(problem, path=self.path, place=place, expected=expected, found=found)
+
+    def fail_short(self, place: str, problem: str, expected: object, found: object) -> NoReturn:
+        hint = sniff.join_hint(self.path) or "the download did not finish: download it again"
+        raise SourceError(
+            problem, path=self.path, place=place, expected=expected, found=found, hint=hint
+        )
+
+    def take(self, length: int, place: str) -> bytes:
+        """Give the next `length` bytes of the header."""
+        start = self.position - self.window_offset
+        if not 0 <= start <= start + length <= len(self.window):
+            self.refill(length, place)
+            start = 0
+        self.position += length
+        return self.window[start : start + length]
+
+    def refill(self, length: int, place: str) -> None:
+        """Move the window so that it starts here and holds `length` bytes at least."""
+        self.window = os.pread(self.descriptor, max(length, _WINDOW), self.position)
+        self.window_offset = self.position
+        if len(self.window) < length:
+            place = f"{place} at byte {self.position}"
+            self.fail_short(place, "the header is cut short", f"{length} bytes", len(self.window))
+
+    def u32(self, place: str) -> int:
+        value: int = _U32.unpack(self.take(4, place))[0]
+        return value
+
+    def u64(self, place: str) -> int:
+        value: int = _U64.unpack(self.take(8, place))[0]
+        return value
+
+    def read_preamble(self) -> tuple[int, int, int]:
+        start = os.pread(self.descriptor, 64, 0)
+        if start[:4] != b"GGUF":
+            what, hint = sniff.describe(self.path, start)
+            raise SourceError(what, path=self.path, place="byte 0", found=start[:16], hint=hint)
+        self.position = 4
+        version = self.u32("version")
+        if version and version & 0xFFFF == 0:
+            self.fail("version", "a big-endian GGUF: its tensor data is byte-swapped", "2 or 3")
+        if version not in (2, 3):
+            self.fail("version", "not a version that llama.cpp reads", "2 or 3", version)
+        tensor_count = self.bounded("tensor count", MAX_TENSORS, 24)
+        pair_count = self.bounded("key-value count", MAX_PAIRS, 13)
+        return version, tensor_count, pair_count
+
+    def bounded(self, place: str, limit: int, smallest: int) -> int:
+        """Read a count of things that take `smallest` bytes each at least."""
+        count = self.u64(place)
+        limit = min(limit, (self.file_length - self.position) // smallest)
+        if count > limit:
+            self.fail_short(place, "out of bounds for this file", f"<= {limit}", count)
+        return count
+
+    def text(self, place: str, limit: int) -> str:
+        at = self.position
+        length = self.u64(place)
+        if length > limit:
+            self.fail(f"{place} at byte {at}", "too long", f"<= {limit} bytes", length)
+        try:
+            return self.take(length, place).decode()
+        except UnicodeDecodeError:
+            self.fail(f"{place} at byte {at}", "not UTF-8")
+
+    def read_pair(self, number: int) -> tuple[str, Value]:
+        key = self.text(f"key {number}", MAX_KEY_LENGTH)
+        if not key:
+            self.fail(f"key {number}", "an empty key")
+        place = f"key {key!r}"
+        type_id = self.u32(place)
+        if type_id == _ARRAY:
+            return key, self.read_array(place)
+        if type_id == _STRING:
+            return key, Value("str", self.read_string(place))
+        if type_id not in _SCALARS:
+            self.fail(place, "unknown value type", "0 to 12", type_id)
+        return key, Value(VALUE_TYPE_NAMES[type_id], self.read_scalar(type_id, place))
+
+    def read_scalar(self, type_id: int, place: str) -> int | float:
+        form = _SCALARS[type_id]
+        value: int | float = form.unpack(self.take(form.size, place))[0]
+        return value
+
+    def read_string(self, place: str) -> str | None:
+        length = self.u64(place)
+        if length > KEPT_STRING_LENGTH:
+            self.skip(length, place)
+            return None
+        # llama.cpp takes any bytes as a value; a name in Latin-1 is no reason to refuse a model.
+        return self.take(length, place).decode(errors="backslashreplace")
+
+    def read_array(self, place: str) -> Value:
+        type_id = self.u32(place)
+        count = self.u64(place)
+        if type_id == _STRING:
+            self.skip_strings(count, place)
+            return Value("arr", None)
+        if type_id not in _SCALARS:
+            problem = "nested arrays are not allowed" if type_id == _ARRAY else "unknown value type"
+            self.fail(place, problem, found=f"array of type {type_id}")
+        form = _SCALARS[type_id]
+        if count > (self.file_length - self.position) // form.size:
+            limit = (self.file_length - self.position) // form.size
+            self.fail_short(place, "array longer than the file", f"<= {limit}", count)
+        if count > min(KEPT_ARRAY_COUNT, KEPT_ELEMENTS - self.kept_elements):
+            self.skip(count * form.size, place)
+            return Value("arr", None)
+        self.kept_elements += count
+        data = self.take(count * form.size, place)
+        return Value("arr", tuple(item for (item,) in form.iter_unpack(data)))
+
+    def skip(self, length: int, place: str) -> None:
+        if length > self.file_length - self.position:
+            found = f"{length} bytes from byte {self.position}"
+            in_all = f"{self.file_length} bytes in all"
+            self.fail_short(place, "longer than the file", in_all, found)
+        self.position += length
+
+    def skip_strings(self, count: int, place: str) -> None:
+        """Walk over `count` strings; this loop is most of the time that a header takes."""
+        self.array_strings += count
+        if count > (self.file_length - self.position) // 8:
+            limit = (self.file_length - self.position) // 8
+            self.fail_short(place, "array longer than the file", f"<= {limit}", count)
+        if self.array_strings > MAX_ARRAY_STRINGS:
+            self.fail(place, "too many strings", f"<= {MAX_ARRAY_STRINGS}", self.array_strings)
+        length_at = _U64.unpack_from
+        while count:
+            self.take(8, place)  # moves the window where it must
+            window = self.window
+            at = self.position - 8 - self.window_offset
+            last = len(window) - 8
+            while count and at <= last:
+                (length,) = length_at(window, at)
+                at += 8 + length
+                count -= 1
+            self.position = self.window_offset + at
+            if self.position > self.file_length:
+                in_all = f"{self.file_length} bytes in all"
+                self.fail_short(place, "a string is longer than the file", in_all, length)
+
+    def alignment(self, metadata: dict[str, Value]) -> int:
+        value = metadata.get("general.alignment")
+        if value is None:
+            return DEFAULT_ALIGNMENT
+        place = "key 'general.alignment'"
+        if value.type_name != "u32" or not isinstance(value.data, int):
+            self.fail(place, "wrong type", "u32", value.type_name)
+        if value.data.bit_count() != 1 or value.data > MAX_ALIGNMENT:
+            expected = f"a power of two up to {MAX_ALIGNMENT}"
+            self.fail(place, "not an alignment", expected, value.data)
+        return value.data
+
+    def read_tensor_entry(self, number: int) -> TensorEntry:
+        name = self.text(f"name of tensor {number}", MAX_NAME_LENGTH)
+        place = f"tensor {name!r}"
+        if not name or "\0" in name or ".." in name.split("/"):
+            # llama.cpp takes such names; programs that write a file for each tensor must not.
+            self.fail(place, "not a name for a tensor: empty, with NUL, or a path upwards")
+        rank = self.u32(place)
+        if rank > 4:
+            self.fail(place, "too many dimensions", "<= 4", rank)
+        dims = struct.unpack(f"<{rank}Q", self.take(8 * rank, place))
+        # A zero among them must not hide a product that overflows in C.
+        if math.prod(max(1, dim) for dim in dims) >= 1 << 63:
+            self.fail(place, "dimensions out of bounds", "a product below 2^63", dims)
+        type_id = self.u32(place)
+        return TensorEntry(name, dims, type_id, self.u64(place))

@@ -1,0 +1,271 @@
+"""The source: all shards of one model, found from any one of them and checked against each other.
+
+Facts of llama.cpp b11549 (llama-model-loader.cpp, llama.cpp `llama_split_path`): shards are named
+`PREFIX-00001-of-0000N.gguf`; `split.no` counts from 0 (u16); `split.count` (u16) of 0 or 1 means
+not split; `split.tensors.count` (i32) is the number of tensors over all shards; only the first
+shard has the model's own keys. What llama.cpp does not compare is compared here: all shards must
+agree.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moepack.errors import RequestError, SourceError
+from moepack.source import gguf_header
+from moepack.source.gguf_header import Header, Value
+from moepack.source.tensor_table import Tensor
+
+_SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z", re.DOTALL)
+_NOT_MODELS = {
+    "imatrix": "an importance matrix, not a model",
+    "adapter": "an adapter (LoRA), not a model",
+    "mmproj": "a multimodal projector, not a model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A whole model: the headers of its shards, in order."""
+
+    shards: tuple[Header, ...]
+
+    @property
+    def architecture(self) -> str:
+        """The model's `general.architecture`; empty where the file does not say."""
+        value = self.value("general.architecture")
+        return value if isinstance(value, str) else ""
+
+    def value(self, key: str) -> Any:
+        """Give the metadata value of `key`, None where it is absent or was not kept."""
+        held = self.shards[0].metadata.get(key)
+        return None if held is None else held.data
+
+    def model_value(self, key: str) -> Any:
+        """Give the metadata value of `<architecture>.key`."""
+        return self.value(f"{self.architecture}.{key}")
+
+    def tensors(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield (shard number, tensor) for all tensors, in file order."""
+        for number, shard in enumerate(self.shards):
+            for tensor in shard.tensors:
+                yield number, tensor
+
+
+def open_source(paths: Sequence[str | os.PathLike[str]]) -> Source:
+    """Open the model that `paths` name: any one shard, a folder, or all shards in any order.
+
+    Raises SourceError where shards are missing, doubled, of other models, or break the format.
+    """
+    found = [Path(path) for path in paths]
+    if not found:
+        raise RequestError("no source given")
+    if len(found) > 1:
+        return _from_list(found)
+    return _from_folder(found[0]) if found[0].is_dir() else _from_shard(found[0])
+
+
+def _from_folder(folder: Path) -> Source:
+    models: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.gguf")):
+        match = _SHARD_NAME.match(path.name)
+        model = f"{match['prefix']}-of-{match['count']}" if match else path.name
+        models.setdefault(model, path)
+    if not models:
+        pieces = sorted(folder.glob("*.gguf[.-]*"))
+        if pieces:
+            return _from_shard(pieces[0])
+        raise SourceError("no GGUF in this folder", path=folder)
+    if len(models) > 1:
+        models = {model: path for model, path in models.items() if _is_model(path)} or models
+    if len(models) > 1:
+        names = ", ".join(path.name for path in models.values())
+        hint = "name one file of the model that you mean"
+        raise SourceError("several models in this folder", path=folder, found=names, hint=hint)
+    return _from_shard(next(iter(models.values())))
+
+
+def _is_model(path: Path) -> bool:
+    """Say whether a file that lies beside others is a model, and not an imatrix or projector."""
+    try:
+        metadata = gguf_header.read(path).metadata
+    except SourceError:
+        return True
+    kind = metadata.get("general.type", Value("str", "model")).data
+    architecture = metadata.get("general.architecture", Value("str", "")).data
+    return kind not in _NOT_MODELS and architecture != "clip"
+
+
+def _from_shard(path: Path) -> Source:
+    match = _SHARD_NAME.match(path.name)
+    if match is None:
+        return _from_single(path)
+    count = int(match["count"])
+    if not 1 <= int(match["number"]) <= count:
+        raise SourceError("a shard number out of bounds in the name", path=path)
+    if not path.exists():
+        raise SourceError("no such file", path=path)
+    names = list(shard_names(match["prefix"], count))
+    held = set(os.listdir(path.parent))
+    missing = [name for name in names if name not in held]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
+        raise SourceError(
+            f"{len(missing)} of {count} shards are missing",
+            path=path.parent,
+            found=f"no {shown}",
+            hint="download them into the same folder, or list all files by name",
+        )
+    return _check(_read_all([path.parent / name for name in names]))
+
+
+def shard_names(prefix: str, count: int) -> Iterator[str]:
+    """Name the shards of a model split into `count`, as llama.cpp does."""
+    return (f"{prefix}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
+
+
+def _from_single(path: Path) -> Source:
+    header = gguf_header.read(path)
+    count = _split_value(header, "split.count", "u16")
+    if count is not None and count > 1:
+        raise SourceError(
+            "one shard of several, under a name that does not say which",
+            path=path,
+            place="key 'split.count'",
+            expected=f"a name like MODEL-00001-of-{count:05d}.gguf",
+            found=path.name,
+            hint="restore the name, or list all shards",
+        )
+    return _check([header])
+
+
+def _from_list(paths: list[Path]) -> Source:
+    folders = [path for path in paths if path.is_dir()]
+    if folders:
+        raise RequestError(
+            "a folder among several sources", path=folders[0], hint="list files only"
+        )
+    for path in paths:
+        if paths.count(path) > 1:
+            raise SourceError("the same shard is listed twice", path=path)
+    headers = _read_all(paths)
+    numbers = [_split_value(header, "split.no", "u16") or 0 for header in headers]
+    matches = [_SHARD_NAME.match(path.name) for path in paths]
+    prefixes = {match["prefix"] for match in matches if match}
+    if len(prefixes) > 1:
+        found = ", ".join(sorted(prefixes))
+        raise SourceError("shards of different models", path=paths[0], found=found)
+    by_number = dict(zip(numbers, headers, strict=True))
+    for header, number in zip(headers, numbers, strict=True):
+        if by_number[number] is not header:
+            raise SourceError(
+                "two files are the same shard",
+                path=header.path,
+                place="key 'split.no'",
+                found=f"{number}, as {by_number[number].path}",
+            )
+    return _check([by_number[number] for number in sorted(by_number)])
+
+
+def _read_all(paths: list[Path]) -> list[Header]:
+    """Read all headers; say so where a later shard fits the first one's alignment only."""
+    headers: list[Header] = []
+    for path in paths:
+        try:
+            headers.append(gguf_header.read(path))
+        except SourceError as error:
+            if headers and _fits(path, headers[0].alignment):
+                error.hint = (
+                    f"the offsets fit an alignment of {headers[0].alignment}, which only the first "
+                    "shard states: the file was split by gguf-py; merge and split it with "
+                    "llama-gguf-split"
+                )
+            raise
+    return headers
+
+
+def _fits(path: Path, alignment: int) -> bool:
+    try:
+        return gguf_header.read(path, alignment=alignment).alignment == alignment
+    except SourceError:
+        return False
+
+
+def _check(headers: list[Header]) -> Source:
+    first = headers[0]
+    kind = first.metadata.get("general.type")
+    if kind is not None and kind.data in _NOT_MODELS:
+        raise SourceError(_NOT_MODELS[str(kind.data)], path=first.path, place="key 'general.type'")
+    count = _split_value(first, "split.count", "u16") or 0
+    if count > 1 or len(headers) > 1:
+        _check_shards(headers, count)
+    _check_tensors(headers)
+    return Source(tuple(headers))
+
+
+def _check_shards(headers: list[Header], count: int) -> None:
+    if count != len(headers):
+        raise SourceError(
+            "shards are missing, or of another model",
+            path=headers[0].path,
+            place="key 'split.count'",
+            expected=f"{count} shards",
+            found=len(headers),
+        )
+    for number, header in enumerate(headers):
+        _expect(header, "split.no", "u16", number)
+        _expect(header, "split.count", "u16", count)
+        match = _SHARD_NAME.match(os.path.basename(header.path))
+        if match and (int(match["number"]), int(match["count"])) != (number + 1, count):
+            raise SourceError(
+                "the name and the header name different shards",
+                path=header.path,
+                place="key 'split.no'",
+                expected=f"{number + 1:05d}-of-{count:05d} in the name",
+                found=f"{match['number']}-of-{match['count']}",
+                hint="it was renamed: restore the name, or download it again",
+            )
+    total = sum(len(header.tensors) for header in headers)
+    for header in headers:
+        _expect(header, "split.tensors.count", "i32", total)
+
+
+def _expect(header: Header, key: str, type_name: str, expected: int) -> None:
+    found = _split_value(header, key, type_name)
+    if found != expected:
+        raise SourceError(
+            "the shards do not fit together",
+            path=header.path,
+            place=f"key {key!r}",
+            expected=expected,
+            found="no such key" if found is None else found,
+        )
+
+
+def _split_value(header: Header, key: str, type_name: str) -> int | None:
+    value = header.metadata.get(key)
+    if value is None:
+        return None
+    if value.type_name != type_name or not isinstance(value.data, int):
+        raise SourceError(
+            "wrong type", path=header.path, place=f"key {key!r}", expected=type_name,
+            found=value.type_name,
+        )  # fmt: skip
+    return value.data
+
+
+def _check_tensors(headers: list[Header]) -> None:
+    seen: dict[str, str] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            other = seen.setdefault(tensor.name, header.path)
+            if other is not header.path:
+                raise SourceError(
+                    "stands in two shards",
+                    path=header.path,
+                    place=f"tensor {tensor.name!r}",
+                    found=f"also in {other}",
+                )

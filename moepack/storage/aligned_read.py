@@ -1,0 +1,116 @@
+"""Reads rounded outwards to what direct I/O asks for, without copying what need not be copied.
+
+A request may begin and end anywhere. Only the blocks at its two ends go through memory of ours, and
+what is between goes straight into the caller's buffer, as one vectored read:
+
+    file     |....head|  whole blocks  |tail....|
+    memory   ours      caller's buffer  ours
+
+Where the caller's buffer is itself misaligned, all of it goes through ours.
+"""
+
+import ctypes
+import os
+
+from moepack.storage.backend import Completion, ReadRequest
+from moepack.storage.buffers import map_memory
+from moepack.storage.open_files import Alignment, Files
+
+MAX_PIECES = 3
+
+
+class RoundedRead:
+    """One request as the kernel gets it: read `pieces`, one after another, from `offset` on.
+
+    `offset` counts from the start of the file. The caller adds what it got to `done`; `rest` is
+    what is still to be read, and `finish` ends it.
+    """
+
+    __slots__ = ("_buffer", "_copies", "_head", "_offset_alignment", "_pieces", "done", "offset")
+
+    def __init__(self, request: ReadRequest, alignment: Alignment) -> None:
+        buffer = request.buffer
+        self.done = 0
+        self._buffer = buffer
+        self._offset_alignment = alignment.offset
+        self._head = head = request.offset % alignment.offset
+        self.offset = request.offset - head
+        self._copies: list[tuple[int, memoryview]] = []
+        if not head and not len(buffer) % alignment.offset and _fits(buffer, alignment.memory):
+            self._pieces = [buffer]
+        else:
+            self._pieces = self._rounded(buffer, alignment)
+
+    def _rounded(self, buffer: memoryview, alignment: Alignment) -> list[memoryview]:
+        block = alignment.offset
+        first = -self._head % block
+        last = first + (len(buffer) - first) // block * block
+        if last <= first or not _fits(buffer[first:], alignment.memory):
+            return [self._ours(0, -(-(self._head + len(buffer)) // block) * block)]
+        pieces = [buffer[first:last]]
+        if first:
+            pieces.insert(0, self._ours(0, block))
+        if last < len(buffer):
+            pieces.append(self._ours(last, block))
+        return pieces
+
+    def _ours(self, start: int, length: int) -> memoryview:
+        """Give aligned memory whose bytes `finish` copies to `start` in the buffer."""
+        memory = map_memory(length)
+        self._copies.append((start, memory if start else memory[self._head :]))
+        return memory
+
+    @property
+    def rest(self) -> list[memoryview]:
+        """Give the pieces that are still to be read."""
+        if not self.done:
+            return self._pieces
+        skipped = self.done
+        rest = []
+        for piece in self._pieces:
+            if skipped < len(piece):
+                rest.append(piece[skipped:])
+            skipped = max(0, skipped - len(piece))
+        return rest
+
+    def advance(self, got: int) -> bool:
+        """Count `got` bytes as read; say whether that was all there is.
+
+        A read that stops off the grid has met the end of the file: to go on there would need a
+        misaligned read, and there is nothing to get.
+        """
+        self.done += got
+        wanted = sum(map(len, self._pieces))
+        return not got or self.done >= wanted or bool(self.done % self._offset_alignment)
+
+    def finish(self) -> int:
+        """Copy the ends into the buffer; give how many of its bytes were read."""
+        length = min(max(0, self.done - self._head), len(self._buffer))
+        for start, memory in self._copies:
+            end = min(start + len(memory), length)
+            if end > start:
+                self._buffer[start:end] = memory[: end - start]
+        return length
+
+
+def read(files: Files, number: int, request: ReadRequest) -> Completion:
+    """Do one request with positioned reads in this thread."""
+    try:
+        file = files.get(request.path)
+        rounded = RoundedRead(request, file.alignment)
+        while not rounded.advance(
+            os.preadv(file.descriptor, rounded.rest, rounded.offset + rounded.done)
+        ):
+            pass
+    except OSError as error:
+        return Completion(number, 0, error)
+    return Completion(number, rounded.finish(), None)
+
+
+def address(buffer: memoryview) -> int:
+    """Give the address of a writable buffer that is not empty."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def _fits(buffer: memoryview, alignment: int) -> bool:
+    return alignment == 1 or not address(buffer) % alignment

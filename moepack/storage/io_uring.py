@@ -1,0 +1,192 @@
+"""The backend `uring`: many direct reads in flight through an io_uring, without threads (Linux)."""
+
+import contextlib
+import errno
+import os
+import struct
+from collections.abc import Iterable
+
+from moepack.storage import aligned_read, ring
+from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address
+from moepack.storage.backend import Completion, ReadRequest
+from moepack.storage.open_files import Files, OpenFile, open_direct
+from moepack.storage.ring import Ring
+
+_IOVEC = struct.Struct("=QQ")
+_ASK_AGAIN = {-errno.EINTR, -errno.EAGAIN}
+
+
+class UringBackend:
+    """Reads with O_DIRECT: what is queued through a ring, single reads at once.
+
+    A single read gains nothing from a ring. Rings are set up once and kept for the next queue; with
+    `fixed`, memory is registered with each of them, so that the kernel need not pin its pages for
+    every read that goes there.
+    """
+
+    name = "uring"
+
+    def __init__(self, fixed: memoryview | None = None) -> None:
+        self._files = Files(open_direct)
+        self._fixed = fixed
+        self._idle: list[UringQueue] = []
+        self._is_closed = False
+
+    def read(self, request: ReadRequest) -> Completion:
+        """Do one request now, in this thread."""
+        return aligned_read.read(self._files, 0, request)
+
+    def queue(self, depth: int) -> "UringQueue":
+        """Give a queue with a ring of its own. Raises OSError where there is none to be had."""
+        with contextlib.suppress(IndexError):
+            queue = self._idle.pop()
+            if queue.depth == depth:
+                return queue
+            queue.free()
+        return UringQueue(self, self._files, depth, self._fixed)
+
+    def close(self) -> None:
+        """Free all rings and close all files."""
+        self._is_closed = True
+        self._free_idle()
+        self._files.close()
+
+    def keep(self, queue: "UringQueue") -> None:
+        """Take a closed queue back, for the next owner."""
+        self._idle.append(queue)
+        if self._is_closed:  # it may have been closed in between
+            self._free_idle()
+
+    def _free_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().free()
+
+
+class UringQueue:
+    """The requests of one caller in a ring."""
+
+    def __init__(
+        self, backend: UringBackend, files: Files, depth: int, fixed: memoryview | None
+    ) -> None:
+        self.depth = depth
+        self._backend = backend
+        self._files = files
+        self._ring = Ring(depth)
+        self._fixed = range(0)
+        if fixed is not None:
+            self._register(fixed)
+        self._iovecs = memoryview(bytearray(depth * MAX_PIECES * _IOVEC.size))
+        self._free = list(range(depth))
+        self._reads: dict[int, tuple[int, RoundedRead, OpenFile]] = {}
+        self._failed: list[Completion] = []
+        self._event: int | None = None
+
+    def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
+        """Submit requests, all with one system call."""
+        for number, request in requests:
+            try:
+                file = self._files.get(request.path)
+                read = RoundedRead(request, file.alignment)
+            except OSError as error:
+                self._fail(number, error)
+                continue
+            slot = self._free.pop()
+            self._reads[slot] = (number, read, file)
+            self._prepare(slot)
+        self._ring.submit()
+
+    def finished(self, *, wait: bool) -> list[Completion]:
+        """Take the completions that are there; with `wait`, at least one."""
+        if self._event is not None:
+            _clear(self._event)
+        found, self._failed = self._failed, []
+        while True:
+            for slot, result in self._ring.completions(wait=wait and not found):
+                completion = self._end(slot, result)
+                if completion is not None:
+                    found.append(completion)
+            self._ring.submit()
+            if found or not wait or not self._reads:
+                return found
+
+    def fileno(self) -> int:
+        """Give the descriptor of an eventfd that counts completions from now on."""
+        if self._event is None:
+            self._event = self._ring.event_descriptor()
+        return self._event
+
+    def close(self) -> None:
+        """Wait for what is in flight: the kernel writes into its memory till then.
+
+        Reads that a device has begun cannot be called back, so none is cancelled. The ring is kept.
+        """
+        while self._ring.completions(wait=True):
+            pass
+        self._reads.clear()
+        self._free = list(range(self.depth))
+        self._failed.clear()
+        if self._event is not None:
+            _clear(self._event)  # else the next owner would be told of them
+        self._backend.keep(self)
+
+    def free(self) -> None:
+        """Free the ring; nothing is in flight."""
+        self._ring.close()
+
+    def _register(self, memory: memoryview) -> None:
+        start = address(memory)
+        try:
+            self._ring.register(start, len(memory))
+        except OSError:
+            self._ring.close()
+            raise
+        self._fixed = range(start, start + len(memory))
+
+    def _fail(self, number: int, error: OSError) -> None:
+        self._failed.append(Completion(number, 0, error))
+        if self._event is not None:
+            os.eventfd_write(self._event, 1)
+
+    def _prepare(self, slot: int) -> None:
+        """Prepare what is left of a read; the kernel reads the iovecs when it is submitted."""
+        _, read, file = self._reads[slot]
+        pieces = read.rest
+        buffer = None
+        if len(pieces) == 1:
+            # An entry has 32 bits for it; what is beyond is asked for again as after a short read.
+            start, length = address(pieces[0]), min(len(pieces[0]), ring.MAX_BUFFER_LENGTH)
+            buffer = self._registered(start, length)
+            code = ring.READ if buffer is None else ring.READ_FIXED
+        else:
+            first = slot * MAX_PIECES * _IOVEC.size
+            for number, piece in enumerate(pieces):
+                at = first + number * _IOVEC.size
+                _IOVEC.pack_into(self._iovecs, at, address(piece), len(piece))
+            code, start, length = ring.READV, address(self._iovecs[first:]), len(pieces)
+        offset = read.offset + read.done
+        self._ring.prepare(code, file.descriptor, offset, start, length, slot, buffer or 0)
+
+    def _registered(self, start: int, length: int) -> int | None:
+        """Give the number of the registered buffer that holds this memory; None for none."""
+        number, place = divmod(start - self._fixed.start, ring.MAX_BUFFER_LENGTH)
+        if start not in self._fixed or start + length > self._fixed.stop:
+            return None
+        return number if place + length <= ring.MAX_BUFFER_LENGTH else None
+
+    def _end(self, slot: int, result: int) -> Completion | None:
+        """Take one answer of the ring; None where the read goes on."""
+        number, read, _ = self._reads[slot]
+        if result in _ASK_AGAIN or (result >= 0 and not read.advance(result)):
+            self._prepare(slot)
+            return None
+        del self._reads[slot]
+        self._free.append(slot)
+        if result < 0:
+            return Completion(number, 0, OSError(-result, os.strerror(-result)))
+        return Completion(number, read.finish(), None)
+
+
+def _clear(event: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.eventfd_read(event)

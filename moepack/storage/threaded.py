@@ -1,0 +1,176 @@
+"""The backends `buffered` and `direct`: positioned reads, many at a time in a few threads.
+
+`os.preadv` lets go of the interpreter lock while it reads. Threads are started when there is work
+for them, and end when the backend is closed.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable
+from queue import Empty, SimpleQueue
+
+from moepack.storage import aligned_read
+from moepack.storage.backend import Completion, ReadRequest
+from moepack.storage.open_files import Files, open_buffered, open_direct
+
+MAX_THREADS = 64
+
+
+class ThreadedBackend:
+    """Reads with `os.preadv`: through the page cache, or past it where `direct`."""
+
+    def __init__(self, *, direct: bool) -> None:
+        self.name = "direct" if direct else "buffered"
+        self._files = Files(open_direct if direct else open_buffered)
+        self._work: SimpleQueue[_Started | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0
+        self._lock = threading.Lock()
+
+    def read(self, request: ReadRequest) -> Completion:
+        """Do one request now, in this thread."""
+        return aligned_read.read(self._files, 0, request)
+
+    def queue(self, depth: int) -> "ThreadedQueue":
+        """Make a queue; more than MAX_THREADS requests are never read at a time."""
+        return ThreadedQueue(self)
+
+    def close(self) -> None:
+        """End the threads and close all files."""
+        self._work.put(None)
+        for thread in self._threads:
+            with contextlib.suppress(RuntimeError):  # an interruption kept it from starting
+                thread.join()
+        self._threads.clear()
+        self._files.close()
+
+    def begin(self, queue: "ThreadedQueue", number: int, request: ReadRequest) -> None:
+        """Let a thread do a request and give its completion to `queue`."""
+        with self._lock:
+            self._unfinished += 1
+            if len(self._threads) < min(self._unfinished, MAX_THREADS):
+                self._add_thread()
+        self._work.put((queue, number, request))
+        if not self._threads:
+            self._work.get()
+            self._end(queue, self._read(queue, number, request))
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="moepack-read", daemon=True)
+        self._threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # no more to be had: those that are there do it
+            self._threads.remove(thread)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            queue, number, request = work
+            del work
+            completion = self._read(queue, number, request)
+            del request  # else its buffer would be held for a moment after the owner has the bytes
+            self._end(queue, completion)
+        self._work.put(None)  # for the next thread
+
+    def _read(self, queue: "ThreadedQueue", number: int, request: ReadRequest) -> Completion | None:
+        return aligned_read.read(self._files, number, request) if queue.begin() else None
+
+    def _end(self, queue: "ThreadedQueue", completion: Completion | None) -> None:
+        with self._lock:
+            self._unfinished -= 1
+        if completion is not None:
+            queue.end(completion)
+
+
+class ThreadedQueue:
+    """The requests of one caller that threads are doing."""
+
+    def __init__(self, backend: ThreadedBackend) -> None:
+        self._backend = backend
+        self._ended: SimpleQueue[Completion] = SimpleQueue()
+        self._in_flight = 0
+        self._signal: _Signal | None = None
+        # What `close` waits for is counted by the threads: no signal's handler interrupts these.
+        self._changed = threading.Condition()
+        self._reading = 0
+        self._is_closing = False
+
+    def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
+        """Hand requests to the threads."""
+        for number, request in requests:
+            self._backend.begin(self, number, request)
+            self._in_flight += 1
+
+    def finished(self, *, wait: bool) -> list[Completion]:
+        """Take the completions that are there; with `wait`, at least one."""
+        if self._signal is not None:
+            self._signal.clear()
+        found: list[Completion] = []
+        wait = wait and self._in_flight > 0
+        try:
+            while True:
+                found.append(self._ended.get(block=wait and not found))
+                self._in_flight -= 1
+        except Empty:
+            return found
+
+    def begin(self) -> bool:
+        """Say to a thread whether to do a request; not once the queue is closing."""
+        with self._changed:
+            if self._is_closing:
+                return False
+            self._reading += 1
+            return True
+
+    def end(self, completion: Completion) -> None:
+        """Take a request back from the thread that did it."""
+        with self._changed:
+            self._ended.put(completion)
+            self._reading -= 1
+            if self._signal is not None:
+                self._signal.set()
+            self._changed.notify_all()
+
+    def fileno(self) -> int:
+        """Give a descriptor that is readable when requests have ended."""
+        if self._signal is None:
+            self._signal = _Signal()
+        return self._signal.fileno()
+
+    def close(self) -> None:
+        """Give up what no thread has begun, and wait for the rest."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.wait_for(lambda: not self._reading)
+            if self._signal is not None:
+                self._signal.close()
+                self._signal = None
+
+
+_Started = tuple[ThreadedQueue, int, ReadRequest]
+
+
+class _Signal:
+    """A pipe that is readable while it is set."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(self._writing, False)
+
+    def fileno(self) -> int:
+        return self._reading
+
+    def set(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it is set
+            os.write(self._writing, b"\0")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._reading, 4096):
+                pass
+
+    def close(self) -> None:
+        os.close(self._reading)
+        os.close(self._writing)

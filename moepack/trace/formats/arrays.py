@@ -1,0 +1,310 @@
+"""Traces as arrays of numbers, in .npy, .npz or JSON: vLLM's and SGLang's, and mbolt's heat.
+
+By the name of an array, its axes are
+
+`routed_experts`, `prompt_routed_experts` (vLLM): tokens, layers with experts, experts used; decode
+and prefill of one request.
+`topk_ids_of_layer` (SGLang): layers, tokens, experts used.
+`logical_count` (SGLang): steps, layers, experts; the values are counts.
+any other name, or none: tokens, layers, experts used; one request.
+
+Experts are padded with -1. mbolt's heat is an object with `layers`, each with `layer` and `heat`.
+"""
+
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moepack.errors import TraceError
+from moepack.trace.compressed import Stream
+from moepack.trace.model import MAX_NUMBER, Ints, Items, Origin, Phase, Piece, Tokens, Unknown
+from moepack.trace.validation import Checks, shorts
+
+MAX_LENGTH = 1 << 30
+"""Of a file that is not a plain .npy, and of each array in it, in bytes."""
+CONVERTER = (
+    "convert it where it came from: `import numpy, torch; "
+    'found = torch.load("FILE.pt", weights_only=False); '
+    'numpy.savez("trace.npz", **{k: numpy.asarray(v) for k, v in found.items() '
+    "if torch.is_tensor(v)})`, and for per-pass records save each record's topk_ids_of_layer"
+)
+_PIECE_SELECTIONS = 1 << 18
+_HEADER_LENGTH = 1 << 16
+_PHASES = {"routed_experts": Phase.DECODE, "prompt_routed_experts": Phase.PREFILL}
+_PASSES = {"topk_ids_of_layer", "logical_count"}
+_NAMES = ("prompt_routed_experts", "routed_experts", "topk_ids_of_layer", "logical_count")
+_LISTS = ("records", "requests")
+_ANSWERS = ("choices", "outputs")
+"""Where vLLM has a request's answers: in its server's responses, and in its Python objects."""
+_MOST = (1 << 63) - 1
+_BAD_ARRAYS = (ValueError, OverflowError, MemoryError, EOFError, OSError, SyntaxError, TokenError)
+"""What numpy raises for arrays that are none."""
+
+Array = NDArray[Any]
+
+
+def read_npy(stream: Stream, checks: Checks) -> Items:
+    """Read one array without a name."""
+    yield from _read_all(stream, checks, [[("", _load(stream))]], "array")
+
+
+def read_npz(stream: Stream, checks: Checks) -> Items:
+    """Read the arrays of an archive; vLLM's two names together are one request."""
+    data = io.BytesIO(_whole(stream))
+    try:
+        with zipfile.ZipFile(data) as archive:
+            members = archive.infolist()
+        if any(not one.filename.endswith(".npy") for one in members):
+            raise TraceError("not an archive of arrays", path=stream.path, hint=CONVERTER)
+        if any(one.file_size > MAX_LENGTH for one in members):
+            raise _too_long(stream.path)
+        data.seek(0)
+        with np.load(data, allow_pickle=False) as archive:
+            named = [(name, archive[name]) for name in archive.files]
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, *_BAD_ARRAYS) as error:
+        raise _unreadable(stream.path, error) from None
+    vllm = sorted((one for one in named if one[0] in _PHASES), key=lambda one: one[0])
+    others = [[one] for one in named if one[0] not in _PHASES]
+    yield from _read_all(stream, checks, [*([vllm] if vllm else []), *others], "array")
+
+
+def read_json(stream: Stream, checks: Checks) -> Items:
+    """Read arrays, or objects with arrays, from JSON, or from one JSON a line."""
+    documents = _parse(_whole(stream), stream.path)
+    if len(documents) == 1 and _is_heat(documents[0]):
+        yield from _read_heat(documents[0], stream, checks)
+        return
+    requests = [request for one in documents for request in _requests(one, stream.path)]
+    yield from _read_all(stream, checks, requests, "array")
+
+
+def _read_all(
+    stream: Stream, checks: Checks, requests: list[list[tuple[str, Array]]], form: str
+) -> Items:
+    names = {name for request in requests for name, _ in request}
+    unknown = set()
+    if names & _PASSES:
+        unknown |= {Unknown.REQUESTS}
+    if not names <= set(_PHASES):
+        unknown |= {Unknown.PHASES}
+    if "logical_count" in names:
+        unknown |= {Unknown.TOKENS}
+    if not names <= _PASSES and checks.shape is None:
+        unknown |= {Unknown.LAYERS}
+    yield Origin(form, stream.name, frozenset(unknown))
+    for number, request in enumerate(requests):
+        for name, array in request:
+            # Passes of an engine are no requests.
+            yield from _pieces(name, array, 0 if name in _PASSES else number, checks)
+
+
+def _pieces(name: str, array: Array, request: int, checks: Checks) -> Iterator[Piece]:
+    place = f"array {name}" if name else "array"
+    if not array.size and array.ndim < 3:  # JSON's []: a request without tokens
+        return
+    if array.ndim != 3 or array.dtype.kind not in "iu":
+        raise TraceError(
+            "not an array of experts",
+            path=checks.path,
+            place=place,
+            expected="three axes of whole numbers",
+            found=f"{array.shape} {array.dtype}",
+        )
+    if array.dtype == np.uint64 and np.any(array > _MOST):
+        raise TraceError("a number out of bounds", path=checks.path, place=place)
+    if name == "logical_count":
+        yield from _counts(array, checks, place)
+        return
+    if name == "topk_ids_of_layer":
+        array = array.swapaxes(0, 1)
+        layers = np.arange(array.shape[1])
+    else:
+        layers = _layer_numbers(array.shape[1], checks, place)
+    phase = _PHASES.get(name, Phase.UNKNOWN)
+    step = max(1, _PIECE_SELECTIONS // max(1, array.shape[1] * array.shape[2]))
+    for first in range(0, len(array), step):
+        yield from _tokens(array[first : first + step], layers, request, phase, checks, place)
+
+
+def _tokens(
+    array: Array, layers: Ints, request: int, phase: Phase, checks: Checks, place: str
+) -> Iterator[Piece]:
+    """Make tokens of [tokens, layers, experts used]."""
+    experts = np.asarray(array, np.int64)
+    is_there = experts != -1
+    token, axis, _ = np.nonzero(is_there)
+    layer, expert = layers[axis], experts[is_there]
+    right = checks.fitting(layer, expert, lambda index: f"{place}, token {token[index]}")
+    if right is not None:
+        token, layer, expert = token[right], layer[right], expert[right]
+    starts = np.flatnonzero(np.concatenate(([True], token[1:] != token[:-1]))[: len(token)])
+    count = len(starts)
+    if count:
+        yield Tokens(
+            np.full(count, request, np.int64),
+            np.full(count, phase, np.uint8),
+            np.append(starts, len(token)),
+            shorts(layer),
+            shorts(expert),
+        )
+
+
+def _counts(array: Array, checks: Checks, place: str) -> Iterator[Piece]:
+    if np.any(array < 0):
+        raise TraceError("a negative count", path=checks.path, place=place)
+    if array.sum(axis=0, dtype=np.float64).max(initial=0) >= _MOST:
+        raise TraceError("counts out of bounds", path=checks.path, place=place)
+    total = array.astype(np.int64).sum(axis=0)
+    layer, expert = np.nonzero(total)
+    yield checks.counts(Phase.UNKNOWN, layer, expert, total[layer, expert], lambda _: place)
+
+
+def _layer_numbers(count: int, checks: Checks, place: str) -> Ints:
+    """Say which blocks the layers of an array are; it has only those with experts."""
+    if checks.shape is None:
+        return np.arange(count)
+    if count != len(checks.shape):
+        raise TraceError(
+            "the array is of a model with other layers",
+            path=checks.path,
+            place=place,
+            expected=f"{len(checks.shape)} layers with experts",
+            found=count,
+        )
+    return np.array(sorted(checks.shape), np.int64)
+
+
+def _load(stream: Stream) -> Array:
+    """Read a .npy; a plain one is mapped, whatever its length."""
+    head = stream.peek(_HEADER_LENGTH)
+    try:
+        shape, dtype = _read_header(head)
+        if dtype.hasobject:
+            raise TraceError("an array of Python objects", path=stream.path, hint=CONVERTER)
+        if stream.is_plain:
+            return np.asarray(np.load(stream.path, mmap_mode="r", allow_pickle=False))
+        data = _whole(stream)
+        if math.prod(shape) * dtype.itemsize > len(data):
+            raise ValueError("it ends too early")
+        return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+    except _BAD_ARRAYS as error:
+        raise _unreadable(stream.path, error) from None
+
+
+def _read_header(head: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    file = io.BytesIO(head)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(np.lib.format.read_magic(file))
+    if read is None:
+        raise ValueError("a version of .npy that is not known")
+    shape, _, dtype = read(file)
+    return shape, dtype
+
+
+def _unreadable(path: str, error: Exception) -> TraceError:
+    hint = CONVERTER if "ickle" in str(error) else "it was cut short or damaged"
+    return TraceError(f"cannot be read as arrays: {error}", path=path, hint=hint)
+
+
+def _whole(stream: Stream) -> bytes:
+    data = stream.read_whole(MAX_LENGTH + 1)
+    if len(data) > MAX_LENGTH:
+        raise _too_long(stream.path)
+    return data
+
+
+def _too_long(path: str) -> TraceError:
+    expected = f"<= {MAX_LENGTH} bytes"
+    return TraceError("too long", path=path, expected=expected, hint="save it as a plain .npy")
+
+
+def _parse(data: bytes, path: str) -> list[Any]:
+    try:
+        return [json.loads(data)]
+    except (ValueError, RecursionError) as error:
+        first = error
+    try:
+        return [json.loads(line) for line in data.splitlines() if line.strip()]
+    except (ValueError, RecursionError):
+        raise TraceError(f"not JSON: {first}", path=path, hint="was it cut short?") from None
+
+
+def _requests(document: Any, path: str) -> list[list[tuple[str, Array]]]:
+    """Find the arrays of each request in a document."""
+    if isinstance(document, list) and document and not isinstance(document[0], dict):
+        return [[("", _array(document, "", path))]]
+    requests = [document]
+    if isinstance(document, list):
+        requests = document
+    elif isinstance(document, dict):
+        requests = next((document[key] for key in _LISTS if key in document), requests)
+    found = [_arrays(one, path) for one in requests] if isinstance(requests, list) else []
+    if not any(found):
+        expected = f"an array, or objects with {', '.join(_NAMES)}"
+        raise TraceError("no arrays of experts in it", path=path, expected=expected)
+    return found
+
+
+def _arrays(request: Any, path: str) -> list[tuple[str, Array]]:
+    """Find the arrays of one request, and of the answers in it."""
+    if not isinstance(request, dict):
+        return []
+    found = [
+        (name, _array(request[name], name, path))
+        for name in _NAMES
+        if request.get(name) is not None
+    ]
+    for key in _ANSWERS:
+        answers = request.get(key)
+        for answer in answers if isinstance(answers, list) else []:
+            found += _arrays(answer, path)
+    return found
+
+
+def _array(value: Any, name: str, path: str) -> Array:
+    try:
+        return np.array(value)
+    except (ValueError, OverflowError) as error:
+        raise TraceError(f"not an array: {error}", path=path, place=f"array {name}") from None
+
+
+def _is_heat(document: Any) -> bool:
+    layers = document.get("layers") if isinstance(document, dict) else None
+    return (
+        isinstance(layers, list)
+        and bool(layers)
+        and all(isinstance(layer, dict) and {"layer", "heat"} <= set(layer) for layer in layers)
+    )
+
+
+def _read_heat(document: Any, stream: Stream, checks: Checks) -> Items:
+    tokens, model = document.get("n_decode_tokens"), document.get("model")
+    yield Origin(
+        "heat",
+        stream.name,
+        frozenset({Unknown.TOKENS, Unknown.REQUESTS}),
+        model if isinstance(model, str) else None,
+        tokens if type(tokens) is int and tokens >= 0 else None,
+    )
+    for entry in document["layers"]:
+        place = f"layer {entry['layer']}"
+        heat = _array(entry["heat"], "heat", checks.path)
+        is_layer = type(entry["layer"]) is int and 0 <= entry["layer"] <= MAX_NUMBER
+        if not is_layer or heat.ndim != 1 or heat.dtype.kind not in "iu":
+            raise TraceError("not a list of counts", path=checks.path, place=place)
+        if np.any(heat < 0) or np.any(heat > _MOST):
+            raise TraceError("a count out of bounds", path=checks.path, place=place)
+        expert = np.flatnonzero(heat)
+        layer = np.full(len(expert), entry["layer"], np.int64)
+        counts = heat[expert].astype(np.int64)
+        yield checks.counts(Phase.DECODE, layer, expert, counts, lambda _, place=place: place)  # type: ignore[misc]

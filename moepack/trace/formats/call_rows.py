@@ -1,0 +1,161 @@
+"""Rows with a list of experts each: how such rows become tokens, whatever they look like."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from moepack.trace.formats.assembler import Assembler, Rows
+from moepack.trace.formats.number_text import Places, Text, Truths
+from moepack.trace.formats.rows import Fault, Lists, line_of, no_rows, other_lines, ranges, report
+from moepack.trace.model import Ints, Phase, Piece
+from moepack.trace.validation import Checks, shorts
+
+
+class Table(NamedTuple):
+    """Rows with a list each, and the lines that are none."""
+
+    lists: Lists
+    faults: list[Fault]
+
+
+class ListFormat:
+    """What formats of such rows share; each says which calls and tokens its rows are of.
+
+    `layer_column` is the column of the layer, `expected` what a row looks like, for messages.
+    """
+
+    expected = ""
+    layer_column = 0
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._assembler = Assembler(checks.path)
+
+    def wanted(self, columns: Ints) -> Truths | None:
+        """Say which rows are to be taken; None for all."""
+        return None
+
+    def begins(self, columns: Ints) -> Places:
+        """Find the rows that begin a call; called once for each text, in order."""
+        raise NotImplementedError
+
+    def requests(self, columns: Ints) -> Ints:
+        """Give the request of each row."""
+        return np.zeros(len(columns), np.int64)
+
+    def phases(self, columns: Ints) -> Ints:
+        """Give the phase of each row."""
+        return np.full(len(columns), Phase.UNKNOWN, np.int64)
+
+    def tokens(self, lists: Lists) -> Ints | None:
+        """Give for each item the number of its token in the call; None where a call is one."""
+        return None
+
+    def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
+        """Cut the rows into calls, and give the selections of each."""
+        report(self._checks, text, parsed.faults)
+        wanted = self.wanted(parsed.lists.columns)
+        lists = parsed.lists if wanted is None else keep(parsed.lists, wanted)
+        if not len(lists.first):
+            return
+        owner = lists.owner()
+        layer = lists.columns[:, self.layer_column][owner]
+        right = self._checks.fitting(layer, lists.items, line_of(text, lists.first[owner]))
+        if right is not None:
+            lists = _keep_items(lists, right)
+            if not len(lists.first):
+                return
+            layer = lists.columns[:, self.layer_column][lists.owner()]
+        calls = self.begins(lists.columns)
+        called = lists.columns[calls]
+        yield from self._assembler.add(
+            Rows(
+                lists.begins()[calls],
+                self.requests(called),
+                self.phases(called).astype(np.uint8),
+                shorts(layer),
+                shorts(lists.items),
+                self.tokens(lists),
+            )
+        )
+
+    def end(self) -> Iterator[Piece]:
+        """Give the last call's tokens."""
+        return iter(self._assembler.end())
+
+
+class NumberedCalls(ListFormat):
+    """Rows that say which call they are of, in one or several columns."""
+
+    def __init__(self, checks: Checks) -> None:
+        super().__init__(checks)
+        self._last_call: tuple[int, ...] = ()
+
+    def calls(self, columns: Ints) -> Ints:
+        """Give what tells the calls of the rows apart [rows, numbers]."""
+        return columns[:, :1]
+
+    def begins(self, columns: Ints) -> Places:
+        """Find where that changes."""
+        calls = self.calls(columns)
+        changed = np.ones(len(calls), np.bool_)
+        changed[1:] = np.any(calls[1:] != calls[:-1], axis=1)
+        changed[0] = tuple(calls[0]) != self._last_call
+        self._last_call = tuple(calls[-1])
+        return np.flatnonzero(changed)
+
+
+class LayerCalls(ListFormat):
+    """Rows of a layer and call: a call begins where the number of the layer does not rise.
+
+    `count_column` says how many tokens a call has: several are prefill.
+    """
+
+    count_column = 1
+
+    def __init__(self, checks: Checks) -> None:
+        super().__init__(checks)
+        self._last_layer = 1 << 62
+
+    def begins(self, columns: Ints) -> Places:
+        """Find where the layer does not rise."""
+        layers = np.concatenate(([self._last_layer], columns[:, self.layer_column]))
+        self._last_layer = int(layers[-1])
+        return np.flatnonzero(layers[1:] <= layers[:-1])
+
+    def phases(self, columns: Ints) -> Ints:
+        """Tell prefill and decode apart by the number of tokens."""
+        return np.where(columns[:, self.count_column] > 1, Phase.PREFILL, Phase.DECODE)
+
+
+def keep(lists: Lists, wanted: Truths) -> Lists:
+    """Keep some of the rows."""
+    if wanted.all():
+        return lists
+    items = lists.items[ranges(lists.begins()[wanted], lists.counts[wanted])]
+    return Lists(lists.first[wanted], lists.columns[wanted], lists.counts[wanted], items)
+
+
+def _keep_items(lists: Lists, wanted: Truths) -> Lists:
+    """Keep some of the items, and the rows that have any of them."""
+    counts = np.bincount(lists.owner()[wanted], minlength=len(lists.counts))
+    rows = counts > 0
+    return Lists(lists.first[rows], lists.columns[rows], counts[rows], lists.items[wanted])
+
+
+def with_faults(text: Text, lists: Lists, expected: str, headings: Sequence[bytes] = ()) -> Table:
+    """Find the lines that are no rows and do not begin with one of `headings`."""
+    others = other_lines(text, lists.first)
+    for heading in headings:
+        others = others[~text.has(others, heading)]
+    return without_large(text, lists, expected, no_rows(text, others, expected))
+
+
+def without_large(text: Text, lists: Lists, expected: str, faults: list[Fault]) -> Table:
+    """Leave out the rows with numbers of too many digits, and add them to the faults."""
+    large = np.any(lists.columns < 0, axis=1)
+    large[lists.owner()[lists.items < 0]] = True
+    for number in lists.first[large]:
+        faults.append(Fault(int(text.starts[number]), "a number out of bounds", expected))
+    return Table(keep(lists, ~large), sorted(faults))

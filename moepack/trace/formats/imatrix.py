@@ -1,0 +1,145 @@
+"""Expert counts from llama.cpp's importance matrices, which are GGUFs since July 2025.
+
+`llama-imatrix` counts, for each expert tensor, how many (token, slot) pairs were routed to each
+expert: the F32 tensor `<name>.counts` [1, experts] (tools/imatrix/imatrix.cpp, b11549). It is taken
+over a calibration text, in batches: prefill, and not its user's prompts. The older format (`.dat`)
+divides the counts out and is refused.
+"""
+
+import re
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moepack.errors import MachineError, SourceError, TraceError
+from moepack.source import gguf_header
+from moepack.source.gguf_header import Header, Value
+from moepack.source.tensor_table import Tensor
+from moepack.trace.model import Items, Origin, Phase, Unknown
+from moepack.trace.validation import Checks
+
+_COUNTS = re.compile(r"blk\.(\d{1,5})\.ffn_(down|up|gate|gate_up)_exps\.weight\.counts\Z")
+_PREFERRED = ("down", "up", "gate", "gate_up")
+_F32 = 0
+MAX_EXACT = 1 << 24
+"""A 32-bit float counts no further."""
+
+
+def is_gguf(head: bytes) -> bool:
+    """Say whether a file that begins with `head` is a GGUF, whatever it is called."""
+    return head.startswith(b"GGUF")
+
+
+def refuse_legacy(head: bytes, path: str) -> None:
+    """Raise TraceError where a file begins like an imatrix of the old format."""
+    if len(head) < 12:
+        return
+    count, length = struct.unpack_from("<ii", head)
+    name = head[8 : 8 + max(0, min(length, 64))]
+    if (
+        0 < count < 1 << 20
+        and 0 < length < 256
+        and re.match(rb"blk\.\d+\.|output|token_embd", name)
+    ):
+        raise TraceError(
+            "an imatrix of the old format: it has no counts of experts",
+            path=path,
+            hint="run llama-imatrix of July 2025 or later, which writes a GGUF",
+        )
+
+
+def read(path: str, checks: Checks) -> Items:
+    """Read the counts of an imatrix. Raises TraceError for a GGUF that is none, or is damaged."""
+    try:
+        header = gguf_header.read(path)
+    except SourceError as error:
+        raise TraceError(
+            error.problem,
+            path=path,
+            place=error.place,
+            expected=error.expected,
+            found=error.found,
+            hint=error.hint,
+        ) from None
+    tensors = _by_layer(header)
+    if not tensors:
+        kind = header.metadata.get("general.type", Value("str", None)).data
+        raise TraceError(
+            "a GGUF without counts of experts",
+            path=path,
+            expected="an imatrix of a model with experts",
+            found=f"general.type {kind}",
+        )
+    unknown = frozenset({Unknown.TOKENS, Unknown.REQUESTS})
+    name = path.rpartition("/")[2]
+    yield Origin("imatrix", name, unknown, None, _token_count(header.metadata))
+    for layer, by_projection in sorted(tensors.items()):
+        counts = _layer_counts(path, layer, by_projection)
+        expert = np.flatnonzero(counts)
+        layers = np.full(len(expert), layer, np.int64)
+        place = f"layer {layer}"
+        yield checks.counts(
+            Phase.PREFILL,
+            layers,
+            expert,
+            counts[expert],
+            lambda _, place=place: place,  # type: ignore[misc]
+        )
+
+
+def _by_layer(header: Header) -> dict[int, dict[str, Tensor]]:
+    found: dict[int, dict[str, Tensor]] = {}
+    for tensor in header.tensors:
+        match = _COUNTS.match(tensor.name)
+        if match:
+            found.setdefault(int(match[1]), {})[match[2]] = tensor
+    return found
+
+
+def _token_count(metadata: Mapping[str, Value]) -> int | None:
+    values = [metadata.get(f"imatrix.chunk_{what}") for what in ("count", "size")]
+    numbers = [value.data for value in values if value is not None]
+    if len(numbers) < 2 or not all(isinstance(number, int) for number in numbers):
+        return None
+    return int(numbers[0]) * int(numbers[1])  # type: ignore[arg-type]
+
+
+def _layer_counts(path: str, layer: int, tensors: Mapping[str, Tensor]) -> NDArray[np.int64]:
+    """Read one layer's counts, which are the same for all of its projections."""
+    first: NDArray[np.int64] | None = None
+    for name in _PREFERRED:
+        if name not in tensors:
+            continue
+        counts = _read_counts(path, tensors[name])
+        if first is None:
+            first = counts
+        elif not np.array_equal(first, counts):
+            place = f"layer {layer}"
+            raise TraceError("its projections have other counts", path=path, place=place)
+    assert first is not None, "a layer has a tensor"
+    return first
+
+
+def _read_counts(path: str, tensor: Tensor) -> NDArray[np.int64]:
+    place = f"tensor {tensor.name!r}"
+    if tensor.type_id != _F32:
+        raise TraceError("counts that are not F32", path=path, place=place, found=tensor.type_id)
+    try:
+        values = np.fromfile(path, "<f4", tensor.length // 4, offset=tensor.offset)
+    except OSError as error:
+        raise MachineError(f"cannot read: {error.strerror}", path=path) from None
+    with np.errstate(invalid="ignore"):
+        wrong = ~((values >= 0) & (values <= MAX_EXACT) & (values == np.floor(values)))
+    if wrong.any():
+        expert = int(np.argmax(wrong))
+        expected = f"a whole number from 0 to {MAX_EXACT}"
+        raise TraceError(
+            f"not a count, of expert {expert}",
+            path=path,
+            place=place,
+            expected=expected,
+            found=values[expert],
+        )
+    return values.astype(np.int64)

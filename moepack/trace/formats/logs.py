@@ -1,0 +1,267 @@
+"""Traces that engines print into their logs: lines of another kind in between are ignored."""
+
+import re
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from moepack.trace.formats.assembler import Assembler, Rows
+from moepack.trace.formats.call_rows import LayerCalls, Table, without_large
+from moepack.trace.formats.number_text import Places, Text, Truths, word
+from moepack.trace.formats.rows import Fault, Lists, report, rows_in_brackets
+from moepack.trace.model import Ints, Phase, Piece, counts_of
+from moepack.trace.validation import Checks, shorts
+
+
+class _Marker(IntEnum):
+    TOKEN = 0
+    PROMPT_BEGAN = 1
+    PROMPT_ENDED = 2
+    END = 3
+
+
+class _Selections(NamedTuple):
+    """What is in a text: `markers` are (index of the selection behind it, kind), in order."""
+
+    layer: Ints
+    expert: Ints
+    markers: list[tuple[int, _Marker]]
+    place_of: Callable[[int], int]
+    faults: list[Fault]
+    glued_count: int
+    """How many more stand within other lines, where two programs printed at once."""
+
+
+class ExpertLog:
+    """Lines `layer 7 expert 188`, one a selection, with `---token…` between tokens.
+
+    A request begins with `---began prompt processing---`; until `---ended prompt processing---`
+    selections are those of a batch, layer by layer, so that only their counts are known. Where a
+    log has no line `---token…`, a token begins where the number of the layer falls, which is so in
+    decode, the only phase of which it is known that tokens come one after another.
+    """
+
+    def __init__(self, checks: Checks, has_token_lines: bool) -> None:
+        self._checks = checks
+        self._has_token_lines = has_token_lines
+        self._assembler = Assembler(checks.path)
+        self._request = 0
+        self._phase = Phase.UNKNOWN
+        self._begins = True
+        self._last_layer = -1
+
+    def parse(self, text: Text) -> _Selections:
+        """Read a text line by line, or number by number where lines are not the usual ones."""
+        return _usual_lines(text) or _any_lines(text)
+
+    def take(self, text: Text, parsed: _Selections) -> Iterator[Piece]:
+        """Cut the selections at the markers."""
+        report(self._checks, text, parsed.faults)
+        self._checks.warn("selections within other lines", parsed.glued_count)
+        layer, expert, markers = parsed.layer, parsed.expert, parsed.markers
+        falls = self._falls(layer)
+        right = self._checks.fitting(
+            layer, expert, lambda index: f"line {text.line_of(parsed.place_of(index))}"
+        )
+        if right is not None:
+            before = np.concatenate(([0], np.cumsum(right)))
+            falls = _falls_of(falls, layer, right)
+            layer, expert = layer[right], expert[right]
+            markers = [(int(before[index]), kind) for index, kind in markers]
+        start, borders = 0, []
+        for index, kind in [*markers, (len(layer), _Marker.END)]:
+            if kind == _Marker.TOKEN:
+                borders.append(index - start)
+                continue
+            if not self._has_token_lines:
+                borders = np.flatnonzero(falls[start:index]).tolist()
+            yield from self._add(layer[start:index], expert[start:index], borders)
+            if kind != _Marker.END:
+                yield from self._turn(kind == _Marker.PROMPT_BEGAN)
+            start, borders = index, []
+
+    def end(self) -> Iterator[Piece]:
+        """Give the last token."""
+        return iter(self._assembler.end())
+
+    def _falls(self, layer: Ints) -> Truths:
+        """Say where the number of the layer is lower than before."""
+        layers = np.concatenate(([self._last_layer], layer))
+        self._last_layer = int(layers[-1])
+        falls: Truths = layers[1:] < layers[:-1]
+        return falls
+
+    def _turn(self, is_began: bool) -> Iterator[Piece]:
+        yield from self._assembler.end()
+        self._request += is_began
+        self._phase = Phase.PREFILL if is_began else Phase.DECODE
+        self._begins = True
+
+    def _add(self, layer: Ints, expert: Ints, borders: list[int]) -> Iterator[Piece]:
+        """Add selections; tokens begin at the indices `borders`, behind the last as well."""
+        if self._phase == Phase.PREFILL:
+            if len(layer):
+                yield counts_of(self._phase, layer, expert)
+            return
+        found = np.array(borders, np.intp)
+        if self._begins:
+            found = np.concatenate(([0], found))
+        starts = np.unique(found[found < len(layer)])
+        self._begins = bool(np.any(found == len(layer)))
+        request = np.full(len(starts), self._request, np.int64)
+        phase = np.full(len(starts), self._phase, np.uint8)
+        rows = Rows(starts, request, phase, shorts(layer), shorts(expert))
+        yield from self._assembler.add(rows)
+
+
+_ANYWHERE = re.compile(rb"layer \d+ expert \d")
+_PAIRS = np.arange(1 << 16)
+_DIGITS = [byte - 48 for byte in (_PAIRS & 0xFF, _PAIRS >> 8)]
+_IS_DIGIT = [(digit >= 0) & (digit < 10) for digit in _DIGITS]
+_ONE_DIGIT = 1 << 12
+_LAYERS = np.where(
+    _IS_DIGIT[0] & _IS_DIGIT[1],
+    _DIGITS[0] * 10 + _DIGITS[1] + (2 << 8),
+    np.where(_IS_DIGIT[0], _DIGITS[0] + (1 << 8), 0),
+)
+"""By two bytes: the number that they begin with, and 256 times its digits; 0 for none."""
+_UNITS = np.where(
+    _IS_DIGIT[1],
+    _DIGITS[1] + _ONE_DIGIT + np.where(_IS_DIGIT[0], _DIGITS[0] * 10 + _ONE_DIGIT, 0),
+    0,
+)
+"""By two bytes: the number that they end with, and 4096 times its digits."""
+_HUNDREDS = np.array(
+    [(byte - 48) * 100 + _ONE_DIGIT if 48 <= byte < 58 else 0 for byte in range(256)]
+)
+_SHIFT, _MASK = np.uint64(48), np.uint64((1 << 48) - 1)
+
+
+def _usual_lines(text: Text) -> _Selections | None:
+    """Read lines with layers below 100 and experts below 1000; None where others are among them.
+
+    That is twice as fast as finding the numbers first: the digits are looked up by two bytes.
+    """
+    starts, ends = text.line_ends[:-1] + 1, text.line_ends[1:]
+    words = text.words(starts)
+    layer = _LAYERS.take((words >> _SHIFT).view(np.int64))
+    behind = starts + (layer >> 8)
+    layer &= 0xFF
+    right = (words & _MASK) == word(b"layer ")
+    is_selection = right.copy()
+    right &= text.words(behind + 6) == word(b" expert ")
+    expert = _UNITS.take((text.words(ends - 8) >> _SHIFT).view(np.int64))
+    expert += _HUNDREDS.take(text.bytes.take(ends - 3))
+    right &= expert >> 12 == ends - behind - len("layer  expert ")
+    expert &= _ONE_DIGIT - 1
+    if np.any(is_selection != right):
+        return None
+    others = np.flatnonzero(~right)
+    markers = _markers(text, starts[others], others - np.arange(len(others)))
+    return _Selections(
+        layer.compress(right),
+        expert.compress(right),
+        markers,
+        lambda index: int(starts[np.flatnonzero(right)[index]]),
+        [],
+        _all_count(text) - text.line_count + len(others) if len(others) > len(markers) else 0,
+    )
+
+
+def _any_lines(text: Text) -> _Selections:
+    """Read lines with any numbers; what begins like a selection and is none is another line."""
+    first = np.flatnonzero(text.starts[1:] - text.ends[:-1] == len(b" expert "))
+    first = first[text.has(text.ends[first], b" expert ")]
+    first = first[text.has(text.starts[first] - 7, b"\nlayer ")]
+    first = first[text.ends_line(text.ends[first + 1])]
+    places = text.starts[first]
+    dashes = np.flatnonzero(text.bytes == ord("-"))
+    dashes = dashes[text.has(dashes - 1, b"\n---")]
+    return _Selections(
+        text.values(first),
+        text.values(first + 1),
+        _markers(text, dashes, np.searchsorted(places, dashes)),
+        lambda index: int(places[index]),
+        _cut_line(text, first),
+        _all_count(text) - len(first),
+    )
+
+
+def _all_count(text: Text) -> int:
+    """Count what looks like a selection anywhere."""
+    return len(_ANYWHERE.findall(text.data))
+
+
+def _falls_of(falls: Truths, layer: Ints, right: Truths) -> Truths:
+    """Say the same of the selections that are left when some are left out.
+
+    Among those that are left out the number may have risen and fallen.
+    """
+    seen = np.cumsum(falls)[right]
+    left = layer[right]
+    fell = np.diff(seen, prepend=0) > 0
+    fell[1:] &= left[1:] <= left[:-1]
+    return fell
+
+
+def _markers(text: Text, starts: Places, indices: Places) -> list[tuple[int, _Marker]]:
+    """Find the markers among the lines at `starts`."""
+    kinds = [
+        (_Marker.TOKEN, b"---token"),
+        (_Marker.PROMPT_BEGAN, b"---began prompt"),
+        (_Marker.PROMPT_ENDED, b"---ended prompt"),
+    ]
+    found = [
+        (int(place), int(index), kind)
+        for kind, prefix in kinds
+        for place, index in zip(
+            *(array[text.has(starts, prefix)] for array in (starts, indices)), strict=True
+        )
+    ]
+    return [(index, kind) for _, index, kind in sorted(found)]
+
+
+def _cut_line(text: Text, first: Places) -> list[Fault]:
+    """Find a last line without an end that begins like a selection and is none."""
+    place = int(text.line_ends[-2]) + 1
+    if not text.is_cut or not text.data.startswith(b"layer", place):
+        return []
+    if len(first) and text.starts[first[-1]] > place:
+        return []
+    return [Fault(place, "not a selection", "layer L expert E")]
+
+
+class FlashLog(LayerCalls):
+    """Lines `moe-flash: layer   7 topk=[3,14,15]`, one a layer and call, of llama-cpp-moe-flash.
+
+    A call of several tokens has ` (12 tokens)` behind it, and tells of the first alone.
+    """
+
+    expected = "moe-flash: layer L topk=[E,E,…]"
+
+    def parse(self, text: Text) -> Table:
+        """Find the lines by what stands around their first number, padded to three places."""
+        first = np.flatnonzero(text.has(text.ends, b" "))
+        first = first[text.has(text.ends[first], b" topk=[")]
+        width = np.maximum(text.ends[first] - text.starts[first], 3)
+        first = first[text.has(text.ends[first] - width - 17, b"moe-flash: layer ")]
+        lists = rows_in_brackets(text, first, (b" topk=[",))
+        wrong = np.setdiff1d(first, lists.first) if len(first) > len(lists.first) else first[:0]
+        faults = [Fault(int(text.starts[n]), "no list of experts", self.expected) for n in wrong]
+        columns = np.concatenate((lists.columns, _token_counts(text, lists)), axis=1)
+        return without_large(text, lists._replace(columns=columns), self.expected, faults)
+
+
+def _token_counts(text: Text, lists: Lists) -> Ints:
+    """Read how many tokens each line's call had [lines, 1]."""
+    last = lists.first + lists.counts
+    behind = np.minimum(last + 1, len(text.starts) - 1)
+    is_batch = text.has(text.ends[last], b"] (") & text.has(text.ends[behind], b" tokens)")
+    return np.where(is_batch, text.values(behind), 1)[:, None]
+
+
+def has_token_lines(data: bytes) -> bool:
+    """Say whether a log, or a piece of one that begins with a line, marks its tokens."""
+    return data.startswith(b"---token") or b"\n---token" in data

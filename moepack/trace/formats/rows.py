@@ -1,0 +1,175 @@
+"""What the readers of all text formats share: rows with lists, and bad lines.
+
+A format *parses* a text on its own; what it finds is *taken* in the order of the file, where tokens
+go over the edges of texts.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from moepack.trace.compressed import Stream
+from moepack.trace.formats.number_text import Places, Text, Truths, texts
+from moepack.trace.model import Ints, Piece
+from moepack.trace.validation import Checks
+
+Parsed = TypeVar("Parsed")
+
+
+class Fault(NamedTuple):
+    """A line that is wrong: where in the text, what, and what was expected."""
+
+    place: int
+    problem: str
+    expected: str
+
+
+class Lists(NamedTuple):
+    """Rows that end in a list of numbers, as in `token layer expert expert`.
+
+    `first` is each row's first number, `columns` [rows, fixed] the values before the list, `counts`
+    the lengths of the lists, `items` all their values one after another.
+    """
+
+    first: Places
+    columns: Ints
+    counts: Ints
+    items: Ints
+
+    def owner(self) -> Ints:
+        """Give the row of each item."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def begins(self) -> Ints:
+        """Give for each row the index of its first item."""
+        return np.cumsum(self.counts) - self.counts
+
+
+class TextFormat(Protocol[Parsed]):
+    """One format of text."""
+
+    def parse(self, text: Text) -> Parsed:
+        """Find what is in a text, whatever comes before it."""
+        ...
+
+    def take(self, text: Text, parsed: Parsed) -> Iterator[Piece]:
+        """Turn it into pieces of a trace, text after text."""
+        ...
+
+    def end(self) -> Iterator[Piece]:
+        """Give what was held back."""
+        ...
+
+
+def read(stream: Stream, form: TextFormat[Parsed], drop: bytes = b"") -> Iterator[Piece]:
+    """Read a whole text in a format, without the bytes `drop`.
+
+    One thread does it: numpy's calls on pieces that fit into a cache are too short for threads.
+    """
+    line = 1
+    for text in texts(stream, drop=drop):
+        parsed = form.parse(text)
+        text.first_line = line
+        yield from form.take(text, parsed)
+        line += text.line_count
+    yield from form.end()
+
+
+def report(checks: Checks, text: Text, faults: Sequence[Fault]) -> None:
+    """Report bad lines; a last line without an end is called what it is."""
+    for fault in faults:
+        is_cut = text.is_cut and fault.place > text.line_ends[-2]
+        checks.fault(
+            "the last line is cut short" if is_cut else fault.problem,
+            f"line {text.line_of(fault.place)}",
+            expected=fault.expected,
+            found=repr(text.line_at(fault.place)),
+            hint="--lenient leaves out and counts such lines",
+        )
+
+
+def other_lines(text: Text, rows: Places) -> Places:
+    """Give the places of the lines that are no rows, comments (`#`), or empty.
+
+    `rows` are the numbers that rows begin with.
+    """
+    if text.line_count == len(rows):
+        return np.zeros(0, np.intp)
+    starts = text.line_ends[:-1] + 1
+    others: Places = np.setdiff1d(starts, text.starts[rows], assume_unique=True)
+    byte = text.bytes[others]
+    ignored = (byte == ord("#")) | (byte == 10) | ((byte == 13) & (text.bytes[others + 1] == 10))
+    found: Places = others[~ignored]
+    return found
+
+
+def no_rows(text: Text, others: Places, expected: str) -> list[Fault]:
+    """Make faults of lines that are no rows."""
+    return [Fault(int(place), "not a line of this format", expected) for place in others]
+
+
+def rows_with_lists(text: Text, first: Places, gaps: Sequence[bytes], separator: bytes) -> Lists:
+    """Read rows that begin with the numbers `first`: columns set apart by `gaps`, then a list.
+
+    The last gap stands before the list, whose numbers `separator` sets apart; it ends with the
+    line. Rows that are otherwise are left out.
+    """
+    beyond: Places
+    if len(first) == text.line_count:  # all lines begin with a number, so a list ends there
+        beyond = np.append(first[1:], len(text.starts))
+    else:
+        beyond = np.searchsorted(text.starts, text.line_ends[line_numbers(text, first)])
+    follows = text.follow(first, gaps)
+    first, beyond = first[follows], beyond[follows]
+    lists = _lists(text, first, gaps, beyond)
+    right = _all_joined(text, separator, first + len(gaps), beyond)
+    right &= text.ends_line(text.ends[beyond - 1])
+    return lists if right.all() else _lists(text, first[right], gaps, beyond[right])
+
+
+def rows_in_brackets(text: Text, first: Places, gaps: Sequence[bytes]) -> Lists:
+    """Read rows whose list is `expert,expert,…]`; what comes behind it does not matter."""
+    first = first[text.follow(first, gaps)]
+    closing = np.flatnonzero(text.bytes[text.ends] == ord("]"))
+    if not len(closing):
+        first = first[:0]
+    found = np.searchsorted(closing, first + len(gaps))
+    right = found < len(closing)
+    first = first[right]
+    beyond = closing[found[right]] + 1
+    right = _all_joined(text, b",", first + len(gaps), beyond)
+    return _lists(text, first[right], gaps, beyond[right])
+
+
+def _all_joined(text: Text, separator: bytes, start: Places, beyond: Places) -> Truths:
+    """Say which runs of numbers `start` to `beyond` have `separator` alone between each other."""
+    joined = text.starts[1:] - text.ends[:-1] == len(separator)
+    joined &= text.has(text.ends[:-1], separator)
+    breaks = np.concatenate(([0], np.cumsum(~joined), [0]))
+    last = np.maximum(beyond - 1, start)
+    right: Truths = (beyond > start) & (breaks[last] == breaks[start])
+    return right
+
+
+def _lists(text: Text, first: Places, gaps: Sequence[bytes], beyond: Places) -> Lists:
+    start = first + len(gaps)
+    counts = np.maximum(beyond - start, 0)
+    return Lists(first, text.columns(first, len(gaps)), counts, text.values(ranges(start, counts)))
+
+
+def ranges(start: Places, counts: Ints) -> Places:
+    """Give the numbers from each `start` on, `counts` of them, one range after another."""
+    begins = np.cumsum(counts) - counts
+    return np.repeat(start - begins, counts) + np.arange(int(counts.sum()))
+
+
+def line_numbers(text: Text, numbers: Places) -> Places:
+    """Give the index, in `line_ends`, of the end of the line in which each number lies."""
+    found: Places = np.searchsorted(text.line_ends, text.starts[numbers])
+    return found
+
+
+def line_of(text: Text, numbers: Places) -> Callable[[int], str]:
+    """Make what names the line of one of `numbers`, by its index, for a message."""
+    return lambda index: f"line {text.line_of(int(text.starts[numbers[index]]))}"

@@ -1,0 +1,178 @@
+"""Traces as tables: a line a selection, or a line a layer of a token with a list of experts."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from moepack.trace.formats.call_rows import NumberedCalls, Table, with_faults
+from moepack.trace.formats.number_text import Places, Text, Truths
+from moepack.trace.formats.rows import Lists, line_numbers, line_of, ranges, report, rows_with_lists
+from moepack.trace.model import Ints, Phase, Piece
+from moepack.trace.validation import Checks
+
+ROUTE_HEADING = b"turn,phase,step,layer,slot,expert,"
+CALL_HEADING = b"decode_call,token_in_call,layer,occurrence,experts"
+COUNT_HEADINGS = (b"layer,expert,count", b"layer,expert")
+
+
+class TableFormat(NumberedCalls):
+    """A table whose rows begin with numbers; `gaps` stand between the columns and the list."""
+
+    headings: Sequence[bytes] = ()
+    gaps: Sequence[bytes] = ()
+
+    def parse(self, text: Text) -> Table:
+        """Read the rows, and find the lines that are none."""
+        lists = self.rows(text, text.line_starts())
+        return with_faults(text, lists, self.expected, self.headings)
+
+    def rows(self, text: Text, first: Places) -> Lists:
+        """Read the rows that begin with the numbers `first`."""
+        return rows_with_lists(text, first, self.gaps, b" ")
+
+
+class CallTable(TableFormat):
+    """CSV `decode_call,token_in_call,layer,occurrence,experts`, the experts set apart by spaces.
+
+    Rows of a layer's second router (occurrence 1 and above) are left out and counted.
+    """
+
+    expected = CALL_HEADING.decode()
+    headings = (CALL_HEADING,)
+    gaps = (b",", b",", b",", b",")
+    layer_column = 2
+
+    def tokens(self, lists: Lists) -> Ints:
+        """Give the token in its call."""
+        return lists.columns[:, 1][lists.owner()]
+
+    def wanted(self, columns: Ints) -> Truths:
+        """Take the main router's rows."""
+        is_main: Truths = columns[:, 3] == 0
+        self._checks.warn("rows of a layer's second router", int(np.count_nonzero(~is_main)))
+        return is_main
+
+
+class RouteTable(TableFormat):
+    """CSV `turn,phase,step,layer,slot,expert,…` of BigMoeOnEdge, a row a selection.
+
+    A turn is a request; phase 0 is prefill, which is written layer by layer, 1 is decode.
+    """
+
+    expected = ROUTE_HEADING.decode() + "…"
+    headings = (ROUTE_HEADING,)
+    gaps = (b",", b",", b",", b",", b",")
+    layer_column = 3
+
+    def __init__(self, checks: Checks) -> None:
+        super().__init__(checks)
+        self._turn = self._request = -1
+
+    def rows(self, text: Text, first: Places) -> Lists:
+        """Read six columns; what follows behind the sixth does not matter."""
+        first = first[text.follow(first, self.gaps)]
+        behind = text.ends[first + 5]
+        first = first[(text.bytes[behind] == ord(",")) | text.ends_line(behind)]
+        columns = text.columns(first, 5)
+        return Lists(first, columns, np.ones(len(first), np.int64), text.values(first + 5))
+
+    def calls(self, columns: Ints) -> Ints:
+        """Tell decode steps apart, and prefills by their turn."""
+        calls = columns[:, :3].copy()
+        calls[columns[:, 1] == 0, 2] = 0
+        return calls
+
+    def tokens(self, lists: Lists) -> Ints:
+        """Give the step."""
+        return lists.columns[:, 2]
+
+    def requests(self, columns: Ints) -> Ints:
+        """Count the turns, whatever their numbers are."""
+        turns = np.concatenate(([self._turn], columns[:, 0]))
+        requests = self._request + np.cumsum(turns[1:] != turns[:-1])
+        self._turn, self._request = int(turns[-1]), int(max(requests, default=self._request))
+        return requests
+
+    def phases(self, columns: Ints) -> Ints:
+        """Translate the phase."""
+        known = [columns[:, 1] == 0, columns[:, 1] == 1]
+        return np.select(known, [Phase.PREFILL, Phase.DECODE], Phase.UNKNOWN)
+
+
+class TokenTable(TableFormat):
+    """Text `token layer expert expert…` of potatomaxx, a line a token and layer."""
+
+    expected = "token layer expert…"
+    gaps = (b" ", b" ")
+    layer_column = 1
+
+
+class GateTable(TableFormat):
+    """Text `call row layer expert:gate expert:gate…` of colibri, a line a token and layer."""
+
+    expected = "call row layer expert:gate…"
+    gaps = (b" ", b" ", b" ")
+    layer_column = 2
+
+    def rows(self, text: Text, first: Places) -> Lists:
+        """Take the numbers with a colon behind them and a space before.
+
+        A row has as many spaces as that makes, and no others.
+        """
+        first = first[text.follow(first, self.gaps)]
+        is_expert = text.has(text.ends, b":") & text.has(text.starts - 1, b" ")
+        experts = np.flatnonzero(is_expert)
+        spaces = np.flatnonzero(text.bytes == ord(" "))
+        begin, end = text.starts[first], text.line_ends[line_numbers(text, first)]
+        start = np.searchsorted(experts, first + len(self.gaps))
+        counts = np.searchsorted(text.starts[experts], end) - start
+        space_counts = np.searchsorted(spaces, end) - np.searchsorted(spaces, begin)
+        right = (counts > 0) & (space_counts == counts + len(self.gaps) - 1)
+        first, start, counts = first[right], start[right], counts[right]
+        columns = text.columns(first, 3)
+        items = text.values(experts[ranges(start, counts)])
+        return Lists(first, columns, counts, items)
+
+    def tokens(self, lists: Lists) -> Ints:
+        """Give the row, which is a token of the call."""
+        return lists.columns[:, 1][lists.owner()]
+
+
+class CountTable:
+    """Counts: CSV `layer,expert,count`, `layer,expert` (one a selection), or colibri's usage.
+
+    Rows have `column_count` columns with `gap` between them. Colibri writes `layer expert count`,
+    and in front lines that begin with `-1` or `-2`, which are ignored.
+    """
+
+    def __init__(self, checks: Checks, gap: bytes, column_count: int) -> None:
+        self._checks = checks
+        self._gaps = (gap,) * (column_count - 1)
+        self._expected = gap.decode().join(("layer", "expert", "count")[:column_count])
+        self._ignored = (b"-1 ", b"-2 ") if gap == b" " else ()
+
+    def parse(self, text: Text) -> Table:
+        """Read rows of two or three columns."""
+        first = text.line_starts()
+        first = first[text.follow(first, self._gaps)]
+        last = first + len(self._gaps)
+        first = first[text.ends_line(text.ends[last])]
+        columns = text.columns(first, 2)
+        has_count = len(self._gaps) == 2
+        counts = text.values(first + 2) if has_count else np.ones(len(first), np.int64)
+        lists = Lists(first, columns, np.ones(len(first), np.int64), counts)
+        return with_faults(text, lists, self._expected, (*COUNT_HEADINGS, *self._ignored))
+
+    def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
+        """Check the counts."""
+        report(self._checks, text, parsed.faults)
+        lists = parsed.lists
+        layer, expert = lists.columns[:, 0], lists.columns[:, 1]
+        place_of = line_of(text, lists.first)
+        found = self._checks.counts(Phase.UNKNOWN, layer, expert, lists.items, place_of)
+        if len(found.layer):
+            yield found
+
+    def end(self) -> Iterator[Piece]:
+        """Nothing is held back."""
+        return iter(())

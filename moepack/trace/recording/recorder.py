@@ -1,0 +1,368 @@
+"""Record which experts a model chooses: a real llama.cpp runs it, and its routers are watched.
+
+The eval callback (`cb_eval`) of llama.cpp shows each tensor of the graph; those that are named
+`ffn_moe_topk-N` hold what the router of layer N chose for each token of the batch. llama.cpp aborts
+the process where it finds a broken promise, which nothing here can catch.
+"""
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moepack.errors import MachineError, RequestError, SourceError
+from moepack.source import experts
+from moepack.source.shards import Source, open_source
+from moepack.trace import file
+from moepack.trace.file_records import join
+from moepack.trace.model import Origin, Phase, Tokens
+from moepack.trace.recording import llama_library
+from moepack.trace.recording.llama_library import MAX_SEED, MAX_THREADS, Batch
+
+BATCH_COUNT = 256
+"""Tokens decoded at once: all of them have logits, of which each is the vocabulary's size."""
+MAX_CONTEXT = 1 << 24
+MAX_TEMPERATURE = 100
+
+_PREFIX = b"ffn_moe_topk-"
+_NAME = re.compile(r"ffn_moe_topk-(\d+)", re.ASCII)
+
+Chosen = dict[int, NDArray[np.int32]]
+"""Experts [token, place] by layer, in the order in which the layers ran."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """How much was recorded."""
+
+    origin: Origin
+    request_count: int = 0
+    prefill_token_count: int = 0
+    decode_token_count: int = 0
+    selection_count: int = 0
+
+    def add(self, tokens: Tokens) -> None:
+        """Count one more request."""
+        prefill_count = int(np.count_nonzero(tokens.phase == Phase.PREFILL))
+        self.request_count += 1
+        self.prefill_token_count += prefill_count
+        self.decode_token_count += len(tokens.request) - prefill_count
+        self.selection_count += len(tokens.expert)
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of both phases."""
+        return self.prefill_token_count + self.decode_token_count
+
+
+class Recorder:
+    """A model that llama.cpp has loaded, and whose routers are watched. A context manager.
+
+    `model_path` is any shard of the model; `context_length` is in tokens; `threads` are all CPUs
+    that this process may use unless given. Used by one thread at a time, for one request at a time.
+
+    Raises SourceError for a model that has no experts, or no vocabulary, or makes no text;
+    MachineError where llama.cpp is missing or refuses the model, with its own words.
+    """
+
+    def __init__(
+        self, model_path: str, *, context_length: int = 4096, threads: int | None = None
+    ) -> None:
+        threads = llama_library.cpu_count() if threads is None else threads
+        _check_between("context length", context_length, 1, MAX_CONTEXT)
+        _check_between("threads", threads, 1, MAX_THREADS)
+        source = open_source([model_path])
+        self.path = source.shards[0].path
+        self.expert_counts = _expert_counts(source)
+        """Experts of each layer whose router is watched."""
+        self.context_length = context_length
+        name = source.value("general.name") or None
+        self.origin = Origin("recorded", os.path.basename(self.path), model=name and str(name))
+        self._library: Any = llama_library.load()
+        self._routers = _Routers(self._library)
+        self._is_open = True
+        with ExitStack() as stack:
+            self._errors = stack.enter_context(llama_library.ErrorLines(self._library))
+            self._calls = stack.enter_context(llama_library.Calls(self._routers.stop))
+            self._model = self._load(stack)
+            self._vocabulary = self._library.llama_model_get_vocab(self._model)
+            self._context = self._open_context(stack, threads)
+            self._memory = self._library.llama_get_memory(self._context)
+            if not self._library.llama_vocab_type(self._vocabulary):
+                raise SourceError("the model has no vocabulary", path=self.path)
+            if self._memory is None:
+                raise SourceError("llama.cpp makes no text with this model", path=self.path)
+            self._stack = stack.pop_all()
+
+    def _load(self, stack: ExitStack) -> int:
+        going = llama_library.ProgressCallback(lambda *_: not self._routers.stopped)
+        params = self._library.llama_model_default_params()
+        params.progress_callback = ctypes.cast(going, ctypes.c_void_p)
+        # What it repacks it copies, and a model may be larger than memory.
+        params.use_extra_bufts = False
+        path = os.fsencode(self.path)
+        model = self._calls.run(lambda: self._library.llama_model_load_from_file(path, params))
+        if model is None:
+            raise self._refusal("cannot load the model")
+        stack.callback(self._library.llama_model_free, model)
+        return int(model)
+
+    def _open_context(self, stack: ExitStack, threads: int) -> int:
+        params = self._library.llama_context_default_params()
+        params.n_ctx = self.context_length
+        params.n_batch = params.n_ubatch = min(BATCH_COUNT, self.context_length)
+        params.n_threads = params.n_threads_batch = threads
+        params.cb_eval = ctypes.cast(self._routers.callback, ctypes.c_void_p)
+        model = self._model
+        context = self._calls.run(lambda: self._library.llama_init_from_model(model, params))
+        if context is None:
+            raise self._refusal("cannot make a context")
+        stack.callback(self._library.llama_free, context)
+        return int(context)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model."""
+        self._is_open = False
+        self._stack.close()
+
+    @property
+    def bos(self) -> int | None:
+        """The token that begins each text, None where the vocabulary adds none."""
+        if not self._library.llama_vocab_get_add_bos(self._vocabulary):
+            return None
+        return int(self._library.llama_vocab_bos(self._vocabulary))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Give the tokens of a text, with BOS if the vocabulary adds it; `<|…|>` may be tokens."""
+        self._check_open()
+        data = text.encode(errors="replace")
+        tokens = np.empty(0, np.int32)
+        for _ in range(2):  # the first call tells how many there are
+            arguments = len(data), tokens.ctypes.data, len(tokens), True, True
+            count = self._library.llama_tokenize(self._vocabulary, data, *arguments)
+            tokens = np.empty(-count, np.int32) if count < 0 else tokens
+        return [int(token) for token in tokens[: max(count, 0)]]
+
+    def prefill(self, tokens: Sequence[int], *, request: int = 0) -> Tokens:
+        """Decode tokens as a new request. Raises RequestError where they do not fit."""
+        self._check_open()
+        if not 0 < len(tokens) <= self.context_length:
+            problem = f"{len(tokens)} tokens do not fit into the context"
+            raise RequestError(problem, expected=f"1 to {self.context_length}")
+        vocabulary_count = self._library.llama_vocab_n_tokens(self._vocabulary)
+        if min(tokens) < 0 or max(tokens) >= vocabulary_count:
+            raise RequestError("a token that the vocabulary has not")
+        self._library.llama_memory_clear(self._memory, True)
+        pieces = []
+        for start in range(0, len(tokens), BATCH_COUNT):
+            batch = tokens[start : start + BATCH_COUNT]
+            pieces.append(self._decode(batch, request, Phase.PREFILL))
+        return join(pieces)
+
+    def generate(
+        self,
+        prompt_tokens: Sequence[int],
+        count: int,
+        *,
+        request: int = 0,
+        temperature: float = 0,
+        seed: int = 0,
+    ) -> Iterator[Tokens]:
+        """Yield the prompt, then each of up to `count` tokens that the model goes on with.
+
+        Ends early where the model ends its answer, and where the context is full. The same
+        `temperature` (0: always the likeliest token) and `seed` give the same tokens again.
+        """
+        _check_between("temperature", temperature, 0, MAX_TEMPERATURE)
+        _check_between("seed", seed, 0, MAX_SEED)
+        yield self.prefill(prompt_tokens, request=request)
+        with llama_library.sampler(self._library, temperature, seed) as sampler:
+            for _ in range(min(count, self.context_length - len(prompt_tokens))):
+                self._check_open()
+                token = self._library.llama_sampler_sample(sampler, self._context, -1)
+                if self._library.llama_vocab_is_eog(self._vocabulary, token):
+                    return
+                yield self._decode([token], request, Phase.DECODE)
+
+    def _decode(self, tokens: Sequence[int], request: int, phase: Phase) -> Tokens:
+        ids, wanted = np.array(tokens, np.int32), _outputs(len(tokens))
+        batch = Batch(len(ids), token=ids.ctypes.data, logits=wanted.ctypes.data)
+        self._routers.begin(len(ids))
+        self._errors.clear()
+        status = self._calls.run(lambda: self._library.llama_decode(self._context, batch))
+        if self._routers.error is not None:
+            raise self._routers.error
+        if status != 0:
+            raise self._refusal(f"cannot decode (status {status})")
+        chosen = self._routers.chosen
+        if chosen.keys() != self.expert_counts.keys():
+            layers, found = sorted(self.expert_counts), sorted(chosen)
+            problem = "llama.cpp ran the routers of other layers"
+            raise MachineError(problem, path=self.path, expected=layers, found=found)
+        return self._tokens(chosen, request, phase)
+
+    def _tokens(self, chosen: Chosen, request: int, phase: Phase) -> Tokens:
+        widths = [numbers.shape[1] for numbers in chosen.values()]
+        layer = np.repeat(list(chosen), widths)
+        expert = np.concatenate(list(chosen.values()), axis=1)
+        most = np.repeat([self.expert_counts[number] for number in chosen], widths)
+        if np.any((expert < 0) | (expert >= most)):
+            raise MachineError("a router chose an expert that is not there", path=self.path)
+        count = len(expert)
+        return Tokens(
+            np.full(count, request, np.int64),
+            np.full(count, phase, np.uint8),
+            np.arange(count + 1, dtype=np.int64) * len(layer),
+            np.tile(layer.astype(np.uint16), count),
+            expert.astype(np.uint16).ravel(),
+        )
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RequestError("the recorder is closed")
+
+    def _refusal(self, problem: str) -> MachineError:
+        return MachineError(f"llama.cpp {problem}: {self._errors}", path=self.path)
+
+
+class _Routers:
+    """Takes from each graph what its routers chose: of each layer the first, others are copies.
+
+    C cannot carry an exception, so the first is kept in `error`; the graph is left then.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._token_count = 0
+        self.chosen: Chosen = {}
+        self.error: BaseException | None = None
+        self.stopped = False
+        self.callback = llama_library.watch(_PREFIX, self._handle)
+
+    def begin(self, token_count: int) -> None:
+        """Expect a graph of so many tokens."""
+        self.chosen, self.error, self.stopped = {}, None, False
+        self._token_count = token_count
+
+    def stop(self) -> None:
+        """Leave the graph at its next router."""
+        self.stopped = True
+
+    def _handle(self, tensor: int, asks: bool) -> bool:
+        try:
+            layer = _layer_of(llama_library.name_of(tensor))
+            if asks:
+                return layer is not None and layer not in self.chosen
+            if layer is not None:
+                self.take(layer, llama_library.read_matrix(self._library, tensor))
+        except BaseException as error:
+            self.error = self.error or error
+        return not self.stopped and self.error is None
+
+    def take(self, layer: int, numbers: NDArray[np.int32]) -> None:
+        """Take the experts [token, place] that a layer's router chose."""
+        if len(numbers) != self._token_count:
+            # llama.cpp leaves out what no output needs: the last layer would be counted too low.
+            raise MachineError(
+                "the router did not run for each token",
+                place=f"layer {layer}",
+                expected=f"{self._token_count} tokens",
+                found=len(numbers),
+            )
+        self.chosen[layer] = numbers
+
+
+@cache
+def _layer_of(name: str) -> int | None:
+    """Give the layer whose router a tensor's name names; None for a copy, which has more to it."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def _outputs(count: int) -> NDArray[np.int8]:
+    """Ask for the logits of all tokens: the last layer's router runs for those alone."""
+    return np.ones(count, np.int8)
+
+
+def _expert_counts(source: Source) -> dict[int, int]:
+    """Give the experts of each layer that llama.cpp runs: it leaves out the predicting ones."""
+    end = experts.mtp_start(source)
+    return {
+        family.layer: family.expert_count
+        for family in experts.find(source).families
+        if family.name == "ffn_exps" and (end is None or family.layer < end)
+    }
+
+
+def _check_between(what: str, number: float, least: int, most: int) -> None:
+    if not least <= number <= most:
+        raise RequestError(f"{what} out of bounds", expected=f"{least} to {most}", found=number)
+
+
+def record(
+    model_path: str,
+    prompts: Sequence[str],
+    writer: file.Writer,
+    *,
+    count: int = 128,
+    context_length: int = 4096,
+    threads: int | None = None,
+    temperature: float = 0.8,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Summary:
+    """Run a model on each prompt, and on up to `count` tokens after it; write what was chosen.
+
+    Each prompt is a request of its own, and is kept when it is through: a process that is killed,
+    interrupted, or out of space loses the request that it is at, no more; the exception has a note
+    of how many are kept. `progress` is called with 1 after each. For `temperature` and `seed` see
+    `Recorder.generate`. Raises what `Recorder` and `writer` raise, and RequestError for a prompt
+    that is longer than the context, before anything is run.
+    """
+    with Recorder(model_path, context_length=context_length, threads=threads) as recorder:
+        requests = _tokenize(recorder, prompts)
+        summary = Summary(recorder.origin)
+        writer.add(recorder.origin)
+        try:
+            for number, prompt in enumerate(requests):
+                pieces = recorder.generate(
+                    prompt, count, request=number, temperature=temperature, seed=seed
+                )
+                tokens = join(list(pieces))
+                writer.add(tokens)
+                writer.keep()
+                summary.add(tokens)
+                if progress is not None:
+                    progress(1)
+        except BaseException as error:
+            if summary.request_count:
+                kept = f"{summary.request_count} of {len(requests)} prompts are kept"
+                error.add_note(f"{kept} in {writer.path}")
+            raise
+    return summary
+
+
+def _tokenize(recorder: Recorder, prompts: Sequence[str]) -> list[list[int]]:
+    requests = [recorder.tokenize(prompt) for prompt in prompts]
+    for number, tokens in enumerate(requests, start=1):
+        if not 0 < len(tokens) <= recorder.context_length:
+            problem, hint = (
+                f"prompt {number} does not fit into the context",
+                "--context makes it longer",
+            )
+            most = f"1 to {recorder.context_length} tokens"
+            raise RequestError(problem, expected=most, found=len(tokens), hint=hint)
+    return requests

@@ -1,0 +1,220 @@
+"""The working set and reuse, against plain programs that count one selection after another."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moepack.analysis import lru, reuse, working_set
+from moepack.trace.formats import registry
+from moepack.trace.model import Counts, Item, Origin, Phase, Tokens
+from moepack.trace.validation import Checks
+from tests.support.models import FIXTURES
+
+Selection = tuple[int, int]
+Request = list[list[Selection]]
+ORIGIN = Origin("test", "test")
+
+
+def tokens_of(request: Request, number: int = 0, phase: Phase = Phase.DECODE) -> Tokens:
+    """Make the tokens of one request."""
+    flat = [one for token in request for one in token]
+    return Tokens(
+        np.full(len(request), number, np.int64),
+        np.full(len(request), phase, np.uint8),
+        np.cumsum([0, *map(len, request)]),
+        np.array([layer for layer, _ in flat], np.uint16),
+        np.array([expert for _, expert in flat], np.uint16),
+    )
+
+
+def plain_table(requests: Sequence[Request], window: int) -> list[tuple[float, float]]:
+    """Do what the method says, in words: count, rank, and compare with the window before."""
+    sizes: dict[float, list[int]] = {share: [] for share in working_set.SHARES}
+    news: dict[float, list[int]] = {share: [] for share in working_set.SHARES}
+    for request in requests:
+        before: dict[float, set[Selection]] | None = None
+        for start in range(0, len(request) - window + 1, window):
+            flat = [one for token in request[start : start + window] for one in token]
+            ranked = Counter(flat).most_common()
+            tops: dict[float, set[Selection]] = {}
+            for share in working_set.SHARES:
+                reached = count = 0
+                while reached < len(flat) * share:
+                    reached += ranked[count][1]
+                    count += 1
+                tops[share] = {one for one, _ in ranked[:count]}
+                sizes[share].append(count)
+                if before is not None:
+                    news[share].append(len(tops[share] - before[share]))
+            before = tops
+    return [
+        (sum(s) / max(len(s), 1), sum(n) / max(len(n), 1))
+        for s, n in ((sizes[share], news[share]) for share in working_set.SHARES)
+    ]
+
+
+SELECTIONS = st.tuples(st.integers(0, 5), st.integers(0, 300))
+REQUESTS = st.lists(st.lists(st.lists(SELECTIONS, min_size=1, max_size=9), max_size=40), max_size=4)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(REQUESTS, st.integers(1, 12), st.integers(1, 7))
+def test_the_table_is_what_counting_gives(requests: list[Request], window: int, cut: int) -> None:
+    """However the tokens are divided into pieces."""
+    found = working_set.WorkingSet(window)
+    found.add(ORIGIN)
+    for number, request in enumerate(requests):
+        for start in range(0, len(request), cut):
+            found.add(tokens_of(request[start : start + cut], number))
+    rows = [(row.expert_count, row.new_count) for row in found.rows()]
+    np.testing.assert_allclose(rows, plain_table(requests, window), rtol=1e-12)
+
+
+def test_more_experts_in_a_later_window_change_nothing() -> None:
+    requests = [[[(0, 3), (1, 2)]] * 4 + [[(0, 900), (1, 2)]] * 4]
+    found = working_set.of([ORIGIN, tokens_of(requests[0])], 4)
+    rows = [(row.expert_count, row.new_count) for row in found.rows()]
+    assert rows == plain_table(requests, 4)
+
+
+def test_prefill_and_counts_are_left_out() -> None:
+    request: Request = [[(0, n % 3)] for n in range(8)]
+    counts = Counts(Phase.DECODE, *(np.ones(1, np.uint16),) * 2, np.array([1 << 40]))
+    items: list[Item] = [ORIGIN, tokens_of([[(5, 5)]] * 9, 0, Phase.PREFILL), counts]
+    found = working_set.of([*items, tokens_of(request)], 4)
+    assert found.window_count == 2
+    assert found.rows() == working_set.of([ORIGIN, tokens_of(request)], 4).rows()
+
+
+def test_a_window_never_goes_over_a_request_or_a_file() -> None:
+    first, second = ([[(0, number)]] * 3 for number in (1, 2))
+    one = working_set.of([ORIGIN, tokens_of(first, 0), tokens_of(second, 1)], 2)
+    two = working_set.of([ORIGIN, tokens_of(first), ORIGIN, tokens_of(second)], 2)
+    assert one.window_count == two.window_count == 2
+    assert one.rows() == two.rows()
+    assert one.rows()[-1].new_count == 0, "no window is compared with another request's"
+
+
+def test_bytes_are_those_of_the_experts() -> None:
+    request: Request = [[(0, 0), (1, 1)], [(0, 0), (1, 2)]]
+    lengths = np.array([[100, 0, 0], [0, 7, 9]])
+    found = working_set.of([ORIGIN, tokens_of(request)], 1, lengths)
+    last = found.rows()[-1]
+    assert last.length == pytest.approx((107 + 109) / 2)
+    assert (last.new_count, last.new_length) == (1, 9)
+
+
+def test_a_log_gives_the_published_scripts_digits() -> None:
+    """Those that analyze_experts.py printed for the same selections, as lines of its log."""
+    path = str(FIXTURES / "qwen3moe-trace.csv")
+    found = working_set.of(registry.read(path, Checks(path)))
+    digits = [(f"{row.expert_count:.2f}", f"{row.new_count:.2f}") for row in found.rows()]
+    assert found.window_count == 1
+    assert digits == [
+        *(("1.00", "0.00"), ("2.00", "0.00"), ("5.00", "0.00"), ("13.00", "0.00")),
+        *(("21.00", "0.00"), ("25.00", "0.00"), ("28.00", "0.00"), ("28.00", "0.00")),
+    ]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(REQUESTS)
+def test_caches_of_the_latest_have_what_they_would(requests: list[Request]) -> None:
+    """One cache a layer; all sizes at once."""
+    found = lru.LatestCaches()
+    found.add(ORIGIN)
+    for number, request in enumerate(requests):
+        if request:
+            found.add(tokens_of(request, number))
+    order: dict[int, OrderedDict[int, None]] = {}
+    depths: Counter[tuple[int, int]] = Counter()
+    chosen: Counter[int] = Counter()
+    for token in (token for request in requests for token in request):
+        for layer, expert in token:
+            cache = order.setdefault(layer, OrderedDict())
+            chosen[layer] += 1
+            if expert in cache:
+                depths[layer, list(reversed(cache)).index(expert)] += 1
+            cache[expert] = None
+            cache.move_to_end(expert)
+    for layer in chosen:
+        for capacity in (1, 2, 3, 5, 301):
+            hits = sum(n for (at, depth), n in depths.items() if at == layer and depth < capacity)
+            assert found.hit_share(capacity, layer) == pytest.approx(hits / chosen[layer])
+
+
+def test_what_the_token_before_chose_too() -> None:
+    request: Request = [[(0, 1), (1, 1)], [(0, 1), (1, 2)], [(0, 2), (1, 2)]]
+    found = reuse.Reuse()
+    for item in (ORIGIN, tokens_of(request, 0), tokens_of(request[-1:], 1)):
+        found.add(item)
+    assert found.repeat_share() == 0.5
+    assert (found.repeat_share(0), found.repeat_share(1)) == (0.5, 0.5)
+    assert found.layers() == [0, 1]
+    assert found.median_distance() == 1
+    assert found.distances() == [
+        {"from": 1, "to": 1, "count": 4},
+        {"from": None, "to": None, "count": 4},
+    ]
+
+
+def test_the_first_token_of_a_file_repeats_nothing() -> None:
+    found = reuse.Reuse()
+    for item in (ORIGIN, tokens_of([[(0, 1)]]), ORIGIN, tokens_of([[(0, 1)]])):
+        found.add(item)
+    assert found.repeat_share() is None
+
+
+def test_caches_see_no_prefill() -> None:
+    found = lru.LatestCaches()
+    found.add(tokens_of([[(0, 1)]] * 5, 0, Phase.PREFILL))
+    assert found.hit_share(1) is None
+
+
+def test_nothing_is_no_working_set() -> None:
+    found = working_set.of([ORIGIN])
+    assert found.window_count == 0
+    assert {(row.expert_count, row.new_count) for row in found.rows()} == {(0, 0)}
+    assert reuse.Reuse().repeat_share() is None
+    assert reuse.Reuse().to_json()["layers"] == []
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(REQUESTS, st.integers(1, 7))
+def test_distances_are_what_looking_back_gives(requests: list[Request], cut: int) -> None:
+    found = reuse.Reuse()
+    found.add(ORIGIN)
+    last: dict[Selection, int] = {}
+    powers: Counter[int] = Counter()
+    repeated = repeatable = first = now = 0
+    for number, request in enumerate(requests):
+        for start in range(0, len(request), cut):
+            found.add(tokens_of(request[start : start + cut], number))
+        for place, token in enumerate(request):
+            for one in token:
+                before = last.get(one)
+                repeatable += place > 0
+                repeated += place > 0 and before == now - 1
+                first += before is None
+                if before is not None and before < now:
+                    powers[(now - before - 1).bit_length()] += 1
+                last[one] = now
+            now += 1
+    counts = [entry["count"] for entry in found.distances()]
+    assert counts == [*(powers[n] for n in range(max(powers, default=-1) + 1)), first]
+    assert found.repeat_share() == (repeated / repeatable if repeatable else None)
+
+
+def test_a_long_trace_is_looked_at_as_far_as_the_bound() -> None:
+    found = lru.LatestCaches(most_tokens=10)
+    for item in (ORIGIN, tokens_of([[(0, 1)]] * 25)):
+        found.add(item)
+    assert found.token_count == 10
+    again = reuse.Reuse(most_tokens=10)
+    for item in (ORIGIN, tokens_of([[(0, 1)]] * 25)):
+        again.add(item)
+    assert again.token_count == 10
+    assert again.distances()[0]["count"] == 9

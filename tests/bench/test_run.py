@@ -1,0 +1,388 @@
+"""`moepack bench`: the same experts on both sides, honest verdicts, what a person gets to see."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.bench import drive, replay, run, workload
+from moepack.bench.replay import Access, Reading
+from moepack.bench.timed_reads import Range, Usage, in_flight, through_maps, through_queue
+from moepack.errors import MachineError, RequestError, TraceError
+from moepack.hotness import file
+from moepack.report import chart
+from moepack.source import experts
+from moepack.source.shards import open_source
+from moepack.storage import page_cache
+from moepack.storage.threaded import ThreadedBackend
+from tests.support.models import FIXTURES, REAL_MODELS, first_shard, pack_model
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+TRACE = FIXTURES / "qwen3moe-trace.csv"
+BIG_MOE = """# route_trace v1
+# model=m arch=qwen3moe n_layer=2 n_expert=16 n_expert_used=2
+turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
+0,1,0,0,0,5,0.5,0,100
+0,1,0,0,1,3,0.5,0,100
+0,1,0,1,0,15,0.5,0,100
+0,1,1,0,0,5,0.5,0,100
+"""
+
+
+def content(access: Access) -> list[bytes]:
+    """Read each step's ranges, one after the other, with plain reads."""
+    steps = []
+    for step in access.steps:
+        joined = b""
+        for path, offset, length in step:
+            with path.open("rb") as file:
+                file.seek(offset)
+                joined += file.read(length)
+        steps.append(joined)
+    return steps
+
+
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_slices_and_parts_are_the_same_bytes_of_the_same_experts(
+    model: str, packs: dict[str, Path]
+) -> None:
+    """Part by part, since a pack may order the parts of an expert as the source does not."""
+    source = open_source([first_shard(model)])
+    with moepack.open(packs[model]) as pack:
+        steps = [workload.RoutedStep(layer, (3, 0, 1)) for layer in pack.layers]
+        slices = replay.slices(source, experts.find(source), pack, steps)
+        parts = replay.parts(pack, steps)
+        blobs = replay.blobs(pack, steps)
+    for ours, theirs in zip(parts.steps, slices.steps, strict=True):
+        assert sorted(one.length for one in ours) == sorted(one.length for one in theirs)
+    one_by_one = [
+        [content(Access("", [[one]], ()))[0] for step in access.steps for one in step]
+        for access in (parts, slices)
+    ]
+    assert sorted(one_by_one[0]) == sorted(one_by_one[1])
+    for blob, step in zip(content(blobs), content(parts), strict=True):
+        assert len(blob) >= len(step)
+        assert blob.replace(b"\0", b"") == step.replace(b"\0", b"")
+
+
+def test_the_source_of_another_pack_is_refused(packs: dict[str, Path]) -> None:
+    other = open_source([first_shard("mixtral")])
+    with moepack.open(packs["qwen3moe"]) as pack, pytest.raises(RequestError, match="layer 0"):
+        replay.slices(other, experts.find(other), pack, [workload.RoutedStep(0, (1,))])
+
+
+def test_direct_reads_of_shards_are_rounded_to_pages_and_not_past_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10_000))
+    access = Access("slices", [[Range(path, 4100, 100), Range(path, 9000, 1000)]], (path,))
+    assert replay.rounded(access).steps == [[Range(path, 4096, 4096), Range(path, 8192, 1808)]]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "word"),
+    [
+        ([1.5, 1.6, 1.4, 1.5], "gain"),
+        ([1.5, 0.9, 1.4, 1.5], "none"),
+        ([1.04, 1.04, 1.02, 1.03], "none"),
+        ([0.7, 0.8, 0.9, 0.7], "loss"),
+        ([0.7, 0.8, 1.1, 0.7], "none"),
+        ([0.97, 0.96, 0.98, 0.97], "none"),
+    ],
+)
+def test_a_gain_must_be_worth_it_and_all_rounds_must_agree(ratios: list[float], word: str) -> None:
+    assert run.judge(Reading("blobs", "direct", "cold", 4), ratios).word == word
+
+
+def judgement(depth: int, word: str, way: str = "direct", state: str = "cold") -> run.Judgement:
+    median = {"gain": 1.5, "loss": 0.5, "none": 1.0}[word]
+    return run.Judgement(way, state, depth, median, median, median, word)
+
+
+def test_the_verdict_says_what_is_gained_and_where_the_gain_ends() -> None:
+    mapped = [judgement(1, "none", "mapped", "cold"), judgement(1, "loss", "mapped", "warm")]
+    said = run.verdict([judgement(1, "gain"), judgement(4, "none"), *mapped])
+    assert said == (
+        "Packing gains here: at depth 1 1.50 times as fast as reading from the shards. "
+        "The gain ends before depth 4. "
+        "Memory-mapped it reads as fast cold and 0.50 times as fast warm."
+    )
+    said = run.verdict([judgement(1, "none"), judgement(4, "loss"), *mapped])
+    assert said.startswith("Packing gains nothing here for direct reads (at depth 1, 4). It loses:")
+    assert "no verdict" in run.verdict([]).lower()
+
+
+def test_ratios_say_how_many_times_as_fast_ours_were() -> None:
+    ours, theirs = Usage(2.0, 0, 1, 1), Usage(6.0, 0, 1, 1)
+    assert replay.ratios([ours], [theirs]) == [3.0]
+
+
+def test_readings_take_turns_there_and_back_again(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(8192))
+    seen: list[str] = []
+
+    class Watched(ThreadedBackend):
+        def queue(self, depth: int):  # type: ignore[no-untyped-def]
+            seen.append(str(depth))
+            return super().queue(depth)
+
+    access = Access("blobs", [[Range(tmp_path / "file", 0, 4096)]], (tmp_path / "file",))
+    readings = [Reading("blobs", "direct", "cold", depth) for depth in (1, 2, 3)]
+    backend = Watched(direct=False)
+    usages, _ = replay.measure(backend, {"blobs": access}, readings, 2)
+    backend.close()
+    assert "".join(seen) == "123321"
+    assert [len(usages[one]) for one in readings] == [2, 2, 2]
+
+
+def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
+    found = workload.from_trace(str(TRACE), {0: 16, 1: 16}, 3)
+    lines = [line.split(",") for line in TRACE.read_text().splitlines()[1:]]
+    tokens = list(dict.fromkeys((line[0], line[1]) for line in lines))[:3]
+    expected = [
+        workload.RoutedStep(int(line[2]), tuple(map(int, line[4].split())))
+        for token in tokens
+        for line in sorted(lines, key=lambda line: int(line[2]))
+        if (line[0], line[1]) == token
+    ]
+    assert found.steps == expected
+    assert found.token_count == 3
+
+
+def test_a_trace_with_one_expert_a_line_is_read_token_by_token(tmp_path: Path) -> None:
+    path = tmp_path / "route.csv"
+    path.write_text(BIG_MOE)
+    found = workload.from_trace(str(path), {0: 16, 1: 16}, 10)
+    assert found.steps == [(0, (5, 3)), (1, (15,)), (0, (5,))]
+    assert found.token_count == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a,b,c\n1,2,3\n", "not a trace"),
+        ("", "empty"),
+        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,1,0,16"), "line 6.*no such expert.*expert 16"),
+        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,2,0,15"), "line 6.*no such expert.*layer 2"),
+        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,x,0,15"), "line 6.*not a line"),
+        (BIG_MOE.replace("0,1,0,1,0,15", "0,1"), "line 6.*not a line"),
+        ("layer,expert,count\n0,1,5\n", "no tokens"),
+        (BIG_MOE[: BIG_MOE.index("0,1,0,0,0")], "no tokens"),
+    ],
+)
+def test_a_trace_that_is_none_or_of_another_model_is_refused(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=problem):
+        workload.from_trace(str(path), {0: 16, 1: 16}, 10)
+
+
+def test_drawn_experts_follow_the_counts_and_are_different() -> None:
+    counts = {(0, 0): 1000, (0, 1): 1000, (0, 2): 1}
+    drawn = workload.from_counts(counts, {0: 8}, 2, 200, "")
+    assert all(len(set(step.experts)) == 2 for step in drawn.steps)
+    hot = sum(expert in (0, 1) for step in drawn.steps for expert in step.experts)
+    assert hot >= 390
+    assert all(expert <= 2 for step in drawn.steps for expert in step.experts)
+    assert workload.from_counts(counts, {0: 8}, 2, 200, "") == drawn
+
+
+def test_without_counts_all_experts_are_drawn_alike() -> None:
+    drawn = workload.from_counts({}, {5: 4}, 2, 1000, "")
+    times = [sum(expert in step.experts for step in drawn.steps) for expert in range(4)]
+    assert all(430 <= count <= 570 for count in times)
+    assert {step.layer for step in drawn.steps} == {5}
+
+
+def test_the_steps_that_fit_are_whole_and_at_least_one(packs: dict[str, Path]) -> None:
+    with moepack.open(packs["qwen3moe"]) as pack:
+        steps = [workload.RoutedStep(0, (0, 1))] * 5
+        two = sum(pack.locate(0, expert).length for expert in (0, 1))
+        assert len(run.fit(pack, steps, 1)) == 1
+        assert len(run.fit(pack, steps, two)) == 1
+        assert len(run.fit(pack, steps, two + 1)) == 2
+        assert len(run.fit(pack, steps, 1 << 40)) == 5
+
+
+def test_the_surface_stays_inside_the_files(tmp_path: Path) -> None:
+    files = [(tmp_path / "a", 300 << 10), (tmp_path / "b", 70 << 10)]
+    for order in drive.ORDERS:
+        ranges = drive.spread(files, 64 << 10, order)
+        drawn = [next(ranges) for _ in range(200)]
+        assert {one.path.name for one in drawn} == {"a", "b"}
+        for path, offset, length in drawn:
+            assert length == 64 << 10
+            assert offset % length == 0
+            assert offset + length <= dict(files)[path]
+    sequential = drive.spread(files, 64 << 10, "sequential")
+    assert [next(sequential).offset >> 16 for _ in range(7)] == [0, 1, 2, 3, 0, 0, 1]
+    assert {length for length, _, _ in drive.grid(files)} == {64 << 10, 256 << 10}
+
+
+def test_timed_reads_count_what_they_read_and_refuse_what_is_short(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(100_000))
+    steps = [[Range(path, 0, 1000), Range(path, 50_000, 2000)], [Range(path, 7, 3)]]
+    backend = ThreadedBackend(direct=False)
+    usage = through_queue(backend, steps, 1, 2000)
+    assert (usage.read_count, usage.length) == (3, 3003)
+    assert usage.seconds > 0
+    usage = through_maps(steps, [path], 2000)
+    assert (usage.read_count, usage.length) == (3, 3003)
+    usage = in_flight(backend, iter([Range(path, 0, 10)] * 5), 2, 10, 60)
+    assert usage.read_count == 5
+    with pytest.raises(MachineError, match="2000 bytes at byte 99000.*ends too early.*1000"):
+        through_queue(backend, [[Range(path, 99_000, 2000)]], 4, 2000)
+    with pytest.raises(MachineError, match="nothing.*cannot read: No such file"):
+        through_queue(backend, [[Range(tmp_path / "nothing", 0, 1)]], 4, 1)
+    backend.close()
+
+
+def test_in_flight_ends_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4096))
+    backend = ThreadedBackend(direct=False)
+    usage = in_flight(backend, drive.spread([(path, 4096)], 512, "random"), 2, 512, 0.05)
+    backend.close()
+    assert usage.read_count > 10
+    assert 0.05 <= usage.seconds < 5
+
+
+def test_dropping_really_empties_the_page_cache(packs: dict[str, Path]) -> None:
+    paths = sorted(packs["gpt-oss"].glob("experts-*.bin"))
+    for path in paths:
+        path.read_bytes()
+    if page_cache.cached_share(paths) != 1:
+        pytest.skip("this file system's cache cannot be seen")
+    page_cache.drop(paths)
+    assert page_cache.cached_share(paths) == 0
+
+
+def test_what_lies_in_memory_is_not_called_cold(tmp_path_factory: pytest.TempPathFactory) -> None:
+    shared_memory = Path("/dev/shm")
+    if not shared_memory.is_dir():
+        pytest.skip("no tmpfs")
+    target = shared_memory / f"moepack-test-{os.getpid()}"
+    try:
+        pack_model([first_shard("qwen3moe")], target)
+        with moepack.open(target) as pack:
+            access = replay.blobs(pack, [workload.RoutedStep(0, (0,))])
+            backend = ThreadedBackend(direct=False)
+            readings = [Reading("blobs", "direct", "cold", 1)]
+            _, was_cold = replay.measure(backend, {"blobs": access}, readings, 1)
+            backend.close()
+        assert was_cold is False
+    finally:
+        for file in target.iterdir():
+            file.unlink()
+        target.rmdir()
+
+
+@pytest.fixture(scope="module")
+def hot_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pack a model with its hotness."""
+    target = tmp_path_factory.mktemp("hot") / "pack"
+    heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
+    pack_model([first_shard("qwen3moe")], target, counts=heat.counts, hotness=heat)
+    return target
+
+
+QUICK = ("--point-seconds", "0.002", "--length", "300KiB", "--rounds", "2")
+
+
+def test_bench_compares_ends_with_a_verdict_and_draws(
+    hot_pack: Path, moepack_command: Command, tmp_path: Path
+) -> None:
+    source = ("--source", first_shard("qwen3moe"))
+    run = moepack_command("bench", hot_pack, *source, *QUICK, "--plot", tmp_path / "s.svg")
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert "random reads, MiB/s by size and reads in flight" in lines
+    assert "note: a small pack: a drive's own memory may hold much of it" in lines
+    assert "drawn by the pack's hotness, 4 experts a layer" in run.stdout
+    for layout in ("pack, whole blobs", "pack, part by part", "shards, slice by slice"):
+        assert len(re.findall(f"^  {layout} +direct, cold", run.stdout, re.MULTILINE)) == 3
+        assert len(re.findall(f"^  {layout} +mapped, warm", run.stdout, re.MULTILINE)) == 1
+    assert lines[-1].startswith("Packing ")
+    assert (tmp_path / "s.svg").read_text().startswith("<?xml")
+
+
+def test_bench_in_json_holds_what_was_measured(hot_pack: Path, moepack_command: Command) -> None:
+    options = ("--trace", TRACE, "--depths", "2", "--backend", "buffered", "--json")
+    source = ("--source", first_shard("qwen3moe"))
+    run = moepack_command("bench", hot_pack, *source, *QUICK, *options)
+    assert run.returncode == 0, run.stderr
+    facts = json.loads(run.stdout)
+    assert facts["backend"] == "buffered"
+    assert facts["routing"]["origin"] == f"trace {TRACE}"
+    by_layout = {
+        (one["layout"], one["way"], one["state"], one["depth"]): one for one in facts["readings"]
+    }
+    assert len(by_layout) == 12
+    blob = by_layout["blobs", "direct", "cold", 2]
+    part = by_layout["parts", "direct", "cold", 2]
+    assert part["reads_per_token"] == pytest.approx(3 * blob["reads_per_token"])
+    assert part["reads_per_token"] == by_layout["slices", "direct", "cold", 2]["reads_per_token"]
+    assert blob["bytes_per_second_lowest"] <= blob["bytes_per_second"]
+    assert blob["bytes_per_second"] <= blob["bytes_per_second_highest"]
+    assert [gain["depth"] for gain in facts["gains"]] == [2, 1, 1, 2]
+    assert {gain["word"] for gain in facts["gains"]} <= {"gain", "none", "loss"}
+    assert any("no direct reads here" in note for note in facts["notes"])
+
+
+def test_bench_without_a_source_gives_no_verdict(
+    hot_pack: Path, moepack_command: Command, tmp_path: Path
+) -> None:
+    options = ("--point-seconds", "0", "--rounds", "1", "--length", "100KiB", "--json")
+    run = moepack_command("bench", hot_pack, *options, "--experts-used", "2")
+    assert run.returncode == 0, run.stderr
+    facts = json.loads(run.stdout)
+    assert facts["surface"] == []
+    assert facts["gains"] == []
+    assert "--source" in facts["verdict"]
+    assert "2 experts a layer" in facts["routing"]["origin"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--depths", "0"), "not a list of depths"),
+        (("--depths", "1,,2"), "not a list of depths"),
+        (("--length", "many"), "not a length"),
+        (("--length", "0"), "not a length"),
+        (("--plot", "s.pdf"), "not a picture"),
+        (("--plot", "s.svg", "--point-seconds", "0"), "no surface to draw"),
+        (("--trace", "t", "--hotness", "h"), "a trace and hotness at once"),
+    ],
+)
+def test_options_that_cannot_be_are_usage_errors(
+    hot_pack: Path, moepack_command: Command, options: tuple[str, ...], problem: str
+) -> None:
+    run = moepack_command("bench", hot_pack, *options)
+    assert run.returncode == 2
+    assert problem in run.stderr
+
+
+def test_a_picture_is_drawn_as_png_as_well(tmp_path: Path) -> None:
+    point = {"length": 65536, "depth": 1, "order": "random", "bytes_per_second": 1e9}
+    chart.surface([point, point | {"depth": 2}], "title", str(tmp_path / "s.png"))
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+    chart.surface([point], "title", str(tmp_path / "a.svg"))
+    chart.surface([point], "title", str(tmp_path / "b.svg"))
+    with pytest.raises(MachineError, match="cannot write"):
+        chart.surface([point], "title", str(tmp_path / "missing" / "s.png"))
+
+
+def test_plotting_without_matplotlib_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(MachineError, match="needs matplotlib") as caught:
+        chart.check(str(tmp_path / "s.svg"))
+    assert "moepack[plot]" in (caught.value.hint or "")

@@ -1,0 +1,1 @@
+"""Faults while moepack works: drives that fail, signals, kills, full disks."""

@@ -1,0 +1,294 @@
+"""Hotness from traces, imatrices, heat and hotness files, and what a pack says of it."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moepack
+from moepack.errors import MoepackError, TraceError
+from moepack.hotness import coverage, file, measure
+from moepack.hotness.measure import Input, Options
+from moepack.source import gguf_header
+from moepack.trace.formats import imatrix
+from moepack.trace.model import Phase
+from tests.support.gguf_builder import F32, GgufBuilder, TensorSpec
+from tests.support.models import FIXTURES, first_shard, pack_model
+
+IMATRIX = FIXTURES / "qwen3moe-imatrix.gguf"
+TRACE = FIXTURES / "qwen3moe-trace.csv"
+SHAPE = {0: 16, 1: 16}
+
+
+def counts_in(path: Path, name: str = "ffn_down_exps") -> dict[tuple[int, int], int]:
+    """Read an imatrix's counts, plainly."""
+    found = {}
+    for tensor in gguf_header.read(path).tensors:
+        if tensor.name.endswith(f".{name}.weight.counts"):
+            layer = int(tensor.name.split(".")[1])
+            data = path.read_bytes()[tensor.offset : tensor.offset + tensor.length]
+            for expert, (count,) in enumerate(struct.iter_unpack("<f", data)):
+                if count:
+                    found[layer, expert] = int(count)
+    return found
+
+
+def imatrix_of(path: Path, counts: dict[str, list[float]], **values: int) -> Path:
+    """Write an imatrix with these counts, by tensor name."""
+    builder = GgufBuilder().put("general.type", "str", "imatrix")
+    for key, value in values.items():
+        builder.put(f"imatrix.{key}", "u32", value)
+    for name, numbers in counts.items():
+        data = struct.pack(f"<{len(numbers)}f", *numbers)
+        builder.tensors.append(TensorSpec(f"{name}.counts", (1, len(numbers)), F32, data))
+    return builder.write(path)
+
+
+@pytest.mark.parametrize("name", ["imatrix.gguf", "imatrix_unsloth.gguf_file", "old.dat"])
+def test_an_imatrix_is_known_by_its_content(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(IMATRIX.read_bytes())
+    found = measure.load(str(path), SHAPE)
+    assert found.counts == counts_in(IMATRIX)
+    assert found.origins[0]["format"] == "imatrix"
+    metadata = gguf_header.read(IMATRIX).metadata
+    count, size = (metadata[f"imatrix.chunk_{what}"].data for what in ("count", "size"))
+    assert isinstance(count, int)
+    assert isinstance(size, int)
+    assert found.token_count == count * size
+    assert found.request_count is None
+    assert found.held_out is None
+    used = 4
+    assert sum(found.counts.values()) == found.token_count * used * len(SHAPE)
+
+
+def test_an_old_imatrix_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "imatrix.dat"
+    name = b"blk.0.ffn_down_exps.weight"
+    path.write_bytes(struct.pack("<ii", 1, len(name)) + name + struct.pack("<iif", 4, 1, 1.0))
+    with pytest.raises(TraceError, match="no counts of experts") as caught:
+        measure.load(str(path))
+    assert "llama-imatrix" in str(caught.value.hint)
+
+
+def test_a_trace_gives_what_counting_its_lines_gives() -> None:
+    expected: dict[tuple[int, int], int] = {}
+    for line in TRACE.read_text().splitlines()[1:]:
+        _, _, layer, _, experts = line.split(",")
+        for expert in experts.split():
+            key = int(layer), int(expert)
+            expected[key] = expected.get(key, 0) + 1
+    found = measure.load(str(TRACE), SHAPE)
+    assert found.counts == expected
+    assert (found.token_count, found.request_count) == (192, 1)
+    assert found.held_out is not None
+    assert found.held_out.by == "time"
+    assert found.learned() != found.counts
+
+
+def test_heat_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "heat.json"
+    body = {
+        "model": "m",
+        "n_decode_tokens": 9,
+        "layers": [{"layer": 1, "heat": [3, 0, 6]}, {"layer": 0, "heat": [9]}],
+    }
+    path.write_text(json.dumps(body))
+    found = measure.load(str(path))
+    assert found.counts == {(0, 0): 9, (1, 0): 3, (1, 2): 6}
+    assert (found.token_count, found.origins[0]["model"]) == (9, "m")
+
+
+def test_files_are_counted_together_with_weights(tmp_path: Path) -> None:
+    csv = tmp_path / "hot.csv"
+    csv.write_text("# tokens=10\nlayer,expert,count\n0,0,100\n1,15,1\n")
+    inputs = [Input(str(csv), 0.5), Input(str(IMATRIX), 2), Input(str(TRACE))]
+    found, warnings = measure.count(inputs, Options(shape=SHAPE))
+    one, two, three = (measure.load(one.path, SHAPE) for one in inputs)
+    for key in {*one.counts, *two.counts, *three.counts}:
+        weighted = [one.counts.get(key, 0) / 2, 2 * two.counts.get(key, 0)]
+        expected = sum(weighted) + three.counts.get(key, 0)
+        assert found.counts.get(key, 0) == pytest.approx(expected, abs=0.5)
+    assert found.token_count == 10 + (two.token_count or 0) + 192
+    assert [origin["format"] for origin in found.origins] == ["hotness", "imatrix", "call-csv"]
+    assert found.held_out is None, "counts cannot be halved"
+    assert not warnings
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    found = measure.load(str(TRACE), SHAPE)
+    path = tmp_path / "hot.csv"
+    path.write_bytes(file.encode(found))
+    again = measure.load(str(path), SHAPE)
+    assert again._replace(path=found.path) == found
+    assert file.encode(again) == path.read_bytes()
+
+
+def test_decode_alone_can_be_counted(tmp_path: Path) -> None:
+    path = tmp_path / "route.csv"
+    rows = ["0,0,0,0,0,5", "0,0,1,0,0,6", "0,1,0,0,0,7", "0,1,1,0,0,7"]
+    heading = "turn,phase,step,layer,slot,expert,weight"
+    path.write_text("".join(f"{line}\n" for line in [heading, *(f"{row},1" for row in rows)]))
+    options = Options(phases=frozenset({Phase.DECODE}))
+    assert measure.count([Input(str(path))], options)[0].counts == {(0, 7): 2}
+    assert measure.count([Input(str(path))], Options())[0].token_count == 4
+    prefill = tmp_path / "prefill.csv"
+    prefill.write_text("turn,phase,step,layer,slot,expert,weight\n0,0,0,0,0,5,1\n")
+    with pytest.raises(TraceError, match="nothing was counted"):
+        measure.count([Input(str(prefill))], options)
+
+
+def test_an_imatrix_is_prefill() -> None:
+    options = Options(phases=frozenset({Phase.DECODE}))
+    with pytest.raises(TraceError, match="nothing was counted"):
+        measure.count([Input(str(IMATRIX))], options)
+    both, alone = ([Input(str(path)) for path in paths] for paths in ([IMATRIX, TRACE], [TRACE]))
+    assert measure.count(both, options)[0].counts == measure.count(alone, options)[0].counts
+
+
+def test_what_is_held_out_has_its_own_tokens() -> None:
+    found = measure.load(str(TRACE))
+    assert found.held_out is not None
+    assert found.held_out.token_count == 96
+
+
+def test_a_foreign_expert_in_a_hotness_file_is_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "hot.csv"
+    path.write_text("layer,expert,count\n0,1,5\n0,16,7\n0,17,7\n9,0,7\n")
+    options = Options(shape=SHAPE, lenient=True)
+    found, warnings = measure.count([Input(str(path))], options)
+    assert found.counts == {(0, 1): 5}
+    assert warnings == {"the model has no such expert": 3}
+
+
+def test_files_of_other_models_are_told(tmp_path: Path) -> None:
+    paths = []
+    for model in ("a", "b"):
+        paths.append(tmp_path / model)
+        body = {"model": model, "layers": [{"layer": 0, "heat": [1]}]}
+        paths[-1].write_text(json.dumps(body))
+    _, warnings = measure.count([Input(str(path)) for path in paths], Options())
+    assert warnings == {"files of another model than the first": 1}
+
+
+GOOD = {"blk.0.ffn_down_exps.weight": [3.0, 1.0], "blk.0.ffn_up_exps.weight": [3.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("counts", "problem"),
+    [
+        ({"blk.0.ffn_down_exps.weight": [1.0, float("nan")]}, "not a count, of expert 1"),
+        ({"blk.0.ffn_down_exps.weight": [-1.0, 2.0]}, "not a count, of expert 0"),
+        ({"blk.0.ffn_down_exps.weight": [0.5, 2.0]}, "not a count, of expert 0"),
+        ({"blk.0.ffn_down_exps.weight": [float("inf"), 2.0]}, "not a count"),
+        ({"blk.0.ffn_down_exps.weight": [2.0**25, 2.0]}, "not a count"),
+        (GOOD | {"blk.0.ffn_gate_exps.weight": [2.0, 2.0]}, "its projections have other counts"),
+        ({"blk.0.attn_q.weight": [3.0]}, "without counts of experts"),
+        ({"blk.7.ffn_down_exps.weight": [3.0, 1.0]}, "no such expert"),
+        ({"blk.0.ffn_down_exps.weight": [1.0] * 17}, "no such expert"),
+    ],
+)
+def test_an_imatrix_that_is_wrong_is_refused(
+    counts: dict[str, list[float]], problem: str, tmp_path: Path
+) -> None:
+    path = imatrix_of(tmp_path / "x.gguf", counts)
+    with pytest.raises(TraceError, match=problem) as caught:
+        measure.load(str(path), SHAPE)
+    assert caught.value.path == str(path)
+
+
+def test_an_imatrix_without_chunks_does_not_know_its_tokens(tmp_path: Path) -> None:
+    found = measure.load(str(imatrix_of(tmp_path / "x.gguf", GOOD)))
+    assert (found.counts, found.token_count) == ({(0, 0): 3, (0, 1): 1}, None)
+    stated = imatrix_of(tmp_path / "y.gguf", GOOD, chunk_count=3, chunk_size=512)
+    assert measure.load(str(stated)).token_count == 1536
+
+
+def test_a_cut_imatrix_is_refused(tmp_path: Path) -> None:
+    data = IMATRIX.read_bytes()
+    for length in (3, 100, len(data) // 2, len(data) - 64):
+        path = tmp_path / "cut.gguf"
+        path.write_bytes(data[:length])
+        with pytest.raises(MoepackError):
+            measure.load(str(path))
+
+
+def test_a_legacy_check_takes_nothing_else() -> None:
+    for head in (b"", b"layer 7 expert 188\n" * 3, b"\0" * 64, b"GGUF" + b"\3\0\0\0" * 8):
+        imatrix.refuse_legacy(head, "x")
+
+
+# What a pack says of it
+
+
+def test_coverage_is_measured_on_what_was_held_out() -> None:
+    """What was learned is the reverse of what is measured, so nearly all bytes are needed."""
+    lengths = {(0, expert): 10 for expert in range(10)}
+    learned = {(0, expert): expert for expert in range(10)}
+    measured = {(0, expert): 100 if expert == 0 else 0 for expert in range(10)}
+    found = coverage.of(learned, measured, lengths)
+    assert [one["length"] for one in found["lengths"]] == [100] * 5
+    assert coverage.of(measured, measured, lengths)["lengths"][0]["length"] == 10
+    assert found["total_length"] == 100
+    alike = coverage.of(measured, {(0, 0): 5, (0, 1): 5}, lengths)
+    assert alike["lengths"][0]["length"] == 10, "one of two that are alike is half"
+
+
+def test_coverage_of_experts_that_were_not_packed_is_not_reached() -> None:
+    found = coverage.of({}, {(0, 0): 1, (9, 9): 99}, {(0, 0): 10})
+    assert [one["length"] for one in found["lengths"]] == [None] * 5
+
+
+@pytest.mark.parametrize("path", [TRACE, IMATRIX, FIXTURES / "qwen3moe-hotness.csv"])
+def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, moepack_command: Any) -> None:
+    target = tmp_path / "pack"
+    run = moepack_command(
+        "pack", first_shard("qwen3moe"), "-o", target, "--hotness", path, "--layout", "hot-first"
+    )
+    assert run.returncode == 0, run.stderr
+    found = measure.load(str(path))
+    with moepack.open(target) as pack:
+        ranked = [found.counts.get(key, 0) for key in pack.hottest(1 << 40)]
+        assert ranked == sorted(ranked, reverse=True)
+        assert pack.manifest.hotness is not None
+        assert pack.manifest.hotness["token_count"] == found.token_count
+        lengths = {key: pack.locate(*key).length for key in pack.hottest(1 << 40)}
+    run = moepack_command("inspect", target, "--json")
+    shown = json.loads(run.stdout)["coverage"]
+    assert shown == coverage.of_hotness(found, lengths)
+    assert (shown["held_out"] == "time") == (path == TRACE)
+    held = "held-out half" if path == TRACE else "the same counts as ranked them"
+    assert held in moepack_command("inspect", target).stdout
+
+
+def test_inspect_measures_a_pack_that_states_nothing(tmp_path: Path, moepack_command: Any) -> None:
+    heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
+    pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=heat.counts, hotness=heat)
+    shown = json.loads(moepack_command("inspect", tmp_path / "pack", "--json").stdout)["coverage"]
+    assert shown["held_out"] is None
+    sizes = [one["length"] for one in shown["lengths"]]
+    assert sizes == sorted(sizes)
+    assert 0 < sizes[0] < shown["total_length"]
+    pack_model([first_shard("qwen3moe")], tmp_path / "cold")
+    cold = json.loads(moepack_command("inspect", tmp_path / "cold", "--json").stdout)
+    assert cold["coverage"] is None
+
+
+@pytest.mark.parametrize("path", [TRACE, IMATRIX])
+def test_another_models_trace_is_refused_by_name(
+    path: Path, tmp_path: Path, moepack_command: Any
+) -> None:
+    run = moepack_command("pack", first_shard("mixtral"), "-o", tmp_path / "x", "--hotness", path)
+    assert run.returncode == 3
+    assert "no such expert" in run.stderr
+    assert "another model" in run.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_same_trace_gives_the_same_pack(tmp_path: Path) -> None:
+    heat = measure.load(str(TRACE))
+    assert heat == measure.load(str(TRACE))
+    assert np.all(np.array(list(heat.counts.values())) > 0)

@@ -1,0 +1,1 @@
+"""What tests share: models, builders of files, faults of machines. No test is in here."""

@@ -1,0 +1,398 @@
+"""Traces in every format, written from a plain model of what happened by none of moepack's code.
+
+A trace is a list of requests, a request a list of calls, a call some tokens that are computed at
+once, and a token its experts by layer. The tokens of a call have the same layers, and as many
+experts in each.
+"""
+
+import gzip
+import json
+import random
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+from hypothesis import strategies as st
+
+from moepack.trace.compressed import zstd
+from moepack.trace.formats import registry
+from moepack.trace.model import Counts, Item, Origin, Tokens
+from moepack.trace.validation import Checks
+
+UNKNOWN, PREFILL, DECODE = 0, 1, 2
+
+TokenExperts = dict[int, list[int]]
+Selections = list[tuple[int, int]]
+
+
+class Call(NamedTuple):
+    """What a model computes at once."""
+
+    phase: int
+    tokens: list[TokenExperts]
+
+
+Trace = list[list[Call]]
+
+
+class Seen(NamedTuple):
+    """Tokens as (request counted from 0, phase, selections), and counts by phase, layer, expert."""
+
+    tokens: list[tuple[int, int, Selections]]
+    counts: Counter[tuple[int, int, int]]
+
+
+def flat(items: Iterable[Item]) -> Seen:
+    """Look at what was read, and check that it is well formed."""
+    tokens: list[tuple[int, int, Selections]] = []
+    counts: Counter[tuple[int, int, int]] = Counter()
+    last = -1
+    for item in items:
+        if isinstance(item, Tokens):
+            assert list(item.starts[[0, -1]]) == [0, len(item.layer)]
+            assert len(item.layer) == len(item.expert)
+            for n, start in enumerate(item.starts[:-1]):
+                end = int(item.starts[n + 1])
+                assert start < end, "no token is empty"
+                assert item.request[n] >= last, "the request never falls"
+                last = int(item.request[n])
+                pairs = zip(item.layer[start:end], item.expert[start:end], strict=True)
+                tokens.append((last, int(item.phase[n]), [(int(a), int(b)) for a, b in pairs]))
+        elif isinstance(item, Counts):
+            for layer, expert, count in zip(item.layer, item.expert, item.counts, strict=True):
+                assert count >= 0
+                counts[int(item.phase), int(layer), int(expert)] += int(count)
+    order = {request: n for n, request in enumerate(dict.fromkeys(one[0] for one in tokens))}
+    return Seen([(order[request], *rest) for request, *rest in tokens], counts)  # type: ignore[misc]
+
+
+def read(
+    path: Path,
+    shape: Mapping[int, int] | None = None,
+    lenient: bool = False,
+    form: str | None = None,
+) -> tuple[list[Origin], Seen, Counter[str]]:
+    """Read a file; give its origins, what is in it, and the warnings."""
+    checks = Checks(str(path), shape, lenient)
+    items = list(registry.read(str(path), checks, form))
+    return [item for item in items if isinstance(item, Origin)], flat(items), checks.warnings
+
+
+def layers_of(trace: Trace) -> list[int]:
+    """List the layers with experts."""
+    return sorted({layer for one in seen(trace).tokens for layer, _ in one[2]})
+
+
+def shape_of(trace: Trace) -> dict[int, int]:
+    """Give the model on which a trace can have been taken: as many experts in each layer."""
+    most = max(expert for one in seen(trace).tokens for _, expert in one[2])
+    return dict.fromkeys(layers_of(trace), most + 1)
+
+
+def selections(token: TokenExperts) -> Selections:
+    """List a token's selections in order."""
+    return [(layer, expert) for layer, experts in token.items() for expert in experts]
+
+
+@st.composite
+def traces(draw: st.DrawFn, numbered: bool = True, wide: bool = True) -> Trace:
+    """Draw a trace. Where calls are not `numbered`, all have the first and the last layer.
+
+    `wide` ones have any layers and experts of 16 bits.
+    """
+    rng = random.Random(draw(st.integers(0, 1 << 30)))
+    top = draw(st.sampled_from([6, 120, *([65536] if wide else [])]))
+    limit = draw(st.sampled_from([6, 300, 1200, *([65536] if wide else [])]))
+    layers = sorted(rng.sample(range(top), draw(st.integers(2, 4))))
+    requests = []
+    for _ in range(draw(st.integers(1, 3))):
+        calls = [(PREFILL, rng.randint(1, 4)) for _ in range(draw(st.integers(0, 2)))]
+        calls += [(DECODE, 1)] * draw(st.integers(1, 4))
+        requests.append([_call(rng, layers, limit, numbered, *call) for call in calls])
+    return requests
+
+
+def _call(
+    rng: random.Random, layers: list[int], limit: int, numbered: bool, phase: int, count: int
+) -> Call:
+    ends = [] if numbered else [layers[0], layers[-1]]
+    chosen = sorted({*ends, rng.choice(layers), *(n for n in layers if rng.random() < 0.8)})
+    used = {layer: rng.randint(2, 4) for layer in chosen}
+    experts = range(limit)
+    return Call(phase, [{n: rng.sample(experts, used[n]) for n in chosen} for _ in range(count)])
+
+
+def packed(data: bytes, packing: str) -> bytes:
+    """Compress a file, or not; compressed ones are of two parts, as if appended to."""
+    half = len(data) // 2
+    packers: dict[str, Callable[[bytes], bytes]]
+    packers = {"": bytes, ".gz": gzip.compress, ".zst": zstd.compress}
+    return b"".join(packers[packing](part) for part in (data[:half], data[half:]))
+
+
+def seen(
+    trace: Trace, requests: bool = True, phase: Callable[[Call], int] = lambda call: call.phase
+) -> Seen:
+    """Keep all tokens, and what is asked for."""
+    tokens = [
+        (number * requests, phase(call), selections(token))
+        for number, request in enumerate(trace)
+        for call in request
+        for token in call.tokens
+    ]
+    return Seen(tokens, Counter())
+
+
+def by_size(call: Call) -> int:
+    """Give the phase that a call of so many tokens seems to be."""
+    return PREFILL if len(call.tokens) > 1 else DECODE
+
+
+def _unnumbered(trace: Trace) -> Seen:
+    return seen(trace, False, lambda _: UNKNOWN)
+
+
+def _sized(trace: Trace) -> Seen:
+    return seen(trace, False, by_size)
+
+
+def _of_log(trace: Trace) -> Seen:
+    return Seen(seen(only(trace, DECODE)).tokens, counted(only(trace, PREFILL), PREFILL))
+
+
+def _first_tokens(trace: Trace) -> Seen:
+    cut = [[Call(by_size(call), call.tokens[:1]) for call in one] for one in trace]
+    return seen(cut, False)
+
+
+def only(trace: Trace, phase: int) -> Trace:
+    """Keep the calls of one phase."""
+    return [[call for call in request if call.phase == phase] for request in trace]
+
+
+def counted(trace: Trace, phase: int = UNKNOWN) -> Counter[tuple[int, int, int]]:
+    """Count selections as if they were of a phase."""
+    return Counter((phase, *pair) for one in seen(trace).tokens for pair in one[2])
+
+
+def _only_counts(trace: Trace) -> Seen:
+    return Seen([], counted(trace))
+
+
+def _text(lines: Iterable[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def by_layer(call: Call) -> list[tuple[int, list[list[int]]]]:
+    """Give the experts of all tokens by layer."""
+    return [(layer, [token[layer] for token in call.tokens]) for layer in call.tokens[0]]
+
+
+def calls_of(trace: Trace) -> list[Call]:
+    """List all calls."""
+    return [call for request in trace for call in request]
+
+
+def tokens_of(trace: Trace) -> list[TokenExperts]:
+    """List all tokens."""
+    return [token for call in calls_of(trace) for token in call.tokens]
+
+
+def _log_lines(call: Call) -> list[str]:
+    return [f"layer {n} expert {e}" for n, rows in by_layer(call) for row in rows for e in row]
+
+
+def expert_log(trace: Trace, tokens: bool = True, prompts: bool = True) -> bytes:
+    """Write the lines of the printing patch."""
+    lines = ["main: model loaded", ""]
+    for request in trace:
+        if prompts:
+            lines += ["---began prompt processing---", "slot update: prompt eval"]
+            lines += [line for call in only([request], PREFILL)[0] for line in _log_lines(call)]
+            lines += ["srv log: layer 3 of 4, expert 5 is ready", "---ended prompt processing---"]
+        for number, call in enumerate(only([request], DECODE)[0]):
+            lines += _log_lines(call) + [f"---token {number}---"] * tokens
+        lines += ["srv  update_slots: all slots are idle", ""]
+    return _text(lines)
+
+
+def _moe_flash(trace: Trace) -> bytes:
+    lines = ["moe-flash: loaded manifest: 48 layers, 128 experts/layer"]
+    for call in calls_of(trace):
+        count = len(call.tokens)
+        for layer, rows in by_layer(call):
+            behind = f" ({count} tokens)" if count > 1 else ""
+            listed = ",".join(map(str, rows[0]))
+            lines.append(f"moe-flash: layer {layer:3d} topk=[{listed}]{behind}")
+        lines.append("llama_perf: 5 tokens, topk=[1,2] layer 3")
+    return _text(lines)
+
+
+def _json_lines(rows: Iterable[dict[str, Any]], spaced: bool) -> bytes:
+    separators = (", ", ": ") if spaced else (",", ":")
+    return _text(json.dumps(row, separators=separators) for row in rows)
+
+
+def _anemll(trace: Trace, spaced: bool = False) -> bytes:
+    rows = []
+    for number, call in enumerate(calls_of(trace)):
+        for layer, listed in by_layer(call):
+            experts = [expert for row in listed for expert in row]
+            row = {"seq": number, "layer": layer, "n_expert_used": len(listed[0])}
+            rows.append({**row, "n_tokens": len(listed), "experts": experts, "slots": experts[:1]})
+    return _json_lines(rows, spaced)
+
+
+def _mer(trace: Trace, spaced: bool = False) -> bytes:
+    rows = [
+        {"token": n, "layer": layer, "experts": experts, "cache_hit": [True], "predicted": [1, 2]}
+        for n, token in enumerate(tokens_of(trace))
+        for layer, experts in token.items()
+    ]
+    return _json_lines(rows, spaced)
+
+
+def _route_csv(trace: Trace) -> bytes:
+    lines = ["# route_trace v1", "# model=tiny.gguf arch=qwen3moe n_layer=65536 n_expert_used=8"]
+    lines += ["turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"]
+    for turn, request in enumerate(trace):
+        step = 0
+        for call in request:
+            phase = 0 if call.phase == PREFILL else 1
+            for layer, rows in by_layer(call):
+                for n, row in enumerate(rows):
+                    key = f"{turn},{phase},{step + n},{layer}"
+                    lines += [f"{key},{slot},{e},0.25,1,4096" for slot, e in enumerate(row)]
+            step += len(call.tokens)
+    return _text(lines)
+
+
+def _call_csv(trace: Trace) -> bytes:
+    lines = ["decode_call,token_in_call,layer,occurrence,experts"]
+    for number, call in enumerate(calls_of(trace)):
+        for layer, rows in by_layer(call):
+            for n, row in enumerate(rows):
+                lines.append(f"{number},{n},{layer},0,{' '.join(map(str, row))}")
+    return _text(lines)
+
+
+def _counts_csv(trace: Trace) -> bytes:
+    rows = [f"{layer},{expert},{n}" for (_, layer, expert), n in counted(trace).items()]
+    return _text([f"# tokens = {len(tokens_of(trace))}", "layer,expert,count", *rows])
+
+
+def _selections_csv(trace: Trace) -> bytes:
+    return _text(f"{layer},{e}" for t in tokens_of(trace) for layer, e in selections(t))
+
+
+def _usage(trace: Trace) -> bytes:
+    rows = [f"{layer} {expert} {n}" for (_, layer, expert), n in counted(trace).items()]
+    return _text(["-1 48 128", "-2 1 9f3a", *rows])
+
+
+def _gates(trace: Trace) -> bytes:
+    lines = []
+    for number, call in enumerate(calls_of(trace)):
+        for layer, rows in by_layer(call):
+            for n, row in enumerate(rows):
+                gates = " ".join(f"{e}:{('0.25', '1e-05', '1')[e % 3]}" for e in row)
+                lines.append(f"{number} {n} {layer} {gates}")
+    return _text(lines)
+
+
+def _potatomaxx(trace: Trace) -> bytes:
+    rows = [(n, *one) for n, token in enumerate(tokens_of(trace)) for one in token.items()]
+    return _text(["# all", *(f"{n} {at} {' '.join(map(str, row))}" for n, at, row in rows)])
+
+
+def mblt(trace: Trace) -> bytes:
+    """Write mbolt's stream."""
+    numbers = [0x544C424D, 1, max(shape_of(trace).values())]
+    for call in calls_of(trace):
+        for layer, rows in by_layer(call):
+            numbers += [layer, len(rows[0]), len(rows), *(e for row in rows for e in row)]
+    return struct.pack(f"<{len(numbers)}i", *numbers)
+
+
+def record(kind: int, payload: bytes) -> bytes:
+    """Make a record of moepack's own file."""
+    stored = zstd.compress(payload)
+    digest = xxhash.xxh3_64_intdigest(payload)
+    return struct.pack("<IIIIQ", kind, len(stored), len(payload), 0, digest) + stored
+
+
+def origin_payload(unknown: Sequence[str] = (), **fields: Any) -> bytes:
+    """Make the payload of an origin."""
+    body = {"format": "x", "name": "a", "unknown": unknown, "model": None, "token_count": None}
+    return json.dumps(body | fields).encode()
+
+
+def tokens_payload(rows: list[tuple[int, int, Selections]]) -> bytes:
+    """Make the payload of a record of tokens."""
+    pairs = [pair for row in rows for pair in row[2]]
+    columns = [struct.pack("<2I", len(rows), len(pairs))]
+    columns.append(struct.pack(f"<{len(rows)}I", *(row[0] for row in rows)))
+    columns.append(struct.pack(f"<{len(rows)}I", *(len(row[2]) for row in rows)))
+    columns.append(bytes(row[1] for row in rows))
+    for side in (0, 1):
+        columns.append(bytes(pair[side] & 255 for pair in pairs))
+        columns.append(bytes(pair[side] >> 8 for pair in pairs))
+    return b"".join(columns)
+
+
+def own(trace: Trace) -> bytes:
+    """Write moepack's own file, a record a request."""
+    header = struct.pack("<8sII", b"MOETRACE", 1, 0)
+    records = [
+        record(2, tokens_payload([(n, *row[1:]) for row in seen([one]).tokens]))
+        for n, one in enumerate(trace)
+    ]
+    return b"".join([header, record(1, origin_payload()), *records])
+
+
+class Sample(NamedTuple):
+    """A format: its name in moepack, how it is written, what it keeps, what it does not tell.
+
+    Calls that are not `numbered` are told by their layers.
+    """
+
+    form: str
+    write: Callable[[Trace], bytes]
+    keeps: Callable[[Trace], Seen]
+    unknown: frozenset[str] = frozenset()
+    numbered: bool = True
+
+
+_UNNUMBERED = frozenset({"requests", "phases"})
+_COUNTS = _UNNUMBERED | {"tokens"}
+_REQUESTS = frozenset({"requests"})
+
+TEXTS: dict[str, Sample] = {
+    "log": Sample("expert-log", expert_log, _of_log),
+    "log without token lines": Sample(
+        "expert-log", lambda trace: expert_log(trace, tokens=False), _of_log, numbered=False),
+    "log without prompts": Sample(
+        "expert-log", lambda trace: expert_log(only(trace, DECODE), prompts=False),
+        lambda trace: _unnumbered(only(trace, DECODE)), _UNNUMBERED),
+    "moe-flash": Sample(
+        "moe-flash", _moe_flash, _first_tokens, _REQUESTS | {"later tokens"}, numbered=False),
+    "anemll": Sample("anemll", _anemll, _sized, _REQUESTS, numbered=False),
+    "anemll with spaces": Sample(
+        "anemll", lambda trace: _anemll(trace, True), _sized, _REQUESTS, numbered=False),
+    "mer": Sample("mer", _mer, _unnumbered, _UNNUMBERED),
+    "mer with spaces": Sample("mer", lambda trace: _mer(trace, True), _unnumbered, _UNNUMBERED),
+    "route-csv": Sample("route-csv", _route_csv, seen),
+    "call-csv": Sample("call-csv", _call_csv, _unnumbered, _UNNUMBERED),
+    "counts": Sample("counts", _counts_csv, _only_counts, _COUNTS),
+    "selections": Sample("counts", _selections_csv, _only_counts, _COUNTS),
+    "colibri-usage": Sample("colibri-usage", _usage, _only_counts, _COUNTS),
+    "colibri-route": Sample("colibri-route", _gates, _unnumbered, _UNNUMBERED),
+    "potatomaxx": Sample("potatomaxx", _potatomaxx, _unnumbered, _UNNUMBERED),
+}  # fmt: skip
+BINARIES: dict[str, Sample] = {
+    "moepack": Sample("moepack", own, seen),
+    "mblt": Sample("mblt", mblt, _sized, _REQUESTS, numbered=False),
+}

@@ -1,0 +1,369 @@
+"""Traces with something wrong in them: what is noticed, where it is said to be, what is left."""
+
+import contextlib
+import gzip
+import io
+import json
+import random
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moepack.errors import MoepackError, TraceError
+from moepack.trace.formats import number_text, registry
+from moepack.trace.validation import Checks
+from tests.support.trace_faults import refused
+from tests.support.trace_forms import ALL, SMALL, npy, npz, pieces_of
+from tests.support.trace_samples import (
+    DECODE,
+    PREFILL,
+    TEXTS,
+    Call,
+    Seen,
+    Trace,
+    flat,
+    read,
+    seen,
+    shape_of,
+)
+
+HUGE = "9" * 30
+OUTSIDE = ("65536", "70000", "99999")
+SHAPE = shape_of(SMALL)
+BAD_LINES: dict[str, tuple[str, ...]] = {
+    "log": (f"layer 7 expert {HUGE}", "layer 7 expert 65536", f"layer {HUGE} expert 7"),
+    "moe-flash": tuple(
+        f"moe-flash: layer   7 topk=[{listed}"
+        for listed in ("3,-1]", "", "]", "3,", "nan]", f"{HUGE}]", f"3] ({HUGE} tokens)", "70000]")
+    ),
+    "anemll": tuple(
+        f'{{"seq":0,"layer":3,"n_expert_used":{k},"n_tokens":{n},"experts":{experts},"slots":[]}}'
+        for k, n, experts in (
+            (2, 1, "[1]"), (1, 1, "[1,2]"), (1, 1, "[-1]"), (1, 1, "[1.5]"), (1, 1, "[NaN]"),
+            (1, -1, "[1]"), (1, 1, f"[{HUGE}]"), (1, 1, "null"), (1, 1, '["1"]'), (1, 1, "[1"),
+        )
+    ),
+    "mer": (
+        "hello", "{", "{}", "[]", "5", '{"token":0,"layer":1,"experts":[-1]}', '{"token":0,"lay',
+        '{"token":true,"layer":1,"experts":[1]}', '{"token":0,"layer":1,"experts":[1e3]}',
+        f'{{"token":0,"layer":{HUGE},"experts":[1]}}', '{"token":0,"layer":99999,"experts":[1]}',
+        "[" * 5000, "# a comment",
+    ),
+    "route-csv": (
+        "0,1,0,3,0", "0,1,0,3,0,-5,0.25,1,4096", f"0,1,0,3,0,{HUGE}", "0,1,0,3,0,x", "hello",
+        "0,1,0,-3,0,5,1,1,1", "0,1,0,3,0,1.5,0.25,1,4096", "0,1,0,3,0,70000,0.25,1,4096",
+        "# x".replace("#", "%"), "-1,1,0,3,0,5,0.25,1,4096",
+    ),
+    "call-csv": ("0,0,3,0", "0,0,3,0,", "0,0,3,0,1 -2", "0,0,3,0,1  2", "0,0,3,0,1,2", "x" * 90,
+                 f"0,0,3,0,{HUGE}", f"{HUGE},0,3,0,1", "-1,0,3,0,1", "0,0,3,0,70000"),
+    "counts": ("1,2,-3", "1,2,nan", "1,2,1e5", "1,2,3,4", "1,-2,3", f"1,2,{HUGE}", "1,70000,2", "1",
+               "1, 2,3", "1;2;3", '"1",2,3'),
+    "colibri-usage": ("1", "1 2 3 4", f"1 2 {HUGE}", "1 2 x", "1 70000 3", "1,2,3", "1 -2 3"),
+    "colibri-route": ("0 0 3", "0 0 3 5", "0 0 3 x:0.5", f"0 0 3 {HUGE}:1", "0 0 3 70000:0.5"),
+    "potatomaxx": ("0 3", "0 3 -1", "0 3 1.5", "0 3 1 x", "0,3,1", f"0 3 {HUGE}", "0 3 70000"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_line_is_named_or_left_out_and_counted(name: str, tmp_path: Path) -> None:
+    sample, path = TEXTS[name], tmp_path / "trace"
+    lines = sample.write(SMALL).split(b"\n")[:-1]
+    rng = random.Random(0)
+    for bad in BAD_LINES[name]:
+        for end, at, length in (
+            (b"\n", len(lines), number_text.PIECE_LENGTH),
+            (b"\r\n", rng.randrange(3, len(lines)), rng.choice((7, 50))),
+        ):
+            if any(number in bad for number in OUTSIDE):
+                at = len(lines)  # such a line may begin a token
+            elif name == "log":
+                at = next(n for n in range(at - 1, 0, -1) if lines[n].startswith(b"---token")) + 1
+            path.write_bytes(
+                b"".join(row + end for row in (*lines[:at], bad.encode(), *lines[at:]))
+            )
+            with pieces_of(length):
+                assert refused(path, form=sample.form).place == f"line {at + 1}", bad
+                _, found, warnings = read(path, lenient=True, form=sample.form)
+            assert found == sample.keeps(SMALL), bad
+            assert sum(warnings.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        *(("log", f"layer 7 expert {bad}") for bad in ("-5", "1 5", "x5", "1x5", "-1")),
+        ("colibri-route", "0 0 3 5:0.5 -7:0.5"),
+        ("colibri-route", "0 0 3 5:0.5 7"),
+        ("colibri-usage", "1 2"),
+        ("counts", "-1,5,3"),
+        ("counts", "-3"),
+        ("mer", '{"token":9,"layer":1,"experts":[1],"cac{"token":9,"layer":2,"experts":[3]}'),
+    ],
+)
+def test_a_line_that_is_half_right_is_never_taken(name: str, bad: str, tmp_path: Path) -> None:
+    """In a log it is one of the lines that are ignored."""
+    sample, path = TEXTS[name], tmp_path / "trace"
+    written = sample.write(SMALL)
+    path.write_bytes(written + bad.encode() + b"\n")
+    with pieces_of(20):
+        _, found, warnings = read(path, lenient=True, form=sample.form)
+    assert found == sample.keeps(SMALL)
+    if name != "log":
+        assert sum(warnings.values()) == 1
+        assert refused(path, form=sample.form).place == f"line {written.count(10) + 1}"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_last_line_that_is_cut_anywhere(name: str, tmp_path: Path) -> None:
+    """What is before it is read; it is reported, or reads like a whole shorter one."""
+    sample, path = TEXTS[name], tmp_path / "trace"
+    lines = sample.write(SMALL).rstrip(b"\n").splitlines(True)
+    is_row = [line[:1] in b"01234567{lm" and line[:5] != b"main:" for line in lines]
+    lines = lines[: max(n for n, row in enumerate(is_row) if row) + 1]
+    path.write_bytes(b"".join(lines[:-1]))
+    before = chosen(read(path)[1])
+    for length in range(0, len(lines[-1]), len(lines[-1]) // 40 + 1):
+        path.write_bytes(b"".join((*lines[:-1], lines[-1][:length])))
+        _, found, warnings = read(path, lenient=True, form=sample.form)
+        assert before <= chosen(found)
+        if warnings:
+            error = refused(path, form=sample.form)
+            assert error.place == f"line {len(lines)}"
+            assert error.problem == "the last line is cut short"
+            assert warnings == {error.problem: 1}
+        else:
+            assert read(path, form=sample.form)[1] == found
+
+
+def chosen(found: Seen) -> Counter[tuple[int, int]]:
+    """Count selections, whatever they are of."""
+    pairs = Counter(pair for one in found.tokens for pair in one[2])
+    for (_, layer, expert), count in found.counts.items():
+        pairs[layer, expert] += count
+    return pairs
+
+
+def without(found: Seen, shape: dict[int, int]) -> Seen:
+    """Leave out what a model cannot have chosen."""
+    tokens = [
+        (request, phase, [pair for pair in pairs if pair[1] < shape.get(pair[0], 0)])
+        for request, phase, pairs in found.tokens
+    ]
+    left = [one for one in tokens if one[2]]
+    order = {request: n for n, request in enumerate(dict.fromkeys(one[0] for one in left))}
+    kept = {key: n for key, n in found.counts.items() if key[2] < shape.get(key[1], 0)}
+    return Seen([(order[one[0]], one[1], one[2]) for one in left], Counter(kept))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "shape", [dict.fromkeys(SHAPE, 9), {n: SHAPE[n] for n in list(SHAPE)[:-1]}]
+)
+def test_a_trace_of_another_model(name: str, shape: dict[int, int], tmp_path: Path) -> None:
+    sample, path = ALL[name], tmp_path / "trace"
+    path.write_bytes(sample.write(SMALL))
+    error = refused(path, shape=shape)
+    assert "another model" in (error.hint or "")
+    if name == "mblt" and max(shape.values()) == 9:
+        return  # it says so in front
+    assert error.place is not None
+    for length in (5, 50, number_text.PIECE_LENGTH):
+        with pieces_of(length):
+            assert refused(path, shape=shape).place == error.place
+            _, found, warnings = read(path, shape, lenient=True)
+        assert found == without(sample.keeps(SMALL), shape)
+        assert set(warnings) == {"the model has no such expert"}
+    if name in TEXTS:
+        line = path.read_bytes().splitlines()[int(error.place.split()[1]) - 1].decode()
+        assert "".join(character for character in line if character.isdigit())
+        layer, expert = str(error.found).split()[1::2]
+        assert layer in line
+        assert expert in line
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["log", "log without token lines", "moe-flash", "anemll", "mblt", "mer"],
+)
+def test_a_wrong_layer_between_others_does_not_cut_a_token(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    trace: Trace = [[Call(DECODE, [{1: [3], 99: [3], 2: [3]}]), Call(DECODE, [{1: [2], 2: [1]}])]]
+    path.write_bytes(ALL[name].write(trace))
+    _, found, warnings = read(path, {1: 4, 2: 4}, lenient=True)
+    assert [one[2] for one in found.tokens] == [[(1, 3), (2, 3)], [(1, 2), (2, 1)]]
+    assert warnings == {"the model has no such expert": 1}
+
+
+def test_two_formats_in_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    trace = SMALL * 30
+    for first, second in (("potatomaxx", "mer"), ("mer", "potatomaxx"), ("route-csv", "mblt")):
+        one, two = (ALL[name].write(trace) for name in (first, second))
+        path.write_bytes(one + two)
+        error = refused(path)
+        if second != "mblt":
+            assert error.place == f"line {one.count(10) + 1}"
+        lenient = pytest.raises(TraceError) if second == "mblt" else None
+        if lenient is None:
+            _, found, warnings = read(path, lenient=True)
+            assert found == ALL[first].keeps(trace)
+            rows = [row for row in two.splitlines() if first == "mer" or row[:1] != b"#"]
+            assert sum(warnings.values()) == len(rows)
+
+
+def test_traces_that_were_joined_are_other_requests(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(TEXTS["route-csv"].write(SMALL) * 2)
+    assert read(path)[1] == seen(SMALL * 2)
+
+
+def test_requests_are_numbered_whatever_a_file_calls_them(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text("turn,phase,step,layer,slot,expert,\n8589934592,1,0,1,0,2,\n")
+    assert read(path)[1].tokens == [(0, DECODE, [(1, 2)])]
+
+
+# Encodings, compression, pickles.
+
+
+def test_text_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    text = TEXTS["log"].write(SMALL).decode()
+    path.write_bytes(text.encode("utf-16"))
+    for form in (None, "expert-log", "mer"):
+        assert "UTF-16" in refused(path, form=form).problem
+    path.write_bytes(text.encode("utf-16-le"))
+    assert "zero bytes" in refused(path, form="expert-log", lenient=True).problem
+    path.write_bytes(text.encode() * 3000 + b"\0")
+    error = refused(path)
+    offset = int(str(error.place).removeprefix("after byte "))
+    assert 0 <= path.stat().st_size - offset <= number_text.PIECE_LENGTH
+
+
+@pytest.mark.parametrize("form", ["expert-log", "mer", "potatomaxx"])
+def test_a_line_without_end(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(b"x" * (18 << 20), 1))
+    assert refused(path, form=form, lenient=True).problem == "line too long"
+
+
+def test_what_is_often_taken_for_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.pt"
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
+    objects = np.array([[[1]]], object)
+    for data in (file.getvalue(), b"\x80\x04}\x94.", b"\x80\x02}q\x00.", npz(x=objects)):
+        path.write_bytes(data)
+        assert "torch.load" in str(refused(path).hint)
+    path.write_bytes(b"GGUF\3\0\0\0")
+    assert "imatrix" in str(refused(path).hint)
+    for missing in (tmp_path, tmp_path / "none"):
+        with pytest.raises(TraceError, match="cannot read"):
+            read(missing)
+
+
+def test_an_object_array_is_sent_to_the_converter(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npy"
+    path.write_bytes(npy(np.array([[[1]]], object)))
+    assert "torch.load" in str(refused(path).hint)
+
+
+# Numbers in arrays.
+
+
+def heat(layer: Any, *counts: Any) -> bytes:
+    return json.dumps({"layers": [{"layer": layer, "heat": [*counts]}]}).encode()
+
+
+HEADER = npy(np.zeros((3, 3, 3), np.int64))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        heat(1, 1, -1), heat(1, 1.5), heat(1, float("nan")), heat(1, 10**30), heat("1", 1),
+        heat(None, 1), heat(1.0, 1), heat(-1, 1), heat(70000, 1), heat(1, [1]), heat(1, "1"),
+        b"[[[1, 2], [3]]]", b"[[[1.0]]]", b"[[[NaN]]]", b"[[[true]]]", b'[[["1"]]]', b"[[[null]]]",
+        b"[[[%d]]]" % 10**30, b"[[[" + b"9" * 5000 + b"]]]", b"[[[-2]]]", b"[[[65536]]]",
+        b"[]", b"{}", b"[[1]]", b"[[[[1]]]]", b"[{}]", b'[{"a":1}]', b'{"records":[]}', b"[1",
+        b'{"records":' * 300, b"[" * 99999, b'{"routed_experts":[[[1', b'{"routed_experts":5}',
+        npy(np.zeros((2, 2))), npy(np.zeros((2, 2, 2))), npy(np.zeros((2, 2), np.int32)),
+        npy(np.zeros((2, 2, 2), "S3")), npz(x=np.zeros((2, 2, 2, 2), int)), npz(x=np.array(5)),
+        npz(logical_count=np.full((1, 1, 1), -5)), npz(topk_ids_of_layer=np.zeros((1, 1, 1))),
+        HEADER[:-9], HEADER[:40], HEADER[:7], npz(a=np.zeros((3, 3, 3), int))[:-30],
+        gzip.compress(HEADER[:-9]),
+        *(pytest.param(one, id=why) for one, why in (
+            (heat(10**30, 1), "OverflowError for a layer of 30 digits"),
+            (heat(1, 2**63), "counts of 64 bits turn negative"),
+            (npz(logical_count=np.full((2, 1, 1), 2**62)), "sums of counts turn negative"),
+            (npy(np.full((1, 1, 1), 2**64 - 1, np.uint64)), "2 ** 64 - 1 is taken for -1"),
+            (HEADER.replace(b"(3, 3", b"(%d, 3" % 9**30), "OverflowError in a mapped array"),
+            (gzip.compress(HEADER.replace(b"(3, 3", b"(%d, 3" % 9**14)), "MemoryError when packed"),
+        )),
+    ],
+)  # fmt: skip
+def test_arrays_that_are_none(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(data)
+    refused(path)
+
+
+@pytest.mark.parametrize("key", ["choices", "outputs"])
+def test_a_request_of_vllm_with_its_answers_inside(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    one = f'{{"prompt_routed_experts":[[[1,2]]],"{key}":[{{"routed_experts":[[[3,4]]]}}]}}'
+    path.write_text(f"{one}\n{one}\n")
+    tokens = [(PREFILL, [(0, 1), (0, 2)]), (DECODE, [(0, 3), (0, 4)])]
+    assert read(path)[1].tokens == [(n, *token) for n in (0, 1) for token in tokens]
+
+
+def test_a_request_of_vllm_that_generated_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text('{"prompt_routed_experts":[[[1,2]]],"routed_experts":[]}')
+    assert read(path)[1].tokens == [(0, PREFILL, [(0, 1), (0, 2)])]
+
+
+# Any damage at all.
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """Change a file here and there."""
+    odd = (b"9" * 30, b"-1", b"999999", b"\n\n", b"\r", b"1e5", b"nan", b"]", b"}", b" ", b",")
+    for _ in range(rng.choice((1, 1, 3))):
+        at = rng.randrange(len(data) + 1)
+        end = min(at + rng.randint(0, 9), len(data))
+        new = rng.choice((*odd, b"", bytes([rng.randrange(256)]), data[at - 50 : at]))
+        data = rng.choice((data[:at] + new + data[end:], data[:at] + new + data[at:], data[:at]))
+    return data
+
+
+def samples() -> Iterator[tuple[str, str, bytes]]:
+    array = np.array([[[1, 2], [3, -1]], [[4, 5], [6, 7]]], np.int32)
+    yield from ((name, sample.form, sample.write(SMALL)) for name, sample in ALL.items())
+    yield "npy", "npy", npy(array)
+    yield "npz", "npz", npz(a=array, routed_experts=array)
+    yield "json", "json", json.dumps({"topk_ids_of_layer": array.tolist()}).encode()
+    yield "heat", "json", json.dumps({"layers": [{"layer": 3, "heat": [1, 2]}]}).encode()
+
+
+SAMPLES = {name: (form, data) for name, form, data in samples()}
+
+
+@pytest.mark.filterwarnings("ignore:Reading .*npy")
+@pytest.mark.parametrize("name", SAMPLES)
+def test_damage_is_an_error_and_never_a_crash(name: str, tmp_path: Path) -> None:
+    form, data = SAMPLES[name]
+    path = tmp_path / "trace"
+    rng = random.Random(0)
+    for n in range(50):
+        path.write_bytes(damaged(data, rng))
+        for lenient in (False, True):
+            checks = Checks(str(path), SHAPE if n % 2 else None, lenient)
+            with contextlib.suppress(MoepackError):
+                flat(registry.read(str(path), checks, form))

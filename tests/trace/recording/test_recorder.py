@@ -1,0 +1,572 @@
+"""A real llama.cpp is watched while it runs real models: what is recorded is what it counted."""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+from moepack.errors import MachineError, MoepackError, RequestError, SourceError, TraceError
+from moepack.trace import file
+from moepack.trace.compressed import Stream
+from moepack.trace.file_records import join
+from moepack.trace.model import Items, Origin, Phase, Tokens
+from moepack.trace.recording import llama_library
+from moepack.trace.recording.prompts import read as read_prompts
+from moepack.trace.recording.recorder import Recorder, _layer_of
+from moepack.trace.validation import Checks
+from tests.support import llama_cpp
+from tests.support.models import FIXTURES, first_shard, shards_of
+from tests.support.recordings import PROMPTS, record_to
+
+IMATRICES = {
+    "qwen3moe": "qwen3moe-Q4_K_M-imatrix-prompt.gguf",
+    "deepseek2": "deepseek2-v3-IQ4_XS-imatrix-prompt.gguf",
+    "gpt-oss": "gpt-oss-mxfp4-native-imatrix-prompt.gguf",
+    "granite": "granite-swa-Q4_K_M-imatrix-prompt.gguf",
+    "mixtral": "mixtral-Q4_K_M-imatrix-prompt.gguf",
+}
+CHUNK_COUNT, CHUNK_TOKENS = 4, 64
+TEXT = (FIXTURES / "prompt.txt").read_text()
+
+needs_llama = pytest.mark.skipif(
+    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to watch"
+)
+
+
+@pytest.fixture(scope="module")
+def recorder() -> Iterator[Recorder]:
+    """Load qwen3moe once, with a context of 64 tokens."""
+    with Recorder(str(first_shard("qwen3moe")), context_length=64, threads=2) as opened:
+        yield opened
+
+
+def rewrite(
+    path: Path, *, architecture: str = "qwen3moe", without: str = "", **values: bool
+) -> GGUFWriter:
+    """Begin a copy of qwen3moe as one file of another architecture, with other metadata."""
+    readers = [GGUFReader(shard) for shard in shards_of("qwen3moe")]
+    writer = GGUFWriter(path, architecture)
+    for key, field in readers[0].fields.items():
+        if key.startswith(("GGUF.", "split.")) or key == "general.architecture":
+            continue
+        inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+        name = key.replace("qwen3moe.", f"{architecture}.")
+        writer.add_key_value(name, field.contents(), field.types[0], inner)
+    for key, value in values.items():
+        writer.add_bool(key.replace("__", "."), value)
+    for tensor in (tensor for reader in readers for tensor in reader.tensors):
+        if tensor.name != without:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    return writer
+
+
+def finish(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def histogram(pieces: Sequence[Tokens], layer: int, count: int) -> list[int]:
+    chosen = [piece.expert[piece.layer == layer] for piece in pieces]
+    return [int(n) for n in np.bincount(np.concatenate(chosen), minlength=count)]
+
+
+def items_of(path: Path, *, lenient: bool = False) -> Items:
+    with Stream(str(path)) as stream:
+        yield from file.read(stream, Checks(str(path), lenient=lenient))
+
+
+def tokens_of(path: Path, *, lenient: bool = False) -> Tokens:
+    return join([item for item in items_of(path, lenient=lenient) if isinstance(item, Tokens)])
+
+
+def equal(one: Tokens, other: Tokens) -> bool:
+    pairs: zip[Any] = zip(one, other, strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+# What is recorded
+
+
+@needs_llama
+@pytest.mark.parametrize("model", IMATRICES)
+def test_what_is_recorded_is_what_llama_imatrix_counted(model: str) -> None:
+    with Recorder(str(first_shard(model)), context_length=CHUNK_TOKENS) as opened:
+        tokens, pieces = opened.tokenize(TEXT), []
+        for number in range(CHUNK_COUNT):
+            chunk = tokens[number * CHUNK_TOKENS :][:CHUNK_TOKENS]
+            first = chunk[0] if opened.bos is None else opened.bos
+            pieces.append(opened.prefill([first, *chunk[1:]], request=number))
+    found = {layer: histogram(pieces, layer, n) for layer, n in opened.expert_counts.items()}
+    expected = {
+        int(tensor.name.split(".")[1]): tensor.data.ravel().astype(int).tolist()
+        for tensor in GGUFReader(FIXTURES / IMATRICES[model]).tensors
+        if tensor.name.endswith("ffn_down_exps.weight.counts")
+    }
+    assert found == expected
+    assert all(sum(counts) for counts in found.values())
+
+
+@needs_llama
+def test_each_token_has_the_choices_of_its_own(recorder: Recorder) -> None:
+    """A token's choices do not depend on what follows it: those of a prefix are a prefix.
+
+    Of less than 64 tokens: from there on flash attention takes another way, and rounds otherwise.
+    """
+    tokens = recorder.tokenize(TEXT)[:60]
+    whole, part = recorder.prefill(tokens), recorder.prefill(tokens[:48])
+    end = part.starts[-1]
+    assert np.array_equal(whole.starts[:49], part.starts)
+    assert np.array_equal(whole.layer[:end], part.layer)
+    assert np.array_equal(whole.expert[:end], part.expert)
+    assert part.layer.tolist() == [0, 0, 0, 0, 1, 1, 1, 1] * 48
+    each = whole.expert.reshape(-1, 4)
+    assert all(len(set(row)) == 4 for row in each.tolist())
+
+
+@needs_llama
+def test_a_prompt_of_many_batches_is_recorded_whole(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = recorder.tokenize(TEXT)[:60]
+    whole = recorder.prefill(tokens, request=3)
+    monkeypatch.setattr("moepack.trace.recording.recorder.BATCH_COUNT", 16)
+    assert equal(recorder.prefill(tokens, request=3), whole)
+    assert whole.request.tolist() == [3] * 60
+
+
+@needs_llama
+def test_a_vocabulary_that_adds_bos_has_it_in_front(tmp_path: Path) -> None:
+    for number, value in enumerate((False, True)):
+        path = tmp_path / f"{number}.gguf"
+        finish(rewrite(path, tokenizer__ggml__add_bos_token=value))
+        with Recorder(str(path), context_length=64) as opened:
+            tokens = opened.tokenize("a kitchen")
+            assert opened.bos == (1 if value else None)
+            assert (tokens[0] == 1) == value
+
+
+@needs_llama
+def test_of_two_routers_in_a_layer_the_first_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grovemoe routes twice in each layer under one name, and copies what it chose."""
+    writer = rewrite(tmp_path / "grove.gguf", architecture="grovemoe")
+    writer.add_uint32("grovemoe.expert_chunk_feed_forward_length", 32)
+    writer.add_uint32("grovemoe.experts_per_group", 2)
+    writer.add_float32("grovemoe.expert_group_scale", 0.05)
+    for layer in (0, 1):
+        for part, shape in (("gate", (8, 32, 256)), ("up", (8, 32, 256)), ("down", (8, 256, 32))):
+            name = f"blk.{layer}.ffn_{part}_chexps.weight"
+            writer.add_tensor(name, np.full(shape, 0.01, np.float32))
+    finish(writer)
+    asked: list[str] = []
+    name_of = llama_library.name_of
+
+    def heard(address: int) -> str:
+        asked.append(name_of(address))
+        return asked[-1]
+
+    monkeypatch.setattr(llama_library, "name_of", heard)
+    with Recorder(str(tmp_path / "grove.gguf"), context_length=64) as opened:
+        asked.clear()
+        tokens = opened.prefill([5, 6, 7])
+    first = ["ffn_moe_topk-0"] * 3  # asked, taken, and another that is not taken
+    assert asked[:4] == [*first, "ffn_moe_topk-0 (copy)"]
+    assert tokens.layer.tolist() == [0, 0, 0, 0, 1, 1, 1, 1] * 3
+    assert tokens.expert.max() > 7, "those of the other router are numbered up to 7"
+
+
+def test_a_copy_of_what_a_router_chose_is_no_router() -> None:
+    assert _layer_of("ffn_moe_topk-13") == 13
+    for name in ("ffn_moe_topk-13 (copy)", "ffn_moe_topk-", "ffn_moe_topk-1x", "ffn_moe_slots-1"):
+        assert _layer_of(name) is None
+
+
+# Generation
+
+
+@needs_llama
+def test_generation_ends_where_the_context_is_full(recorder: Recorder) -> None:
+    prompt = recorder.tokenize(TEXT)[:50]
+    pieces = list(recorder.generate(prompt, 100))
+    assert [len(piece.request) for piece in pieces] == [50] + [1] * 14
+    assert {int(piece.phase[0]) for piece in pieces[1:]} == {Phase.DECODE}
+    assert pieces[0].phase.tolist() == [Phase.PREFILL] * 50
+    assert [len(p.request) for p in recorder.generate(prompt, 3)] == [50, 1, 1, 1]
+    assert len(list(recorder.generate(recorder.tokenize(TEXT)[:64], 3))) == 1
+
+
+@needs_llama
+def test_generation_ends_with_the_models_answer(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([False, False, True])
+    library = llama_library.load()
+    monkeypatch.setattr(library, "llama_vocab_is_eog", lambda *_: next(answers))
+    assert len(list(recorder.generate([5, 6, 7], 10))) == 3
+
+
+@needs_llama
+def test_the_same_seed_generates_the_same_again(recorder: Recorder) -> None:
+    def run(temperature: float, seed: int) -> Tokens:
+        return join(list(recorder.generate([5, 6, 7], 40, temperature=temperature, seed=seed)))
+
+    assert equal(run(0.8, 1), run(0.8, 1))
+    assert equal(run(0, 1), run(0, 2))
+    assert not equal(run(0.8, 1), run(0.8, 2))
+
+
+# What may go wrong
+
+
+@needs_llama
+def test_a_pruned_layer_is_noticed_and_not_counted_too_low(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_only = np.array([0, 0, 1], np.int8)
+    with monkeypatch.context() as patch:
+        patch.setattr("moepack.trace.recording.recorder._outputs", lambda _: last_only)
+        with pytest.raises(MachineError, match="layer 1: the router did not run for each token"):
+            recorder.prefill([5, 6, 7])
+    assert len(recorder.prefill([5, 6, 7]).request) == 3
+
+
+@needs_llama
+def test_an_exception_in_the_callback_comes_out_where_decoding_was_asked_for(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def fail(*_: object) -> None:
+        calls.append(1)
+        raise ZeroDivisionError("on purpose")
+
+    expected = recorder.prefill([5, 6, 7])
+    with monkeypatch.context() as patch:
+        patch.setattr(llama_library, "read_matrix", fail)
+        with pytest.raises(ZeroDivisionError, match="on purpose"):
+            recorder.prefill([5, 6, 7])
+    assert calls == [1], "the graph is left at the first error"
+    assert equal(recorder.prefill([5, 6, 7]), expected)
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_llama
+def test_an_interruption_while_llama_runs_comes_out_and_leaves_the_recorder_usable(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    read_matrix = llama_library.read_matrix
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return read_matrix(*arguments)
+
+    expected = recorder.prefill([5, 6, 7])
+    with monkeypatch.context() as patch:
+        patch.setattr(llama_library, "read_matrix", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            join([recorder.prefill([5, 6, 7]) for _ in range(100)])
+    assert equal(recorder.prefill([5, 6, 7]), expected)
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_llama
+def test_an_interruption_at_any_moment_is_never_dropped(
+    recorder: Recorder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python would drop it where it came up between C and the first line of a callback."""
+    expected = recorder.prefill([5, 6, 7])
+    for number in range(10):
+        timer = threading.Timer(0.002 * number, os.kill, (os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            run_until_interrupted(recorder, timer)
+    assert equal(recorder.prefill([5, 6, 7]), expected)
+    assert capfd.readouterr() == ("", "")
+
+
+def run_until_interrupted(recorder: Recorder, timer: threading.Timer) -> None:
+    timer.start()
+    for _ in range(500):
+        recorder.prefill(range(3, 63))
+
+
+@needs_llama
+def test_missing_routers_and_unknown_experts_are_noticed(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder, "expert_counts", {0: 16, 1: 16, 2: 16})
+        with pytest.raises(MachineError, match="other layers"):
+            recorder.prefill([5, 6, 7])
+        patch.setattr(recorder, "expert_counts", {0: 16, 1: 4})
+        with pytest.raises(MachineError, match="an expert that is not there"):
+            recorder.prefill(list(range(5, 60)))
+
+
+def test_a_model_without_experts_is_refused_by_name() -> None:
+    path = FIXTURES / "llama-dense-Q4_K_M-t12-00001-of-00002.gguf"
+    with pytest.raises(SourceError, match=r"llama-dense.*no .*expert"):
+        Recorder(str(path))
+
+
+def test_a_damaged_model_is_refused(tmp_path: Path) -> None:
+    for shard in shards_of("mixtral"):
+        shutil.copy(shard, tmp_path)
+    damaged = tmp_path / first_shard("mixtral").name
+    os.truncate(damaged, damaged.stat().st_size - 100)
+    with pytest.raises(SourceError):
+        Recorder(str(damaged))
+
+
+@needs_llama
+def test_what_llama_refuses_is_told_in_its_own_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.gguf"
+    finish(rewrite(path, without="output_norm.weight"))
+    with pytest.raises(MachineError, match="llama.cpp cannot load the model: .*output_norm.weight"):
+        Recorder(str(path))
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_llama
+def test_a_model_without_vocabulary_is_refused(tmp_path: Path) -> None:
+    writer = rewrite(tmp_path / "model.gguf")
+    values = writer.kv_data[0]
+    for key in [key for key in values if key.startswith("tokenizer.")]:
+        del values[key]
+    writer.add_string("tokenizer.ggml.model", "none")
+    writer.add_uint32("qwen3moe.vocab_size", 512)
+    finish(writer)
+    with pytest.raises(SourceError, match="no vocabulary"):
+        Recorder(str(tmp_path / "model.gguf"))
+
+
+@needs_llama
+def test_llamas_log_is_given_back() -> None:
+    library = llama_library.load()
+
+    def log() -> tuple[int | None, int | None]:
+        holders = ctypes.c_void_p(), ctypes.c_void_p()
+        library.llama_log_get(*map(ctypes.addressof, holders))
+        return holders[0].value, holders[1].value
+
+    before = log()
+    with Recorder(str(first_shard("granite")), context_length=64):
+        assert log() != before
+    assert log() == before
+
+
+@needs_llama
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"context_length": 0}, "context length out of bounds"),
+        ({"threads": 0}, "threads out of bounds"),
+        ({"threads": 1000}, "threads out of bounds"),
+        ({"temperature": -1}, "temperature out of bounds"),
+        ({"temperature": float("nan")}, "temperature out of bounds"),
+        ({"seed": 0xFFFFFFFF}, "seed out of bounds"),
+    ],
+)
+def test_options_out_of_bounds_are_refused(
+    options: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=problem):
+        record_to(tmp_path / "trace", **options)
+
+
+@needs_llama
+@pytest.mark.parametrize("tokens", [[], [0] * 65, [-1], [1 << 20]])
+def test_tokens_that_cannot_be_decoded_are_refused(recorder: Recorder, tokens: list[int]) -> None:
+    with pytest.raises(RequestError):
+        recorder.prefill(tokens)
+
+
+@needs_llama
+def test_a_closed_recorder_says_so_and_does_not_reach_into_freed_memory() -> None:
+    with Recorder(str(first_shard("granite")), context_length=64) as opened:
+        pieces = opened.generate([5, 6, 7], 10)
+        next(pieces)
+    for call in (lambda: next(pieces), lambda: opened.prefill([5]), lambda: opened.tokenize("a")):
+        with pytest.raises(RequestError, match="closed"):
+            call()
+    opened.close()
+
+
+# The library
+
+
+def test_without_the_wheel_the_hint_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(MachineError, match="not installed") as caught:
+        llama_library.load.__wrapped__()
+    assert caught.value.hint == 'pip install "moepack[record]"'
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "2025.1.1")
+    with pytest.raises(MachineError) as caught:
+        llama_library.load.__wrapped__()
+    assert caught.value.expected == llama_library.VERSION
+    assert caught.value.found == "2025.1.1"
+    assert caught.value.hint == 'pip install "moepack[record]"'
+
+
+@needs_llama
+def test_a_library_with_other_layouts_is_refused() -> None:
+    library = llama_library.load()
+
+    class Other:
+        def __init__(self, **functions: Any) -> None:
+            self.functions = functions
+
+        def __getattr__(self, name: str) -> Any:
+            return self.functions.get(name) or getattr(library, name)
+
+    params = library.llama_context_default_params()
+    params.type_k = 0
+    for other in (
+        Other(llama_context_default_params=lambda: params),
+        Other(ggml_tensor_overhead=lambda: library.ggml_tensor_overhead() + 8),
+        Other(ggml_set_name=lambda *_: None),
+        Other(ggml_nbytes=lambda _: 0),
+    ):
+        with pytest.raises(MachineError, match="laid out otherwise"):
+            llama_library.check_layouts(other)
+    llama_library.check_layouts(Other())
+
+
+# The trace file
+
+
+@needs_llama
+def test_each_prompt_is_a_request_of_prefill_and_decode(tmp_path: Path) -> None:
+    calls: list[int] = []
+    summary = record_to(tmp_path / "trace", progress=calls.append)
+    origin, *rest = items_of(tmp_path / "trace")
+    name = first_shard("qwen3moe").name
+    assert origin == Origin("recorded", name, frozenset(), "Qwen3Moe", None)
+    assert not any(isinstance(item, Origin) for item in rest)
+    tokens = tokens_of(tmp_path / "trace")
+    with Recorder(str(first_shard("qwen3moe")), context_length=64) as opened:
+        lengths = [len(opened.tokenize(prompt)) for prompt in PROMPTS]
+    for number, length in enumerate(lengths):
+        phases = tokens.phase[tokens.request == number].tolist()
+        assert phases[:length] == [Phase.PREFILL] * length
+        assert set(phases[length:]) <= {Phase.DECODE}
+    assert calls == [1, 1, 1]
+    assert summary.request_count == 3
+    assert summary.prefill_token_count == sum(lengths)
+    assert summary.token_count == len(tokens.request)
+    assert summary.selection_count == len(tokens.expert) == 8 * len(tokens.request)
+
+
+@needs_llama
+def test_two_recordings_are_the_same_to_the_byte(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        record_to(tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@needs_llama
+def test_a_prompt_that_is_too_long_is_named_before_anything_is_run(tmp_path: Path) -> None:
+    calls: list[int] = []
+    with pytest.raises(RequestError, match=r"prompt 2 .* 1 to 64 tokens, found 1\d\d\d"):
+        record_to(tmp_path / "trace", ["short", TEXT], progress=calls.append)
+    assert not calls
+    assert not list(tmp_path.iterdir())
+
+
+@needs_llama
+def test_a_recording_that_is_killed_keeps_its_finished_requests(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    code = f"""
+import os, signal
+from pathlib import Path
+from moepack.trace.recording.recorder import Recorder
+from tests.support.recordings import record_to
+decode = Recorder._decode
+def killed(self, tokens, request, phase):
+    if request == 2 and len(tokens) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return decode(self, tokens, request, phase)
+Recorder._decode = killed
+record_to(Path({str(path)!r}))
+"""
+    root = Path(__file__).parents[3]
+    run = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=False)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert not path.exists()
+    record_to(tmp_path / "whole")
+    kept, whole = tokens_of(tmp_path / "trace.partial"), tokens_of(tmp_path / "whole")
+    first = whole.request < 2
+    assert np.array_equal(kept.request, whole.request[first])
+    assert np.array_equal(kept.expert, whole.expert[: len(kept.expert)])
+
+
+# Prompts
+
+
+@pytest.mark.parametrize(
+    ("data", "prompts"),
+    [
+        (b"one\ntwo three\n", ["one", "two three"]),
+        (b"one\r\ntwo", ["one", "two"]),
+        (b"\xef\xbb\xbfone\n", ["one"]),
+        ("eins\u2028zwei\n".encode(), ["eins\u2028zwei"]),
+        (b'"Yes" and "no"\n[1] is no JSON here\n', ['"Yes" and "no"', "[1] is no JSON here"]),
+        (b'"one\\ntwo"\n"three"\n', ["one\ntwo", "three"]),
+        (b'{"prompt": "one", "id": 3}\n"two"\n', ["one", "two"]),
+        (b"12\n13\n", ["12", "13"]),
+    ],
+)
+def test_prompts_are_lines_or_json_lines(data: bytes, prompts: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_bytes(data)
+    assert read_prompts(str(path)) == prompts
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "no prompts"),
+        (b"\n", "no prompts"),
+        (b"one\n\ntwo\n", "line 2: an empty prompt"),
+        (b"one\n  \n", "line 2: an empty prompt"),
+        (b"one\n\xff\n", "byte 4: not UTF-8 text"),
+        (b'"one"\n"two\n', "line 2: not JSON"),
+        (b'"one"\n2\n', "line 2: not a prompt"),
+        (b'"one"\n""\n', "line 2: an empty prompt"),
+        (b'{"prompt": "one"}\n{"text": "two"}\n', "line 2: not a prompt"),
+        (b'{"prompt": "one\n', "line 1: not JSON"),
+        (b'{"prompt": "one"}\n' + b"[" * 100_000, "line 2: not JSON"),
+        (b'{"prompt": [1]}\n', "line 1: not a prompt"),
+    ],
+)
+def test_what_are_no_prompts_is_refused(data: bytes, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=problem):
+        read_prompts(str(path))
+
+
+def test_a_missing_file_of_prompts_is_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(MoepackError):
+        read_prompts(str(tmp_path / "absent"))
