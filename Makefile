@@ -13,7 +13,7 @@ test: $(VENV)/developing
 	$(BIN)/ruff check moepack tests benchmarks
 	$(BIN)/ruff format --check moepack tests benchmarks
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 bench: $(VENV)/developing
 	$(BIN)/python -m benchmarks

@@ -14,6 +14,7 @@ from moepack.bench.workload import RoutedStep
 from moepack.errors import RequestError
 from moepack.reading.expert_read import PAGE
 from moepack.reading.pack import Pack
+from moepack.sizes import align
 from moepack.source.experts import Experts, Family
 from moepack.source.shards import Source
 from moepack.storage import page_cache
@@ -95,7 +96,7 @@ def rounded(access: Access) -> Access:
         ranges = []
         for path, offset, length in step:
             start = offset - offset % PAGE
-            end = min(-(-(offset + length) // PAGE) * PAGE, ends[path])
+            end = min(align(offset + length, PAGE), ends[path])
             ranges.append(Range(path, start, end - start))
         steps.append(ranges)
     return access._replace(steps=steps)

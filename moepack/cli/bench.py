@@ -8,6 +8,7 @@ import click
 import moepack
 from moepack.cli.terminal import json_option, progress, show, source_option
 from moepack.errors import RequestError
+from moepack.sizes import parse_size
 
 if TYPE_CHECKING:
     from moepack.bench.workload import Routing
@@ -162,10 +163,8 @@ def _parse_depths(text: str) -> tuple[int, ...]:
 
 
 def _parse_length(text: str) -> int:
-    from moepack.packing import layout
-
     try:
-        length = layout.parse_size(text)
+        length = parse_size(text)
     except ValueError as error:
         raise RequestError(f"not a length: {error}", place="--length") from None
     if length < 1:

@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 import moepack
+from moepack import installed
 from moepack.cli.bench import bench
 from moepack.cli.terminal import json_option, progress, show, source_option, write_file
 from moepack.cli.trace import hotness as hotness_command
@@ -240,9 +241,7 @@ def include_dir() -> None:
 
     Example: moepack include-dir
     """
-    from moepack.cli import header_file
-
-    click.echo(header_file.folder())
+    click.echo(installed.folder("include"))
 
 
 def _looks_like_pack(path: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from moepack import digest
 from moepack.errors import PackError
 from moepack.format import records
+from moepack.sizes import align
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z", re.ASCII)
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z", re.ASCII)
@@ -213,7 +214,7 @@ class Index:
             header.ranks_offset + header.blob_count * records.RANK.size,
         )
         for end in ends:
-            if any(self._data[end : records.align(end, records.SECTION_ALIGNMENT)]):
+            if any(self._data[end : align(end, records.SECTION_ALIGNMENT)]):
                 raise self._error(f"byte {end}", "bytes between sections are not zero")
 
     def _read_files(self) -> tuple[DataFile, ...]:

@@ -8,6 +8,8 @@ by `index`; nothing here opens a file.
 import struct
 from typing import Any, ClassVar, NamedTuple, Self
 
+from moepack.sizes import align
+
 MAGIC = b"MOEPACK\0"
 FORMAT_VERSION = 1
 
@@ -156,11 +158,6 @@ class PartRecord(NamedTuple):
 
 
 PART = struct.Struct("<QQQIHH")
-
-
-def align(offset: int, alignment: int) -> int:
-    """Round `offset` up to a multiple of `alignment`."""
-    return -(-offset // alignment) * alignment
 
 
 def section_offsets(

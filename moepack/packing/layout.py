@@ -10,19 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from moepack import installed
 from moepack.errors import RequestError
 from moepack.format import records
 from moepack.format.index import is_plain_name
+from moepack.sizes import parse_size
 
 MAX_FILE_LENGTH = 1 << 13
 DEFAULT = "layers"
 
-_HERE = Path(__file__).parent.parent
-_FOLDER = next(path for path in (_HERE / "layouts", _HERE.parent / "layouts") if path.is_dir())
-"""The wheel carries the layouts inside the package; in a checkout they stand beside it."""
-
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE = re.compile(r"(\d{1,18}) ?(B|KiB|MiB|GiB|TiB)?\Z", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{(layer|number)(?::0([1-9]))?\}", re.ASCII)
 _GROUPS = {"layer": "layer", "size": "number"}
 _ORDERS = ("hotness", "source")
@@ -63,7 +59,7 @@ class Layout:
 
 def names() -> list[str]:
     """Name the shipped layouts."""
-    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+    return sorted(path.stem for path in installed.folder("layouts").glob("*.toml"))
 
 
 def load(name_or_path: str) -> Layout:
@@ -72,7 +68,7 @@ def load(name_or_path: str) -> Layout:
     Raises RequestError where there is none, or where it breaks a rule.
     """
     is_path = name_or_path.endswith(".toml") or "/" in name_or_path
-    path = Path(name_or_path) if is_path else _FOLDER / f"{name_or_path}.toml"
+    path = Path(name_or_path) if is_path else installed.folder("layouts") / f"{name_or_path}.toml"
     if not is_path and name_or_path not in names():
         raise RequestError(
             "no such layout",
@@ -90,14 +86,6 @@ def load(name_or_path: str) -> Layout:
 def decode(data: bytes, path: str, name: str) -> Layout:
     """Read the bytes of a layout; `path` is for messages."""
     return _Decoder(path).decode(data, name)
-
-
-def parse_size(text: str) -> int:
-    """Read a length in bytes, such as `4096`, `64 KiB` or `4GiB`; raise ValueError."""
-    match = _SIZE.match(text)
-    if not match:
-        raise ValueError(f"expected a number of bytes or KiB, MiB, GiB, TiB, found {text[:40]!r}")
-    return int(match[1]) * _UNITS[match[2] or "B"]
 
 
 class _Decoder:

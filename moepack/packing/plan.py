@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from moepack.errors import RequestError
 from moepack.format import records
-from moepack.format.records import align
 from moepack.packing.layout import Layout
+from moepack.sizes import align
 from moepack.source.experts import Experts, Family, Part
 
 _SUFFIXES = ("weight", "bias", "scale", "input_scale")

@@ -17,6 +17,7 @@ from moepack.format import manifest
 from moepack.format.index import Family, Index, PartKind
 from moepack.reading.budget import DEPTH, MAX_LENGTH
 from moepack.reading.reader import Reader
+from moepack.sizes import ranges_text
 from moepack.storage.backend import Backend
 from moepack.storage.buffers import BufferPool
 
@@ -263,7 +264,7 @@ class Pack:
             return RequestError(
                 f"the pack has no experts in layer {layer}",
                 path=self.path,
-                hint=f"it holds layers {ranges(self.layers)}",
+                hint=f"it holds layers {ranges_text(self.layers)}",
             )
         names = ", ".join(self.families(layer))
         return RequestError(
@@ -284,17 +285,6 @@ class Pack:
             path=self.path,
             expected=f"0 to {family.expert_count - 1}",
         )
-
-
-def ranges(numbers: tuple[int, ...]) -> str:
-    """Write ascending numbers as ranges: `0-3,7`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _short_name(part: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moepack.report.text import size
+from moepack.sizes import size_text
 
 SMALL = 1 << 30
 """Bytes of a pack below which a drive's own memory may hold much of it."""
@@ -17,7 +17,7 @@ _LAYOUTS = {
 
 def text(facts: Mapping[str, Any]) -> str:
     """Write the whole result of `bench`: tables, notes, and the verdict last."""
-    lines = [f"{facts['pack']}, {size(facts['pack_length'])}, read with {facts['backend']}"]
+    lines = [f"{facts['pack']}, {size_text(facts['pack_length'])}, read with {facts['backend']}"]
     for order in dict.fromkeys(point["order"] for point in facts["surface"]):
         lines += ["", f"{order} reads, MiB/s by size and reads in flight"]
         lines += _surface([point for point in facts["surface"] if point["order"] == order])
@@ -25,7 +25,7 @@ def text(facts: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"routed reads: {routing['token_count']:.1f} tokens, {routing['step_count']} steps, "
-        f"{size(routing['useful_length'])} of experts ({routing['origin']})",
+        f"{size_text(routing['useful_length'])} of experts ({routing['origin']})",
         f"  {'':<22} {'':<12} {'depth':>5} {'MiB/s':>7} {'(spread)':>15} "
         f"{'CPU s/GiB':>9} {'reads/token':>11} {'ms/token':>9}",
     ]
@@ -55,7 +55,7 @@ def _surface(points: Sequence[Mapping[str, Any]]) -> list[str]:
     for length in lengths:
         cells = [speeds.get((length, depth)) for depth in depths]
         row = "".join(" " * 7 if cell is None else f"{cell / (1 << 20):>7.0f}" for cell in cells)
-        lines.append(f"  {size(length):>10}{row}")
+        lines.append(f"  {size_text(length):>10}{row}")
     return lines
 
 

@@ -2,20 +2,10 @@
 
 from typing import Any
 
-from moepack.reading.pack import ranges
+from moepack.sizes import ranges_text, size_text
 from moepack.verifying.report import Report
 
 SHOWN_FINDINGS = 20
-
-
-def size(length: int) -> str:
-    """Write a length in bytes for people: `1.5 GiB`."""
-    value = float(length)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def _count(number: int | None) -> str:
@@ -35,20 +25,20 @@ def source(facts: dict[str, Any]) -> str:
     lines = [
         f"{facts['name'] or 'a model without a name'} ({facts['architecture'] or 'unknown'}), "
         f"{len(facts['shards'])} shards",
-        f"  layers with experts   {ranges(tuple(facts['layers']))}",
+        f"  layers with experts   {ranges_text(facts['layers'])}",
         f"  experts per token     {'unknown' if used is None else used}",
-        f"  expert bytes          {size(facts['expert_length'])} "
+        f"  expert bytes          {size_text(facts['expert_length'])} "
         f"({facts['expert_length'] / max(total, 1):.1%} of all tensors)",
-        f"  dense bytes           {size(facts['dense_length'])}",
+        f"  dense bytes           {size_text(facts['dense_length'])}",
         f"  parameters            {_count(parameters['total'])} total, "
         f"{_count(parameters['active'])} active, {_count(parameters['expert'])} in experts",
     ]
     if facts["mtp_layers"]:
-        layers = ranges(tuple(facts["mtp_layers"]))
+        layers = ranges_text(facts["mtp_layers"])
         lines.append(f"  prediction layers     {layers} (left out with --no-mtp)")
     for family in facts["families"]:
         lines.append(
-            f"  layers {ranges(tuple(family['layers']))}: {family['expert_count']} experts of "
+            f"  layers {ranges_text(family['layers'])}: {family['expert_count']} experts of "
             f"{family['bytes_per_expert']:,} bytes ({family['family']})"
         )
         for part in family["parts"]:
@@ -76,9 +66,9 @@ def pack(facts: dict[str, Any]) -> str:
             f"packed by {facts['tool']} from {len(shards)} shards",
             f"  layout     {facts['layout'].get('name')}: blobs aligned to "
             f"{facts['blob_alignment']}, weights to {facts['part_alignment']} bytes",
-            f"  layers     {ranges(tuple(facts['layers']))}",
+            f"  layers     {ranges_text(facts['layers'])}",
             f"  blobs      {facts['blob_count']:,} of {facts['part_count']:,} parts",
-            f"  files      {len(facts['files'])}, {size(facts['data_length'])}, "
+            f"  files      {len(facts['files'])}, {size_text(facts['data_length'])}, "
             f"padding {facts['padding_share']:.2%}",
             f"  hotness    {counted}",
             *_coverage(facts["coverage"]),
@@ -91,20 +81,20 @@ def _coverage(facts: dict[str, Any] | None) -> list[str]:
     if facts is None:
         return []
     shares = [
-        f"{one['percent']} %: {'more' if one['length'] is None else size(one['length'])}"
+        f"{one['percent']} %: {'more' if one['length'] is None else size_text(one['length'])}"
         for one in facts["lengths"]
     ]
     by = facts["held_out"]
     how = "the same counts as ranked them" if by is None else f"a held-out half, divided by {by}"
     return [
         f"  coverage   {', '.join(shares)}",
-        f"             of {size(facts['total_length'])}, on {how}",
+        f"             of {size_text(facts['total_length'])}, on {how}",
     ]
 
 
 def plan(facts: dict[str, Any]) -> str:
     """Write the plan of a pack that is not made yet."""
-    return f"{_figures(facts)}\n  free space {size(facts['free_space'])}\nnothing was written"
+    return f"{_figures(facts)}\n  free space {size_text(facts['free_space'])}\nnothing was written"
 
 
 def packed(facts: dict[str, Any]) -> str:
@@ -118,9 +108,9 @@ def _figures(facts: dict[str, Any]) -> str:
     return "\n".join(
         (
             f"layout {facts['layout']}, order by {facts['order']}",
-            f"  {facts['blob_count']:,} blobs of layers {ranges(tuple(facts['layers']))}",
-            f"  {facts['file_count']} files, {size(facts['data_length'])}, "
-            f"and an index of {size(facts['index_length'])}",
+            f"  {facts['blob_count']:,} blobs of layers {ranges_text(facts['layers'])}",
+            f"  {facts['file_count']} files, {size_text(facts['data_length'])}, "
+            f"and an index of {size_text(facts['index_length'])}",
             f"  padding {facts['padding_share']:.2%}",
         )
     )
@@ -133,12 +123,14 @@ def report(outcome: Report) -> str:
     if hidden:
         lines.append(f"… and {hidden} more: --json lists all")
     compared = outcome.compared_length
-    against = "digests only" if compared is None else f"{size(compared)} compared with the source"
+    against = (
+        "digests only" if compared is None else f"{size_text(compared)} compared with the source"
+    )
     count = len(outcome.findings)
     verdict = "whole" if outcome.passed else f"{count} finding{'s' * (count > 1)}"
     lines.append(
         f"{outcome.path}: {verdict}. {outcome.blob_count:,} blobs, {outcome.part_count:,} parts, "
-        f"{size(outcome.read_length)} read, {against}"
+        f"{size_text(outcome.read_length)} read, {against}"
     )
     return "\n".join(lines)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moepack.report.text import size
+from moepack.sizes import size_text
 
 
 def imported(facts: dict[str, Any]) -> str:
@@ -41,7 +41,9 @@ def stats(facts: dict[str, Any]) -> str:
     for row in facts["working_set"]:
         line = f"{row['share']:<8.1%} {row['expert_count']:>12.2f} {row['new_count']:>12.2f}"
         if facts["has_lengths"]:
-            line += f" {size(round(row['length'])):>10} {size(round(row['new_length'])):>10}"
+            line += (
+                f" {size_text(round(row['length'])):>10} {size_text(round(row['new_length'])):>10}"
+            )
         lines.append(line)
     if not facts["window_count"]:
         lines.append("no request has a whole window of tokens that are known one by one")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from moepack.errors import MachineError, SourceError
+from moepack.sizes import align
 from moepack.source import sniff
 from moepack.source.tensor_table import Tensor, TensorEntry, place_tensors
 
@@ -141,7 +142,7 @@ class _Parser:
         entries = [self.read_tensor_entry(number) for number in range(tensor_count)]
         data_offset = self.position
         if tensor_count:  # llama.cpp does not pad a header without tensors either
-            data_offset = -(-data_offset // alignment) * alignment
+            data_offset = align(data_offset, alignment)
         tensors = place_tensors(self.path, entries, data_offset, self.file_length, alignment)
         return Header(self.path, version, alignment, metadata, tensors, data_offset, self.stamp)
 

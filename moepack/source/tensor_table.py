@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from moepack.errors import SourceError
+from moepack.sizes import align
 from moepack.source import ggml_types, sniff
 
 
@@ -96,7 +97,7 @@ def _place(
         )
         return tensor, gap
     length = _known_length(path, entry, known)
-    padded = -(-length // alignment) * alignment
+    padded = align(length, alignment)
     if is_last and gap < length:
         raise SourceError(
             "the file ends inside the tensor",
@@ -151,5 +152,5 @@ def lengths_from_gap(dims: tuple[int, ...], gap: int, alignment: int) -> range:
     if row_count < 1 or gap < 1:
         return range(0)
     smallest = max(gap - alignment + 1, 1)
-    first = -(-smallest // row_count) * row_count
+    first = align(smallest, row_count)
     return range(first, gap + 1, row_count)

@@ -12,6 +12,7 @@ Where the caller's buffer is itself misaligned, all of it goes through ours.
 import ctypes
 import os
 
+from moepack.sizes import align
 from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.buffers import map_memory
 from moepack.storage.open_files import Alignment, Files
@@ -46,7 +47,7 @@ class RoundedRead:
         first = -self._head % block
         last = first + (len(buffer) - first) // block * block
         if last <= first or not _fits(buffer[first:], alignment.memory):
-            return [self._ours(0, -(-(self._head + len(buffer)) // block) * block)]
+            return [self._ours(0, align(self._head + len(buffer), block))]
         pieces = [buffer[first:last]]
         if first:
             pieces.insert(0, self._ours(0, block))

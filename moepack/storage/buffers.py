@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from moepack.errors import MachineError, RequestError
+from moepack.sizes import align
 
 _HUGE_PAGE = 2 << 20
 
@@ -63,7 +64,7 @@ class BufferPool:
                 "not a pool", expected="at least 1 buffer of 1 byte", found=(count, length)
             )
         self.count, self.length = count, length
-        stride = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+        stride = align(length, mmap.PAGESIZE)
         memory = allocate(count * stride)
         self.fixed = memory if register else None
         _ask_for_huge_pages(memory)

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from moepack.sizes import divide_up
+
 _WINDOW = 1 << 30
 """Bytes that are asked for at a time: a file may be larger than what can be mapped."""
 
@@ -54,7 +56,7 @@ def _count(path: Path) -> tuple[int, int]:
 
 
 def _resident(area: mmap.mmap, length: int) -> bytes:
-    flags = ctypes.create_string_buffer(-(-length // mmap.PAGESIZE))
+    flags = ctypes.create_string_buffer(divide_up(length, mmap.PAGESIZE))
     first = ctypes.c_char.from_buffer(area)
     mincore = ctypes.CDLL(None, use_errno=True).mincore
     failed = mincore(ctypes.byref(first), ctypes.c_size_t(length), flags)

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import moepack
-from moepack import digest
+from moepack import digest, installed
 from moepack.errors import MachineError, MoepackError, PackError, RequestError, TraceError
 from moepack.format import manifest, records
 from moepack.format.index import Index
@@ -359,7 +359,9 @@ def test_a_folder_in_the_place_of_a_file_is_an_error(name: str, draft: Draft) ->
 
 # Layouts.
 
-SHIPPED = {name: (layout._FOLDER / f"{name}.toml").read_bytes() for name in layout.names()}
+SHIPPED = {
+    name: (installed.folder("layouts") / f"{name}.toml").read_bytes() for name in layout.names()
+}
 
 
 def edited(old: str, new: str, *, name: str = "layers") -> bytes:

@@ -13,6 +13,7 @@ from moepack.errors import RequestError
 from moepack.packing import layout, plan
 from moepack.packing.layout import Layout
 from moepack.packing.plan import Plan
+from moepack.sizes import parse_size
 from moepack.source.experts import Experts, Family, Part, Stacked
 from moepack.source.ggml_types import TYPES
 
@@ -169,7 +170,7 @@ def custom(folder: Path, alignment: str, small: str = "64", group: str = "layer"
 def test_all_alignments_that_machines_have_are_possible(tmp_path: Path, alignment: str) -> None:
     parts = published_parts(Published("", 2880, 2880, biased=True), "MXFP4", "MXFP4")
     planned = plan.make(model(parts), custom(tmp_path, alignment))
-    size = layout.parse_size(alignment)
+    size = parse_size(alignment)
     (template,) = planned.templates
     for each, offset in zip(template.parts, template.offsets_in_blob, strict=True):
         assert not each.is_weight or offset % size == 0

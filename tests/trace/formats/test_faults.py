@@ -297,14 +297,14 @@ HEADER = npy(np.zeros((3, 3, 3), np.int64))
         npy(np.zeros((2, 2, 2), "S3")), npz(x=np.zeros((2, 2, 2, 2), int)), npz(x=np.array(5)),
         npz(logical_count=np.full((1, 1, 1), -5)), npz(topk_ids_of_layer=np.zeros((1, 1, 1))),
         HEADER[:-9], HEADER[:40], HEADER[:7], npz(a=np.zeros((3, 3, 3), int))[:-30],
-        gzip.compress(HEADER[:-9]),
+        gzip.compress(HEADER[:-9], mtime=0),
         *(pytest.param(one, id=why) for one, why in (
             (heat(10**30, 1), "OverflowError for a layer of 30 digits"),
             (heat(1, 2**63), "counts of 64 bits turn negative"),
             (npz(logical_count=np.full((2, 1, 1), 2**62)), "sums of counts turn negative"),
             (npy(np.full((1, 1, 1), 2**64 - 1, np.uint64)), "2 ** 64 - 1 is taken for -1"),
             (HEADER.replace(b"(3, 3", b"(%d, 3" % 9**30), "OverflowError in a mapped array"),
-            (gzip.compress(HEADER.replace(b"(3, 3", b"(%d, 3" % 9**14)), "MemoryError when packed"),
+            (gzip.compress(HEADER.replace(b"(3, 3", b"(%d, 3" % 9**14), mtime=0), "MemoryError when packed"),
         )),
     ],
 )  # fmt: skip

@@ -1,0 +1,73 @@
+"""The shape of a model: which layers have experts, how many, of how many bytes.
+
+It is the same type wherever the facts come from: a source or a pack. Whoever needs
+them (a trace that is checked, a report, a simulation) takes a shape and asks nothing else.
+"""
+
+from typing import NamedTuple, Self
+
+ROUTED_FAMILY = "ffn_exps"
+"""The family that a layer's router chooses from: its experts are what traces name."""
+
+
+class FamilyShape(NamedTuple):
+    """The experts of one kind in one layer.
+
+    `expert_length` is the bytes of one expert's parts, without padding. `experts_used` is how many
+    of them a token uses, None where that is not known.
+    """
+
+    layer: int
+    name: str
+    expert_count: int
+    expert_length: int
+    experts_used: int | None = None
+
+
+class ModelShape(NamedTuple):
+    """All families of experts of a model, ordered by layer, a layer's main one first.
+
+    `dense_length` is the bytes of all tensors that are no expert's, None where that is not known.
+    `mtp_layers` are those for multi-token prediction, which llama.cpp leaves out.
+    """
+
+    families: tuple[FamilyShape, ...]
+    dense_length: int | None = None
+    mtp_layers: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that have experts of any family, ascending."""
+        return tuple(dict.fromkeys(family.layer for family in self.families))
+
+    @property
+    def routed(self) -> dict[int, FamilyShape]:
+        """By layer, the family that its router chooses from."""
+        return {one.layer: one for one in self.families if one.name == ROUTED_FAMILY}
+
+    @property
+    def expert_counts(self) -> dict[int, int]:
+        """By layer, how many experts its router chooses from."""
+        return {layer: family.expert_count for layer, family in self.routed.items()}
+
+    @property
+    def experts_used(self) -> int | None:
+        """How many experts a token uses in a layer, the most of any; None where it is not known."""
+        return max((one.experts_used or 0 for one in self.routed.values()), default=0) or None
+
+    @property
+    def expert_length(self) -> int:
+        """The bytes of all experts of all families."""
+        return sum(family.expert_count * family.expert_length for family in self.families)
+
+    def without_mtp(self) -> Self:
+        """Return the shape of what llama.cpp runs."""
+        families = (family for family in self.families if family.layer not in self.mtp_layers)
+        return self._replace(families=tuple(families), mtp_layers=())
+
+    def __str__(self) -> str:
+        """Say in a few words what a router may choose."""
+        counts = self.expert_counts
+        if not counts:
+            return "no layers with experts"
+        return f"layers {min(counts)} to {max(counts)}, up to {max(counts.values())} experts"

@@ -1,0 +1,59 @@
+"""Lengths, alignments and runs of numbers, as arithmetic and as people write them."""
+
+import re
+from collections.abc import Iterable
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE = re.compile(r"(\d{1,18}) ?(B|KiB|MiB|GiB|TiB)?\Z", re.ASCII)
+_RANGE = re.compile(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*\Z", re.ASCII)
+
+
+def divide_up(length: int, divisor: int) -> int:
+    """Return how many pieces of `divisor` hold `length`."""
+    return -(-length // divisor)
+
+
+def align(offset: int, alignment: int) -> int:
+    """Round `offset` up to a multiple of `alignment`."""
+    return divide_up(offset, alignment) * alignment
+
+
+def size_text(length: int) -> str:
+    """Write a length in bytes for people: `1.5 GiB`."""
+    value = float(length)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def parse_size(text: str) -> int:
+    """Read a length in bytes, such as `4096`, `64 KiB` or `4GiB`; raise ValueError."""
+    match = _SIZE.match(text)
+    if not match:
+        raise ValueError(f"expected a number of bytes or KiB, MiB, GiB, TiB, found {text[:40]!r}")
+    return int(match[1]) * _UNITS[match[2] or "B"]
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Write ascending numbers as ranges: `0-3,7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def parse_ranges(text: str) -> tuple[int, ...]:
+    """Read ranges of numbers up to 65535, such as `0-3,7`, ascending; raise ValueError."""
+    numbers: set[int] = set()
+    for item in text.split(","):
+        match = _RANGE.match(item)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last >= 1 << 16:
+            raise ValueError(f"expected numbers and ranges such as 0-3,7, found {item[:40]!r}")
+        numbers.update(range(first, last + 1))
+    return tuple(sorted(numbers))

@@ -1,0 +1,68 @@
+"""Files that appear under their name when they are whole, and not before."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from moepack.errors import MachineError
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make what was created, renamed or removed in a directory outlive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """Make the bytes of a file outlive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
+    """Write a whole file, and sync it."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def publish(partial: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Give a finished, synced file its name; an older file of that name is gone then."""
+    os.replace(partial, path)
+    sync_directory(Path(path).absolute().parent)
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give the path of a new file to write, beside `path`; rename it when it was written.
+
+    Whatever ends the block early leaves what was at `path`, and nothing else. Raises MachineError
+    for what the system refuses.
+    """
+    partial = Path(f"{os.fspath(path)}.partial")
+    try:
+        try:
+            yield partial
+            sync_file(partial)
+            publish(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        problem = f"cannot write: {error.strerror or error}"
+        raise MachineError(problem, path=os.fspath(path)) from None
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
+    """Write a file that appears under its name when it is whole. Raises MachineError."""
+    with whole_file(path) as partial:
+        partial.write_bytes(data)

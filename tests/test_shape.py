@@ -1,0 +1,58 @@
+"""The model's shape, sizes and runs of numbers: what all rooms share."""
+
+import pytest
+
+from moepack import sizes
+from moepack.shape import FamilyShape, ModelShape
+
+MODEL = ModelShape(
+    (
+        FamilyShape(1, "ffn_exps", 8, 100, 2),
+        FamilyShape(1, "ffn_chexps", 4, 10),
+        FamilyShape(2, "attn_v_exps", 3, 7),
+        FamilyShape(5, "ffn_exps", 16, 200, 4),
+    ),
+    dense_length=1000,
+    mtp_layers=(5,),
+)
+
+
+def test_a_shape_tells_what_routers_choose_from_and_what_it_weighs() -> None:
+    assert MODEL.layers == (1, 2, 5)
+    assert MODEL.expert_counts == {1: 8, 5: 16}
+    assert MODEL.experts_used == 4
+    assert MODEL.expert_length == 800 + 40 + 21 + 3200
+    assert str(MODEL) == "layers 1 to 5, up to 16 experts"
+    assert MODEL.without_mtp().layers == (1, 2)
+    assert MODEL.without_mtp().experts_used == 2
+
+
+def test_what_is_not_known_of_a_shape_is_none() -> None:
+    empty = ModelShape((FamilyShape(0, "attn_v_exps", 3, 7),))
+    assert empty.experts_used is None
+    assert empty.dense_length is None
+    assert str(empty) == "no layers with experts"
+
+
+@pytest.mark.parametrize(
+    ("offset", "alignment", "expected"), [(0, 8, 0), (1, 8, 8), (8, 8, 8), (4097, 4096, 8192)]
+)
+def test_offsets_are_rounded_up(offset: int, alignment: int, expected: int) -> None:
+    assert sizes.align(offset, alignment) == expected
+    assert sizes.divide_up(offset, alignment) * alignment == expected
+
+
+def test_sizes_are_read_as_they_are_written() -> None:
+    for length in (1, 1 << 10, 3 << 20, 5 << 30, 7 << 40):
+        assert sizes.parse_size(sizes.size_text(length).replace(".0", "")) == length
+    for text in ("", "1.5 GiB", "-1", "1 GB", "1" * 20):
+        with pytest.raises(ValueError, match="expected a number of bytes"):
+            sizes.parse_size(text)
+
+
+def test_runs_of_numbers_are_read_as_they_are_written() -> None:
+    assert sizes.ranges_text((0, 1, 2, 3, 7)) == "0-3,7"
+    assert sizes.parse_ranges("7, 0-3") == (0, 1, 2, 3, 7)
+    for text in ("", "x", "3-1", "1-", "-1", "65536", "1,,2", "0-99999"):
+        with pytest.raises(ValueError, match="expected numbers and ranges"):
+            sizes.parse_ranges(text)
