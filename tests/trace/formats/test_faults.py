@@ -304,7 +304,8 @@ HEADER = npy(np.zeros((3, 3, 3), np.int64))
             (npz(logical_count=np.full((2, 1, 1), 2**62)), "sums of counts turn negative"),
             (npy(np.full((1, 1, 1), 2**64 - 1, np.uint64)), "2 ** 64 - 1 is taken for -1"),
             (HEADER.replace(b"(3, 3", b"(%d, 3" % 9**30), "OverflowError in a mapped array"),
-            (gzip.compress(HEADER.replace(b"(3, 3", b"(%d, 3" % 9**14), mtime=0), "MemoryError when packed"),
+            (gzip.compress(HEADER.replace(b"(3, 3", b"(%d, 3" % 9**14), mtime=0),
+             "MemoryError when packed"),
         )),
     ],
 )  # fmt: skip
