@@ -12,7 +12,12 @@ run() {
     code=0
     sh -c "$1" 2>&1 || code=$?
     [ "$code" -eq 0 ] || printf '(exit code %d)\n' "$code"
-    [ "$code" -eq "${2:-0}" ] || exit 1
+    [ "$code" -eq "${2:-0}" ] || fail "expected exit code ${2:-0}"
+}
+
+fail() {
+    printf 'The demo did not go as it should: %s.\n' "$1" >&2
+    exit 1
 }
 
 run "moepack pack $model --hotness fixtures/qwen3moe-hotness.csv -o build/demo/qwen3.moepack"
@@ -21,3 +26,4 @@ run "moepack locate build/demo/qwen3.moepack --layer 1 --expert 3"
 run "moepack extract build/demo/qwen3.moepack --layer 1 --expert 3 --part up -o build/demo/up.bin"
 run "printf X | dd of=build/demo/qwen3.moepack/experts-00001.bin bs=1 seek=372740 conv=notrunc status=none"
 run "moepack verify build/demo/qwen3.moepack" 5
+printf '%s\n' '# All went as it should: packed, verified, read one part, and found the byte that was changed.'
