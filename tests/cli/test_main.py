@@ -16,7 +16,7 @@ from tests.support.models import FIXTURES, first_shard, flip
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+COMMANDS = (ROOT / "docs" / "commands.md").read_text()
 
 
 def keys(value: Any) -> set[str]:
@@ -59,7 +59,7 @@ def test_each_command_prints_one_json_object_with_documented_fields(
         run = moepack_command(*arguments, "--json")
         assert run.returncode == 0, run.stderr
         body = json.loads(run.stdout)
-        undocumented = {key for key in keys(body) if f"`{key}`" not in README}
+        undocumented = {key for key in keys(body) if f"`{key}`" not in COMMANDS}
         undocumented -= {"first_blob", "hotness_measured", "interleaved_row_count", "type_name"}
         assert not undocumented, arguments
 
