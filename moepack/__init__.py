@@ -21,10 +21,13 @@ from moepack.errors import (
     SourceError,
     TraceError,
 )
+from moepack.keys import ExpertKey
 from moepack.reading.batch import Batch, ExpertBytes
 from moepack.reading.budget import Statistics
-from moepack.reading.pack import BlobLocation, Pack, PartLocation
+from moepack.reading.catalog import BlobLocation, PartLocation
+from moepack.reading.pack import Pack
 from moepack.reading.reader import Reader
+from moepack.shape import ModelShape
 from moepack.storage.buffers import BufferPool
 
 __version__ = "0.1.0"
@@ -34,7 +37,9 @@ __all__ = [
     "BlobLocation",
     "BufferPool",
     "ExpertBytes",
+    "ExpertKey",
     "MachineError",
+    "ModelShape",
     "MoepackError",
     "Pack",
     "PackError",

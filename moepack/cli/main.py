@@ -72,10 +72,11 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 
     Example: moepack inspect model-00001-of-00004.gguf
     """
+    from moepack.reading.directory import looks_like_pack
     from moepack.report import facts, text
     from moepack.source import experts, shards
 
-    if len(source_or_pack) == 1 and _looks_like_pack(Path(source_or_pack[0])):
+    if len(source_or_pack) == 1 and looks_like_pack(Path(source_or_pack[0])):
         with moepack.open(source_or_pack[0]) as opened:
             described = facts.describe_pack(opened)
         show(described, as_json, text.pack)
@@ -242,13 +243,6 @@ def include_dir() -> None:
     Example: moepack include-dir
     """
     click.echo(installed.folder("include"))
-
-
-def _looks_like_pack(path: Path) -> bool:
-    from moepack.format.manifest import INDEX_NAME, NAME
-    from moepack.reading.pack import JOURNAL_NAME
-
-    return any((path / name).exists() for name in (NAME, INDEX_NAME, JOURNAL_NAME))
 
 
 def _length_on_disk(path: Path) -> int:

@@ -13,11 +13,10 @@ from typing import NamedTuple
 from moepack import digest
 from moepack.errors import PackError
 from moepack.format import records
+from moepack.format.names import is_plain_name
 from moepack.sizes import align
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z", re.ASCII)
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z", re.ASCII)
-_RESERVED_NAMES = {"index.bin", "manifest.json", "manifest.json.tmp", "pack.journal"}
 
 
 class DataFile(NamedTuple):
@@ -44,7 +43,7 @@ class PartKind(NamedTuple):
     interleaved_row_count: int
 
 
-class Family(NamedTuple):
+class PackedFamily(NamedTuple):
     """The experts of one kind in one layer, and where their records begin."""
 
     layer: int
@@ -237,7 +236,7 @@ class Index:
             raise self._error("files", "two files have the same name")
         return tuple(files)
 
-    def _read_families(self) -> tuple[Family, ...]:
+    def _read_families(self) -> tuple[PackedFamily, ...]:
         size = records.FamilyRecord.LAYOUT.size
         families = []
         kind_number = blob_number = part_number = 0
@@ -249,7 +248,7 @@ class Index:
             kinds = self._read_part_kinds(record, place)
             name = self._name(record.name, place)
             measured = bool(record.flags & records.HOTNESS_MEASURED)
-            family = Family(
+            family = PackedFamily(
                 layer=record.layer,
                 name=name,
                 expert_count=record.expert_count,
@@ -270,7 +269,7 @@ class Index:
         self._check_family_order(families)
         return tuple(families)
 
-    def _check_family_order(self, families: list[Family]) -> None:
+    def _check_family_order(self, families: list[PackedFamily]) -> None:
         keys = [(family.layer, family.name) for family in families]
         layers = [family.layer for family in families]
         if len(set(keys)) != len(keys) or layers != sorted(layers):
@@ -357,8 +356,3 @@ class Index:
         )
         place = f"part {number} ({kind.name})"
         return self._error(place, "record out of bounds", expected, record)
-
-
-def is_plain_name(name: str) -> bool:
-    """Say whether `name` may name a data file: letters, digits and `._-`, and no name in use."""
-    return bool(_FILE_NAME.match(name)) and name.lower() not in _RESERVED_NAMES

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from moepack import digest
 from moepack.errors import PackError
 from moepack.format import records
-from moepack.format.index import is_plain_name
+from moepack.format.names import is_plain_name
 
 NAME = "manifest.json"
 INDEX_NAME = "index.bin"
@@ -84,10 +84,10 @@ def decode(data: bytes, path: str) -> Manifest:
 
     A wrong own digest is reported in `digest_matches`, not raised: the verifier goes on from there.
     """
-    return _Decoder(path).decode(data)
+    return _ManifestDecoder(path).decode(data)
 
 
-class _Decoder:
+class _ManifestDecoder:
     def __init__(self, path: str) -> None:
         self.path = path
 

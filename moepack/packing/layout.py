@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from moepack import installed
 from moepack.errors import RequestError
 from moepack.format import records
-from moepack.format.index import is_plain_name
+from moepack.format.names import is_plain_name
 from moepack.sizes import parse_size
 
 MAX_FILE_LENGTH = 1 << 13

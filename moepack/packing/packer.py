@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 from moepack import __version__
 from moepack.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.format import manifest
+from moepack.format.names import JOURNAL_NAME
 from moepack.hotness.file import Hotness
 from moepack.packing import index_encoder
 from moepack.packing.data_files import CopyJobs, ShardFiles
 from moepack.packing.journal import Journal, open_journal
 from moepack.packing.plan import Plan
-from moepack.reading.pack import JOURNAL_NAME
 from moepack.source import gguf_header
 from moepack.source.shards import Source
 

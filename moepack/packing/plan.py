@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from moepack.errors import RequestError
 from moepack.format import records
+from moepack.format.names import projection
 from moepack.packing.layout import Layout
 from moepack.sizes import align
 from moepack.source.experts import Experts, Family, Part
@@ -170,15 +171,9 @@ def _templates(
     return tuple(templates)
 
 
-def projection(part: Part) -> str:
-    """Name a part's projection: `up` for `ffn_up_exps.weight`."""
-    stem = part.name.partition(".")[0]
-    return stem.removeprefix("ffn_").removesuffix("_exps").removesuffix("_chexps")
-
-
 def _part_order(part: Part, layout: Layout) -> tuple[bool, int, int]:
     suffix = part.name.partition(".")[2]
-    place = layout.projections.index(projection(part))
+    place = layout.projections.index(projection(part.name))
     return not part.is_weight, place, _SUFFIXES.index(suffix)
 
 

@@ -15,29 +15,30 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
 from moepack.errors import MoepackError, RequestError
-from moepack.reading import reader as blocking
 from moepack.reading.batch import ExpertBytes
 from moepack.reading.budget import DEPTH, MAX_LENGTH
+from moepack.reading.reader import Reader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
     from moepack.reading.budget import Statistics
-    from moepack.reading.pack import Pack
-    from moepack.reading.scheduler import Task
+    from moepack.reading.catalog import Catalog
+    from moepack.reading.scheduler import PendingRead
     from moepack.storage.backend import Backend
 
 
-class Reader:
+class AsyncReader:
     """Reads blobs and parts of one pack, for the tasks of one event loop.
 
     Make it while the loop runs; the options are those of `moepack.Reader`. A read that is cancelled
-    ends first: until then the system may write into its memory.
+    ends first: until then the system may write into its memory. After a fork it is of no use in the
+    child.
     """
 
     def __init__(
         self,
-        pack: Pack,
+        catalog: Catalog,
         *,
         backend: str | Backend = "auto",
         depth: int = DEPTH,
@@ -45,22 +46,22 @@ class Reader:
         check_digests: bool = True,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._pack = pack
-        self._reader = blocking.Reader(
-            pack,
+        self._catalog = catalog
+        self._reader = Reader(
+            catalog,
             backend=backend,
             depth=depth,
             max_in_flight=max_in_flight,
             check_digests=check_digests,
         )
-        self._schedule = self._reader.schedule()
+        self._scheduler = self._reader.scheduler()
         try:
-            self._watched = self._schedule.queue.fileno()
+            self._watched = self._scheduler.queue.fileno()
         except BaseException:
             self._reader.close()
             raise
         self._loop.add_reader(self._watched, self._deliver)
-        self._futures: dict[Task, asyncio.Future[Task]] = {}
+        self._futures: dict[PendingRead, asyncio.Future[PendingRead]] = {}
         self._is_open = True
 
     @property
@@ -89,19 +90,21 @@ class Reader:
         if not self._is_open:
             return
         self._is_open = False
+        if self._reader.is_forked:
+            return  # the loop's own descriptors are the parent's as well
         try:
             await _settled(list(self._futures.values()))
         finally:
             self._loop.remove_reader(self._watched)
-            self._schedule.close()
+            self._scheduler.close()
             self._reader.close()
 
     async def read(
         self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
     ) -> memoryview:
         """Read a whole blob or one part; see `moepack.Reader.read`."""
-        (future,) = self._begin([(layer, expert)], _one(part), family, None)
-        return ExpertBytes(self._pack, None, await _result(future)).view
+        (future,) = self._begin([(layer, expert)], _names(part), family, None)
+        return ExpertBytes(None, await _result(future)).view
 
     async def read_into(
         self,
@@ -112,9 +115,9 @@ class Reader:
         *,
         family: str | None = None,
     ) -> int:
-        """Read into the caller's buffer and give the length; see `moepack.Reader.read_into`."""
-        (future,) = self._begin([(layer, expert)], _one(part), family, [buffer])
-        return (await _result(future)).wanted.length
+        """Read into the caller's buffer and return the length; see `moepack.Reader.read_into`."""
+        (future,) = self._begin([(layer, expert)], _names(part), family, [buffer])
+        return (await _result(future)).read.length
 
     async def read_many(
         self,
@@ -132,7 +135,7 @@ class Reader:
             while waiting:
                 future = waiting[0] if in_order else await _first(waiting)
                 waiting.remove(future)
-                yield ExpertBytes(self._pack, None, await _result(future))
+                yield ExpertBytes(None, await _result(future))
         finally:
             await _settled(futures)
 
@@ -142,49 +145,49 @@ class Reader:
         parts: Sequence[str] | None,
         family: str | None,
         into: Sequence[Any] | None,
-    ) -> list[asyncio.Future[Task]]:
+    ) -> list[asyncio.Future[PendingRead]]:
         if not self._is_open:
-            raise RequestError("the reader is closed", path=self._pack.path)
-        tasks = self._reader.plan(keys, parts=parts, family=family, into=into)
-        futures = [self._loop.create_future() for _ in tasks]
-        self._futures.update(zip(tasks, futures, strict=True))
-        for task in tasks:
-            self._schedule.add(task)
-        self._schedule.start()
+            raise RequestError("the reader is closed", path=self._catalog.path)
+        reads = self._reader.plan(keys, parts=parts, family=family, into=into)
+        futures = [self._loop.create_future() for _ in reads]
+        self._futures.update(zip(reads, futures, strict=True))
+        for pending in reads:
+            self._scheduler.add(pending)
+        self._scheduler.start()
         self._loop.call_soon(self._deliver)  # nothing signals what failed before it began
         return futures
 
     def _deliver(self) -> None:
         """Give finished reads to those who wait; the loop calls this."""
         # Once more after the last, since what cannot begin in its place is not signalled.
-        while finished := self._schedule.take(wait=False):
-            for task in finished:
-                self._settle(task, self._futures.pop(task))
+        while finished := self._scheduler.take(wait=False):
+            for pending in finished:
+                self._settle(pending, self._futures.pop(pending))
 
-    def _settle(self, task: Task, future: asyncio.Future[Task]) -> None:
+    def _settle(self, pending: PendingRead, future: asyncio.Future[PendingRead]) -> None:
         try:
-            if task.error is not None:
-                raise task.error
-            assert task.memory is not None
-            self._reader.check(task.wanted, task.memory)
+            if pending.error is not None:
+                raise pending.error
+            assert pending.memory is not None
+            self._reader.check(pending.read, pending.memory)
         except MoepackError as error:
-            task.error = None  # the error's traceback holds the task
+            pending.error = None  # the error's traceback holds the read
             future.set_exception(error)
         else:
-            future.set_result(task)
+            future.set_result(pending)
 
 
-async def _result(future: asyncio.Future[Task]) -> Task:
+async def _result(future: asyncio.Future[PendingRead]) -> PendingRead:
     await _settled([future])
     return future.result()
 
 
-async def _first(futures: list[asyncio.Future[Task]]) -> asyncio.Future[Task]:
+async def _first(futures: list[asyncio.Future[PendingRead]]) -> asyncio.Future[PendingRead]:
     done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
     return next(future for future in futures if future in done)
 
 
-async def _settled(futures: list[asyncio.Future[Task]]) -> None:
+async def _settled(futures: list[asyncio.Future[PendingRead]]) -> None:
     """Wait until all reads have ended, also when whoever waits is cancelled meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     while pending := [future for future in futures if not future.done()]:
@@ -198,5 +201,5 @@ async def _settled(futures: list[asyncio.Future[Task]]) -> None:
         raise cancelled
 
 
-def _one(part: str | None) -> tuple[str] | None:
+def _names(part: str | None) -> tuple[str] | None:
     return None if part is None else (part,)

@@ -6,13 +6,13 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from moepack.errors import MoepackError, RequestError
-from moepack.reading.scheduler import Schedule, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from moepack.reading.expert_read import Wanted
-    from moepack.reading.pack import Pack
+    from moepack.reading.expert_read import ExpertRead
+    from moepack.reading.open_work import OpenWork
+    from moepack.reading.scheduler import PendingRead, Scheduler
     from moepack.storage.buffers import BufferPool
 
 
@@ -24,37 +24,32 @@ class ExpertBytes:
     is the expert's place in the list of keys that it was asked in.
     """
 
-    __slots__ = ("_pack", "_pool", "_wanted", "number", "view")
+    __slots__ = ("_pool", "_read", "number", "view")
 
-    def __init__(self, pack: Pack, pool: BufferPool | None, task: Task) -> None:
-        assert task.memory is not None
-        self._pack = pack
+    def __init__(self, pool: BufferPool | None, pending: PendingRead) -> None:
+        assert pending.memory is not None
         self._pool = pool
-        self._wanted = task.wanted
-        self.number = task.number
-        self.view = task.memory
+        self._read = pending.read
+        self.number = pending.number
+        self.view = pending.memory
 
     @property
     def layer(self) -> int:
         """The layer."""
-        return self._wanted.layer
+        return self._read.layer
 
     @property
     def expert(self) -> int:
         """The expert's number in its layer."""
-        return self._wanted.expert
+        return self._read.expert
 
     def part(self, name: str) -> memoryview:
-        """Give one part's bytes, without padding; `name` as in `Pack.locate`.
+        """Return one part's bytes, without padding.
 
+        `name` as in `Pack.locate`: where a family was named to read, it is one of that family.
         Raises RequestError for one that was not read.
         """
-        where = self._pack.locate(self.layer, self.expert, name)
-        start = self._wanted.find(where)
-        if start is None:
-            place = f"layer {self.layer} expert {self.expert} {where.part}"
-            raise RequestError("this part was not asked for", path=where.path, place=place)
-        return self.view[start : start + where.length]
+        return self._read.view(self.view, name)
 
     def release(self) -> None:
         """Give the buffer back to the reader's pool; neither it nor its views may be used then."""
@@ -69,47 +64,94 @@ class ExpertBytes:
         self.release()
 
 
+class BatchReads:
+    """The reads of a batch and their memory. It knows nothing of the batch, which may be dropped.
+
+    Its methods may be called from several threads.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, pool: BufferPool | None, pending: Sequence[PendingRead]
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._untaken = {read.number: read for read in pending}
+        self._ready: dict[int, PendingRead] = {}
+        self._was_cut = False
+        self.is_open = True
+
+    def __len__(self) -> int:
+        return len(self._untaken)
+
+    def start(self) -> None:
+        """Begin to read; called once. Raises MachineError where that cannot be."""
+        with self._lock:
+            for pending in self._untaken.values():
+                self._scheduler.add(pending)
+            self._scheduler.start()
+
+    def take(self, *, in_order: bool) -> PendingRead | None:
+        """Wait for one expert; several threads may, and each gets others. None after the last."""
+        with self._lock:
+            while self._untaken:
+                number = next(iter(self._untaken if in_order else self._ready), None)
+                if number in self._ready:
+                    del self._untaken[number]
+                    return self._ready.pop(number)
+                finished = self._scheduler.take(wait=True)
+                if not finished:
+                    raise RequestError("an interruption lost some of the batch")
+                for pending in finished:
+                    self._ready[pending.number] = pending
+            if self._was_cut:
+                raise RequestError("the batch was closed before all of it was taken")
+        return None
+
+    def free(self, pending: PendingRead) -> None:
+        """Give back the memory of a read that nobody gets."""
+        memory, pending.memory = pending.memory, None
+        if self._pool is not None and memory is not None:
+            self._pool.give_back(memory)
+
+    def close(self) -> None:
+        """Begin nothing more, wait for what is in flight, give memory back.
+
+        May be called again where it was cut off.
+        """
+        with self._lock:
+            self._was_cut = self._was_cut or bool(self._untaken)
+            self._scheduler.close()
+            for pending in (*self._untaken.values(), *self._ready.values()):
+                self.free(pending)
+            self._untaken.clear()
+            self._ready.clear()
+            self.is_open = False
+
+
 class Batch:
     """Experts that were asked for together, on their way or there; `Reader.submit` makes it.
 
     Leaving a `with`, or `close`, gives up what has not begun and waits for what has: until then the
-    system may write into the buffers. A batch that is dropped does so as well.
+    system may write into the buffers. For a batch that is dropped the reader does so in its next
+    call, since a finaliser must not wait.
     """
-
-    _is_open = False
 
     def __init__(
         self,
-        pack: Pack,
+        reads: BatchReads,
+        open_work: OpenWork,
+        check: Callable[[ExpertRead, memoryview], None],
         pool: BufferPool | None,
-        schedule: Schedule,
-        check: Callable[[Wanted, memoryview], None],
     ) -> None:
-        self._pack = pack
-        self._pool = pool
-        self._schedule = schedule
+        self._reads = reads
+        self._open_work = open_work
         self._check = check
-        self._lock = threading.Lock()
-        self._untaken: dict[int, None] = {}
-        self._ready: dict[int, Task] = {}
-        self._was_cut = False
-
-    def start(self, tasks: Sequence[Task]) -> None:
-        """Begin to read what is wanted; called once. Raises MachineError and ends it otherwise."""
-        with self._lock:
-            self._is_open = True
-            self._untaken.update(dict.fromkeys(task.number for task in tasks))
-            for task in tasks:
-                self._schedule.add(task)
-            try:
-                self._schedule.start()
-            except BaseException:
-                self._close()
-                raise
+        self._pool = pool
 
     def __len__(self) -> int:
-        """Say how many experts have not been taken yet."""
-        return len(self._untaken)
+        """Return how many experts have not been taken yet."""
+        return len(self._reads)
 
     def __enter__(self) -> Self:
         return self
@@ -118,62 +160,37 @@ class Batch:
         self.close()
 
     def __del__(self) -> None:
-        if self._is_open:  # else be short: Python ignores a Ctrl-C that comes in here
-            self.close()
+        if self._reads.is_open:
+            self._open_work.drop(self._reads)
 
     def completions(self, *, in_order: bool = False) -> Iterator[ExpertBytes]:
         """Yield the experts as they come from the disk, or in the order in which they were asked.
 
         An expert that could not be read raises its error in its turn; asking again goes on with the
         rest. Reads that the reader's bounds held back begin here. Raises RequestError where the
-        batch or its reader was closed before all experts were taken.
+        batch or its reader was closed before all experts were taken, and in a forked child.
         """
-        while (task := self._take(in_order)) is not None:
-            yield self._open(task)
+        while True:
+            self._open_work.close_dropped()
+            pending = self._reads.take(in_order=in_order)
+            if pending is None:
+                return
+            yield self._open(pending)
 
     def close(self) -> None:
         """Give up the rest: begin nothing more, wait for what is in flight, free the buffers."""
-        with self._lock:
-            self._close()
+        if not self._open_work.is_forked:
+            self._reads.close()
+            self._open_work.release(self._reads)
 
-    def _close(self) -> None:
-        self._was_cut = self._was_cut or bool(self._untaken)
-        self._untaken.clear()
-        for task in (*self._schedule.close(), *self._ready.values()):
-            self._free(task)
-        self._ready.clear()
-        self._is_open = False
-
-    def _take(self, in_order: bool) -> Task | None:
-        """Wait for one expert; several threads may, and each gets others. None after the last."""
-        with self._lock:
-            while self._untaken:
-                number = next(iter(self._untaken if in_order else self._ready), None)
-                if number in self._ready:
-                    del self._untaken[number]
-                    return self._ready.pop(number)
-                finished = self._schedule.take(wait=True)
-                if not finished:
-                    raise RequestError("an interruption lost some of the batch")
-                for task in finished:
-                    self._ready[task.number] = task
-            if self._was_cut:
-                raise RequestError("the batch was closed before all of it was taken")
-        return None
-
-    def _open(self, task: Task) -> ExpertBytes:
+    def _open(self, pending: PendingRead) -> ExpertBytes:
         try:
-            if task.error is not None:
-                raise task.error
-            assert task.memory is not None
-            self._check(task.wanted, task.memory)
+            if pending.error is not None:
+                raise pending.error
+            assert pending.memory is not None
+            self._check(pending.read, pending.memory)
         except MoepackError:
-            task.error = None  # the error's traceback holds the task
-            self._free(task)
+            pending.error = None  # the error's traceback holds the read
+            self._reads.free(pending)
             raise
-        return ExpertBytes(self._pack, self._pool, task)
-
-    def _free(self, task: Task) -> None:
-        if self._pool is not None and task.memory is not None:
-            self._pool.give_back(task.memory)
-        task.memory = None
+        return ExpertBytes(self._pool, pending)

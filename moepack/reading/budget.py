@@ -6,12 +6,8 @@ Beyond about 100 MB in flight drives get slower, not faster, and memory is bette
 import threading
 import time
 from collections.abc import Hashable
-from typing import NamedTuple, TypeVar
-from weakref import WeakSet
+from typing import NamedTuple
 
-from moepack.errors import RequestError
-
-Work = TypeVar("Work")
 DEPTH = 32
 MAX_LENGTH = 64 << 20
 
@@ -34,7 +30,7 @@ class Statistics(NamedTuple):
     peak_length: int
 
 
-class InFlight:
+class Budget:
     """Counts the reads in flight of one reader, over all of its threads and batches.
 
     `depth` bounds their number, `max_length` their bytes. A batch that has nothing in flight may
@@ -49,34 +45,45 @@ class InFlight:
         self._backend = backend
         self._max_length = max_length
         self._changed = threading.Condition()
-        self._closed = False
+        self._is_closed = False
         self._owned: dict[Hashable, tuple[int, int]] = {}
         self._peak = 0
         self._reads = self._errors = self._read_length = 0
         self._busy_seconds = self._busy_since = 0.0
 
     @property
-    def _count(self) -> int:
-        return sum(count for count, _ in self._owned.values())
+    def is_closed(self) -> bool:
+        """Whether nothing may begin any more."""
+        return self._is_closed
 
     @property
-    def _length(self) -> int:
-        return sum(length for _, length in self._owned.values())
+    def is_spent(self) -> bool:
+        """Whether anything is in flight; takes no lock."""
+        return bool(self._owned)
+
+    def _in_flight(self) -> tuple[int, int]:
+        """Count what is in flight: reads and bytes."""
+        count = length = 0
+        for owned_count, owned_length in tuple(self._owned.values()):
+            count += owned_count
+            length += owned_length
+        return count, length
 
     def begin(self, owner: Hashable, length: int, *, force: bool = False) -> bool:
-        """Count a read of `length` bytes as begun, or say that it may not begin now.
+        """Count a read of `length` bytes as begun; return False where it may not begin now.
 
         It may not where the bounds do not allow it, unless `force`, or where the reader is closed.
         """
         with self._changed:
-            full = self._count >= self.depth or self._length + length > self._max_length
-            if self._closed or (full and not force):
+            count, total = self._in_flight()
+            is_full = count >= self.depth or total + length > self._max_length
+            if self._is_closed or (is_full and not force):
                 return False
-            if not self._count:
+            if not count:
                 self._busy_since = time.perf_counter()
-            count, total = self._owned.get(owner, (0, 0))
-            self._owned[owner] = count + 1, total + length
-            self._peak = max(self._peak, self._length)
+            owned_count, owned_length = self._owned.get(owner, (0, 0))
+            self._owned[owner] = owned_count + 1, owned_length + length
+            self._peak = max(self._peak, total + length)
             return True
 
     def end(self, owner: Hashable, length: int, got: int, *, failed: bool) -> None:
@@ -106,21 +113,10 @@ class InFlight:
         with self._changed:
             self._errors += 1
 
-    def adopt(self, work: Work, open_work: WeakSet[Work]) -> None:
-        """Add `work` to what `close` has to end. Raises RequestError where that has begun."""
-        with self._changed:
-            self.check_open()
-            open_work.add(work)
-
-    def check_open(self) -> None:
-        """Raise RequestError where the reader is closed."""
-        if self._closed:
-            raise RequestError("the reader is closed")
-
     def close(self) -> None:
         """Let nothing begin any more."""
         with self._changed:
-            self._closed = True
+            self._is_closed = True
 
     def drain(self) -> None:
         """Wait until nothing is in flight."""
@@ -128,16 +124,17 @@ class InFlight:
             self._changed.wait_for(lambda: not self._owned)
 
     def statistics(self) -> Statistics:
-        """Give the numbers as they are now."""
+        """Return the numbers as they are now."""
         with self._changed:
-            busy = time.perf_counter() - self._busy_since if self._count else 0.0
+            count, length = self._in_flight()
+            busy = time.perf_counter() - self._busy_since if count else 0.0
             return Statistics(
                 self._backend,
                 self._reads,
                 self._errors,
                 self._read_length,
                 self._busy_seconds + busy,
-                self._count,
-                self._length,
+                count,
+                length,
                 self._peak,
             )

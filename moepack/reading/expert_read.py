@@ -1,6 +1,6 @@
-"""What an engine wants of one expert, as reads: ranges of files, and where they go in its memory.
+"""What is read of one expert: ranges of files, where they go in its memory, and its parts there.
 
-Pure arithmetic over a pack's index; nothing is opened or read here.
+Planned once, before anything is read: arithmetic over the catalogue. Nothing is opened here.
 """
 
 from __future__ import annotations
@@ -10,27 +10,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from moepack import digest
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
+from moepack.storage.regular import MACHINE_HINTS, NotRegularError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from moepack.reading.pack import Pack, PartLocation
+    from moepack.reading.catalog import Catalog, PartLocation, PartNames
     from moepack.storage.backend import Completion
 
 PAGE = 4096
 """Ranges of one expert keep their place within a page, so that direct reads need no copy."""
 
-_HINTS = {
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "the system's table of open files is full",
+_HINTS = MACHINE_HINTS | {
     errno.EIO: "the drive or its connection fails: see the kernel's log, then run `moepack verify`",
     errno.EINVAL: 'the file system refuses such a direct read: use backend="buffered"',
-    errno.ENOMEM: "free memory, or raise the limit of locked memory (ulimit -l)",
 }
 
 
-class Extent(NamedTuple):
+class FileRead(NamedTuple):
     """One read: `length` bytes of the file at `path`, from `offset` on, to `start` in memory."""
 
     path: Path
@@ -39,125 +37,138 @@ class Extent(NamedTuple):
     start: int
 
 
-class Wanted(NamedTuple):
-    """What is to be read of one expert: a whole blob, or `parts` in the order of the file.
+class ExpertRead(NamedTuple):
+    """What is to be read of one expert: its blob where `is_blob`, else some parts of it.
 
-    `length` is the bytes of memory that the extents take.
+    `parts` lie in `file_reads`; those of a blob are all of the expert's. `names` are what parts may
+    be called. `length` is the bytes of memory that the reads take.
     """
 
     layer: int
     expert: int
-    family: str | None
-    parts: tuple[PartLocation, ...] | None
-    extents: tuple[Extent, ...]
+    is_blob: bool
+    parts: tuple[PartLocation, ...]
+    names: PartNames
+    file_reads: tuple[FileRead, ...]
     length: int
 
-    def place(self, extent: Extent) -> str:
-        """Name an extent of this for a message."""
-        inside = [part.part for part in self.parts or () if _holds(extent, part)]
-        what = " and ".join(inside) or "blob"
-        return f"layer {self.layer} expert {self.expert} {what} at byte {extent.offset}"
+    def place(self, file_read: FileRead) -> str:
+        """Return what a message calls one of the reads."""
+        parts = () if self.is_blob else self.parts
+        names = [part.part for part in parts if _holds(file_read, part)]
+        what = " and ".join(names) or "blob"
+        return f"layer {self.layer} expert {self.expert} {what} at byte {file_read.offset}"
 
-    def problem(self, extent: Extent, completion: Completion) -> MoepackError | None:
-        """Say what went wrong with the read of `extent`; None where nothing did."""
+    def problem(self, file_read: FileRead, completion: Completion) -> MoepackError | None:
+        """Return what went wrong with one of the reads; None where nothing did."""
         error = completion.error
-        path, place = extent.path, self.place(extent)
+        if error is None and completion.length >= file_read.length:
+            return None
+        path, place = file_read.path, self.place(file_read)
         if isinstance(error, FileNotFoundError):
             return PackError("a data file is missing", path=path, place=place)
+        if isinstance(error, NotRegularError):
+            return PackError("not a regular file", path=path, place=place, found=error.kind)
         if error is not None:
             hint = _HINTS.get(error.errno or 0)
             return MachineError(f"cannot read: {error.strerror}", path=path, place=place, hint=hint)
-        if completion.length < extent.length:
-            return PackError(
-                "the file ends too early",
-                path=path,
-                place=place,
-                expected=f"{extent.length} bytes",
-                found=completion.length,
-                hint="it was cut or replaced: run `moepack verify` on the pack",
-            )
-        return None
+        return PackError(
+            "the file ends too early",
+            path=path,
+            place=place,
+            expected=f"{file_read.length} bytes",
+            found=completion.length,
+            hint="it was cut or replaced: run `moepack verify` on the pack",
+        )
 
-    def find(self, part: PartLocation) -> int | None:
-        """Say where in memory `part` begins; None where it is not among what was wanted."""
-        if self.parts is not None and part not in self.parts:
-            return None
-        for extent in self.extents:
-            if _holds(extent, part):
-                return extent.start + part.offset - extent.offset
-        return None
+    def view(self, memory: memoryview, name: str) -> memoryview:
+        """Return the bytes of the part `name` in `memory`, without padding.
 
-    def check_digests(self, pack: Pack, memory: memoryview) -> None:
+        Raises RequestError for a part that was not asked for.
+        """
+        family, number = self.names.get(name, (None, 0))
+        full_name = name if family is None else family.part_kinds[number].name
+        for part in self.parts:
+            if part.part == full_name:
+                return self._view(memory, part)
+        raise RequestError(
+            "this part was not asked for",
+            path=self.file_reads[0].path,
+            place=f"layer {self.layer} expert {self.expert} {full_name}",
+            hint=f"what was read is {', '.join(part.part for part in self.parts)}",
+        )
+
+    def check_digests(self, memory: memoryview) -> None:
         """Compare each part in `memory` with its digest; padding is not looked at.
 
         Raises PackError for the first that differs.
         """
-        parts = self.parts
-        if parts is None:
-            kinds = pack.parts(self.layer, family=self.family)
-            names = [kind.name for kind in kinds]
-            parts = tuple(
-                pack.locate(self.layer, self.expert, name, family=self.family) for name in names
-            )
-        for part in parts:
-            start = self.find(part)
-            assert start is not None, "every part lies in an extent"
-            found = digest.of(memory[start : start + part.length])
-            if found != part.digest:
+        for part in self.parts:
+            actual = digest.of(self._view(memory, part))
+            if actual != part.digest:
                 raise PackError(
                     "the bytes do not have the digest in the index",
                     path=part.path,
                     place=f"layer {part.layer} expert {part.expert} {part.part} "
                     f"at byte {part.offset}",
                     expected=digest.to_text(part.digest),
-                    found=digest.to_text(found),
+                    found=digest.to_text(actual),
                     hint="run `moepack verify` on the pack",
                 )
 
+    def _view(self, memory: memoryview, part: PartLocation) -> memoryview:
+        start = part.offset_in_blob
+        if not self.is_blob:
+            file_read = next(read for read in self.file_reads if _holds(read, part))
+            start = file_read.start + part.offset - file_read.offset
+        return memory[start : start + part.length]
 
-def want(
-    pack: Pack, layer: int, expert: int, parts: Sequence[str] | None, family: str | None
-) -> Wanted:
+
+def plan_read(
+    catalog: Catalog, layer: int, expert: int, parts: Sequence[str] | None, family: str | None
+) -> ExpertRead:
     """Plan the reads of one expert: its whole blob, or the named `parts`.
 
     Parts that lie so near each other that padding could be between them are one read. Raises
     RequestError for what the pack does not hold, PackError for a record that breaks the format.
     """
     if parts is None:
-        blob = pack.locate(layer, expert, family=family)
-        extent = Extent(blob.path, blob.offset, blob.length, 0)
-        return Wanted(layer, expert, family, None, (extent,), blob.length)
+        blob, located = catalog.locate_all(layer, expert, family=family)
+        file_read = FileRead(blob.path, blob.offset, blob.length, 0)
+        names = catalog.part_names(layer, family=family)
+        return ExpertRead(layer, expert, True, located, names, (file_read,), blob.length)
     if isinstance(parts, str):
         raise RequestError("one name where several go", expected=f"parts=({parts!r},)", found=parts)
     if not parts:
-        raise RequestError("no parts were asked for", path=pack.path)
-    found = {pack.locate(layer, expert, part, family=family) for part in parts}
-    ordered = tuple(sorted(found, key=lambda part: (part.path, part.offset)))
-    extents: list[Extent] = []
+        raise RequestError("no parts were asked for", path=catalog.path)
+    locations = {catalog.locate(layer, expert, part, family=family) for part in parts}
+    ordered = tuple(sorted(locations, key=lambda part: (part.path, part.offset)))
+    file_reads: list[FileRead] = []
     for part in ordered:
-        if extents and _are_near(extents[-1], part, pack):
-            last = extents.pop()
+        if file_reads and _are_near(file_reads[-1], part, catalog):
+            last = file_reads.pop()
             end = part.offset + part.stored_length
-            extents.append(last._replace(length=end - last.offset))
+            file_reads.append(last._replace(length=end - last.offset))
         else:
-            extents.append(_next_extent(extents, part))
-    length = extents[-1].start + extents[-1].length
-    return Wanted(layer, expert, family, ordered, tuple(extents), length)
+            file_reads.append(_next_read(file_reads, part))
+    length = file_reads[-1].start + file_reads[-1].length
+    names = catalog.part_names(layer, family=family)
+    return ExpertRead(layer, expert, False, ordered, names, tuple(file_reads), length)
 
 
-def _next_extent(before: list[Extent], part: PartLocation) -> Extent:
+def _next_read(before: list[FileRead], part: PartLocation) -> FileRead:
     start = 0
     if before:
         # As far from the first one as in the file, but for whole pages.
         end = before[-1].start + before[-1].length
         start = end + (part.offset - before[0].offset - end) % PAGE
-    return Extent(part.path, part.offset, part.stored_length, start)
+    return FileRead(part.path, part.offset, part.stored_length, start)
 
 
-def _are_near(extent: Extent, part: PartLocation, pack: Pack) -> bool:
-    gap = part.offset - extent.offset - extent.length
-    return part.path == extent.path and 0 <= gap < pack.index.header.part_alignment
+def _are_near(file_read: FileRead, part: PartLocation, catalog: Catalog) -> bool:
+    gap = part.offset - file_read.offset - file_read.length
+    return part.path == file_read.path and 0 <= gap < catalog.index.header.part_alignment
 
 
-def _holds(extent: Extent, part: PartLocation) -> bool:
-    return extent.path == part.path and 0 <= part.offset - extent.offset < extent.length
+def _holds(file_read: FileRead, part: PartLocation) -> bool:
+    return file_read.path == part.path and 0 <= part.offset - file_read.offset < file_read.length

@@ -11,17 +11,18 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.reading.batch import Batch, ExpertBytes
-from moepack.reading.budget import DEPTH, MAX_LENGTH, InFlight, Statistics
-from moepack.reading.expert_read import PAGE, Wanted, want
-from moepack.reading.scheduler import Schedule, Task
+from moepack.reading.batch import Batch, BatchReads, ExpertBytes
+from moepack.reading.budget import DEPTH, MAX_LENGTH, Budget, Statistics
+from moepack.reading.expert_read import PAGE, ExpertRead, plan_read
+from moepack.reading.open_work import OpenWork, close_orphans
+from moepack.reading.scheduler import PendingRead, Scheduler
 from moepack.storage.backend import ReadRequest
 from moepack.storage.buffers import allocate, writable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from moepack.reading.pack import Pack
+    from moepack.reading.catalog import Catalog
     from moepack.storage.backend import Backend
     from moepack.storage.buffers import BufferPool
 
@@ -35,12 +36,16 @@ class Reader:
     `moepack.storage.backend`. At most `depth` reads and `max_in_flight` bytes are in flight at a
     time, over all batches; a single read, and the first of a batch, is never held back. With
     `pool`, batches are read into its buffers. With `check_digests` each part that is read is
-    compared with its digest, and one flipped bit is an error. May be used from several threads.
+    compared with its digest, and one flipped bit is an error.
+
+    May be used from several threads, but only in the process that made it: after a fork every call
+    in the child raises RequestError, and the child opens the pack again. Fork while nothing is in
+    flight: what the parent's reads write then may go to a page that only the child still has.
     """
 
     def __init__(
         self,
-        pack: Pack,
+        catalog: Catalog,
         *,
         backend: str | Backend = "auto",
         depth: int = DEPTH,
@@ -52,7 +57,9 @@ class Reader:
             raise RequestError("no such depth", expected=f"1 to {MAX_DEPTH}", found=depth)
         if max_in_flight < 1:
             raise RequestError("no such bound", expected="1 byte or more", found=max_in_flight)
-        self._pack = pack
+        catalog.check_open()
+        close_orphans()
+        self._catalog = catalog
         self._pool = pool
         self._check_digests = check_digests
         if isinstance(backend, str):
@@ -60,18 +67,14 @@ class Reader:
                 choose,  # here, since who only locates needs no backend
             )
 
-            self._backend, self.why = choose(
-                backend, pack.file_paths, depth, pool.fixed if pool else None
-            )
+            # What is no file is an error of the pack, when it is read.
+            files = (path for path in catalog.file_paths if path.is_file())
+            self._backend, self.why = choose(backend, files, depth, pool.fixed if pool else None)
         else:
             self._backend, self.why = backend, "given by the caller"
-        self._in_flight = InFlight(self._backend.name, depth, max_in_flight)
-        self._open_work: weakref.WeakSet[Batch | Schedule] = weakref.WeakSet()
-        # Also when this is dropped, and when Python ends: then threads are cut off that a later
-        # close would wait for.
-        self._close = weakref.finalize(
-            self, _close, self._in_flight, self._open_work, self._backend
-        )
+        self._budget = Budget(self._backend.name, depth, max_in_flight)
+        self._open_work = OpenWork(self._budget, self._backend)
+        self._finalizer = weakref.finalize(self, _finish, weakref.ref(self), self._open_work)
 
     @property
     def backend(self) -> str:
@@ -81,7 +84,13 @@ class Reader:
     @property
     def statistics(self) -> Statistics:
         """What was read so far, and what is in flight now."""
-        return self._in_flight.statistics()
+        self._open_work.close_dropped()
+        return self._budget.statistics()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a copy in a forked child, which must not read and closes nothing."""
+        return self._open_work.is_forked
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +103,9 @@ class Reader:
 
         Views that were given out stay valid.
         """
-        self._close()
+        if self._finalizer.alive:
+            self._open_work.close()
+            self._finalizer.detach()
 
     def read(
         self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
@@ -106,9 +117,9 @@ class Reader:
         PackError for a file that is shorter than the index says or a digest that differs,
         MachineError when the system cannot read.
         """
-        wanted = self._want(layer, expert, part, family)
-        memory = _new_memory(wanted)
-        self._fill(wanted, memory)
+        read = self._plan(layer, expert, part, family)
+        memory = _new_memory(read)
+        self._fill(read, memory)
         return memory
 
     def read_into(
@@ -120,15 +131,15 @@ class Reader:
         *,
         family: str | None = None,
     ) -> int:
-        """Read like `read` into the start of the caller's `buffer`; give the length in bytes.
+        """Read like `read` into the start of the caller's `buffer`; return the length in bytes.
 
         `buffer` is anything with a writable, contiguous buffer (bytearray, mmap, numpy array,
         pinned memory). What lies behind the length is left alone. A buffer that starts on a page is
         read into without a copy. Raises RequestError where it is too small.
         """
-        wanted = self._want(layer, expert, part, family)
-        self._fill(wanted, _callers_memory(buffer, wanted))
-        return wanted.length
+        read = self._plan(layer, expert, part, family)
+        self._fill(read, _callers_memory(buffer, read))
+        return read.length
 
     def read_many(
         self,
@@ -141,11 +152,19 @@ class Reader:
     ) -> Iterator[ExpertBytes]:
         """Read several experts at a time; yield them in the order asked, or as they come.
 
-        The arguments are those of `submit`. Nothing is read before the first is asked for.
+        The arguments are those of `submit`. Nothing is read before the first is asked for. Where it
+        is left early, what is in flight ends with the reader's next call, and the system may write
+        into buffers until then; a `with` around `submit` waits for it.
         """
-        with self.submit(keys, parts=parts, family=family, into=into) as batch:
+        batch = self.submit(keys, parts=parts, family=family, into=into)
+        try:
             yield from batch.completions(in_order=in_order)
-        self._open_work.discard(batch)  # here, since Python ignores a Ctrl-C while it drops objects
+        except GeneratorExit:
+            raise  # of a finaliser, perhaps, which must not wait: the batch is dropped with this
+        except BaseException:
+            batch.close()
+            raise
+        batch.close()
 
     def submit(
         self,
@@ -155,7 +174,7 @@ class Reader:
         family: str | None = None,
         into: Sequence[Any] | None = None,
     ) -> Batch:
-        """Begin to read several experts and return at once; `Batch.completions` gives them.
+        """Begin to read several experts and return at once; `Batch.completions` yields them.
 
         `keys` are (layer, expert). `parts` names what is read of each, the whole blob by default;
         neighbouring parts are one read. `into` has a buffer of the caller's for each key, which is
@@ -163,11 +182,16 @@ class Reader:
         the pool or is new. Raises RequestError for what the pack does not hold and for buffers that
         do not fit, before anything is read.
         """
-        tasks = self.plan(keys, parts=parts, family=family, into=into)
+        pending = self.plan(keys, parts=parts, family=family, into=into)
         pool = self._pool if into is None else None
-        batch = Batch(self._pack, pool, self._schedule(pool), self.check)
-        self._in_flight.adopt(batch, self._open_work)  # before anything begins that is to be ended
-        batch.start(tasks)
+        reads = BatchReads(self._scheduler(pool), pool, pending)
+        batch = Batch(reads, self._open_work, self.check, pool)
+        self._open_work.adopt(reads)  # before anything begins that is to be ended
+        try:
+            reads.start()
+        except BaseException:
+            batch.close()
+            raise
         return batch
 
     def plan(
@@ -177,106 +201,109 @@ class Reader:
         parts: Sequence[str] | None = None,
         family: str | None = None,
         into: Sequence[Any] | None = None,
-    ) -> list[Task]:
-        """Plan the reads of `submit` without beginning any; for those who drive a schedule."""
-        self._in_flight.check_open()
-        wanted = [want(self._pack, layer, expert, parts, family) for layer, expert in keys]
+    ) -> list[PendingRead]:
+        """Plan the reads of `submit` without beginning any; for those who drive a scheduler."""
+        self._open_work.enter()
+        reads = [plan_read(self._catalog, layer, expert, parts, family) for layer, expert in keys]
         if into is None:
             if self._pool is not None:
-                _check_pool(self._pool, wanted)
-            return [Task(number, one, None) for number, one in enumerate(wanted)]
-        if len(into) != len(wanted):
-            raise RequestError("not one buffer a key", expected=len(wanted), found=len(into))
-        pairs = enumerate(zip(wanted, into, strict=True))
-        return [Task(number, one, _callers_memory(buffer, one)) for number, (one, buffer) in pairs]
+                _check_pool(self._pool, reads)
+            return [PendingRead(number, read, None) for number, read in enumerate(reads)]
+        if len(into) != len(reads):
+            raise RequestError("not one buffer a key", expected=len(reads), found=len(into))
+        memories = [_callers_memory(buffer, read) for buffer, read in zip(into, reads, strict=True)]
+        return [PendingRead(n, *both) for n, both in enumerate(zip(reads, memories, strict=True))]
 
-    def schedule(self) -> Schedule:
-        """Make a schedule over this reader's backend and bounds, which is used by one thread."""
-        schedule = self._schedule(None)
-        self._in_flight.adopt(schedule, self._open_work)
-        return schedule
+    def scheduler(self) -> Scheduler:
+        """Return a scheduler over this reader's backend and bounds; the reader's end closes it."""
+        scheduler = self._scheduler(None)
+        self._open_work.adopt(scheduler)
+        return scheduler
 
-    def _schedule(self, pool: BufferPool | None) -> Schedule:
-        def from_pool(wanted: Wanted) -> memoryview | None:
+    def _scheduler(self, pool: BufferPool | None) -> Scheduler:
+        def from_pool(read: ExpertRead) -> memoryview | None:
             assert pool is not None
-            return pool.take(wanted.length)
+            return pool.take(read.length)
 
-        allocate_one = _new_memory if pool is None else from_pool
-        return Schedule(self._backend, self._in_flight, allocate_one)
+        memory_for = _new_memory if pool is None else from_pool
+        return Scheduler(self._backend, self._budget, memory_for)
 
-    def check(self, wanted: Wanted, memory: memoryview) -> None:
+    def check(self, read: ExpertRead, memory: memoryview) -> None:
         """Compare what was read with its digests, if this reader does; raise PackError."""
         if not self._check_digests:
             return
         try:
-            wanted.check_digests(self._pack, memory)
+            read.check_digests(memory)
         except PackError:
-            self._in_flight.add_error()
+            self._budget.add_error()
             raise
 
-    def _want(self, layer: int, expert: int, part: str | None, family: str | None) -> Wanted:
-        self._in_flight.check_open()
-        return want(self._pack, layer, expert, None if part is None else (part,), family)
+    def _plan(self, layer: int, expert: int, part: str | None, family: str | None) -> ExpertRead:
+        self._open_work.enter()
+        parts = None if part is None else (part,)
+        return plan_read(self._catalog, layer, expert, parts, family)
 
-    def _fill(self, wanted: Wanted, memory: memoryview) -> None:
+    def _fill(self, read: ExpertRead, memory: memoryview) -> None:
         """Read into `memory`, in this thread, and check what came."""
         owner = threading.get_ident()
-        for extent in wanted.extents:
-            buffer = memory[extent.start : extent.start + extent.length]
+        for file_read in read.file_reads:
+            buffer = memory[file_read.start : file_read.start + file_read.length]
             problem: MoepackError | None = None
             got, failed = 0, True
             try:
-                if not self._in_flight.begin(owner, extent.length, force=True):
-                    self._in_flight.check_open()
-                request = ReadRequest(extent.path, extent.offset, buffer)
+                if not self._budget.begin(owner, file_read.length, force=True):
+                    self._open_work.check_open()
+                request = ReadRequest(file_read.path, file_read.offset, buffer)
                 completion = self._backend.read(request)
-                problem = wanted.problem(extent, completion)
+                problem = read.problem(file_read, completion)
                 got, failed = completion.length, problem is not None
             finally:
-                self._in_flight.end(owner, extent.length, got, failed=failed)
+                self._budget.end(owner, file_read.length, got, failed=failed)
             if problem is not None:
                 try:
                     raise problem
                 finally:
                     del problem  # its traceback holds this frame, and that holds the buffer
-        self.check(wanted, memory)
+        self.check(read, memory)
 
 
-def _close(
-    in_flight: InFlight, open_work: weakref.WeakSet[Batch | Schedule], backend: Backend
-) -> None:
-    in_flight.close()
-    for work in list(open_work):
-        work.close()
-    in_flight.forget(threading.get_ident())  # an interrupted read; this thread reads nothing now
-    in_flight.drain()
-    backend.close()
+def _finish(reader: weakref.ref[Reader], open_work: OpenWork) -> None:
+    """End what a reader has begun, when it was dropped or when Python ends.
+
+    At the end the reader is still there, and waiting is right: a moment later its threads are cut
+    off.
+    """
+    if reader() is None:
+        open_work.abandon()
+    else:
+        open_work.close()
 
 
-def _new_memory(wanted: Wanted) -> memoryview:
-    """Give memory that lies within its page as the extents lie within theirs."""
+def _new_memory(read: ExpertRead) -> memoryview:
+    """Return memory that lies within its page as the reads lie within theirs."""
+    first = read.file_reads[0]
     try:
-        return allocate(wanted.length, wanted.extents[0].offset % PAGE)
+        return allocate(read.length, first.offset % PAGE)
     except MachineError as error:
-        error.path = str(wanted.extents[0].path)
-        error.place = wanted.place(wanted.extents[0])
+        error.path = str(first.path)
+        error.place = read.place(first)
         raise
 
 
-def _callers_memory(buffer: Any, wanted: Wanted) -> memoryview:
+def _callers_memory(buffer: Any, read: ExpertRead) -> memoryview:
     try:
-        return writable_bytes(buffer, wanted.length)
+        return writable_bytes(buffer, read.length)
     except RequestError as error:
-        error.place = wanted.place(wanted.extents[0])
+        error.place = read.place(read.file_reads[0])
         raise
 
 
-def _check_pool(pool: BufferPool, wanted: list[Wanted]) -> None:
-    for one in wanted:
-        if one.length > pool.length:
+def _check_pool(pool: BufferPool, reads: list[ExpertRead]) -> None:
+    for read in reads:
+        if read.length > pool.length:
             raise RequestError(
                 "the pool's buffers are too small",
-                place=one.place(one.extents[0]),
-                expected=f"{one.length} bytes",
+                place=read.place(read.file_reads[0]),
+                expected=f"{read.length} bytes",
                 found=pool.length,
             )

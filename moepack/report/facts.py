@@ -6,7 +6,8 @@ from typing import Any
 from moepack import digest
 from moepack.format.index import PartKind
 from moepack.hotness import coverage
-from moepack.reading.pack import BlobLocation, Pack, PartLocation
+from moepack.reading.catalog import BlobLocation, PartLocation
+from moepack.reading.pack import Pack
 from moepack.source import ggml_types
 from moepack.source.experts import Experts, Family, mtp_start
 from moepack.source.shards import Source

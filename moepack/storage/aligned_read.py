@@ -15,7 +15,7 @@ import os
 from moepack.sizes import align
 from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.buffers import map_memory
-from moepack.storage.open_files import Alignment, Files
+from moepack.storage.open_files import Alignment, OpenFiles
 
 MAX_PIECES = 3
 
@@ -94,7 +94,7 @@ class RoundedRead:
         return length
 
 
-def read(files: Files, number: int, request: ReadRequest) -> Completion:
+def read(files: OpenFiles, number: int, request: ReadRequest) -> Completion:
     """Do one request with positioned reads in this thread."""
     try:
         file = files.get(request.path)

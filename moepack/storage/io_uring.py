@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from moepack.storage import aligned_read, ring
 from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address
 from moepack.storage.backend import Completion, ReadRequest
-from moepack.storage.open_files import Files, OpenFile, open_direct
+from moepack.storage.open_files import OpenFile, OpenFiles, open_direct
 from moepack.storage.ring import Ring
 
 _IOVEC = struct.Struct("=QQ")
@@ -27,7 +27,7 @@ class UringBackend:
     name = "uring"
 
     def __init__(self, fixed: memoryview | None = None) -> None:
-        self._files = Files(open_direct)
+        self._files = OpenFiles(open_direct)
         self._fixed = fixed
         self._idle: list[UringQueue] = []
         self._is_closed = False
@@ -67,7 +67,7 @@ class UringQueue:
     """The requests of one caller in a ring."""
 
     def __init__(
-        self, backend: UringBackend, files: Files, depth: int, fixed: memoryview | None
+        self, backend: UringBackend, files: OpenFiles, depth: int, fixed: memoryview | None
     ) -> None:
         self.depth = depth
         self._backend = backend

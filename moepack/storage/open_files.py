@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from moepack.storage.regular import open_addressable
+
 _AT_EMPTY_PATH = 0x1000
 _STATX_DIOALIGN = 0x2000
 _STATX_LENGTH = 256
@@ -43,7 +45,7 @@ class OpenFile(NamedTuple):
     alignment: Alignment
 
 
-class Files:
+class OpenFiles:
     """The open files of a backend, each opened when it is first read. Safe for threads."""
 
     def __init__(self, open_file: Callable[[Path], OpenFile]) -> None:
@@ -71,7 +73,7 @@ class Files:
 
 def open_buffered(path: Path) -> OpenFile:
     """Open a file to be read through the page cache."""
-    return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), ANY)
+    return OpenFile(open_addressable(path), ANY)
 
 
 def open_direct(path: Path) -> OpenFile:
@@ -84,7 +86,7 @@ def open_direct(path: Path) -> OpenFile:
     flag = getattr(os, "O_DIRECT", None)
     if flag is None:
         raise OSError(errno.EOPNOTSUPP, "this system has no O_DIRECT")
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
+    descriptor = open_addressable(path, os.O_RDONLY | flag)
     try:
         return OpenFile(descriptor, _direct_alignment(descriptor))
     except OSError:
@@ -95,7 +97,7 @@ def open_direct(path: Path) -> OpenFile:
 def _open_uncached(path: Path) -> OpenFile:
     import fcntl
 
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_addressable(path)
     fcntl.fcntl(descriptor, getattr(fcntl, "F_NOCACHE", 48), 1)
     return OpenFile(descriptor, ANY)
 

@@ -8,7 +8,7 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from moepack.errors import MachineError, RequestError
@@ -48,7 +48,7 @@ class _NotWorkingError(Exception):
 
 
 def choose(
-    name: str, paths: Sequence[Path], depth: int, fixed: memoryview | None = None
+    name: str, paths: Iterable[Path], depth: int, fixed: memoryview | None = None
 ) -> tuple[Backend, str]:
     """Give the backend `name`, or with `auto` the best that works, and why it is that one.
 

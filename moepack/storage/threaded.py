@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 from moepack.storage import aligned_read
 from moepack.storage.backend import Completion, ReadRequest
-from moepack.storage.open_files import Files, open_buffered, open_direct
+from moepack.storage.open_files import OpenFiles, open_buffered, open_direct
 
 MAX_THREADS = 64
 
@@ -22,7 +22,7 @@ class ThreadedBackend:
 
     def __init__(self, *, direct: bool) -> None:
         self.name = "direct" if direct else "buffered"
-        self._files = Files(open_direct if direct else open_buffered)
+        self._files = OpenFiles(open_direct if direct else open_buffered)
         self._work: SimpleQueue[_Started | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._unfinished = 0

@@ -16,9 +16,9 @@ from pathlib import Path
 from moepack import digest
 from moepack.errors import PackError, SourceError, short
 from moepack.format import manifest
-from moepack.format.index import Family, Index, PartKind
+from moepack.format.index import Index, PackedFamily, PartKind
 from moepack.format.records import BlobRecord, PartRecord
-from moepack.reading.pack import map_index, read_manifest
+from moepack.reading.directory import map_index, read_manifest
 from moepack.verifying.file_scan import Extent, FileScan
 from moepack.verifying.report import Finding, Report
 from moepack.verifying.witness import Slices, find_slices
@@ -78,7 +78,7 @@ class _Check:
     def find(self, kind: str, message: str, **where: object) -> None:
         self.findings.append(Finding(kind, message, **where))  # type: ignore[arg-type]
 
-    def report(self, families: Sequence[Family], compared: int | None, read: int) -> Report:
+    def report(self, families: Sequence[PackedFamily], compared: int | None, read: int) -> Report:
         def key(finding: Finding) -> tuple[int, int, str, int]:
             layer = -1 if finding.layer is None else finding.layer
             expert = -1 if finding.expert is None else finding.expert
@@ -123,7 +123,7 @@ class _Check:
     def records(self, index: Index) -> dict[int, list[Extent]]:
         """Check all records against the rules; give the sound parts by file."""
         extents: dict[int, list[Extent]] = defaultdict(list)
-        blobs: dict[int, list[tuple[int, int, Family, int]]] = defaultdict(list)
+        blobs: dict[int, list[tuple[int, int, PackedFamily, int]]] = defaultdict(list)
         for family in index.families:
             for expert in range(family.expert_count):
                 self._blob(index, family, expert, blobs, extents)
@@ -138,9 +138,9 @@ class _Check:
     def _blob(
         self,
         index: Index,
-        family: Family,
+        family: PackedFamily,
         expert: int,
-        blobs: dict[int, list[tuple[int, int, Family, int]]],
+        blobs: dict[int, list[tuple[int, int, PackedFamily, int]]],
         extents: dict[int, list[Extent]],
     ) -> None:
         where = {"layer": family.layer, "expert": expert}
@@ -167,7 +167,7 @@ class _Check:
             extent = Extent(part.offset, kind.length, part.digest, family.layer, expert, kind.name)
             extents[part.file].append(extent)
 
-    def _overlaps(self, name: str, blobs: list[tuple[int, int, Family, int]]) -> None:
+    def _overlaps(self, name: str, blobs: list[tuple[int, int, PackedFamily, int]]) -> None:
         blobs.sort(key=lambda blob: blob[:2])
         reached = 0
         for start, end, family, expert in blobs:

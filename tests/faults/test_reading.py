@@ -377,6 +377,7 @@ def test_a_batch_dropped_after_an_error_gives_its_buffers_back(pack: Pack) -> No
             with contextlib.suppress(MachineError):
                 next(batch.completions(in_order=True))
             del batch
+            assert reader.statistics.in_flight_count == 0  # a call, which closes it
             assert pool.free_count == 3
     finally:
         gc.enable()
@@ -539,7 +540,9 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(pack: Pack, name: str) ->
 
 
 @pytest.mark.parametrize("has_pool", [True, False])
-def test_a_dropped_batch_waits_for_its_reads(pack: Pack, name: str, has_pool: bool) -> None:
+def test_a_dropped_batch_ends_its_reads_with_the_next_call(
+    pack: Pack, name: str, has_pool: bool
+) -> None:
     gate = threading.Event()
     backend = FaultyBackend(make(name), Fault(until=gate, times=2))
     pool = moepack.BufferPool(4, 1 << 16) if has_pool else None
@@ -549,15 +552,17 @@ def test_a_dropped_batch_waits_for_its_reads(pack: Pack, name: str, has_pool: bo
         threading.Timer(0.05, gate.set).start()
         del batch
         gc.collect()
-        assert gate.is_set()
         assert reader.statistics.in_flight_count == reader.statistics.in_flight_length == 0
+        assert gate.is_set()
         assert len(backend.begun) == 2
         assert backend.open_queues == 0
         assert pool is None or pool.free_count == 4
         the_rest_reads_right(pack, reader, errors=0)
 
 
-def test_leaving_read_many_early_waits_and_gives_buffers_back(pack: Pack, name: str) -> None:
+def test_leaving_read_many_early_gives_buffers_back_with_the_next_call(
+    pack: Pack, name: str
+) -> None:
     pool = moepack.BufferPool(5, 1 << 16)
     backend = FaultyBackend(make(name), Fault(delay=0.002))
     with pack.reader(backend=backend, pool=pool, depth=3) as reader:
@@ -566,8 +571,8 @@ def test_leaving_read_many_early_waits_and_gives_buffers_back(pack: Pack, name: 
                 one.release()
                 if one.number >= stop:
                     break
+            assert reader.statistics.in_flight_count == 0  # the next call
             assert pool.free_count == 5
-            assert reader.statistics.in_flight_count == 0
             assert backend.open_queues == 0
         assert len(backend.begun) < 3 * 16
         many = reader.read_many(keys_of(pack))

@@ -255,7 +255,8 @@ def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, moepack_co
         assert ranked == sorted(ranked, reverse=True)
         assert pack.manifest.hotness is not None
         assert pack.manifest.hotness["token_count"] == found.token_count
-        lengths = {key: pack.locate(*key).length for key in pack.hottest(1 << 40)}
+        lengths: dict[tuple[int, int], int] = {}
+        lengths |= {key: pack.locate(*key).length for key in pack.hottest(1 << 40)}
     run = moepack_command("inspect", target, "--json")
     shown = json.loads(run.stdout)["coverage"]
     assert shown == coverage.of_hotness(found, lengths)

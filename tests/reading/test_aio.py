@@ -20,7 +20,8 @@ import pytest
 
 import moepack
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.reading import aio, reader
+from moepack.reading import reader
+from moepack.reading.aio import AsyncReader
 from moepack.reading.pack import Pack
 from moepack.storage import buffers
 from tests.support.faulty_backend import Fault, FaultyBackend, fault_at, make, require
@@ -64,7 +65,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def the_rest_reads_right(
-    pack: Pack, made: aio.Reader, *without: tuple[int, int], errors: int | None = None
+    pack: Pack, made: AsyncReader, *without: tuple[int, int], errors: int | None = None
 ) -> None:
     keys = [key for key in keys_of(pack) if key not in without]
     for key, view in zip(keys, await asyncio.gather(*(made.read(*k) for k in keys)), strict=True):
@@ -77,7 +78,7 @@ async def the_rest_reads_right(
 
 def test_every_call_gives_what_is_on_disk(pack: Pack, name: str) -> None:
     async def work() -> None:
-        async with aio.Reader(pack, backend=name, depth=4) as made:
+        async with AsyncReader(pack, backend=name, depth=4) as made:
             assert made.backend == name
             assert made.why.startswith("asked for; ")
             keys = keys_of(pack)
@@ -112,7 +113,7 @@ def test_read_many_gives_all_in_the_order_asked_or_as_they_come(
 
     async def work() -> None:
         backend = FaultyBackend(make(name), shuffle=choice.shuffle)
-        async with aio.Reader(pack, backend=backend, depth=6) as made:
+        async with AsyncReader(pack, backend=backend, depth=6) as made:
             assert (made.backend, made.why) == (name, "given by the caller")
             numbers = []
             async for one in made.read_many(keys, in_order=in_order):
@@ -137,7 +138,7 @@ def test_read_many_gives_all_in_the_order_asked_or_as_they_come(
 def test_read_many_reads_into_the_callers_buffers(pack: Pack, name: str) -> None:
     async def work() -> None:
         buffers = [bytearray(1 << 16) for _ in range(4)]
-        async with aio.Reader(pack, backend=name) as made:
+        async with AsyncReader(pack, backend=name) as made:
             async for one in made.read_many([(0, n) for n in range(4)], into=buffers):
                 length = len(one.view)
                 assert buffers[one.number][:length] == on_disk(pack.locate(0, one.number))
@@ -148,7 +149,7 @@ def test_read_many_reads_into_the_callers_buffers(pack: Pack, name: str) -> None
 def test_several_at_a_time_stay_within_the_bounds(pack: Pack, name: str) -> None:
     async def work() -> None:
         backend = FaultyBackend(make(name), Fault(delay=0.001))
-        async with aio.Reader(pack, backend=backend, depth=9, max_in_flight=100_000) as made:
+        async with AsyncReader(pack, backend=backend, depth=9, max_in_flight=100_000) as made:
             views = await asyncio.gather(*(made.read(*key) for key in keys_of(pack) * 2))
             assert views == [on_disk(pack.locate(*key)) for key in keys_of(pack) * 2]
         assert 1 < backend.peak_count <= 9
@@ -164,7 +165,7 @@ def test_errors_come_in_their_turn_and_the_reader_goes_on(pack: Pack, name: str)
             fault_at(pack, 0, 4, missing=1),
             fault_at(pack, 0, 6, flip=0),
         ]
-        async with aio.Reader(pack, backend=FaultyBackend(make(name), *faults)) as made:
+        async with AsyncReader(pack, backend=FaultyBackend(make(name), *faults)) as made:
             calls = (made.read(0, n) for n in range(8))
             results = await asyncio.gather(*calls, return_exceptions=True)
             for number, result in enumerate(results):
@@ -198,7 +199,7 @@ def test_errors_come_in_their_turn_and_the_reader_goes_on(pack: Pack, name: str)
 def test_what_is_not_there_is_refused_before_anything_is_read(pack: Pack, name: str) -> None:
     async def work() -> None:
         backend = FaultyBackend(make(name))
-        async with aio.Reader(pack, backend=backend) as made:
+        async with AsyncReader(pack, backend=backend) as made:
             with pytest.raises(RequestError, match="no expert 16"):
                 await made.read(0, 16)
             with pytest.raises(RequestError, match="no part sideways"):
@@ -219,7 +220,7 @@ def test_a_missing_file_is_an_error_of_its_reads(pack_copy: Path, name: str) -> 
     async def work() -> None:
         with moepack.open(pack_copy) as opened:
             opened.locate(1, 0).path.unlink()
-            async with aio.Reader(opened, backend=name) as made:
+            async with AsyncReader(opened, backend=name) as made:
                 calls = (made.read(layer, 0) for layer in (1, 0, 1))
                 results = await asyncio.gather(*calls, return_exceptions=True)
                 assert results[1] == memoryview(on_disk(opened.locate(0, 0)))
@@ -235,7 +236,7 @@ def test_a_cancelled_read_ends_before_its_memory_is_the_callers(pack: Pack, name
     async def work() -> None:
         gate = threading.Event()
         backend = FaultyBackend(make(name), fault_at(pack, 0, 1, until=gate))
-        async with aio.Reader(pack, backend=backend) as made:
+        async with AsyncReader(pack, backend=backend) as made:
             buffer = bytearray(1 << 16)
             task = asyncio.create_task(made.read_into(buffer, 0, 1))
             await until(lambda: backend.begun)
@@ -260,7 +261,7 @@ def test_a_read_that_is_cancelled_twice_ends_first_as_well(pack: Pack) -> None:
     async def work() -> None:
         gate = threading.Event()
         backend = FaultyBackend(make("buffered"), fault_at(pack, 0, 1, until=gate))
-        async with aio.Reader(pack, backend=backend) as made:
+        async with AsyncReader(pack, backend=backend) as made:
             task = asyncio.create_task(made.read_into(bytearray(1 << 16), 0, 1))
             await until(lambda: backend.begun)
             try:
@@ -310,7 +311,7 @@ def test_a_cancelled_read_that_fails_leaves_no_complaint(pack: Pack) -> None:
     async def work() -> None:
         gate = threading.Event()
         backend = FaultyBackend(make("buffered"), fault_at(pack, 0, 1, until=gate, code=errno.EIO))
-        async with aio.Reader(pack, backend=backend) as made:
+        async with AsyncReader(pack, backend=backend) as made:
             task = asyncio.create_task(made.read(0, 1))
             await until(lambda: backend.begun)
             task.cancel()
@@ -331,7 +332,7 @@ def test_a_loop_over_experts_that_is_cancelled_waits_for_its_reads(
         gate = threading.Event()
         backend = FaultyBackend(make(name), fault_at(pack, 0, 3, until=gate))
         buffers = [bytearray(1 << 16) for _ in range(6)]
-        async with aio.Reader(pack, backend=backend) as made:
+        async with AsyncReader(pack, backend=backend) as made:
             came: list[int] = []
 
             async def loop() -> None:
@@ -362,7 +363,7 @@ def test_leaving_a_loop_over_experts_early_waits_for_the_rest(
     async def work() -> None:
         faults = fault_at(pack, 1, 15, code=errno.EIO), Fault(delay=0.001)
         backend = FaultyBackend(make(name), *faults)
-        async with aio.Reader(pack, backend=backend, depth=4) as made:
+        async with AsyncReader(pack, backend=backend, depth=4) as made:
             many = made.read_many(keys_of(pack), in_order=in_order)
             async with contextlib.aclosing(many) as experts:  # type: ignore[type-var]
                 async for one in experts:
@@ -377,7 +378,7 @@ def test_leaving_a_loop_over_experts_early_waits_for_the_rest(
 def test_a_timeout_is_a_cancellation(pack: Pack, name: str) -> None:
     async def work() -> None:
         backend = FaultyBackend(make(name), fault_at(pack, 0, 1, delay=0.05))
-        async with aio.Reader(pack, backend=backend) as made:
+        async with AsyncReader(pack, backend=backend) as made:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(made.read(0, 1), 0.01)
             assert made.statistics.in_flight_count == 0
@@ -403,7 +404,7 @@ def test_the_loop_goes_on_while_reads_are_in_flight(pack: Pack, name: str) -> No
                 await asyncio.sleep(0.001)
 
         backend = FaultyBackend(make(name), Fault(until=gate))
-        async with aio.Reader(pack, backend=backend, depth=2) as made:
+        async with AsyncReader(pack, backend=backend, depth=2) as made:
             ticker = asyncio.create_task(tick())
             views = await asyncio.gather(*(made.read(0, n) for n in range(3)))
             ticker.cancel()
@@ -419,16 +420,16 @@ def test_a_waiting_loop_sleeps(pack: Pack, name: str) -> None:
     async def work() -> None:
         gate = threading.Event()
         backend = FaultyBackend(make(name), fault_at(pack, 0, 1, until=gate))
-        async with aio.Reader(pack, backend=backend) as made:
+        async with AsyncReader(pack, backend=backend) as made:
             calls = 0
-            take = made._schedule.take
+            take = made._scheduler.take
 
             def counted(*, wait: bool) -> Any:
                 nonlocal calls
                 calls += 1
                 return take(wait=wait)
 
-            made._schedule.take = counted  # type: ignore[method-assign]
+            made._scheduler.take = counted  # type: ignore[method-assign]
             task = asyncio.create_task(made.read(0, 1))
             await asyncio.sleep(0.05)
             gate.set()
@@ -443,7 +444,7 @@ def test_uring_needs_no_threads(pack: Pack) -> None:
 
     async def work() -> None:
         before = threading.active_count()
-        async with aio.Reader(pack, backend="uring") as made:
+        async with AsyncReader(pack, backend="uring") as made:
             await the_rest_reads_right(pack, made)
             tasks = [asyncio.create_task(made.read(0, n)) for n in range(16)]
             await asyncio.sleep(0)
@@ -458,7 +459,7 @@ def test_nothing_stays_open(pack: Pack, name: str) -> None:
     async def work() -> None:
         before = len(os.listdir("/proc/self/fd")), threading.active_count()
         for _ in range(3):
-            async with aio.Reader(pack, backend=name, depth=3) as made:
+            async with AsyncReader(pack, backend=name, depth=3) as made:
                 await the_rest_reads_right(pack, made)
         assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
@@ -469,7 +470,7 @@ def test_a_reader_that_cannot_be_made_leaves_nothing_open(pack: Pack) -> None:
     async def work() -> None:
         backend = FaultyBackend(make("buffered"), queue_codes=[errno.EMFILE])
         with pytest.raises(MachineError, match="Too many open files"):
-            aio.Reader(pack, backend=backend)
+            AsyncReader(pack, backend=backend)
         assert backend.is_closed
 
     run(work)
@@ -477,7 +478,7 @@ def test_a_reader_that_cannot_be_made_leaves_nothing_open(pack: Pack) -> None:
 
 def test_a_reader_is_made_inside_of_a_loop(pack: Pack) -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
-        aio.Reader(pack)
+        AsyncReader(pack)
 
 
 # Closing
@@ -487,7 +488,7 @@ def test_closing_waits_for_what_was_asked_for(pack: Pack, name: str) -> None:
     async def work() -> None:
         gate = threading.Event()
         backend = FaultyBackend(make(name), fault_at(pack, 0, 1, until=gate))
-        made = aio.Reader(pack, backend=backend, depth=1)
+        made = AsyncReader(pack, backend=backend, depth=1)
         tasks = [asyncio.create_task(made.read(0, n)) for n in (1, 2, 3)]
         await until(lambda: backend.begun)
         closing = asyncio.create_task(made.close())
@@ -508,7 +509,7 @@ def test_closing_waits_for_what_was_asked_for(pack: Pack, name: str) -> None:
 def test_closing_waits_for_what_fails_as_well(pack: Pack, name: str) -> None:
     async def work() -> None:
         backend = FaultyBackend(make(name), fault_at(pack, 0, 1, delay=0.01, code=errno.EIO))
-        made = aio.Reader(pack, backend=backend)
+        made = AsyncReader(pack, backend=backend)
         task = asyncio.create_task(made.read(0, 1))
         await until(lambda: backend.begun)
         await made.close()
@@ -522,7 +523,7 @@ def test_a_close_that_was_cancelled_can_be_asked_for_again(pack: Pack) -> None:
     async def work() -> None:
         gate = threading.Event()
         backend = FaultyBackend(make("buffered"), fault_at(pack, 0, 1, until=gate))
-        made = aio.Reader(pack, backend=backend)
+        made = AsyncReader(pack, backend=backend)
         task = asyncio.create_task(made.read(0, 1))
         await until(lambda: backend.begun)
         threading.Timer(0.05, gate.set).start()
@@ -537,7 +538,7 @@ def test_a_close_that_was_cancelled_can_be_asked_for_again(pack: Pack) -> None:
 
 def test_a_closed_reader_refuses_every_call(pack: Pack, name: str) -> None:
     async def work() -> None:
-        made = aio.Reader(pack, backend=name)
+        made = AsyncReader(pack, backend=name)
         many = made.read_many([(0, 0)])
         await made.close()
         await made.close()
@@ -570,7 +571,7 @@ def test_memory_that_cannot_be_had_at_once_is_one_reads_error(
     pack: Pack, name: str, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
-        async with aio.Reader(pack, backend=name) as made:
+        async with AsyncReader(pack, backend=name) as made:
             fail_allocation(failing, monkeypatch)
             calls = (made.read(0, n) for n in range(3))
             results = await asyncio.gather(*calls, return_exceptions=True)

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from moepack.packing import layout, packer, plan
-from moepack.reading.pack import BlobLocation, Pack, PartLocation
+from moepack.reading.catalog import BlobLocation, PartLocation
+from moepack.reading.pack import Pack
 from moepack.source import experts
 from moepack.source.shards import Source, open_source
 

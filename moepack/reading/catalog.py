@@ -1,0 +1,277 @@
+"""What a pack holds: families, parts, counts, and where each expert lies.
+
+Pure look-ups in the index: it knows the paths of data files and opens none of them.
+"""
+
+from bisect import bisect_right
+from pathlib import Path
+from typing import NamedTuple, overload
+
+from moepack.errors import PackError, RequestError
+from moepack.format.index import Index, PackedFamily, PartKind
+from moepack.format.names import short_name
+from moepack.keys import ExpertKey
+from moepack.shape import FamilyShape, ModelShape
+from moepack.sizes import ranges_text
+
+PartNames = dict[str, tuple[PackedFamily, int]]
+"""Each name of a part, full and short, with the family it belongs to and its number there."""
+
+
+class BlobLocation(NamedTuple):
+    """Where one expert's blob lies.
+
+    `offset` counts from the start of the file at `path`, `length` is bytes with padding. `rank` 0
+    is the hottest blob of the pack. `hotness` is how often the expert was chosen, None where that
+    was not measured.
+    """
+
+    layer: int
+    expert: int
+    family: str
+    path: Path
+    offset: int
+    length: int
+    rank: int
+    hotness: int | None
+
+
+class PartLocation(NamedTuple):
+    """Where one part lies.
+
+    `offset` counts from the start of the file at `path`, `offset_in_blob` from the blob's. `length`
+    is the part's bytes, without padding; `stored_length` is what it takes on disk, the same as long
+    as no codec is used. `digest` is the XXH3-64 of the part's bytes.
+    """
+
+    layer: int
+    expert: int
+    part: str
+    path: Path
+    offset: int
+    offset_in_blob: int
+    stored_length: int
+    length: int
+    digest: int
+    codec: int
+
+
+class Catalog:
+    """The experts of the pack in the directory `path`, by its index.
+
+    A Catalog may be used from several threads. Offsets count from the start of the file they name.
+    """
+
+    def __init__(self, path: Path, index: Index) -> None:
+        self.path = path
+        self.index = index
+        self.file_paths = tuple(path / file.name for file in index.files)
+        # None names a layer's main family, which is its first.
+        self._families: dict[tuple[int, str | None], PackedFamily] = {}
+        self._part_names: dict[tuple[int, str | None], PartNames] = {}
+        for family in index.families:
+            self._add(family)
+        self._first_blobs = [family.first_blob for family in index.families]
+        self.layers = tuple(layer for layer, name in self._families if name is None)
+
+    def _add(self, family: PackedFamily) -> None:
+        layer = family.layer
+        is_main = self._families.setdefault((layer, None), family) is family
+        self._families[layer, family.name] = family
+        names: PartNames = {}
+        for number, kind in enumerate(family.part_kinds):
+            names.setdefault(short_name(kind.name), (family, number))
+        full = {kind.name: (family, number) for number, kind in enumerate(family.part_kinds)}
+        self._part_names[layer, family.name] = names | full
+        of_layer = self._part_names.setdefault((layer, None), {})
+        of_layer |= names | full if is_main else full
+
+    def families(self, layer: int) -> tuple[str, ...]:
+        """Return the names of the families of experts in `layer`, the main one first."""
+        self._family(layer, None)
+        return tuple(name for number, name in self._families if number == layer and name)
+
+    def expert_count(self, layer: int, *, family: str | None = None) -> int:
+        """Return how many experts `layer` has in `family` (the layer's main one by default)."""
+        return self._family(layer, family).expert_count
+
+    def parts(self, layer: int, *, family: str | None = None) -> tuple[PartKind, ...]:
+        """List what one expert of `layer` consists of: name, GGML type, shape, length in bytes."""
+        return self._family(layer, family).part_kinds
+
+    @property
+    def shape(self) -> ModelShape:
+        """The shape of what the pack holds; a length is bytes without padding."""
+        self.check_open()
+        return ModelShape(
+            tuple(
+                FamilyShape(
+                    family.layer,
+                    family.name,
+                    family.expert_count,
+                    sum(kind.length for kind in family.part_kinds),
+                )
+                for family in self.index.families
+            )
+        )
+
+    @overload
+    def locate(
+        self, layer: int, expert: int, part: None = None, *, family: str | None = None
+    ) -> BlobLocation: ...
+
+    @overload
+    def locate(
+        self, layer: int, expert: int, part: str, *, family: str | None = None
+    ) -> PartLocation: ...
+
+    def locate(
+        self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
+    ) -> BlobLocation | PartLocation:
+        """Return where an expert's blob, or one part of it, lies.
+
+        `part` is a full name (`ffn_up_exps.weight`) of any family, or a short one (`up`, `up.bias`)
+        of the layer's main family; where `family` is named, either is looked for there. Raises
+        RequestError for what the pack does not hold, PackError for a record that breaks the format.
+        """
+        if part is not None:
+            return self._locate_part(layer, expert, part, family)
+        owner = self._family(layer, family)
+        if not 0 <= expert < owner.expert_count:
+            raise self._no_expert(owner, expert)
+        offset, length, hotness, rank, file = self.index.blob(owner.first_blob + expert)
+        measured = hotness if owner.hotness_measured else None
+        path = self.file_paths[file]
+        return BlobLocation(layer, expert, owner.name, path, offset, length, rank, measured)
+
+    def _locate_part(self, layer: int, expert: int, part: str, name: str | None) -> PartLocation:
+        try:
+            family, number = self._part_names[layer, name][part]
+        except KeyError:
+            raise self._no_part(layer, part, name) from None
+        if not 0 <= expert < family.expert_count:
+            raise self._no_expert(family, expert)
+        blob = self.index.blob(family.first_blob + expert)
+        return self._part(family, expert, number, blob)
+
+    def locate_all(
+        self, layer: int, expert: int, *, family: str | None = None
+    ) -> tuple[BlobLocation, tuple[PartLocation, ...]]:
+        """Return where an expert's blob and each of its parts lie; raise what `locate` raises."""
+        owner = self._family(layer, family)
+        if not 0 <= expert < owner.expert_count:
+            raise self._no_expert(owner, expert)
+        blob = self.index.blob(owner.first_blob + expert)
+        offset, length, hotness, rank, file = blob
+        measured = hotness if owner.hotness_measured else None
+        path = self.file_paths[file]
+        where = BlobLocation(layer, expert, owner.name, path, offset, length, rank, measured)
+        numbers = range(len(owner.part_kinds))
+        return where, tuple([self._part(owner, expert, number, blob) for number in numbers])
+
+    def _part(
+        self,
+        family: PackedFamily,
+        expert: int,
+        number: int,
+        blob: tuple[int, int, int, int, int],
+    ) -> PartLocation:
+        kind = family.part_kinds[number]
+        first = family.first_part + expert * len(family.part_kinds)
+        offset, stored_length, stored_digest, file, codec, _ = self.index.part(first + number, kind)
+        blob_offset, blob_length, _, _, blob_file = blob
+        inside = offset - blob_offset
+        if file != blob_file or not 0 <= inside <= blob_length - stored_length:
+            raise PackError(
+                "a part lies outside its blob",
+                path=self.index.path,
+                place=f"layer {family.layer} expert {expert} {kind.name}",
+                expected=f"file {blob_file}, bytes {blob_offset} to {blob_offset + blob_length}",
+                found=f"file {file}, bytes {offset} to {offset + stored_length}",
+            )
+        return PartLocation(
+            family.layer,
+            expert,
+            kind.name,
+            self.file_paths[file],
+            offset,
+            inside,
+            stored_length,
+            kind.length,
+            stored_digest,
+            codec,
+        )
+
+    def part_names(self, layer: int, *, family: str | None = None) -> PartNames:
+        """Return what `locate` takes as the name of a part in `layer`; not to be changed."""
+        self._family(layer, family)
+        return self._part_names[layer, family]
+
+    def hottest(self, byte_budget: int, *, family: str | None = None) -> list[ExpertKey]:
+        """List experts, hottest first, until the next blob would exceed `byte_budget`.
+
+        Counts blobs with their padding, of each layer's main family or of the `family` named.
+        Without measured hotness the order is the source's.
+        """
+        self.check_open()
+        index = self.index
+        is_asked = [
+            (self._families[owner.layer, None].name if family is None else family) == owner.name
+            for owner in index.families
+        ]
+        keys = []
+        for rank in range(index.blob_count):
+            blob = index.blob_at_rank(rank)
+            number = bisect_right(self._first_blobs, blob) - 1
+            if not is_asked[number]:
+                continue
+            byte_budget -= index.blob(blob)[1]
+            if byte_budget < 0:
+                break
+            owner = index.families[number]
+            keys.append(ExpertKey(owner.layer, blob - owner.first_blob))
+        return keys
+
+    def check_open(self) -> None:
+        """Raise RequestError where the pack was closed."""
+        if not self._families:
+            raise RequestError("the pack is closed", path=self.path)
+
+    def forget(self) -> None:
+        """Hold nothing any more: the index is about to go, and every call says so from now on."""
+        self._families.clear()
+        self._part_names.clear()
+
+    def _family(self, layer: int, name: str | None) -> PackedFamily:
+        try:
+            return self._families[layer, name]
+        except KeyError:
+            raise self._no_family(layer, name) from None
+
+    def _no_family(self, layer: int, name: str | None) -> RequestError:
+        self.check_open()
+        if layer not in self.layers:
+            return RequestError(
+                f"the pack has no experts in layer {layer}",
+                path=self.path,
+                hint=f"it holds layers {ranges_text(self.layers)}",
+            )
+        names = ", ".join(self.families(layer))
+        return RequestError(
+            f"layer {layer} has no family {name}", path=self.path, hint=f"it has {names}"
+        )
+
+    def _no_part(self, layer: int, part: str, family: str | None) -> RequestError:
+        self._family(layer, family)
+        families = self.families(layer) if family is None else (family,)
+        names = [kind.name for name in families for kind in self.parts(layer, family=name)]
+        where = f"layer {layer}" if family is None else f"{family} of layer {layer}"
+        hint = f"it has {', '.join(names)}"
+        return RequestError(f"{where} has no part {part}", path=self.path, hint=hint)
+
+    def _no_expert(self, family: PackedFamily, expert: int) -> RequestError:
+        return RequestError(
+            f"layer {family.layer} has no expert {expert} in {family.name}",
+            path=self.path,
+            expected=f"0 to {family.expert_count - 1}",
+        )

@@ -1,0 +1,68 @@
+"""A pack's directory: its manifest and its index, and what a directory is that is no pack.
+
+Opens these two files and no other. A link to a file is as good as the file, since caches of hubs
+consist of links; what is no regular file is refused before it is read.
+"""
+
+import mmap
+import os
+from pathlib import Path
+
+from moepack.errors import MachineError, MoepackError, PackError
+from moepack.format import manifest
+from moepack.format.names import JOURNAL_NAME
+from moepack.storage.regular import MACHINE_HINTS, NotRegularError, open_regular
+
+_HINT = "a pack is the directory that `moepack pack` made"
+
+
+def looks_like_pack(path: Path) -> bool:
+    """Return whether the directory `path` holds any file that only a pack has."""
+    names = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME)
+    return any((path / name).exists() for name in names)
+
+
+def read_manifest(path: Path) -> bytes:
+    """Return the bytes of manifest.json of the pack at `path`, too many of one that is too long.
+
+    Raises PackError where there is none, saying what the directory is, and MachineError.
+    """
+    name = path / manifest.NAME
+    try:
+        with open(name, "rb", opener=open_regular) as file:
+            return file.read(manifest.MAX_LENGTH + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _not_a_pack(path) from None
+    except OSError as error:
+        raise _problem(name, error) from None
+
+
+def map_index(path: Path) -> mmap.mmap | bytes:
+    """Map index.bin of the pack at `path` into memory, read-only. Raises as `read_manifest`."""
+    name = path / manifest.INDEX_NAME
+    try:
+        with open(name, "rb", opener=open_regular) as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return b""
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise PackError("the index is missing", path=name) from None
+    except OSError as error:
+        raise _problem(name, error) from None
+
+
+def _not_a_pack(path: Path) -> PackError:
+    if not path.is_dir():
+        problem = "not a pack: not a directory" if path.exists() else "no such pack"
+        return PackError(problem, path=path, hint=_HINT)
+    if (path / JOURNAL_NAME).exists():
+        hint = "it was interrupted: run the same `moepack pack` again with --resume"
+        return PackError("not a whole pack: no manifest.json", path=path, hint=hint)
+    return PackError("not a pack: no manifest.json", path=path, hint=_HINT)
+
+
+def _problem(path: Path, error: OSError) -> MoepackError:
+    if isinstance(error, NotRegularError):
+        return PackError("not a regular file", path=path, found=error.kind)
+    hint = MACHINE_HINTS.get(error.errno or 0)
+    return MachineError(f"cannot read: {error.strerror}", path=path, hint=hint)
