@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moepack.errors import RequestError, SourceError
+from moepack.errors import MachineError, RequestError, SourceError
 from moepack.source import gguf_header
 from moepack.source.gguf_header import GgufHeader, Value
 from moepack.source.tensor_table import Tensor
@@ -83,7 +83,10 @@ def find_shards(named: PathOrPaths) -> list[Path]:
     if len(paths) > 1:
         _check_list(paths)
         return paths
-    return _siblings(_in_folder(paths[0]) if paths[0].is_dir() else paths[0])
+    try:
+        return _siblings(_in_folder(paths[0]) if paths[0].is_dir() else paths[0])
+    except OSError as error:
+        raise MachineError(f"cannot read the folder: {error.strerror}", path=paths[0]) from None
 
 
 def _listed(named: PathOrPaths) -> list[Path]:
