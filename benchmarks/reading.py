@@ -67,7 +67,7 @@ def packs_against_shards(pack_path: Path, shards: list[Path], rounds: int) -> It
         steps = workload.from_counts({}, counts, 8, 4, "").steps
         accesses = {
             "blobs": replay.blobs(pack, steps),
-            "slices": replay.slices(source, experts.find(source), pack, steps),
+            "slices": replay.slices(source, experts.find_experts(source), pack, steps),
         }
         backend, _ = probe.choose("auto", pack.file_paths, 1)
         readings = [Reading(layout, "direct", "cold", 1) for layout in accesses]

@@ -4,6 +4,7 @@ A message says file, place, what is wrong, what was expected and what was found;
 to do next. A broken promise inside moepack is an assertion, never one of these.
 """
 
+import errno
 import os
 from typing import Any
 
@@ -81,3 +82,11 @@ class RequestError(MoepackError):
 
 class MachineError(MoepackError):
     """This machine cannot do it: no space, no permission, a device that fails."""
+
+
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+
+def is_shortage(error: OSError) -> bool:
+    """Say whether the machine ran out of something, whatever file it was that was asked for."""
+    return error.errno in _SHORTAGES

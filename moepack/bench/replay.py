@@ -15,7 +15,7 @@ from moepack.errors import RequestError
 from moepack.reading.expert_read import PAGE
 from moepack.reading.pack import Pack
 from moepack.sizes import align
-from moepack.source.experts import Experts, Family
+from moepack.source.experts import Experts, SourceFamily
 from moepack.source.shards import Source
 from moepack.storage import page_cache
 from moepack.storage.backend import Backend
@@ -148,7 +148,7 @@ def _read(backend: Backend, access: Access, reading: Reading) -> Usage:
     return through_queue(backend, access.steps, reading.depth, access.longest)
 
 
-def _check_same(pack: Pack, layer: int, family: Family | None) -> None:
+def _check_same(pack: Pack, layer: int, family: SourceFamily | None) -> None:
     ours = {(kind.name, kind.length) for kind in pack.parts(layer)}
     theirs = {(part.name, part.length) for part in family.parts} if family else set()
     if ours != theirs or (family and family.expert_count != pack.expert_count(layer)):

@@ -110,7 +110,7 @@ def _open_model(paths: tuple[str, ...]) -> "tuple[Source, Experts]":
     from moepack.source.shards import open_source
 
     source = open_source(paths)
-    return source, experts.find(source)
+    return source, experts.find_experts(source)
 
 
 def _routing(

@@ -82,7 +82,7 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
         show(described, as_json, text.pack)
         return
     model = shards.open_source(source_or_pack)
-    show(facts.describe_source(model, experts.find(model)), as_json, text.source)
+    show(facts.describe_source(model, experts.find_experts(model)), as_json, text.source)
 
 
 @cli.command()
@@ -119,50 +119,32 @@ def pack(
 
     Example: moepack pack model-00001-of-00004.gguf --hotness hot.csv -o model.moepack
     """
-    from moepack.hotness import measure
-    from moepack.packing import layout, packer, plan
+    from moepack.packing.pack_model import pack_model
     from moepack.report import text
-    from moepack.source import experts
-    from moepack.source.shards import open_source
 
-    chosen_layout = layout.load(layout_name)
-    model = open_source(source)
-    found = experts.find(model)
-    heat = measure.load(hotness_path, found.shape) if hotness_path else None
-    if heat is not None:
-        heat.check_fits(found)
-    layers = _chosen_layers(layer_text, found.layers, experts.mtp_start(model) if no_mtp else None)
-    counts = heat.counts if heat else None
-    planned = plan.make(found, chosen_layout, counts=counts, layers=layers)
-    if heat is not None:
-        heat = measure.with_coverage(heat, planned)
-    facts = plan.describe(planned) | {
-        "path": target,
-        "dry_run": dry_run,
-        "free_space": packer.free_space(Path(target)),
-    }
-    if dry_run:
-        show(facts, as_json, text.plan)
-        return
-    with progress(planned.data_length, "packing") as advanced:
-        result = packer.pack(
-            *(model, planned, target),
-            hotness=heat, layers=layers, resume=resume, threads=threads, progress=advanced,
-        )  # fmt: skip
-    facts |= {
-        "written_length": result.written_length,
-        "resumed_file_count": result.resumed_file_count,
-    }
-    show(facts, as_json, text.packed)
+    with progress(None, "packing") as advanced:
+        summary = pack_model(
+            source,
+            target,
+            layout=layout_name,
+            hotness=hotness_path,
+            layers=layer_text,
+            mtp=not no_mtp,
+            dry_run=dry_run,
+            resume=resume,
+            threads=threads,
+            progress=advanced,
+        )
+    show(summary.to_json(), as_json, text.plan if dry_run else text.packed)
 
 
-@cli.command()
+@cli.command("verify")
 @click.argument("pack_path", metavar="PACK")
 @source_option
 @click.option("--junit", "junit_path", metavar="FILE", help="Write JUnit XML as well.")
 @_threads_option
 @json_option
-def verify(
+def verify_command(
     pack_path: str,
     source_paths: tuple[str, ...],
     junit_path: str | None,
@@ -173,17 +155,15 @@ def verify(
 
     Example: moepack verify model.moepack --source model-00001-of-00004.gguf
     """
-    from moepack.report import text
-    from moepack.source.shards import open_source
-    from moepack.verifying import report, verifier
+    from moepack.report import junit, text
+    from moepack.verifying.verifier import verify
 
-    shard_paths = [s.path for s in open_source(source_paths).shards] if source_paths else None
-    with progress(_length_on_disk(Path(pack_path)), "verifying") as advanced:
-        outcome = verifier.verify(pack_path, shard_paths, threads=threads, progress=advanced)
+    with progress(None, "verifying") as advanced:
+        report = verify(pack_path, source_paths or None, threads=threads, progress=advanced)
     if junit_path:
-        write_file(junit_path, report.to_junit(outcome))
-    show(outcome.to_json(), as_json, lambda _: text.report(outcome))
-    if not outcome.passed:
+        write_file(junit_path, junit.encode(report))
+    show(report.to_json(), as_json, lambda _: text.report(report))
+    if not report.passed:
         raise SystemExit(ExitCode.DIFFERENCES)
 
 
@@ -243,37 +223,6 @@ def include_dir() -> None:
     Example: moepack include-dir
     """
     click.echo(installed.folder("include"))
-
-
-def _length_on_disk(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.glob("*.bin") if file.name != "index.bin")
-
-
-def _chosen_layers(
-    text: str | None, layers: tuple[int, ...], mtp_start: int | None
-) -> list[int] | None:
-    """Give the layers to pack; None for all."""
-    chosen = set(layers) if text is None else _parse_layers(text)
-    if mtp_start is not None:
-        chosen = {layer for layer in chosen if layer < mtp_start}
-    if not chosen:
-        raise RequestError("no layers are left to pack")
-    return None if chosen == set(layers) else sorted(chosen)
-
-
-def _parse_layers(text: str) -> set[int]:
-    layers: set[int] = set()
-    for item in text.split(","):
-        first, dash, last = item.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or len(item) > 12:
-            raise RequestError(
-                "not a list of layers", place="--layers", expected="0-3,7", found=text[:40]
-            )
-        start, end = int(first), int(last or first)
-        if end < start or end >= 1 << 16:
-            raise RequestError("not a range of layers", place="--layers", found=item[:40])
-        layers |= set(range(start, end + 1))
-    return layers
 
 
 cli.add_command(bench)

@@ -48,8 +48,12 @@ def write_whole(path: str, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def progress(total: int, what: str, unit: str = "B") -> Iterator[Callable[[int], None] | None]:
-    """Show progress towards `total` on a terminal, and nowhere else."""
+def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Callable[..., None] | None]:
+    """Show progress on a terminal, and nowhere else.
+
+    What it gives is called with what was done since the last call, and with the total as well where
+    that was not known before.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -57,7 +61,8 @@ def progress(total: int, what: str, unit: str = "B") -> Iterator[Callable[[int],
 
     with tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "B", leave=False) as bar:
 
-        def advanced(count: int) -> None:
+        def advanced(count: int, total: int | None = None) -> None:
+            bar.total = bar.total if total is None else total
             bar.update(count)
 
         yield advanced

@@ -301,7 +301,7 @@ def _experts_of(model_path: str | None, pack_path: str | None) -> dict[int, tupl
     if model_path:
         return {
             family.layer: (family.expert_count, sum(part.length for part in family.parts))
-            for family in experts.find(open_source([model_path])).families
+            for family in experts.find_experts(open_source([model_path])).families
             if family.name == "ffn_exps"
         }
     if pack_path:

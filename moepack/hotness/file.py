@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from moepack import digest
 from moepack.errors import TraceError
-from moepack.source.experts import Experts
+from moepack.shape import ModelShape
 
 MAX_FILE_LENGTH = 8 << 20
 MAX_LINES = 1 << 18
@@ -75,9 +75,9 @@ class Hotness(NamedTuple):
         held = self.held_out.counts if self.held_out else {}
         return {key: count - held.get(key, 0) for key, count in self.counts.items()}
 
-    def check_fits(self, experts: Experts) -> None:
+    def check_fits(self, shape: ModelShape) -> None:
         """Raise TraceError where the counts name a layer or an expert that the model has not."""
-        model = experts.shape
+        model = shape.expert_counts
         for layer, expert in sorted(self.counts):
             if layer not in model:
                 self._refuse(f"layer {layer}", "the model has no experts there", model)

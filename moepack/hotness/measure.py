@@ -9,10 +9,9 @@ import numpy as np
 
 from moepack import digest
 from moepack.errors import TraceError
-from moepack.hotness import coverage, file
+from moepack.hotness import file
 from moepack.hotness.counter import Tally
 from moepack.hotness.file import MAX_COUNT, HeldOut, Hotness
-from moepack.packing.plan import Plan
 from moepack.trace.compressed import Stream
 from moepack.trace.formats import imatrix, registry
 from moepack.trace.model import Ints, Items, Origin, Phase, Unknown
@@ -132,17 +131,6 @@ def from_tally(tally: Tally, path: str) -> Hotness:
         digest=0,
     )
     return made._replace(digest=digest.of(file.encode(made)))
-
-
-def with_coverage(heat: Hotness, planned: Plan) -> Hotness:
-    """Add how many bytes of the planned blobs cover how much of what was measured."""
-    lengths = {
-        (template.family.layer, expert): template.length
-        for template in planned.templates
-        if template.family.name == "ffn_exps"
-        for expert in range(template.family.expert_count)
-    }
-    return heat._replace(coverage=coverage.of_hotness(heat, lengths))
 
 
 def _by_expert(table: Ints) -> dict[tuple[int, int], int]:

@@ -12,17 +12,19 @@ import os
 import threading
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from pathlib import Path
 from typing import Self
 
 from moepack import digest
-from moepack.errors import MachineError, SourceError
+from moepack.errors import MachineError, SourceError, is_shortage
 from moepack.packing.journal import FinishedFile
-from moepack.packing.plan import Plan, PlannedFile, Template
-from moepack.source import gguf_header
-from moepack.source.experts import Part
+from moepack.packing.plan import Plan, PlannedBlob, PlannedFile
+from moepack.source.experts import SourcePart
+from moepack.source.gguf_header import GgufHeader
 from moepack.source.shards import Source
+from moepack.storage.regular_file import FileStamp, open_regular
+from moepack.storage.thread_pool import ThreadPool
 
 BUFFER_LENGTH = 1 << 20
 
@@ -31,7 +33,7 @@ class CanceledError(Exception):
     """Another thread failed, or the user interrupted: this one stops."""
 
 
-class ShardFiles:
+class OpenShards:
     """The open shards of a source, for positioned reads from any thread."""
 
     def __init__(self, source: Source) -> None:
@@ -41,21 +43,19 @@ class ShardFiles:
     def __enter__(self) -> Self:
         try:
             for header in self._headers:
-                self._descriptors.append(os.open(header.path, os.O_RDONLY | os.O_CLOEXEC))
+                self._descriptors.append(open_regular(header.path))
+            self.check_unchanged()
         except OSError as error:
             self.__exit__()
             raise MachineError(f"cannot open: {error.strerror}", path=error.filename) from None
-        try:
-            self.check_unchanged()
-        except SourceError:
+        except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def read_into(self, shard: int, offset: int, buffer: memoryview) -> int:
         """Read up to len(buffer) bytes from `offset` of a shard; 0 never comes back."""
@@ -63,9 +63,9 @@ class ShardFiles:
         try:
             length = os.preadv(self._descriptors[shard], [buffer], offset)
         except OSError as error:
-            raise SourceError(
-                f"cannot read: {error.strerror}", path=path, place=f"byte {offset}"
-            ) from error
+            kind = MachineError if is_shortage(error) else SourceError
+            place = f"byte {offset}"
+            raise kind(f"cannot read: {error.strerror}", path=path, place=place) from error
         if not length:
             raise SourceError("the file became shorter", path=path, place=f"byte {offset}")
         return length
@@ -81,71 +81,64 @@ class ShardFiles:
                 )
 
 
-def _is_unchanged(header: gguf_header.Header, descriptor: int) -> bool:
+def _is_unchanged(header: GgufHeader, descriptor: int) -> bool:
     """Say whether both the open file and the one at its path are what the header was read from."""
     try:
-        at_path = gguf_header.stamp(header.path)
+        at_path = FileStamp.of(os.stat(header.path))
     except OSError:
         return False
-    return gguf_header.stamp(descriptor) == header.stamp == at_path
+    return FileStamp.of(os.fstat(descriptor)) == header.stamp == at_path
 
 
-class CopyJobs:
-    """Writes the files of a plan; `run` does it."""
+class DataFileCopier:
+    """Fills the data files of a plan from the shards; `write` does it.
+
+    `advanced` is called with the bytes done since its last call, from one thread at a time.
+    """
 
     def __init__(
-        self,
-        plan: Plan,
-        target: Path,
-        shards: ShardFiles,
-        progress: Callable[[int], None] | None,
+        self, plan: Plan, target: Path, shards: OpenShards, advanced: Callable[[int], None]
     ) -> None:
         self._plan = plan
         self._target = target
         self._shards = shards
-        self._progress = progress
+        self._advanced = advanced
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
-    def run(
+    def write(
         self, files: Sequence[PlannedFile], threads: int, finished: Callable[[FinishedFile], None]
     ) -> None:
         """Write and sync `files`, `threads` at a time; call `finished` after each, in this thread.
 
         The first failure, or an interruption, stops all threads and is raised.
         """
-        with ThreadPoolExecutor(max_workers=threads) as executor:
+        with ThreadPool(max_workers=threads) as executor:
             try:
-                for written in as_completed([executor.submit(self._write, f) for f in files]):
-                    finished(written.result())
+                for future in as_completed([executor.submit(self._write, f) for f in files]):
+                    finished(future.result())
             except BaseException:
                 self._stop.set()
                 executor.shutdown(cancel_futures=True)
                 raise
 
     def _write(self, file: PlannedFile) -> FinishedFile:
-        with FileWriter(self._target / file.name, self._advance) as writer:
-            digests = array("Q")
+        with DigestingWriter(self._target / file.name, self._advance) as writer:
+            part_digests = array("Q")
             for blob in file.blobs:
-                template = self._plan.templates[blob.template]
-                writer.pad_to(blob.offset)
-                self._write_blob(writer, template, blob.expert, blob.offset, digests)
+                self._write_blob(writer, blob, part_digests)
             writer.pad_to(file.length)
-            return FinishedFile(file.name, writer.finish(), digests)
+            return FinishedFile(file.name, writer.finish(), part_digests)
 
     def _write_blob(
-        self,
-        writer: FileWriter,
-        template: Template,
-        expert: int,
-        offset: int,
-        digests: array[int],
+        self, writer: DigestingWriter, blob: PlannedBlob, part_digests: array[int]
     ) -> None:
-        for part, inside in zip(template.parts, template.offsets_in_blob, strict=True):
-            writer.pad_to(offset + inside)
-            digests.append(self._write_part(writer, part, expert))
+        template = self._plan.templates[blob.template]
+        for part, offset_in_blob in zip(template.parts, template.offsets_in_blob, strict=True):
+            writer.pad_to(blob.offset + offset_in_blob)
+            part_digests.append(self._write_part(writer, part, blob.expert))
 
-    def _write_part(self, writer: FileWriter, part: Part, expert: int) -> int:
+    def _write_part(self, writer: DigestingWriter, part: SourcePart, expert: int) -> int:
         shard, offset = part.slices.at(expert)
         part_digest = digest.stream()
         left = part.length
@@ -161,9 +154,8 @@ class CopyJobs:
     def _advance(self, length: int) -> None:
         if self._stop.is_set():
             raise CanceledError
-        if self._progress is not None:
-            with self._lock:
-                self._progress(length)
+        with self._lock:
+            self._advanced(length)
 
 
 def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
@@ -189,8 +181,8 @@ def _start_writing_back(descriptor: int, offset: int, length: int) -> None:
         _sync_file_range(descriptor, offset, length, _SYNC_FILE_RANGE_WRITE)
 
 
-class FileWriter:
-    """Writes one file from start to end, and digests it on the way.
+class DigestingWriter:
+    """Writes one new file from start to end, and digests it on the way.
 
     Two buffers take turns: while one is being filled from the source, a thread of the file's own
     digests and writes the other. So a single large file keeps two processors busy.
@@ -198,13 +190,14 @@ class FileWriter:
 
     def __init__(self, path: Path, advanced: Callable[[int], None]) -> None:
         self._advanced = advanced
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        # A file that stands there already is not what was planned, wherever it came from.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o644)
         self._buffers = [memoryview(bytearray(BUFFER_LENGTH)) for _ in range(2)]
         self._filled = 0
         self._flushed = 0
         self._digest = digest.stream()
-        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._thread = ThreadPool(max_workers=1)
         self._writing: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -215,7 +208,7 @@ class FileWriter:
         os.close(self._descriptor)
 
     def space(self, limit: int) -> memoryview:
-        """Give free space of up to `limit` bytes, one at least, at the end of what was written."""
+        """Return free space of up to `limit` bytes, one at least, behind what was written."""
         if self._filled == BUFFER_LENGTH:
             self._flush()
         return self._buffers[0][self._filled : min(BUFFER_LENGTH, self._filled + limit)]
@@ -232,7 +225,7 @@ class FileWriter:
             self.advance(len(space))
 
     def finish(self) -> int:
-        """Write what is left, sync the file, and give its digest."""
+        """Write what is left, sync the file, and return its digest."""
         self._flush()
         self._wait()
         os.fsync(self._descriptor)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 from array import array
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 from moepack import digest
 from moepack.errors import MoepackError, RequestError
+from moepack.storage.regular_file import NotRegularError, open_regular
 
 MAX_LINE_LENGTH = 16 << 20
 
@@ -35,15 +37,15 @@ class FinishedFile(NamedTuple):
 class Journal:
     """An open, locked journal; `open_journal` makes it."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, file: io.FileIO) -> None:
         self.path = path
-        self._descriptor = descriptor
-        self.is_new = os.fstat(descriptor).st_size == 0
+        self._file = file
+        self.is_new = os.fstat(file.fileno()).st_size == 0
         self.finished: dict[str, FinishedFile] = {}
 
     def begin(self, identity: dict[str, Any]) -> None:
         """Start afresh with the identity of the input."""
-        os.ftruncate(self._descriptor, 0)
+        self._file.truncate(0)
         self._append(identity)
 
     def add(self, file: FinishedFile) -> None:
@@ -67,7 +69,8 @@ class Journal:
 
         Raises RequestError where it was packing other input.
         """
-        with open(self.path, "rb") as lines:
+        self._file.seek(0)
+        with open(self._file.fileno(), "rb", closefd=False) as lines:
             begun_with = _object(lines.readline(MAX_LINE_LENGTH))
             if begun_with is None:
                 self.begin(identity)
@@ -84,7 +87,7 @@ class Journal:
             while self._take_over(_object(lines.readline(MAX_LINE_LENGTH))):
                 length = lines.tell()
         # What is not trusted must not stand before the next line either.
-        os.ftruncate(self._descriptor, length)
+        self._file.truncate(length)
 
     def _take_over(self, entry: dict[str, Any] | None) -> bool:
         """Take over one entry; say whether it made sense."""
@@ -109,31 +112,38 @@ class Journal:
 
     def close(self) -> None:
         """Give up the lock; the journal stays for `--resume`."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        # A file object forgets its descriptor before it closes it, and no signal comes between.
+        self._file.close()
 
     def _append(self, entry: dict[str, Any]) -> None:
         line = json.dumps(entry | {"check": _check(entry)}).encode() + b"\n"
-        end = os.lseek(self._descriptor, 0, os.SEEK_END)
+        end = self._file.seek(0, os.SEEK_END)
         while line:
-            written = os.pwrite(self._descriptor, line, end)
+            written = os.pwrite(self._file.fileno(), line, end)
             line, end = line[written:], end + written
-        os.fsync(self._descriptor)
+        os.fsync(self._file.fileno())
 
 
 def open_journal(path: Path) -> Journal:
     """Open or create the journal at `path` and lock it.
 
-    Raises MoepackError where another packer holds it.
+    Raises MoepackError where another packer holds it, RequestError where the name is not a regular
+    file's: what a link points to is not ours to write to.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_nlink == 0:  # the other packer finished between the two calls
+        file = io.FileIO(os.fspath(path), "r+", opener=_open)
+    except OSError as error:
+        if not isinstance(error, NotRegularError) and error.errno != errno.ELOOP:
+            raise
+        hint = "remove the directory, and pack again"
+        problem = "not a journal: a link, or no regular file"
+        raise RequestError(problem, path=path, hint=hint) from None
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink == 0:  # another packer finished between the two calls
             raise OSError(errno.EWOULDBLOCK, "")
     except OSError as error:
-        os.close(descriptor)
+        file.close()
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise
         raise MoepackError(
@@ -141,7 +151,11 @@ def open_journal(path: Path) -> Journal:
             path=path.parent,
             hint="wait until it is done, or choose another directory",
         ) from None
-    return Journal(path, descriptor)
+    return Journal(path, file)
+
+
+def _open(path: str, flags: int) -> int:
+    return open_regular(path, flags | os.O_CREAT | os.O_NOFOLLOW)
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

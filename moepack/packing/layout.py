@@ -4,6 +4,7 @@ A layout is a TOML file, shipped ones in `layouts/` and a user's own by path. It
 is read: a `Layout` that exists makes sense.
 """
 
+import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class Layout:
         return _PLACEHOLDER.sub(lambda match: f"{number:0{match[2] or 1}}", self.file_name)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the layout as the manifest holds it."""
+        """Return the layout as the manifest holds it."""
         return {
             "name": self.name,
             "files": {"group": self.group, "name": self.file_name, "max_length": self.max_length},
@@ -62,33 +63,33 @@ def names() -> list[str]:
     return sorted(path.stem for path in installed.folder("layouts").glob("*.toml"))
 
 
-def load(name_or_path: str) -> Layout:
+def load(name_or_path: str | os.PathLike[str]) -> Layout:
     """Load a shipped layout by name, or any by the path of its TOML file.
 
     Raises RequestError where there is none, or where it breaks a rule.
     """
-    is_path = name_or_path.endswith(".toml") or "/" in name_or_path
-    path = Path(name_or_path) if is_path else installed.folder("layouts") / f"{name_or_path}.toml"
-    if not is_path and name_or_path not in names():
-        raise RequestError(
-            "no such layout",
-            expected=f"{', '.join(names())}, or a path ending in .toml",
-            found=name_or_path[:80],
-        )
+    name = os.fspath(name_or_path)
+    if name.endswith(".toml") or "/" in name:
+        path = Path(name)
+    elif name in names():
+        path = installed.folder("layouts") / f"{name}.toml"
+    else:
+        expected = f"{', '.join(names())}, or a path ending in .toml"
+        raise RequestError("no such layout", expected=expected, found=name[:80])
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_FILE_LENGTH + 1)
     except OSError as error:
         raise RequestError(f"cannot read the layout: {error.strerror}", path=path) from None
-    return decode(data, str(path), Path(path).stem)
+    return decode(data, str(path), path.stem)
 
 
 def decode(data: bytes, path: str, name: str) -> Layout:
     """Read the bytes of a layout; `path` is for messages."""
-    return _Decoder(path).decode(data, name)
+    return _LayoutDecoder(path).decode(data, name)
 
 
-class _Decoder:
+class _LayoutDecoder:
     def __init__(self, path: str) -> None:
         self.path = path
 

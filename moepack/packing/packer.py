@@ -2,43 +2,50 @@
 
 The order of events is the promise:
 
-1. the journal is created in the target directory, and locked;
-2. each data file is written, synced, and only then entered in the journal, which is synced too;
-3. the source is checked once more: a pack of a file that changed meanwhile is not committed;
+1. the journal is created in the target directory, and locked; the directory is synced;
+2. each data file is written and synced, then the directory, and only then it is entered in the
+   journal, which is synced too;
+3. source and data files are looked at once more: what changed meanwhile is not committed;
 4. the index is written and synced, then the manifest under a temporary name, then the directory;
 5. the manifest is renamed to its name: this is the commit; the directory is synced;
 6. the journal is removed.
 
 A crash before 5 leaves a directory without a manifest, which no reader opens, and a journal from
 which `resume` continues. A crash after 5 leaves a whole pack, at worst with a journal beside it.
+
+A file that an interrupted pack finished is trusted by its name, kind and length, which the journal
+stands for; from then on it is watched as the new ones are. `verify` proves the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moepack import __version__
-from moepack.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.errors import MachineError, MoepackError, RequestError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
-from moepack.hotness.file import Hotness
 from moepack.packing import index_encoder
-from moepack.packing.data_files import CopyJobs, ShardFiles
-from moepack.packing.journal import Journal, open_journal
-from moepack.packing.plan import Plan
-from moepack.source import gguf_header
+from moepack.packing.data_files import DataFileCopier, OpenShards
+from moepack.packing.journal import FinishedFile, Journal, open_journal
+from moepack.packing.plan import Plan, PlannedFile
+from moepack.packing.source_identity import describe_shard, describe_source
+from moepack.packing.target_directory import WatchedFiles, check_space, prepare
 from moepack.source.shards import Source
+from moepack.storage.atomic import sync_directory, write_synced
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes done since its last call, and the bytes that are to be done in all."""
 
 TOOL = f"moepack {__version__}"
 DEFAULT_THREADS = 4
-MAX_THREADS = 256
+_TEMPORARY_NAME = f"{manifest.NAME}.tmp"
 
 
 class PackResult(NamedTuple):
@@ -54,85 +61,34 @@ def pack(
     plan: Plan,
     target: str | os.PathLike[str],
     *,
-    hotness: Hotness | None = None,
-    layers: list[int] | None = None,
     resume: bool = False,
     threads: int = DEFAULT_THREADS,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> PackResult:
     """Write the pack that `plan` describes into the directory `target`.
 
-    `hotness` and `layers` are what the plan was made from, for the manifest. `progress` is called
-    with the bytes done since its last call, from one thread at a time. Raises RequestError for an
-    existing target, SourceError for a source that fails or changes, MachineError for a machine that
-    cannot (no space, a failing device), and leaves then what `resume` can continue from.
+    `progress` is called from one thread at a time. Raises RequestError for an existing target,
+    SourceError for a source that fails or changes, MachineError for a machine that cannot (no
+    space, a failing device), and leaves then what `resume` can continue from.
     """
     path = Path(target)
     with _translated(path):
-        created = _prepare(path, resume)
-        work = _Work(source, plan, path, _open_journal(path, created), created)
+        created = prepare(path, resume)
+        unfinished = _UnfinishedPack(source, plan, path, _open_journal(path, created), created)
         try:
-            work.begin(hotness, layers, resume)
-            result = work.write_files(threads, progress)
-            work.commit(hotness, layers)
+            unfinished.begin(resume)
+            result = unfinished.write_files(threads, progress)
+            unfinished.commit()
         except BaseException as error:
-            work.abandon(error)
+            unfinished.abandon(error)
             raise
         finally:
-            work.journal.close()
+            unfinished.journal.close()
     return result
 
 
-def check_space(path: Path, length: int) -> None:
-    """Raise MachineError where fewer than `length` bytes are free where `path` is or will be."""
-    free = free_space(path)
-    if free < length:
-        raise MachineError(
-            "not enough space",
-            path=path,
-            expected=f"{length} bytes",
-            found=f"{free} bytes free",
-            hint="free some space or choose another file system",
-        )
-
-
-def free_space(path: Path) -> int:
-    """Give the bytes that are free where `path` is or will be."""
-    existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    status = os.statvfs(existing)
-    return status.f_bavail * status.f_frsize
-
-
-def _prepare(path: Path, resume: bool) -> bool:
-    """Make the target directory; say whether it is new. An existing pack is never touched."""
-    try:
-        path.mkdir()
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise MachineError(f"cannot create: {error.strerror}", path=path) from None
-    else:
-        _sync_directory(path.absolute().parent)
-        return True
-    if not path.is_dir():
-        raise RequestError("exists, and is no directory", path=path)
-    held = {name for name in os.listdir(path) if name != "lost+found"}
-    if manifest.NAME in held:
-        hint = "choose another directory, or remove it"
-        raise RequestError("a whole pack is here already", path=path, hint=hint)
-    if JOURNAL_NAME in held and not resume:
-        hint = "continue it with --resume, or remove the directory"
-        problem = "an interrupted pack is here, or one that is being written"
-        raise RequestError(problem, path=path, hint=hint)
-    if held and JOURNAL_NAME not in held:
-        hint = "choose a new or an empty directory"
-        found = ", ".join(sorted(held)[:3])
-        raise RequestError("not empty, and no interrupted pack", path=path, found=found, hint=hint)
-    return False
-
-
 @contextlib.contextmanager
-def _translated(path: Path) -> Any:
+def _translated(path: Path) -> Iterator[None]:
     """Turn what the system says while writing into a MachineError."""
     try:
         yield
@@ -148,7 +104,11 @@ def _translated(path: Path) -> Any:
         ) from error
 
 
-class _Work:
+class _UnsettledError(MachineError):
+    """The pack was committed; something after that failed."""
+
+
+class _UnfinishedPack:
     """One pack in the making."""
 
     def __init__(
@@ -161,92 +121,133 @@ class _Work:
         self.created = created
         self.begun = False
         self.shards: list[dict[str, Any]] = []
+        self.watched = WatchedFiles(path)
+        self.lengths = {file.name: file.length for file in plan.files}
 
-    def begin(self, hotness: Hotness | None, layers: list[int] | None, resume: bool) -> None:
+    def begin(self, resume: bool) -> None:
         """Take up the journal, and check that there is space for what is left to do."""
         if (self.path / manifest.NAME).exists():  # committed by another packer just now
             raise RequestError("a whole pack is here already", path=self.path)
         self.shards = [describe_shard(shard) for shard in self.source.shards]
-        identity = {
+        identity = self._identity()
+        if resume:
+            self.journal.resume(identity)
+            self._take_over_finished()
+            self._remove_unfinished()
+        files = (file.length for file in self._missing_files())
+        check_space(self.path, sum(files) + self.plan.index_length)
+        if not resume:
+            self.journal.begin(identity)
+        sync_directory(self.path)
+        self.begun = True
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what has to be the same for files of an interrupted pack to be taken over."""
+        plan = self.plan
+        return {
             "tool": TOOL,
             "source": [
                 [shard["header_sha256"], *header.stamp]
                 for shard, header in zip(self.shards, self.source.shards, strict=True)
             ],
-            "layout": self.plan.layout.to_json(),
-            "hotness": hotness.to_json() if hotness else None,
-            "layers": layers,
+            "layout": plan.layout.to_json(),
+            "hotness": plan.hotness.to_json() if plan.hotness else None,
+            "layers": None if plan.layers is None else list(plan.layers),
         }
-        if resume:
-            self.journal.resume(identity)
-            self._forget_damaged()
-            self._remove_unfinished()
-        check_space(self.path, self._missing_length())
-        if not resume:
-            self.journal.begin(identity)
-        self.begun = True
 
-    def _forget_damaged(self) -> None:
-        """Redo files that the journal knows and the directory does not hold as it says."""
-        planned = {file.name: file for file in self.plan.files}
+    def _take_over_finished(self) -> None:
+        """Watch the files that the journal knows; redo those that are not as it says."""
+        part_counts = {
+            file.name: sum(map(len, self.plan.part_numbers(file))) for file in self.plan.files
+        }
         for finished in list(self.journal.finished.values()):
-            path = self.path / finished.name
-            file = planned.get(finished.name)
-            if (
-                file is None
-                or not path.is_file()
-                or path.stat().st_size != file.length
-                or len(finished.part_digests) != sum(map(len, self.plan.part_numbers(file)))
+            if len(finished.part_digests) != part_counts.get(finished.name) or not self.watched.add(
+                finished.name, self.lengths[finished.name]
             ):
                 self.journal.forget(finished.name)
 
     def _remove_unfinished(self) -> None:
         """Remove what a killed packer left half written: it only takes space."""
         leftovers = [file.name for file in self.plan.files]
-        leftovers += [manifest.INDEX_NAME, f"{manifest.NAME}.tmp"]
+        leftovers += [manifest.INDEX_NAME, _TEMPORARY_NAME]
         for name in leftovers:
             if name not in self.journal.finished:
                 with contextlib.suppress(FileNotFoundError):
                     (self.path / name).unlink()
 
-    def _missing_length(self) -> int:
-        files = (file.length for file in self.plan.files if file.name not in self.journal.finished)
-        return sum(files) + self.plan.index_length
+    def _missing_files(self) -> list[PlannedFile]:
+        return [file for file in self.plan.files if file.name not in self.journal.finished]
 
-    def write_files(self, threads: int, progress: Callable[[int], None] | None) -> PackResult:
+    def write_files(self, threads: int, progress: Progress | None) -> PackResult:
         """Write, sync and record each file that is not finished yet."""
-        missing = [file for file in self.plan.files if file.name not in self.journal.finished]
-        with ShardFiles(self.source) as shard_files:
-            jobs = CopyJobs(self.plan, self.path, shard_files, progress)
-            jobs.run(missing, threads, self.journal.add)
-            shard_files.check_unchanged()
-        written = sum(file.length for file in missing)
-        return PackResult(self.path, written, len(self.plan.files) - len(missing))
+        missing = self._missing_files()
+        total = sum(file.length for file in missing)
 
-    def commit(self, hotness: Hotness | None, layers: list[int] | None) -> None:
+        def advanced(length: int) -> None:
+            if progress is not None:
+                progress(length, total)
+
+        with OpenShards(self.source) as shards:
+            copier = DataFileCopier(self.plan, self.path, shards, advanced)
+            copier.write(missing, threads, self._record)
+            shards.check_unchanged()
+        return PackResult(self.path, total, len(self.plan.files) - len(missing))
+
+    def _record(self, finished: FinishedFile) -> None:
+        """Enter a synced file in the journal, once its name is as safe as its bytes."""
+        self.watched.add(finished.name, self.lengths[finished.name])
+        sync_directory(self.path)
+        self.journal.add(finished)
+
+    def _check_unchanged(self) -> None:
+        """Raise MachineError where a finished file is not any more what was finished."""
+        for finished in list(self.journal.finished.values()):
+            if not self.watched.is_unchanged(finished):
+                self.journal.forget(finished.name)  # else `resume` would trust its length
+                raise MachineError(
+                    "the file was changed or removed after it was written",
+                    path=self.path / finished.name,
+                    hint="let nothing else write there, and run the same command with --resume",
+                )
+
+    def commit(self) -> None:
         """Write index and manifest; the rename of the manifest is the commit."""
+        self._check_unchanged()
         index = index_encoder.encode(self.plan, self._part_digests())
-        _write_synced(self.path / manifest.INDEX_NAME, index)
-        body = manifest.encode(
+        write_synced(self.path / manifest.INDEX_NAME, index)
+        temporary = self.path / _TEMPORARY_NAME
+        write_synced(temporary, self._manifest(index))
+        sync_directory(self.path)
+        temporary.rename(self.path / manifest.NAME)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Make the commit outlive a loss of power, and only then remove the journal."""
+        try:
+            problem = "may not outlive a loss of power"
+            sync_directory(self.path)
+            problem = "still has its journal"
+            self.journal.remove()
+        except OSError as error:
+            problem = f"the pack is whole, but {problem}: {error.strerror}"
+            hint = "find out what is wrong with the drive, then run `moepack verify`"
+            raise _UnsettledError(problem, path=self.path, hint=hint) from error
+
+    def _manifest(self, index: bytes) -> bytes:
+        plan = self.plan
+        index_digest = int.from_bytes(index[-8:], "little")
+        return manifest.encode(
             tool=TOOL,
             source=describe_source(self.source, self.shards),
-            layout=self.plan.layout.to_json(),
-            hotness=hotness.to_json() if hotness else None,
-            layers=layers,
-            index_file=manifest.FileEntry(
-                manifest.INDEX_NAME, len(index), int.from_bytes(index[-8:], "little")
-            ),
+            layout=plan.layout.to_json(),
+            hotness=plan.hotness.to_json() if plan.hotness else None,
+            layers=None if plan.layers is None else list(plan.layers),
+            index_file=manifest.FileEntry(manifest.INDEX_NAME, len(index), index_digest),
             files=tuple(
                 manifest.FileEntry(file.name, file.length, self.journal.finished[file.name].digest)
-                for file in self.plan.files
+                for file in plan.files
             ),
         )
-        temporary = self.path / f"{manifest.NAME}.tmp"
-        _write_synced(temporary, body)
-        _sync_directory(self.path)
-        temporary.rename(self.path / manifest.NAME)
-        _sync_directory(self.path)
-        self.journal.remove()
 
     def _part_digests(self) -> array[int]:
         count = sum(len(t.parts) * t.family.expert_count for t in self.plan.templates)
@@ -263,10 +264,13 @@ class _Work:
 
         Where the work was refused before it began, an interrupted pack is left as it was.
         """
+        if os.path.exists(self.path / manifest.NAME):
+            # What could not be synced once may seem to be synced the next time, and is lost.
+            if not isinstance(error, _UnsettledError):
+                with contextlib.suppress(_UnsettledError):
+                    self._settle()
+            return
         with contextlib.suppress(OSError):
-            if (self.path / manifest.NAME).exists():
-                self.journal.remove()
-                return
             if self.begun:
                 self._remove_unfinished()
             if self.journal.is_new and not self.journal.finished:
@@ -277,35 +281,6 @@ class _Work:
             error.hint = error.hint or hint
         else:
             error.add_note(hint)
-
-
-def describe_shard(shard: gguf_header.Header) -> dict[str, Any]:
-    """Give a shard's identity as the manifest holds it: no path, no time."""
-    try:
-        with open(shard.path, "rb") as file:
-            start = hashlib.sha256()
-            left = shard.data_offset
-            while left and (piece := file.read(min(left, 1 << 20))):
-                start.update(piece)
-                left -= len(piece)
-    except OSError as error:
-        raise SourceError(f"cannot read: {error.strerror}", path=shard.path) from None
-    return {
-        "name": os.path.basename(shard.path).encode("utf-8", "backslashreplace").decode(),
-        "length": shard.file_length,
-        "header_length": min(shard.data_offset, shard.file_length),
-        "header_sha256": start.hexdigest(),
-    }
-
-
-def describe_source(source: Source, shards: list[dict[str, Any]]) -> dict[str, Any]:
-    """Give the source's identity as the manifest holds it."""
-    name = source.value("general.name")
-    return {
-        "architecture": source.architecture,
-        "name": name if isinstance(name, str) else None,
-        "shards": shards,
-    }
 
 
 def _open_journal(path: Path, created: bool) -> Journal:
@@ -320,18 +295,3 @@ def _remove_if_empty(path: Path, created: bool) -> None:
     if created:
         with contextlib.suppress(OSError):
             path.rmdir()
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,14 +6,18 @@ family (parts, offsets inside the blob, length) stands once, in its template.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moepack.errors import RequestError
 from moepack.format import records
 from moepack.format.names import projection
+from moepack.hotness import coverage
+from moepack.hotness.file import Hotness
+from moepack.keys import ExpertKey
 from moepack.packing.layout import Layout
+from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import align
-from moepack.source.experts import Experts, Family, Part
+from moepack.source.experts import Experts, SourceFamily, SourcePart
 
 _SUFFIXES = ("weight", "bias", "scale", "input_scale")
 
@@ -22,8 +26,8 @@ _SUFFIXES = ("weight", "bias", "scale", "input_scale")
 class Template:
     """How a blob of one family looks: parts in order, their offsets in it, its padded length."""
 
-    family: Family
-    parts: tuple[Part, ...]
+    family: SourceFamily
+    parts: tuple[SourcePart, ...]
     offsets_in_blob: tuple[int, ...]
     length: int
     first_blob: int
@@ -36,12 +40,24 @@ class Template:
         return sum(part.length for part in self.parts)
 
 
+class BlobKey(NamedTuple):
+    """A blob by the number of its template and its expert there."""
+
+    template: int
+    expert: int
+
+
 class PlannedBlob(NamedTuple):
     """One blob: the number of its template, its expert, its offset from the start of its file."""
 
     template: int
     expert: int
     offset: int
+
+    @property
+    def key(self) -> BlobKey:
+        """The blob without its place."""
+        return BlobKey(self.template, self.expert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +71,31 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pack will be. `order` holds (template number, expert), hottest first."""
+    """What a pack will be.
+
+    `order` holds all blobs, the hottest first, and `counts` how often those were chosen that were
+    measured. `hotness` is where the counts came from, with its coverage of these blobs; `layers`
+    are those that were asked for, None for all.
+    """
 
     layout: Layout
     templates: tuple[Template, ...]
     files: tuple[PlannedFile, ...]
-    order: tuple[tuple[int, int], ...]
-    counts: Mapping[tuple[int, int], int]
+    order: tuple[BlobKey, ...]
+    counts: Mapping[BlobKey, int]
+    hotness: Hotness | None = None
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def source_layers(self) -> tuple[int, ...]:
+        """The layers that are packed, ascending."""
+        return tuple(sorted({template.family.layer for template in self.templates}))
+
+    @property
+    def sorted_by(self) -> str:
+        """What blobs are sorted by on disk: `hotness`, where that was measured, or `source`."""
+        measured = any(template.hotness_measured for template in self.templates)
+        return "hotness" if measured and self.layout.order == "hotness" else "source"
 
     @property
     def data_length(self) -> int:
@@ -93,40 +127,57 @@ def make(
     experts: Experts,
     layout: Layout,
     *,
-    counts: Mapping[tuple[int, int], int] | None = None,
+    hotness: Hotness | None = None,
     layers: Sequence[int] | None = None,
 ) -> Plan:
     """Plan a pack of `experts` (all layers, or those in `layers`) in `layout`.
 
-    `counts` is the hotness by (layer, expert); without it the order is the source's. A layer that
-    it does not name at all was not measured, and comes last. Raises RequestError for a layer
-    without experts and for a pack beyond the limits of the format.
+    Without hotness the order is the source's. A layer that the hotness does not name at all was not
+    measured, and comes last. Raises RequestError for a layer without experts and for a pack beyond
+    the limits of the format.
     """
     families = _select(experts, layers)
-    counts = counts or {}
-    templates = _templates(families, layout, {layer for layer, _ in counts})
-    hotness = {
-        (number, expert): _count(template.family, experts, counts, expert)
-        for number, template in enumerate(templates)
-        if template.hotness_measured
-        for expert in range(template.family.expert_count)
-    }
+    measured = hotness.counts if hotness else {}
+    templates = _templates(families, layout, {layer for layer, _ in measured})
     in_source = [
-        (number, expert)
+        BlobKey(number, expert)
         for number, template in enumerate(templates)
         for expert in range(template.family.expert_count)
     ]
+    counts = {
+        blob: _count(templates[blob.template].family, experts, measured, blob.expert)
+        for blob in in_source
+        if templates[blob.template].hotness_measured
+    }
     # Sorting is stable: experts of equal hotness, and those not measured, keep the source's order.
-    order = sorted(in_source, key=lambda blob: -hotness.get(blob, -1))
+    order = sorted(in_source, key=lambda blob: -counts.get(blob, -1))
     physical = order if layout.order == "hotness" else in_source
     group = _by_layer if layout.group == "layer" else _by_size
-    files = tuple(group(physical, templates, layout))
-    plan = Plan(layout, templates, files, tuple(order), hotness)
+    plan = Plan(
+        layout=layout,
+        templates=templates,
+        files=tuple(group(physical, templates, layout)),
+        order=tuple(order),
+        counts=counts,
+        hotness=_with_coverage(hotness, templates) if hotness else None,
+        layers=None if layers is None else tuple(layers),
+    )
     _check_limits(plan)
     return plan
 
 
-def _select(experts: Experts, layers: Sequence[int] | None) -> list[Family]:
+def _with_coverage(hotness: Hotness, templates: Sequence[Template]) -> Hotness:
+    """Add how many bytes of the blobs cover how much of what was measured."""
+    lengths: dict[tuple[int, int], int] = {
+        ExpertKey(template.family.layer, expert): template.length
+        for template in templates
+        if template.family.name == ROUTED_FAMILY
+        for expert in range(template.family.expert_count)
+    }
+    return hotness._replace(coverage=coverage.of_hotness(hotness, lengths))
+
+
+def _select(experts: Experts, layers: Sequence[int] | None) -> list[SourceFamily]:
     if layers is None:
         return list(experts.families)
     for layer in layers:
@@ -137,14 +188,14 @@ def _select(experts: Experts, layers: Sequence[int] | None) -> list[Family]:
 
 
 def _count(
-    family: Family, experts: Experts, counts: Mapping[tuple[int, int], int], expert: int
+    family: SourceFamily, experts: Experts, counts: Mapping[tuple[int, int], int], expert: int
 ) -> int:
-    """Give the hotness of one expert; a chunk's is that of the experts that it serves.
+    """Return the hotness of one expert; a chunk's is that of the experts that it serves.
 
     In grovemoe, chunk C belongs to experts C * G to C * G + G - 1, and is used when one of them is.
     The sum counts a token twice that chose two of them: an upper bound.
     """
-    if family.name == "ffn_exps":
+    if family.name == ROUTED_FAMILY:
         return counts.get((family.layer, expert), 0)
     main = next(f for f in experts.families if f.layer == family.layer)
     group = main.expert_count // family.expert_count
@@ -152,15 +203,15 @@ def _count(
 
 
 def _templates(
-    families: list[Family], layout: Layout, measured_layers: set[int]
+    families: list[SourceFamily], layout: Layout, measured_layers: set[int]
 ) -> tuple[Template, ...]:
     templates: list[Template] = []
-    main_counts = {f.layer: f.expert_count for f in families if f.name == "ffn_exps"}
+    main_counts = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
     blob = part = 0
     for family in families:
         parts = tuple(sorted(family.parts, key=lambda part: _part_order(part, layout)))
         offsets, length = _offsets(parts, layout)
-        divides = family.name == "ffn_exps" or (
+        divides = family.name == ROUTED_FAMILY or (
             family.name == "ffn_chexps"
             and main_counts.get(family.layer, 1) % family.expert_count == 0
         )
@@ -171,13 +222,13 @@ def _templates(
     return tuple(templates)
 
 
-def _part_order(part: Part, layout: Layout) -> tuple[bool, int, int]:
+def _part_order(part: SourcePart, layout: Layout) -> tuple[bool, int, int]:
     suffix = part.name.partition(".")[2]
     place = layout.projections.index(projection(part.name))
     return not part.is_weight, place, _SUFFIXES.index(suffix)
 
 
-def _offsets(parts: Sequence[Part], layout: Layout) -> tuple[tuple[int, ...], int]:
+def _offsets(parts: Sequence[SourcePart], layout: Layout) -> tuple[tuple[int, ...], int]:
     """Place the parts of one blob: weights aligned, small parts together behind them."""
     offsets = []
     position = 0
@@ -192,23 +243,23 @@ def _offsets(parts: Sequence[Part], layout: Layout) -> tuple[tuple[int, ...], in
 
 
 def _by_layer(
-    order: Sequence[tuple[int, int]], templates: Sequence[Template], layout: Layout
+    order: Sequence[BlobKey], templates: Sequence[Template], layout: Layout
 ) -> Iterator[PlannedFile]:
-    layers: dict[int, list[tuple[int, int]]] = {t.family.layer: [] for t in templates}
+    layers: dict[int, list[BlobKey]] = {t.family.layer: [] for t in templates}
     for blob in order:
-        layers[templates[blob[0]].family.layer].append(blob)
+        layers[templates[blob.template].family.layer].append(blob)
     for layer, blobs in layers.items():
         yield _file(layout.file_named(layer), blobs, templates)
 
 
 def _by_size(
-    order: Sequence[tuple[int, int]], templates: Sequence[Template], layout: Layout
+    order: Sequence[BlobKey], templates: Sequence[Template], layout: Layout
 ) -> Iterator[PlannedFile]:
     assert layout.max_length is not None
     number = length = 0
-    blobs: list[tuple[int, int]] = []
+    blobs: list[BlobKey] = []
     for blob in order:
-        blob_length = templates[blob[0]].length
+        blob_length = templates[blob.template].length
         if blobs and length + blob_length > layout.max_length:
             yield _file(layout.file_named(number), blobs, templates)
             number, length, blobs = number + 1, 0, []
@@ -217,9 +268,7 @@ def _by_size(
     yield _file(layout.file_named(number), blobs, templates)
 
 
-def _file(
-    name: str, blobs: Sequence[tuple[int, int]], templates: Sequence[Template]
-) -> PlannedFile:
+def _file(name: str, blobs: Sequence[BlobKey], templates: Sequence[Template]) -> PlannedFile:
     planned = []
     offset = 0
     for template, expert in blobs:
@@ -239,26 +288,3 @@ def _check_limits(plan: Plan) -> None:
     for what, count, limit in limits:
         if count > limit:
             raise RequestError(f"the pack would have too many {what}", expected=limit, found=count)
-
-
-def _order(plan: Plan) -> str:
-    measured = any(template.hotness_measured for template in plan.templates)
-    return "hotness" if measured and plan.layout.order == "hotness" else "source"
-
-
-def describe(plan: Plan) -> dict[str, Any]:
-    """Give the plan's figures as plain values; lengths in bytes."""
-    data_length = plan.data_length
-    return {
-        "layout": plan.layout.name,
-        "order": _order(plan),
-        "layers": sorted({template.family.layer for template in plan.templates}),
-        "blob_count": len(plan.order),
-        "file_count": len(plan.files),
-        "files": [{"name": file.name, "length": file.length} for file in plan.files],
-        "index_length": plan.index_length,
-        "data_length": data_length,
-        "payload_length": plan.payload_length,
-        "padding_length": data_length - plan.payload_length,
-        "padding_share": (data_length - plan.payload_length) / data_length,
-    }

@@ -11,7 +11,7 @@ from pathlib import Path
 from moepack.errors import MachineError, MoepackError, PackError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
-from moepack.storage.regular import MACHINE_HINTS, NotRegularError, open_regular
+from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError, open_regular
 
 _HINT = "a pack is the directory that `moepack pack` made"
 

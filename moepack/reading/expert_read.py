@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from moepack import digest
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.storage.regular import MACHINE_HINTS, NotRegularError
+from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

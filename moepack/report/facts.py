@@ -9,7 +9,7 @@ from moepack.hotness import coverage
 from moepack.reading.catalog import BlobLocation, PartLocation
 from moepack.reading.pack import Pack
 from moepack.source import ggml_types
-from moepack.source.experts import Experts, Family, mtp_start
+from moepack.source.experts import Experts, SourceFamily, mtp_start
 from moepack.source.shards import Source
 
 
@@ -43,7 +43,7 @@ def describe_source(source: Source, experts: Experts) -> dict[str, Any]:
 
 def _grouped(experts: Experts) -> list[dict[str, Any]]:
     """Put layers together whose experts are alike."""
-    alike: dict[tuple[Any, ...], list[Family]] = {}
+    alike: dict[tuple[Any, ...], list[SourceFamily]] = {}
     for family in experts.families:
         parts = tuple((p.name, p.type_id, p.shape, p.length, p.inferred) for p in family.parts)
         alike.setdefault((family.name, family.expert_count, parts), []).append(family)
@@ -98,11 +98,11 @@ def _layer(name: str) -> int:
     return int(fields[1]) if len(fields) > 2 and fields[1].isdigit() else -1
 
 
-def _elements(family: Family) -> int:
+def _elements(family: SourceFamily) -> int:
     return sum(math.prod(part.shape) for part in family.parts) * family.expert_count
 
 
-def _used(source: Source, family: Family) -> int | None:
+def _used(source: Source, family: SourceFamily) -> int | None:
     is_value = family.name == "attn_v_exps"
     key = "attention.value_expert_used_count" if is_value else "expert_used_count"
     used = source.model_value(key)

@@ -53,7 +53,8 @@ def source(facts: dict[str, Any]) -> str:
 def pack(facts: dict[str, Any]) -> str:
     """Write what `inspection.describe_pack` gave."""
     origin = facts["source"]
-    shards = origin.get("shards") or []
+    shards = origin.get("shards")
+    shard_count = len(shards) if isinstance(shards, list) else "an unknown number of"
     hotness = facts["hotness"]
     counted = "not measured: the order is the source's"
     if hotness:
@@ -63,7 +64,7 @@ def pack(facts: dict[str, Any]) -> str:
     return "\n".join(
         (
             f"{origin.get('name') or 'a model without a name'} ({origin.get('architecture')}), "
-            f"packed by {facts['tool']} from {len(shards)} shards",
+            f"packed by {facts['tool']} from {shard_count} shards",
             f"  layout     {facts['layout'].get('name')}: blobs aligned to "
             f"{facts['blob_alignment']}, weights to {facts['part_alignment']} bytes",
             f"  layers     {ranges_text(facts['layers'])}",

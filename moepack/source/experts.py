@@ -9,9 +9,10 @@ import itertools
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from moepack.errors import SourceError
+from moepack.shape import FamilyShape, ModelShape
 from moepack.source import ggml_types
 from moepack.source.shards import Source
 from moepack.source.tensor_table import Tensor, split_rows
@@ -34,6 +35,13 @@ _LOOK_ALIKE = re.compile(r"blk\.\d+\.ffn_norm_exps\.weight\Z", re.ASCII)
 _RANK = {"weight": 3, "bias": 2, "scale": 1, "input_scale": 1}
 
 
+class SlicePlace(NamedTuple):
+    """Where a slice begins: the number of its shard, and the offset from the start of that file."""
+
+    shard: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Stacked:
     """Slices that follow each other in one tensor: expert E starts at offset + E * length."""
@@ -42,24 +50,24 @@ class Stacked:
     offset: int
     length: int
 
-    def at(self, expert: int) -> tuple[int, int]:
-        """Give (shard number, offset from the start of that shard) of an expert's slice."""
-        return self.shard, self.offset + expert * self.length
+    def at(self, expert: int) -> SlicePlace:
+        """Return where an expert's slice begins."""
+        return SlicePlace(self.shard, self.offset + expert * self.length)
 
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
     """Slices that are a tensor each, as in Mixtral files from before April 2024."""
 
-    places: tuple[tuple[int, int], ...]
+    places: tuple[SlicePlace, ...]
 
-    def at(self, expert: int) -> tuple[int, int]:
-        """Give (shard number, offset from the start of that shard) of an expert's slice."""
+    def at(self, expert: int) -> SlicePlace:
+        """Return where an expert's slice begins."""
         return self.places[expert]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """One projection of a family in a layer, for all its experts.
 
     `name` is the tensor's without `blk.N.`; `shape` is one expert's in GGUF order; `length` is one
@@ -80,27 +88,22 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class SourceFamily:
     """The experts of one kind in one layer."""
 
     layer: int
     name: str
     expert_count: int
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """All experts of a source: families ordered by layer, a layer's main one first."""
 
-    families: tuple[Family, ...]
+    families: tuple[SourceFamily, ...]
     names: frozenset[str]
     """The names of all expert tensors."""
-
-    @property
-    def shape(self) -> dict[int, int]:
-        """How many experts each layer has, in its main family."""
-        return {f.layer: f.expert_count for f in self.families if f.name == "ffn_exps"}
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -109,7 +112,7 @@ class Experts:
 
 
 def mtp_start(source: Source) -> int | None:
-    """Give the first multi-token-prediction layer: block_count - nextn_predict_layers.
+    """Return the first multi-token-prediction layer: block_count - nextn_predict_layers.
 
     llama.cpp leaves these layers out unless asked (llama-model.cpp, `load_mtp`). None where the
     model has none.
@@ -123,7 +126,7 @@ def mtp_start(source: Source) -> int | None:
     return blocks - predicted
 
 
-def find(source: Source) -> Experts:
+def find_experts(source: Source) -> Experts:
     """Find the experts of a source; raise SourceError where it has none or they make no sense."""
     collector = _Collector(source)
     for shard, tensor in source.tensors():
@@ -131,10 +134,43 @@ def find(source: Source) -> Experts:
     return collector.finish()
 
 
+def shape_of(source: Source, experts: Experts) -> ModelShape:
+    """Return the model's shape, as its tensors and its metadata state it."""
+    mtp_layer = mtp_start(source)
+    return ModelShape(
+        families=tuple(
+            FamilyShape(
+                layer=family.layer,
+                name=family.name,
+                expert_count=family.expert_count,
+                expert_length=sum(part.length for part in family.parts),
+                experts_used=_experts_used(source, family),
+            )
+            for family in experts.families
+        ),
+        dense_length=sum(
+            tensor.length for _, tensor in source.tensors() if tensor.name not in experts.names
+        ),
+        mtp_layers=tuple(
+            layer for layer in experts.layers if mtp_layer is not None and layer >= mtp_layer
+        ),
+    )
+
+
+def _experts_used(source: Source, family: SourceFamily) -> int | None:
+    """Return how many experts a token uses by the metadata, which may say so layer by layer."""
+    is_value = family.name == "attn_v_exps"
+    key = "attention.value_expert_used_count" if is_value else "expert_used_count"
+    used = source.model_value(key)
+    if isinstance(used, tuple):
+        used = used[family.layer] if family.layer < len(used) else None
+    return used if type(used) is int else None
+
+
 class _Collector:
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.parts: dict[tuple[int, str], dict[str, tuple[int, Part]]] = defaultdict(dict)
+        self.parts: dict[tuple[int, str], dict[str, tuple[int, SourcePart]]] = defaultdict(dict)
         self.scattered: dict[tuple[int, str], dict[int, tuple[int, Tensor]]] = defaultdict(dict)
         self.names: set[str] = set()
 
@@ -169,7 +205,7 @@ class _Collector:
         keys = sorted(self.parts, key=lambda key: (key[0], order[key[1]]))
         return Experts(tuple(self.family(*key) for key in keys), frozenset(self.names))
 
-    def family(self, layer: int, name: str) -> Family:
+    def family(self, layer: int, name: str) -> SourceFamily:
         held = self.parts[layer, name]
         counts = {count for count, _ in held.values()}
         place = f"layer {layer}, {name}"
@@ -189,7 +225,7 @@ class _Collector:
                 found=", ".join(sorted(held)),
             )
         parts = tuple(part for _, (_, part) in sorted(held.items()))
-        return Family(layer, name, counts.pop(), parts)
+        return SourceFamily(layer, name, counts.pop(), parts)
 
     def add_part(
         self,
@@ -210,7 +246,7 @@ class _Collector:
             self.fail(shard, tensor, "stands beside one tensor for each expert")
         shape = tensor.dims[:-1] if isinstance(slices, Stacked) else tensor.dims
         length = slices.length if isinstance(slices, Stacked) else tensor.length
-        part = Part(name, tensor.type_id, shape, length, tensor.inferred, slices)
+        part = SourcePart(name, tensor.type_id, shape, length, tensor.inferred, slices)
         self.parts[layer, family][name] = (count, part)
         self.names.add(tensor.name)
 
@@ -225,7 +261,9 @@ class _Collector:
         for shard, tensor in tensors.values():
             if (tensor.type_id, tensor.dims) != (first.type_id, first.dims):
                 self.fail(shard, tensor, f"has another type or shape than {first.name}")
-        places = tuple((tensors[e][0], tensors[e][1].offset) for e in range(expected))
+        places = tuple(
+            SlicePlace(tensors[expert][0], tensors[expert][1].offset) for expert in range(expected)
+        )
         self.add_part(shard, first, layer, "ffn_exps", part, expected, Scattered(places))
 
     def check_rank(self, shard: int, tensor: Tensor, rank: int) -> None:
@@ -241,7 +279,7 @@ class _Collector:
             self.fail(shard, tensor, problem, expected, tensor.dims[-1])
 
     def expected_count(self, layer: int, family: str) -> int | None:
-        """Give the expert count that the metadata states; None where it states none."""
+        """Return the expert count that the metadata states; None where it states none."""
         key = "attention.value_expert_count" if family == "attn_v_exps" else "expert_count"
         count = self.source.model_value(key)
         if isinstance(count, tuple):

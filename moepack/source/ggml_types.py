@@ -31,12 +31,12 @@ class GgmlType(NamedTuple):
         return not self.tail_length
 
     def row_length(self, ne0: int) -> int:
-        """Give the bytes of a row of `ne0` elements, which must be whole blocks."""
+        """Return the bytes of a row of `ne0` elements, which must be whole blocks."""
         assert ne0 % self.block_count == 0
         return self.row_meta_length + ne0 // self.block_count * self.block_length
 
     def tensor_length(self, ne0: int, row_count: int) -> int:
-        """Give the bytes of a tensor of `row_count` rows of `ne0` elements."""
+        """Return the bytes of a tensor of `row_count` rows of `ne0` elements."""
         return self.row_length(ne0) * row_count + self.tail_length
 
 

@@ -9,7 +9,6 @@ inside the file. The format: ggml/docs/gguf.md.
 
 import math
 import os
-import stat
 import struct
 from dataclasses import dataclass
 from typing import NoReturn
@@ -18,6 +17,7 @@ from moepack.errors import MachineError, SourceError
 from moepack.sizes import align
 from moepack.source import sniff
 from moepack.source.tensor_table import Tensor, TensorEntry, place_tensors
+from moepack.storage.regular_file import FileStamp, NotRegularError, open_regular
 
 # Ten times what the largest models have, and still read within a second and 100 MB.
 MAX_TENSORS = 1 << 15
@@ -64,11 +64,11 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class GgufHeader:
     """One file's header, and what identifies the file while it is used.
 
     `data_offset` is the length of the header with its padding: tensor data begins there. `stamp` is
-    (device, inode, length, modification time in ns) when the header was read.
+    the file's when the header was read.
     """
 
     path: str
@@ -77,15 +77,15 @@ class Header:
     metadata: dict[str, Value]
     tensors: tuple[Tensor, ...]
     data_offset: int
-    stamp: tuple[int, int, int, int]
+    stamp: FileStamp
 
     @property
     def file_length(self) -> int:
         """The length of the file in bytes."""
-        return self.stamp[2]
+        return self.stamp.length
 
 
-def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> Header:
+def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufHeader:
     """Read the header of the GGUF at `path`.
 
     `alignment` overrules the file's own, to try out what a broken writer may have meant. Raises
@@ -93,26 +93,20 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> Heade
     """
     name = os.fspath(path)
     try:
-        # Not blocking: opening a pipe would wait for somebody to write into it.
-        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = open_regular(name)
     except FileNotFoundError:
         raise SourceError("no such file", path=name) from None
+    except NotRegularError:
+        hint = "name a GGUF file or a folder of them"
+        raise SourceError("not a file", path=name, hint=hint) from None
     except OSError as error:
         raise MachineError(f"cannot open: {error.strerror}", path=name) from None
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise SourceError("not a file", path=name, hint="name a GGUF file or a folder of them")
         return _Parser(name, descriptor, alignment).parse()
     except OSError as error:
         raise MachineError(f"cannot read: {error.strerror}", path=name) from None
     finally:
         os.close(descriptor)
-
-
-def stamp(file: int | str) -> tuple[int, int, int, int]:
-    """Give what changes when a file, open or by path, is replaced or written to; see `Header`."""
-    status = os.stat(file)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class _Parser:
@@ -122,15 +116,15 @@ class _Parser:
         self.path = path
         self.descriptor = descriptor
         self.forced_alignment = alignment
-        self.stamp = stamp(descriptor)
-        self.file_length = self.stamp[2]
+        self.stamp = FileStamp.of(os.fstat(descriptor))
+        self.file_length = self.stamp.length
         self.window = b""
         self.window_offset = 0
         self.position = 0
         self.array_strings = 0
         self.kept_elements = 0
 
-    def parse(self) -> Header:
+    def parse(self) -> GgufHeader:
         version, tensor_count, pair_count = self.read_preamble()
         metadata: dict[str, Value] = {}
         for number in range(pair_count):
@@ -144,7 +138,7 @@ class _Parser:
         if tensor_count:  # llama.cpp does not pad a header without tensors either
             data_offset = align(data_offset, alignment)
         tensors = place_tensors(self.path, entries, data_offset, self.file_length, alignment)
-        return Header(self.path, version, alignment, metadata, tensors, data_offset, self.stamp)
+        return GgufHeader(self.path, version, alignment, metadata, tensors, data_offset, self.stamp)
 
     def fail(
         self, place: str | None, problem: str, expected: object = None, found: object = None
@@ -158,7 +152,7 @@ class _Parser:
         )
 
     def take(self, length: int, place: str) -> bytes:
-        """Give the next `length` bytes of the header."""
+        """Return the next `length` bytes of the header."""
         start = self.position - self.window_offset
         if not 0 <= start <= start + length <= len(self.window):
             self.refill(length, place)

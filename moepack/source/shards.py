@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moepack.errors import RequestError, SourceError
+from moepack.errors import MachineError, RequestError, SourceError
 from moepack.source import gguf_header
-from moepack.source.gguf_header import Header, Value
+from moepack.source.gguf_header import GgufHeader, Value
 from moepack.source.tensor_table import Tensor
 
 _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z", re.DOTALL)
@@ -27,11 +27,15 @@ _NOT_MODELS = {
 }
 
 
+PathOrPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""How a source is named; see `open_source`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A whole model: the headers of its shards, in order."""
 
-    shards: tuple[Header, ...]
+    shards: tuple[GgufHeader, ...]
 
     @property
     def architecture(self) -> str:
@@ -40,12 +44,12 @@ class Source:
         return value if isinstance(value, str) else ""
 
     def value(self, key: str) -> Any:
-        """Give the metadata value of `key`, None where it is absent or was not kept."""
+        """Return the metadata value of `key`, None where it is absent or was not kept."""
         held = self.shards[0].metadata.get(key)
         return None if held is None else held.data
 
     def model_value(self, key: str) -> Any:
-        """Give the metadata value of `<architecture>.key`."""
+        """Return the metadata value of `<architecture>.key`."""
         return self.value(f"{self.architecture}.{key}")
 
     def tensors(self) -> Iterator[tuple[int, Tensor]]:
@@ -55,20 +59,42 @@ class Source:
                 yield number, tensor
 
 
-def open_source(paths: Sequence[str | os.PathLike[str]]) -> Source:
-    """Open the model that `paths` name: any one shard, a folder, or all shards in any order.
+def open_source(named: PathOrPaths) -> Source:
+    """Open the model that a path or several name: any shard, a folder, or all shards in any order.
 
     Raises SourceError where shards are missing, doubled, of other models, or break the format.
     """
-    found = [Path(path) for path in paths]
-    if not found:
+    paths = find_shards(named)
+    if len(_listed(named)) > 1:
+        return _check(_in_order(_read_all(paths)))
+    if _SHARD_NAME.match(paths[0].name) is None:
+        return _check([_read_single(paths[0])])
+    return _check(_read_all(paths))
+
+
+def find_shards(named: PathOrPaths) -> list[Path]:
+    """Find the files of the model that `named` names, as `open_source` does, by their names alone.
+
+    Where all shards are named, their order is kept. Raises SourceError where shards are missing.
+    """
+    paths = _listed(named)
+    if not paths:
         raise RequestError("no source given")
-    if len(found) > 1:
-        return _from_list(found)
-    return _from_folder(found[0]) if found[0].is_dir() else _from_shard(found[0])
+    if len(paths) > 1:
+        _check_list(paths)
+        return paths
+    try:
+        return _siblings(_in_folder(paths[0]) if paths[0].is_dir() else paths[0])
+    except OSError as error:
+        raise MachineError(f"cannot read the folder: {error.strerror}", path=paths[0]) from None
 
 
-def _from_folder(folder: Path) -> Source:
+def _listed(named: PathOrPaths) -> list[Path]:
+    return [Path(named)] if isinstance(named, str | os.PathLike) else [Path(path) for path in named]
+
+
+def _in_folder(folder: Path) -> Path:
+    """Return a file of the one model in a folder."""
     models: dict[str, Path] = {}
     for path in sorted(folder.glob("*.gguf")):
         match = _SHARD_NAME.match(path.name)
@@ -77,7 +103,7 @@ def _from_folder(folder: Path) -> Source:
     if not models:
         pieces = sorted(folder.glob("*.gguf[.-]*"))
         if pieces:
-            return _from_shard(pieces[0])
+            return pieces[0]
         raise SourceError("no GGUF in this folder", path=folder)
     if len(models) > 1:
         models = {model: path for model, path in models.items() if _is_model(path)} or models
@@ -85,7 +111,7 @@ def _from_folder(folder: Path) -> Source:
         names = ", ".join(path.name for path in models.values())
         hint = "name one file of the model that you mean"
         raise SourceError("several models in this folder", path=folder, found=names, hint=hint)
-    return _from_shard(next(iter(models.values())))
+    return next(iter(models.values()))
 
 
 def _is_model(path: Path) -> bool:
@@ -99,10 +125,11 @@ def _is_model(path: Path) -> bool:
     return kind not in _NOT_MODELS and architecture != "clip"
 
 
-def _from_shard(path: Path) -> Source:
+def _siblings(path: Path) -> list[Path]:
+    """Return all shards of the model that has `path` for one of its shards."""
     match = _SHARD_NAME.match(path.name)
     if match is None:
-        return _from_single(path)
+        return [path]
     count = int(match["count"])
     if not 1 <= int(match["number"]) <= count:
         raise SourceError("a shard number out of bounds in the name", path=path)
@@ -119,7 +146,7 @@ def _from_shard(path: Path) -> Source:
             found=f"no {shown}",
             hint="download them into the same folder, or list all files by name",
         )
-    return _check(_read_all([path.parent / name for name in names]))
+    return [path.parent / name for name in names]
 
 
 def shard_names(prefix: str, count: int) -> Iterator[str]:
@@ -127,7 +154,24 @@ def shard_names(prefix: str, count: int) -> Iterator[str]:
     return (f"{prefix}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
 
 
-def _from_single(path: Path) -> Source:
+def _check_list(paths: list[Path]) -> None:
+    """Check what was listed, by the names alone."""
+    folders = [path for path in paths if path.is_dir()]
+    if folders:
+        raise RequestError(
+            "a folder among several sources", path=folders[0], hint="list files only"
+        )
+    for path in paths:
+        if paths.count(path) > 1:
+            raise SourceError("the same shard is listed twice", path=path)
+    matches = [_SHARD_NAME.match(path.name) for path in paths]
+    prefixes = {match["prefix"] for match in matches if match}
+    if len(prefixes) > 1:
+        found = ", ".join(sorted(prefixes))
+        raise SourceError("shards of different models", path=paths[0], found=found)
+
+
+def _read_single(path: Path) -> GgufHeader:
     header = gguf_header.read(path)
     count = _split_value(header, "split.count", "u16")
     if count is not None and count > 1:
@@ -139,25 +183,12 @@ def _from_single(path: Path) -> Source:
             found=path.name,
             hint="restore the name, or list all shards",
         )
-    return _check([header])
+    return header
 
 
-def _from_list(paths: list[Path]) -> Source:
-    folders = [path for path in paths if path.is_dir()]
-    if folders:
-        raise RequestError(
-            "a folder among several sources", path=folders[0], hint="list files only"
-        )
-    for path in paths:
-        if paths.count(path) > 1:
-            raise SourceError("the same shard is listed twice", path=path)
-    headers = _read_all(paths)
+def _in_order(headers: list[GgufHeader]) -> list[GgufHeader]:
+    """Sort headers by the numbers that they state."""
     numbers = [_split_value(header, "split.no", "u16") or 0 for header in headers]
-    matches = [_SHARD_NAME.match(path.name) for path in paths]
-    prefixes = {match["prefix"] for match in matches if match}
-    if len(prefixes) > 1:
-        found = ", ".join(sorted(prefixes))
-        raise SourceError("shards of different models", path=paths[0], found=found)
     by_number = dict(zip(numbers, headers, strict=True))
     for header, number in zip(headers, numbers, strict=True):
         if by_number[number] is not header:
@@ -167,12 +198,12 @@ def _from_list(paths: list[Path]) -> Source:
                 place="key 'split.no'",
                 found=f"{number}, as {by_number[number].path}",
             )
-    return _check([by_number[number] for number in sorted(by_number)])
+    return [by_number[number] for number in sorted(by_number)]
 
 
-def _read_all(paths: list[Path]) -> list[Header]:
+def _read_all(paths: list[Path]) -> list[GgufHeader]:
     """Read all headers; say so where a later shard fits the first one's alignment only."""
-    headers: list[Header] = []
+    headers: list[GgufHeader] = []
     for path in paths:
         try:
             headers.append(gguf_header.read(path))
@@ -194,7 +225,7 @@ def _fits(path: Path, alignment: int) -> bool:
         return False
 
 
-def _check(headers: list[Header]) -> Source:
+def _check(headers: list[GgufHeader]) -> Source:
     first = headers[0]
     kind = first.metadata.get("general.type")
     if kind is not None and kind.data in _NOT_MODELS:
@@ -206,7 +237,7 @@ def _check(headers: list[Header]) -> Source:
     return Source(tuple(headers))
 
 
-def _check_shards(headers: list[Header], count: int) -> None:
+def _check_shards(headers: list[GgufHeader], count: int) -> None:
     if count != len(headers):
         raise SourceError(
             "shards are missing, or of another model",
@@ -233,19 +264,19 @@ def _check_shards(headers: list[Header], count: int) -> None:
         _expect(header, "split.tensors.count", "i32", total)
 
 
-def _expect(header: Header, key: str, type_name: str, expected: int) -> None:
-    found = _split_value(header, key, type_name)
-    if found != expected:
+def _expect(header: GgufHeader, key: str, type_name: str, expected: int) -> None:
+    value = _split_value(header, key, type_name)
+    if value != expected:
         raise SourceError(
             "the shards do not fit together",
             path=header.path,
             place=f"key {key!r}",
             expected=expected,
-            found="no such key" if found is None else found,
+            found="no such key" if value is None else value,
         )
 
 
-def _split_value(header: Header, key: str, type_name: str) -> int | None:
+def _split_value(header: GgufHeader, key: str, type_name: str) -> int | None:
     value = header.metadata.get(key)
     if value is None:
         return None
@@ -257,7 +288,7 @@ def _split_value(header: Header, key: str, type_name: str) -> int | None:
     return value.data
 
 
-def _check_tensors(headers: list[Header]) -> None:
+def _check_tensors(headers: list[GgufHeader]) -> None:
     seen: dict[str, str] = {}
     for header in headers:
         for tensor in header.tensors:

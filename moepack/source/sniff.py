@@ -16,12 +16,12 @@ def is_raw_part(path: str | os.PathLike[str]) -> bool:
 
 
 def join_hint(path: str | os.PathLike[str]) -> str | None:
-    """Give the hint for a piece cut by bytes; None where the name is not one's."""
+    """Return the hint for a piece cut by bytes; None where the name is not one's."""
     return _JOIN_HINT if is_raw_part(path) else None
 
 
 def describe(path: str | os.PathLike[str], start: bytes) -> tuple[str, str | None]:
-    """Say what a file is whose first bytes are `start`, and give a hint where there is one."""
+    """Say what a file is whose first bytes are `start`, with a hint where there is one."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if is_raw_part(path):
         return "a piece of a GGUF that was cut by bytes, not a GGUF", _JOIN_HINT

@@ -43,7 +43,7 @@ class TensorEntry:
 def place_tensors(
     path: str, entries: list[TensorEntry], data_offset: int, file_length: int, alignment: int
 ) -> tuple[Tensor, ...]:
-    """Check that the tensors fill the data section one after the other; give them their lengths.
+    """Check that the tensors fill the data section one after the other; return them.
 
     A tensor's length has two witnesses, the type's block arithmetic and the gap to the next tensor
     (for the last one: to the end of the file, where the final padding may be absent).
@@ -81,7 +81,7 @@ def place_tensors(
 def _place(
     path: str, entry: TensorEntry, data_offset: int, gap: int, alignment: int, is_last: bool
 ) -> tuple[Tensor, int]:
-    """Give the tensor and how far it reaches with its padding."""
+    """Return the tensor and how far it reaches with its padding."""
     known = ggml_types.TYPES.get(entry.type_id)
     offset = data_offset + entry.offset_in_data
     if known is None:
@@ -139,7 +139,7 @@ def _known_length(path: str, entry: TensorEntry, known: ggml_types.GgmlType) -> 
 
 
 def split_rows(dims: tuple[int, ...]) -> tuple[int, int]:
-    """Give (elements in a row, rows); a tensor without dimensions is one element."""
+    """Return (elements in a row, rows); a tensor without dimensions is one element."""
     return (dims[0], math.prod(dims[1:])) if dims else (1, 1)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.storage.regular import open_addressable
+from moepack.storage.regular_file import open_addressable
 
 _AT_EMPTY_PATH = 0x1000
 _STATX_DIOALIGN = 0x2000

@@ -15,17 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 from moepack import digest
-from moepack.errors import SourceError
+from moepack.errors import MachineError, SourceError, is_shortage
+from moepack.storage.regular_file import open_regular
 from moepack.verifying.report import Finding
 
 PIECE_LENGTH = 512 << 10
 
 
-class Extent(NamedTuple):
-    """A part as the index places it: offset from the start of the file, length in bytes.
+class SliceExtent(NamedTuple):
+    """The bytes of a part in the source: offset from the start of the shard, length in bytes."""
 
-    `slice` is (path, offset) of the same bytes in the source, None where they are not compared;
-    `slice_length` is how many the source has there.
+    path: str
+    offset: int
+    length: int
+
+
+class PartExtent(NamedTuple):
+    """A part as the index places it: offset from the start of the data file, length in bytes.
+
+    `slice` is None where the part is not compared with the source.
     """
 
     offset: int
@@ -34,12 +42,15 @@ class Extent(NamedTuple):
     layer: int
     expert: int
     part: str
-    slice: tuple[str, int] | None = None
-    slice_length: int = 0
+    slice: SliceExtent | None = None
 
 
 class _ShortFileError(Exception):
-    """The data file ended before it should."""
+    """The file ended before it should."""
+
+
+class _StoppedError(Exception):
+    """Another thread failed, or the user interrupted: this one stops."""
 
 
 class FileScan:
@@ -48,7 +59,7 @@ class FileScan:
     `digest` is that of the whole file, None where it could not be read as a whole.
     """
 
-    def __init__(self, path: Path, length: int, extents: list[Extent]) -> None:
+    def __init__(self, path: Path, length: int, extents: list[PartExtent]) -> None:
         self.path = path
         self.length = length
         self.extents = extents
@@ -61,16 +72,19 @@ class FileScan:
         self._descriptors: dict[str, int] = {}
 
     def run(self, advanced: Callable[[int], None], stop: threading.Event) -> list[Finding]:
-        """Read the file; give all findings. `advanced` is told of the bytes read."""
+        """Read the file and return all findings; `advanced` is told of the bytes read.
+
+        Raises SourceError and MachineError for what is not the pack's fault.
+        """
         self._advanced = advanced
         self._stop = stop
         self._ours = np.empty(PIECE_LENGTH, np.uint8)
         self._theirs = np.empty(PIECE_LENGTH, np.uint8)
         with ExitStack() as stack:
             try:
-                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptor = open_regular(self.path)
             except OSError as error:
-                self._find("file", f"cannot open: {error.strerror}", 0)
+                self._find_failure("open", error, 0)
                 return self._findings
             stack.callback(os.close, self._descriptor)
             stack.callback(self._close_shards)
@@ -80,7 +94,7 @@ class FileScan:
             except _ShortFileError:
                 self._find("file", "ends inside this range", self._position)
             except OSError as error:
-                self._find("file", f"cannot read: {error.strerror}", self._position)
+                self._find_failure("read", error, self._position)
         return self._findings
 
     def _run(self) -> None:
@@ -97,13 +111,20 @@ class FileScan:
             message = f"is {length} bytes long, the index says {self.length}"
             self._find("file", message, min(length, self.length))
 
-    def _find(self, kind: str, message: str, offset: int, extent: Extent | None = None) -> None:
+    def _find(self, kind: str, message: str, offset: int, extent: PartExtent | None = None) -> None:
         name = self.path.name
         if extent is None:
             self._findings.append(Finding(kind, message, file=name, offset=offset))
             return
         where = (extent.layer, extent.expert, extent.part, name, offset)
         self._findings.append(Finding(kind, message, *where))
+
+    def _find_failure(self, what: str, error: OSError, offset: int) -> None:
+        """Report what the system said of the file; a machine that is short of something raises."""
+        message = f"cannot {what}: {error.strerror}"
+        if is_shortage(error):
+            raise MachineError(message, path=self.path) from None
+        self._find("file", message, offset)
 
     def _read(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
         """Read the next piece, at most PIECE_LENGTH bytes of `length`."""
@@ -115,7 +136,7 @@ class FileScan:
         self.read_length += len(piece)
         self._advanced(len(piece))
         if self._stop.is_set():
-            raise InterruptedError
+            raise _StoppedError
         return piece
 
     def _check_padding(self, end: int) -> None:
@@ -126,7 +147,7 @@ class FileScan:
                 first = at + int(np.flatnonzero(piece)[0])
                 self._find("padding", f"holds {piece[first - at]:#04x}, not zero", first)
 
-    def _check_part(self, extent: Extent) -> None:
+    def _check_part(self, extent: PartExtent) -> None:
         part_digest = digest.stream()
         differs = False
         for at in range(0, extent.length, PIECE_LENGTH):
@@ -134,24 +155,25 @@ class FileScan:
             part_digest.update(piece.data)
             if extent.slice is not None and not differs:
                 differs = self._differs(extent, at, piece)
-        found = part_digest.intdigest()
-        if found != extent.digest:
-            message = f"its digest is {digest.to_text(found)}, "
+        computed = part_digest.intdigest()
+        if computed != extent.digest:
+            message = f"its digest is {digest.to_text(computed)}, "
             message += f"the index says {digest.to_text(extent.digest)}"
             self._find("digest", message, extent.offset, extent)
 
-    def _differs(self, extent: Extent, at: int, piece: npt.NDArray[np.uint8]) -> bool:
+    def _differs(self, extent: PartExtent, at: int, piece: npt.NDArray[np.uint8]) -> bool:
         """Compare a piece with the source; report the first byte of the part that differs."""
         assert extent.slice is not None
-        path, start = extent.slice
-        piece = piece[: max(0, extent.slice_length - at)]
+        path, start, length = extent.slice
+        piece = piece[: max(0, length - at)]
         theirs = self._theirs[: len(piece)]
         try:
             _fill(self._shard(path), theirs, start + at)
         except _ShortFileError:
             raise SourceError("ends too early", path=path, place=f"byte {start + at}") from None
         except OSError as error:
-            raise SourceError(f"cannot read: {error.strerror}", path=path) from None
+            kind = MachineError if is_shortage(error) else SourceError
+            raise kind(f"cannot read: {error.strerror}", path=path) from None
         self.compared_length += len(piece)
         if _equal(piece, theirs):
             return False
@@ -164,12 +186,12 @@ class FileScan:
         return True
 
     def _close_shards(self) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
 
     def _shard(self, path: str) -> int:
         if path not in self._descriptors:
-            self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptors[path] = open_regular(path)
         return self._descriptors[path]
 
 

@@ -1,10 +1,6 @@
-"""What verification found, and how it is written down."""
+"""The outcome of a verification: findings, and how much was looked at."""
 
-import xml.etree.ElementTree as ElementTree
-from collections import defaultdict
 from typing import Any, NamedTuple
-
-_FORBIDDEN_IN_XML = {code: "�" for code in range(32) if code not in (9, 10, 13)}
 
 
 class Finding(NamedTuple):
@@ -54,34 +50,7 @@ class Report(NamedTuple):
         return not self.findings
 
     def to_json(self) -> dict[str, Any]:
-        """Give the report as `moepack verify --json` prints it."""
+        """Return the report as `moepack verify --json` prints it."""
         fields = self._asdict()
         fields["findings"] = [finding._asdict() for finding in self.findings]
         return {"passed": self.passed, **fields}
-
-
-def to_junit(report: Report) -> bytes:
-    """Write the report as JUnit XML: one test for the pack as such, and one for each layer."""
-    by_layer: dict[int | None, list[Finding]] = defaultdict(list)
-    for finding in report.findings:
-        by_layer[finding.layer].append(finding)
-    cases = [None, *sorted({*report.layers, *(layer for layer in by_layer if layer is not None)})]
-    suite = ElementTree.Element(
-        "testsuite",
-        name="moepack verify",
-        tests=str(len(cases)),
-        failures=str(len(by_layer)),
-        errors="0",
-    )
-    for layer in cases:
-        name = "pack" if layer is None else f"layer {layer}"
-        case = ElementTree.SubElement(suite, "testcase", classname=_xml(report.path), name=name)
-        if findings := by_layer[layer]:
-            failure = ElementTree.SubElement(case, "failure", message=f"{len(findings)} findings")
-            failure.text = _xml("\n".join(map(str, findings)))
-    data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
-    return data
-
-
-def _xml(text: str) -> str:
-    return text.translate(_FORBIDDEN_IN_XML).encode("utf-8", "replace").decode()

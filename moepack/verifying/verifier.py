@@ -1,57 +1,80 @@
 """Verify a pack: its structure, its padding, every digest, and every byte against the source.
 
-Verification shares the index decoder with the reader and nothing with the packer: where the slices
-lie in the shards it learns from `witness`. It gives back all findings and stops at none, as long as
-the manifest and the tables of the index can be read at all.
+Verification shares the index decoder with the reader, and with the packer only how the files of a
+model are named: where the slices lie in them it learns from `witness`. It gives back all findings
+and stops at none, as long as the manifest and the tables of the index can be read at all.
 """
 
 import hashlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from moepack import digest
-from moepack.errors import PackError, SourceError, short
+from moepack.errors import MachineError, PackError, SourceError, is_shortage, short
 from moepack.format import manifest
 from moepack.format.index import Index, PackedFamily, PartKind
 from moepack.format.records import BlobRecord, PartRecord
 from moepack.reading.directory import map_index, read_manifest
-from moepack.verifying.file_scan import Extent, FileScan
+from moepack.source.shards import PathOrPaths, find_shards
+from moepack.storage.regular_file import open_regular
+from moepack.storage.thread_pool import ThreadPool
+from moepack.verifying.file_scan import FileScan, PartExtent, SliceExtent
 from moepack.verifying.report import Finding, Report
-from moepack.verifying.witness import Slices, find_slices
+from moepack.verifying.witness import PartKey, PartSlices, find_slices, in_order
 
 DEFAULT_THREADS = 4
 
-Expected = dict[tuple[int, str], Slices]
+Progress = Callable[[int, int], None]
+"""Called with the bytes read since its last call, and the bytes that are to be read in all."""
+
+
+class _BlobExtent(NamedTuple):
+    """A blob as the index places it, from `start` to `end` in its file."""
+
+    start: int
+    end: int
+    family: PackedFamily
+    expert: int
 
 
 def verify(
     path: str | os.PathLike[str],
-    shard_paths: Sequence[str] | None = None,
+    source: PathOrPaths | None = None,
     *,
     threads: int = DEFAULT_THREADS,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
-    """Verify the pack at `path`, against the source's shards (in order) where they are given.
+    """Verify the pack at `path`, against the source that it was made from where one is given.
 
-    `progress` is called with the bytes read since its last call, from one thread at a time. Raises
-    PackError where there is no pack or one of an unknown version, SourceError where a shard cannot
-    be read; everything else that is wrong is a finding.
+    `source` is any one shard, a folder, or all shards. `progress` is called from one thread at a
+    time. Raises PackError where there is no pack or one of an unknown version, SourceError where a
+    shard cannot be read, MachineError where the machine has not enough memory, threads or open
+    files; everything else that is wrong is a finding.
     """
-    pack = Path(path)
+    try:
+        shard_paths = None if source is None else _shards_in_order(source)
+        return _verify(Path(path), shard_paths, threads, progress)
+    except MemoryError:
+        raise MachineError("not enough memory", path=path, hint="use fewer --threads") from None
+
+
+def _verify(
+    pack: Path, shard_paths: Sequence[str] | None, threads: int, progress: Progress | None
+) -> Report:
     name = pack / manifest.NAME
     described = manifest.decode(read_manifest(pack), str(name))
-    check = _Check(pack, described)
+    check = _Verification(pack, described)
     if not described.digest_matches:
         check.find("manifest", "its own digest differs", file=manifest.NAME)
     index = check.open_index()
     if index is None:
         return check.report((), None, 0)
     extents = check.records(index)
-    expected: Expected | None = None
+    expected: dict[PartKey, PartSlices] | None = None
     if shard_paths is not None:
         check.source_identity(shard_paths)
         expected = find_slices(shard_paths)
@@ -67,8 +90,14 @@ def verify(
     return check.report(index.families, compared, sum(scan.read_length for scan in scans))
 
 
-class _Check:
-    """One verification: collects findings."""
+def _shards_in_order(source: PathOrPaths) -> list[str]:
+    paths = [str(path) for path in find_shards(source)]
+    is_listed = not isinstance(source, str | os.PathLike) and len(source) > 1
+    return in_order(paths) if is_listed else paths
+
+
+class _Verification:
+    """One verification: it collects findings."""
 
     def __init__(self, path: Path, described: manifest.Manifest) -> None:
         self.path = path
@@ -104,12 +133,12 @@ class _Check:
             self.find("index", str(error), file=manifest.INDEX_NAME)
             return None
         expected = self.manifest.index_file.digest
-        for which, found in (
+        for which, actual in (
             ("stored", index.stored_digest),
             ("computed", index.computed_digest()),
         ):
-            if found != expected:
-                message = f"its {which} digest is {digest.to_text(found)}, "
+            if actual != expected:
+                message = f"its {which} digest is {digest.to_text(actual)}, "
                 message += f"the manifest says {digest.to_text(expected)}"
                 self.find("index", message, file=manifest.INDEX_NAME)
         if self.manifest.index_file.length != index.header.index_length:
@@ -120,10 +149,10 @@ class _Check:
             self.find("index", "it lists other files than the manifest", file=manifest.INDEX_NAME)
         return index
 
-    def records(self, index: Index) -> dict[int, list[Extent]]:
+    def records(self, index: Index) -> dict[int, list[PartExtent]]:
         """Check all records against the rules; give the sound parts by file."""
-        extents: dict[int, list[Extent]] = defaultdict(list)
-        blobs: dict[int, list[tuple[int, int, PackedFamily, int]]] = defaultdict(list)
+        extents: dict[int, list[PartExtent]] = defaultdict(list)
+        blobs: dict[int, list[_BlobExtent]] = defaultdict(list)
         for family in index.families:
             for expert in range(family.expert_count):
                 self._blob(index, family, expert, blobs, extents)
@@ -140,8 +169,8 @@ class _Check:
         index: Index,
         family: PackedFamily,
         expert: int,
-        blobs: dict[int, list[tuple[int, int, PackedFamily, int]]],
-        extents: dict[int, list[Extent]],
+        blobs: dict[int, list[_BlobExtent]],
+        extents: dict[int, list[PartExtent]],
     ) -> None:
         where = {"layer": family.layer, "expert": expert}
         try:
@@ -149,7 +178,8 @@ class _Check:
         except PackError as error:
             self.find("record", str(error), **where)
             return
-        blobs[blob.file].append((blob.offset, blob.offset + blob.length, family, expert))
+        extent = _BlobExtent(blob.offset, blob.offset + blob.length, family, expert)
+        blobs[blob.file].append(extent)
         end = blob.offset
         first_part = family.first_part + expert * len(family.part_kinds)
         for number, kind in enumerate(family.part_kinds):
@@ -164,17 +194,18 @@ class _Check:
                 place = {"file": name, "offset": part.offset}
                 self.find("record", problem, part=kind.name, **where, **place)
             end = part.offset + part.stored_length
-            extent = Extent(part.offset, kind.length, part.digest, family.layer, expert, kind.name)
-            extents[part.file].append(extent)
+            extents[part.file].append(
+                PartExtent(part.offset, kind.length, part.digest, family.layer, expert, kind.name)
+            )
 
-    def _overlaps(self, name: str, blobs: list[tuple[int, int, PackedFamily, int]]) -> None:
-        blobs.sort(key=lambda blob: blob[:2])
+    def _overlaps(self, name: str, blobs: list[_BlobExtent]) -> None:
+        blobs.sort(key=lambda blob: (blob.start, blob.end))
         reached = 0
-        for start, end, family, expert in blobs:
-            if start < reached:
-                where = {"layer": family.layer, "expert": expert}
-                self.find("record", "the blob overlaps another", file=name, offset=start, **where)
-            reached = max(reached, end)
+        for blob in blobs:
+            if blob.start < reached:
+                where = {"layer": blob.family.layer, "expert": blob.expert, "file": name}
+                self.find("record", "the blob overlaps another", offset=blob.start, **where)
+            reached = max(reached, blob.end)
 
     def _ranks(self, index: Index) -> None:
         """Check that ranks are a permutation, and that hotness falls along them."""
@@ -220,55 +251,58 @@ class _Check:
                 message = "its header is not that of the shard that was packed"
                 self.find("source", message, file=name)
 
-    def completeness(self, index: Index, expected: Expected) -> None:
+    def completeness(self, index: Index, expected: dict[PartKey, PartSlices]) -> None:
         """Find what the source has and the pack has not, and the other way round."""
         layers = self.manifest.layers
-        held = {(f.layer, kind.name): (f, kind) for f in index.families for kind in f.part_kinds}
-        for (layer, part), slices in expected.items():
-            if layers is not None and layer not in layers:
+        held = {
+            PartKey(family.layer, kind.name): (family, kind)
+            for family in index.families
+            for kind in family.part_kinds
+        }
+        for key, slices in expected.items():
+            if layers is not None and key.layer not in layers:
                 continue
-            if (layer, part) not in held:
-                self.find("missing", "the source has this part", layer=layer, part=part)
+            if key not in held:
+                self.find("missing", "the source has this part", **key._asdict())
                 continue
-            family, kind = held[layer, part]
-            found = (family.expert_count, kind.type_id, kind.shape, kind.length)
-            wanted = (len(slices.starts), slices.type_id, slices.shape, slices.length)
-            if found != wanted:
-                message = f"experts, type, shape and length are {found}, the source has {wanted}"
-                self.find("shape", message, layer=layer, part=part)
-        for layer, part in held:
-            if (layer, part) not in expected:
-                self.find("surplus", "the source has no such part", layer=layer, part=part)
-        for layer in sorted(set(layers or ()) - {layer for layer, _ in held}):
+            family, kind = held[key]
+            ours = (family.expert_count, kind.type_id, kind.shape, kind.length)
+            theirs = (len(slices.starts), slices.type_id, slices.shape, slices.length)
+            if ours != theirs:
+                message = f"experts, type, shape and length are {ours}, the source has {theirs}"
+                self.find("shape", message, **key._asdict())
+        for key in held:
+            if key not in expected:
+                self.find("surplus", "the source has no such part", **key._asdict())
+        for layer in sorted(set(layers or ()) - {key.layer for key in held}):
             self.find("missing", "the manifest lists this layer", layer=layer)
 
     def with_slices(
-        self, extents: dict[int, list[Extent]], expected: Expected
-    ) -> dict[int, list[Extent]]:
+        self, extents: dict[int, list[PartExtent]], expected: dict[PartKey, PartSlices]
+    ) -> dict[int, list[PartExtent]]:
         """Say for each part where its slice lies, so that the scan compares the two."""
-        result: dict[int, list[Extent]] = defaultdict(list)
-        for number, held in extents.items():
-            for extent in held:
-                slices = expected.get((extent.layer, extent.part))
+        result: dict[int, list[PartExtent]] = defaultdict(list)
+        for number, in_file in extents.items():
+            for extent in in_file:
+                slices = expected.get(PartKey(extent.layer, extent.part))
                 if slices is not None and extent.expert < len(slices.starts):
-                    place = (slices.paths[extent.expert], slices.starts[extent.expert])
-                    extent = extent._replace(slice=place, slice_length=slices.length)
+                    path, start = slices.paths[extent.expert], slices.starts[extent.expert]
+                    extent = extent._replace(slice=SliceExtent(path, start, slices.length))
                 result[number].append(extent)
         return result
 
-    def scan(
-        self, scans: list[FileScan], threads: int, progress: Callable[[int], None] | None
-    ) -> None:
+    def scan(self, scans: list[FileScan], threads: int, progress: Progress | None) -> None:
         """Read all files, several at a time."""
         lock = threading.Lock()
+        total = sum(scan.length for scan in scans)
 
         def advanced(length: int) -> None:
             if progress is not None:
                 with lock:
-                    progress(length)
+                    progress(length, total)
 
         stop = threading.Event()
-        with ThreadPoolExecutor(max_workers=threads) as executor:
+        with ThreadPool(max_workers=threads) as executor:
             try:
                 for findings in executor.map(lambda scan: scan.run(advanced, stop), scans):
                     self.findings += findings
@@ -303,20 +337,16 @@ def _misplaced(
 
 
 def _shard_identity(path: str, header_length: object) -> tuple[int, str]:
-    """Give a shard's length and the SHA-256 of its first `header_length` bytes."""
+    """Return a shard's length and the SHA-256 of its first `header_length` bytes."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             length = os.fstat(file.fileno()).st_size
             sha256 = hashlib.sha256()
             left = min(header_length, length) if isinstance(header_length, int) else 0
-            for piece in _pieces(left):
-                sha256.update(file.read(piece))
+            while left > 0 and (piece := file.read(min(left, 1 << 20))):
+                sha256.update(piece)
+                left -= len(piece)
     except OSError as error:
-        raise SourceError(f"cannot read: {error.strerror}", path=path) from None
+        kind = MachineError if is_shortage(error) else SourceError
+        raise kind(f"cannot read: {error.strerror}", path=path) from None
     return length, sha256.hexdigest()
-
-
-def _pieces(length: int) -> Iterator[int]:
-    while length > 0:
-        yield min(length, 1 << 20)
-        length -= 1 << 20

@@ -6,26 +6,39 @@ gaps in the file instead of a table of types. Only where a gap leaves several le
 such as biases) the gguf package's table of block sizes decides. A mistake on either side makes the
 two disagree, and verification fail.
 
-It expects shards that are GGUFs; what is broken in one comes back as SourceError.
+What is broken in a shard comes back as SourceError.
 """
 
+import contextlib
 import itertools
 import math
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from moepack.errors import SourceError
+from moepack.errors import MachineError, SourceError, is_shortage
+from moepack.source import sniff
+from moepack.storage.regular_file import open_regular
 
 _MATRICES = {"gate", "up", "down", "gate_up"}
 _DIMENSIONS = {"weight": 3, "bias": 2, "scale": 1, "input_scale": 1}
+_MOST_DIMENSIONS = 4
+_LONGEST_NAME = 1 << 16
+_MOST_STRINGS = 1 << 22
 _WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
 
-class Slices(NamedTuple):
+class PartKey(NamedTuple):
+    """A part by its layer and its name there."""
+
+    layer: int
+    part: str
+
+
+class PartSlices(NamedTuple):
     """One part of all experts of a layer, in a shard.
 
     `starts` are offsets from the start of the file `paths[expert]`; `length` is bytes and `shape`
@@ -39,7 +52,7 @@ class Slices(NamedTuple):
     starts: Sequence[int]
 
 
-class _Entry(NamedTuple):
+class _WalkedTensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     type_id: int
@@ -47,37 +60,47 @@ class _Entry(NamedTuple):
     length: int
 
 
-def find_slices(paths: Sequence[str]) -> dict[tuple[int, str], Slices]:
-    """Map (layer, part name) to the slices that the shards hold."""
-    found: dict[tuple[int, str], Slices] = {}
-    alone: dict[tuple[int, str], dict[int, tuple[str, _Entry]]] = {}
+def in_order(paths: Sequence[str]) -> list[str]:
+    """Sort the shards of a model by the numbers that they state."""
+    return sorted(paths, key=_shard_number)
+
+
+def find_slices(paths: Sequence[str]) -> dict[PartKey, PartSlices]:
+    """Map each part to the slices that the shards hold."""
+    slices: dict[PartKey, PartSlices] = {}
+    alone: dict[PartKey, dict[int, tuple[str, _WalkedTensor]]] = {}
     for path in paths:
-        for entry in _entries(path):
-            fields = entry.name.split(".")
-            if _is_stacked(fields, entry.shape):
-                count = entry.shape[-1]
-                length = entry.length // count
-                starts = range(entry.start, entry.start + entry.length, length)
-                key = (int(fields[1]), ".".join(fields[2:]))
-                shape = entry.shape[:-1]
-                found[key] = Slices(entry.type_id, shape, length, [path] * count, starts)
-            elif _is_alone(fields, entry.shape):
-                key = (int(fields[1]), f"{fields[2]}_exps.weight")
-                alone.setdefault(key, {})[int(fields[3])] = (path, entry)
+        for tensor in _walk(path):
+            fields = tensor.name.split(".")
+            if _is_stacked(fields, tensor.shape):
+                key = PartKey(int(fields[1]), ".".join(fields[2:]))
+                slices[key] = _cut(path, tensor)
+            elif _is_alone(fields, tensor.shape):
+                key = PartKey(int(fields[1]), f"{fields[2]}_exps.weight")
+                alone.setdefault(key, {})[int(fields[3])] = (path, tensor)
     for key, by_expert in alone.items():
-        found[key] = _join(by_expert)
-    return found
+        slices[key] = _join(by_expert)
+    return slices
 
 
-def _join(by_expert: dict[int, tuple[str, _Entry]]) -> Slices:
+def _cut(path: str, tensor: _WalkedTensor) -> PartSlices:
+    """Cut a tensor of all experts into slices of the same length."""
+    *shape, count = tensor.shape
+    length = tensor.length // count
+    starts = range(tensor.start, tensor.start + tensor.length, length)
+    return PartSlices(tensor.type_id, tuple(shape), length, [path] * count, starts)
+
+
+def _join(by_expert: dict[int, tuple[str, _WalkedTensor]]) -> PartSlices:
+    """Take tensors of one expert each together."""
     in_order = [by_expert[expert] for expert in sorted(by_expert)]
     first = in_order[0][1]
-    return Slices(
+    return PartSlices(
         first.type_id,
         first.shape,
         first.length,
         [path for path, _ in in_order],
-        [entry.start for _, entry in in_order],
+        [tensor.start for _, tensor in in_order],
     )
 
 
@@ -107,16 +130,37 @@ def _is_number(field: str) -> bool:
     return field.isascii() and field.isdigit()
 
 
-def _entries(path: str) -> list[_Entry]:
+def _walk(path: str) -> list[_WalkedTensor]:
     """Walk the header of one shard; only expert tensors need a length that makes sense."""
+    with _mapped(path) as data:
+        return _HeaderWalk(path, data).tensors()
+
+
+def _shard_number(path: str) -> int:
+    with _mapped(path) as data:
+        return _HeaderWalk(path, data).metadata().get(b"split.no", 0)
+
+
+@contextlib.contextmanager
+def _mapped(path: str) -> Iterator[mmap.mmap]:
+    """Map a shard; what the system says of it, or its walk, is an error that names the shard."""
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Walk(path, data).entries()
-    except (OSError, ValueError, LookupError, ArithmeticError, struct.error) as error:
+        with (
+            open(open_regular(path), "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            if data[:4] != b"GGUF":
+                problem, hint = sniff.describe(path, data[:64])
+                raise SourceError(problem, path=path, hint=hint)
+            yield data
+    except OSError as error:
+        kind = MachineError if is_shortage(error) else SourceError
+        raise kind(f"cannot read: {error.strerror}", path=path) from error
+    except (ValueError, LookupError, ArithmeticError, struct.error) as error:
         raise SourceError(f"the verifier cannot read the header ({error})", path=path) from error
 
 
-class _Walk:
+class _HeaderWalk:
     def __init__(self, path: str, data: mmap.mmap) -> None:
         self.path = path
         self.data = data
@@ -128,42 +172,59 @@ class _Walk:
         self.at += struct.calcsize("<" + form)
         return int(value)
 
-    def bytes(self) -> bytes:
+    def name(self) -> bytes:
         length = self.number("Q")
+        if length > _LONGEST_NAME:
+            raise ValueError(f"a name of {length} bytes at byte {self.at}")
         self.at += length
         return self.data[self.at - length : self.at]
 
-    def entries(self) -> list[_Entry]:
-        tensor_count, pair_count = struct.unpack_from("<QQ", self.data, 8)
-        for _ in range(pair_count):
-            key = self.bytes()
-            value = self.value(self.number("I"))
-            if key == b"general.alignment" and value is not None:
-                self.alignment = value
+    def tensors(self) -> list[_WalkedTensor]:
+        self.alignment = self.metadata().get(b"general.alignment", self.alignment)
+        (tensor_count,) = struct.unpack_from("<Q", self.data, 8)
         table = []
         for _ in range(tensor_count):
-            name = self.bytes().decode(errors="replace")
-            shape = tuple(self.number("Q") for _ in range(self.number("I")))
+            name = self.name().decode(errors="replace")
+            shape = self.shape()
             table.append((name, shape, self.number("I"), self.number("Q")))
         begin = math.ceil(self.at / self.alignment) * self.alignment
         ends = [*sorted(begin + offset for *_, offset in table), len(self.data)]
         following = dict(itertools.pairwise(ends))
         return [
-            self.entry(name, shape, type_id, begin + offset, following[begin + offset])
+            self.tensor(name, shape, type_id, begin + offset, following[begin + offset])
             for name, shape, type_id, offset in table
         ]
+
+    def metadata(self) -> dict[bytes, int]:
+        """Step over the metadata; return the values that are a u16 or a u32."""
+        (pair_count,) = struct.unpack_from("<Q", self.data, 16)
+        numbers = {}
+        for _ in range(pair_count):
+            key = self.name()
+            value = self.value(self.number("I"))
+            if value is not None:
+                numbers[key] = value
+        return numbers
+
+    def shape(self) -> tuple[int, ...]:
+        count = self.number("I")
+        if count > _MOST_DIMENSIONS:
+            raise ValueError(f"{count} dimensions at byte {self.at}")
+        return tuple(self.number("Q") for _ in range(count))
 
     def skip(self, length: int) -> None:
         self.at += length
 
     def value(self, kind: int) -> int | None:
-        """Step over a metadata value; give it where it is a u32."""
-        if kind == 4:
-            return self.number("I")
+        """Step over a metadata value; return it where it is a u16 or a u32."""
+        if kind in (2, 4):
+            return self.number("H" if kind == 2 else "I")
         if kind == 8:
             self.skip(self.number("Q"))
         elif kind == 9:
             item, count = self.number("I"), self.number("Q")
+            if item == 8 and count > _MOST_STRINGS:
+                raise ValueError(f"{count} strings at byte {self.at}")
             if item == 8:
                 for _ in range(count):
                     self.skip(self.number("Q"))
@@ -173,13 +234,13 @@ class _Walk:
             self.skip(_WIDTHS[kind])
         return None
 
-    def entry(
+    def tensor(
         self, name: str, shape: tuple[int, ...], type_id: int, start: int, end: int
-    ) -> _Entry:
+    ) -> _WalkedTensor:
         length = end - start
         if "exps" in name or name.count(".") == 4:
             length = self.tensor_length(name, shape, type_id, end - start)
-        return _Entry(name, shape, type_id, start, length)
+        return _WalkedTensor(name, shape, type_id, start, length)
 
     def tensor_length(self, name: str, shape: tuple[int, ...], type_id: int, gap: int) -> int:
         """Take the length that fills the gap up to its padding; ask the gguf package if many do."""
@@ -203,7 +264,7 @@ class _Walk:
 
 
 def _stated_length(shape: tuple[int, ...], type_id: int) -> int | None:
-    """Give a tensor's bytes by the gguf package; None for types that it does not know."""
+    """Return a tensor's bytes by the gguf package; None for types that it does not know."""
     try:
         known = GGMLQuantizationType(type_id)
     except ValueError:

@@ -55,7 +55,7 @@ def test_slices_and_parts_are_the_same_bytes_of_the_same_experts(
     source = open_source([first_shard(model)])
     with moepack.open(packs[model]) as pack:
         steps = [workload.RoutedStep(layer, (3, 0, 1)) for layer in pack.layers]
-        slices = replay.slices(source, experts.find(source), pack, steps)
+        slices = replay.slices(source, experts.find_experts(source), pack, steps)
         parts = replay.parts(pack, steps)
         blobs = replay.blobs(pack, steps)
     for ours, theirs in zip(parts.steps, slices.steps, strict=True):
@@ -73,7 +73,7 @@ def test_slices_and_parts_are_the_same_bytes_of_the_same_experts(
 def test_the_source_of_another_pack_is_refused(packs: dict[str, Path]) -> None:
     other = open_source([first_shard("mixtral")])
     with moepack.open(packs["qwen3moe"]) as pack, pytest.raises(RequestError, match="layer 0"):
-        replay.slices(other, experts.find(other), pack, [workload.RoutedStep(0, (1,))])
+        replay.slices(other, experts.find_experts(other), pack, [workload.RoutedStep(0, (1,))])
 
 
 def test_direct_reads_of_shards_are_rounded_to_pages_and_not_past_the_end(tmp_path: Path) -> None:

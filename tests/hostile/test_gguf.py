@@ -47,7 +47,7 @@ def refused(path: Path) -> SourceError:
     return caught.value
 
 
-def assert_sound(header: gguf_header.Header) -> None:
+def assert_sound(header: gguf_header.GgufHeader) -> None:
     """Check what every accepted header promises: aligned, disjoint tensors inside the file."""
     reached = header.data_offset
     for tensor in header.tensors:
@@ -286,7 +286,7 @@ ODD = [
 def test_experts_that_make_no_sense_are_refused_by_name(odd: Odd, tmp_path: Path) -> None:
     path = odd.builder.write(tmp_path / "odd.gguf")
     with pytest.raises(SourceError) as caught:
-        experts.find(open_source([path]))
+        experts.find_experts(open_source([path]))
     assert_clear(caught.value, path)
     assert odd.words in str(caught.value)
 
@@ -295,7 +295,7 @@ def test_an_architecture_of_several_lines_makes_one_line(tmp_path: Path) -> None
     builder = GgufBuilder().put("general.architecture", "str", "a\nb\x1b[2J" + "c" * 1000)
     path = builder.tensor("x", (4,), F32, 16).write(tmp_path / "dense.gguf")
     with pytest.raises(SourceError) as caught:
-        experts.find(open_source([path]))
+        experts.find_experts(open_source([path]))
     assert_clear(caught.value, path)
 
 
@@ -306,7 +306,7 @@ def test_metadata_that_says_nothing_is_no_reason_to_refuse(tmp_path: Path) -> No
         "qwen3moe.nextn_predict_layers", "u32", 1
     )
     source = open_source([builder.tensor(NORM, (4,), F32, 16).write(tmp_path / "m.gguf")])
-    assert experts.find(source).families[0].expert_count == 2
+    assert experts.find_experts(source).families[0].expert_count == 2
     assert experts.mtp_start(source) is None
 
 
@@ -317,14 +317,14 @@ def test_layers_and_experts_are_limited(tmp_path: Path) -> None:
             builder.tensor(f"blk.{layer}.ffn_{name}_exps.weight", (1, 1, count), F32, 4)
         path = builder.write(tmp_path / "many.gguf")
         with pytest.raises(SourceError, match="out of bounds"):
-            experts.find(open_source([path]))
+            experts.find_experts(open_source([path]))
 
 
 # Giants: a second and 100 MB, in a process of its own.
 
 FIND = (
     "from moepack.source import experts, shards",
-    "experts.find(shards.open_source([path]))",
+    "experts.find_experts(shards.open_source([path]))",
 )
 WITNESS = ("from moepack.verifying import witness", "witness.find_slices([path])")
 
@@ -455,7 +455,7 @@ def test_the_witness_is_not_drowned_by_an_alignment(tmp_path: Path) -> None:
     assert outcome.memory < 2 * MAX_MEMORY  # numpy and gguf are loaded
 
 
-def look_with_witness(path: Path) -> dict[tuple[int, str], witness.Slices] | None:
+def look_with_witness(path: Path) -> dict[witness.PartKey, witness.PartSlices] | None:
     """Give what the witness finds, None where it refuses as it should."""
     try:
         return witness.find_slices([str(path)])
@@ -516,7 +516,7 @@ def look(data: bytes, path: Path) -> Source | None:
     try:
         source = open_source([path])
         assert_sound(source.shards[0])
-        ours = slices(experts.find(source))
+        ours = slices(experts.find_experts(source))
     except SourceError as error:
         assert_clear(error, path)
         return None
@@ -539,7 +539,7 @@ def slices(found: experts.Experts) -> dict[tuple[int, str], Comparable]:
     return result
 
 
-def _comparable(theirs: witness.Slices) -> Comparable:
+def _comparable(theirs: witness.PartSlices) -> Comparable:
     return theirs.type_id, theirs.shape, theirs.length, tuple(theirs.starts)
 
 

@@ -21,7 +21,7 @@ from moepack.format.index import Index
 from moepack.hotness import file
 from moepack.packing import journal, layout, packer
 from moepack.report import facts
-from moepack.source.experts import Experts, Family
+from moepack.shape import FamilyShape, ModelShape
 from moepack.verifying.verifier import verify
 from tests.support.broken_packs import (
     BAD_NAMES,
@@ -542,7 +542,7 @@ def test_what_hotness_files_may_look_like() -> None:
 @pytest.mark.parametrize("family", ["ffn_exps", "attn_v_exps"])
 @pytest.mark.parametrize("line", [b"5,0,1", b"0,2,1", b"99999,99999,1"])
 def test_hotness_of_another_model_is_refused(family: str, line: bytes) -> None:
-    model = Experts((Family(0, family, 2, ()),), frozenset())
+    model = ModelShape((FamilyShape(0, family, 2, 1),))
     with pytest.raises(TraceError) as caught:
         file.decode(line, "f").check_fits(model)
     assert_clear(caught.value, "f")
@@ -698,7 +698,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("interrupted")
     model = moe((0, 1), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(folder / "m.gguf")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packer, "_write_synced", _fail)
+        patch.setattr(packer, "write_synced", _fail)
         with pytest.raises(MachineError):
             pack_model([model], folder / "pack")
     assert (folder / "pack" / "pack.journal").read_bytes().count(b"\n") == 3

@@ -6,10 +6,8 @@ import pytest
 
 from moepack.errors import TraceError
 from moepack.hotness import file
-from moepack.source import experts
-from moepack.source.shards import open_source
 from tests.support.gguf_builder import moe
-from tests.support.models import FIXTURES, first_shard
+from tests.support.models import FIXTURES, first_shard, shape_at
 
 HEADING = b"layer,expert,count\n"
 
@@ -19,7 +17,7 @@ def test_the_shipped_file_is_read_with_its_token_count() -> None:
     assert heat.token_count == 192
     assert heat.counts[0, 2] == 181
     assert sum(heat.counts.values()) == heat.to_json()["selection_count"] == 1284
-    heat.check_fits(experts.find(open_source([first_shard("qwen3moe")])))
+    heat.check_fits(shape_at(first_shard("qwen3moe")))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +38,7 @@ def test_headings_comments_and_line_ends_may_vary(text: bytes) -> None:
     ],
 )
 def test_hotness_of_another_model_is_refused(tmp_path: Path, line: bytes, message: str) -> None:
-    found = experts.find(open_source([moe().write(tmp_path / "m.gguf")]))
+    shape = shape_at(moe().write(tmp_path / "m.gguf"))
     with pytest.raises(TraceError, match=message) as caught:
-        file.decode(line, "hot.csv").check_fits(found)
+        file.decode(line, "hot.csv").check_fits(shape)
     assert "another model" in (caught.value.hint or "")

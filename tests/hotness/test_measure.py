@@ -1,5 +1,6 @@
 """Hotness from traces, imatrices, heat and hotness files, and what a pack says of it."""
 
+import dataclasses
 import json
 import struct
 from pathlib import Path
@@ -12,7 +13,10 @@ import moepack
 from moepack.errors import MoepackError, TraceError
 from moepack.hotness import coverage, file, measure
 from moepack.hotness.measure import Input, Options
+from moepack.packing import layout, packer, plan
 from moepack.source import gguf_header
+from moepack.source.experts import find_experts
+from moepack.source.shards import open_source
 from moepack.trace.formats import imatrix
 from moepack.trace.model import Phase
 from tests.support.gguf_builder import F32, GgufBuilder, TensorSpec
@@ -267,7 +271,9 @@ def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, moepack_co
 
 def test_inspect_measures_a_pack_that_states_nothing(tmp_path: Path, moepack_command: Any) -> None:
     heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
-    pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=heat.counts, hotness=heat)
+    source = open_source(first_shard("qwen3moe"))
+    planned = plan.make(find_experts(source), layout.load("layers"), hotness=heat)
+    packer.pack(source, dataclasses.replace(planned, hotness=heat), tmp_path / "pack")
     shown = json.loads(moepack_command("inspect", tmp_path / "pack", "--json").stdout)["coverage"]
     assert shown["held_out"] is None
     sizes = [one["length"] for one in shown["lengths"]]

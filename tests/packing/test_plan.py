@@ -12,26 +12,27 @@ from hypothesis import strategies as st
 from moepack.errors import RequestError
 from moepack.packing import layout, plan
 from moepack.packing.layout import Layout
-from moepack.packing.plan import Plan
+from moepack.packing.plan import BlobKey, Plan
 from moepack.sizes import parse_size
-from moepack.source.experts import Experts, Family, Part, Stacked
+from moepack.source.experts import Experts, SourceFamily, SourcePart, Stacked
 from moepack.source.ggml_types import TYPES
+from tests.support.models import hotness_of
 
 BY_NAME = {known.name: known for known in TYPES.values()}
 
 
-def part(name: str, ne0: int, ne1: int, type_name: str) -> Part:
+def part(name: str, ne0: int, ne1: int, type_name: str) -> SourcePart:
     known = BY_NAME[type_name]
     length = known.tensor_length(ne0, ne1)
-    return Part(name, known.type_id, (ne0, ne1), length, False, Stacked(0, 0, length))
+    return SourcePart(name, known.type_id, (ne0, ne1), length, False, Stacked(0, 0, length))
 
 
-def bias(name: str, count: int) -> Part:
-    return Part(name, 0, (count,), 4 * count, False, Stacked(0, 0, 4 * count))
+def bias(name: str, count: int) -> SourcePart:
+    return SourcePart(name, 0, (count,), 4 * count, False, Stacked(0, 0, 4 * count))
 
 
-def model(parts: Sequence[Part], layers: Sequence[int] = (0,), count: int = 4) -> Experts:
-    families = (Family(layer, "ffn_exps", count, tuple(parts)) for layer in layers)
+def model(parts: Sequence[SourcePart], layers: Sequence[int] = (0,), count: int = 4) -> Experts:
+    families = (SourceFamily(layer, "ffn_exps", count, tuple(parts)) for layer in layers)
     return Experts(tuple(families), frozenset())
 
 
@@ -96,7 +97,7 @@ PUBLISHED = [
 ]
 
 
-def published_parts(shape: Published, up_type: str, down_type: str) -> list[Part]:
+def published_parts(shape: Published, up_type: str, down_type: str) -> list[SourcePart]:
     names = ("gate", "up") if shape.gated else ("up",)
     parts = [part(f"ffn_{name}_exps.weight", shape.ne0, shape.n_ff, up_type) for name in names]
     parts.append(part("ffn_down_exps.weight", shape.n_ff, shape.ne0, down_type))
@@ -129,7 +130,7 @@ def test_the_dimensions_give_the_known_lengths(ne0: int, n_ff: int, length: int)
 def test_scales_and_biases_of_one_blob_share_an_aligned_block() -> None:
     parts = published_parts(Published("", 2880, 2880, biased=True), "MXFP4", "MXFP4")
     scales = [
-        Part(f"ffn_{n}_exps.scale", 0, (), 4, False, Stacked(0, 0, 4)) for n in ("up", "down")
+        SourcePart(f"ffn_{n}_exps.scale", 0, (), 4, False, Stacked(0, 0, 4)) for n in ("up", "down")
     ]
     (template,) = plan.make(model([*parts, *scales]), layout.load("layers")).templates
     small = [
@@ -216,9 +217,11 @@ def test_every_plan_is_complete_and_without_overlap(
     for layer, width in enumerate(widths):
         parts = [part(f"ffn_{n}_exps.weight", 32 * width, 3, "Q8_0") for n in ("up", "down")]
         families.append(
-            Family(layer, "ffn_exps", experts, (*parts, bias("ffn_up_exps.bias", width)))
+            SourceFamily(layer, "ffn_exps", experts, (*parts, bias("ffn_up_exps.bias", width)))
         )
-    planned = plan.make(Experts(tuple(families), frozenset()), layout.load(name), counts=counts)
+    planned = plan.make(
+        Experts(tuple(families), frozenset()), layout.load(name), hotness=hotness_of(counts)
+    )
     check_invariants(planned)
     ranked = [planned.counts.get(blob, -1) for blob in planned.order]
     assert ranked == sorted(ranked, reverse=True)
@@ -228,7 +231,7 @@ def test_hot_first_puts_the_hottest_of_all_layers_first_in_capped_files(tmp_path
     parts = [part(f"ffn_{name}_exps.weight", 256, 64, "Q8_0") for name in ("up", "down")]
     counts = {(layer, expert): 10 * expert + layer for layer in (0, 1) for expert in range(8)}
     chosen = custom(tmp_path, "4 KiB", group="size")
-    planned = plan.make(model(parts, (0, 1), 8), chosen, counts=counts)
+    planned = plan.make(model(parts, (0, 1), 8), chosen, hotness=hotness_of(counts))
     check_invariants(planned)
     assert len(planned.files) > 1
     assert all(file.length <= 256 << 10 for file in planned.files)
@@ -240,7 +243,7 @@ def test_hot_first_puts_the_hottest_of_all_layers_first_in_capped_files(tmp_path
 def test_layers_sorts_within_each_file_only() -> None:
     parts = [part(f"ffn_{name}_exps.weight", 64, 8, "Q8_0") for name in ("up", "down")]
     counts = {(0, 0): 1, (0, 1): 9, (1, 0): 50, (1, 1): 5}
-    planned = plan.make(model(parts, (0, 1), 2), layout.load("layers"), counts=counts)
+    planned = plan.make(model(parts, (0, 1), 2), layout.load("layers"), hotness=hotness_of(counts))
     assert [file.name for file in planned.files] == ["experts-00000.bin", "experts-00001.bin"]
     assert [[blob.expert for blob in file.blobs] for file in planned.files] == [[1, 0], [0, 1]]
     assert planned.order == ((1, 0), (0, 1), (1, 1), (0, 0))
@@ -255,7 +258,9 @@ def test_without_hotness_the_order_is_the_sources() -> None:
 
 def test_a_layer_that_was_not_measured_comes_last_and_says_so() -> None:
     parts = [part(f"ffn_{name}_exps.weight", 64, 8, "Q8_0") for name in ("up", "down")]
-    planned = plan.make(model(parts, (0, 1), 2), layout.load("hot-first"), counts={(1, 0): 0})
+    planned = plan.make(
+        model(parts, (0, 1), 2), layout.load("hot-first"), hotness=hotness_of({(1, 0): 0})
+    )
     assert planned.order == ((1, 0), (1, 1), (0, 0), (0, 1))
     assert [template.hotness_measured for template in planned.templates] == [False, True]
 
@@ -263,11 +268,16 @@ def test_a_layer_that_was_not_measured_comes_last_and_says_so() -> None:
 def test_a_chunk_is_as_hot_as_the_experts_it_serves() -> None:
     up, down = (part(f"ffn_{name}_exps.weight", 64, 8, "Q8_0") for name in ("up", "down"))
     chunk = [part(f"ffn_{name}_chexps.weight", 64, 8, "Q8_0") for name in ("up", "down")]
-    families = (Family(0, "ffn_exps", 4, (up, down)), Family(0, "ffn_chexps", 2, tuple(chunk)))
+    families = (
+        SourceFamily(0, "ffn_exps", 4, (up, down)),
+        SourceFamily(0, "ffn_chexps", 2, tuple(chunk)),
+    )
     counts = {(0, 0): 1, (0, 1): 2, (0, 2): 30, (0, 3): 4}
-    planned = plan.make(Experts(families, frozenset()), layout.load("layers"), counts=counts)
-    assert planned.counts[1, 0] == 3
-    assert planned.counts[1, 1] == 34
+    planned = plan.make(
+        Experts(families, frozenset()), layout.load("layers"), hotness=hotness_of(counts)
+    )
+    assert planned.counts[BlobKey(1, 0)] == 3
+    assert planned.counts[BlobKey(1, 1)] == 34
 
 
 def test_only_the_layers_asked_for_are_planned() -> None:

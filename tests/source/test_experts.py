@@ -14,7 +14,7 @@ from tests.support.models import FIXTURES, REAL_MODELS, first_shard, oracle
 
 
 def found(builder: GgufBuilder, folder: Path) -> Experts:
-    return experts.find(open_source([builder.write(folder / "model.gguf")]))
+    return experts.find_experts(open_source([builder.write(folder / "model.gguf")]))
 
 
 def refusal(builder: GgufBuilder, folder: Path) -> str:
@@ -29,7 +29,7 @@ def test_every_slice_of_a_real_model_is_the_oracles(model: str) -> None:
     files = [Path(shard.path).read_bytes() for shard in source.shards]
     expected = oracle()[model]
     compared = 0
-    for family in experts.find(source).families:
+    for family in experts.find_experts(source).families:
         for part in family.parts:
             tensor = expected.pop(f"blk.{family.layer}.{part.name}")
             assert part.length == tensor["slice"]
@@ -115,7 +115,7 @@ def legacy(experts_in: dict[int, int] | None = None) -> GgufBuilder:
 
 def test_legacy_tensors_become_parts_of_their_expert(tmp_path: Path) -> None:
     path = legacy().write(tmp_path / "model.gguf")
-    (family,) = experts.find(open_source([path])).families
+    (family,) = experts.find_experts(open_source([path])).families
     part = next(part for part in family.parts if part.name == "ffn_up_exps.weight")
     data = path.read_bytes()
     tensors = {spec.name: spec.data for spec in legacy().tensors}
@@ -199,7 +199,7 @@ def test_dense_models_and_files_without_tensors_get_a_clear_word(tmp_path: Path)
         ("mixtral-vocab-only.gguf", "a GGUF without tensors"),
     ):
         with pytest.raises(SourceError, match=word) as caught:
-            experts.find(open_source([FIXTURES / name]))
+            experts.find_experts(open_source([FIXTURES / name]))
         assert caught.value.hint
 
 

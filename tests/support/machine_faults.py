@@ -235,18 +235,29 @@ def renamed_to(call: Call) -> str:
 
 
 class Disk:
-    """What a disk is sure to keep of the files in a target: the bytes before their last sync."""
+    """What a disk is sure to keep of a target: bytes up to their file's last sync, and names.
+
+    A name is created, changed or removed for sure only when its directory has been synced since.
+    """
 
     def __init__(self, target: Path) -> None:
         """Take all that is there now as safe."""
         held = target.iterdir() if target.is_dir() else ()
-        self.lengths = {path.name: path.stat().st_size for path in held}
+        self.before = {path.name: path.read_bytes() for path in held}
+        self.lengths = {name: len(data) for name, data in self.before.items()}
         self.synced = dict(self.lengths)
+        self.files = {name: (name, 0) for name in self.before}
+        """Which file has a name: that of its creation, and at which call it was created."""
+        self.safe_files = dict(self.files)
+        self.call_count = 0
 
     def see(self, call: Call) -> None:
         """Follow one call."""
         file = call.file
-        if call.name == "fsync":
+        self.call_count += 1
+        if call.name == "fsync" and file == ".":
+            self.safe_files = dict(self.files)
+        elif call.name == "fsync":
             self.synced[file] = self.lengths.get(file, 0)
         elif call.name == "pwrite64":
             offset = int(call.arguments.rpartition(", ")[2])
@@ -255,11 +266,21 @@ class Disk:
             self.lengths[file] = self.lengths.get(file, 0) + call.result
         elif call.name == "ftruncate":
             self._cut(file, int(call.arguments.rpartition(", ")[2]))
-        elif call.name == "openat" and "O_TRUNC" in call.arguments:
-            self._cut(file, 0)
+        elif call.name == "openat":
+            self._open(file, call.arguments)
+        elif call.name.startswith("unlink"):
+            for names in (self.lengths, self.synced, self.files):
+                names.pop(file, None)
         elif call.name.startswith("rename"):
             for lengths in (self.lengths, self.synced):
                 lengths[renamed_to(call)] = lengths.pop(file, 0)
+            self.files[renamed_to(call)] = self.files.pop(file)
+
+    def _open(self, file: str, flags: str) -> None:
+        if "O_CREAT" in flags and file not in self.files:
+            self.files[file] = (file, self.call_count)
+        if "O_TRUNC" in flags:
+            self._cut(file, 0)
 
     def _cut(self, file: str, length: int) -> None:
         for lengths in (self.lengths, self.synced):
@@ -270,11 +291,25 @@ class Disk:
         return {file for file, length in self.lengths.items() if length > self.synced.get(file, 0)}
 
     def lose_power(self, target: Path) -> None:
-        """Put zeros in place of all bytes in `target` that are not safe: their worst fate."""
+        """Leave in `target` the worst that a loss of power may leave of it.
+
+        Bytes that are not safe are zeros, and what was not synced of the directory was never done.
+        """
         for file in self.unsynced():
             path, safe = target / file, self.synced.get(file, 0)
             data = path.read_bytes()
             path.write_bytes(data[:safe] + bytes(len(data) - safe))
+        names = {created: name for name, created in self.files.items()}
+        contents = {
+            name: (target / names[created]).read_bytes() if created in names else self.before[name]
+            for name, created in self.safe_files.items()
+            if created in names or created[1] == 0
+        }
+        for name in self.files.keys() - contents.keys():
+            (target / name).unlink()
+        for name, data in contents.items():
+            if self.files.get(name) != self.safe_files[name]:
+                (target / name).write_bytes(data)
 
 
 class Room:

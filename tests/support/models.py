@@ -1,13 +1,16 @@
 """The real models in fixtures/, packs of them, and damage to their files."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moepack.packing import layout, packer, plan
+from moepack.hotness.file import Hotness
+from moepack.packing import pack_model as packing
 from moepack.reading.catalog import BlobLocation, PartLocation
 from moepack.reading.pack import Pack
-from moepack.source import experts
+from moepack.shape import ModelShape
+from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
@@ -47,13 +50,21 @@ def pack_model(
     paths: list[Path], target: Path, layout_name: str = "layers", **options: Any
 ) -> Source:
     """Pack the model at `paths` into `target`; give the source."""
-    source = open_source(paths)
-    counts = options.pop("counts", None)
-    layers = options.get("layers")
-    found = experts.find(source)
-    planned = plan.make(found, layout.load(layout_name), counts=counts, layers=layers)
-    packer.pack(source, planned, target, **options)
-    return source
+    if "counts" in options:
+        options["hotness"] = hotness_of(options.pop("counts"))
+    packing.pack_model(paths, target, layout=layout_name, **options)
+    return open_source(paths)
+
+
+def hotness_of(counts: Mapping[tuple[int, int], int]) -> Hotness:
+    """Give hotness that was counted by hand."""
+    return Hotness(path="counts", counts=counts, token_count=None, digest=0)
+
+
+def shape_at(path: Path) -> ModelShape:
+    """Give the shape of the model at `path`."""
+    source = open_source(path)
+    return shape_of(source, find_experts(source))
 
 
 def keys_of(pack: Pack) -> list[tuple[int, int]]:

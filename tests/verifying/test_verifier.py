@@ -12,10 +12,10 @@ import pytest
 import moepack
 from moepack.errors import SourceError
 from moepack.packing import data_files, layout, packer, plan
+from moepack.report import junit
 from moepack.source import experts, ggml_types
-from moepack.source.experts import Experts, Family, Part, Scattered, Stacked
+from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart, Stacked
 from moepack.source.shards import open_source
-from moepack.verifying.report import to_junit
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import F32, moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model, shards_of
@@ -59,22 +59,24 @@ def test_types_that_only_one_engine_knows_are_packed_and_verified(
 def broken_pack(change: Callable[[Experts], Experts], folder: Path) -> tuple[Path, list[str]]:
     """Pack qwen3moe with a packer that got its experts wrong; give the pack and the true shards."""
     source = open_source([first_shard("qwen3moe")])
-    planned = plan.make(change(experts.find(source)), layout.load("layers"))
+    planned = plan.make(change(experts.find_experts(source)), layout.load("layers"))
     packer.pack(source, planned, folder / "broken")
     return folder / "broken", [shard.path for shard in source.shards]
 
 
-def with_part(found: Experts, layer: int, name: str, change: Callable[[Part], Part]) -> Experts:
+def with_part(
+    found: Experts, layer: int, name: str, change: Callable[[SourcePart], SourcePart]
+) -> Experts:
     """Change one part of one layer."""
 
-    def changed(family: Family) -> Family:
+    def changed(family: SourceFamily) -> SourceFamily:
         parts = tuple(change(p) if p.name == name else p for p in family.parts)
         return dataclasses.replace(family, parts=parts) if family.layer == layer else family
 
     return dataclasses.replace(found, families=tuple(map(changed, found.families)))
 
 
-def part_named(found: Experts, layer: int, name: str) -> Part:
+def part_named(found: Experts, layer: int, name: str) -> SourcePart:
     family = next(family for family in found.families if family.layer == layer)
     return next(part for part in family.parts if part.name == name)
 
@@ -82,7 +84,7 @@ def part_named(found: Experts, layer: int, name: str) -> Part:
 def wrong_block_size(found: Experts) -> Experts:
     """As a table would that gives Q4_K 136 bytes a block instead of 144."""
 
-    def change(part: Part) -> Part:
+    def change(part: SourcePart) -> SourcePart:
         length = part.length // 144 * 136
         assert isinstance(part.slices, Stacked)
         slices = dataclasses.replace(part.slices, length=length)
@@ -92,7 +94,7 @@ def wrong_block_size(found: Experts) -> Experts:
 
 
 def off_by_one_stride(found: Experts) -> Experts:
-    def change(part: Part) -> Part:
+    def change(part: SourcePart) -> SourcePart:
         assert isinstance(part.slices, Stacked)
         stride = part.slices.length - 1
         return dataclasses.replace(part, slices=dataclasses.replace(part.slices, length=stride))
@@ -101,7 +103,7 @@ def off_by_one_stride(found: Experts) -> Experts:
 
 
 def wrong_data_offset(found: Experts) -> Experts:
-    def change(part: Part) -> Part:
+    def change(part: SourcePart) -> SourcePart:
         assert isinstance(part.slices, Stacked)
         offset = part.slices.offset - 32
         return dataclasses.replace(part, slices=dataclasses.replace(part.slices, offset=offset))
@@ -118,7 +120,7 @@ def swapped_projections(found: Experts) -> Experts:
 
 
 def swapped_experts(found: Experts) -> Experts:
-    def change(part: Part) -> Part:
+    def change(part: SourcePart) -> SourcePart:
         places = [part.slices.at(expert) for expert in range(16)]
         places[3], places[11] = places[11], places[3]
         return dataclasses.replace(part, slices=Scattered(tuple(places)))
@@ -184,11 +186,11 @@ def test_a_wrong_size_table_in_the_packer_makes_verification_fail(
     """A packer without the gap check, with a wrong table: the verifier must not share it."""
     path = moe((0,), ne=(256, 256), type_id=12, block=(256, 144)).write(tmp_path / "m.gguf")
     source = open_source([path])
-    found = experts.find(source)
+    found = experts.find_experts(source)
     wrong = ggml_types.TYPES[12]._replace(block_length=136)
     monkeypatch.setitem(ggml_types.TYPES, 12, wrong)
 
-    def resized(part: Part) -> Part:
+    def resized(part: SourcePart) -> SourcePart:
         known = ggml_types.TYPES[part.type_id]
         assert isinstance(part.slices, Stacked)
         length = known.tensor_length(*part.shape)
@@ -219,7 +221,7 @@ def test_a_stale_source_is_found_to_the_byte(position: str, tmp_path: Path) -> N
     """Same header, same length, one byte of one expert other: a re-quantised or damaged shard."""
     paths = write_shards(split(moe(), 4), tmp_path)
     source = pack_model(paths, tmp_path / "pack")
-    family = experts.find(source).families[1]
+    family = experts.find_experts(source).families[1]
     part = family.parts[0]
     shard, offset = part.slices.at(2)
     offset += 0 if position == "first" else part.length - 1
@@ -256,13 +258,13 @@ def test_what_was_left_out_on_purpose_is_not_missing(tmp_path: Path) -> None:
 
 
 def test_padding_that_is_not_zero_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dirty(self: data_files.FileWriter, offset: int) -> None:
+    def dirty(self: data_files.DigestingWriter, offset: int) -> None:
         while (missing := offset - self._flushed - self._filled) > 0:
             space = self.space(missing)
             space[:] = b"\xee" * len(space)
             self.advance(len(space))
 
-    monkeypatch.setattr(data_files.FileWriter, "pad_to", dirty)
+    monkeypatch.setattr(data_files.DigestingWriter, "pad_to", dirty)
     pack_model([first_shard("qwen3moe")], tmp_path / "pack")
     found = verify(tmp_path / "pack").findings
     assert {finding.kind for finding in found} == {"padding"}
@@ -353,7 +355,7 @@ def test_junit_has_a_test_for_each_layer_and_names_the_failures(pack_copy: Path)
     with moepack.open(pack_copy) as pack:
         where = pack.locate(1, 2, "up")
     flip(where.path, where.offset)
-    suite = ElementTree.fromstring(to_junit(verify(pack_copy)))
+    suite = ElementTree.fromstring(junit.encode(verify(pack_copy)))
     cases = {case.get("name"): case.find("failure") for case in suite}
     assert set(cases) == {"pack", "layer 0", "layer 1"}
     assert cases["layer 0"] is None
@@ -368,7 +370,7 @@ def test_scales_of_four_bytes_are_compared_too(tmp_path: Path) -> None:
     path = builder.write(tmp_path / "m.gguf")
     pack_model([path], tmp_path / "pack")
     assert verify(tmp_path / "pack", [str(path)]).passed
-    offset = experts.find(open_source([path])).families[0].parts
+    offset = experts.find_experts(open_source([path])).families[0].parts
     scale = next(part for part in offset if part.name.endswith("scale"))
     flip(path, scale.slices.at(3)[1])
     (finding,) = verify(tmp_path / "pack", [str(path)]).findings

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moepack.errors import MachineError, SourceError, TraceError
 from moepack.source import gguf_header
-from moepack.source.gguf_header import Header, Value
+from moepack.source.gguf_header import GgufHeader, Value
 from moepack.source.tensor_table import Tensor
 from moepack.trace.model import Items, Origin, Phase, Unknown
 from moepack.trace.validation import Checks
@@ -89,7 +89,7 @@ def read(path: str, checks: Checks) -> Items:
         )
 
 
-def _by_layer(header: Header) -> dict[int, dict[str, Tensor]]:
+def _by_layer(header: GgufHeader) -> dict[int, dict[str, Tensor]]:
     found: dict[int, dict[str, Tensor]] = {}
     for tensor in header.tensors:
         match = _COUNTS.match(tensor.name)

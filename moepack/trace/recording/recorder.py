@@ -302,7 +302,7 @@ def _expert_counts(source: Source) -> dict[int, int]:
     end = experts.mtp_start(source)
     return {
         family.layer: family.expert_count
-        for family in experts.find(source).families
+        for family in experts.find_experts(source).families
         if family.name == "ffn_exps" and (end is None or family.layer < end)
     }
 

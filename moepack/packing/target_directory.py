@@ -1,0 +1,109 @@
+"""The directory that a pack is written into: taken, measured, and its finished files watched."""
+
+import os
+import stat
+from pathlib import Path
+
+from moepack import digest
+from moepack.errors import MachineError, RequestError
+from moepack.format import manifest
+from moepack.format.names import JOURNAL_NAME
+from moepack.packing.journal import FinishedFile
+from moepack.storage.atomic import sync_directory
+from moepack.storage.regular_file import FileStamp, open_regular
+
+_PIECE_LENGTH = 1 << 20
+
+
+def prepare(path: Path, resume: bool) -> bool:
+    """Make the target directory; say whether it is new. An existing pack is never touched."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise MachineError(f"cannot create: {error.strerror}", path=path) from None
+    else:
+        sync_directory(path.absolute().parent)
+        return True
+    if not path.is_dir():
+        raise RequestError("exists, and is no directory", path=path)
+    names = {name for name in os.listdir(path) if name != "lost+found"}
+    if manifest.NAME in names:
+        hint = "choose another directory, or remove it"
+        raise RequestError("a whole pack is here already", path=path, hint=hint)
+    if JOURNAL_NAME in names and not resume:
+        hint = "continue it with --resume, or remove the directory"
+        problem = "an interrupted pack is here, or one that is being written"
+        raise RequestError(problem, path=path, hint=hint)
+    if names and JOURNAL_NAME not in names:
+        raise RequestError(
+            "not empty, and not an interrupted pack",
+            path=path,
+            found=", ".join(sorted(names)[:3]),
+            hint="choose a new or an empty directory",
+        )
+    return False
+
+
+def free_space(path: Path) -> int:
+    """Return the bytes that are free where `path` is or will be."""
+    existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    status = os.statvfs(existing)
+    return status.f_bavail * status.f_frsize
+
+
+def check_space(path: Path, length: int) -> None:
+    """Raise MachineError where fewer than `length` bytes are free where `path` is or will be."""
+    free = free_space(path)
+    if free < length:
+        raise MachineError(
+            "not enough space",
+            path=path,
+            expected=f"{length} bytes",
+            found=f"{free} bytes free",
+            hint="free some space or choose another file system",
+        )
+
+
+class WatchedFiles:
+    """The finished data files of a pack in the making, and what they were when they were added."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamps: dict[str, FileStamp] = {}
+
+    def add(self, name: str, length: int) -> bool:
+        """Watch a file from now on; say whether it is a regular file of `length` bytes."""
+        stamp = self._stamp(name)
+        if stamp is None or stamp.length != length:
+            return False
+        self._stamps[name] = stamp
+        return True
+
+    def is_unchanged(self, file: FinishedFile) -> bool:
+        """Say whether a file is what it was when it was added.
+
+        Where its stamp differs its bytes decide: some file systems forget a file's inode number and
+        the fractions of its times, and whoever links to a file changes its ctime.
+        """
+        before, now = self._stamps.get(file.name), self._stamp(file.name)
+        if before is None or now is None or before.length != now.length:
+            return False
+        return before == now or self._digest(file.name) == file.digest
+
+    def _stamp(self, name: str) -> FileStamp | None:
+        """Return the stamp of a file; None where no regular file has that name."""
+        try:
+            status = os.stat(self._path / name, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return FileStamp.of(status) if stat.S_ISREG(status.st_mode) else None
+
+    def _digest(self, name: str) -> int:
+        file_digest = digest.stream()
+        descriptor = open_regular(self._path / name, os.O_RDONLY | os.O_NOFOLLOW)
+        with open(descriptor, "rb", buffering=0) as file:
+            while piece := file.read(_PIECE_LENGTH):
+                file_digest.update(piece)
+        return file_digest.intdigest()

@@ -1,0 +1,35 @@
+"""Reports of verification as JUnit XML, which systems for continuous integration show."""
+
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+
+from moepack.verifying.report import Finding, Report
+
+_FORBIDDEN = {code: "�" for code in range(32) if code not in (9, 10, 13)}
+
+
+def encode(report: Report) -> bytes:
+    """Return a report as JUnit XML: one test for the pack as such, and one for each layer."""
+    by_layer: dict[int | None, list[Finding]] = defaultdict(list)
+    for finding in report.findings:
+        by_layer[finding.layer].append(finding)
+    cases = [None, *sorted({*report.layers, *(layer for layer in by_layer if layer is not None)})]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="moepack verify",
+        tests=str(len(cases)),
+        failures=str(len(by_layer)),
+        errors="0",
+    )
+    for layer in cases:
+        name = "pack" if layer is None else f"layer {layer}"
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(report.path), name=name)
+        if findings := by_layer[layer]:
+            failure = ElementTree.SubElement(case, "failure", message=f"{len(findings)} findings")
+            failure.text = _xml("\n".join(map(str, findings)))
+    data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return data
+
+
+def _xml(text: str) -> str:
+    return text.translate(_FORBIDDEN).encode("utf-8", "replace").decode()

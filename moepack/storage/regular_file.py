@@ -1,0 +1,89 @@
+"""Regular files: opened only where they are, and recognised when they are looked at again.
+
+A FIFO would wait for somebody at its other end, a device may act when it is opened, and reading it
+may never end.
+"""
+
+import errno
+import os
+import stat
+from typing import NamedTuple, Self
+
+MACHINE_HINTS = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the system's table of open files is full",
+    errno.ENOMEM: "free memory, or raise the limit of locked memory (ulimit -l)",
+}
+"""What to do about what the system has run out of, by errno."""
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class NotRegularError(OSError):
+    """What should be a regular file is something else: `kind` says what, such as `a FIFO`."""
+
+    def __init__(self, kind: str, path: str | os.PathLike[str]) -> None:
+        super().__init__(errno.EINVAL, f"{kind}, not a regular file", os.fspath(path))
+        self.kind = kind
+
+
+class FileStamp(NamedTuple):
+    """What changes when a file is replaced or written to; times are in nanoseconds.
+
+    `ctime_ns` is the one that no program can set back.
+    """
+
+    device: int
+    inode: int
+    length: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """Return the stamp of a file from what `os.stat` says of it."""
+        return cls(
+            status.st_dev,
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """Return a descriptor of the file at `path`, or of the one that it links to.
+
+    Fits `open` as its `opener`. Raises NotRegularError at once for what is no regular file, and
+    OSError.
+    """
+    return _open(path, flags, mode, (stat.S_IFREG,))
+
+
+def open_addressable(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Return a descriptor as `open_regular` does, of a block device as well: it has offsets."""
+    return _open(path, flags, 0, (stat.S_IFREG, stat.S_IFBLK))
+
+
+def _open(path: str | os.PathLike[str], flags: int, mode: int, kinds: tuple[int, ...]) -> int:
+    if not flags & os.O_CREAT:  # before it is opened, since some devices act then
+        _check_kind(os.stat(path).st_mode, kinds, path)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    try:
+        _check_kind(os.fstat(descriptor).st_mode, kinds, path)
+        os.set_blocking(descriptor, True)  # else a ring's reads end with EAGAIN
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_kind(mode: int, kinds: tuple[int, ...], path: str | os.PathLike[str]) -> None:
+    if stat.S_IFMT(mode) not in kinds:
+        raise NotRegularError(_KINDS.get(stat.S_IFMT(mode), "no file"), path)
