@@ -72,16 +72,9 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 
     Example: moepack inspect model-00001-of-00004.gguf
     """
-    from moepack.report import facts, text
-    from moepack.source import experts, shards
+    from moepack.report import inspection, text
 
-    if len(source_or_pack) == 1 and _looks_like_pack(Path(source_or_pack[0])):
-        with moepack.open(source_or_pack[0]) as opened:
-            described = facts.describe_pack(opened)
-        show(described, as_json, text.pack)
-        return
-    model = shards.open_source(source_or_pack)
-    show(facts.describe_source(model, experts.find(model)), as_json, text.source)
+    show(inspection.inspect(source_or_pack), as_json, text.inspected)
 
 
 @cli.command()
@@ -197,11 +190,11 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json:
 
     Example: moepack locate model.moepack --layer 3 --expert 17
     """
-    from moepack.report import facts, text
+    from moepack.report import inspection, text
 
     with moepack.open(pack_path) as opened:
-        described = facts.describe_blob(opened, layer, expert, family)
-    show(described, as_json, text.blob)
+        facts = inspection.describe_blob(opened, layer, expert, family=family)
+    show(facts, as_json, text.blob)
 
 
 @cli.command()
@@ -225,14 +218,16 @@ def extract(
 
     Example: moepack extract model.moepack --layer 3 --expert 17 --part up -o up.bin
     """
+    from moepack.report import text
+    from moepack.report.facts import ExtractFacts
+
     with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
         view = reader.read(layer, expert, part, family=family)
     if target == "-":
         sys.stdout.buffer.write(view)
         return
     write_file(target, view)
-    facts = {"layer": layer, "expert": expert, "part": part, "path": target, "length": len(view)}
-    show(facts, as_json, lambda _: f"{target}: {len(view):,} bytes")
+    show(ExtractFacts(layer, expert, part, target, len(view)), as_json, text.extracted)
 
 
 @cli.command("include-dir")
@@ -242,13 +237,6 @@ def include_dir() -> None:
     Example: moepack include-dir
     """
     click.echo(installed.folder("include"))
-
-
-def _looks_like_pack(path: Path) -> bool:
-    from moepack.format.manifest import INDEX_NAME, NAME
-    from moepack.reading.pack import JOURNAL_NAME
-
-    return any((path / name).exists() for name in (NAME, INDEX_NAME, JOURNAL_NAME))
 
 
 def _length_on_disk(path: Path) -> int:
