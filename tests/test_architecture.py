@@ -20,11 +20,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": {"moepack"},
     "trace.formats": {"moepack", "source", "trace"},
     "trace.recording": {"moepack", "source", "trace"},
-    "hotness": {"moepack", "source", "trace", "trace.formats", "packing"},
+    "hotness": {"moepack", "source", "reading", "trace", "trace.formats", "packing"},
     "analysis": {"trace", "hotness"},
     "packing": {"moepack", "format", "source", "reading", "hotness"},
-    "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats"},
-    "report": {"moepack", "format", "source", "reading", "verifying", "hotness"},
+    "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
+    "report": {"moepack", "format", "source", "reading", "verifying", "hotness", "bench"},
     "cli": {"*"},
 }
 BESIDE = {"__init__", "__main__", "aio", "digest", "errors", "installed", "keys", "shape", "sizes"}

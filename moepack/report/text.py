@@ -17,7 +17,7 @@ from moepack.verifying.report import Report
 
 SHOWN_FINDINGS = 20
 
-UNKNOWN = "\N{EN DASH}"
+UNKNOWN = "–"
 """What stands for a fact that is not known."""
 
 
