@@ -1,5 +1,6 @@
 """The command line. It parses, calls the library, prints, and turns errors into exit codes."""
 
+import io
 import os
 import signal
 import sys
@@ -282,6 +283,9 @@ def _terminated(_signal: int, _frame: object) -> NoReturn:
 def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _terminated)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name that the terminal has no letters for is escaped, not an error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 
