@@ -16,10 +16,9 @@ from moepack.bench.verdict import Gain, judge, notes, verdict
 from moepack.bench.workload import RoutedLayer, Workload
 from moepack.errors import RequestError
 from moepack.hotness import measure as hotness_measure
-from moepack.hotness.stored import stored_counts
+from moepack.hotness.stored import pack_shape, stored_counts
 from moepack.keys import ExpertKey
 from moepack.reading.pack import Pack
-from moepack.shape import FamilyShape, ModelShape
 from moepack.source import experts
 from moepack.source.experts import Experts
 from moepack.source.shards import Source, open_source
@@ -116,7 +115,7 @@ def _choose_workload(
     experts_used: int | None,
 ) -> Workload:
     """Take the experts from a trace, or draw them by the best counts there are."""
-    shape = shape_of(pack)
+    shape = pack_shape(pack)
     if not shape.routed:
         raise RequestError("the pack has no experts that a router chooses", path=pack.path)
     if trace is not None:
@@ -131,21 +130,6 @@ def _choose_workload(
         origin = "drawn by the pack's hotness" if by_expert else "drawn evenly: no hotness is known"
     origin = f"{origin}, {used} experts a layer"
     return workload.from_counts(by_expert, shape, used, MAX_TOKENS, origin)
-
-
-def shape_of(pack: Pack) -> ModelShape:
-    """Return the shape of the model that a pack was made from, as far as it is packed."""
-    families = (
-        FamilyShape(
-            layer=layer,
-            name=name,
-            expert_count=pack.expert_count(layer, family=name),
-            expert_length=sum(kind.length for kind in pack.parts(layer, family=name)),
-        )
-        for layer in pack.layers
-        for name in pack.families(layer)
-    )
-    return ModelShape(tuple(families))
 
 
 def _experts_used(model: Model) -> int | None:

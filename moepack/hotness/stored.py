@@ -2,7 +2,22 @@
 
 from moepack.keys import ExpertKey
 from moepack.reading.pack import BlobLocation, Pack
-from moepack.shape import ROUTED_FAMILY
+from moepack.shape import ROUTED_FAMILY, FamilyShape, ModelShape
+
+
+def pack_shape(pack: Pack) -> ModelShape:
+    """Return the shape of what a pack holds."""
+    families = (
+        FamilyShape(
+            layer=layer,
+            name=name,
+            expert_count=pack.expert_count(layer, family=name),
+            expert_length=sum(kind.length for kind in pack.parts(layer, family=name)),
+        )
+        for layer in pack.layers
+        for name in pack.families(layer)
+    )
+    return ModelShape(tuple(families))
 
 
 def routed_blobs(pack: Pack) -> dict[ExpertKey, BlobLocation]:

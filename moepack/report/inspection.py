@@ -12,7 +12,7 @@ from moepack import digest
 from moepack.format import manifest
 from moepack.format.index import PartKind
 from moepack.hotness import coverage
-from moepack.hotness.stored import routed_blobs
+from moepack.hotness.stored import pack_shape, routed_blobs
 from moepack.reading.pack import JOURNAL_NAME, Pack, PartLocation
 from moepack.report import provenance
 from moepack.report.facts import (
@@ -28,8 +28,9 @@ from moepack.report.facts import (
     ShardFacts,
     SourceFacts,
 )
-from moepack.source import experts, ggml_types
-from moepack.source.experts import Experts, Family, Part
+from moepack.shape import FamilyShape, ModelShape
+from moepack.source import ggml_types
+from moepack.source.experts import Experts, Family, Part, find, mtp_start
 from moepack.source.shards import Source, open_source
 
 AnyPath = str | os.PathLike[str]
@@ -41,25 +42,70 @@ def inspect(paths: AnyPath | Sequence[AnyPath]) -> SourceFacts | PackFacts:
     `paths` is a pack's directory, or what `open_source` takes. Raises SourceError or PackError for
     what is at fault, RequestError for no path at all.
     """
-    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if len(listed) == 1 and _is_pack(Path(listed[0])):
+    listed = _listed(paths)
+    if _is_pack(listed):
         with Pack(listed[0]) as pack:
             return describe_pack(pack)
     source = open_source(listed)
-    return describe_source(source, experts.find(source))
+    return describe_source(source, find(source))
 
 
-def _is_pack(path: Path) -> bool:
-    """Whether a directory has any of what only a pack has, if only an interrupted one."""
+def shape_of(paths: AnyPath | Sequence[AnyPath]) -> ModelShape:
+    """Return the shape of a model, or of what a pack holds of it; see `inspect`."""
+    listed = _listed(paths)
+    if _is_pack(listed):
+        with Pack(listed[0]) as pack:
+            return pack_shape(pack)
+    source = open_source(listed)
+    return _source_shape(source, find(source))
+
+
+def _listed(paths: AnyPath | Sequence[AnyPath]) -> list[AnyPath]:
+    return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+
+
+def _is_pack(paths: Sequence[AnyPath]) -> bool:
+    """Whether this is one directory that has what only a pack has, if only an interrupted one."""
     names = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME)
-    return any((path / name).exists() for name in names)
+    return len(paths) == 1 and any((Path(paths[0]) / name).exists() for name in names)
 
 
-def describe_source(source: Source, found: Experts) -> SourceFacts:
+def _source_shape(source: Source, experts: Experts) -> ModelShape:
+    first_mtp_layer = mtp_start(source)
+    return ModelShape(
+        families=tuple(
+            FamilyShape(
+                layer=family.layer,
+                name=family.name,
+                expert_count=family.expert_count,
+                expert_length=sum(part.length for part in family.parts),
+                experts_used=_experts_used(source, family),
+            )
+            for family in experts.families
+        ),
+        dense_length=sum(
+            tensor.length for _, tensor in source.tensors() if tensor.name not in experts.names
+        ),
+        mtp_layers=tuple(
+            layer
+            for layer in experts.layers
+            if first_mtp_layer is not None and layer >= first_mtp_layer
+        ),
+    )
+
+
+def _experts_used(source: Source, family: Family) -> int | None:
+    is_value = family.name == "attn_v_exps"
+    key = "attention.value_expert_used_count" if is_value else "expert_used_count"
+    used = source.model_value(key)
+    if isinstance(used, tuple):
+        used = used[family.layer] if family.layer < len(used) else None
+    return used if type(used) is int else None
+
+
+def describe_source(source: Source, experts: Experts) -> SourceFacts:
     """Return the facts of a source."""
-    expert_length = sum(t.length for _, t in source.tensors() if t.name in found.names)
-    total_length = sum(tensor.length for _, tensor in source.tensors())
-    mtp_start = experts.mtp_start(source)
+    shape = _source_shape(source, experts)
     name = source.value("general.name")
     return SourceFacts(
         architecture=source.architecture or None,
@@ -68,15 +114,13 @@ def describe_source(source: Source, found: Experts) -> SourceFacts:
             ShardFacts(shard.path, shard.file_length, len(shard.tensors), shard.alignment)
             for shard in source.shards
         ),
-        layers=found.layers,
-        mtp_layers=tuple(
-            layer for layer in found.layers if mtp_start is not None and layer >= mtp_start
-        ),
+        layers=shape.layers,
+        mtp_layers=shape.mtp_layers,
         experts_used=_stated_experts_used(source),
-        families=_alike(found),
-        expert_length=expert_length,
-        dense_length=total_length - expert_length,
-        parameters=_parameters(source, found, mtp_start),
+        families=_alike(experts),
+        expert_length=sum(t.length for _, t in source.tensors() if t.name in experts.names),
+        dense_length=shape.dense_length or 0,
+        parameters=_parameters(source, experts, shape),
     )
 
 
@@ -88,10 +132,10 @@ def _stated_experts_used(source: Source) -> int | tuple[int, ...] | None:
     return used if type(used) is int else None
 
 
-def _alike(found: Experts) -> tuple[FamilyFacts, ...]:
+def _alike(experts: Experts) -> tuple[FamilyFacts, ...]:
     """Put layers together whose experts are alike."""
     layers: dict[tuple[str, int, tuple[PartFacts, ...]], list[int]] = {}
-    for family in found.families:
+    for family in experts.families:
         parts = tuple(map(_part_facts, family.parts))
         layers.setdefault((family.name, family.expert_count, parts), []).append(family.layer)
     return tuple(
@@ -105,46 +149,50 @@ def _part_facts(part: Part) -> PartFacts:
     return PartFacts(part.name, type_name, part.type_id, part.shape, part.length, part.inferred)
 
 
-def _parameters(source: Source, found: Experts, mtp_start: int | None) -> ParameterFacts:
+def _parameters(source: Source, experts: Experts, shape: ModelShape) -> ParameterFacts:
     """Count elements: all, those of experts, and those that one token uses.
 
     Active are all dense tensors and the experts used per token, without multi-token-prediction
     layers, as llama.cpp decodes; None where the metadata does not say how many experts are used.
     """
     total = sum(math.prod(tensor.dims) for _, tensor in source.tensors())
-    expert = sum(map(_elements, found.families))
-    active: int | None = total - expert
-    for family in found.families:
-        used = _used(source, family)
-        if used is None or active is None:
-            active = None
-        elif mtp_start is None or family.layer < mtp_start:
-            active += _elements(family) * min(used, family.expert_count) // family.expert_count
-    if active is not None and mtp_start is not None:
-        active -= sum(
-            math.prod(tensor.dims)
-            for _, tensor in source.tensors()
-            if tensor.name not in found.names and _layer(tensor.name) >= mtp_start
-        )
-    return ParameterFacts(total, active, expert)
-
-
-def _layer(name: str) -> int:
-    fields = name.split(".")
-    return int(fields[1]) if len(fields) > 2 and fields[1].isdigit() else -1
+    in_experts = sum(map(_elements, experts.families))
+    dense = total - in_experts - _elements_of_dense_mtp(source, experts)
+    used = [
+        _used_elements(family, family_shape.experts_used)
+        for family, family_shape in zip(experts.families, shape.families, strict=True)
+        if family.layer not in shape.mtp_layers
+    ]
+    active = None if None in used else dense + sum(count for count in used if count is not None)
+    return ParameterFacts(total, active, in_experts)
 
 
 def _elements(family: Family) -> int:
     return sum(math.prod(part.shape) for part in family.parts) * family.expert_count
 
 
-def _used(source: Source, family: Family) -> int | None:
-    is_value = family.name == "attn_v_exps"
-    key = "attention.value_expert_used_count" if is_value else "expert_used_count"
-    used = source.model_value(key)
-    if isinstance(used, tuple):
-        used = used[family.layer] if family.layer < len(used) else None
-    return used if isinstance(used, int) else None
+def _used_elements(family: Family, experts_used: int | None) -> int | None:
+    if experts_used is None:
+        return None
+    return _elements(family) * min(experts_used, family.expert_count) // family.expert_count
+
+
+def _elements_of_dense_mtp(source: Source, experts: Experts) -> int:
+    """Count the elements of prediction layers that are no expert's."""
+    first_layer = mtp_start(source)
+    if first_layer is None:
+        return 0
+    return sum(
+        math.prod(tensor.dims)
+        for _, tensor in source.tensors()
+        if tensor.name not in experts.names and _layer(tensor.name) >= first_layer
+    )
+
+
+def _layer(name: str) -> int:
+    """Return the layer in a tensor's name, -1 where it has none."""
+    fields = name.split(".")
+    return int(fields[1]) if len(fields) > 2 and fields[1].isdecimal() else -1
 
 
 def describe_pack(pack: Pack) -> PackFacts:
