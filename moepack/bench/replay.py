@@ -55,8 +55,8 @@ class Measurement(NamedTuple):
 def blobs(pack: Pack, layers: Sequence[RoutedLayer]) -> Access:
     """Take each expert as one blob of the pack."""
     groups = []
-    for layer, experts in layers:
-        places = [pack.locate(layer, expert) for expert in experts]
+    for layer, numbers in layers:
+        places = [pack.locate(layer, expert) for expert in numbers]
         groups.append([Range(place.path, place.offset, place.length) for place in places])
     return _access("blobs", groups)
 
@@ -64,28 +64,28 @@ def blobs(pack: Pack, layers: Sequence[RoutedLayer]) -> Access:
 def parts(pack: Pack, layers: Sequence[RoutedLayer]) -> Access:
     """Take each expert as its parts in the pack, one read each."""
     groups = []
-    for layer, experts in layers:
+    for layer, numbers in layers:
         names = [kind.name for kind in pack.parts(layer)]
-        places = [pack.locate(layer, expert, name) for expert in experts for name in names]
+        places = [pack.locate(layer, expert, name) for expert in numbers for name in names]
         groups.append([Range(place.path, place.offset, place.stored_length) for place in places])
     return _access("parts", groups)
 
 
-def slices(source: Source, found: Experts, pack: Pack, layers: Sequence[RoutedLayer]) -> Access:
+def slices(source: Source, experts: Experts, pack: Pack, layers: Sequence[RoutedLayer]) -> Access:
     """Take each expert as its slices in the shards.
 
     Raises RequestError where the source is not what the pack was made from.
     """
     # Reversed, so that a layer's main family, which comes first, is the one that stays.
-    families = {family.layer: family for family in reversed(found.families)}
+    families = {family.layer: family for family in reversed(experts.families)}
     for layer in {routed.layer for routed in layers}:
         _check_same(pack, layer, families.get(layer))
     paths = [Path(shard.path) for shard in source.shards]
     groups = []
-    for layer, experts in layers:
+    for layer, numbers in layers:
         places = [
             (part.slices.at(expert), part.length)
-            for expert in experts
+            for expert in numbers
             for part in families[layer].parts
         ]
         groups.append([Range(paths[shard], offset, size) for (shard, offset), size in places])

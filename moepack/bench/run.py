@@ -15,12 +15,11 @@ from moepack.bench.timed_reads import Usage
 from moepack.bench.verdict import Gain, judge, notes, verdict
 from moepack.bench.workload import RoutedLayer, Workload
 from moepack.errors import RequestError
-from moepack.hotness import measure as hotness_measure
+from moepack.hotness import measure
 from moepack.hotness.stored import pack_shape, stored_counts
 from moepack.keys import ExpertKey
 from moepack.reading.pack import Pack
-from moepack.source import experts
-from moepack.source.experts import Experts
+from moepack.source.experts import Experts, find
 from moepack.source.shards import Source, open_source
 from moepack.storage import probe
 from moepack.storage.backend import Backend
@@ -104,7 +103,7 @@ def bench_pack(
 
 def _open_model(paths: AnyPath | Sequence[AnyPath]) -> Model:
     source = open_source([paths] if isinstance(paths, str | os.PathLike) else paths)
-    return Model(source, experts.find(source))
+    return Model(source, find(source))
 
 
 def _choose_workload(
@@ -122,7 +121,7 @@ def _choose_workload(
         return workload.from_trace(trace, shape, MAX_TOKENS)
     used = experts_used or (model and _experts_used(model)) or workload.USUAL_EXPERTS_USED
     if hotness is not None:
-        counts = hotness_measure.load(hotness, shape.expert_counts).counts
+        counts = measure.load(hotness, shape.expert_counts).counts
         by_expert = {ExpertKey(*key): count for key, count in counts.items()}
         origin = f"drawn by {hotness}"
     else:

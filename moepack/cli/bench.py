@@ -79,8 +79,9 @@ def bench(
     if plot_path:
         chart.check(plot_path)
         if not point_seconds:
-            problem, found = "there is no surface to draw", "--point-seconds 0"
-            raise RequestError(problem, place="--plot", found=found)
+            raise RequestError(
+                "there is no surface to draw", place="--plot", found="--point-seconds 0"
+            )
     with progress(None, "measuring", "") as advance:
         report = bench_pack(
             pack_path,
@@ -104,8 +105,9 @@ def _parse_depths(text: str) -> list[int]:
     try:
         return [int(item) for item in text.split(",")]
     except ValueError:
-        problem, expected = "not a list of depths", "numbers such as 1,4,16"
-        raise RequestError(problem, place="--depths", expected=expected, found=text) from None
+        raise RequestError(
+            "not a list of depths", place="--depths", expected="such as 1,4,16", found=text
+        ) from None
 
 
 def _parse_length(text: str) -> int:

@@ -53,7 +53,9 @@ _threads_option = click.option(
 )
 _layer_option = click.option("--layer", type=click.IntRange(0), required=True, help="The layer.")
 _expert_option = click.option("--expert", type=click.IntRange(0), required=True, help="The expert.")
-_family_option = click.option("--family", help="Another family: ffn_chexps, attn_v_exps.")
+_family_option = click.option(
+    "--family", help="Another family of experts: ffn_chexps or attn_v_exps."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -204,7 +206,9 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json:
 @_expert_option
 @click.option("--part", help="A part: ffn_up_exps.weight, or up for short.")
 @_family_option
-@click.option("-o", "--output", "target", required=True, metavar="FILE", help="- for stdout.")
+@click.option(
+    "-o", "--output", "target", required=True, metavar="FILE", help="- is standard output."
+)
 @json_option
 def extract(
     pack_path: str,
@@ -290,7 +294,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; give its exit code. MOEPACK_TRACEBACK=1 lets errors through."""
+    """Run one command and return its exit code. MOEPACK_TRACEBACK=1 lets errors through."""
     try:
         result = cli.main(arguments, prog_name="moepack", standalone_mode=False)
     except MoepackError as error:

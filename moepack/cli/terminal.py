@@ -19,7 +19,7 @@ source_option = click.option(
     "source_paths",
     multiple=True,
     metavar="SOURCE",
-    help="Compare with the model it was made from; may be given several times.",
+    help="The model that the pack was made from, to compare with; may be repeated.",
 )
 
 
