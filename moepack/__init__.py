@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
+    from moepack.bench.run import bench_pack
     from moepack.errors import (
         MachineError,
         MoepackError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from moepack.reading.budget import Statistics
     from moepack.reading.pack import BlobLocation, Pack, PartLocation
     from moepack.reading.reader import Reader
+    from moepack.report.inspection import inspect
     from moepack.storage.buffers import BufferPool
 
 _ROOMS = {
@@ -44,6 +46,8 @@ _ROOMS = {
     "SourceError": "errors",
     "Statistics": "reading.budget",
     "TraceError": "errors",
+    "bench_pack": "bench.run",
+    "inspect": "report.inspection",
 }
 """What stands behind this door, and the module it comes from when it is first used."""
 
@@ -65,6 +69,8 @@ __all__ = [
     "Statistics",
     "TraceError",
     "__version__",
+    "bench_pack",
+    "inspect",
     "open",
 ]
 

@@ -2,6 +2,7 @@
 
 import click
 
+import moepack
 from moepack.cli.terminal import json_option, progress, show, source_option
 from moepack.errors import RequestError
 from moepack.sizes import parse_size
@@ -73,7 +74,6 @@ def bench(
 
     Example: moepack bench model.moepack --source model-00001-of-00004.gguf
     """
-    from moepack.bench.run import bench_pack
     from moepack.report import bench_text, chart
 
     if plot_path:
@@ -83,7 +83,7 @@ def bench(
                 "there is no surface to draw", place="--plot", found="--point-seconds 0"
             )
     with progress(None, "measuring", "") as advance:
-        report = bench_pack(
+        report = moepack.bench_pack(
             pack_path,
             source=source_paths or None,
             trace=trace_path,

@@ -75,9 +75,9 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 
     Example: moepack inspect model-00001-of-00004.gguf
     """
-    from moepack.report import inspection, text
+    from moepack.report import text
 
-    show(inspection.inspect(source_or_pack), as_json, text.inspected)
+    show(moepack.inspect(source_or_pack), as_json, text.inspected)
 
 
 @cli.command()
