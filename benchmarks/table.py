@@ -83,15 +83,13 @@ class Outcome:
 
 def line(row: Row) -> str:
     """Write a row of the table."""
-    ratio = limit = ""
+    ratio = ""
     if row.value is not None:
-        number = f"{row.value.median:.2f} " if not row.unit else ""
-        ratio = f"{number}({_number(row.value.lowest, row)} to {_number(row.value.highest, row)})"
-    if row.limit is not None and row.value is not None:
-        sign = ">=" if row.higher_is_better else "<="
-        limit = f"{sign} {_number(row.limit, row)} {row.unit}".rstrip()
+        lowest, highest = (_number(end, row) for end in (row.value.lowest, row.value.highest))
+        median = "" if row.unit else f"{_number(row.value.median, row)} "
+        ratio = f"{median}({lowest} to {highest})"
     verdict = {True: "met", False: "NOT met", None: ""}[row.met]
-    return cells((row.name, row.moepack, row.peer, ratio, limit, verdict))
+    return cells((row.name, row.moepack, row.peer, ratio, _limit(row), verdict))
 
 
 def cells(texts: Sequence[str]) -> str:
@@ -109,8 +107,18 @@ def ending(outcome: Outcome) -> str:
             "near 0 %, or measure again"
         )
     lines.append(f"limits met: {sum(row.met is True for row in outcome.rows)}")
-    lines += [f"NOT met: {line(row)}" for row in outcome.missed]
+    for row in outcome.missed:
+        assert row.value is not None
+        median = f"{_number(row.value.median, row)} {row.unit}".rstrip()
+        lines.append(f"NOT met: {row.name}: {median}, limit {_limit(row)}")
     return "\n".join(lines)
+
+
+def _limit(row: Row) -> str:
+    if row.value is None or row.limit is None:
+        return ""
+    sign = ">=" if row.higher_is_better else "<="
+    return f"{sign} {_number(row.limit, row)} {row.unit}".rstrip()
 
 
 def _number(number: float, row: Row) -> str:

@@ -1,6 +1,7 @@
 """What `inspect` says of sources and packs, whatever stands in them."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,17 @@ def test_what_a_file_puts_into_a_name_cannot_move_the_cursor(pack_copy: Path) ->
     first = text.pack(facts).splitlines()[0]
     assert first.isprintable()
     assert len(first) < 400
+
+
+def test_a_terminal_without_the_letters_of_a_name_gets_it_escaped(
+    pack_copy: Path, moepack_command: Command
+) -> None:
+    draft = Draft(pack_copy)
+    draft.body |= {"source": {"name": "Modèle"}}
+    draft.save_manifest()
+    run = moepack_command("inspect", pack_copy, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith(r"Mod\xe8le (\u2013), packed by")
 
 
 def test_a_source_may_be_named_by_one_path_or_by_all() -> None:
