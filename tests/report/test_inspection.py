@@ -86,11 +86,11 @@ def test_a_terminal_without_the_letters_of_a_name_gets_it_escaped(
     pack_copy: Path, moepack_command: Command
 ) -> None:
     draft = Draft(pack_copy)
-    draft.body |= {"source": {"name": "Modèle"}}
+    draft.body |= {"source": {"name": "模型"}}
     draft.save_manifest()
-    run = moepack_command("inspect", pack_copy, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    run = moepack_command("inspect", pack_copy, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
     assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.startswith(r"Mod\xe8le (\u2013), packed by")
+    assert run.stdout.startswith(r"\u6a21\u578b (\u2013), packed by")
 
 
 def test_a_source_may_be_named_by_one_path_or_by_all() -> None:
