@@ -1,4 +1,7 @@
-"""`python -m tests.bench`: print a table of ratios, each measured in one run."""
+"""`python -m benchmarks`: measure against peers and limits, each pair in one run.
+
+Ends with status 1 where a limit is not met.
+"""
 
 import argparse
 import os
@@ -10,32 +13,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import copies, models, opening, reading, tracing
-from benchmarks.measure import OtherLoad, Row
+from benchmarks.measure import OtherLoad
+from benchmarks.table import HEADING, Machine, Outcome, Row, cells, ending, line
+from moepack.report.json_text import json_text
 
 SHARED_MEMORY = Path("/dev/shm")
 FRESH_ROUNDS = 15
 TRACE_LENGTH = 100_000_000
 
 
-def main() -> None:
-    """Measure, print each row as it is known, and end with the limits that are not met."""
+def main() -> int:
+    """Measure, print each row as it is known, and end with the limits that are not met.
+
+    With --json the table goes to standard error, and all of it to standard output as one object.
+    """
     options = _options()
-    rows = []
+    table = sys.stderr if options.json else sys.stdout
     load = OtherLoad()
-    print(_machine(options.folder), end="\n\n")
-    print(_line(("what: against what", "moepack", "peer", "ratio (spread)", "limit", "")))
+    machine = _machine(options.folder)
+    print(_heading(machine), cells(HEADING), sep="\n\n", file=table)
+    rows = []
     with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=options.folder) as folder:
         for row in _rows(Path(folder), options.layers, options.rounds):
-            print(_line((row.name, *row.values, row.limit, row.verdict)), flush=True)
+            print(line(row), file=table, flush=True)
             rows.append(row)
-    if (share := load.share()) is not None:
-        print(
-            f"\nother processes took {share:.0%} of the CPUs meanwhile: near 0 %, or measure again"
-        )
-    print("limits met:", sum(row.met is True for row in rows))
-    for row in rows:
-        if row.met is False:
-            print("NOT met:", row.name, row.limit)
+    outcome = Outcome(machine, tuple(rows), load.share())
+    print(ending(outcome), file=table)
+    if options.json:
+        print(json_text(outcome))
+    return outcome.exit_code
 
 
 def _rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
@@ -59,7 +65,7 @@ def _rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
 def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
     length = sum(shard.stat().st_size for shard in shards)
     if not SHARED_MEMORY.is_dir() or _free_memory() < 4 * length:
-        yield Row("pack, tmpfs", ("no room", "", ""))
+        yield Row("pack, tmpfs", "no room")
         return
     with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=SHARED_MEMORY) as name:
         folder = Path(name)
@@ -68,30 +74,40 @@ def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
 
 
 def _free_memory() -> int:
-    """Give the bytes that fit into shared memory: it is memory, and limited beside that."""
+    """Return the bytes that fit into shared memory: it is memory, and limited beside that."""
     meminfo = Path("/proc/meminfo").read_text().split()
     available = int(meminfo[meminfo.index("MemAvailable:") + 1]) * 1024
     return min(available, shutil.disk_usage(SHARED_MEMORY).free)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--layers", type=int, default=6, help="of the model, 0.37 GB each")
     parser.add_argument("--rounds", type=int, default=5, help="measured runs of each side")
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object as well")
     return parser.parse_args()
 
 
-def _machine(folder: Path) -> str:
-    facts = {
-        "machine": f"{_processor()}, {os.cpu_count()} CPUs",
-        "kernel": f"{platform.system()} {platform.release()}",
-        "file system": _file_system(folder),
-        "python": platform.python_version(),
-    }
-    return "\n".join(f"{name + ':':13}{fact}" for name, fact in facts.items())
+def _machine(folder: Path) -> Machine:
+    return Machine(
+        machine=f"{_processor()}, {os.cpu_count()} CPUs",
+        kernel=f"{platform.system()} {platform.release()}",
+        file_system=_file_system(folder),
+        python=platform.python_version(),
+    )
+
+
+def _heading(machine: Machine) -> str:
+    facts = (
+        ("machine", machine.machine),
+        ("kernel", machine.kernel),
+        ("file system", machine.file_system),
+        ("python", machine.python),
+    )
+    return "\n".join(f"{name + ':':13}{fact}" for name, fact in facts)
 
 
 def _processor() -> str:
@@ -114,9 +130,5 @@ def _file_system(folder: Path) -> str:
     return max(holding)[1]
 
 
-def _line(cells: tuple[str, ...]) -> str:
-    widths = (40, 21, 21, 22, 12, 0)
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-main()
+if __name__ == "__main__":
+    sys.exit(main())

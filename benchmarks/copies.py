@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure import MOEPACK, Row, Run, Side, in_turns, ratio_row
+from benchmarks.measure import MOEPACK, Run, Side, against, limit_row, ratio_row
+from benchmarks.table import Row
 
 LAYOUTS = ("layers", "hot-first")
 PEAK_LIMIT = 200
@@ -33,7 +34,7 @@ def packing(
             (*MOEPACK, "pack", shards[0], "-o", pack, *options),
             partial(_prepare, pack, copy, shards),
         )
-        packed, copied = in_turns(ours, theirs, rounds)
+        packed, copied = against(ours, theirs, rounds)
         name = f"pack {layout}, {place}"
         yield ratio_row(f"{name}: cp + sync", packed, copied, _length(shards), 1.0)
         yield _peak_row(f"{name}: memory", packed)
@@ -50,12 +51,12 @@ def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
     length = _length(shards)
     ours = Side((*verify, "--source", shards[0]))
     theirs = Side(("sh", "-c", _COMPARE, "sh", folder / "copy", *shards))
-    yield ratio_row("verify --source: cmp, cached", *in_turns(ours, theirs, rounds), length, 0.5)
+    yield ratio_row("verify --source: cmp, cached", *against(ours, theirs, rounds), length, 0.5)
     files = sorted(pack.glob("experts-*.bin"))
     reading = Side(("sh", "-c", _READ, "sh", *files))
     yield ratio_row(
         "verify: dd bs=1M of its files, cached",
-        *in_turns(Side(verify), reading, rounds),
+        *against(Side(verify), reading, rounds),
         _length(files),
         1.1,
     )
@@ -63,9 +64,7 @@ def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
 
 def _peak_row(name: str, runs: list[Run]) -> Row:
     """Judge the largest peak of all runs."""
-    peaks = [run.peak / (1 << 20) for run in runs]
-    values = (f"{max(peaks):.0f} MiB", "", f"({min(peaks):.0f} to {max(peaks):.0f})")
-    return Row(name, values, f"<= {PEAK_LIMIT} MiB", max(peaks) <= PEAK_LIMIT)
+    return limit_row(name, [max(run.peak for run in runs) / (1 << 20)], "MiB", PEAK_LIMIT)
 
 
 def _prepare(target: Path, other: Path, shards: list[Path]) -> None:

@@ -6,9 +6,12 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks.table import Row, spread
+from moepack.bench.turns import in_turns
 
 MOEPACK = (sys.executable, "-m", "moepack")
 
@@ -38,21 +41,6 @@ class Side(NamedTuple):
     prepare: Callable[[], None] = lambda: None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table; `met` is None for what could not be measured."""
-
-    name: str
-    values: tuple[str, str, str]
-    limit: str = ""
-    met: bool | None = None
-
-    @property
-    def verdict(self) -> str:
-        """Say in a word how the limit was kept."""
-        return {True: "met", False: "NOT met", None: ""}[self.met]
-
-
 class OtherLoad:
     """What other processes took of the processors since this was made (Linux)."""
 
@@ -60,14 +48,14 @@ class OtherLoad:
         self._start = self._read()
 
     def share(self) -> float | None:
-        """Give the share of all processors' time, None where the system does not say."""
+        """Return the share of all processors' time, None where the system does not say."""
         if self._start is None or (now := self._read()) is None:
             return None
         total, busy, ours = (b - a for a, b in zip(self._start, now, strict=True))
         return max(0.0, busy - ours) / total
 
     def _read(self) -> tuple[float, float, float] | None:
-        """Give the seconds of all processors, those that were busy, and ours among them."""
+        """Return the seconds of all processors, those that were busy, and ours among them."""
         try:
             fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
         except OSError:
@@ -78,7 +66,7 @@ class OtherLoad:
 
 
 def fresh(program: str, *arguments: str | Path, options: Sequence[str] = ()) -> list[float]:
-    """Run a Python program in a process of its own; give the numbers that it prints as JSON.
+    """Run a Python program in a process of its own; return the numbers that it prints as JSON.
 
     Raises RuntimeError with its messages where it fails.
     """
@@ -94,38 +82,38 @@ def run(command: Sequence[str | Path]) -> Run:
     return Run(*fresh(_LAUNCH, *command, options=("-I", "-S")))
 
 
-def in_turns(ours: Side, theirs: Side, rounds: int) -> tuple[list[Run], list[Run]]:
-    """Run both sides once to warm up, then `rounds` times each: ABBA, ABBA, and so on."""
-    runs: dict[bool, list[Run]] = {True: [], False: []}
-    for number in range(-1, rounds):
-        for is_ours in (True, False) if number % 2 else (False, True):
-            side = ours if is_ours else theirs
-            side.prepare()
-            result = run(side.command)
-            if number >= 0:
-                runs[is_ours].append(result)
-    return runs[True], runs[False]
+def against(ours: Side, theirs: Side, rounds: int) -> tuple[list[Run], list[Run]]:
+    """Run both sides once to warm up, then `rounds` times each, in turns."""
+    sides = {"theirs": partial(_run_side, theirs), "ours": partial(_run_side, ours)}
+    for side in reversed(list(sides.values())):
+        side()
+    runs = in_turns(sides, rounds)
+    return runs["ours"], runs["theirs"]
+
+
+def _run_side(side: Side) -> Run:
+    side.prepare()
+    return run(side.command)
 
 
 def ratio_row(
     name: str, ours: Sequence[Run], theirs: Sequence[Run], length: int, limit: float
 ) -> Row:
     """Compare the times of two sides that both handled `length` bytes."""
-    ratios = [a.seconds / b.seconds for a, b in zip(ours, theirs, strict=True)]
     ours_median, theirs_median = (
         statistics.median(side.seconds for side in runs) for runs in (ours, theirs)
     )
-    ratio = statistics.median(ratios)
-    values = (
-        f"{ours_median:.2f} s, {length / ours_median / 1e9:.2f} GB/s",
-        f"{theirs_median:.2f} s, {length / theirs_median / 1e9:.2f} GB/s",
-        f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+    ratios = [a.seconds / b.seconds for a, b in zip(ours, theirs, strict=True)]
+    return Row(
+        name,
+        moepack=f"{ours_median:.2f} s, {length / ours_median / 1e9:.2f} GB/s",
+        peer=f"{theirs_median:.2f} s, {length / theirs_median / 1e9:.2f} GB/s",
+        value=spread(ratios),
+        limit=limit,
     )
-    return Row(name, values, f"<= {limit:.2f}", ratio <= limit)
 
 
 def limit_row(name: str, measured: Sequence[float], unit: str, limit: float) -> Row:
     """Compare the median of what was measured with a limit in the same unit."""
-    median = statistics.median(measured)
-    values = (f"{median:.3g} {unit}", "", f"({min(measured):.3g} to {max(measured):.3g})")
-    return Row(name, values, f"<= {limit:g} {unit}", median <= limit)
+    value = spread(measured)
+    return Row(name, f"{value.median:.3g} {unit}", value=value, unit=unit, limit=limit)

@@ -6,16 +6,19 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import moepack
-from benchmarks.measure import Row, fresh, limit_row
+from benchmarks.measure import fresh, limit_row
+from benchmarks.table import Row, spread
 from moepack.bench import drive, replay, workload
-from moepack.bench.replay import Reading
+from moepack.bench.replay import Measurement
 from moepack.bench.timed_reads import in_flight
+from moepack.bench.turns import in_turns
 from moepack.errors import MachineError
-from moepack.source import experts
+from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
 from moepack.storage import probe
 
@@ -49,12 +52,16 @@ class Speed(NamedTuple):
 def against_fio(path: Path, rounds: int) -> Iterator[Row]:
     """Compare random direct reads of one file with fio's (io_uring), in turns."""
     if shutil.which("fio") is None:
-        yield Row("random direct reads: fio", ("fio is not installed", "", ""))
+        yield Row("random direct reads: fio", "fio is not installed")
         return
     os.sync()
     for length in LENGTHS:
         for depth in DEPTHS:
-            speeds = _in_turns(path, length, depth, rounds)
+            sides: dict[str, Callable[[], Speed]] = {
+                name: partial(_ours, name, path, length, depth) for name in BACKENDS
+            }
+            sides["fio"] = partial(_fio, path, length, depth)
+            speeds = in_turns(sides, rounds)
             for name in BACKENDS:
                 yield from _compare(f"{name}, {length >> 10} KiB, depth {depth}", speeds, name)
 
@@ -63,20 +70,21 @@ def packs_against_shards(pack_path: Path, shards: list[Path], rounds: int) -> It
     """Read the same routed experts at depth 1 as blobs, and as slices of the shards."""
     source = open_source([shards[0]])
     with moepack.open(pack_path) as pack:
-        counts = {layer: pack.expert_count(layer) for layer in pack.layers}
-        steps = workload.from_counts({}, counts, 8, 4, "").steps
+        layers = workload.from_counts({}, pack.shape, 8, 4, "").layers
         accesses = {
-            "blobs": replay.blobs(pack, steps),
-            "slices": replay.slices(source, experts.find_experts(source), pack, steps),
+            "blobs": replay.blobs(pack, layers),
+            "slices": replay.slices(source, find_experts(source), pack, layers),
         }
         backend, _ = probe.choose("auto", pack.file_paths, 1)
-        readings = [Reading(layout, "direct", "cold", 1) for layout in accesses]
-        usages, _ = replay.measure(backend, accesses, readings, rounds)
+        measurements = [Measurement(layout, "direct", "cold", 1) for layout in accesses]
+        usages, _ = replay.measure(backend, accesses, measurements, rounds)
         backend.close()
-    ours, theirs = (usages[reading] for reading in readings)
+    ours, theirs = (usages[measurement] for measurement in measurements)
+    useful = accesses["slices"].length
+    speeds = [
+        useful / statistics.median(usage.seconds for usage in side) for side in (ours, theirs)
+    ]
     ratios = replay.ratios(ours, theirs)
-    useful = sum(one.length for step in accesses["slices"].steps for one in step)
-    speeds = [useful / statistics.median(one.seconds for one in side) for side in (ours, theirs)]
     yield _at_least("experts at depth 1: shards' slices", speeds, ratios, 1.3)
 
 
@@ -84,17 +92,6 @@ def first_expert(pack_path: Path, rounds: int) -> Iterator[Row]:
     """Make a reader and read one expert, in a process that has done so before."""
     times = [fresh(_FIRST_EXPERT, pack_path)[0] for _ in range(rounds)]
     yield limit_row("first expert after opening, warm", times, "ms", 2)
-
-
-def _in_turns(path: Path, length: int, depth: int, rounds: int) -> dict[str, list[Speed]]:
-    sides: dict[str, Callable[[], Speed]] = {"fio": lambda: _fio(path, length, depth)}
-    for name in BACKENDS:
-        sides[name] = lambda name=name: _ours(name, path, length, depth)  # type: ignore[misc]
-    speeds: dict[str, list[Speed]] = {name: [] for name in sides}
-    for number in range(rounds):
-        for name in sides if number % 2 == 0 else reversed(sides):
-            speeds[name].append(sides[name]())
-    return speeds
 
 
 def _ours(name: str, path: Path, length: int, depth: int) -> Speed:
@@ -127,21 +124,19 @@ def _compare(name: str, speeds: dict[str, list[Speed]], ours: str) -> Iterator[R
     medians = [
         statistics.median(speed.throughput for speed in speeds[side]) for side in (ours, "fio")
     ]
-    ratios = [a.throughput / b.throughput for a, b in pairs]
-    yield _at_least(f"{name}: fio", medians, ratios, 0.97)
-    ratios = [a.cpu / b.cpu for a, b in pairs]
-    ratio = statistics.median(ratios)
+    yield _at_least(f"{name}: fio", medians, [a.throughput / b.throughput for a, b in pairs], 0.97)
     cpus = [statistics.median(speed.cpu for speed in speeds[side]) for side in (ours, "fio")]
-    values = (f"{cpus[0]:.3f} s/GiB", f"{cpus[1]:.3f} s/GiB", _spread(ratio, ratios))
-    yield Row(f"{name}, CPU: fio", values, "<= 3.00", ratio <= 3)
+    yield Row(
+        f"{name}, CPU: fio",
+        moepack=f"{cpus[0]:.3f} s/GiB",
+        peer=f"{cpus[1]:.3f} s/GiB",
+        value=spread([a.cpu / b.cpu for a, b in pairs]),
+        limit=3,
+    )
 
 
 def _at_least(name: str, speeds: Sequence[float], ratios: Sequence[float], limit: float) -> Row:
     """Judge how many times as fast as the peer ours was."""
-    ratio = statistics.median(ratios)
     ours, theirs = (f"{speed / 1e9:.2f} GB/s" for speed in speeds)
-    return Row(name, (ours, theirs, _spread(ratio, ratios)), f">= {limit:.2f}", ratio >= limit)
-
-
-def _spread(ratio: float, ratios: Sequence[float]) -> str:
-    return f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    value = spread(ratios)
+    return Row(name, ours, theirs, value=value, limit=limit, higher_is_better=True)

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.measure import MOEPACK, Row, Side, fresh, in_turns, limit_row, ratio_row
+from benchmarks.measure import MOEPACK, Side, against, fresh, limit_row, ratio_row
+from benchmarks.table import Row
 
 LAYERS, EXPERTS, USED = 48, 128, 8
 PEER = "MOEPACK_ANALYZE_EXPERTS"
@@ -33,13 +34,13 @@ def working_set(folder: Path, length: int, rounds: int) -> Iterator[Row]:
     script = os.environ.get(PEER)
     name = f"working set of {length / 1e6:.0f} MB"
     if script is None:
-        yield Row(f"{name}: analyze_experts.py", (f"set {PEER}", "", ""))
-        runs, _ = in_turns(ours, ours, rounds)
+        yield Row(f"{name}: analyze_experts.py", f"set {PEER}")
+        runs, _ = against(ours, ours, rounds)
     else:
         # It takes the logs of the folder that it is run in.
         in_folder = ("sh", "-c", 'cd "$0" && exec "$1" "$2"')
         theirs = Side((*in_folder, folder, sys.executable, os.path.abspath(script)))
-        runs, others = in_turns(ours, theirs, rounds)
+        runs, others = against(ours, theirs, rounds)
         yield ratio_row(f"{name}: analyze_experts.py", runs, others, length, 1 / 20)
     yield limit_row(f"{name}: memory", [run.peak / (1 << 20) for run in runs], "MiB", 150)
     log.unlink()

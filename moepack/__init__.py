@@ -7,30 +7,73 @@
     with pack.reader() as reader:
         view = reader.read(3, 17, "up")
 
-`import moepack` is the reading side alone; what packing and verifying need lives in modules of its
-own, which the command line imports.
+`import moepack` loads nothing by itself: a name brings the room that it comes from when it is first
+used. So reading needs nothing that only packing needs, and the program starts at once.
 """
 
-import os
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
 
-from moepack.errors import (
-    MachineError,
-    MoepackError,
-    PackError,
-    RequestError,
-    SourceError,
-    TraceError,
-)
-from moepack.keys import ExpertKey
-from moepack.reading.batch import Batch, ExpertBytes
-from moepack.reading.budget import Statistics
-from moepack.reading.catalog import BlobLocation, PartLocation
-from moepack.reading.pack import Pack
-from moepack.reading.reader import Reader
-from moepack.shape import ModelShape
-from moepack.storage.buffers import BufferPool
+    from moepack.analysis.concentration import concentration
+    from moepack.analysis.statistics import trace_statistics
+    from moepack.bench.run import bench_pack
+    from moepack.errors import (
+        MachineError,
+        MoepackError,
+        PackError,
+        RequestError,
+        SourceError,
+        TraceError,
+    )
+    from moepack.hotness.measure import measure_hotness
+    from moepack.keys import ExpertKey
+    from moepack.packing.pack_model import pack_model
+    from moepack.reading.batch import Batch, ExpertBytes
+    from moepack.reading.budget import Statistics
+    from moepack.reading.catalog import BlobLocation, PartLocation
+    from moepack.reading.pack import Pack
+    from moepack.reading.reader import Reader
+    from moepack.report.inspection import inspect, shape_of
+    from moepack.shape import ModelShape
+    from moepack.storage.buffers import BufferPool
+    from moepack.trace.formats.registry import ReadOptions
+    from moepack.trace.importing import import_trace
+    from moepack.trace.recording.recording import record_trace
+    from moepack.verifying.verifier import verify
+    from moepack.version import __version__
 
-__version__ = "0.1.0"
+_ROOMS = {
+    "Batch": "reading.batch",
+    "BlobLocation": "reading.catalog",
+    "BufferPool": "storage.buffers",
+    "ExpertBytes": "reading.batch",
+    "ExpertKey": "keys",
+    "MachineError": "errors",
+    "ModelShape": "shape",
+    "MoepackError": "errors",
+    "Pack": "reading.pack",
+    "PackError": "errors",
+    "PartLocation": "reading.catalog",
+    "ReadOptions": "trace.formats.registry",
+    "Reader": "reading.reader",
+    "RequestError": "errors",
+    "SourceError": "errors",
+    "Statistics": "reading.budget",
+    "TraceError": "errors",
+    "__version__": "version",
+    "bench_pack": "bench.run",
+    "concentration": "analysis.concentration",
+    "import_trace": "trace.importing",
+    "inspect": "report.inspection",
+    "measure_hotness": "hotness.measure",
+    "pack_model": "packing.pack_model",
+    "record_trace": "trace.recording.recording",
+    "shape_of": "report.inspection",
+    "trace_statistics": "analysis.statistics",
+    "verify": "verifying.verifier",
+}
+"""What stands behind this door, and the module it comes from when it is first used."""
 
 __all__ = [
     "Batch",
@@ -44,20 +87,49 @@ __all__ = [
     "Pack",
     "PackError",
     "PartLocation",
+    "ReadOptions",
     "Reader",
     "RequestError",
     "SourceError",
     "Statistics",
     "TraceError",
     "__version__",
+    "bench_pack",
+    "concentration",
+    "import_trace",
+    "inspect",
+    "measure_hotness",
     "open",
+    "pack_model",
+    "record_trace",
+    "shape_of",
+    "trace_statistics",
+    "verify",
 ]
 
 
-def open(path: str | os.PathLike[str]) -> Pack:
+if not TYPE_CHECKING:  # whom it would tell that any name exists
+
+    def __getattr__(name):
+        if name not in _ROOMS:
+            raise AttributeError(f"module 'moepack' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"moepack.{_ROOMS[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def open(path: "str | os.PathLike[str]") -> "Pack":
     """Open the pack in the directory `path`.
 
     Checks the manifest, the index's digest and its tables. Raises PackError where the pack is not
     whole, damaged, or of a version that this reader does not know.
     """
+    from moepack.reading.pack import Pack
+
     return Pack(path)

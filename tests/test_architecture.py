@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import moepack
+
 PACKAGE = Path(__file__).parent.parent / "moepack"
 
 # Each room and the rooms that its modules may know, lower ones first. What is not in a row is
@@ -20,17 +22,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": {"moepack"},
     "trace.formats": {"moepack", "source", "trace"},
     "trace.recording": {"moepack", "source", "trace"},
-    "hotness": {"moepack", "trace", "trace.formats"},
+    "hotness": {"moepack", "reading", "trace", "trace.formats"},
     "analysis": {"trace", "hotness"},
     "packing": {"moepack", "format", "storage", "source", "hotness"},
-    "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats"},
-    "report": {"moepack", "format", "source", "reading", "verifying", "hotness"},
+    "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
+    "report": {"moepack", "format", "source", "reading", "verifying", "hotness", "bench"},
     "cli": {"*"},
 }
 BESIDE = {"__init__", "__main__", "aio", "digest", "errors", "installed", "keys", "shape", "sizes"}
 """The modules beside the rooms."""
 
-DOORS = {"__init__": {"reading", "storage"}, "__main__": {"cli"}, "aio": {"reading"}}
+DOORS = {
+    "__init__": {"reading", "storage", "bench", "report"},
+    "__main__": {"cli"},
+    "aio": {"reading"},
+}
 """Those of them that are doors, and where they lead."""
 
 COMMAND_LINE_ONLY = {"click", "tqdm"}
@@ -137,7 +143,7 @@ def test_only_the_command_line_prints(module: str) -> None:
 
 
 def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> None:
-    code = "import sys, moepack; print(*sys.modules)"
+    code = "import sys; from moepack import BufferPool, Pack, Reader; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(run.stdout.split())
     ours = {name.partition(".")[2] for name in loaded if name.startswith("moepack.")}
@@ -146,6 +152,16 @@ def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> N
     what_reads = {"ring", "io_uring", "threaded", "probe", "open_files", "aligned_read"}
     assert not {f"storage.{name}" for name in what_reads} & ours  # it comes with the first reader
     assert not loaded & {"numpy", "gguf", "click", "tqdm", "tomllib", "dataclasses", "asyncio"}
+
+
+def test_importing_moepack_loads_no_room_before_it_is_asked_for_one() -> None:
+    """So that the program can say that it was interrupted from its first moment on."""
+    code = "import sys, moepack; print(*(name for name in sys.modules if 'moepack.' in name))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "\n"
+    assert set(moepack.__all__) <= set(dir(moepack))
+    assert all(hasattr(moepack, name) for name in moepack.__all__)
+    assert not hasattr(moepack, "nothing")
 
 
 def test_tests_have_the_rooms_of_the_package_and_share_by_support_alone() -> None:

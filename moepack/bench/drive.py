@@ -16,39 +16,38 @@ MAX_IN_FLIGHT = 256 << 20
 
 
 class Point(NamedTuple):
-    """One point of the surface: reads of `length` bytes, `depth` of them in flight, in `order`."""
+    """A point of the surface: reads of `length` bytes, `depth` of them in flight, in `order`."""
 
     length: int
     depth: int
     order: str
-    usage: Usage
 
 
 def measure(
     backend: Backend,
     files: Sequence[tuple[Path, int]],
+    points: Sequence[Point],
     seconds: float,
-    progress: Callable[[int], None] | None = None,
-) -> list[Point]:
-    """Measure all points that fit into `files` (path, length), each for `seconds`.
+    progress: Callable[[], None] | None = None,
+) -> dict[Point, Usage]:
+    """Measure each of the `points` on `files` (path, length) for `seconds`.
 
-    `progress` is called with 1 after each point.
+    `progress` is called after each.
     """
-    points = []
-    for length, depth, order in grid(files):
-        ranges = spread(files, length, order)
-        usage = in_flight(backend, ranges, depth, length, seconds)
-        points.append(Point(length, depth, order, usage))
+    usages = {}
+    for point in points:
+        ranges = spread(files, point.length, point.order)
+        usages[point] = in_flight(backend, ranges, point.depth, point.length, seconds)
         if progress is not None:
-            progress(1)
-    return points
+            progress()
+    return usages
 
 
-def grid(files: Sequence[tuple[Path, int]]) -> list[tuple[int, int, str]]:
-    """List the (length, depth, order) that can be measured on `files`."""
+def grid(files: Sequence[tuple[Path, int]]) -> list[Point]:
+    """List the points of the surface that can be measured on `files`."""
     longest = max((length for _, length in files), default=0)
     return [
-        (length, depth, order)
+        Point(length, depth, order)
         for length in LENGTHS
         for depth in DEPTHS
         for order in ORDERS

@@ -34,18 +34,18 @@ class Usage(NamedTuple):
     length: int
 
 
-Step = Sequence[Range]
-"""Ranges that are known together: the next step's are known when these have been read."""
+Ranges = Sequence[Range]
+"""Ranges that are known together: the next group's are known when these have been read."""
 
 
-def through_queue(backend: Backend, steps: Iterable[Step], depth: int, longest: int) -> Usage:
-    """Read step after step, up to `depth` ranges of up to `longest` bytes in flight at a time.
+def through_queue(backend: Backend, groups: Iterable[Ranges], depth: int, longest: int) -> Usage:
+    """Read group after group, up to `depth` ranges of up to `longest` bytes in flight at a time.
 
     Raises MachineError where a range cannot be read whole.
     """
     with _queue(backend, depth, longest) as (queue, buffers), Stopwatch() as watch:
-        for step in steps:
-            for length in _flow(queue, iter(step), buffers):
+        for group in groups:
+            for length in _flow(queue, iter(group), buffers):
                 watch.count(length)
     return watch.usage()
 
@@ -61,14 +61,14 @@ def in_flight(
     return watch.usage()
 
 
-def through_maps(steps: Iterable[Step], paths: Iterable[Path], longest: int) -> Usage:
-    """Copy step after step out of memory maps of the files, one range after the other."""
+def through_maps(groups: Iterable[Ranges], paths: Iterable[Path], longest: int) -> Usage:
+    """Copy group after group out of memory maps of the files, one range after the other."""
     scratch = _touched(allocate(longest))
     with ExitStack() as stack:
         maps = {path: stack.enter_context(_mapped(path)) for path in paths}
         with Stopwatch() as watch:
-            for step in steps:
-                for path, offset, length in step:
+            for group in groups:
+                for path, offset, length in group:
                     scratch[:length] = maps[path][offset : offset + length]
                     watch.count(length)
     return watch.usage()
@@ -91,7 +91,7 @@ class Stopwatch:
         self._usage = Usage(self.seconds(), cpu, self._read_count, self._length)
 
     def seconds(self) -> float:
-        """Give the time since entering."""
+        """Return the seconds since entering."""
         return time.perf_counter() - self._start
 
     def count(self, length: int) -> None:
@@ -100,7 +100,7 @@ class Stopwatch:
         self._length += length
 
     def usage(self) -> Usage:
-        """Give what was counted until leaving."""
+        """Return what was counted until leaving."""
         assert self._usage is not None, "the watch still runs"
         return self._usage
 
@@ -109,7 +109,7 @@ class Stopwatch:
 def _queue(
     backend: Backend, depth: int, longest: int
 ) -> Iterator[tuple[ReadQueue, list[memoryview]]]:
-    """Give a queue and a buffer for each read in flight."""
+    """Open a queue, and a buffer for each read in flight."""
     pool = BufferPool(depth, longest)
     buffers = [_touched(memory) for _ in range(depth) if (memory := pool.take(longest)) is not None]
     queue = backend.queue(depth)
@@ -127,30 +127,30 @@ def _flow(queue: ReadQueue, ranges: Iterator[Range], buffers: list[memoryview]) 
     while not exhausted or in_flight:
         begun = []
         while free and not exhausted:
-            one = next(ranges, None)
-            if one is None:
+            item = next(ranges, None)
+            if item is None:
                 exhausted = True
                 break
             slot = free.pop()
-            in_flight[slot] = one
-            begun.append((slot, ReadRequest(one.path, one.offset, buffers[slot][: one.length])))
+            in_flight[slot] = item
+            begun.append((slot, ReadRequest(item.path, item.offset, buffers[slot][: item.length])))
         if begun:
             queue.start(begun)
         for completion in queue.finished(wait=True):
-            one = in_flight.pop(completion.number)
-            _check(completion, one)
+            item = in_flight.pop(completion.number)
+            _check(completion, item)
             free.append(completion.number)
-            yield one.length
+            yield item.length
 
 
-def _check(completion: Completion, one: Range) -> None:
-    place = f"{one.length} bytes at byte {one.offset}"
+def _check(completion: Completion, item: Range) -> None:
+    place = f"{item.length} bytes at byte {item.offset}"
     if completion.error is not None:
         problem = f"cannot read: {completion.error.strerror}"
-        raise MachineError(problem, path=one.path, place=place)
-    if completion.length < one.length:
+        raise MachineError(problem, path=item.path, place=place)
+    if completion.length < item.length:
         raise MachineError(
-            "the file ends too early", path=one.path, place=place, found=completion.length
+            "the file ends too early", path=item.path, place=place, found=completion.length
         )
 
 

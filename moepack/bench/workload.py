@@ -1,7 +1,7 @@
-"""The routed reads of a model: which experts each token needs in each layer, step by step.
+"""The routed reads of a model: which experts each token needs, layer by layer.
 
-A step is one layer of one token: its experts are known together, and the next step's only when
-these have been read. Taken from a trace, or drawn from hotness where there is none.
+The experts of one layer are known together, and the next layer's only when these have been read.
+Taken from a trace, or drawn from hotness where there is none.
 """
 
 import itertools
@@ -10,73 +10,76 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from moepack.errors import TraceError
+from moepack.keys import ExpertKey
+from moepack.shape import ModelShape
 from moepack.trace.formats import registry
-from moepack.trace.model import Tokens
-from moepack.trace.validation import Checks, Shape
+from moepack.trace.steps import ALL_PHASES, StepStream
+from moepack.trace.validation import Checks
 
 USUAL_EXPERTS_USED = 8
 
 
-class RoutedStep(NamedTuple):
+class RoutedLayer(NamedTuple):
     """The experts that one token needs in one layer."""
 
     layer: int
     experts: tuple[int, ...]
 
 
-class Routing(NamedTuple):
-    """Steps in the order in which an engine meets them, and where they came from."""
+class Workload(NamedTuple):
+    """Routed layers in the order in which an engine meets them, and where they came from."""
 
-    steps: list[RoutedStep]
+    layers: list[RoutedLayer]
     token_count: int
     origin: str
 
 
-def from_trace(path: str, shape: Shape, token_count: int) -> Routing:
-    """Read the first tokens of a trace of any format. `shape` has the experts of each layer.
+def from_trace(path: str, shape: ModelShape, token_count: int) -> Workload:
+    """Return the first tokens of a trace of any format, which was taken on a model of `shape`.
 
-    Raises what `trace_formats.read` raises, and TraceError for a trace without single tokens.
+    Raises what `registry.read` raises, and TraceError for a trace without single tokens.
     """
-    steps: list[RoutedStep] = []
-    count = 0
+    layers: list[RoutedLayer] = []
+    stream = StepStream(ALL_PHASES, token_count)
     for item in registry.read(path, Checks(path, shape)):
-        if not isinstance(item, Tokens):
+        steps = stream.take(item)
+        if steps is None:
             continue
-        for first, last in itertools.islice(itertools.pairwise(item.starts), token_count - count):
-            steps.extend(_steps(item.layer[first:last].tolist(), item.expert[first:last].tolist()))
-            count += 1
-        if count >= token_count:
+        for first, last in itertools.pairwise(steps.starts):
+            layers += _by_layer(steps.layer[first:last].tolist(), steps.expert[first:last].tolist())
+        if stream.is_full:
             break
-    if not steps:
+    if not layers:
         raise TraceError("no tokens in it", path=path, hint="counts alone are for --hotness")
-    return Routing(steps, count, f"trace {path}")
+    return Workload(layers, stream.token_count, f"trace {path}")
 
 
-def _steps(layers: list[int], experts: list[int]) -> Iterator[RoutedStep]:
-    by_layer: dict[int, dict[int, None]] = {}
+def _by_layer(layers: list[int], experts: list[int]) -> Iterator[RoutedLayer]:
+    """Yield a token's selections by layer, each expert once, in the order of the selections."""
+    chosen: dict[int, dict[int, None]] = {}
     for layer, expert in zip(layers, experts, strict=True):
-        by_layer.setdefault(layer, {})[expert] = None
-    for layer, chosen in sorted(by_layer.items()):
-        yield RoutedStep(layer, tuple(chosen))
+        chosen.setdefault(layer, {})[expert] = None
+    for layer, unique in sorted(chosen.items()):
+        yield RoutedLayer(layer, tuple(unique))
 
 
 def from_counts(
-    counts: Mapping[tuple[int, int], int],
-    expert_counts: Mapping[int, int],
+    counts: Mapping[ExpertKey, int],
+    shape: ModelShape,
     experts_used: int,
     token_count: int,
     origin: str,
-) -> Routing:
+) -> Workload:
     """Draw tokens: `experts_used` different experts a layer, in proportion to their counts.
 
-    Without any counts all experts are alike. The same arguments give the same routing.
+    Without any counts all experts are alike. The same arguments give the same workload.
     """
     draw = random.Random(0)
-    steps = []
-    for _, (layer, count) in itertools.product(range(token_count), expert_counts.items()):
-        weights = [counts.get((layer, expert), 0) for expert in range(count)]
-        steps.append(RoutedStep(layer, _sample(weights, min(experts_used, count), draw)))
-    return Routing(steps, token_count, origin)
+    layers = []
+    for _, (layer, count) in itertools.product(range(token_count), shape.expert_counts.items()):
+        weights = [counts.get(ExpertKey(layer, expert), 0) for expert in range(count)]
+        layers.append(RoutedLayer(layer, _sample(weights, min(experts_used, count), draw)))
+    return Workload(layers, token_count, origin)
 
 
 def _sample(weights: Sequence[int], count: int, draw: random.Random) -> tuple[int, ...]:

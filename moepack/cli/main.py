@@ -1,5 +1,6 @@
 """The command line. It parses, calls the library, prints, and turns errors into exit codes."""
 
+import io
 import os
 import signal
 import sys
@@ -52,7 +53,9 @@ _threads_option = click.option(
 )
 _layer_option = click.option("--layer", type=click.IntRange(0), required=True, help="The layer.")
 _expert_option = click.option("--expert", type=click.IntRange(0), required=True, help="The expert.")
-_family_option = click.option("--family", help="Another family: ffn_chexps, attn_v_exps.")
+_family_option = click.option(
+    "--family", help="Another family of experts: ffn_chexps or attn_v_exps."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,17 +75,9 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 
     Example: moepack inspect model-00001-of-00004.gguf
     """
-    from moepack.reading.directory import looks_like_pack
-    from moepack.report import facts, text
-    from moepack.source import experts, shards
+    from moepack.report import text
 
-    if len(source_or_pack) == 1 and looks_like_pack(Path(source_or_pack[0])):
-        with moepack.open(source_or_pack[0]) as opened:
-            described = facts.describe_pack(opened)
-        show(described, as_json, text.pack)
-        return
-    model = shards.open_source(source_or_pack)
-    show(facts.describe_source(model, experts.find_experts(model)), as_json, text.source)
+    show(moepack.inspect(source_or_pack), as_json, text.inspected)
 
 
 @cli.command()
@@ -135,7 +130,7 @@ def pack(
             threads=threads,
             progress=advanced,
         )
-    show(summary.to_json(), as_json, text.plan if dry_run else text.packed)
+    show(summary, as_json, text.packed)
 
 
 @cli.command("verify")
@@ -178,11 +173,11 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json:
 
     Example: moepack locate model.moepack --layer 3 --expert 17
     """
-    from moepack.report import facts, text
+    from moepack.report import inspection, text
 
     with moepack.open(pack_path) as opened:
-        described = facts.describe_blob(opened, layer, expert, family)
-    show(described, as_json, text.blob)
+        facts = inspection.describe_blob(opened, layer, expert, family=family)
+    show(facts, as_json, text.blob)
 
 
 @cli.command()
@@ -191,7 +186,9 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json:
 @_expert_option
 @click.option("--part", help="A part: ffn_up_exps.weight, or up for short.")
 @_family_option
-@click.option("-o", "--output", "target", required=True, metavar="FILE", help="- for stdout.")
+@click.option(
+    "-o", "--output", "target", required=True, metavar="FILE", help="- is standard output."
+)
 @json_option
 def extract(
     pack_path: str,
@@ -206,14 +203,16 @@ def extract(
 
     Example: moepack extract model.moepack --layer 3 --expert 17 --part up -o up.bin
     """
+    from moepack.report import text
+    from moepack.report.facts import ExtractFacts
+
     with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
         view = reader.read(layer, expert, part, family=family)
     if target == "-":
         sys.stdout.buffer.write(view)
         return
     write_file(target, view)
-    facts = {"layer": layer, "expert": expert, "part": part, "path": target, "length": len(view)}
-    show(facts, as_json, lambda _: f"{target}: {len(view):,} bytes")
+    show(ExtractFacts(layer, expert, part, target, len(view)), as_json, text.extracted)
 
 
 @cli.command("include-dir")
@@ -237,11 +236,14 @@ def _terminated(_signal: int, _frame: object) -> NoReturn:
 def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _terminated)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name that the terminal has no letters for is escaped, not an error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; give its exit code. MOEPACK_TRACEBACK=1 lets errors through."""
+    """Run one command and return its exit code. MOEPACK_TRACEBACK=1 lets errors through."""
     try:
         result = cli.main(arguments, prog_name="moepack", standalone_mode=False)
     except MoepackError as error:

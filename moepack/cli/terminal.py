@@ -1,16 +1,16 @@
 """What all commands share: options, output, and progress on a terminal."""
 
 import contextlib
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar
 
 import click
 
 from moepack.errors import MachineError
+
+Facts = TypeVar("Facts")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -19,13 +19,15 @@ source_option = click.option(
     "source_paths",
     multiple=True,
     metavar="SOURCE",
-    help="Compare with the model it was made from; may be given several times.",
+    help="The model that the pack was made from, to compare with; may be repeated.",
 )
 
 
-def show(facts: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str]) -> None:
-    """Print a result: as one JSON object, or as `render` writes it for people."""
-    click.echo(json.dumps(facts, indent=2) if as_json else render(facts))
+def show(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
+    """Print facts: as one JSON object, or as `render` writes them for people."""
+    from moepack.report.json_text import json_text
+
+    click.echo(json_text(facts) if as_json else render(facts))
 
 
 def write_file(path: str, data: bytes | memoryview) -> None:
@@ -36,23 +38,18 @@ def write_file(path: str, data: bytes | memoryview) -> None:
         raise MachineError(f"cannot write: {error.strerror}", path=path) from None
 
 
-def write_whole(path: str, data: bytes) -> None:
-    """Write a file that appears under its name when it is whole. Raises MachineError."""
-    partial = f"{path}.partial"
-    try:
-        Path(partial).write_bytes(data)
-        os.replace(partial, path)
-    except OSError as error:
-        Path(partial).unlink(missing_ok=True)
-        raise MachineError(f"cannot write: {error.strerror}", path=path) from None
+class Progress(Protocol):
+    """A callback for what takes long."""
+
+    def __call__(self, count: int, total: int | None = None) -> None:
+        """Take `count` more as done, of `total` where that is known only now."""
 
 
 @contextlib.contextmanager
-def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Callable[..., None] | None]:
-    """Show progress on a terminal, and nowhere else.
+def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Progress | None]:
+    """Show progress towards `total` on a terminal, and nowhere else.
 
-    What it gives is called with what was done since the last call, and with the total as well where
-    that was not known before.
+    Without a `total` it is known when the first progress says it.
     """
     if not sys.stderr.isatty():
         yield None
@@ -61,8 +58,8 @@ def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Callable
 
     with tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "B", leave=False) as bar:
 
-        def advanced(count: int, total: int | None = None) -> None:
+        def advance(count: int, total: int | None = None) -> None:
             bar.total = bar.total if total is None else total
             bar.update(count)
 
-        yield advanced
+        yield advance

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import moepack
-from moepack.cli.terminal import json_option, progress, show, write_whole
+from moepack.cli.terminal import json_option, progress, show
 from moepack.errors import RequestError
+from moepack.storage.atomic import write_whole
 
 if TYPE_CHECKING:
     from moepack.trace.validation import Shape

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from moepack.errors import RequestError
 from moepack.format.index import DataFile
@@ -49,14 +48,6 @@ class PackSummary:
     free_space: int
     written_length: int | None = None
     resumed_file_count: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the summary as `moepack pack --json` prints it."""
-        body = asdict(self) | {
-            "layers": list(self.layers),
-            "files": [file._asdict() for file in self.files],
-        }
-        return {name: value for name, value in body.items() if value is not None}
 
 
 def pack_model(
@@ -107,7 +98,7 @@ def _hotness(hotness: str | os.PathLike[str] | Hotness | None, shape: ModelShape
     if hotness is None:
         return None
     if not isinstance(hotness, Hotness):
-        hotness = measure.load(os.fspath(hotness), shape.expert_counts)
+        hotness = measure.load(os.fspath(hotness), shape)
     hotness.check_fits(shape)
     return hotness
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moepack import __version__
+from moepack.version import __version__
 from moepack.errors import MachineError, MoepackError, RequestError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME

@@ -1,4 +1,4 @@
-"""How facts are written: as text for people, as JSON for programs, as pictures.
+"""Facts: looked up in sources and packs, and written as text for people, JSON, or pictures.
 
-It measures nothing, and it prints nothing: it gives strings and files.
+It measures nothing and prints nothing: it returns facts and strings, and draws into files.
 """

@@ -1,12 +1,9 @@
-"""How the command line writes what `bench` measured."""
+"""What `bench` measured, as text for people."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from moepack.bench.report import BenchReport, MeasuredReads, SurfacePoint
 from moepack.sizes import size_text
-
-SMALL = 1 << 30
-"""Bytes of a pack below which a drive's own memory may hold much of it."""
 
 _LAYOUTS = {
     "blobs": "pack, whole blobs",
@@ -15,42 +12,29 @@ _LAYOUTS = {
 }
 
 
-def text(facts: Mapping[str, Any]) -> str:
-    """Write the whole result of `bench`: tables, notes, and the verdict last."""
-    lines = [f"{facts['pack']}, {size_text(facts['pack_length'])}, read with {facts['backend']}"]
-    for order in dict.fromkeys(point["order"] for point in facts["surface"]):
+def text(report: BenchReport) -> str:
+    """Write the whole report: tables, notes, and the verdict last."""
+    lines = [f"{report.pack}, {size_text(report.pack_length)}, read with {report.backend}"]
+    for order in dict.fromkeys(point.order for point in report.surface):
         lines += ["", f"{order} reads, MiB/s by size and reads in flight"]
-        lines += _surface([point for point in facts["surface"] if point["order"] == order])
-    routing = facts["routing"]
+        lines += _surface([point for point in report.surface if point.order == order])
+    routing = report.routing
     lines += [
         "",
-        f"routed reads: {routing['token_count']:.1f} tokens, {routing['step_count']} steps, "
-        f"{size_text(routing['useful_length'])} of experts ({routing['origin']})",
+        f"routed reads: {routing.token_count:.1f} tokens, {routing.step_count} layers, "
+        f"{size_text(routing.useful_length)} of experts ({routing.origin})",
         f"  {'':<22} {'':<12} {'depth':>5} {'MiB/s':>7} {'(spread)':>15} "
         f"{'CPU s/GiB':>9} {'reads/token':>11} {'ms/token':>9}",
     ]
-    lines += [_reading(reading) for reading in facts["readings"]]
-    lines += [*(f"note: {note}" for note in notes(facts)), "", facts["verdict"]]
+    lines += [_reads(reads) for reads in report.readings]
+    lines += [*(f"note: {note}" for note in report.notes), "", report.verdict]
     return "\n".join(lines)
 
 
-def notes(facts: Mapping[str, Any]) -> list[str]:
-    """Say what keeps these numbers from meaning what they seem to."""
-    found = []
-    if facts["cold_is_assured"] is None:
-        found.append("this system does not tell what is cached: `cold` is not assured")
-    elif not facts["cold_is_assured"]:
-        found.append("files stayed in the page cache when asked to leave it: `cold` is not cold")
-    if facts["backend"] == "buffered":
-        found.append("no direct reads here: `direct` went through the page cache as well")
-    if facts["pack_length"] < SMALL:
-        found.append("a small pack: a drive's own memory may hold much of it")
-    return found
-
-
-def _surface(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    speeds = {(point["length"], point["depth"]): point["bytes_per_second"] for point in points}
-    lengths, depths = (sorted({key[axis] for key in speeds}) for axis in (0, 1))
+def _surface(points: Sequence[SurfacePoint]) -> list[str]:
+    speeds = {(point.length, point.depth): point.bytes_per_second for point in points}
+    lengths = sorted({point.length for point in points})
+    depths = sorted({point.depth for point in points})
     lines = ["  " + " " * 10 + "".join(f"{depth:>7}" for depth in depths)]
     for length in lengths:
         cells = [speeds.get((length, depth)) for depth in depths]
@@ -59,13 +43,12 @@ def _surface(points: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _reading(reading: Mapping[str, Any]) -> str:
-    median, lowest, highest = (
-        reading[f"bytes_per_second{name}"] / (1 << 20) for name in ("", "_lowest", "_highest")
-    )
+def _reads(reads: MeasuredReads) -> str:
+    speeds = (reads.bytes_per_second, reads.bytes_per_second_lowest, reads.bytes_per_second_highest)
+    median, lowest, highest = (speed / (1 << 20) for speed in speeds)
     return (
-        f"  {_LAYOUTS[reading['layout']]:<22} {reading['way'] + ', ' + reading['state']:<12} "
-        f"{reading['depth']:>5} {median:>7.0f} {f'({lowest:.0f} to {highest:.0f})':>15} "
-        f"{reading['cpu_seconds_per_gib']:>9.3f} {reading['reads_per_token']:>11.0f} "
-        f"{reading['seconds_per_token'] * 1e3:>9.1f}"
+        f"  {_LAYOUTS[reads.layout]:<22} {f'{reads.way}, {reads.state}':<12} "
+        f"{reads.depth:>5} {median:>7.0f} {f'({lowest:.0f} to {highest:.0f})':>15} "
+        f"{reads.cpu_seconds_per_gib:>9.3f} {reads.reads_per_token:>11.0f} "
+        f"{reads.seconds_per_token * 1e3:>9.1f}"
     )

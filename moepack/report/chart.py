@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moepack.bench.report import SurfacePoint
 from moepack.errors import MachineError, RequestError
 
 SUFFIXES = (".svg", ".png")
@@ -25,16 +26,16 @@ def check(path: str) -> None:
         raise MachineError("plotting needs matplotlib", path=path, hint=hint) from None
 
 
-def surface(points: Sequence[Mapping[str, Any]], title: str, path: str) -> None:
+def surface(points: Sequence[SurfacePoint], title: str, path: str) -> None:
     """Draw the points of `bench` into the file at `path`, SVG or PNG by its name.
 
     Throughput by read size, a line for each depth. Raises what `check` raises, and MachineError
     where the file cannot be written.
     """
-    orders = list(dict.fromkeys(point["order"] for point in points))
+    orders = list(dict.fromkeys(point.order for point in points))
     with _figure(path, title, len(orders), sharey=True) as axes:
         for axis, order in zip(axes, orders, strict=True):
-            _draw(axis, [point for point in points if point["order"] == order])
+            _draw(axis, [point for point in points if point.order == order])
             axis.set_title(f"{order} reads")
         axes[0].set_ylabel("MiB/s")
         axes[-1].legend(title="in flight", fontsize="small")
@@ -85,10 +86,10 @@ def _figure(path: str, title: str, count: int, **options: Any) -> Iterator[Any]:
         pyplot.close(figure)
 
 
-def _draw(axis: Any, points: Sequence[Mapping[str, Any]]) -> None:
-    lengths = sorted({point["length"] for point in points})
-    for depth in sorted({point["depth"] for point in points}):
-        line = sorted((p["length"], p["bytes_per_second"]) for p in points if p["depth"] == depth)
+def _draw(axis: Any, points: Sequence[SurfacePoint]) -> None:
+    lengths = sorted({point.length for point in points})
+    for depth in sorted({point.depth for point in points}):
+        line = sorted((p.length, p.bytes_per_second) for p in points if p.depth == depth)
         axis.plot(
             [length for length, _ in line],
             [speed / (1 << 20) for _, speed in line],

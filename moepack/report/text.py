@@ -1,120 +1,163 @@
-"""How the command line writes things for people."""
+"""Facts as text, for people."""
 
-from typing import Any
-
+from moepack.errors import short
+from moepack.report.facts import (
+    BlobFacts,
+    CoverageFacts,
+    ExtractFacts,
+    FamilyFacts,
+    HotnessFacts,
+    PackFacts,
+    SourceFacts,
+)
+from moepack.packing.pack_model import PackSummary
 from moepack.sizes import ranges_text, size_text
 from moepack.verifying.report import Report
 
 SHOWN_FINDINGS = 20
 
+UNKNOWN = "–"
+"""What stands for a fact that is not known."""
 
-def _count(number: int | None) -> str:
+
+def inspected(facts: SourceFacts | PackFacts) -> str:
+    """Write the facts of a source or a pack."""
+    return pack(facts) if isinstance(facts, PackFacts) else source(facts)
+
+
+def source(facts: SourceFacts) -> str:
+    """Write the facts of a source."""
+    total_length = facts.expert_length + facts.dense_length
+    parameters = facts.parameters
+    lines = [
+        f"{_model(facts.name, facts.architecture)}, {len(facts.shards)} shards",
+        f"  layers with experts   {ranges_text(facts.layers)}",
+        f"  experts per token     {_experts_used(facts.experts_used)}",
+        f"  expert bytes          {size_text(facts.expert_length)} "
+        f"({facts.expert_length / max(total_length, 1):.1%} of all tensors)",
+        f"  dense bytes           {size_text(facts.dense_length)}",
+        f"  parameters            {_amount(parameters.total)} total, "
+        f"{_amount(parameters.active)} active, {_amount(parameters.expert)} in experts",
+    ]
+    if facts.mtp_layers:
+        layers = ranges_text(facts.mtp_layers)
+        lines.append(f"  prediction layers     {layers} (left out with --no-mtp)")
+    for family in facts.families:
+        lines += _family(family)
+    return "\n".join(lines)
+
+
+def _model(name: str | None, architecture: str | None) -> str:
+    return f"{short(name or 'a model without a name')} ({short(architecture or UNKNOWN)})"
+
+
+def _experts_used(used: int | tuple[int, ...] | None) -> str:
+    if isinstance(used, tuple):
+        return f"{min(used)} to {max(used)}, by layer" if used else UNKNOWN
+    return UNKNOWN if used is None else str(used)
+
+
+def _amount(number: int | None) -> str:
     if number is None:
-        return "unknown"
+        return UNKNOWN
     for factor, unit in ((10**9, "B"), (10**6, "M")):
         if number >= factor:
             return f"{number / factor:.1f}{unit}"
     return str(number)
 
 
-def source(facts: dict[str, Any]) -> str:
-    """Write what `inspection.describe_source` gave."""
-    used = facts["experts_used"]
-    total = facts["expert_length"] + facts["dense_length"]
-    parameters = facts["parameters"]
+def _family(family: FamilyFacts) -> list[str]:
     lines = [
-        f"{facts['name'] or 'a model without a name'} ({facts['architecture'] or 'unknown'}), "
-        f"{len(facts['shards'])} shards",
-        f"  layers with experts   {ranges_text(facts['layers'])}",
-        f"  experts per token     {'unknown' if used is None else used}",
-        f"  expert bytes          {size_text(facts['expert_length'])} "
-        f"({facts['expert_length'] / max(total, 1):.1%} of all tensors)",
-        f"  dense bytes           {size_text(facts['dense_length'])}",
-        f"  parameters            {_count(parameters['total'])} total, "
-        f"{_count(parameters['active'])} active, {_count(parameters['expert'])} in experts",
+        f"  layers {ranges_text(family.layers)}: {family.expert_count} experts of "
+        f"{family.bytes_per_expert:,} bytes ({family.family})"
     ]
-    if facts["mtp_layers"]:
-        layers = ranges_text(facts["mtp_layers"])
-        lines.append(f"  prediction layers     {layers} (left out with --no-mtp)")
-    for family in facts["families"]:
-        lines.append(
-            f"  layers {ranges_text(family['layers'])}: {family['expert_count']} experts of "
-            f"{family['bytes_per_expert']:,} bytes ({family['family']})"
-        )
-        for part in family["parts"]:
-            shape = " x ".join(map(str, part["shape"])) or "one value"
-            mark = "  type unknown: length from the gap" if part["inferred"] else ""
-            lines.append(
-                f"    {part['name']:<28} {part['type']:<8} {shape:<14} {part['length']:>11,}{mark}"
-            )
+    for part in family.parts:
+        shape = " x ".join(map(str, part.shape)) or "one value"
+        mark = "  type unknown: length from the gap" if part.inferred else ""
+        lines.append(f"    {part.name:<28} {part.type:<8} {shape:<14} {part.length:>11,}{mark}")
+    return lines
+
+
+def pack(facts: PackFacts) -> str:
+    """Write the facts of a pack."""
+    shards = facts.source.shards
+    count = UNKNOWN if shards is None else len(shards)
+    lines = [
+        f"{_model(facts.source.name, facts.source.architecture)}, "
+        f"packed by {short(facts.tool)} from {count} shards",
+        f"  layout     {short(facts.layout.name or UNKNOWN)}: blobs aligned to "
+        f"{facts.blob_alignment}, weights to {facts.part_alignment} bytes",
+        f"  layers     {ranges_text(facts.layers)}",
+        f"  blobs      {facts.blob_count:,} of {facts.part_count:,} parts",
+        f"  files      {len(facts.files)}, {size_text(facts.data_length)}, "
+        f"padding {facts.padding_share:.2%}",
+        f"  hotness    {_hotness(facts.hotness)}",
+    ]
+    return "\n".join(lines + _coverage(facts.coverage))
+
+
+def _hotness(facts: HotnessFacts | None) -> str:
+    if facts is None:
+        return "not measured: the order is the source's"
+    tokens = "an unknown number of" if facts.token_count is None else facts.token_count
+    selections = UNKNOWN if facts.selection_count is None else facts.selection_count
+    return f"{selections} selections over {tokens} tokens"
+
+
+def _coverage(facts: CoverageFacts | None) -> list[str]:
+    """Write how many bytes hold how much of what was measured."""
+    if facts is None or not facts.lengths or facts.total_length is None:
+        return []
+    shares = [
+        f"{UNKNOWN if item.percent is None else item.percent} %: "
+        f"{'not reached' if item.length is None else size_text(item.length)}"
+        for item in facts.lengths
+    ]
+    basis = "the same counts that ranked them"
+    if facts.held_out is not None:
+        basis = f"a held-out half, divided by {short(facts.held_out)}"
+    return [
+        f"  coverage   {', '.join(shares)}",
+        f"             of {size_text(facts.total_length)}, measured on {basis}",
+    ]
+
+
+def blob(facts: BlobFacts) -> str:
+    """Write where a blob and its parts lie."""
+    hotness = "not measured" if facts.hotness is None else facts.hotness
+    lines = [
+        str(facts.path),
+        f"  layer {facts.layer} expert {facts.expert}  offset {facts.offset:,}  "
+        f"length {facts.length:,}  rank {facts.rank}  hotness {hotness}",
+    ]
+    lines += [
+        f"    {part.name:<28} {part.type:<8} offset {part.offset:>14,}  "
+        f"length {part.length:>11,}  {part.digest}"
+        for part in facts.parts
+    ]
     return "\n".join(lines)
 
 
-def pack(facts: dict[str, Any]) -> str:
-    """Write what `inspection.describe_pack` gave."""
-    origin = facts["source"]
-    shards = origin.get("shards")
-    shard_count = len(shards) if isinstance(shards, list) else "an unknown number of"
-    hotness = facts["hotness"]
-    counted = "not measured: the order is the source's"
-    if hotness:
-        tokens = hotness.get("token_count")
-        over = "an unknown number of" if tokens is None else tokens
-        counted = f"{hotness.get('selection_count')} selections over {over} tokens"
-    return "\n".join(
-        (
-            f"{origin.get('name') or 'a model without a name'} ({origin.get('architecture')}), "
-            f"packed by {facts['tool']} from {shard_count} shards",
-            f"  layout     {facts['layout'].get('name')}: blobs aligned to "
-            f"{facts['blob_alignment']}, weights to {facts['part_alignment']} bytes",
-            f"  layers     {ranges_text(facts['layers'])}",
-            f"  blobs      {facts['blob_count']:,} of {facts['part_count']:,} parts",
-            f"  files      {len(facts['files'])}, {size_text(facts['data_length'])}, "
-            f"padding {facts['padding_share']:.2%}",
-            f"  hotness    {counted}",
-            *_coverage(facts["coverage"]),
-        )
-    )
+def extracted(facts: ExtractFacts) -> str:
+    """Write what was extracted."""
+    return f"{facts.path}: {facts.length:,} bytes"
 
 
-def _coverage(facts: dict[str, Any] | None) -> list[str]:
-    """Write how many bytes hold how much of what was measured."""
-    if facts is None:
-        return []
-    shares = [
-        f"{one['percent']} %: {'more' if one['length'] is None else size_text(one['length'])}"
-        for one in facts["lengths"]
+def packed(summary: PackSummary) -> str:
+    """Write what a pack came to, or what it would be."""
+    files = f"{summary.file_count} files, {size_text(summary.data_length)}"
+    lines = [
+        f"layout {summary.layout}, order by {summary.order}",
+        f"  {summary.blob_count:,} blobs of layers {ranges_text(summary.layers)}",
+        f"  {files}, and an index of {size_text(summary.index_length)}",
+        f"  padding {summary.padding_share:.2%}",
     ]
-    by = facts["held_out"]
-    how = "the same counts as ranked them" if by is None else f"a held-out half, divided by {by}"
-    return [
-        f"  coverage   {', '.join(shares)}",
-        f"             of {size_text(facts['total_length'])}, on {how}",
-    ]
-
-
-def plan(facts: dict[str, Any]) -> str:
-    """Write the plan of a pack that is not made yet."""
-    return f"{_figures(facts)}\n  free space {size_text(facts['free_space'])}\nnothing was written"
-
-
-def packed(facts: dict[str, Any]) -> str:
-    """Write what a pack came to."""
-    resumed = facts["resumed_file_count"]
-    written = f"{facts['path']}: {facts['file_count'] - resumed} files written"
-    return f"{_figures(facts)}\n{written}" + (f", {resumed} taken over" if resumed else "")
-
-
-def _figures(facts: dict[str, Any]) -> str:
-    return "\n".join(
-        (
-            f"layout {facts['layout']}, order by {facts['order']}",
-            f"  {facts['blob_count']:,} blobs of layers {ranges_text(facts['layers'])}",
-            f"  {facts['file_count']} files, {size_text(facts['data_length'])}, "
-            f"and an index of {size_text(facts['index_length'])}",
-            f"  padding {facts['padding_share']:.2%}",
-        )
-    )
+    if summary.resumed_file_count is None:
+        lines += [f"  free space {size_text(summary.free_space)}", "nothing was written"]
+        return "\n".join(lines)
+    resumed = summary.resumed_file_count
+    written = f"{summary.path}: {summary.file_count - resumed} files written"
+    return "\n".join([*lines, written + (f", {resumed} taken over" if resumed else "")])
 
 
 def report(outcome: Report) -> str:
@@ -133,20 +176,4 @@ def report(outcome: Report) -> str:
         f"{outcome.path}: {verdict}. {outcome.blob_count:,} blobs, {outcome.part_count:,} parts, "
         f"{size_text(outcome.read_length)} read, {against}"
     )
-    return "\n".join(lines)
-
-
-def blob(facts: dict[str, Any]) -> str:
-    """Write where a blob and its parts lie."""
-    hotness = "not measured" if facts["hotness"] is None else facts["hotness"]
-    lines = [
-        facts["path"],
-        f"  layer {facts['layer']} expert {facts['expert']}  offset {facts['offset']:,}  "
-        f"length {facts['length']:,}  rank {facts['rank']}  hotness {hotness}",
-    ]
-    lines += [
-        f"    {part['name']:<28} {part['type']:<8} offset {part['offset']:>14,}  "
-        f"length {part['length']:>11,}  {part['digest']}"
-        for part in facts["parts"]
-    ]
     return "\n".join(lines)

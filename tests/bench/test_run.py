@@ -5,18 +5,26 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import moepack
 from moepack.bench import drive, replay, run, workload
-from moepack.bench.replay import Access, Reading
+from moepack.bench.replay import Access, Measurement
+from moepack.bench.report import SurfacePoint
 from moepack.bench.timed_reads import Range, Usage, in_flight, through_maps, through_queue
+from moepack.bench.turns import in_turns
+from moepack.bench.verdict import Gain, judge, verdict
+from moepack.bench.workload import RoutedLayer
 from moepack.errors import MachineError, RequestError, TraceError
 from moepack.hotness import file
+from moepack.keys import ExpertKey
 from moepack.report import chart
-from moepack.source import experts
+from moepack.shape import ROUTED_FAMILY, FamilyShape, ModelShape
+from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
 from moepack.storage import page_cache
 from moepack.storage.threaded import ThreadedBackend
@@ -34,17 +42,23 @@ turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
 """
 
 
+def shape(expert_counts: dict[int, int]) -> ModelShape:
+    """Make a model that has so many experts in each layer."""
+    families = (FamilyShape(n, ROUTED_FAMILY, count, 1) for n, count in expert_counts.items())
+    return ModelShape(tuple(families))
+
+
 def content(access: Access) -> list[bytes]:
-    """Read each step's ranges, one after the other, with plain reads."""
-    steps = []
-    for step in access.steps:
+    """Read each group's ranges, one after the other, with plain reads."""
+    groups = []
+    for group in access.groups:
         joined = b""
-        for path, offset, length in step:
+        for path, offset, length in group:
             with path.open("rb") as file:
                 file.seek(offset)
                 joined += file.read(length)
-        steps.append(joined)
-    return steps
+        groups.append(joined)
+    return groups
 
 
 @pytest.mark.parametrize("model", REAL_MODELS)
@@ -54,33 +68,33 @@ def test_slices_and_parts_are_the_same_bytes_of_the_same_experts(
     """Part by part, since a pack may order the parts of an expert as the source does not."""
     source = open_source([first_shard(model)])
     with moepack.open(packs[model]) as pack:
-        steps = [workload.RoutedStep(layer, (3, 0, 1)) for layer in pack.layers]
-        slices = replay.slices(source, experts.find_experts(source), pack, steps)
-        parts = replay.parts(pack, steps)
-        blobs = replay.blobs(pack, steps)
-    for ours, theirs in zip(parts.steps, slices.steps, strict=True):
+        layers = [RoutedLayer(layer, (3, 0, 1)) for layer in pack.layers]
+        slices = replay.slices(source, find_experts(source), pack, layers)
+        parts = replay.parts(pack, layers)
+        blobs = replay.blobs(pack, layers)
+    for ours, theirs in zip(parts.groups, slices.groups, strict=True):
         assert sorted(one.length for one in ours) == sorted(one.length for one in theirs)
     one_by_one = [
-        [content(Access("", [[one]], ()))[0] for step in access.steps for one in step]
+        [content(Access("", [[one]], ()))[0] for group in access.groups for one in group]
         for access in (parts, slices)
     ]
     assert sorted(one_by_one[0]) == sorted(one_by_one[1])
-    for blob, step in zip(content(blobs), content(parts), strict=True):
-        assert len(blob) >= len(step)
-        assert blob.replace(b"\0", b"") == step.replace(b"\0", b"")
+    for blob, group in zip(content(blobs), content(parts), strict=True):
+        assert len(blob) >= len(group)
+        assert blob.replace(b"\0", b"") == group.replace(b"\0", b"")
 
 
 def test_the_source_of_another_pack_is_refused(packs: dict[str, Path]) -> None:
     other = open_source([first_shard("mixtral")])
     with moepack.open(packs["qwen3moe"]) as pack, pytest.raises(RequestError, match="layer 0"):
-        replay.slices(other, experts.find_experts(other), pack, [workload.RoutedStep(0, (1,))])
+        replay.slices(other, find_experts(other), pack, [RoutedLayer(0, (1,))])
 
 
 def test_direct_reads_of_shards_are_rounded_to_pages_and_not_past_the_end(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(10_000))
     access = Access("slices", [[Range(path, 4100, 100), Range(path, 9000, 1000)]], (path,))
-    assert replay.rounded(access).steps == [[Range(path, 4096, 4096), Range(path, 8192, 1808)]]
+    assert replay.rounded(access).groups == [[Range(path, 4096, 4096), Range(path, 8192, 1808)]]
 
 
 @pytest.mark.parametrize(
@@ -95,25 +109,25 @@ def test_direct_reads_of_shards_are_rounded_to_pages_and_not_past_the_end(tmp_pa
     ],
 )
 def test_a_gain_must_be_worth_it_and_all_rounds_must_agree(ratios: list[float], word: str) -> None:
-    assert run.judge(Reading("blobs", "direct", "cold", 4), ratios).word == word
+    assert judge(Measurement("blobs", "direct", "cold", 4), ratios).word == word
 
 
-def judgement(depth: int, word: str, way: str = "direct", state: str = "cold") -> run.Judgement:
+def gain(depth: int, word: str, way: str = "direct", state: str = "cold") -> Gain:
     median = {"gain": 1.5, "loss": 0.5, "none": 1.0}[word]
-    return run.Judgement(way, state, depth, median, median, median, word)
+    return Gain(way, state, depth, median, median, median, word)
 
 
 def test_the_verdict_says_what_is_gained_and_where_the_gain_ends() -> None:
-    mapped = [judgement(1, "none", "mapped", "cold"), judgement(1, "loss", "mapped", "warm")]
-    said = run.verdict([judgement(1, "gain"), judgement(4, "none"), *mapped])
+    mapped = [gain(1, "none", "mapped", "cold"), gain(1, "loss", "mapped", "warm")]
+    said = verdict([gain(1, "gain"), gain(4, "none"), *mapped])
     assert said == (
         "Packing gains here: at depth 1 1.50 times as fast as reading from the shards. "
         "The gain ends before depth 4. "
         "Memory-mapped it reads as fast cold and 0.50 times as fast warm."
     )
-    said = run.verdict([judgement(1, "none"), judgement(4, "loss"), *mapped])
+    said = verdict([gain(1, "none"), gain(4, "loss"), *mapped])
     assert said.startswith("Packing gains nothing here for direct reads (at depth 1, 4). It loses:")
-    assert "no verdict" in run.verdict([]).lower()
+    assert "no verdict" in verdict([]).lower()
 
 
 def test_ratios_say_how_many_times_as_fast_ours_were() -> None:
@@ -121,7 +135,7 @@ def test_ratios_say_how_many_times_as_fast_ours_were() -> None:
     assert replay.ratios([ours], [theirs]) == [3.0]
 
 
-def test_readings_take_turns_there_and_back_again(tmp_path: Path) -> None:
+def test_measurements_take_turns_there_and_back_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(8192))
     seen: list[str] = []
 
@@ -131,34 +145,41 @@ def test_readings_take_turns_there_and_back_again(tmp_path: Path) -> None:
             return super().queue(depth)
 
     access = Access("blobs", [[Range(tmp_path / "file", 0, 4096)]], (tmp_path / "file",))
-    readings = [Reading("blobs", "direct", "cold", depth) for depth in (1, 2, 3)]
+    measurements = [Measurement("blobs", "direct", "cold", depth) for depth in (1, 2, 3)]
     backend = Watched(direct=False)
-    usages, _ = replay.measure(backend, {"blobs": access}, readings, 2)
+    usages, _ = replay.measure(backend, {"blobs": access}, measurements, 2)
     backend.close()
     assert "".join(seen) == "123321"
-    assert [len(usages[one]) for one in readings] == [2, 2, 2]
+    assert [len(usages[one]) for one in measurements] == [2, 2, 2]
+
+
+def test_turns_give_each_side_its_results_in_order() -> None:
+    numbers = iter(range(6))
+    sides = {"a": lambda: next(numbers), "b": lambda: -next(numbers)}
+    assert in_turns(sides, 3) == {"a": [0, 3, 4], "b": [-1, -2, -5]}
+    assert in_turns(sides, 0) == {"a": [], "b": []}
 
 
 def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
-    found = workload.from_trace(str(TRACE), {0: 16, 1: 16}, 3)
+    reads = workload.from_trace(str(TRACE), shape({0: 16, 1: 16}), 3)
     lines = [line.split(",") for line in TRACE.read_text().splitlines()[1:]]
     tokens = list(dict.fromkeys((line[0], line[1]) for line in lines))[:3]
     expected = [
-        workload.RoutedStep(int(line[2]), tuple(map(int, line[4].split())))
+        RoutedLayer(int(line[2]), tuple(map(int, line[4].split())))
         for token in tokens
         for line in sorted(lines, key=lambda line: int(line[2]))
         if (line[0], line[1]) == token
     ]
-    assert found.steps == expected
-    assert found.token_count == 3
+    assert reads.layers == expected
+    assert reads.token_count == 3
 
 
 def test_a_trace_with_one_expert_a_line_is_read_token_by_token(tmp_path: Path) -> None:
     path = tmp_path / "route.csv"
     path.write_text(BIG_MOE)
-    found = workload.from_trace(str(path), {0: 16, 1: 16}, 10)
-    assert found.steps == [(0, (5, 3)), (1, (15,)), (0, (5,))]
-    assert found.token_count == 2
+    reads = workload.from_trace(str(path), shape({0: 16, 1: 16}), 10)
+    assert reads.layers == [(0, (5, 3)), (1, (15,)), (0, (5,))]
+    assert reads.token_count == 2
 
 
 @pytest.mark.parametrize(
@@ -180,34 +201,34 @@ def test_a_trace_that_is_none_or_of_another_model_is_refused(
     path = tmp_path / "trace.csv"
     path.write_text(text)
     with pytest.raises(TraceError, match=problem):
-        workload.from_trace(str(path), {0: 16, 1: 16}, 10)
+        workload.from_trace(str(path), shape({0: 16, 1: 16}), 10)
 
 
 def test_drawn_experts_follow_the_counts_and_are_different() -> None:
-    counts = {(0, 0): 1000, (0, 1): 1000, (0, 2): 1}
-    drawn = workload.from_counts(counts, {0: 8}, 2, 200, "")
-    assert all(len(set(step.experts)) == 2 for step in drawn.steps)
-    hot = sum(expert in (0, 1) for step in drawn.steps for expert in step.experts)
+    counts = {ExpertKey(0, 0): 1000, ExpertKey(0, 1): 1000, ExpertKey(0, 2): 1}
+    drawn = workload.from_counts(counts, shape({0: 8}), 2, 200, "")
+    assert all(len(set(routed.experts)) == 2 for routed in drawn.layers)
+    hot = sum(expert in (0, 1) for routed in drawn.layers for expert in routed.experts)
     assert hot >= 390
-    assert all(expert <= 2 for step in drawn.steps for expert in step.experts)
-    assert workload.from_counts(counts, {0: 8}, 2, 200, "") == drawn
+    assert all(expert <= 2 for routed in drawn.layers for expert in routed.experts)
+    assert workload.from_counts(counts, shape({0: 8}), 2, 200, "") == drawn
 
 
 def test_without_counts_all_experts_are_drawn_alike() -> None:
-    drawn = workload.from_counts({}, {5: 4}, 2, 1000, "")
-    times = [sum(expert in step.experts for step in drawn.steps) for expert in range(4)]
+    drawn = workload.from_counts({}, shape({5: 4}), 2, 1000, "")
+    times = [sum(expert in routed.experts for routed in drawn.layers) for expert in range(4)]
     assert all(430 <= count <= 570 for count in times)
-    assert {step.layer for step in drawn.steps} == {5}
+    assert {routed.layer for routed in drawn.layers} == {5}
 
 
-def test_the_steps_that_fit_are_whole_and_at_least_one(packs: dict[str, Path]) -> None:
+def test_the_layers_that_fit_are_whole_and_at_least_one(packs: dict[str, Path]) -> None:
     with moepack.open(packs["qwen3moe"]) as pack:
-        steps = [workload.RoutedStep(0, (0, 1))] * 5
+        layers = [RoutedLayer(0, (0, 1))] * 5
         two = sum(pack.locate(0, expert).length for expert in (0, 1))
-        assert len(run.fit(pack, steps, 1)) == 1
-        assert len(run.fit(pack, steps, two)) == 1
-        assert len(run.fit(pack, steps, two + 1)) == 2
-        assert len(run.fit(pack, steps, 1 << 40)) == 5
+        assert len(run.fit(pack, layers, 1)) == 1
+        assert len(run.fit(pack, layers, two)) == 1
+        assert len(run.fit(pack, layers, two + 1)) == 2
+        assert len(run.fit(pack, layers, 1 << 40)) == 5
 
 
 def test_the_surface_stays_inside_the_files(tmp_path: Path) -> None:
@@ -228,12 +249,12 @@ def test_the_surface_stays_inside_the_files(tmp_path: Path) -> None:
 def test_timed_reads_count_what_they_read_and_refuse_what_is_short(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(100_000))
-    steps = [[Range(path, 0, 1000), Range(path, 50_000, 2000)], [Range(path, 7, 3)]]
+    groups = [[Range(path, 0, 1000), Range(path, 50_000, 2000)], [Range(path, 7, 3)]]
     backend = ThreadedBackend(direct=False)
-    usage = through_queue(backend, steps, 1, 2000)
+    usage = through_queue(backend, groups, 1, 2000)
     assert (usage.read_count, usage.length) == (3, 3003)
     assert usage.seconds > 0
-    usage = through_maps(steps, [path], 2000)
+    usage = through_maps(groups, [path], 2000)
     assert (usage.read_count, usage.length) == (3, 3003)
     usage = in_flight(backend, iter([Range(path, 0, 10)] * 5), 2, 10, 60)
     assert usage.read_count == 5
@@ -272,10 +293,10 @@ def test_what_lies_in_memory_is_not_called_cold(tmp_path_factory: pytest.TempPat
     try:
         pack_model([first_shard("qwen3moe")], target)
         with moepack.open(target) as pack:
-            access = replay.blobs(pack, [workload.RoutedStep(0, (0,))])
+            access = replay.blobs(pack, [RoutedLayer(0, (0,))])
             backend = ThreadedBackend(direct=False)
-            readings = [Reading("blobs", "direct", "cold", 1)]
-            _, was_cold = replay.measure(backend, {"blobs": access}, readings, 1)
+            measurements = [Measurement("blobs", "direct", "cold", 1)]
+            _, was_cold = replay.measure(backend, {"blobs": access}, measurements, 1)
             backend.close()
         assert was_cold is False
     finally:
@@ -349,11 +370,51 @@ def test_bench_without_a_source_gives_no_verdict(
     assert "2 experts a layer" in facts["routing"]["origin"]
 
 
+def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    report = run.bench_pack(
+        hot_pack,
+        source=first_shard("qwen3moe"),
+        hotness=str(FIXTURES / "qwen3moe-hotness.csv"),
+        backend="buffered",
+        depths=(3, 1, 3),
+        rounds=2,
+        length=100 << 10,
+        point_seconds=0.001,
+        progress=lambda count, total: calls.append((count, total)),
+    )
+    assert report.routing.origin.endswith("qwen3moe-hotness.csv, 4 experts a layer")
+    assert report.backend == "buffered"
+    assert "asked for" in report.why
+    assert [gain.depth for gain in report.gains if gain.way == "direct"] == [1, 3, 1]
+    assert len(report.readings) == 15
+    assert calls == [(1, len(report.surface) + 2 * 15)] * (len(report.surface) + 2 * 15)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"depths": ()}, "depths"),
+        ({"depths": (1, 257)}, "depths.*256.*1,257"),
+        ({"rounds": 0}, "rounds"),
+        ({"length": 0}, "length"),
+        ({"point_seconds": float("nan")}, "seconds"),
+        ({"trace": "t", "hotness": "h"}, "one of the two"),
+    ],
+)
+def test_a_call_that_cannot_be_is_refused_before_anything_is_opened(
+    options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(RequestError, match=problem):
+        run.bench_pack("no such pack", **options)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         (("--depths", "0"), "not a list of depths"),
         (("--depths", "1,,2"), "not a list of depths"),
+        (("--depths", "9" * 5000), "not a list of depths"),
         (("--length", "many"), "not a length"),
         (("--length", "0"), "not a length"),
         (("--plot", "s.pdf"), "not a picture"),
@@ -370,8 +431,8 @@ def test_options_that_cannot_be_are_usage_errors(
 
 
 def test_a_picture_is_drawn_as_png_as_well(tmp_path: Path) -> None:
-    point = {"length": 65536, "depth": 1, "order": "random", "bytes_per_second": 1e9}
-    chart.surface([point, point | {"depth": 2}], "title", str(tmp_path / "s.png"))
+    point = SurfacePoint(65536, 1, "random", 1e9, 0.1, 100)
+    chart.surface([point, replace(point, depth=2)], "title", str(tmp_path / "s.png"))
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
     chart.surface([point], "title", str(tmp_path / "a.svg"))
     chart.surface([point], "title", str(tmp_path / "b.svg"))

@@ -20,7 +20,8 @@ from moepack.format import manifest, records
 from moepack.format.index import Index
 from moepack.hotness import file
 from moepack.packing import journal, layout, packer
-from moepack.report import facts
+from moepack.report.inspection import describe_pack
+from moepack.report.json_text import json_text, to_json
 from moepack.shape import FamilyShape, ModelShape
 from moepack.verifying.verifier import verify
 from tests.support.broken_packs import (
@@ -56,7 +57,7 @@ def look_up_everything(path: Path) -> None:
                     for kind in pack.parts(layer, family=family):
                         pack.locate(layer, expert, kind.name)
         pack.hottest(1 << 62)
-        json.dumps(facts.describe_pack(pack))
+        json_text(describe_pack(pack))
 
 
 def complaint(path: Path) -> str:
@@ -285,7 +286,7 @@ def test_a_value_that_no_json_has_does_not_hide_in_provenance(draft: Draft) -> N
     (draft.path / "manifest.json").write_bytes(sealed(text.replace('"manifest_digest"', '"x"')))
     try:
         with moepack.open(draft.path) as pack:
-            json.dumps(facts.describe_pack(pack), allow_nan=False)
+            json.dumps(to_json(describe_pack(pack)), allow_nan=False)
     except PackError as error:
         assert_tidy(error)
 
@@ -300,7 +301,7 @@ def test_provenance_may_be_anything_and_is_never_trusted(
     shards = [str(tiny.parent / "m.gguf")]
     try:
         with moepack.open(draft.path) as pack:
-            json.dumps(facts.describe_pack(pack))
+            json_text(describe_pack(pack))
         outcome = verify(draft.path, shards, threads=1)
     except PackError as error:
         assert_tidy(error)

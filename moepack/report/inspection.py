@@ -1,0 +1,254 @@
+"""What a source or a pack consists of, looked up and put into facts.
+
+`inspect` is the command of that name as one call. It opens what it is given and writes nothing.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from moepack import digest
+from moepack.format.index import PartKind
+from moepack.hotness import coverage
+from moepack.hotness.stored import routed_blobs
+from moepack.reading.catalog import PartLocation
+from moepack.reading.directory import looks_like_pack
+from moepack.reading.pack import Pack
+from moepack.report import provenance
+from moepack.report.facts import (
+    BlobFacts,
+    CoverageFacts,
+    CoveredLength,
+    FamilyFacts,
+    PackedFamilyFacts,
+    PackFacts,
+    ParameterFacts,
+    PartFacts,
+    PlacedPartFacts,
+    ShardFacts,
+    SourceFacts,
+)
+from moepack.shape import ModelShape
+from moepack.source import ggml_types
+from moepack.source.experts import (
+    Experts,
+    SourceFamily,
+    SourcePart,
+    find_experts,
+    mtp_start,
+)
+from moepack.source.experts import shape_of as shape_of_source
+from moepack.source.shards import Source, open_source
+
+AnyPath = str | os.PathLike[str]
+
+
+def inspect(paths: AnyPath | Sequence[AnyPath]) -> SourceFacts | PackFacts:
+    """Return the facts of a source, or of the pack in a directory.
+
+    `paths` is a pack's directory, or what `open_source` takes. Raises SourceError or PackError for
+    what is at fault, RequestError for no path at all.
+    """
+    listed = _listed(paths)
+    if _is_pack(listed):
+        with Pack(listed[0]) as pack:
+            return describe_pack(pack)
+    source = open_source(listed)
+    return describe_source(source, find_experts(source))
+
+
+def shape_of(paths: AnyPath | Sequence[AnyPath]) -> ModelShape:
+    """Return the shape of a model, or of what a pack holds of it; see `inspect`."""
+    listed = _listed(paths)
+    if _is_pack(listed):
+        with Pack(listed[0]) as pack:
+            return pack.shape
+    source = open_source(listed)
+    return shape_of_source(source, find_experts(source))
+
+
+def _listed(paths: AnyPath | Sequence[AnyPath]) -> list[AnyPath]:
+    return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+
+
+def _is_pack(paths: Sequence[AnyPath]) -> bool:
+    """Whether this is one directory that has what only a pack has, if only an interrupted one."""
+    return len(paths) == 1 and looks_like_pack(Path(paths[0]))
+
+
+def describe_source(source: Source, experts: Experts) -> SourceFacts:
+    """Return the facts of a source."""
+    shape = shape_of_source(source, experts)
+    name = source.value("general.name")
+    return SourceFacts(
+        architecture=source.architecture or None,
+        name=name if isinstance(name, str) else None,
+        shards=tuple(
+            ShardFacts(shard.path, shard.file_length, len(shard.tensors), shard.alignment)
+            for shard in source.shards
+        ),
+        layers=shape.layers,
+        mtp_layers=shape.mtp_layers,
+        experts_used=_stated_experts_used(source),
+        families=_alike(experts),
+        expert_length=sum(t.length for _, t in source.tensors() if t.name in experts.names),
+        dense_length=shape.dense_length or 0,
+        parameters=_parameters(source, experts, shape),
+    )
+
+
+def _stated_experts_used(source: Source) -> int | tuple[int, ...] | None:
+    """Return what the metadata says: one number, or one for each layer."""
+    used = source.model_value("expert_used_count")
+    if isinstance(used, tuple) and all(type(number) is int for number in used):
+        return used
+    return used if type(used) is int else None
+
+
+def _alike(experts: Experts) -> tuple[FamilyFacts, ...]:
+    """Put layers together whose experts are alike."""
+    layers: dict[tuple[str, int, tuple[PartFacts, ...]], list[int]] = {}
+    for family in experts.families:
+        parts = tuple(map(_part_facts, family.parts))
+        layers.setdefault((family.name, family.expert_count, parts), []).append(family.layer)
+    return tuple(
+        FamilyFacts(name, tuple(numbers), expert_count, sum(part.length for part in parts), parts)
+        for (name, expert_count, parts), numbers in layers.items()
+    )
+
+
+def _part_facts(part: SourcePart) -> PartFacts:
+    type_name = ggml_types.type_name(part.type_id)
+    return PartFacts(part.name, type_name, part.type_id, part.shape, part.length, part.inferred)
+
+
+def _parameters(source: Source, experts: Experts, shape: ModelShape) -> ParameterFacts:
+    """Count elements: all, those of experts, and those that one token uses.
+
+    Active are all dense tensors and the experts used per token, without multi-token-prediction
+    layers, as llama.cpp decodes; None where the metadata does not say how many experts are used.
+    """
+    total = sum(math.prod(tensor.dims) for _, tensor in source.tensors())
+    in_experts = sum(map(_elements, experts.families))
+    dense = total - in_experts - _elements_of_dense_mtp(source, experts)
+    used = [
+        _used_elements(family, family_shape.experts_used)
+        for family, family_shape in zip(experts.families, shape.families, strict=True)
+        if family.layer not in shape.mtp_layers
+    ]
+    active = None if None in used else dense + sum(count for count in used if count is not None)
+    return ParameterFacts(total, active, in_experts)
+
+
+def _elements(family: SourceFamily) -> int:
+    return sum(math.prod(part.shape) for part in family.parts) * family.expert_count
+
+
+def _used_elements(family: SourceFamily, experts_used: int | None) -> int | None:
+    if experts_used is None:
+        return None
+    return _elements(family) * min(experts_used, family.expert_count) // family.expert_count
+
+
+def _elements_of_dense_mtp(source: Source, experts: Experts) -> int:
+    """Count the elements of prediction layers that are no expert's."""
+    first_layer = mtp_start(source)
+    if first_layer is None:
+        return 0
+    return sum(
+        math.prod(tensor.dims)
+        for _, tensor in source.tensors()
+        if tensor.name not in experts.names and _layer(tensor.name) >= first_layer
+    )
+
+
+def _layer(name: str) -> int:
+    """Return the layer in a tensor's name, -1 where it has none."""
+    fields = name.split(".")
+    return int(fields[1]) if len(fields) > 2 and fields[1].isdecimal() else -1
+
+
+def describe_pack(pack: Pack) -> PackFacts:
+    """Return the facts of a pack."""
+    index, stated = pack.index, pack.manifest
+    payload_length = sum(
+        kind.length * family.expert_count for family in index.families for kind in family.part_kinds
+    )
+    data_length = sum(file.length for file in index.files)
+    hotness = None if stated.hotness is None else provenance.hotness_facts(stated.hotness)
+    return PackFacts(
+        tool=stated.tool,
+        layout=provenance.layout_facts(stated.layout),
+        source=provenance.source_facts(stated.source),
+        hotness=hotness,
+        coverage=(hotness and hotness.coverage) or _own_coverage(pack),
+        layers=pack.layers,
+        selected_layers=None if stated.layers is None else tuple(stated.layers),
+        order=_order(pack),
+        blob_alignment=index.header.blob_alignment,
+        part_alignment=index.header.part_alignment,
+        blob_count=index.blob_count,
+        part_count=index.header.part_count,
+        files=tuple(index.files),
+        families=tuple(
+            PackedFamilyFacts(
+                family=family.name,
+                layer=family.layer,
+                expert_count=family.expert_count,
+                hotness_measured=family.hotness_measured,
+                parts=family.part_kinds,
+            )
+            for family in index.families
+        ),
+        index_length=index.header.index_length,
+        data_length=data_length,
+        payload_length=payload_length,
+        padding_length=data_length - payload_length,
+        padding_share=(data_length - payload_length) / max(data_length, 1),
+    )
+
+
+def _own_coverage(pack: Pack) -> CoverageFacts | None:
+    """Measure by the index's own counts what the packer did not state; None without counts."""
+    blobs = routed_blobs(pack)
+    counts = {key: blob.hotness or 0 for key, blob in blobs.items()}
+    lengths = {key: blob.length for key, blob in blobs.items()}
+    if not any(counts.values()):
+        return None
+    facts = coverage.of(counts, counts, lengths)
+    covered = (CoveredLength(item["percent"], item["length"]) for item in facts["lengths"])
+    return CoverageFacts(tuple(covered), facts["total_length"], held_out=None, token_count=None)
+
+
+def _order(pack: Pack) -> str:
+    """Say what the blobs are sorted by on disk."""
+    rules = pack.manifest.layout.get("blobs")
+    by_hotness = isinstance(rules, dict) and rules.get("order") == "hotness"
+    return "hotness" if by_hotness and pack.manifest.hotness else "source"
+
+
+def describe_blob(pack: Pack, layer: int, expert: int, *, family: str | None = None) -> BlobFacts:
+    """Return where the blob of an expert and its parts lie, and what they are.
+
+    Raises RequestError for an expert that the pack does not hold.
+    """
+    blob = pack.locate(layer, expert, family=family)
+    parts = (
+        _placed_part(pack.locate(layer, expert, kind.name, family=blob.family), kind)
+        for kind in pack.parts(layer, family=blob.family)
+    )
+    return BlobFacts(*blob, parts=tuple(parts))
+
+
+def _placed_part(part: PartLocation, kind: PartKind) -> PlacedPartFacts:
+    return PlacedPartFacts(
+        name=kind.name,
+        type=kind.type_name,
+        shape=kind.shape,
+        offset=part.offset,
+        offset_in_blob=part.offset_in_blob,
+        stored_length=part.stored_length,
+        length=part.length,
+        digest=digest.to_text(part.digest),
+    )

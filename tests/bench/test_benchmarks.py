@@ -1,0 +1,85 @@
+"""`make bench`: when it fails, and what it prints. Its measurements take minutes: not here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import Run, limit_row, ratio_row
+from benchmarks.table import HEADING, Machine, Outcome, Row, Spread, cells, ending, line
+from moepack.report.json_text import json_text
+
+ROOT = Path(__file__).parents[2]
+MACHINE = Machine("a processor, 2 CPUs", "Linux 6.18", "ext4", "3.11")
+
+MET = limit_row("import moepack", [40, 50, 70], "ms", 60)
+MISSED = limit_row("locate a part", [2, 3, 4], "us", 2)
+NOT_MEASURED = Row("random direct reads: fio", "fio is not installed")
+
+
+def outcome(*rows: Row, other_load: float | None = None) -> Outcome:
+    return Outcome(MACHINE, rows, other_load)
+
+
+@pytest.mark.parametrize(
+    ("rows", "exit_code"),
+    [
+        ((), 0),
+        ((MET,), 0),
+        ((NOT_MEASURED,), 0),
+        ((MET, NOT_MEASURED, MISSED), 1),
+        ((MISSED, MET), 1),
+    ],
+)
+def test_a_limit_that_is_not_met_is_an_error(rows: tuple[Row, ...], exit_code: int) -> None:
+    assert outcome(*rows).exit_code == exit_code
+
+
+@pytest.mark.parametrize(
+    ("median", "higher_is_better", "met"),
+    [(1.0, False, True), (1.01, False, False), (1.0, True, True), (0.99, True, False)],
+)
+def test_the_median_is_judged_by_the_limit(
+    median: float, higher_is_better: bool, met: bool
+) -> None:
+    value = Spread(median, 0.5, 2.0)
+    row = Row("name", "1 s", value=value, limit=1.0, higher_is_better=higher_is_better)
+    assert row.met is met
+
+
+def test_two_sides_are_compared_round_by_round() -> None:
+    ours, theirs = [Run(1, 0), Run(4, 0), Run(2, 0)], [Run(2, 0), Run(2, 0), Run(2, 0)]
+    row = ratio_row("pack: cp", ours, theirs, 2_000_000_000, 0.9)
+    assert row.value == (1.0, 0.5, 2.0)
+    assert (row.moepack, row.peer) == ("2.00 s, 1.00 GB/s", "2.00 s, 1.00 GB/s")
+    assert row.met is False
+    assert line(row).endswith("1.00 (0.50 to 2.00)     <= 0.90       NOT met")
+
+
+def test_the_table_says_what_was_measured_and_what_was_missed() -> None:
+    assert " ".join(line(MET).split()) == "import moepack 50 ms (40 to 70) <= 60 ms met"
+    assert line(MISSED).endswith("(2 to 4)                <= 2 us       NOT met")
+    assert line(NOT_MEASURED) == f"{'random direct reads: fio':<40}  fio is not installed"
+    assert cells(HEADING).startswith("what: against what")
+    text = ending(outcome(MET, MISSED, NOT_MEASURED, other_load=0.25))
+    assert text.startswith("other processes took 25% of the CPUs meanwhile")
+    assert text.endswith("\nlimits met: 1\nNOT met: locate a part: 3 us, limit <= 2 us")
+
+
+def test_all_of_it_is_there_in_json() -> None:
+    body = json.loads(json_text(outcome(MET, NOT_MEASURED, other_load=0.5)))
+    assert body["machine"]["file_system"] == "ext4"
+    assert body["other_load"] == 0.5
+    first, second = body["rows"]
+    assert first["value"] == {"median": 50, "lowest": 40, "highest": 70}
+    assert (first["unit"], first["limit"], first["met"]) == ("ms", 60, True)
+    assert (second["moepack"], second["met"]) == ("fio is not installed", None)
+
+
+def test_it_can_be_asked_what_it_takes() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--help"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "python -m benchmarks" in run.stdout
+    assert "--json" in run.stdout
