@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from moepack.hotness.file import Hotness
+from moepack.keys import ExpertKey
 
 PERCENTS = (50, 80, 90, 95, 99)
-Counts = Mapping[tuple[int, int], int]
+Counts = Mapping[ExpertKey, int]
 
 
 def of_hotness(heat: Hotness, lengths: Counts) -> dict[str, Any]:

@@ -4,14 +4,14 @@ A text file is cut into pieces of whole lines. Of each piece it is found where e
 begins and ends; a format is then recognised by what stands between them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moepack.errors import TraceError
-from moepack.trace.compressed import Stream
+from moepack.trace.compressed import TraceStream
 from moepack.trace.model import Bytes, Ints
 
 PIECE_LENGTH = 1 << 19
@@ -173,8 +173,10 @@ def word(text: bytes) -> np.uint64:
     return np.uint64(int.from_bytes(text, "little"))
 
 
-def texts(stream: Stream, length: int = PIECE_LENGTH, drop: bytes = b"") -> Iterator[Text]:
-    """Cut a file into texts of whole lines of about `length` bytes, without the bytes `drop`.
+def texts(
+    stream: TraceStream, length: int = PIECE_LENGTH, clean: Callable[[bytes], bytes] = bytes
+) -> Iterator[Text]:
+    """Cut a file into texts of whole lines of about `length` bytes, as `clean` leaves them.
 
     Raises TraceError for UTF-16, for zero bytes, and for a line without end.
     """
@@ -188,8 +190,6 @@ def texts(stream: Stream, length: int = PIECE_LENGTH, drop: bytes = b"") -> Iter
         if b"\0" in data:
             raise TraceError("zero bytes in a text", path=stream.path, place=f"after byte {offset}")
         offset += len(data)
-        if drop:
-            data = data.translate(None, drop)
         end = data.rfind(b"\n") + 1
         if not end:
             rest += data
@@ -202,6 +202,6 @@ def texts(stream: Stream, length: int = PIECE_LENGTH, drop: bytes = b"") -> Iter
                 )
             continue
         lines, rest = rest + data[:end], data[end:]
-        yield Text(lines)
+        yield Text(clean(lines))
     if rest:
-        yield Text(rest + b"\n", is_cut=True)
+        yield Text(clean(rest + b"\n"), is_cut=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from moepack.trace.compressed import Stream
+from moepack.trace.compressed import TraceStream
 from moepack.trace.formats.number_text import Places, Text, Truths, texts
 from moepack.trace.model import Ints, Piece
 from moepack.trace.validation import Checks
@@ -62,13 +62,15 @@ class TextFormat(Protocol[Parsed]):
         ...
 
 
-def read(stream: Stream, form: TextFormat[Parsed], drop: bytes = b"") -> Iterator[Piece]:
-    """Read a whole text in a format, without the bytes `drop`.
+def read_rows(
+    stream: TraceStream, form: TextFormat[Parsed], clean: Callable[[bytes], bytes] = bytes
+) -> Iterator[Piece]:
+    """Read a whole text in a format; `clean` leaves out of lines what does not matter.
 
     One thread does it: numpy's calls on pieces that fit into a cache are too short for threads.
     """
     line = 1
-    for text in texts(stream, drop=drop):
+    for text in texts(stream, clean=clean):
         parsed = form.parse(text)
         text.first_line = line
         yield from form.take(text, parsed)
