@@ -67,7 +67,7 @@ class TraceStream:
         self._file.close()
 
     def peek(self, length: int) -> bytes:
-        """Give the next `length` bytes, fewer only at the end, without going on."""
+        """Return the next `length` bytes, fewer only at the end, without going on."""
         while len(self._ahead) < length and (more := self._read(length - len(self._ahead))):
             self._ahead += more
         return self._ahead[:length]

@@ -73,7 +73,7 @@ class Checks:
         if not wrong.any():
             return None
         first = int(np.argmax(wrong))
-        found = f"layer {layer[first]} expert {expert[first]}"
+        selection = f"layer {layer[first]} expert {expert[first]}"
         if self.shape is None:
             problem, hint = "out of bounds", None
             expected = f"layers and experts from 0 to {MAX_NUMBER}"
@@ -81,14 +81,14 @@ class Checks:
             problem, hint = "the model has no such expert", _ANOTHER_MODEL
             expected = str(self.shape)
         place, count = place_of(first), int(np.count_nonzero(wrong))
-        self.fault(problem, place, count, expected=expected, found=found, hint=hint)
+        self.fault(problem, place, count, expected=expected, found=selection, hint=hint)
         right: NDArray[np.bool_] = ~wrong
         return right
 
     def counts(
         self, phase: Phase, layer: Ints, expert: Ints, counts: Ints, place_of: Callable[[int], str]
     ) -> Counts:
-        """Give those of some counts that the model can have; see `fitting`."""
+        """Return those of some counts that the model can have; see `fitting`."""
         right = self.fitting(layer, expert, place_of)
         if right is not None:
             layer, expert, counts = layer[right], expert[right], counts[right]

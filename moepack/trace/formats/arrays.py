@@ -270,18 +270,18 @@ def _requests(document: Any, path: str) -> list[list[tuple[str, Array]]]:
         requests = document
     elif isinstance(document, dict):
         requests = next((document[key] for key in _LISTS if key in document), requests)
-    found = [_arrays(one, path) for one in requests] if isinstance(requests, list) else []
-    if not any(found):
+    arrays = [_arrays(item, path) for item in requests] if isinstance(requests, list) else []
+    if not any(arrays):
         expected = f"an array, or objects with {', '.join(_NAMES)}"
         raise TraceError("no arrays of experts in it", path=path, expected=expected)
-    return found
+    return arrays
 
 
 def _arrays(request: Any, path: str) -> list[tuple[str, Array]]:
     """Find the arrays of one request, and of the answers in it."""
     if not isinstance(request, dict):
         return []
-    found = [
+    arrays = [
         (name, _array(request[name], name, path))
         for name in _NAMES
         if request.get(name) is not None
@@ -289,8 +289,8 @@ def _arrays(request: Any, path: str) -> list[tuple[str, Array]]:
     for key in _ANSWERS:
         answers = request.get(key)
         for answer in answers if isinstance(answers, list) else []:
-            found += _arrays(answer, path)
-    return found
+            arrays += _arrays(answer, path)
+    return arrays
 
 
 def _array(value: Any, name: str, path: str) -> Array:

@@ -88,12 +88,12 @@ def _counts_of(
 
 
 def _by_layer(header: Header) -> dict[int, dict[str, Tensor]]:
-    found: dict[int, dict[str, Tensor]] = {}
+    by_layer: dict[int, dict[str, Tensor]] = {}
     for tensor in header.tensors:
         match = _COUNTS.match(tensor.name)
         if match:
-            found.setdefault(int(match[1]), {})[match[2]] = tensor
-    return found
+            by_layer.setdefault(int(match[1]), {})[match[2]] = tensor
+    return by_layer
 
 
 def _token_count(metadata: Mapping[str, Value]) -> int | None:

@@ -75,7 +75,7 @@ class Text:
         return len(self.line_ends) - 1
 
     def words(self, places: Places) -> Words:
-        """Give the eight bytes at each of `places` as a little-endian number.
+        """Return the eight bytes at each of `places` as a little-endian number.
 
         From two aligned words each, since numpy is slow with misaligned ones.
         """
@@ -94,8 +94,8 @@ class Text:
         """Say for each of `places` whether `text` stands there."""
         assert len(text) <= MAX_LOOK, "there are zeros behind a text, but not for ever"
         if len(text) == 1:
-            one: Truths = self.bytes.take(places) == text[0]
-            return one
+            is_there: Truths = self.bytes.take(places) == text[0]
+            return is_there
         right: Truths | None = None
         for at in range(0, len(text), 8):
             part = text[at : at + 8]
@@ -108,7 +108,7 @@ class Text:
         return right
 
     def values(self, numbers: Places) -> Ints:
-        """Give the values of some numbers; those with more than MAX_DIGITS digits are -1."""
+        """Return the values of some numbers; those with more than MAX_DIGITS digits are -1."""
         at = self.ends.take(numbers)
         at -= 1
         values: Ints = self._digits(at).astype(np.int32)  # half the memory of what is rarely needed
@@ -127,7 +127,7 @@ class Text:
         return values
 
     def columns(self, first: Places, count: int) -> Ints:
-        """Give the values of each number of `first` and those behind it [rows, count]."""
+        """Return the values of each number of `first` and those behind it [rows, count]."""
         return np.stack([self.values(first + number) for number in range(count)], axis=1)
 
     def _digits(self, places: Places) -> Bytes:
@@ -136,7 +136,7 @@ class Text:
         return digits
 
     def line_starts(self, opening: bytes = b"") -> Places:
-        """Give the numbers that begin a line, or have only `opening` before them in theirs."""
+        """Return the numbers that begin a line, or have only `opening` before them in theirs."""
         before = b"\n" + opening
         return np.flatnonzero(self.has(self.starts - len(before), before))
 
@@ -158,18 +158,18 @@ class Text:
         return ended
 
     def line_of(self, place: int) -> int:
-        """Give the number of the line in which `place` lies."""
+        """Return the number of the line in which `place` lies."""
         return self.first_line + self.data.count(b"\n", BEFORE, place)
 
     def line_at(self, place: int) -> str:
-        """Give the start of the line in which `place` lies, for a message."""
+        """Return the start of the line in which `place` lies, for a message."""
         start = self.data.rfind(b"\n", 0, place) + 1
         end = self.data.find(b"\n", place)
         return self.data[start : min(end, start + 100)].decode(errors="replace").rstrip("\r")
 
 
 def word(text: bytes) -> np.uint64:
-    """Give up to eight bytes as a little-endian number."""
+    """Return up to eight bytes as a little-endian number."""
     return np.uint64(int.from_bytes(text, "little"))
 
 

@@ -123,7 +123,7 @@ def _refuse(head: bytes, path: str) -> None:
 
 
 def _rows(head: bytes) -> list[bytes]:
-    """Give the first lines that are neither comments nor empty; the last may be cut."""
+    """Return the first lines that are neither comments nor empty; the last may be cut."""
     lines = head.removeprefix(b"\xef\xbb\xbf")[: 1 << 16].split(b"\n")
     lines = [line.strip() for line in (lines if len(lines) == 1 else lines[:-1])]
     return [line for line in lines if line and not line.startswith(b"#")][:_ROWS]

@@ -42,10 +42,10 @@ class CallTable(TableFormat):
     layer_column = 2
 
     def tokens(self, lists: Lists) -> Ints:
-        """Give the token in its call."""
+        """Return the token in its call."""
         return lists.columns[:, 1][lists.owner()]
 
-    def wanted(self, columns: Ints) -> Truths:
+    def taken(self, columns: Ints) -> Truths:
         """Take the main router's rows."""
         is_main: Truths = columns[:, 3] == 0
         self._checks.warn("rows of a layer's second router", int(np.count_nonzero(~is_main)))
@@ -82,7 +82,7 @@ class RouteTable(TableFormat):
         return calls
 
     def tokens(self, lists: Lists) -> Ints:
-        """Give the step."""
+        """Return the step."""
         return lists.columns[:, 2]
 
     def requests(self, columns: Ints) -> Ints:
@@ -133,7 +133,7 @@ class GateTable(TableFormat):
         return Lists(first, columns, counts, items)
 
     def tokens(self, lists: Lists) -> Ints:
-        """Give the row, which is a token of the call."""
+        """Return the row, which is a token of the call."""
         return lists.columns[:, 1][lists.owner()]
 
 

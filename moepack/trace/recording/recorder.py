@@ -120,7 +120,7 @@ class Recorder:
         return int(self._library.llama_vocab_bos(self._vocabulary))
 
     def tokenize(self, text: str) -> list[int]:
-        """Give the tokens of a text, with BOS if the vocabulary adds it; `<|…|>` may be tokens."""
+        """Return the tokens of a text, with BOS if the vocabulary adds it. `<|…|>` may be one."""
         self._check_open()
         data = text.encode(errors="replace")
         tokens = np.empty(0, np.int32)
@@ -172,8 +172,8 @@ class Recorder:
                 yield self._decode([token], request, Phase.DECODE)
 
     def _decode(self, tokens: Sequence[int], request: int, phase: Phase) -> Tokens:
-        ids, wanted = np.array(tokens, np.int32), _outputs(len(tokens))
-        batch = Batch(len(ids), token=ids.ctypes.data, logits=wanted.ctypes.data)
+        ids, outputs = np.array(tokens, np.int32), _outputs(len(tokens))
+        batch = Batch(len(ids), token=ids.ctypes.data, logits=outputs.ctypes.data)
         self._routers.begin(len(ids))
         self._errors.clear()
         status = self._calls.run(lambda: self._library.llama_decode(self._context, batch))
@@ -183,9 +183,9 @@ class Recorder:
             raise self._refusal(f"cannot decode (status {status})")
         chosen = self._routers.chosen
         if chosen.keys() != self.expert_counts.keys():
-            layers, found = sorted(self.expert_counts), sorted(chosen)
+            layers, ran = sorted(self.expert_counts), sorted(chosen)
             problem = "llama.cpp ran the routers of other layers"
-            raise MachineError(problem, path=self.path, expected=layers, found=found)
+            raise MachineError(problem, path=self.path, expected=layers, found=ran)
         return self._tokens(chosen, request, phase)
 
     def _tokens(self, chosen: Chosen, request: int, phase: Phase) -> Tokens:
@@ -261,7 +261,7 @@ class _Routers:
 
 @cache
 def _layer_of(name: str) -> int | None:
-    """Give the layer whose router a tensor's name names; None for a copy, which has more to it."""
+    """Return the layer whose router a name names; None for a copy's, which has more to it."""
     match = _NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
