@@ -7,6 +7,7 @@
     with pack.reader() as reader:
         view = reader.read(3, 17, "up")
 
+Each command of the command line is one call here: `pack_model`, `verify`, `inspect` and so on.
 `import moepack` loads nothing by itself: a name brings the room that it comes from when it is first
 used. So reading needs nothing that only packing needs, and the program starts at once.
 """

@@ -5,15 +5,21 @@ trace and measured on the other, and beside it stands what a router that chooses
 with as many tokens.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moepack.analysis.lru import LatestCaches
-from moepack.hotness.counter import Half, Tally
-from moepack.trace.model import Ints, Item, Phase
+from moepack.analysis.lru import LayerLru
+from moepack.errors import TraceError
+from moepack.hotness.counter import Half, Halves, SelectionCounter
+from moepack.shape import ModelShape
+from moepack.trace.formats.registry import ReadOptions, feed
+from moepack.trace.model import Ints, Item
+from moepack.trace.steps import DECODE_PHASES
 
 TOP_PERCENTS = (5, 10, 25, 50)
 GATE_PERCENT = 25
@@ -23,20 +29,26 @@ _LEAST_SELECTIONS = 10
 """An expert of an even router has to be met so often in the half that is learned from."""
 _CLEAR = 0.05
 """Shares that differ by less are called equal."""
+_CURVE_POINTS = 51
 
 
-class Coverage(NamedTuple):
-    """What the top `percent` of experts cover: of the held-out half, and with an even router."""
+@dataclass(frozen=True, slots=True)
+class TopCoverage:
+    """What the top `percent` of the experts cover of the held-out half; None where there is none.
+
+    `even_share` is what they would with an even router; `latest_share` is the hit rate of an LRU
+    cache that holds as many experts of each layer.
+    """
 
     percent: int
     expert_count: int
     share: float | None
     even_share: float | None
     latest_share: float | None
-    """What a cache of the latest as many experts a layer would have had."""
 
 
-class Skew(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Skew:
     """How uneven one layer is, or all (`layer` None). Entropy 1 and Gini 0 are even."""
 
     layer: int | None
@@ -45,15 +57,16 @@ class Skew(NamedTuple):
     selection_count: int
     entropy: float
     gini: float
-    coverage: tuple[Coverage, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Give this as JSON values."""
-        return self._asdict() | {"coverage": [one._asdict() for one in self.coverage]}
+    coverage: tuple[TopCoverage, ...]
 
 
-class Concentration(NamedTuple):
-    """The skews of all layers together and of each, and what follows from them."""
+@dataclass(frozen=True, slots=True)
+class Concentration:
+    """The skews of all layers together and of each, and what follows from them.
+
+    `halves` says what divides them (`requests` or `time`). `warnings` counts what was left out of
+    the files, by problem.
+    """
 
     token_count: int | None
     request_count: int | None
@@ -62,92 +75,160 @@ class Concentration(NamedTuple):
     layers: tuple[Skew, ...]
     verdict: str
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Give this as JSON values."""
-        return self._asdict() | {
-            "total": self.total.to_json(),
-            "layers": [skew.to_json() for skew in self.layers],
-        }
+    warnings: Counter[str] = field(default_factory=Counter)
 
 
-def measure(
-    tally: Tally, latest: LatestCaches, shape: Mapping[int, int] | None = None
-) -> Concentration:
-    """Judge what was counted.
+class _Layer(NamedTuple):
+    """A layer: how many experts it has, and how often each was chosen in all and in each half."""
 
-    `shape` has the experts of each layer; without it all have as many as the highest number says
-    that was met in any.
+    number: int
+    expert_count: int
+    counts: Ints
+    learned: Ints
+    measured: Ints
+
+
+class RoutingSample:
+    """What was routed, to be judged: counts, their halves, and the hit rates of LRU caches.
+
+    Prefill is left out, unless there is nothing else, as in an imatrix. `shape` is the model's;
+    without it all layers have as many experts as the highest number says that was met in any.
     """
-    counts = tally.counts
-    layers = sorted(shape) if shape else [int(n) for n in np.flatnonzero(counts.sum(axis=1))]
-    sizes = [shape[layer] if shape else counts.shape[1] for layer in layers]
-    halves = tally.halves()
-    by, learned, measured = halves if halves else (None, None, None)
-    rows = [_row(counts, layer, size) for layer, size in zip(layers, sizes, strict=True)]
-    skews = []
-    for layer, size, row in zip(layers, sizes, rows, strict=True):
-        coverage = _coverage(learned, measured, [layer], [size], latest)
-        skews.append(_skew(layer, row, size, coverage))
-    everything = np.concatenate(rows)
-    total = _skew(
-        None, everything, len(everything), _coverage(learned, measured, layers, sizes, latest)
-    )
-    verdict, reason = _verdict(total, learned)
-    requests = None if tally.loose_count else tally.request_count
-    return Concentration(
-        tally.stated_token_count, requests, by, total, tuple(skews), verdict, reason
-    )
+
+    def __init__(self, shape: ModelShape | None = None) -> None:
+        self._shape = shape
+        self._everything, self._decode = SelectionCounter(), SelectionCounter(DECODE_PHASES)
+        self._lru = LayerLru()
+        self.path: str | None = None
+        """The first file, for messages."""
+        self.warnings: Counter[str] = Counter()
+
+    def add(self, item: Item) -> None:
+        """Take the next piece of a trace."""
+        self._everything.add(item)
+        self._decode.add(item)
+        self._lru.add(item)
+
+    @property
+    def _counter(self) -> SelectionCounter:
+        return self._decode if self._decode.selection_count else self._everything
+
+    def concentration(self) -> Concentration:
+        """Judge the sample. Raises TraceError where nothing was chosen."""
+        counter, halves = self._counter, self._counter.halves()
+        layers = self._layers(halves)
+        if not counter.selection_count:
+            raise TraceError("nothing was counted", path=self.path, hint="it has no selections")
+        skews = tuple(self._skew(layer.number, [layer], halves) for layer in layers)
+        total = self._skew(None, layers, halves)
+        verdict, reason = judge(total, halves.learned if halves else None)
+        return Concentration(
+            counter.stated_token_count,
+            None if counter.loose_count else counter.request_count,
+            halves.by if halves else None,
+            total,
+            skews,
+            verdict,
+            reason,
+            self.warnings,
+        )
+
+    def heat_table(self) -> tuple[tuple[int, ...], NDArray[np.float64]]:
+        """Return the layers, and their counts, hottest first, as multiples of an even share."""
+        layers = self._layers(None)
+        width = max((layer.expert_count for layer in layers), default=0)
+        table = np.zeros((len(layers), width))
+        for row, layer in zip(table, layers, strict=True):
+            row[: layer.expert_count] = np.sort(layer.counts)[::-1]
+        heat = table / np.maximum(table.mean(axis=1, keepdims=True), 1e-9)
+        return tuple(layer.number for layer in layers), heat
+
+    def curves(self) -> dict[str, list[float]]:
+        """Return what the top experts cover, by their share in steps of 2 %."""
+        halves = self._counter.halves()
+        layers = self._layers(halves)
+        if halves is None:
+            counts = [(layer.counts, layer.counts) for layer in layers]
+            return {"ranked and measured on the same": _curve(counts)}
+        same = [(layer.measured, layer.measured) for layer in layers]
+        other = [(layer.learned, layer.measured) for layer in layers]
+        curves = {
+            "ranked and measured on the same (looks better)": _curve(same),
+            "learned on one half, measured on the other": _curve(other),
+            "even router": np.linspace(0, 1, _CURVE_POINTS).tolist(),
+        }
+        if self._lru.token_count:
+            width = self._counter.places.width
+            sizes = np.rint(np.linspace(0, width, _CURVE_POINTS)).astype(int).tolist()
+            curves["LRU cache"] = [self._lru.hit_rate(size) or 0.0 for size in sizes]
+        return curves
+
+    def _layers(self, halves: Halves | None) -> list[_Layer]:
+        places, counts = self._counter.places, self._counter.counts
+        if self._shape is not None:
+            expert_counts = self._shape.expert_counts
+        else:
+            met = np.unique(places.keys(np.flatnonzero(counts))[0]).tolist() if len(counts) else []
+            expert_counts = dict.fromkeys(met, places.width)
+        nothing = np.zeros(0, np.int64)
+        columns = (
+            counts,
+            halves.learned.counts if halves else nothing,
+            halves.measured.counts if halves else nothing,
+        )
+        return [
+            _Layer(layer, size, *(places.row(column, layer, size) for column in columns))
+            for layer, size in sorted(expert_counts.items())
+        ]
+
+    def _skew(self, number: int | None, layers: Sequence[_Layer], halves: Halves | None) -> Skew:
+        counts = np.concatenate([layer.counts for layer in layers])
+        coverage = tuple(self._coverage(percent, layers, halves) for percent in TOP_PERCENTS)
+        never_count = len(counts) - int(np.count_nonzero(counts))
+        selections = int(counts.sum())
+        return Skew(
+            number, len(counts), never_count, selections, entropy(counts), gini(counts), coverage
+        )
+
+    def _coverage(
+        self, percent: int, layers: Sequence[_Layer], halves: Halves | None
+    ) -> TopCoverage:
+        """Take the top of each layer, and measure all of them together."""
+        tops = [max(1, round(layer.expert_count * percent / 100)) for layer in layers]
+        share = even = None
+        if halves is not None:
+            share = _covered(layers, tops)
+            even = _even(layers, tops, halves)
+        return TopCoverage(percent, sum(tops), share, even, self._hit_rate(layers, tops))
+
+    def _hit_rate(self, layers: Sequence[_Layer], tops: Sequence[int]) -> float | None:
+        met = set(self._lru.layers)
+        rates = [
+            self._lru.hit_rate(top, layer.number) or 0.0
+            for layer, top in zip(layers, tops, strict=True)
+            if layer.number in met
+        ]
+        return float(np.mean(rates)) if rates else None
 
 
-def count(items: Iterable[Item]) -> tuple[Tally, LatestCaches]:
-    """Take a whole trace; prefill is left out, unless there is nothing else, as in an imatrix."""
-    everything, tally, latest = Tally(), Tally(frozenset({Phase.DECODE})), LatestCaches()
-    for item in items:
-        everything.add(item)
-        tally.add(item)
-        latest.add(item)
-    return tally if tally.selection_count else everything, latest
+def read_sample(paths: Sequence[str], options: ReadOptions = ReadOptions()) -> RoutingSample:
+    """Read traces, imatrices and hotness files together. Raises what reading them raises."""
+    sample = RoutingSample(options.shape)
+    sample.path = paths[0] if paths else None
+    sample.warnings = feed(paths, options, sample.add)
+    return sample
 
 
-def heat_table(tally: Tally) -> NDArray[np.float64]:
-    """Give each layer's counts, hottest first, as multiples of an even share [layers, experts]."""
-    counts = np.sort(tally.counts, axis=1)[:, ::-1]
-    heat: NDArray[np.float64] = counts / np.maximum(counts.mean(axis=1, keepdims=True), 1e-9)
-    return heat
+def concentration(paths: Sequence[str], options: ReadOptions = ReadOptions()) -> Concentration:
+    """Judge traces, imatrices and hotness files together.
 
-
-def curves(tally: Tally, latest: LatestCaches) -> dict[str, list[float]]:
-    """Give what the top experts cover, by their share in steps of 2 %, as `chart.heat` draws it."""
-    halves = tally.halves()
-    if halves is None:
-        return {"ranked and measured on the same": _curve(Half(0, tally.counts), tally.counts)}
-    _, learned, measured = halves
-    found = {
-        "ranked and measured on the same (looks better)": _curve(measured, measured.counts),
-        "learned on one half, measured on the other": _curve(learned, measured.counts),
-        "even router": [n / 50 for n in range(51)],
-    }
-    if latest.token_count:
-        width = tally.counts.shape[1]
-        shares = [latest.hit_share(round(width * n / 50)) or 0.0 for n in range(51)]
-        found["cache of the latest"] = shares
-    return found
-
-
-def _curve(learned: Half, measured: Ints) -> list[float]:
-    layers, width = measured.shape
-    ranked = np.zeros(measured.shape, np.int64)
-    for layer in range(layers):
-        order = np.argsort(-_row(learned.counts, layer, width), kind="stable")
-        ranked[layer] = measured[layer, order]
-    reached = np.concatenate(([0], np.cumsum(ranked.sum(axis=0))))
-    places = np.rint(np.linspace(0, width, 51)).astype(np.int64)
-    return [float(value) for value in reached[places] / max(reached[-1], 1)]
+    Raises TraceError for what is wrong in a file, and where nothing was chosen.
+    """
+    return read_sample(paths, options).concentration()
 
 
 def entropy(counts: Ints) -> float:
-    """Give the entropy of counts, as a share of an even distribution's; 1 for nothing."""
+    """Return the entropy of counts, as a share of an even distribution's; 1 for nothing."""
     total = counts.sum()
     if total == 0 or len(counts) < 2:
         return 1.0
@@ -156,7 +237,7 @@ def entropy(counts: Ints) -> float:
 
 
 def gini(counts: Ints) -> float:
-    """Give the Gini coefficient: 0 where all are alike, towards 1 where one has everything."""
+    """Return the Gini coefficient: 0 where all are alike, towards 1 where one has everything."""
     total = counts.sum()
     if total == 0:
         return 0.0
@@ -167,98 +248,68 @@ def gini(counts: Ints) -> float:
     )
 
 
-def _skew(layer: int | None, row: Ints, size: int, coverage: tuple[Coverage, ...]) -> Skew:
-    never = size - int(np.count_nonzero(row))
-    return Skew(layer, size, never, int(row.sum()), entropy(row), gini(row), coverage)
+def _by_heat(counts: Ints) -> Ints:
+    """Return the experts of a layer, hottest first; those that are alike by their numbers."""
+    return np.argsort(-counts, kind="stable")
 
 
-def _row(counts: Ints, layer: int, size: int) -> Ints:
-    row = np.zeros(size, np.int64)
-    if layer < counts.shape[0]:
-        have = counts[layer, :size]
-        row[: len(have)] = have
-    return row
+def _curve(layers: Sequence[tuple[Ints, Ints]]) -> list[float]:
+    """Rank each layer by the first of its counts; return what the top cover of the second."""
+    width = max((len(learned) for learned, _ in layers), default=0)
+    by_rank = np.zeros(width, np.int64)
+    for learned, measured in layers:
+        by_rank[: len(learned)] += measured[_by_heat(learned)]
+    reached = np.concatenate(([0], np.cumsum(by_rank)))
+    places = np.rint(np.linspace(0, width, _CURVE_POINTS)).astype(np.int64)
+    curve: list[float] = (reached[places] / max(reached[-1], 1)).tolist()
+    return curve
 
 
-def _coverage(
-    learned: Half | None,
-    measured: Half | None,
-    layers: list[int],
-    sizes: list[int],
-    latest: LatestCaches,
-) -> tuple[Coverage, ...]:
-    """Take the top of each of `layers`, and measure all of them together."""
-    found = []
-    for percent in TOP_PERCENTS:
-        tops = [max(1, round(size * percent / 100)) for size in sizes]
-        share = even = None
-        if learned is not None and measured is not None:
-            share = _covered(learned, measured, layers, sizes, tops)
-            even = _even(learned, measured, layers, sizes, tops)
-        kept = _latest(latest, layers, tops)
-        found.append(Coverage(percent, sum(tops), share, even, kept))
-    return tuple(found)
-
-
-def _covered(
-    learned: Half, measured: Half, layers: list[int], sizes: list[int], tops: list[int]
-) -> float | None:
+def _covered(layers: Sequence[_Layer], tops: Sequence[int]) -> float | None:
     hits = total = 0
-    for layer, size, top in zip(layers, sizes, tops, strict=True):
-        order = np.argsort(-_row(learned.counts, layer, size), kind="stable")
-        row = _row(measured.counts, layer, size)
-        hits += int(row[order[:top]].sum())
-        total += int(row.sum())
+    for layer, top in zip(layers, tops, strict=True):
+        hits += int(layer.measured[_by_heat(layer.learned)[:top]].sum())
+        total += int(layer.measured.sum())
     return hits / total if total else None
 
 
-def _even(
-    learned: Half, measured: Half, layers: list[int], sizes: list[int], tops: list[int]
-) -> float | None:
+def _even(layers: Sequence[_Layer], tops: Sequence[int], halves: Halves) -> float | None:
     """Do the same with a router that chooses evenly, as many of as many experts for each token."""
     draw = np.random.default_rng(0)
     hits = total = 0.0
-    for layer, size, top in zip(layers, sizes, tops, strict=True):
-        pair = []
-        for half in (learned, measured):
-            used = _row(half.counts, layer, size).sum() / max(half.token_count, 1)
-            chance = min(1.0, used / size)
-            pair.append(draw.binomial(half.token_count, chance, (_DRAWS, size)))
-        order = np.argsort(-pair[0], axis=1, kind="stable")[:, :top]
-        hits += float(np.take_along_axis(pair[1], order, axis=1).sum())
-        total += float(pair[1].sum())
+    for layer, top in zip(layers, tops, strict=True):
+        drawn = []
+        for half, counts in ((halves.learned, layer.learned), (halves.measured, layer.measured)):
+            used = counts.sum() / max(half.token_count, 1)
+            chance = min(1.0, used / layer.expert_count)
+            drawn.append(draw.binomial(half.token_count, chance, (_DRAWS, layer.expert_count)))
+        learned, measured = drawn
+        order = np.argsort(-learned, axis=1, kind="stable")[:, :top]
+        hits += float(np.take_along_axis(measured, order, axis=1).sum())
+        total += float(measured.sum())
     return hits / total if total else None
 
 
-def _latest(latest: LatestCaches, layers: list[int], tops: list[int]) -> float | None:
-    if not latest.token_count:
-        return None
-    met = set(latest.layers())
-    pairs = [(layer, top) for layer, top in zip(layers, tops, strict=True) if layer in met]
-    shares = [latest.hit_share(top, layer) or 0.0 for layer, top in pairs]
-    return float(np.mean(shares)) if shares else None
-
-
-def _verdict(total: Skew, learned: Half | None) -> tuple[str, str]:
+def judge(total: Skew, learned: Half | None) -> tuple[str, str]:
     """Say in a word and in a sentence what the skew is worth."""
-    gate = next(one for one in total.coverage if one.percent == GATE_PERCENT)
+    gate = next(top for top in total.coverage if top.percent == GATE_PERCENT)
     if learned is None or gate.share is None or gate.even_share is None:
         return "unknown", "only counts are known: there is no other half to measure on"
     met = learned.counts.sum() / max(total.expert_count, 1)
-    said = (
+    shares = (
         f"the top {gate.percent} % of each layer's experts, learned on one half, cover "
-        f"{gate.share:.0%} of the other half's selections, of an even router's "
-        f"{gate.even_share:.0%}"
+        f"{gate.share:.0%} of the selections in the other half; with an even router they would "
+        f"cover {gate.even_share:.0%}"
     )
     if met < _LEAST_SELECTIONS:
         return "small", (
             f"the sample is too small to say: {met:.1f} selections an expert in the half that is "
-            f"learned from, at least {_LEAST_SELECTIONS} are needed ({said})"
+            f"learned from, at least {_LEAST_SELECTIONS} are needed ({shares})"
         )
-    latest = gate.latest_share
-    recency = "" if latest is None else f"; a cache of the latest as many has {latest:.0%}"
-    if latest is not None and latest > gate.share + _CLEAR:
-        return "recency", f"recency is better than static hotness: {said}{recency}"
+    hit_rate = gate.latest_share
+    lru = "" if hit_rate is None else f"; an LRU cache that holds as many has {hit_rate:.0%}"
+    if hit_rate is not None and hit_rate > gate.share + _CLEAR:
+        return "recency", f"recency is better than static hotness: {shares}{lru}"
     if gate.share > gate.even_share + _CLEAR:
-        return "static", f"static hotness is worth pinning: {said}{recency}"
-    return "even", f"static hotness is worth nothing here: {said}{recency}"
+        return "static", f"static hotness is worth pinning: {shares}{lru}"
+    return "even", f"static hotness is worth nothing here: {shares}{lru}"

@@ -1,85 +1,103 @@
-"""What a cache of the latest experts of each layer would have.
+"""The hit rate of an LRU cache in each layer, of every size at once.
 
-A cache of the latest c experts of a layer has an expert if fewer than c others were chosen since it
-was (the stack distance, Mattson et al. 1970): so one pass tells of all sizes. Prefill is left out,
-as in the working set.
+A cache of the c experts of a layer that were used last has an expert if fewer than c others were
+chosen since it was (the stack distance, Mattson et al. 1970): so one pass tells of all sizes.
+Prefill is left out, as in the working set.
 """
 
 import numpy as np
 
-from moepack.trace.model import Counts, Ints, Item, Origin, Phase, Shorts, Tokens
+from moepack.errors import TraceError
+from moepack.trace.expert_places import ExpertPlaces, padded
+from moepack.trace.model import Ints, Item, Shorts
+from moepack.trace.steps import Steps, StepStream
 
 MOST_TOKENS = 1 << 13
 """Of a longer trace the first so many are looked at: each takes some 0.2 ms."""
+MAX_CELLS = 1 << 22
+"""Layers times the experts of the largest: thirty times those of any model."""
 _NEVER = -1
 
 
-class LatestCaches:
+class LayerLru:
     """Follows the selections of each layer, token by token. Caches go on over requests."""
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        self._most = most_tokens
-        self.token_count = 0
+        self._steps = StepStream(most_tokens=most_tokens)
+        self._places = ExpertPlaces()
+        self._column_of = np.zeros(0, np.int64)
+        """By place: the column of the expert in its layer's row, in the order of being met."""
         self._clock = 0
+        # By row of the layer, then by column: when each expert was chosen last, and how many hits
+        # there were at each stack distance.
         self._last = np.full((0, 0), _NEVER, np.int64)
-        self._depths = np.zeros((0, 1), np.int64)
-        self._chosen = np.zeros((0, 1), np.int64)
+        self._hits = np.zeros((0, 0), np.int64)
+        self._chosen = np.zeros(0, np.int64)
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens were looked at."""
+        return self._steps.token_count
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that were met."""
+        return self._places.layers
 
     def add(self, item: Item) -> None:
         """Take the next piece of a trace."""
-        if isinstance(item, (Origin, Counts)) or not len(item.layer):
-            return
-        if self.token_count < self._most:
-            self._grow(int(item.layer.max()) + 1, int(item.expert.max()) + 1)
-            self._add_tokens(item)
+        steps = self._steps.take(item)
+        if steps is not None and len(steps.layer):
+            self._add_steps(steps)
 
-    def layers(self) -> list[int]:
-        """List the layers that were met."""
-        return [int(layer) for layer in np.flatnonzero(self._chosen)]
-
-    def hit_share(self, capacity: int, layer: int | None = None) -> float | None:
-        """Give the share of selections that caches of `capacity` experts a layer have."""
-        rows = slice(None) if layer is None else slice(layer, layer + 1)
+    def hit_rate(self, capacity: int, layer: int | None = None) -> float | None:
+        """Return the share of selections that caches of `capacity` experts a layer hold."""
+        rows = slice(None) if layer is None else self._places.layers.index(layer)
         chosen = int(self._chosen[rows].sum())
-        return int(self._depths[rows, :capacity].sum()) / chosen if chosen else None
+        return int(self._hits[rows, ..., :capacity].sum()) / chosen if chosen else None
 
-    def _add_tokens(self, tokens: Tokens) -> None:
-        for number in np.flatnonzero(tokens.phase != Phase.PREFILL).tolist():
-            if self.token_count >= self._most:
-                return
-            chosen = slice(int(tokens.starts[number]), int(tokens.starts[number + 1]))
-            layer, expert = tokens.layer[chosen], tokens.expert[chosen]
-            for one in _one_a_layer(layer):
-                self._touch(layer[one], expert[one])
-            self.token_count += 1
+    def _add_steps(self, steps: Steps) -> None:
+        rows = self._places.rows(steps.layer)
+        columns = self._columns(rows, self._places.of(steps.layer, steps.expert))
+        for token in range(steps.token_count):
+            chosen = slice(int(steps.starts[token]), int(steps.starts[token + 1]))
+            for turn in _turns(steps.layer[chosen]):
+                self._touch(rows[chosen][turn], columns[chosen][turn])
 
-    def _touch(self, layer: Shorts, expert: Shorts) -> None:
-        """Move one expert of each of several layers to the front of its cache."""
-        before = self._last[layer, expert]
-        depth = np.count_nonzero(self._last[layer] > before[:, None], axis=1)
+    def _columns(self, rows: Ints, places: Ints) -> Ints:
+        """Return each expert's column; those that are met for the first time get the next one."""
+        self._column_of = padded(self._column_of, self._places.count, _NEVER)
+        counts = np.count_nonzero(self._last != _NEVER, axis=1).tolist()
+        counts += [0] * (len(self._places.layers) - len(counts))
+        is_new = self._column_of[places] == _NEVER
+        new = zip(rows[is_new].tolist(), places[is_new].tolist(), strict=True)
+        for row, place in dict.fromkeys(new):
+            self._column_of[place] = counts[row]
+            counts[row] += 1
+        more = (len(counts) - self._last.shape[0], max(counts) - self._last.shape[1])
+        if len(counts) * max(counts) > MAX_CELLS:
+            problem = "more layers or experts than any model has"
+            raise TraceError(problem, expected=f"<= {MAX_CELLS} caches of one expert")
+        widths = ((0, more[0]), (0, max(more[1], 0)))
+        self._last = np.pad(self._last, widths, constant_values=_NEVER)
+        self._hits = np.pad(self._hits, widths)
+        self._chosen = np.pad(self._chosen, widths[0])
+        return self._column_of[places]
+
+    def _touch(self, rows: Ints, columns: Ints) -> None:
+        """Choose one expert in each of several layers."""
+        before = self._last[rows, columns]
+        distance = np.count_nonzero(self._last[rows] > before[:, None], axis=1)
         is_known = before != _NEVER
-        self._depths[layer[is_known], depth[is_known]] += 1
-        self._chosen[layer, 0] += 1
-        self._last[layer, expert] = self._clock
+        self._hits[rows[is_known], distance[is_known]] += 1
+        self._chosen[rows] += 1
+        self._last[rows, columns] = self._clock
         self._clock += 1
 
-    def _grow(self, layers: int, experts: int) -> None:
-        height, width = max(layers, self._last.shape[0]), max(experts, self._last.shape[1])
-        if (height, width) != self._last.shape:
-            self._last = _grown(self._last, height, width, _NEVER)
-            self._depths = _grown(self._depths, height, width, 0)
-            self._chosen = _grown(self._chosen, height, 1, 0)
 
-
-def _one_a_layer(layer: Shorts) -> list[Ints]:
+def _turns(layer: Shorts) -> list[Ints]:
     """Divide a token's selections: first the first of each layer, then the second of each."""
     order = np.argsort(layer, kind="stable")
     begins = np.flatnonzero(np.diff(layer[order].astype(np.int64), prepend=-1))
-    place = np.arange(len(layer)) - np.repeat(begins, np.diff(np.append(begins, len(layer))))
-    return [order[place == number] for number in range(int(place.max()) + 1)]
-
-
-def _grown(table: Ints, height: int, width: int, fill: int) -> Ints:
-    larger = np.full((height, width), fill, np.int64)
-    larger[: table.shape[0], : table.shape[1]] = table
-    return larger
+    turn = np.arange(len(layer)) - np.repeat(begins, np.diff(np.append(begins, len(layer))))
+    return [order[turn == number] for number in range(int(turn.max()) + 1)]

@@ -7,22 +7,23 @@ those of the window before (D). After the method of "MoE experts on SSD" (rentry
 their first selection.
 """
 
-import itertools
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from moepack.trace.model import Counts, Ints, Item, Origin, Phase, Shorts, Tokens
+from moepack.shape import ModelShape
+from moepack.trace.expert_places import ExpertPlaces
+from moepack.trace.model import MAX_NUMBER, Ints, Item, Shorts
+from moepack.trace.steps import Steps, StepStream
 
 SHARES = (0.10, 0.25, 0.50, 0.80, 0.95, 0.99, 0.999, 1.0)
 WINDOW = 128
 
 
-class Row(NamedTuple):
+class WorkingSetRow(NamedTuple):
     """One share of the selections: the experts that make it up, and the new ones, on average.
 
-    Lengths are bytes, None where the blobs' lengths are not known.
+    Lengths are bytes, None where the model is not known.
     """
 
     share: float
@@ -32,136 +33,126 @@ class Row(NamedTuple):
     new_length: float | None
 
 
+class _Window(NamedTuple):
+    """A window: its experts by falling count, and how many make up each share."""
+
+    places: Ints
+    sizes: Ints
+
+
 class WorkingSet:
     """Counts windows as tokens come by. Prefill is left out: it goes through batches.
 
-    `lengths` [layers, experts] are the bytes of each expert.
+    `shape` is the model's, for lengths in bytes.
     """
 
-    def __init__(self, window: int = WINDOW, lengths: Ints | None = None) -> None:
+    def __init__(self, window: int = WINDOW, shape: ModelShape | None = None) -> None:
         self.window = window
         self.window_count = 0
-        self.request_count = 0
+        self._steps = StepStream()
+        self._places = ExpertPlaces()
+        self._lengths = None if shape is None else _lengths(shape)
         self._pair_count = 0
-        self._lengths = lengths
-        self._sums = np.zeros((4, len(SHARES)))
-        self._request: tuple[int, int] = (-1, -1)
-        self._origin = 0
+        self._sizes, self._new_counts, self._size_lengths, self._new_lengths = (
+            np.zeros(len(SHARES)) for _ in range(4)
+        )
         self._layers: list[Shorts] = []
         self._experts: list[Shorts] = []
         self._token_count = 0
-        self._before: tuple[Ints, Ints] | None = None
-        self._width = 1
+        self._before: _Window | None = None
+
+    @property
+    def request_count(self) -> int:
+        """How many requests there were."""
+        return self._steps.request_count
 
     def add(self, item: Item) -> None:
         """Take the next piece of a trace."""
-        if isinstance(item, Origin):
-            self._origin += 1
-        elif not isinstance(item, Counts):
-            self._add_tokens(item)
+        steps = self._steps.take(item)
+        if steps is None:
+            return
+        first = 0
+        for border in [*np.flatnonzero(steps.is_first).tolist(), steps.token_count]:
+            self._add_tokens(steps, first, border)
+            if border < steps.token_count:
+                self._begin_request()
+            first = border
 
-    def _add_tokens(self, tokens: Tokens) -> None:
-        wanted = tokens.phase != Phase.PREFILL
-        borders = np.flatnonzero(
-            (tokens.request[1:] != tokens.request[:-1]) | (wanted[1:] != wanted[:-1])
-        )
-        edges = [0, *(borders + 1).tolist(), len(wanted)]
-        for first, last in itertools.pairwise(edges):
-            if first < last and wanted[first]:
-                self._begin((self._origin, int(tokens.request[first])))
-                self._add_run(tokens, first, last)
+    def _begin_request(self) -> None:
+        self._begin_window()
+        self._before = None
 
-    def _begin(self, request: tuple[int, int]) -> None:
-        if request != self._request:
-            self._request = request
-            self.request_count += 1
-            self._layers, self._experts, self._token_count = [], [], 0
-            self._before = None
+    def _begin_window(self) -> None:
+        self._layers, self._experts, self._token_count = [], [], 0
 
-    def _add_run(self, tokens: Tokens, first: int, last: int) -> None:
+    def _add_tokens(self, steps: Steps, first: int, last: int) -> None:
         """Add the tokens `first` to `last`, all of one request."""
         while first < last:
             count = min(self.window - self._token_count, last - first)
-            chosen = slice(int(tokens.starts[first]), int(tokens.starts[first + count]))
-            self._layers.append(tokens.layer[chosen])
-            self._experts.append(tokens.expert[chosen])
+            chosen = slice(int(steps.starts[first]), int(steps.starts[first + count]))
+            self._layers.append(steps.layer[chosen])
+            self._experts.append(steps.expert[chosen])
             self._token_count += count
             first += count
             if self._token_count == self.window:
                 self._close_window(np.concatenate(self._layers), np.concatenate(self._experts))
-                self._layers, self._experts, self._token_count = [], [], 0
+                self._begin_window()
 
     def _close_window(self, layer: Shorts, expert: Shorts) -> None:
-        self._widen(int(expert.max()) + 1)
-        ranked, counts = _rank(layer * np.int64(self._width) + expert)
+        places, counts = _ranked(self._places.of(layer, expert))
         reached = np.cumsum(counts)
         sizes = np.searchsorted(reached, reached[-1] * np.array(SHARES)) + 1
         self.window_count += 1
-        self._sums[0] += sizes
-        lengths = self._lengths_of(ranked)
-        if lengths is not None:
-            self._sums[2] += np.cumsum(lengths)[sizes - 1]
+        self._sizes += sizes
+        lengths = np.zeros(len(places), np.int64)
+        if self._lengths is not None:
+            lengths = self._lengths[self._places.keys(places)[0]]
+        self._size_lengths += np.cumsum(lengths)[sizes - 1]
         if self._before is not None:
-            self._add_new(ranked, sizes, lengths, *self._before)
-        self._before = ranked, sizes
+            self._add_new(_Window(places, sizes), lengths, self._before)
+        self._before = _Window(places, sizes)
 
-    def _widen(self, width: int) -> None:
-        """Make keys `layer * width + expert`, where there are more experts than before."""
-        if width <= self._width:
-            return
-        if self._before is not None:
-            ranked, sizes = self._before
-            self._before = ranked // self._width * width + ranked % self._width, sizes
-        self._width = width
-
-    def _add_new(
-        self, ranked: Ints, sizes: Ints, lengths: Ints | None, before: Ints, before_sizes: Ints
-    ) -> None:
+    def _add_new(self, window: _Window, lengths: Ints, before: _Window) -> None:
+        """Count, for each share, the experts that were not among those of the window before."""
         self._pair_count += 1
-        rank_before = np.full(int(max(ranked.max(), before.max())) + 1, len(before), np.int32)
-        rank_before[before] = np.arange(len(before), dtype=np.int32)
-        rank = rank_before[ranked]
-        for number, (size, before_size) in enumerate(zip(sizes, before_sizes, strict=True)):
-            is_new = rank[:size] >= before_size
-            self._sums[1, number] += np.count_nonzero(is_new)
-            if lengths is not None:
-                self._sums[3, number] += lengths[:size][is_new].sum()
+        rank_before = np.full(self._places.count, len(before.places), np.int64)
+        rank_before[before.places] = np.arange(len(before.places))
+        rank = rank_before[window.places]
+        for number, (size, size_before) in enumerate(zip(window.sizes, before.sizes, strict=True)):
+            is_new = rank[:size] >= size_before
+            self._new_counts[number] += np.count_nonzero(is_new)
+            self._new_lengths[number] += lengths[:size][is_new].sum()
 
-    def _lengths_of(self, keys: Ints) -> Ints | None:
-        return (
-            None
-            if self._lengths is None
-            else self._lengths[keys // self._width, keys % self._width]
+    def rows(self) -> tuple[WorkingSetRow, ...]:
+        """Return the averages over all windows; zeros where there is none."""
+        per_window, per_pair = max(self.window_count, 1), max(self._pair_count, 1)
+        has_lengths = self._lengths is not None
+        return tuple(
+            WorkingSetRow(
+                share,
+                float(self._sizes[number] / per_window),
+                float(self._new_counts[number] / per_pair),
+                float(self._size_lengths[number] / per_window) if has_lengths else None,
+                float(self._new_lengths[number] / per_pair) if has_lengths else None,
+            )
+            for number, share in enumerate(SHARES)
         )
 
-    def rows(self) -> list[Row]:
-        """Give the averages over all windows; zeros where there is none."""
-        per_window, per_pair = max(self.window_count, 1), max(self._pair_count, 1)
-        averages = self._sums / np.array([[per_window], [per_pair], [per_window], [per_pair]])
-        return [
-            Row(
-                share,
-                *(float(value) for value in averages[:2, n]),
-                *((None, None) if self._lengths is None else map(float, averages[2:, n])),
-            )
-            for n, share in enumerate(SHARES)
-        ]
+
+def _lengths(shape: ModelShape) -> Ints:
+    """Return by layer the bytes of one expert."""
+    lengths = np.zeros(MAX_NUMBER + 1, np.int64)
+    for layer, family in shape.routed.items():
+        lengths[layer] = family.expert_length
+    return lengths
 
 
-def of(items: Iterable[Item], window: int = WINDOW, lengths: Ints | None = None) -> WorkingSet:
-    """Take a whole trace."""
-    found = WorkingSet(window, lengths)
-    for item in items:
-        found.add(item)
-    return found
-
-
-def _rank(keys: Ints) -> tuple[Ints, Ints]:
-    """Give the keys of experts by falling count, and the counts; ties go by first selection."""
-    counts = np.bincount(keys)
-    first = np.empty(len(counts), np.int64)
-    first[keys[::-1]] = np.arange(len(keys) - 1, -1, -1)  # of several, the last one stays
-    there = np.flatnonzero(counts)
-    order = np.sort((counts[there] << 32) - first[there])[::-1]
-    place = -order & 0xFFFFFFFF
-    return keys[place], (order + place) >> 32
+def _ranked(places: Ints) -> tuple[Ints, Ints]:
+    """Return the experts chosen, by falling count, and the counts; ties go by first selection."""
+    counts = np.bincount(places)
+    first = np.zeros(len(counts), np.int64)
+    # Assigned from the last selection to the first, so that the first one stays.
+    first[places[::-1]] = np.arange(len(places) - 1, -1, -1)
+    met = np.flatnonzero(counts)
+    order = met[np.lexsort((first[met], -counts[met]))]
+    return order, counts[order]

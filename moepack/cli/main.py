@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from enum import IntEnum
-from pathlib import Path
 from typing import NoReturn
 
 import click

@@ -1,19 +1,16 @@
 """The commands `trace …` and `hotness`: what was measured of routing, and what it says."""
 
 import os
-from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 import moepack
 from moepack.cli.terminal import json_option, progress, show
 from moepack.errors import RequestError
-from moepack.storage.atomic import write_whole
 
 if TYPE_CHECKING:
-    from moepack.trace.validation import Shape
+    from moepack.trace.formats.registry import ReadOptions
 
 _format_option = click.option(
     "--format", "form", metavar="NAME", help="What the files are, whatever their content says."
@@ -55,29 +52,11 @@ def import_(
 
     Example: moepack trace import server.log -o chat.moetrace
     """
-    from moepack.hotness import counter, measure
     from moepack.report import trace_text
-    from moepack.trace import file
 
-    _refuse_existing(output, append)
-    options = measure.Options(form, _shape(_experts_of(model_path, None)), lenient)
-    warnings: Counter[str] = Counter()
-    counted = counter.Tally()
-    with file.Writer(output, append=append) as writer:
-        for item in measure.read(paths, options, warnings):
-            writer.add(item)
-            counted.add(item)
-    facts = {
-        "path": output,
-        "token_count": counted.token_count,
-        "request_count": counted.request_count,
-        "selection_count": counted.selection_count - counted.loose_count,
-        "counted_selection_count": counted.loose_count,
-        "unknown": sorted(counted.unknown),
-        "origins": [origin.to_json() for origin in counted.origins],
-        "warnings": warnings,
-    }
-    show(facts, as_json, trace_text.imported)
+    options = _options(form, lenient, model_path, None)
+    summary = moepack.import_trace(paths, output, append=append, options=options)
+    show(summary, as_json, trace_text.imported)
 
 
 @trace.command()
@@ -103,26 +82,10 @@ def stats(
 
     Example: moepack trace stats chat.moetrace --pack model.moepack
     """
-    from moepack.analysis import reuse, working_set
-    from moepack.hotness import measure
     from moepack.report import trace_text
 
-    model = _experts_of(model_path, pack_path)
-    options, lengths = measure.Options(form, _shape(model), lenient), _lengths(model)
-    warnings: Counter[str] = Counter()
-    found, again = working_set.WorkingSet(window, lengths), reuse.Reuse()
-    for item in measure.read(paths, options, warnings):
-        found.add(item)
-        again.add(item)
-    facts = {
-        "window": window,
-        "window_count": found.window_count,
-        "request_count": found.request_count,
-        "has_lengths": lengths is not None,
-        "working_set": [row._asdict() for row in found.rows()],
-        "reuse": again.to_json(),
-        "warnings": warnings,
-    }
+    options = _options(form, lenient, model_path, pack_path)
+    facts = moepack.trace_statistics(paths, window=window, options=options)
     show(facts, as_json, trace_text.stats)
 
 
@@ -147,21 +110,15 @@ def concentration(
 
     Example: moepack trace concentration chat.moetrace
     """
-    from moepack.analysis import concentration
-    from moepack.hotness import measure
+    from moepack.analysis.concentration import read_sample
     from moepack.report import chart, trace_text
 
     if plot_path:
         chart.check(plot_path)
-    shape = _shape(_experts_of(model_path, pack_path))
-    warnings: Counter[str] = Counter()
-    options = measure.Options(form, shape, lenient)
-    counted = concentration.count(measure.read(paths, options, warnings))
-    found = concentration.measure(*counted, shape)
+    sample = read_sample(paths, _options(form, lenient, model_path, pack_path))
+    facts = sample.concentration()
     if plot_path:
-        heat, curves = concentration.heat_table(counted[0]), concentration.curves(*counted)
-        chart.heat(heat, curves, ", ".join(paths), plot_path)
-    facts = found.to_json() | {"warnings": warnings}
+        chart.heat(*sample.heat_table(), sample.curves(), ", ".join(paths), plot_path)
     show(facts, as_json, trace_text.concentration)
 
 
@@ -174,7 +131,6 @@ def concentration(
 @click.option("--append", is_flag=True, help="Add to a trace file that is there.")
 @click.option(
     "--tokens",
-    "count",
     type=click.IntRange(0),
     default=128,
     show_default=True,
@@ -194,7 +150,7 @@ def record(
     prompts_path: str,
     output: str,
     append: bool,
-    count: int,
+    tokens: int,
     context: int,
     temperature: float,
     seed: int,
@@ -208,29 +164,21 @@ def record(
     Example: moepack trace record --model model-00001-of-00004.gguf --prompts p.txt -o chat.moetrace
     """
     from moepack.report import trace_text
-    from moepack.trace import file
-    from moepack.trace.recording import prompts, recorder
 
-    _refuse_existing(output, append)
-    asked = prompts.read(prompts_path)
-    shown = progress(len(asked), "recording", "")
-    with file.Writer(output, append=append) as writer, shown as advanced:
-        summary = recorder.record(
-            *(model_path, asked, writer),
-            count=count, context_length=context, temperature=temperature, seed=seed,
-            threads=threads, progress=advanced,
-        )  # fmt: skip
-    facts = {
-        "path": output,
-        "token_count": summary.token_count,
-        "request_count": summary.request_count,
-        "selection_count": summary.selection_count,
-        "counted_selection_count": 0,
-        "unknown": [],
-        "origins": [summary.origin.to_json()],
-        "warnings": {},
-    }
-    show(facts, as_json, trace_text.imported)
+    with progress(None, "recording", "") as advanced:
+        summary = moepack.record_trace(
+            model_path,
+            prompts_path,
+            output,
+            append=append,
+            tokens=tokens,
+            context=context,
+            temperature=temperature,
+            seed=seed,
+            threads=threads,
+            progress=advanced,
+        )
+    show(summary, as_json, trace_text.imported)
 
 
 @click.command()
@@ -264,81 +212,40 @@ def hotness(
 
     Example: moepack hotness chat.moetrace imatrix.gguf --weights 3,1 -o hot.csv
     """
-    from moepack.hotness import file as heat
-    from moepack.hotness import measure
+    from moepack.hotness.file import save
     from moepack.report import trace_text
-    from moepack.trace.model import Phase
+    from moepack.trace.steps import ALL_PHASES, DECODE_PHASES
 
     if any(os.path.realpath(path) == os.path.realpath(output) for path in paths):
         raise RequestError("it is one of the files to count", path=output)
-    weights = _weights(weight_text, paths)
-    inputs = [measure.Input(*pair) for pair in zip(paths, weights, strict=True)]
-    wanted = frozenset({Phase.DECODE}) if phases == "decode" else None
-    options = measure.Options(form, _shape(_experts_of(model_path, pack_path)), lenient, wanted)
-    found, warnings = measure.count(inputs, options)
-    write_whole(output, heat.encode(found))
-    held = found.held_out
-    facts = found.to_json() | {
-        "path": output,
-        "expert_count": len(found.counts),
-        "held_out": held and {"by": held.by, "token_count": held.token_count},
-        "warnings": warnings,
-    }
-    show(facts, as_json, trace_text.hotness)
+    measured = moepack.measure_hotness(
+        paths,
+        weights=_weights(weight_text),
+        phases=DECODE_PHASES if phases == "decode" else ALL_PHASES,
+        options=_options(form, lenient, model_path, pack_path),
+    )
+    save(measured.hotness, output)
+    show(measured.facts(output), as_json, trace_text.hotness)
 
 
-def _refuse_existing(output: str, append: bool) -> None:
-    if not append and Path(output).exists():
-        raise RequestError("it exists", path=output, hint="--append adds to it")
-
-
-def _experts_of(model_path: str | None, pack_path: str | None) -> dict[int, tuple[int, int]] | None:
-    """Give how many experts each layer of the model or the pack has, and the bytes of one."""
-    from moepack.source import experts
-    from moepack.source.shards import open_source
+def _options(
+    form: str | None, lenient: bool, model_path: str | None, pack_path: str | None
+) -> "ReadOptions":
+    from moepack.trace.formats.registry import ReadOptions
 
     if model_path and pack_path:
         raise RequestError("a model and a pack at once", expected="one of the two")
-    if model_path:
-        return {
-            family.layer: (family.expert_count, sum(part.length for part in family.parts))
-            for family in experts.find_experts(open_source([model_path])).families
-            if family.name == "ffn_exps"
-        }
-    if pack_path:
-        with moepack.open(pack_path) as pack:
-            return {
-                layer: (pack.expert_count(layer), pack.locate(layer, 0).length)
-                for layer in pack.layers
-            }
-    return None
+    path = model_path or pack_path
+    return ReadOptions(form, moepack.shape_of(path) if path else None, lenient)
 
 
-def _shape(found: "dict[int, tuple[int, int]] | None") -> "Shape | None":
-    return None if found is None else {layer: count for layer, (count, _) in found.items()}
-
-
-def _lengths(found: dict[int, tuple[int, int]] | None) -> Any:
-    """Give the bytes of each expert [layers, experts]; None where nothing tells."""
-    import numpy as np
-
-    if found is None:
-        return None
-    widest = max(count for count, _ in found.values())
-    table = np.zeros((max(found) + 1, widest), np.int64)
-    for layer, (count, length) in found.items():
-        table[layer, :count] = length
-    return table
-
-
-def _weights(text: str | None, paths: tuple[str, ...]) -> list[float]:
+def _weights(text: str | None) -> list[float] | None:
     if text is None:
-        return [1.0] * len(paths)
+        return None
     try:
-        weights = [float(item) for item in text.split(",")]
+        return [float(item) for item in text.split(",")]
     except ValueError:
-        weights = []
-    if len(weights) != len(paths) or not all(0 < one <= 1e6 for one in weights):
-        expected = f"{len(paths)} numbers above 0, one for each file"
-        raise RequestError("not weights", place="--weights", expected=expected, found=text)
-    return weights
+        expected = "numbers above 0, one for each file"
+        raise RequestError(
+            "not weights", place="--weights", expected=expected, found=text
+        ) from None

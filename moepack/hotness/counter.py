@@ -10,52 +10,72 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moepack.trace.model import Bytes, Counts, Ints, Item, Origin, Phase, Shorts, Tokens, Unknown
+from moepack.keys import ExpertKey
+from moepack.trace.expert_places import ExpertPlaces
+from moepack.trace.model import Counts, Ints, Item, Origin, Phase, Shorts, Unknown
+from moepack.trace.steps import ALL_PHASES, Steps, StepStream
 
 _MOST_STRETCHES = 64
 
-
 Weighted = NDArray[np.float64]
-Truths = NDArray[np.bool_]
+"""Counts of selections that may have a weight, by place (`ExpertPlaces`)."""
 
 
 class Half(NamedTuple):
-    """One half: how many tokens, and `counts` [layers, experts] of their selections."""
+    """One half: how many tokens, and `counts` of their selections, by place."""
 
     token_count: int
     counts: Ints
 
 
+class Halves(NamedTuple):
+    """What divides the tokens (`requests` or `time`), the half to learn from, and the other."""
+
+    by: str
+    learned: Half
+    measured: Half
+
+
 class _Stretch(NamedTuple):
+    """Tokens that follow each other, and the counts of their selections."""
+
     token_count: int
     counts: Weighted
 
 
-class Tally:
+class SelectionCounter:
     """Counts the selections of traces as they come by.
 
-    `phases` are those that count; None for all. Tokens whose phase is unknown always do. Selections
-    may have a weight; tokens and requests are counted without it.
+    `phases` are those that count; those that are unknown always do. Selections may have a weight;
+    tokens and requests are counted without it. Counts are by place: `places` says of which expert.
     """
 
-    def __init__(self, phases: frozenset[Phase] | None = None) -> None:
-        self._phases = None if phases is None else phases | {Phase.UNKNOWN}
+    def __init__(self, phases: frozenset[Phase] = ALL_PHASES) -> None:
+        self._phases = phases | {Phase.UNKNOWN}
+        self._steps = StepStream(self._phases)
+        self.places = ExpertPlaces()
         self.origins: list[Origin] = []
-        self.token_count = 0
-        self.request_count = 0
         self.loose_count = 0
         """Selections that came as counts, without their tokens."""
-        self._loose = _empty()
-        self._by_request: list[Weighted] = [_empty(), _empty()]
-        self._request_tokens = [0, 0]
+        self._loose = np.zeros(0)
+        self._by_parity: list[Weighted] = [np.zeros(0), np.zeros(0)]
+        self._token_counts = [0, 0]
         self._stretches: list[_Stretch] = []
         self._stretch_length = 1
-        self._request: tuple[int, int] | None = None
-        self._weight = 1.0
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens there were, without those behind counts."""
+        return self._steps.token_count
+
+    @property
+    def request_count(self) -> int:
+        """How many requests these were of."""
+        return self._steps.request_count
 
     @property
     def counts(self) -> Ints:
-        """All selections [layers, experts]."""
+        """All selections."""
         return _whole(self._total())
 
     @property
@@ -66,7 +86,7 @@ class Tally:
     @property
     def selection_count(self) -> int:
         """How many selections there were."""
-        return sum(self.counts.ravel().tolist())
+        return sum(self.counts.tolist())
 
     @property
     def unknown(self) -> frozenset[Unknown]:
@@ -76,128 +96,105 @@ class Tally:
     @property
     def stated_token_count(self) -> int | None:
         """How many tokens there were, with those that counts state; None if some do not."""
-        stated = [one.token_count for one in self.origins if Unknown.TOKENS in one.unknown]
+        stated = [origin.token_count for origin in self.origins if Unknown.TOKENS in origin.unknown]
         if any(count is None for count in stated):
             return None
         return self.token_count + sum(count or 0 for count in stated)
 
     def add(self, item: Item, weight: float = 1.0) -> None:
-        """Take the next piece of a trace."""
-        self._weight = weight
+        """Count the next piece of a trace."""
         if isinstance(item, Origin):
             self.origins.append(item)
-        elif isinstance(item, Counts):
-            self._add_counts(item)
-        else:
-            self._add_tokens(item)
+        if isinstance(item, Counts) and item.phase in self._phases:
+            self.loose_count += int(item.counts.sum())
+            more = self._counted(item.layer, item.expert, item.counts) * weight
+            self._loose = _add(self._loose, more)
+        steps = self._steps.take(item)
+        if steps is not None:
+            self._add_steps(steps, weight)
 
-    def halves(self) -> tuple[str, Half, Half] | None:
-        """Give what divides the halves (`requests` or `time`), and both; None without tokens."""
+    def halves(self) -> Halves | None:
+        """Return both halves; None where no tokens are known, or but one."""
         if self.loose_count or not self.token_count:
             return None
         if self.request_count > 1:
-            pairs = zip(self._request_tokens, self._by_request, strict=True)
-            even, odd = (Half(count, _whole(counts)) for count, counts in pairs)
-            return "requests", even, odd
+            pairs = zip(self._token_counts, self._by_parity, strict=True)
+            return Halves("requests", *(self._half(count, counts) for count, counts in pairs))
         middle = (len(self._stretches) + 1) // 2
         earlier, later = self._stretches[:middle], self._stretches[middle:]
         if not later:
             return None
-        sums = (_sum(earlier), _sum(later))
-        learned, measured = (Half(one.token_count, _whole(one.counts)) for one in sums)
-        return "time", learned, measured
+        return Halves("time", *(self._half(*_sum(part)) for part in (earlier, later)))
+
+    def by_expert(self, counts: Ints) -> dict[ExpertKey, int]:
+        """Return counts by expert, in the order of layers and experts, without zeros."""
+        layers, experts = self.places.keys(np.flatnonzero(counts))
+        order = np.lexsort((experts, layers))
+        numbers = counts[counts != 0][order].tolist()
+        keys = map(ExpertKey, layers[order].tolist(), experts[order].tolist())
+        return dict(zip(keys, numbers, strict=True))
 
     def _total(self) -> Weighted:
-        return _add(_add(*self._by_request), self._loose)
+        everywhere = np.zeros(self.places.count)
+        return _add(_add(_add(*self._by_parity), self._loose), everywhere)
 
-    def _add_counts(self, item: Counts) -> None:
-        if self._phases is not None and item.phase not in self._phases:
-            return
-        self.loose_count += int(item.counts.sum())
-        self._loose = _add(self._loose, self._table(item.layer, item.expert, item.counts))
+    def _half(self, token_count: int, counts: Weighted) -> Half:
+        return Half(token_count, _whole(_add(counts, np.zeros(self.places.count))))
 
-    def _add_tokens(self, tokens: Tokens) -> None:
-        wanted = self._wanted(tokens.phase)
-        request, lengths = tokens.request[wanted], np.diff(tokens.starts)
-        chosen = np.repeat(wanted, lengths)
-        layer, expert = tokens.layer[chosen], tokens.expert[chosen]
-        parity = np.repeat(self._parities(request), lengths[wanted])
+    def _add_steps(self, steps: Steps, weight: float) -> None:
+        parity = steps.request % 2
+        of_selection = steps.of_selections(parity)
         for number in (0, 1):
-            mine = parity == number
-            table = self._table(layer[mine], expert[mine])
-            self._by_request[number] = _add(self._by_request[number], table)
-        self.token_count += len(request)
+            mine = of_selection == number
+            more = self._counted(steps.layer[mine], steps.expert[mine]) * weight
+            self._by_parity[number] = _add(self._by_parity[number], more)
+            self._token_counts[number] += int(np.count_nonzero(parity == number))
         if self.request_count <= 1:
-            self._add_stretches(lengths[wanted], layer, expert)
+            self._add_stretches(steps, weight)
 
-    def _wanted(self, phase: Bytes) -> Truths:
-        if self._phases is None:
-            return np.ones(len(phase), np.bool_)
-        return np.isin(phase, [int(one) for one in self._phases])
+    def _add_stretches(self, steps: Steps, weight: float) -> None:
+        """Count stretches of tokens, all of one length, of which there are never too many.
 
-    def _parities(self, request: Ints) -> Ints:
-        """Count requests over all origins; give the number of each token's, modulo two."""
-        if not len(request):
-            return request
-        begins = np.ones(len(request), np.bool_)
-        begins[1:] = request[1:] != request[:-1]
-        begins[0] = self._request != (len(self.origins), int(request[0]))
-        self._request = len(self.origins), int(request[-1])
-        numbers = np.cumsum(begins) - 1 + self.request_count
-        self.request_count += int(begins.sum())
-        parity = numbers % 2
-        for number in (0, 1):
-            self._request_tokens[number] += int(np.count_nonzero(parity == number))
-        return parity
-
-    def _add_stretches(self, lengths: Ints, layer: Shorts, expert: Shorts) -> None:
-        """Count stretches of tokens of one length; two become one when there are too many."""
-        starts = np.concatenate(([0], np.cumsum(lengths)))
+        Where the middle of a request lies is known at its end, so its counts are kept in stretches
+        until then; when there are too many, each two that follow each other become one.
+        """
         first = 0
-        while first < len(lengths):
+        while first < steps.token_count:
             if not self._stretches or self._stretches[-1].token_count == self._stretch_length:
-                self._stretches.append(_Stretch(0, _empty()))
-            have = self._stretches[-1]
-            last = min(len(lengths), first + self._stretch_length - have.token_count)
-            chosen = slice(int(starts[first]), int(starts[last]))
-            counts = _add(have.counts, self._table(layer[chosen], expert[chosen]))
-            self._stretches[-1] = _Stretch(have.token_count + last - first, counts)
+                self._stretches.append(_Stretch(0, np.zeros(0)))
+            last_stretch = self._stretches[-1]
+            room = self._stretch_length - last_stretch.token_count
+            last = min(steps.token_count, first + room)
+            chosen = slice(int(steps.starts[first]), int(steps.starts[last]))
+            more = self._counted(steps.layer[chosen], steps.expert[chosen]) * weight
+            counts = _add(last_stretch.counts, more)
+            self._stretches[-1] = _Stretch(last_stretch.token_count + last - first, counts)
             first = last
             if len(self._stretches) > _MOST_STRETCHES:
-                pairs = zip(self._stretches[0::2], [*self._stretches[1::2], None], strict=False)
-                self._stretches = [one if two is None else _sum([one, two]) for one, two in pairs]
+                starts = range(0, len(self._stretches), 2)
+                self._stretches = [_sum(self._stretches[at : at + 2]) for at in starts]
                 self._stretch_length *= 2
 
-    def _table(self, layer: Shorts, expert: Shorts, counts: Ints | None = None) -> Weighted:
-        """Count selections [layers, experts], with the weight."""
-        if not len(layer):
-            return _empty()
-        height, width = int(layer.max()) + 1, int(expert.max()) + 1
-        keys = layer.astype(np.int64) * width + expert
-        table = np.bincount(keys, counts, minlength=height * width).astype(np.float64)
-        return table.reshape(height, width) * np.float64(self._weight)
+    def _counted(self, layer: Shorts, expert: Shorts, counts: Ints | None = None) -> Weighted:
+        """Count selections, each once or as often as `counts` says."""
+        return np.bincount(self.places.of(layer, expert), counts).astype(np.float64)
 
 
-def _empty() -> Weighted:
-    return np.zeros((0, 0))
+def _whole(counts: Weighted) -> Ints:
+    return np.rint(counts).astype(np.int64)
 
 
-def _whole(table: Weighted) -> Ints:
-    return np.rint(table).astype(np.int64)
-
-
-def _add(one: Weighted, two: Weighted) -> Weighted:
-    """Add two tables of any shape."""
-    if one.shape == two.shape:
-        return one + two
-    total = np.zeros(np.maximum(one.shape, two.shape))
-    total[: one.shape[0], : one.shape[1]] += one
-    total[: two.shape[0], : two.shape[1]] += two
+def _add(counts: Weighted, more: Weighted) -> Weighted:
+    """Add counts by place, of which either may have more places."""
+    if len(counts) < len(more):
+        counts, more = more, counts
+    total = counts.copy()
+    total[: len(more)] += more
     return total
 
 
 def _sum(stretches: list[_Stretch]) -> _Stretch:
-    total = _empty()
-    for one in stretches:
-        total = _add(total, one.counts)
-    return _Stretch(sum(one.token_count for one in stretches), total)
+    total = np.zeros(0)
+    for stretch in stretches:
+        total = _add(total, stretch.counts)
+    return _Stretch(sum(stretch.token_count for stretch in stretches), total)

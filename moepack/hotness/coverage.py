@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from moepack.hotness.file import Hotness
+from moepack.keys import ExpertKey
 
 PERCENTS = (50, 80, 90, 95, 99)
-Counts = Mapping[tuple[int, int], int]
+Counts = Mapping[ExpertKey, int]
 
 
 def of_hotness(heat: Hotness, lengths: Counts) -> dict[str, Any]:
@@ -38,9 +39,9 @@ def of(learned: Counts, measured: Counts, lengths: Counts) -> dict[str, Any]:
     reached = np.cumsum([measured.get(keys[n], 0) for n in order])
     total = sum(measured.values())
     sizes = np.cumsum(blob_lengths[order])
-    found = []
+    covered = []
     for percent in PERCENTS:
         place = int(np.searchsorted(reached, total * percent / 100)) if total else len(keys)
         length = int(sizes[place]) if place < len(keys) else None
-        found.append({"percent": percent, "length": length})
-    return {"lengths": found, "total_length": int(sizes[-1]) if keys else 0}
+        covered.append({"percent": percent, "length": length})
+    return {"lengths": covered, "total_length": int(sizes[-1]) if keys else 0}

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moepack.version import __version__
 from moepack.errors import MachineError, MoepackError, RequestError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
@@ -39,6 +38,7 @@ from moepack.packing.source_identity import describe_shard, describe_source
 from moepack.packing.target_directory import WatchedFiles, check_space, prepare
 from moepack.source.shards import Source
 from moepack.storage.atomic import sync_directory, write_synced
+from moepack.version import __version__
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done since its last call, and the bytes that are to be done in all."""

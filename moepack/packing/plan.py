@@ -137,7 +137,7 @@ def make(
     the limits of the format.
     """
     families = _select(experts, layers)
-    measured = hotness.counts if hotness else {}
+    measured: Mapping[ExpertKey, int] = hotness.counts if hotness else {}
     templates = _templates(families, layout, {layer for layer, _ in measured})
     in_source = [
         BlobKey(number, expert)
@@ -168,7 +168,7 @@ def make(
 
 def _with_coverage(hotness: Hotness, templates: Sequence[Template]) -> Hotness:
     """Add how many bytes of the blobs cover how much of what was measured."""
-    lengths: dict[tuple[int, int], int] = {
+    lengths = {
         ExpertKey(template.family.layer, expert): template.length
         for template in templates
         if template.family.name == ROUTED_FAMILY
@@ -188,7 +188,7 @@ def _select(experts: Experts, layers: Sequence[int] | None) -> list[SourceFamily
 
 
 def _count(
-    family: SourceFamily, experts: Experts, counts: Mapping[tuple[int, int], int], expert: int
+    family: SourceFamily, experts: Experts, counts: Mapping[ExpertKey, int], expert: int
 ) -> int:
     """Return the hotness of one expert; a chunk's is that of the experts that it serves.
 
@@ -196,10 +196,11 @@ def _count(
     The sum counts a token twice that chose two of them: an upper bound.
     """
     if family.name == ROUTED_FAMILY:
-        return counts.get((family.layer, expert), 0)
+        return counts.get(ExpertKey(family.layer, expert), 0)
     main = next(f for f in experts.families if f.layer == family.layer)
     group = main.expert_count // family.expert_count
-    return sum(counts.get((family.layer, expert * group + n), 0) for n in range(group))
+    served = (ExpertKey(family.layer, expert * group + n) for n in range(group))
+    return sum(counts.get(key, 0) for key in served)
 
 
 def _templates(

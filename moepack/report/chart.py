@@ -11,6 +11,7 @@ from typing import Any
 
 from moepack.bench.report import SurfacePoint
 from moepack.errors import MachineError, RequestError
+from moepack.sizes import divide_up
 
 SUFFIXES = (".svg", ".png")
 
@@ -41,8 +42,16 @@ def surface(points: Sequence[SurfacePoint], title: str, path: str) -> None:
         axes[-1].legend(title="in flight", fontsize="small")
 
 
-def heat(counts: Any, curves: Mapping[str, Sequence[float]], title: str, path: str) -> None:
+def heat(
+    layers: Sequence[int],
+    counts: Any,
+    curves: Mapping[str, Sequence[float]],
+    title: str,
+    path: str,
+) -> None:
     """Draw counts [layers, experts] as a heat map, and coverage curves beside it.
+
+    `layers` are the numbers of the rows.
 
     A curve has the covered share by the share of experts, in equal steps from 0 to 1. Raises as
     `surface` does.
@@ -51,6 +60,8 @@ def heat(counts: Any, curves: Mapping[str, Sequence[float]], title: str, path: s
         picture = left.imshow(counts, aspect="auto", interpolation="nearest", cmap="magma")
         left.set_xlabel("expert, hottest first in its layer")
         left.set_ylabel("layer")
+        rows = range(0, len(layers), divide_up(len(layers), 12))
+        left.set_yticks(rows, [str(layers[row]) for row in rows])
         left.figure.colorbar(picture, ax=left, label="times an even share")
         for name, curve in curves.items():
             steps = [100 * n / (len(curve) - 1) for n in range(len(curve))]

@@ -20,7 +20,8 @@ def to_json(facts: object) -> JsonValue:
 
     A dataclass, a named tuple or a mapping is an object with its fields in their order; other
     tuples and lists are arrays, sets are sorted arrays; a path is its text, an enumeration its
-    value. None, and a number that JSON lacks (infinity), is null. Raises TypeError for all else.
+    value; an underscore that ends a name (`from_`) is Python's. None, and a number that JSON lacks
+    (infinity), is null. Raises TypeError for all else.
     """
     if isinstance(facts, Enum):
         return to_json(facts.value)
@@ -33,7 +34,9 @@ def to_json(facts: object) -> JsonValue:
     if isinstance(facts, Mapping):
         return {str(to_json(key)): to_json(value) for key, value in facts.items()}
     if is_dataclass(facts):
-        return {field.name: to_json(getattr(facts, field.name)) for field in fields(facts)}
+        return {
+            field.name.rstrip("_"): to_json(getattr(facts, field.name)) for field in fields(facts)
+        }
     if isinstance(facts, tuple) and hasattr(facts, "_fields"):
         return {name: to_json(value) for name, value in zip(facts._fields, facts, strict=True)}
     if isinstance(facts, set | frozenset):

@@ -1,6 +1,7 @@
 """Facts as text, for people."""
 
 from moepack.errors import short
+from moepack.packing.pack_model import PackSummary
 from moepack.report.facts import (
     BlobFacts,
     CoverageFacts,
@@ -10,7 +11,6 @@ from moepack.report.facts import (
     PackFacts,
     SourceFacts,
 )
-from moepack.packing.pack_model import PackSummary
 from moepack.sizes import ranges_text, size_text
 from moepack.verifying.report import Report
 

@@ -1,100 +1,114 @@
-"""How what was found in traces is printed for people."""
+"""What was found in traces, written for people."""
 
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
+from moepack.analysis.concentration import Concentration, TopCoverage
+from moepack.analysis.reuse import ReuseFacts
+from moepack.analysis.statistics import TraceStatistics
+from moepack.hotness.measure import HotnessFacts
 from moepack.sizes import size_text
+from moepack.trace.summary import TraceSummary
+
+UNKNOWN = "–"
 
 
-def imported(facts: dict[str, Any]) -> str:
-    """Write what `moepack trace import` came to."""
-    tokens = f"{facts['token_count']:,} tokens in {facts['request_count']:,} requests"
-    lines = [f"{facts['path']}: {tokens}, {facts['selection_count']:,} selections"]
-    if facts["counted_selection_count"]:
-        lines.append(f"  {facts['counted_selection_count']:,} more are counts without tokens")
-    lines += _unknown(facts["unknown"]) + _warnings(facts["warnings"])
-    return "\n".join(lines)
+def imported(summary: TraceSummary) -> str:
+    """Write what an import or a recording came to: the whole file, and what is new in it."""
+    lines = [f"{summary.path}: {_totals(summary.token_count, summary.request_count)}"]
+    lines[0] += f", {summary.selection_count:,} selections"
+    if summary.counted_selection_count:
+        lines.append(f"  {summary.counted_selection_count:,} more are counts without tokens")
+    added = summary.added
+    if added.selection_count != summary.selection_count:
+        totals = _totals(added.token_count, added.request_count)
+        lines.append(f"  added just now: {totals}, {added.selection_count:,} selections")
+    if summary.unknown:
+        lines.append(f"  not known: {', '.join(summary.unknown)}")
+    return "\n".join([*lines, *_left_out(summary.warnings)])
 
 
-def hotness(facts: dict[str, Any]) -> str:
-    """Write what `moepack hotness` came to."""
-    over = "an unknown number of" if facts["token_count"] is None else f"{facts['token_count']:,}"
+def _totals(token_count: int, request_count: int) -> str:
+    return f"{token_count:,} tokens in {request_count:,} request{'s' * (request_count != 1)}"
+
+
+def hotness(facts: HotnessFacts) -> str:
+    """Write what measuring hotness came to."""
+    over = "an unknown number of" if facts.token_count is None else f"{facts.token_count:,}"
     lines = [
-        f"{facts['path']}: {facts['selection_count']:,} selections of {facts['expert_count']:,} "
-        f"experts over {over} tokens"
+        f"{facts.path}: {facts.selection_count:,} selections of {facts.expert_count:,} experts "
+        f"over {over} tokens"
     ]
-    held = facts["held_out"]
-    if held is None:
+    if facts.held_out is None:
         lines.append("  nothing is held out to judge by: only counts were given")
     else:
-        lines.append(f"  a half is held out to judge by, divided by {held['by']}")
-    return "\n".join([*lines, *_warnings(facts["warnings"])])
+        lines.append(f"  a half is held out to judge by, divided by {facts.held_out.by}")
+    if len(facts.models) > 1:
+        lines.append(f"  counted together, though of different models: {', '.join(facts.models)}")
+    return "\n".join([*lines, *_left_out(facts.warnings)])
 
 
-def stats(facts: dict[str, Any]) -> str:
-    """Write the working-set table and the reuse of `moepack trace stats`."""
+def stats(facts: TraceStatistics) -> str:
+    """Write the working-set table and the reuse of traces."""
     lines = [
-        f"{facts['window_count']} windows of {facts['window']} tokens "
-        f"in {facts['request_count']} requests",
+        f"{facts.window_count} windows of {facts.window} tokens in {facts.request_count} requests",
         f"{'share':<8} {'experts (U)':>12} {'new (D)':>12}"
-        + (f" {'bytes':>10} {'new bytes':>10}" if facts["has_lengths"] else ""),
+        + (f" {'bytes':>10} {'new bytes':>10}" if facts.has_lengths else ""),
     ]
-    for row in facts["working_set"]:
-        line = f"{row['share']:<8.1%} {row['expert_count']:>12.2f} {row['new_count']:>12.2f}"
-        if facts["has_lengths"]:
-            line += (
-                f" {size_text(round(row['length'])):>10} {size_text(round(row['new_length'])):>10}"
-            )
+    for row in facts.working_set:
+        line = f"{row.share:<8.1%} {row.expert_count:>12.2f} {row.new_count:>12.2f}"
+        for length in (row.length, row.new_length):
+            line += "" if length is None else f" {size_text(round(length)):>10}"
         lines.append(line)
-    if not facts["window_count"]:
+    if not facts.window_count:
         lines.append("no request has a whole window of tokens that are known one by one")
-    return "\n".join([*lines, *_reuse(facts), *_warnings(facts["warnings"])])
+    return "\n".join([*lines, *_reuse(facts.reuse), *_left_out(facts.warnings)])
 
 
-def _reuse(facts: dict[str, Any]) -> list[str]:
-    if not facts["reuse"]["token_count"]:
+def _reuse(reuse: ReuseFacts) -> list[str]:
+    if not reuse.token_count:
         return []
-    reuse = facts["reuse"]
-    lines = [
-        f"of {reuse['token_count']:,} tokens:",
-        f"  chosen by the token before too   {_percent(reuse['repeat_share'])}",
-        f"  half of all reuses within        {reuse['median_distance']} tokens",
+    return [
+        f"of {reuse.token_count:,} tokens:",
+        f"  chosen by the token before too   {_percent(reuse.repeat_share)}",
+        f"  half of all reuses within        {_number(reuse.median_distance)} tokens",
         "layer   repeated   half within",
+        *(
+            f"{layer.layer:>5} {_percent(layer.repeat_share):>10} "
+            f"{_number(layer.median_distance):>13}"
+            for layer in reuse.layers
+        ),
     ]
-    for layer in reuse["layers"]:
-        lines.append(
-            f"{layer['layer']:>5} {_percent(layer['repeat_share']):>10} "
-            f"{layer['median_distance']:>13}"
-        )
-    return lines
 
 
-def concentration(facts: dict[str, Any]) -> str:
+def concentration(facts: Concentration) -> str:
     """Write the concentration gate."""
-    total = facts["total"]
     lines = [
         "layer   entropy    Gini   never   top 5 %   top 10 %   top 25 %   top 50 %   "
         "(learned on one half, measured on the other)"
     ]
-    for skew in [*facts["layers"], total]:
-        name = "all" if skew["layer"] is None else str(skew["layer"])
-        covered = "".join(f"{_percent(one['share']):>11}" for one in skew["coverage"])
+    for skew in [*facts.layers, facts.total]:
+        name = "all" if skew.layer is None else str(skew.layer)
         lines.append(
-            f"{name:>5} {skew['entropy']:>9.3f} {skew['gini']:>7.3f} {skew['never_count']:>7}"
-            f"{covered[1:]}"
+            f"{name:>5} {skew.entropy:>9.3f} {skew.gini:>7.3f} {skew.never_count:>7}"
+            + _shares(top.share for top in skew.coverage)
         )
-    for title, name in (("even router", "even_share"), ("latest as many", "latest_share")):
-        covered = "".join(f"{_percent(one[name]):>11}" for one in total["coverage"])
-        lines.append(f"{title:<31}{covered[1:]}")
-    return "\n".join([*lines, facts["reason"], *_warnings(facts["warnings"])])
+    tops: Sequence[TopCoverage] = facts.total.coverage
+    lines.append(f"{'even router':<31}" + _shares(top.even_share for top in tops))
+    lines.append(f"{'LRU cache of as many':<31}" + _shares(top.latest_share for top in tops))
+    return "\n".join([*lines, facts.reason, *_left_out(facts.warnings)])
+
+
+def _shares(shares: Iterable[float | None]) -> str:
+    return "".join(f"{_percent(share):>11}" for share in shares)[1:]
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
+    return UNKNOWN if share is None else f"{share:.1%}"
 
 
-def _unknown(words: list[str]) -> list[str]:
-    return [f"  not known: {', '.join(words)}"] if words else []
+def _number(number: int | None) -> str:
+    return UNKNOWN if number is None else str(number)
 
 
-def _warnings(warnings: dict[str, int]) -> list[str]:
-    return [f"  left out: {count} x {problem}" for problem, count in sorted(warnings.items())]
+def _left_out(warnings: Mapping[str, int]) -> list[str]:
+    return [f"  left out: {count:,} × {problem}" for problem, count in sorted(warnings.items())]

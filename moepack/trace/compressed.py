@@ -7,6 +7,7 @@ import sys
 import zlib
 from typing import IO
 
+from moepack import digest
 from moepack.errors import MachineError, MoepackError, TraceError
 
 if sys.version_info >= (3, 14):
@@ -14,17 +15,17 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["Stream", "zstd"]
+__all__ = ["TraceStream", "zstd"]
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _READ_LENGTH = 1 << 18
 
 
-class Stream:
+class TraceStream:
     """The bytes of a file, unpacked, from its beginning to its end. A context manager.
 
     `name` is the file's without its folder; `is_file` says that it can be opened again, `is_plain`
-    that it is not compressed either.
+    that it is not compressed either. `digest` is that of all that was read so far.
 
     Raises TraceError for what is no file, or one whose compression is damaged or cut short,
     MachineError for one that cannot be read.
@@ -36,6 +37,7 @@ class Stream:
         self.is_file = os.path.isfile(path)
         self.is_plain = False
         self._ahead = b""
+        self._digest = digest.stream()
         try:
             self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115 - close() closes it
             self._unpacked = self._unpack(self._file)
@@ -57,7 +59,7 @@ class Stream:
         self.is_plain = self.is_file
         return file
 
-    def __enter__(self) -> "Stream":
+    def __enter__(self) -> "TraceStream":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -65,7 +67,7 @@ class Stream:
         self._file.close()
 
     def peek(self, length: int) -> bytes:
-        """Give the next `length` bytes, fewer only at the end, without going on."""
+        """Return the next `length` bytes, fewer only at the end, without going on."""
         while len(self._ahead) < length and (more := self._read(length - len(self._ahead))):
             self._ahead += more
         return self._ahead[:length]
@@ -74,8 +76,15 @@ class Stream:
         """Read up to `length` bytes; none at the end."""
         if self._ahead:
             data, self._ahead = self._ahead[:length], self._ahead[length:]
-            return data
-        return self._read(length)
+        else:
+            data = self._read(length)
+        self._digest.update(data)
+        return data
+
+    @property
+    def digest(self) -> int:
+        """The XXH3-64 of the bytes that were read, unpacked."""
+        return self._digest.intdigest()
 
     def read_whole(self, length: int) -> bytes:
         """Read `length` bytes, fewer only at the end."""

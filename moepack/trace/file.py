@@ -1,6 +1,6 @@
 """Moepack's own trace file: records that are compressed and checked one by one.
 
-The format is specified in layouts/TRACE.md; `trace_records` has the payloads.
+The format is specified in layouts/TRACE.md; `file_records` has the payloads.
 """
 
 import contextlib
@@ -15,8 +15,9 @@ import numpy as np
 
 from moepack import digest
 from moepack.errors import MachineError, RequestError, TraceError
+from moepack.storage.atomic import publish
 from moepack.trace import file_records
-from moepack.trace.compressed import Stream, zstd
+from moepack.trace.compressed import TraceStream, zstd
 from moepack.trace.file_records import Kind
 from moepack.trace.model import Counts, Item, Items, Origin, Piece, Tokens
 from moepack.trace.validation import Checks
@@ -122,7 +123,7 @@ class Writer:
             self._file.flush()
             os.fsync(self._file.fileno())
             if not self._appends:
-                os.replace(self._partial, self.path)
+                publish(self._partial, self.path)
             self._file.close()
         except OSError as error:
             self._take_back()
@@ -138,7 +139,7 @@ class Writer:
         with contextlib.suppress(OSError):
             if self._kept:
                 os.truncate(self._partial, self._kept)
-                os.replace(self._partial, self.path)
+                publish(self._partial, self.path)
             else:
                 Path(self._partial).unlink(missing_ok=True)
 
@@ -161,7 +162,7 @@ class Writer:
         return MachineError(f"cannot write: {error.strerror}", path=self.path)
 
 
-def read(stream: Stream, checks: Checks) -> Items:
+def read(stream: TraceStream, checks: Checks) -> Items:
     """Read a trace file record by record. Raises TraceError for what is wrong in it."""
     _check_header(stream.read_whole(_HEADER.size), stream.path)
     offset = _HEADER.size
@@ -184,7 +185,7 @@ def read(stream: Stream, checks: Checks) -> Items:
         offset += _RECORD.size + _RECORD.unpack(head)[1]
 
 
-def _read_payload(stream: Stream, head: bytes, place: str) -> bytes | None:
+def _read_payload(stream: TraceStream, head: bytes, place: str) -> bytes | None:
     """Read, unpack and check one payload; None where the file ends within it."""
     if len(head) < _RECORD.size:
         return None

@@ -36,13 +36,13 @@ def join(pieces: list[Tokens]) -> Tokens:
 
 def parts(tokens: Tokens, selection_count: int) -> list[Tokens]:
     """Cut many tokens into some of about `selection_count` selections, which fit into a record."""
-    found, first, count = [], 0, len(tokens.request)
+    records, first, count = [], 0, len(tokens.request)
     while first < count:
         most = int(tokens.starts[first]) + 8 * selection_count
         last = max(int(np.searchsorted(tokens.starts, most, "right")) - 1, first + 1)
         last = min(last, first + selection_count)
         start, end = int(tokens.starts[first]), int(tokens.starts[last])
-        found.append(
+        records.append(
             Tokens(
                 tokens.request[first:last],
                 tokens.phase[first:last],
@@ -52,7 +52,7 @@ def parts(tokens: Tokens, selection_count: int) -> list[Tokens]:
             )
         )
         first = last
-    return found
+    return records
 
 
 def parts_of_counts(counts: Counts, count: int) -> list[Counts]:

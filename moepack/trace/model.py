@@ -83,7 +83,7 @@ class Origin:
     token_count: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Give this as JSON values, the same for the same facts."""
+        """Return this as JSON values, the same for the same facts."""
         return {
             "format": self.format,
             "name": self.name,

@@ -1,17 +1,15 @@
 """How strictly a trace is taken: against a model's shape, and what becomes of bad lines."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moepack.errors import TraceError
+from moepack.shape import ModelShape
 from moepack.trace.model import MAX_NUMBER, Counts, Ints, Phase, Shorts
-
-Shape = Mapping[int, int]
-"""How many experts each layer of a model has, by the layer's number."""
 
 _ANOTHER_MODEL = "was it taken on another model?"
 
@@ -23,13 +21,14 @@ class Checks:
     by problem.
     """
 
-    def __init__(self, path: str, shape: Shape | None = None, lenient: bool = False) -> None:
+    def __init__(self, path: str, shape: ModelShape | None = None, lenient: bool = False) -> None:
         self.path = path
         self.shape = shape
         self.lenient = lenient
         self.warnings: Counter[str] = Counter()
-        self._limits = np.full(MAX_NUMBER + 1, 0 if shape else MAX_NUMBER + 1, np.int64)
-        for layer, count in (shape or {}).items():
+        self._limits = np.full(MAX_NUMBER + 1, MAX_NUMBER + 1 if shape is None else 0, np.int64)
+        self.expert_counts = {} if shape is None else shape.expert_counts
+        for layer, count in self.expert_counts.items():
             self._limits[layer] = count
 
     def fault(self, problem: str, place: str | None, count: int = 1, **details: Any) -> None:
@@ -47,10 +46,11 @@ class Checks:
         """Compare what a file says of its model with the shape; raise TraceError at once."""
         if self.shape is None:
             return
-        most, last = max(self.shape.values(), default=0), max(self.shape, default=-1)
+        counts = self.expert_counts
+        most, last = max(counts.values(), default=0), max(counts, default=-1)
         if expert_count is not None and expert_count != most:
             raise self._another_model("experts a layer", most, expert_count)
-        if layer_count is not None and layer_count < len(self.shape):
+        if layer_count is not None and layer_count < len(counts):
             raise self._another_model("layers", f"up to layer {last}", layer_count)
 
     def _another_model(self, what: str, expected: object, found: object) -> TraceError:
@@ -73,22 +73,22 @@ class Checks:
         if not wrong.any():
             return None
         first = int(np.argmax(wrong))
-        found = f"layer {layer[first]} expert {expert[first]}"
+        selection = f"layer {layer[first]} expert {expert[first]}"
         if self.shape is None:
             problem, hint = "out of bounds", None
             expected = f"layers and experts from 0 to {MAX_NUMBER}"
         else:
             problem, hint = "the model has no such expert", _ANOTHER_MODEL
-            expected = describe(self.shape)
+            expected = str(self.shape)
         place, count = place_of(first), int(np.count_nonzero(wrong))
-        self.fault(problem, place, count, expected=expected, found=found, hint=hint)
+        self.fault(problem, place, count, expected=expected, found=selection, hint=hint)
         right: NDArray[np.bool_] = ~wrong
         return right
 
     def counts(
         self, phase: Phase, layer: Ints, expert: Ints, counts: Ints, place_of: Callable[[int], str]
     ) -> Counts:
-        """Give those of some counts that the model can have; see `fitting`."""
+        """Return those of some counts that the model can have; see `fitting`."""
         right = self.fitting(layer, expert, place_of)
         if right is not None:
             layer, expert, counts = layer[right], expert[right], counts[right]
@@ -97,12 +97,6 @@ class Checks:
 
 def _are_shorts(numbers: Ints) -> bool:
     return int(numbers.min(initial=0)) >= 0 and int(numbers.max(initial=0)) <= MAX_NUMBER
-
-
-def describe(shape: Shape) -> str:
-    """Say in a few words how many layers and experts there are."""
-    layers = sorted(shape)
-    return f"layers {layers[0]} to {layers[-1]}, up to {max(shape.values())} experts"
 
 
 def shorts(numbers: Ints) -> Shorts:

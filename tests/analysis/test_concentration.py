@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from moepack.analysis import concentration
-from moepack.analysis.concentration import Concentration
-from moepack.hotness.counter import Half, Tally
+from moepack.analysis.concentration import Concentration, RoutingSample
+from moepack.hotness.counter import Half, SelectionCounter
+from moepack.shape import ModelShape
 from moepack.trace.model import Counts, Item, Origin, Phase, Tokens, Unknown
+from tests.support.shapes import shape_of_counts
 
 ORIGIN = Origin("test", "test")
 EXPERTS, USED, LAYERS = 64, 4, 3
@@ -34,7 +36,14 @@ def routed(weights: Weights, token_count: int, request_length: int, seed: int = 
 
 
 def judged(*pieces: Item) -> Concentration:
-    return concentration.measure(*concentration.count([ORIGIN, *pieces]))
+    return sampled(*pieces).concentration()
+
+
+def sampled(*pieces: Item, shape: ModelShape | None = None) -> RoutingSample:
+    sample = RoutingSample(shape)
+    for item in (ORIGIN, *pieces):
+        sample.add(item)
+    return sample
 
 
 def even(token: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
@@ -110,13 +119,13 @@ def test_entropy_and_gini_of_counts_that_can_be_worked_out() -> None:
 
 def test_a_shape_tells_of_experts_and_layers_that_were_never_met() -> None:
     tokens = routed(skewed, 100, 10)
-    counted = concentration.count([ORIGIN, tokens])
-    found = concentration.measure(*counted, dict.fromkeys(range(5), 128))
+    shape = shape_of_counts(dict.fromkeys(range(5), 128))
+    found = sampled(tokens, shape=shape).concentration()
     assert [skew.layer for skew in found.layers] == [0, 1, 2, 3, 4]
     assert found.layers[4].never_count == 128
     assert found.total.expert_count == 5 * 128
     assert found.layers[0].never_count >= 64
-    assert concentration.measure(*counted).total.expert_count == LAYERS * EXPERTS
+    assert judged(tokens).total.expert_count == LAYERS * EXPERTS
 
 
 def test_prefill_is_left_out_unless_there_is_nothing_else() -> None:
@@ -133,10 +142,10 @@ def test_the_margins_of_the_verdict() -> None:
     """Shares that differ by less than five points are called equal."""
 
     def verdict(share: float, even_share: float, latest: float, met: int) -> str:
-        coverage = (concentration.Coverage(25, 16, share, even_share, latest),)
+        coverage = (concentration.TopCoverage(25, 16, share, even_share, latest),)
         total = concentration.Skew(None, 64, 0, 2 * met * 64, 1.0, 0.0, coverage)
-        counts = np.full((1, 64), met, np.int64)
-        return concentration._verdict(total, Half(100, counts))[0]
+        counts = np.full(64, met, np.int64)
+        return concentration.judge(total, Half(100, counts))[0]
 
     assert verdict(0.50, 0.25, 0.54, 100) == "static"
     assert verdict(0.50, 0.25, 0.56, 100) == "recency"
@@ -148,9 +157,8 @@ def test_the_margins_of_the_verdict() -> None:
 
 def test_the_top_is_rounded_and_unmet_layers_have_no_cache() -> None:
     tokens = routed(even, 200, 10)
-    counted = concentration.count([ORIGIN, tokens])
-    shape = dict.fromkeys(range(LAYERS), EXPERTS) | {9: 30}
-    found, without = concentration.measure(*counted, shape), concentration.measure(*counted)
+    shape = shape_of_counts(dict.fromkeys(range(LAYERS), EXPERTS) | {9: 30})
+    found, without = sampled(tokens, shape=shape).concentration(), judged(tokens)
     assert [one.expert_count for one in found.layers[-1].coverage] == [2, 3, 8, 15]
     for one, other in zip(found.total.coverage, without.total.coverage, strict=True):
         assert one.latest_share == other.latest_share
@@ -159,25 +167,28 @@ def test_the_top_is_rounded_and_unmet_layers_have_no_cache() -> None:
 def test_counts_alone_have_no_other_half() -> None:
     counts = Counts(Phase.DECODE, *(np.arange(4, dtype=np.uint16),) * 2, np.array([9, 5, 5, 1]))
     origin = Origin("counts", "x", frozenset({Unknown.TOKENS}), None, 77)
-    found = concentration.measure(*concentration.count([origin, counts]))
+    sample = RoutingSample()
+    for item in (origin, counts):
+        sample.add(item)
+    found = sample.concentration()
     assert (found.verdict, found.halves, found.token_count) == ("unknown", None, 77)
     assert all(one.share is None for one in found.total.coverage)
     assert found.request_count is None
 
 
 def test_halves_are_of_equal_size_and_of_other_requests() -> None:
-    tally = Tally()
-    tally.add(ORIGIN)
-    tally.add(routed(even, 100, 10))
-    by, learned, measured = tally.halves() or pytest.fail("there are two")
+    counter = SelectionCounter()
+    counter.add(ORIGIN)
+    counter.add(routed(even, 100, 10))
+    by, learned, measured = counter.halves() or pytest.fail("there are two")
     assert (by, learned.token_count, measured.token_count) == ("requests", 50, 50)
-    assert (learned.counts + measured.counts == tally.counts).all()
+    assert (learned.counts + measured.counts == counter.counts).all()
 
 
 @pytest.mark.parametrize("token_count", [2, 3, 64, 65, 1000, 5000])
 def test_one_request_is_halved_in_time(token_count: int) -> None:
-    tally = Tally()
-    tally.add(ORIGIN)
+    counter = SelectionCounter()
+    counter.add(ORIGIN)
     tokens = Tokens(
         np.zeros(token_count, np.int64),
         np.zeros(token_count, np.uint8),
@@ -185,19 +196,19 @@ def test_one_request_is_halved_in_time(token_count: int) -> None:
         np.zeros(token_count, np.uint16),
         (np.arange(token_count) * 2 // token_count).astype(np.uint16),
     )
-    tally.add(tokens)
-    by, learned, measured = tally.halves() or pytest.fail("there are two")
+    counter.add(tokens)
+    by, learned, measured = counter.halves() or pytest.fail("there are two")
     assert by == "time"
     assert learned.token_count + measured.token_count == token_count
     assert abs(learned.token_count - measured.token_count) <= max(1, token_count // 16)
-    assert learned.counts[0, 0] >= learned.token_count * 0.9
-    assert measured.counts[0, -1] >= measured.token_count * 0.9
+    assert learned.counts[0] >= learned.token_count * 0.9
+    assert measured.counts[1] >= measured.token_count * 0.9
 
 
 def test_phases_can_be_left_out_and_unknown_ones_never_are() -> None:
     tokens = routed(even, 90, 10)._replace(phase=np.repeat(np.arange(3), 30).astype(np.uint8))
-    tally = Tally(frozenset({Phase.DECODE}))
-    tally.add(ORIGIN)
-    tally.add(tokens)
-    assert tally.token_count == 60
-    assert tally.selection_count == 60 * LAYERS * USED
+    counter = SelectionCounter(frozenset({Phase.DECODE}))
+    counter.add(ORIGIN)
+    counter.add(tokens)
+    assert counter.token_count == 60
+    assert counter.selection_count == 60 * LAYERS * USED

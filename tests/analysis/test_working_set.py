@@ -1,7 +1,7 @@
 """The working set and reuse, against plain programs that count one selection after another."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moepack.analysis import lru, reuse, working_set
+from moepack.shape import FamilyShape, ModelShape
 from moepack.trace.formats import registry
 from moepack.trace.model import Counts, Item, Origin, Phase, Tokens
 from moepack.trace.validation import Checks
@@ -29,6 +30,16 @@ def tokens_of(request: Request, number: int = 0, phase: Phase = Phase.DECODE) ->
         np.array([layer for layer, _ in flat], np.uint16),
         np.array([expert for _, expert in flat], np.uint16),
     )
+
+
+def table_of(
+    items: Iterable[Item], window: int = working_set.WINDOW, shape: ModelShape | None = None
+) -> working_set.WorkingSet:
+    """Take a whole trace."""
+    table = working_set.WorkingSet(window, shape)
+    for item in items:
+        table.add(item)
+    return table
 
 
 def plain_table(requests: Sequence[Request], window: int) -> list[tuple[float, float]]:
@@ -76,7 +87,7 @@ def test_the_table_is_what_counting_gives(requests: list[Request], window: int, 
 
 def test_more_experts_in_a_later_window_change_nothing() -> None:
     requests = [[[(0, 3), (1, 2)]] * 4 + [[(0, 900), (1, 2)]] * 4]
-    found = working_set.of([ORIGIN, tokens_of(requests[0])], 4)
+    found = table_of([ORIGIN, tokens_of(requests[0])], 4)
     rows = [(row.expert_count, row.new_count) for row in found.rows()]
     assert rows == plain_table(requests, 4)
 
@@ -85,33 +96,34 @@ def test_prefill_and_counts_are_left_out() -> None:
     request: Request = [[(0, n % 3)] for n in range(8)]
     counts = Counts(Phase.DECODE, *(np.ones(1, np.uint16),) * 2, np.array([1 << 40]))
     items: list[Item] = [ORIGIN, tokens_of([[(5, 5)]] * 9, 0, Phase.PREFILL), counts]
-    found = working_set.of([*items, tokens_of(request)], 4)
+    found = table_of([*items, tokens_of(request)], 4)
     assert found.window_count == 2
-    assert found.rows() == working_set.of([ORIGIN, tokens_of(request)], 4).rows()
+    assert found.rows() == table_of([ORIGIN, tokens_of(request)], 4).rows()
 
 
 def test_a_window_never_goes_over_a_request_or_a_file() -> None:
     first, second = ([[(0, number)]] * 3 for number in (1, 2))
-    one = working_set.of([ORIGIN, tokens_of(first, 0), tokens_of(second, 1)], 2)
-    two = working_set.of([ORIGIN, tokens_of(first), ORIGIN, tokens_of(second)], 2)
+    one = table_of([ORIGIN, tokens_of(first, 0), tokens_of(second, 1)], 2)
+    two = table_of([ORIGIN, tokens_of(first), ORIGIN, tokens_of(second)], 2)
     assert one.window_count == two.window_count == 2
     assert one.rows() == two.rows()
     assert one.rows()[-1].new_count == 0, "no window is compared with another request's"
 
 
 def test_bytes_are_those_of_the_experts() -> None:
-    request: Request = [[(0, 0), (1, 1)], [(0, 0), (1, 2)]]
-    lengths = np.array([[100, 0, 0], [0, 7, 9]])
-    found = working_set.of([ORIGIN, tokens_of(request)], 1, lengths)
+    """Of the layer's experts, without padding."""
+    request: Request = [[(0, 0), (1, 1)], [(0, 0), (1, 2), (1, 3)]]
+    shape = ModelShape((FamilyShape(0, "ffn_exps", 4, 100), FamilyShape(1, "ffn_exps", 4, 7)))
+    found = table_of([ORIGIN, tokens_of(request)], 1, shape)
     last = found.rows()[-1]
-    assert last.length == pytest.approx((107 + 109) / 2)
-    assert (last.new_count, last.new_length) == (1, 9)
+    assert last.length == pytest.approx((107 + 114) / 2)
+    assert (last.new_count, last.new_length) == (2, 14)
 
 
 def test_a_log_gives_the_published_scripts_digits() -> None:
     """Those that analyze_experts.py printed for the same selections, as lines of its log."""
     path = str(FIXTURES / "qwen3moe-trace.csv")
-    found = working_set.of(registry.read(path, Checks(path)))
+    found = table_of(registry.read(path, Checks(path)))
     digits = [(f"{row.expert_count:.2f}", f"{row.new_count:.2f}") for row in found.rows()]
     assert found.window_count == 1
     assert digits == [
@@ -122,9 +134,9 @@ def test_a_log_gives_the_published_scripts_digits() -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(REQUESTS)
-def test_caches_of_the_latest_have_what_they_would(requests: list[Request]) -> None:
+def test_lru_caches_hold_what_they_would(requests: list[Request]) -> None:
     """One cache a layer; all sizes at once."""
-    found = lru.LatestCaches()
+    found = lru.LayerLru()
     found.add(ORIGIN)
     for number, request in enumerate(requests):
         if request:
@@ -143,7 +155,7 @@ def test_caches_of_the_latest_have_what_they_would(requests: list[Request]) -> N
     for layer in chosen:
         for capacity in (1, 2, 3, 5, 301):
             hits = sum(n for (at, depth), n in depths.items() if at == layer and depth < capacity)
-            assert found.hit_share(capacity, layer) == pytest.approx(hits / chosen[layer])
+            assert found.hit_rate(capacity, layer) == pytest.approx(hits / chosen[layer])
 
 
 def test_what_the_token_before_chose_too() -> None:
@@ -151,35 +163,33 @@ def test_what_the_token_before_chose_too() -> None:
     found = reuse.Reuse()
     for item in (ORIGIN, tokens_of(request, 0), tokens_of(request[-1:], 1)):
         found.add(item)
-    assert found.repeat_share() == 0.5
-    assert (found.repeat_share(0), found.repeat_share(1)) == (0.5, 0.5)
-    assert found.layers() == [0, 1]
-    assert found.median_distance() == 1
-    assert found.distances() == [
-        {"from": 1, "to": 1, "count": 4},
-        {"from": None, "to": None, "count": 4},
-    ]
+    facts = found.facts()
+    assert facts.repeat_share == 0.5
+    assert facts.layers == (reuse.LayerReuse(0, 0.5, 1), reuse.LayerReuse(1, 0.5, 1))
+    assert facts.median_distance == 1
+    counts = (reuse.DistanceCount(1, 1, 4), reuse.DistanceCount(None, None, 4))
+    assert facts.distances == counts
 
 
 def test_the_first_token_of_a_file_repeats_nothing() -> None:
     found = reuse.Reuse()
     for item in (ORIGIN, tokens_of([[(0, 1)]]), ORIGIN, tokens_of([[(0, 1)]])):
         found.add(item)
-    assert found.repeat_share() is None
+    assert found.facts().repeat_share is None
 
 
 def test_caches_see_no_prefill() -> None:
-    found = lru.LatestCaches()
+    found = lru.LayerLru()
     found.add(tokens_of([[(0, 1)]] * 5, 0, Phase.PREFILL))
-    assert found.hit_share(1) is None
+    assert found.hit_rate(1) is None
 
 
 def test_nothing_is_no_working_set() -> None:
-    found = working_set.of([ORIGIN])
+    found = table_of([ORIGIN])
     assert found.window_count == 0
     assert {(row.expert_count, row.new_count) for row in found.rows()} == {(0, 0)}
-    assert reuse.Reuse().repeat_share() is None
-    assert reuse.Reuse().to_json()["layers"] == []
+    assert reuse.Reuse().facts().repeat_share is None
+    assert reuse.Reuse().facts().layers == ()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -203,13 +213,14 @@ def test_distances_are_what_looking_back_gives(requests: list[Request], cut: int
                     powers[(now - before - 1).bit_length()] += 1
                 last[one] = now
             now += 1
-    counts = [entry["count"] for entry in found.distances()]
+    facts = found.facts()
+    counts = [entry.count for entry in facts.distances]
     assert counts == [*(powers[n] for n in range(max(powers, default=-1) + 1)), first]
-    assert found.repeat_share() == (repeated / repeatable if repeatable else None)
+    assert facts.repeat_share == (repeated / repeatable if repeatable else None)
 
 
 def test_a_long_trace_is_looked_at_as_far_as_the_bound() -> None:
-    found = lru.LatestCaches(most_tokens=10)
+    found = lru.LayerLru(most_tokens=10)
     for item in (ORIGIN, tokens_of([[(0, 1)]] * 25)):
         found.add(item)
     assert found.token_count == 10
@@ -217,4 +228,4 @@ def test_a_long_trace_is_looked_at_as_far_as_the_bound() -> None:
     for item in (ORIGIN, tokens_of([[(0, 1)]] * 25)):
         again.add(item)
     assert again.token_count == 10
-    assert again.distances()[0]["count"] == 9
+    assert again.facts().distances[0].count == 9

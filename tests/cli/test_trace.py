@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack.hotness import file, measure
+from moepack.hotness import file
+from moepack.trace.formats import registry
 from moepack.trace.model import Tokens
 from moepack.trace.validation import Checks
 from tests.support import llama_cpp
-from tests.support.models import FIXTURES, first_shard, keys_of
+from tests.support.models import FIXTURES, first_shard
 
 needs_llama = pytest.mark.skipif(
     not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
@@ -73,9 +74,48 @@ def test_import_never_overwrites_but_appends(
     assert refused.returncode == 2
     assert "--append" in refused.stderr
     assert target.read_bytes() == before
-    body(moepack_command("trace", "import", log, "-o", target, "--append", "--json"))
+    other = another(log)
+    facts = body(moepack_command("trace", "import", other, "-o", target, "--append", "--json"))
+    assert (facts["token_count"], facts["request_count"]) == (600, 2)
+    assert facts["added"]["token_count"] == 300
     facts = body(moepack_command("trace", "stats", target, "--json"))
     assert (facts["window_count"], facts["request_count"]) == (4, 2)
+
+
+def another(log: Path) -> Path:
+    """Write a log like another one, of which one selection differs."""
+    path = log.with_name("another.txt")
+    path.write_text(log.read_text().replace("layer 0 expert 5\n", "layer 0 expert 6\n", 1))
+    return path
+
+
+def test_the_message_of_an_import_tells_the_whole_file_and_what_is_new(
+    log: Path, tmp_path: Path, moepack_command: Run
+) -> None:
+    target = tmp_path / "out.moetrace"
+    first = moepack_command("trace", "import", log, "-o", target).stdout
+    assert f"{target}: 300 tokens in 1 request, 1,800 selections" in first
+    assert "added" not in first
+    second = moepack_command("trace", "import", another(log), "-o", target, "--append").stdout
+    assert f"{target}: 600 tokens in 2 requests, 3,600 selections" in second
+    assert "added just now: 300 tokens in 1 request, 1,800 selections" in second
+
+
+def test_the_same_selections_are_not_added_twice(
+    log: Path, tmp_path: Path, moepack_command: Run
+) -> None:
+    """The halves that hotness is judged by would be copies of each other."""
+    target = tmp_path / "out.moetrace"
+    moepack_command("trace", "import", log, "-o", target)
+    before = target.read_bytes()
+    renamed = log.with_name("renamed.log")
+    renamed.write_text("another heading\n" + log.read_text())
+    for again in ([log], [renamed], [another(log), log]):
+        run = moepack_command("trace", "import", *again, "-o", target, "--append")
+        assert run.returncode == 2
+        assert f"{again[-1]}: its selections are in the trace already" in run.stderr
+        assert target.read_bytes() == before
+    assert moepack_command("trace", "import", log, log, "-o", tmp_path / "b").returncode == 2
 
 
 def test_a_fault_leaves_nothing_behind(log: Path, tmp_path: Path, moepack_command: Run) -> None:
@@ -98,7 +138,7 @@ def test_a_fault_while_appending_leaves_what_was_there(
     before = target.read_bytes()
     other = tmp_path / "other.csv"
     other.write_text("layer,expert,count\n0,1,-5\n")
-    run = moepack_command("trace", "import", log, other, "-o", target, "--append")
+    run = moepack_command("trace", "import", another(log), other, "-o", target, "--append")
     assert run.returncode == 3
     assert target.read_bytes() == before
 
@@ -110,15 +150,13 @@ def test_stats_in_bytes(log: Path, packs: dict[str, Path], moepack_command: Run)
         facts = body(moepack_command("trace", "stats", log, option, value, "--json"))
         last = facts["working_set"][-1]
         assert last["expert_count"] == 32
-        assert last["length"] == length_of_all(option, packs["qwen3moe"])
+        assert last["length"] == length_of_all(packs["qwen3moe"])
         assert "KiB" in moepack_command("trace", "stats", log, option, value).stdout
 
 
-def length_of_all(option: str, pack_path: Path) -> int:
-    """Give the bytes of all experts of qwen3moe: of the blobs in its pack, or without padding."""
+def length_of_all(pack_path: Path) -> int:
+    """Return the bytes of all experts of qwen3moe, without padding."""
     with moepack.open(pack_path) as pack:
-        if option == "--pack":
-            return sum(pack.locate(*key).length for key in keys_of(pack))
         kinds = [kind.length for layer in pack.layers for kind in pack.parts(layer)]
         return 16 * sum(kinds)
 
@@ -161,6 +199,17 @@ def test_hotness_is_written_and_packed(log: Path, tmp_path: Path, moepack_comman
     for weights in ("1", "1,x", "0,1", "1,nan"):
         run = moepack_command("hotness", log, IMATRIX, "--weights", weights, "-o", target)
         assert run.returncode == 2, weights
+
+
+def test_files_of_other_models_are_counted_and_said(tmp_path: Path, moepack_command: Run) -> None:
+    for model in ("a", "b"):
+        body_ = {"model": model, "layers": [{"layer": 0, "heat": [5]}]}
+        (tmp_path / model).write_text(json.dumps(body_))
+    paths = (tmp_path / "a", tmp_path / "b")
+    run = moepack_command("hotness", *paths, "--weights", "3,1", "-o", tmp_path / "hot.csv")
+    assert "20 selections of 1 experts" in run.stdout
+    assert "counted together, though of different models: a, b" in run.stdout
+    assert "left out" not in run.stdout
 
 
 def test_a_file_is_never_counted_into_itself(log: Path, moepack_command: Run) -> None:
@@ -263,6 +312,6 @@ def test_an_interrupted_recording_keeps_what_was_finished(tmp_path: Path) -> Non
     kept = int(errors.partition("hint: ")[2].split()[0])
     assert f"{kept} of 5000 prompts are kept in {target}" in errors
     assert not partial.exists()
-    items = list(measure.items(str(target), Checks(str(target))))
+    items = list(registry.read(str(target), Checks(str(target))))
     requests = {int(one) for item in items if isinstance(item, Tokens) for one in item.request}
     assert len(requests) == kept > 0

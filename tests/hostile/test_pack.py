@@ -1,7 +1,6 @@
-"""Hostile packs, layouts, hotness files and journals: each rule broken alone, giants, damage."""
+"""Hostile packs, layouts and journals: each rule broken alone, giants, damage."""
 
 import json
-import math
 import os
 import shutil
 import struct
@@ -15,14 +14,12 @@ from hypothesis import strategies as st
 
 import moepack
 from moepack import digest, installed
-from moepack.errors import MachineError, MoepackError, PackError, RequestError, TraceError
+from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.format import manifest, records
 from moepack.format.index import Index
-from moepack.hotness import file
 from moepack.packing import journal, layout, packer
 from moepack.report.inspection import describe_pack
 from moepack.report.json_text import json_text, to_json
-from moepack.shape import FamilyShape, ModelShape
 from moepack.verifying.verifier import verify
 from tests.support.broken_packs import (
     BAD_NAMES,
@@ -478,77 +475,6 @@ def test_the_name_of_a_layout_is_looked_up_and_never_a_path(name: str) -> None:
     assert len(str(caught.value)) < 500 + len(name)
 
 
-# Hotness files.
-
-LINE = b"0,0,5\n"
-BAD_HOTNESS: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "no counts"),
-    "comments alone": (b"# tokens=5\n# more\n", "no counts"),
-    "the heading alone": (b"layer,expert,count\n", "no counts"),
-    "not UTF-8": (LINE + b"\xff\n", "not UTF-8"),
-    "UTF-16": ("0,0,5\n".encode("utf-16"), ""),
-    "a GGUF": (b"GGUF\3\0\0\0" + bytes(90), "line 1"),
-    "JSON": (b'{"0": [1, 2]}', "line 1: not a count"),
-    "two fields": (LINE + b"0,1\n", "line 2: not a count"),
-    "more fields than before": (LINE + b"0,1,3,2\n", "line 2: not as many columns"),
-    "fewer fields than before": (b"0,1,3,2\n0,2,3\n", "line 2: not as many columns"),
-    "five fields": (LINE + b"0,1,2,3,4\n", "line 2: not a count"),
-    "more held out than counted": (b"0,1,2,3\n", "line 1: more held out than counted"),
-    "two request counts": (b"# requests=1\n# requests=2\n" + LINE, "line 2: a second request"),
-    "an origin that is no JSON": (b"# origin={1}\n" + LINE, "line 1: not an origin"),
-    "a negative count": (LINE + b"0,1,-1\n", "line 2: not a count"),
-    "a negative layer": (b"-1,0,5\n", "line 1: not a count"),
-    "NaN": (b"0,0,nan\n", "line 1: not a count"),
-    "a fraction": (b"0,0,1.5\n", "line 1: not a count"),
-    "1e5": (b"0,0,1e5\n", "line 1: not a count"),
-    "hexadecimal": (b"0,0,0x5\n", "line 1: not a count"),
-    "an underscore": (b"0,0,1_0\n", "line 1: not a count"),
-    "other digits": ("0,0,\u0665\n".encode(), "line 1: not a count"),
-    "a count of 2^53": (b"0,0,9007199254740992\n", "line 1: count out of bounds"),
-    "a count of 17 digits": (b"0,0,10000000000000000\n", "line 1: not a count"),
-    "a count of 5000 digits": (b"0,0," + b"9" * 5000, "line 1: "),
-    "a layer of six digits": (b"100000,0,5\n", "line 1: not a count"),
-    "an expert of six digits": (b"0,100000,5\n", "line 1: not a count"),
-    "a space inside a number": (b"1 2,0,5\n", "line 1: not a count"),
-    "an expert twice": (LINE + b"\n# more\n" + LINE, "line 4: layer 0 expert 0 stands twice"),
-    "an expert twice with zeros": (LINE + b"00,0,5\n", "line 2: layer 0 expert 0 stands twice"),
-    "an endless line": (b"1" * (1 << 20), "line 1: line too long"),
-    "an endless line of spaces": (b"0,0," + b" " * (1 << 20), "line 1"),
-    "NUL": (LINE + b"\0\n", "line 2: not a count"),
-    "an escape": (LINE + b"\x1b[2J\n", "line 2: not a count"),
-    "two token counts": (b"# tokens=1\n# tokens=2\n" + LINE, "line 2"),
-    "a token count of words": (b"# tokens=many\n" + LINE, "line 1"),
-    "a token count of 17 digits": (b"# tokens=12345678901234567\n" + LINE, "line 1"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_HOTNESS)
-def test_each_rule_of_a_hotness_file_has_an_error(name: str, tmp_path: Path) -> None:
-    data, words = BAD_HOTNESS[name]
-    path = tmp_path / "hot.csv"
-    path.write_bytes(data)
-    with pytest.raises(TraceError) as caught:
-        file.load(str(path))
-    assert_clear(caught.value, path)
-    assert words in str(caught.value)
-
-
-def test_what_hotness_files_may_look_like() -> None:
-    for data in (b"0,0,5", b"\xef\xbb\xbf0,0,5\r\n", b"# x\nlayer,expert,count\n 0, 0, 5 \n\n"):
-        assert file.decode(data, "f").counts == {(0, 0): 5}
-    assert file.decode(b"#tokens = 7\n0,0,5", "f").token_count == 7
-    assert file.decode(b"0,0,%d" % file.MAX_COUNT, "f").counts[0, 0] == (1 << 53) - 1
-
-
-@pytest.mark.parametrize("family", ["ffn_exps", "attn_v_exps"])
-@pytest.mark.parametrize("line", [b"5,0,1", b"0,2,1", b"99999,99999,1"])
-def test_hotness_of_another_model_is_refused(family: str, line: bytes) -> None:
-    model = ModelShape((FamilyShape(0, family, 2, 1),))
-    with pytest.raises(TraceError) as caught:
-        file.decode(line, "f").check_fits(model)
-    assert_clear(caught.value, "f")
-
-
 # Giants: a second and 100 MB, in a process of its own.
 
 OPEN = ("import moepack", "moepack.open(path)")
@@ -556,7 +482,6 @@ VERIFY_MANIFEST = (
     "from moepack.format import manifest",
     "manifest.decode(open(path, 'rb').read(), path)",
 )
-HOTNESS = ("from moepack.hotness import file", "file.load(path)")
 LAYOUT = ("from moepack.packing import layout", "layout.load(path)")
 
 
@@ -634,35 +559,6 @@ def test_tables_filled_to_their_limits_are_read_or_refused_in_time(draft: Draft)
     draft.index = index
     draft.save()
     assert "files" in assert_cheap(OPEN, draft.path).text
-
-
-def _many_lines() -> bytes:
-    lines = file.MAX_LINES + 1
-    width = math.isqrt(lines) + 1
-    return b"".join(b"%d,%d,%d\n" % (n // width, n % width, 1 << 52) for n in range(lines))
-
-
-BIG_HOTNESS: dict[str, Callable[[], bytes]] = {
-    "short lines": lambda: LINE + filled(b"aa\n", file.MAX_FILE_LENGTH - 10),
-    "empty lines": lambda: filled(b"\n", file.MAX_FILE_LENGTH),
-    "comments": lambda: filled(b"#a\n", file.MAX_FILE_LENGTH),
-    "an endless line": lambda: filled(b"1", file.MAX_FILE_LENGTH),
-    "an endless comment": lambda: filled(b"#", file.MAX_FILE_LENGTH),
-    "endless spaces": lambda: filled(b" ", file.MAX_FILE_LENGTH),
-    "wide letters": lambda: "\U0001f4a9".encode() * (file.MAX_FILE_LENGTH // 4),
-    "one wide letter": lambda: "\U0001f4a9".encode() + filled(b"a", file.MAX_FILE_LENGTH - 4),
-    "too many lines": _many_lines,
-    "too long": lambda: LINE + filled(b"#" * 999 + b"\n", file.MAX_FILE_LENGTH + 1000),
-}
-
-
-@pytest.mark.parametrize("name", BIG_HOTNESS)
-def test_a_big_hotness_file_is_refused_within_a_second_and_100_mb(
-    name: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "hot.csv"
-    path.write_bytes(BIG_HOTNESS[name]())
-    assert_cheap(HOTNESS, path)
 
 
 LIMIT = layout.MAX_FILE_LENGTH
@@ -912,12 +808,6 @@ BODIES = st.dictionaries(st.sampled_from([*json.loads(MANIFEST), "more"]), _JSON
     lambda changes: json.dumps(json.loads(MANIFEST) | changes).encode()
 )
 MANIFESTS = mutants(MANIFEST) | BODIES | _JSON.map(lambda v: json.dumps(v).encode()) | st.binary()
-HOT = b"# tokens=12\nlayer,expert,count\n0,0,5\n0,1,7\n12,345,9007199254740991\n"
-HOTNESSES = (
-    mutants(HOT)
-    | st.binary(max_size=100)
-    | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
-)
 LAYOUTS = st.one_of(*(mutants(data) for data in SHIPPED.values())) | st.binary(max_size=100)
 
 
@@ -938,17 +828,6 @@ def check_layout(data: bytes) -> None:
     names = {found.file_named(number) for number in (0, 1, 9, 10, 99999)}
     assert len(names) == 5
     assert not any("/" in name or name in ("index.bin", "manifest.json") for name in names)
-    json.dumps(found.to_json())
-
-
-def check_hotness(data: bytes) -> None:
-    try:
-        found = file.decode(data, "h.csv")
-    except TraceError as error:
-        assert_clear(error, "h.csv")
-        return
-    assert found.counts
-    assert all(0 <= count <= file.MAX_COUNT for count in found.counts.values())
     json.dumps(found.to_json())
 
 
@@ -993,12 +872,6 @@ def test_any_layout_is_decoded_or_refused(data: bytes) -> None:
     check_layout(data)
 
 
-@QUICK
-@given(HOTNESSES)
-def test_any_hotness_file_is_decoded_or_refused(data: bytes) -> None:
-    check_hotness(data)
-
-
 @settings(QUICK, max_examples=100)
 @given(JOURNAL_EDITS)
 def test_any_journal_is_taken_up_or_refused(
@@ -1009,12 +882,11 @@ def test_any_journal_is_taken_up_or_refused(
 
 @pytest.mark.slow
 @DEEP
-@given(INDEXES, MANIFESTS, LAYOUTS, HOTNESSES)
+@given(INDEXES, MANIFESTS, LAYOUTS)
 def test_any_of_many_files_is_decoded_or_refused(
     tiny: Path, scratch: Path, index: bytes, text: bytes, profile: bytes, hot: bytes
 ) -> None:
     check_index(index)
     check_manifest(text)
     check_layout(profile)
-    check_hotness(hot)
     check_pack(scratch, *resealed(index, tiny))

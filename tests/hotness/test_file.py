@@ -4,28 +4,37 @@ from pathlib import Path
 
 import pytest
 
+import moepack
 from moepack.errors import TraceError
 from moepack.hotness import file
+from moepack.hotness.file import Hotness
+from moepack.keys import ExpertKey
 from tests.support.gguf_builder import moe
-from tests.support.models import FIXTURES, first_shard, shape_at
+from tests.support.models import FIXTURES, first_shard
 
 HEADING = b"layer,expert,count\n"
+
+
+def decoded(folder: Path, data: bytes) -> Hotness:
+    path = folder / "hot.csv"
+    path.write_bytes(data)
+    return file.load(str(path))
 
 
 def test_the_shipped_file_is_read_with_its_token_count() -> None:
     heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
     assert heat.token_count == 192
-    assert heat.counts[0, 2] == 181
+    assert heat.counts[ExpertKey(0, 2)] == 181
     assert sum(heat.counts.values()) == heat.to_json()["selection_count"] == 1284
-    heat.check_fits(shape_at(first_shard("qwen3moe")))
+    heat.check_fits(moepack.shape_of(first_shard("qwen3moe")))
 
 
 @pytest.mark.parametrize(
     "text",
     [b"0,1,5\n1,0,7", HEADING + b"0,1,5\r\n1,0,7\r\n", b"\xef\xbb\xbf# x\n\n 0, 1, 5\n1,0,7\n"],
 )
-def test_headings_comments_and_line_ends_may_vary(text: bytes) -> None:
-    heat = file.decode(text, "hot.csv")
+def test_headings_comments_and_line_ends_may_vary(text: bytes, tmp_path: Path) -> None:
+    heat = decoded(tmp_path, text)
     assert heat.counts == {(0, 1): 5, (1, 0): 7}
     assert heat.token_count is None
 
@@ -38,7 +47,7 @@ def test_headings_comments_and_line_ends_may_vary(text: bytes) -> None:
     ],
 )
 def test_hotness_of_another_model_is_refused(tmp_path: Path, line: bytes, message: str) -> None:
-    shape = shape_at(moe().write(tmp_path / "m.gguf"))
+    shape = moepack.shape_of(moe().write(tmp_path / "m.gguf"))
     with pytest.raises(TraceError, match=message) as caught:
-        file.decode(line, "hot.csv").check_fits(shape)
+        decoded(tmp_path, line).check_fits(shape)
     assert "another model" in (caught.value.hint or "")

@@ -1,6 +1,5 @@
 """Hotness from traces, imatrices, heat and hotness files, and what a pack says of it."""
 
-import dataclasses
 import json
 import struct
 from pathlib import Path
@@ -12,22 +11,22 @@ import pytest
 import moepack
 from moepack.errors import MoepackError, TraceError
 from moepack.hotness import coverage, file, measure
-from moepack.hotness.measure import Input, Options
-from moepack.packing import layout, packer, plan
+from moepack.hotness.measure import measure_hotness
+from moepack.keys import ExpertKey
 from moepack.source import gguf_header
-from moepack.source.experts import find_experts
-from moepack.source.shards import open_source
 from moepack.trace.formats import imatrix
+from moepack.trace.formats.registry import ReadOptions
 from moepack.trace.model import Phase
 from tests.support.gguf_builder import F32, GgufBuilder, TensorSpec
 from tests.support.models import FIXTURES, first_shard, pack_model
+from tests.support.shapes import shape_of_counts
 
 IMATRIX = FIXTURES / "qwen3moe-imatrix.gguf"
 TRACE = FIXTURES / "qwen3moe-trace.csv"
-SHAPE = {0: 16, 1: 16}
+SHAPE = shape_of_counts({0: 16, 1: 16})
 
 
-def counts_in(path: Path, name: str = "ffn_down_exps") -> dict[tuple[int, int], int]:
+def counts_in(path: Path, name: str = "ffn_down_exps") -> dict[ExpertKey, int]:
     """Read an imatrix's counts, plainly."""
     found = {}
     for tensor in gguf_header.read(path).tensors:
@@ -36,7 +35,7 @@ def counts_in(path: Path, name: str = "ffn_down_exps") -> dict[tuple[int, int], 
             data = path.read_bytes()[tensor.offset : tensor.offset + tensor.length]
             for expert, (count,) in enumerate(struct.iter_unpack("<f", data)):
                 if count:
-                    found[layer, expert] = int(count)
+                    found[ExpertKey(layer, expert)] = int(count)
     return found
 
 
@@ -66,7 +65,7 @@ def test_an_imatrix_is_known_by_its_content(name: str, tmp_path: Path) -> None:
     assert found.request_count is None
     assert found.held_out is None
     used = 4
-    assert sum(found.counts.values()) == found.token_count * used * len(SHAPE)
+    assert sum(found.counts.values()) == found.token_count * used * len(SHAPE.layers)
 
 
 def test_an_old_imatrix_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -79,11 +78,11 @@ def test_an_old_imatrix_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_a_trace_gives_what_counting_its_lines_gives() -> None:
-    expected: dict[tuple[int, int], int] = {}
+    expected: dict[ExpertKey, int] = {}
     for line in TRACE.read_text().splitlines()[1:]:
         _, _, layer, _, experts = line.split(",")
         for expert in experts.split():
-            key = int(layer), int(expert)
+            key = ExpertKey(int(layer), int(expert))
             expected[key] = expected.get(key, 0) + 1
     found = measure.load(str(TRACE), SHAPE)
     assert found.counts == expected
@@ -109,17 +108,19 @@ def test_heat_is_read(tmp_path: Path) -> None:
 def test_files_are_counted_together_with_weights(tmp_path: Path) -> None:
     csv = tmp_path / "hot.csv"
     csv.write_text("# tokens=10\nlayer,expert,count\n0,0,100\n1,15,1\n")
-    inputs = [Input(str(csv), 0.5), Input(str(IMATRIX), 2), Input(str(TRACE))]
-    found, warnings = measure.count(inputs, Options(shape=SHAPE))
-    one, two, three = (measure.load(one.path, SHAPE) for one in inputs)
+    paths = [str(csv), str(IMATRIX), str(TRACE)]
+    options = ReadOptions(shape=SHAPE)
+    measured = measure_hotness(paths, weights=[0.5, 2, 1], options=options)
+    found = measured.hotness
+    one, two, three = (measure.load(path, SHAPE) for path in paths)
     for key in {*one.counts, *two.counts, *three.counts}:
         weighted = [one.counts.get(key, 0) / 2, 2 * two.counts.get(key, 0)]
         expected = sum(weighted) + three.counts.get(key, 0)
         assert found.counts.get(key, 0) == pytest.approx(expected, abs=0.5)
     assert found.token_count == 10 + (two.token_count or 0) + 192
-    assert [origin["format"] for origin in found.origins] == ["hotness", "imatrix", "call-csv"]
+    assert [origin["format"] for origin in found.origins] == ["counts", "imatrix", "call-csv"]
     assert found.held_out is None, "counts cannot be halved"
-    assert not warnings
+    assert not measured.warnings
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
@@ -136,21 +137,24 @@ def test_decode_alone_can_be_counted(tmp_path: Path) -> None:
     rows = ["0,0,0,0,0,5", "0,0,1,0,0,6", "0,1,0,0,0,7", "0,1,1,0,0,7"]
     heading = "turn,phase,step,layer,slot,expert,weight"
     path.write_text("".join(f"{line}\n" for line in [heading, *(f"{row},1" for row in rows)]))
-    options = Options(phases=frozenset({Phase.DECODE}))
-    assert measure.count([Input(str(path))], options)[0].counts == {(0, 7): 2}
-    assert measure.count([Input(str(path))], Options())[0].token_count == 4
+    decode = frozenset({Phase.DECODE})
+    assert measure_hotness([str(path)], phases=decode).hotness.counts == {(0, 7): 2}
+    assert measure_hotness([str(path)]).hotness.token_count == 4
     prefill = tmp_path / "prefill.csv"
     prefill.write_text("turn,phase,step,layer,slot,expert,weight\n0,0,0,0,0,5,1\n")
     with pytest.raises(TraceError, match="nothing was counted"):
-        measure.count([Input(str(prefill))], options)
+        measure_hotness([str(prefill)], phases=decode)
 
 
 def test_an_imatrix_is_prefill() -> None:
-    options = Options(phases=frozenset({Phase.DECODE}))
+    decode = frozenset({Phase.DECODE})
     with pytest.raises(TraceError, match="nothing was counted"):
-        measure.count([Input(str(IMATRIX))], options)
-    both, alone = ([Input(str(path)) for path in paths] for paths in ([IMATRIX, TRACE], [TRACE]))
-    assert measure.count(both, options)[0].counts == measure.count(alone, options)[0].counts
+        measure_hotness([str(IMATRIX)], phases=decode)
+    both, alone = (
+        measure_hotness(list(map(str, paths)), phases=decode).hotness.counts
+        for paths in ([IMATRIX, TRACE], [TRACE])
+    )
+    assert both == alone
 
 
 def test_what_is_held_out_has_its_own_tokens() -> None:
@@ -162,10 +166,10 @@ def test_what_is_held_out_has_its_own_tokens() -> None:
 def test_a_foreign_expert_in_a_hotness_file_is_left_out_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "hot.csv"
     path.write_text("layer,expert,count\n0,1,5\n0,16,7\n0,17,7\n9,0,7\n")
-    options = Options(shape=SHAPE, lenient=True)
-    found, warnings = measure.count([Input(str(path))], options)
-    assert found.counts == {(0, 1): 5}
-    assert warnings == {"the model has no such expert": 3}
+    options = ReadOptions(shape=SHAPE, lenient=True)
+    measured = measure_hotness([str(path)], options=options)
+    assert measured.hotness.counts == {(0, 1): 5}
+    assert measured.warnings == {"the model has no such expert": 3}
 
 
 def test_files_of_other_models_are_told(tmp_path: Path) -> None:
@@ -174,8 +178,9 @@ def test_files_of_other_models_are_told(tmp_path: Path) -> None:
         paths.append(tmp_path / model)
         body = {"model": model, "layers": [{"layer": 0, "heat": [1]}]}
         paths[-1].write_text(json.dumps(body))
-    _, warnings = measure.count([Input(str(path)) for path in paths], Options())
-    assert warnings == {"files of another model than the first": 1}
+    measured = measure_hotness(list(map(str, paths)))
+    assert measured.models == ("a", "b")
+    assert not measured.warnings, "nothing was left out"
 
 
 GOOD = {"blk.0.ffn_down_exps.weight": [3.0, 1.0], "blk.0.ffn_up_exps.weight": [3.0, 1.0]}
@@ -222,7 +227,7 @@ def test_a_cut_imatrix_is_refused(tmp_path: Path) -> None:
 
 def test_a_legacy_check_takes_nothing_else() -> None:
     for head in (b"", b"layer 7 expert 188\n" * 3, b"\0" * 64, b"GGUF" + b"\3\0\0\0" * 8):
-        imatrix.refuse_legacy(head, "x")
+        assert not imatrix.is_legacy(head)
 
 
 # What a pack says of it
@@ -230,19 +235,19 @@ def test_a_legacy_check_takes_nothing_else() -> None:
 
 def test_coverage_is_measured_on_what_was_held_out() -> None:
     """What was learned is the reverse of what is measured, so nearly all bytes are needed."""
-    lengths = {(0, expert): 10 for expert in range(10)}
-    learned = {(0, expert): expert for expert in range(10)}
-    measured = {(0, expert): 100 if expert == 0 else 0 for expert in range(10)}
+    lengths = {ExpertKey(0, expert): 10 for expert in range(10)}
+    learned = {ExpertKey(0, expert): expert for expert in range(10)}
+    measured = {ExpertKey(0, expert): 100 if expert == 0 else 0 for expert in range(10)}
     found = coverage.of(learned, measured, lengths)
     assert [one["length"] for one in found["lengths"]] == [100] * 5
     assert coverage.of(measured, measured, lengths)["lengths"][0]["length"] == 10
     assert found["total_length"] == 100
-    alike = coverage.of(measured, {(0, 0): 5, (0, 1): 5}, lengths)
+    alike = coverage.of(measured, {ExpertKey(0, 0): 5, ExpertKey(0, 1): 5}, lengths)
     assert alike["lengths"][0]["length"] == 10, "one of two that are alike is half"
 
 
 def test_coverage_of_experts_that_were_not_packed_is_not_reached() -> None:
-    found = coverage.of({}, {(0, 0): 1, (9, 9): 99}, {(0, 0): 10})
+    found = coverage.of({}, {ExpertKey(0, 0): 1, ExpertKey(9, 9): 99}, {ExpertKey(0, 0): 10})
     assert [one["length"] for one in found["lengths"]] == [None] * 5
 
 
@@ -259,8 +264,7 @@ def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, moepack_co
         assert ranked == sorted(ranked, reverse=True)
         assert pack.manifest.hotness is not None
         assert pack.manifest.hotness["token_count"] == found.token_count
-        lengths: dict[tuple[int, int], int] = {}
-        lengths |= {key: pack.locate(*key).length for key in pack.hottest(1 << 40)}
+        lengths = {key: pack.locate(*key).length for key in pack.hottest(1 << 40)}
     run = moepack_command("inspect", target, "--json")
     shown = json.loads(run.stdout)["coverage"]
     assert shown == coverage.of_hotness(found, lengths)
@@ -271,9 +275,7 @@ def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, moepack_co
 
 def test_inspect_measures_a_pack_that_states_nothing(tmp_path: Path, moepack_command: Any) -> None:
     heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
-    source = open_source(first_shard("qwen3moe"))
-    planned = plan.make(find_experts(source), layout.load("layers"), hotness=heat)
-    packer.pack(source, dataclasses.replace(planned, hotness=heat), tmp_path / "pack")
+    pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=heat.counts, hotness=heat)
     shown = json.loads(moepack_command("inspect", tmp_path / "pack", "--json").stdout)["coverage"]
     assert shown["held_out"] is None
     sizes = [one["length"] for one in shown["lengths"]]

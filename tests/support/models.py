@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moepack.hotness.file import Hotness
+from moepack.keys import ExpertKey
 from moepack.packing import pack_model as packing
 from moepack.reading.catalog import BlobLocation, PartLocation
 from moepack.reading.pack import Pack
@@ -58,7 +59,8 @@ def pack_model(
 
 def hotness_of(counts: Mapping[tuple[int, int], int]) -> Hotness:
     """Give hotness that was counted by hand."""
-    return Hotness(path="counts", counts=counts, token_count=None, digest=0)
+    by_expert = {ExpertKey(*key): count for key, count in counts.items()}
+    return Hotness(path="counts", counts=by_expert, token_count=None, digest=0)
 
 
 def shape_at(path: Path) -> ModelShape:

@@ -21,6 +21,7 @@ from moepack.trace.compressed import zstd
 from moepack.trace.formats import registry
 from moepack.trace.model import Counts, Item, Origin, Tokens
 from moepack.trace.validation import Checks
+from tests.support.shapes import shape_of_counts
 
 UNKNOWN, PREFILL, DECODE = 0, 1, 2
 
@@ -76,7 +77,7 @@ def read(
     form: str | None = None,
 ) -> tuple[list[Origin], Seen, Counter[str]]:
     """Read a file; give its origins, what is in it, and the warnings."""
-    checks = Checks(str(path), shape, lenient)
+    checks = Checks(str(path), None if shape is None else shape_of_counts(shape), lenient)
     items = list(registry.read(str(path), checks, form))
     return [item for item in items if isinstance(item, Origin)], flat(items), checks.warnings
 

@@ -24,12 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.errors import TraceError
-from moepack.trace.compressed import Stream
+from moepack.trace.compressed import TraceStream
+from moepack.trace.expert_places import MAX_PLACES
 from moepack.trace.model import MAX_NUMBER, Ints, Items, Origin, Phase, Piece, Tokens, Unknown
 from moepack.trace.validation import Checks, shorts
 
 MAX_LENGTH = 1 << 30
-"""Of a file that is not a plain .npy, and of each array in it, in bytes."""
+"""Of a file that is not a plain .npy, and of all arrays in it together, in bytes."""
+MAX_JSON_LENGTH = 1 << 27
+"""Of JSON, in bytes: what Python makes of it may take twenty times as much."""
 CONVERTER = (
     "convert it where it came from: `import numpy, torch; "
     'found = torch.load("FILE.pt", weights_only=False); '
@@ -51,34 +54,34 @@ _BAD_ARRAYS = (ValueError, OverflowError, MemoryError, EOFError, OSError, Syntax
 Array = NDArray[Any]
 
 
-def read_npy(stream: Stream, checks: Checks) -> Items:
+def read_npy(stream: TraceStream, checks: Checks) -> Items:
     """Read one array without a name."""
     yield from _read_all(stream, checks, [[("", _load(stream))]], "array")
 
 
-def read_npz(stream: Stream, checks: Checks) -> Items:
+def read_npz(stream: TraceStream, checks: Checks) -> Items:
     """Read the arrays of an archive; vLLM's two names together are one request."""
-    data = io.BytesIO(_whole(stream))
+    data = io.BytesIO(_whole(stream, MAX_LENGTH))
     try:
         with zipfile.ZipFile(data) as archive:
             members = archive.infolist()
-        if any(not one.filename.endswith(".npy") for one in members):
+        if any(not member.filename.endswith(".npy") for member in members):
             raise TraceError("not an archive of arrays", path=stream.path, hint=CONVERTER)
-        if any(one.file_size > MAX_LENGTH for one in members):
-            raise _too_long(stream.path)
+        if sum(member.file_size for member in members) > MAX_LENGTH:
+            raise _too_long(stream.path, MAX_LENGTH)
         data.seek(0)
         with np.load(data, allow_pickle=False) as archive:
-            named = [(name, archive[name]) for name in archive.files]
+            named = [(name, _member(archive, name)) for name in archive.files]
     except (zipfile.BadZipFile, zlib.error, RuntimeError, *_BAD_ARRAYS) as error:
         raise _unreadable(stream.path, error) from None
-    vllm = sorted((one for one in named if one[0] in _PHASES), key=lambda one: one[0])
-    others = [[one] for one in named if one[0] not in _PHASES]
+    vllm = sorted((name, array) for name, array in named if name in _PHASES)
+    others = [[(name, array)] for name, array in named if name not in _PHASES]
     yield from _read_all(stream, checks, [*([vllm] if vllm else []), *others], "array")
 
 
-def read_json(stream: Stream, checks: Checks) -> Items:
+def read_json(stream: TraceStream, checks: Checks) -> Items:
     """Read arrays, or objects with arrays, from JSON, or from one JSON a line."""
-    documents = _parse(_whole(stream), stream.path)
+    documents = _parse(_whole(stream, MAX_JSON_LENGTH), stream.path)
     if len(documents) == 1 and _is_heat(documents[0]):
         yield from _read_heat(documents[0], stream, checks)
         return
@@ -87,7 +90,7 @@ def read_json(stream: Stream, checks: Checks) -> Items:
 
 
 def _read_all(
-    stream: Stream, checks: Checks, requests: list[list[tuple[str, Array]]], form: str
+    stream: TraceStream, checks: Checks, requests: list[list[tuple[str, Array]]], form: str
 ) -> Items:
     names = {name for request in requests for name, _ in request}
     unknown = set()
@@ -118,6 +121,9 @@ def _pieces(name: str, array: Array, request: int, checks: Checks) -> Iterator[P
             expected="three axes of whole numbers",
             found=f"{array.shape} {array.dtype}",
         )
+    if not array.size:
+        return
+    _check_bounds(name, array.shape, checks, place)
     if array.dtype == np.uint64 and np.any(array > _MOST):
         raise TraceError("a number out of bounds", path=checks.path, place=place)
     if name == "logical_count":
@@ -132,6 +138,15 @@ def _pieces(name: str, array: Array, request: int, checks: Checks) -> Iterator[P
     step = max(1, _PIECE_SELECTIONS // max(1, array.shape[1] * array.shape[2]))
     for first in range(0, len(array), step):
         yield from _tokens(array[first : first + step], layers, request, phase, checks, place)
+
+
+def _check_bounds(name: str, shape: tuple[int, ...], checks: Checks, place: str) -> None:
+    """Refuse axes that no model has before anything of their lengths is made."""
+    layer_count = shape[0] if name == "topk_ids_of_layer" else shape[1]
+    is_wide = max(layer_count, shape[2]) > MAX_NUMBER + 1
+    if is_wide or (name == "logical_count" and layer_count * shape[2] > MAX_PLACES):
+        problem = "an array of more layers or experts than any model has"
+        raise TraceError(problem, path=checks.path, place=place, found=shape)
 
 
 def _tokens(
@@ -171,18 +186,18 @@ def _layer_numbers(count: int, checks: Checks, place: str) -> Ints:
     """Say which blocks the layers of an array are; it has only those with experts."""
     if checks.shape is None:
         return np.arange(count)
-    if count != len(checks.shape):
+    if count != len(checks.expert_counts):
         raise TraceError(
             "the array is of a model with other layers",
             path=checks.path,
             place=place,
-            expected=f"{len(checks.shape)} layers with experts",
+            expected=f"{len(checks.expert_counts)} layers with experts",
             found=count,
         )
-    return np.array(sorted(checks.shape), np.int64)
+    return np.array(sorted(checks.expert_counts), np.int64)
 
 
-def _load(stream: Stream) -> Array:
+def _load(stream: TraceStream) -> Array:
     """Read a .npy; a plain one is mapped, whatever its length."""
     head = stream.peek(_HEADER_LENGTH)
     try:
@@ -191,12 +206,19 @@ def _load(stream: Stream) -> Array:
             raise TraceError("an array of Python objects", path=stream.path, hint=CONVERTER)
         if stream.is_plain:
             return np.asarray(np.load(stream.path, mmap_mode="r", allow_pickle=False))
-        data = _whole(stream)
+        data = _whole(stream, MAX_LENGTH)
         if math.prod(shape) * dtype.itemsize > len(data):
             raise ValueError("it ends too early")
         return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
     except _BAD_ARRAYS as error:
         raise _unreadable(stream.path, error) from None
+
+
+def _member(archive: Any, name: str) -> Array:
+    array = archive[name]
+    if not isinstance(array, np.ndarray):  # numpy gives the bytes of what it does not know
+        raise ValueError(f"{name} is no array")
+    return array
 
 
 def _read_header(head: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -216,15 +238,15 @@ def _unreadable(path: str, error: Exception) -> TraceError:
     return TraceError(f"cannot be read as arrays: {error}", path=path, hint=hint)
 
 
-def _whole(stream: Stream) -> bytes:
-    data = stream.read_whole(MAX_LENGTH + 1)
-    if len(data) > MAX_LENGTH:
-        raise _too_long(stream.path)
+def _whole(stream: TraceStream, limit: int) -> bytes:
+    data = stream.read_whole(limit + 1)
+    if len(data) > limit:
+        raise _too_long(stream.path, limit)
     return data
 
 
-def _too_long(path: str) -> TraceError:
-    expected = f"<= {MAX_LENGTH} bytes"
+def _too_long(path: str, limit: int) -> TraceError:
+    expected = f"<= {limit} bytes"
     return TraceError("too long", path=path, expected=expected, hint="save it as a plain .npy")
 
 
@@ -248,18 +270,18 @@ def _requests(document: Any, path: str) -> list[list[tuple[str, Array]]]:
         requests = document
     elif isinstance(document, dict):
         requests = next((document[key] for key in _LISTS if key in document), requests)
-    found = [_arrays(one, path) for one in requests] if isinstance(requests, list) else []
-    if not any(found):
+    arrays = [_arrays(item, path) for item in requests] if isinstance(requests, list) else []
+    if not any(arrays):
         expected = f"an array, or objects with {', '.join(_NAMES)}"
         raise TraceError("no arrays of experts in it", path=path, expected=expected)
-    return found
+    return arrays
 
 
 def _arrays(request: Any, path: str) -> list[tuple[str, Array]]:
     """Find the arrays of one request, and of the answers in it."""
     if not isinstance(request, dict):
         return []
-    found = [
+    arrays = [
         (name, _array(request[name], name, path))
         for name in _NAMES
         if request.get(name) is not None
@@ -267,8 +289,8 @@ def _arrays(request: Any, path: str) -> list[tuple[str, Array]]:
     for key in _ANSWERS:
         answers = request.get(key)
         for answer in answers if isinstance(answers, list) else []:
-            found += _arrays(answer, path)
-    return found
+            arrays += _arrays(answer, path)
+    return arrays
 
 
 def _array(value: Any, name: str, path: str) -> Array:
@@ -287,7 +309,7 @@ def _is_heat(document: Any) -> bool:
     )
 
 
-def _read_heat(document: Any, stream: Stream, checks: Checks) -> Items:
+def _read_heat(document: Any, stream: TraceStream, checks: Checks) -> Items:
     tokens, model = document.get("n_decode_tokens"), document.get("model")
     yield Origin(
         "heat",

@@ -64,7 +64,7 @@ class Assembler:
 
 
 def _part(rows: Rows, selections: slice, calls: slice) -> Rows:
-    """Give some of the rows, and those calls that begin among them."""
+    """Return some of the rows, and those calls that begin among them."""
     return Rows(
         rows.starts[calls] - (selections.start or 0),
         rows.request[calls],

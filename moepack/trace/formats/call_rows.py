@@ -32,7 +32,7 @@ class ListFormat:
         self._checks = checks
         self._assembler = Assembler(checks.path)
 
-    def wanted(self, columns: Ints) -> Truths | None:
+    def taken(self, columns: Ints) -> Truths | None:
         """Say which rows are to be taken; None for all."""
         return None
 
@@ -41,22 +41,22 @@ class ListFormat:
         raise NotImplementedError
 
     def requests(self, columns: Ints) -> Ints:
-        """Give the request of each row."""
+        """Return the request of each row."""
         return np.zeros(len(columns), np.int64)
 
     def phases(self, columns: Ints) -> Ints:
-        """Give the phase of each row."""
+        """Return the phase of each row."""
         return np.full(len(columns), Phase.UNKNOWN, np.int64)
 
     def tokens(self, lists: Lists) -> Ints | None:
-        """Give for each item the number of its token in the call; None where a call is one."""
+        """Return for each item the number of its token in the call; None where a call is one."""
         return None
 
     def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
         """Cut the rows into calls, and give the selections of each."""
         report(self._checks, text, parsed.faults)
-        wanted = self.wanted(parsed.lists.columns)
-        lists = parsed.lists if wanted is None else keep(parsed.lists, wanted)
+        taken = self.taken(parsed.lists.columns)
+        lists = parsed.lists if taken is None else keep(parsed.lists, taken)
         if not len(lists.first):
             return
         owner = lists.owner()
@@ -81,7 +81,7 @@ class ListFormat:
         )
 
     def end(self) -> Iterator[Piece]:
-        """Give the last call's tokens."""
+        """Return the last call's tokens."""
         return iter(self._assembler.end())
 
 
@@ -93,7 +93,7 @@ class NumberedCalls(ListFormat):
         self._last_call: tuple[int, ...] = ()
 
     def calls(self, columns: Ints) -> Ints:
-        """Give what tells the calls of the rows apart [rows, numbers]."""
+        """Return what tells the calls of the rows apart [rows, numbers]."""
         return columns[:, :1]
 
     def begins(self, columns: Ints) -> Places:
@@ -129,19 +129,19 @@ class LayerCalls(ListFormat):
         return np.where(columns[:, self.count_column] > 1, Phase.PREFILL, Phase.DECODE)
 
 
-def keep(lists: Lists, wanted: Truths) -> Lists:
+def keep(lists: Lists, kept: Truths) -> Lists:
     """Keep some of the rows."""
-    if wanted.all():
+    if kept.all():
         return lists
-    items = lists.items[ranges(lists.begins()[wanted], lists.counts[wanted])]
-    return Lists(lists.first[wanted], lists.columns[wanted], lists.counts[wanted], items)
+    items = lists.items[ranges(lists.begins()[kept], lists.counts[kept])]
+    return Lists(lists.first[kept], lists.columns[kept], lists.counts[kept], items)
 
 
-def _keep_items(lists: Lists, wanted: Truths) -> Lists:
+def _keep_items(lists: Lists, kept: Truths) -> Lists:
     """Keep some of the items, and the rows that have any of them."""
-    counts = np.bincount(lists.owner()[wanted], minlength=len(lists.counts))
+    counts = np.bincount(lists.owner()[kept], minlength=len(lists.counts))
     rows = counts > 0
-    return Lists(lists.first[rows], lists.columns[rows], counts[rows], lists.items[wanted])
+    return Lists(lists.first[rows], lists.columns[rows], counts[rows], lists.items[kept])
 
 
 def with_faults(text: Text, lists: Lists, expected: str, headings: Sequence[bytes] = ()) -> Table:

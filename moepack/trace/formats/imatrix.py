@@ -17,7 +17,8 @@ from moepack.errors import MachineError, SourceError, TraceError
 from moepack.source import gguf_header
 from moepack.source.gguf_header import GgufHeader, Value
 from moepack.source.tensor_table import Tensor
-from moepack.trace.model import Items, Origin, Phase, Unknown
+from moepack.trace.compressed import TraceStream
+from moepack.trace.model import Counts, Items, Origin, Phase, Unknown
 from moepack.trace.validation import Checks
 
 _COUNTS = re.compile(r"blk\.(\d{1,5})\.ffn_(down|up|gate|gate_up)_exps\.weight\.counts\Z")
@@ -27,33 +28,45 @@ MAX_EXACT = 1 << 24
 """A 32-bit float counts no further."""
 
 
-def is_gguf(head: bytes) -> bool:
-    """Say whether a file that begins with `head` is a GGUF, whatever it is called."""
-    return head.startswith(b"GGUF")
-
-
-def refuse_legacy(head: bytes, path: str) -> None:
-    """Raise TraceError where a file begins like an imatrix of the old format."""
+def is_legacy(head: bytes) -> bool:
+    """Say whether a file begins like an imatrix of the old format: a count, a length, a name."""
     if len(head) < 12:
-        return
+        return False
     count, length = struct.unpack_from("<ii", head)
     name = head[8 : 8 + max(0, min(length, 64))]
-    if (
-        0 < count < 1 << 20
-        and 0 < length < 256
-        and re.match(rb"blk\.\d+\.|output|token_embd", name)
-    ):
-        raise TraceError(
-            "an imatrix of the old format: it has no counts of experts",
-            path=path,
-            hint="run llama-imatrix of July 2025 or later, which writes a GGUF",
-        )
+    is_name = re.match(rb"blk\.\d+\.|output|token_embd", name) is not None
+    return 0 < count < 1 << 20 and 0 < length < 256 and is_name
 
 
-def read(path: str, checks: Checks) -> Items:
+def read(stream: TraceStream, checks: Checks) -> Items:
     """Read the counts of an imatrix. Raises TraceError for a GGUF that is none, or is damaged."""
+    path = stream.path
+    if is_legacy(stream.peek(1 << 10)):
+        problem = "an imatrix of the old format: it has no counts of experts"
+        hint = "run llama-imatrix of July 2025 or later, which writes a GGUF"
+        raise TraceError(problem, path=path, hint=hint)
+    if not stream.is_plain:
+        problem, hint = "an imatrix that is compressed or piped", "unpack it first"
+        raise TraceError(problem, path=path, hint=hint)
+    header = _read_header(path)
+    tensors = _by_layer(header)
+    if not tensors:
+        kind = header.metadata.get("general.type", Value("str", None)).data
+        raise TraceError(
+            "a GGUF without counts of experts, not a trace",
+            path=path,
+            expected="an imatrix of a model with experts",
+            found=f"general.type {kind}",
+        )
+    unknown = frozenset({Unknown.TOKENS, Unknown.REQUESTS})
+    yield Origin("imatrix", stream.name, unknown, None, _token_count(header.metadata))
+    for layer, by_projection in sorted(tensors.items()):
+        yield _counts_of(path, layer, by_projection, checks)
+
+
+def _read_header(path: str) -> GgufHeader:
     try:
-        header = gguf_header.read(path)
+        return gguf_header.read(path)
     except SourceError as error:
         raise TraceError(
             error.problem,
@@ -63,39 +76,24 @@ def read(path: str, checks: Checks) -> Items:
             found=error.found,
             hint=error.hint,
         ) from None
-    tensors = _by_layer(header)
-    if not tensors:
-        kind = header.metadata.get("general.type", Value("str", None)).data
-        raise TraceError(
-            "a GGUF without counts of experts",
-            path=path,
-            expected="an imatrix of a model with experts",
-            found=f"general.type {kind}",
-        )
-    unknown = frozenset({Unknown.TOKENS, Unknown.REQUESTS})
-    name = path.rpartition("/")[2]
-    yield Origin("imatrix", name, unknown, None, _token_count(header.metadata))
-    for layer, by_projection in sorted(tensors.items()):
-        counts = _layer_counts(path, layer, by_projection)
-        expert = np.flatnonzero(counts)
-        layers = np.full(len(expert), layer, np.int64)
-        place = f"layer {layer}"
-        yield checks.counts(
-            Phase.PREFILL,
-            layers,
-            expert,
-            counts[expert],
-            lambda _, place=place: place,  # type: ignore[misc]
-        )
+
+
+def _counts_of(
+    path: str, layer: int, by_projection: Mapping[str, Tensor], checks: Checks
+) -> Counts:
+    counts = _layer_counts(path, layer, by_projection)
+    expert = np.flatnonzero(counts)
+    layers = np.full(len(expert), layer, np.int64)
+    return checks.counts(Phase.PREFILL, layers, expert, counts[expert], lambda _: f"layer {layer}")
 
 
 def _by_layer(header: GgufHeader) -> dict[int, dict[str, Tensor]]:
-    found: dict[int, dict[str, Tensor]] = {}
+    by_layer: dict[int, dict[str, Tensor]] = {}
     for tensor in header.tensors:
         match = _COUNTS.match(tensor.name)
         if match:
-            found.setdefault(int(match[1]), {})[match[2]] = tensor
-    return found
+            by_layer.setdefault(int(match[1]), {})[match[2]] = tensor
+    return by_layer
 
 
 def _token_count(metadata: Mapping[str, Value]) -> int | None:

@@ -55,9 +55,9 @@ class JsonLines(ListFormat):
 
     def _row(self, line: bytes) -> tuple[list[int], list[int]] | None:
         try:
-            found = json.loads(line)
-            columns = [found[key] for key in self.keys]
-            experts = found["experts"]
+            row = json.loads(line)
+            columns = [row[key] for key in self.keys]
+            experts = row["experts"]
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
         if not isinstance(experts, list) or not all(map(_is_count, [*columns, *experts])):

@@ -83,7 +83,7 @@ class ExpertLog:
             start, borders = index, []
 
     def end(self) -> Iterator[Piece]:
-        """Give the last token."""
+        """Return the last token."""
         return iter(self._assembler.end())
 
     def _falls(self, layer: Ints) -> Truths:
@@ -105,11 +105,11 @@ class ExpertLog:
             if len(layer):
                 yield counts_of(self._phase, layer, expert)
             return
-        found = np.array(borders, np.intp)
+        first = np.array(borders, np.intp)
         if self._begins:
-            found = np.concatenate(([0], found))
-        starts = np.unique(found[found < len(layer)])
-        self._begins = bool(np.any(found == len(layer)))
+            first = np.concatenate(([0], first))
+        starts = np.unique(first[first < len(layer)])
+        self._begins = bool(np.any(first == len(layer)))
         request = np.full(len(starts), self._request, np.int64)
         phase = np.full(len(starts), self._phase, np.uint8)
         rows = Rows(starts, request, phase, shorts(layer), shorts(expert))
@@ -213,14 +213,14 @@ def _markers(text: Text, starts: Places, indices: Places) -> list[tuple[int, _Ma
         (_Marker.PROMPT_BEGAN, b"---began prompt"),
         (_Marker.PROMPT_ENDED, b"---ended prompt"),
     ]
-    found = [
+    markers = [
         (int(place), int(index), kind)
         for kind, prefix in kinds
         for place, index in zip(
             *(array[text.has(starts, prefix)] for array in (starts, indices)), strict=True
         )
     ]
-    return [(index, kind) for _, index, kind in sorted(found)]
+    return [(index, kind) for _, index, kind in sorted(markers)]
 
 
 def _cut_line(text: Text, first: Places) -> list[Fault]:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from moepack.errors import TraceError
-from moepack.trace.compressed import Stream
+from moepack.trace.compressed import TraceStream
 from moepack.trace.formats.assembler import MAX_CALL_SELECTIONS, Assembler, Rows
 from moepack.trace.model import Ints, Phase, Piece
 from moepack.trace.validation import Checks, shorts
@@ -17,7 +17,7 @@ _HEADER = struct.Struct("<4sii")
 _READ_LENGTH = 1 << 20
 
 
-def read_mblt(stream: Stream, checks: Checks) -> Iterator[Piece]:
+def read_mblt(stream: TraceStream, checks: Checks) -> Iterator[Piece]:
     """Read a stream of little-endian int32: magic, version, expert count, then records.
 
     A record is layer, k, token count, and the experts, k for each token. A call begins where the

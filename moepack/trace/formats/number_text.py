@@ -4,14 +4,14 @@ A text file is cut into pieces of whole lines. Of each piece it is found where e
 begins and ends; a format is then recognised by what stands between them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moepack.errors import TraceError
-from moepack.trace.compressed import Stream
+from moepack.trace.compressed import TraceStream
 from moepack.trace.model import Bytes, Ints
 
 PIECE_LENGTH = 1 << 19
@@ -75,7 +75,7 @@ class Text:
         return len(self.line_ends) - 1
 
     def words(self, places: Places) -> Words:
-        """Give the eight bytes at each of `places` as a little-endian number.
+        """Return the eight bytes at each of `places` as a little-endian number.
 
         From two aligned words each, since numpy is slow with misaligned ones.
         """
@@ -94,8 +94,8 @@ class Text:
         """Say for each of `places` whether `text` stands there."""
         assert len(text) <= MAX_LOOK, "there are zeros behind a text, but not for ever"
         if len(text) == 1:
-            one: Truths = self.bytes.take(places) == text[0]
-            return one
+            is_there: Truths = self.bytes.take(places) == text[0]
+            return is_there
         right: Truths | None = None
         for at in range(0, len(text), 8):
             part = text[at : at + 8]
@@ -108,7 +108,7 @@ class Text:
         return right
 
     def values(self, numbers: Places) -> Ints:
-        """Give the values of some numbers; those with more than MAX_DIGITS digits are -1."""
+        """Return the values of some numbers; those with more than MAX_DIGITS digits are -1."""
         at = self.ends.take(numbers)
         at -= 1
         values: Ints = self._digits(at).astype(np.int32)  # half the memory of what is rarely needed
@@ -127,7 +127,7 @@ class Text:
         return values
 
     def columns(self, first: Places, count: int) -> Ints:
-        """Give the values of each number of `first` and those behind it [rows, count]."""
+        """Return the values of each number of `first` and those behind it [rows, count]."""
         return np.stack([self.values(first + number) for number in range(count)], axis=1)
 
     def _digits(self, places: Places) -> Bytes:
@@ -136,7 +136,7 @@ class Text:
         return digits
 
     def line_starts(self, opening: bytes = b"") -> Places:
-        """Give the numbers that begin a line, or have only `opening` before them in theirs."""
+        """Return the numbers that begin a line, or have only `opening` before them in theirs."""
         before = b"\n" + opening
         return np.flatnonzero(self.has(self.starts - len(before), before))
 
@@ -158,23 +158,25 @@ class Text:
         return ended
 
     def line_of(self, place: int) -> int:
-        """Give the number of the line in which `place` lies."""
+        """Return the number of the line in which `place` lies."""
         return self.first_line + self.data.count(b"\n", BEFORE, place)
 
     def line_at(self, place: int) -> str:
-        """Give the start of the line in which `place` lies, for a message."""
+        """Return the start of the line in which `place` lies, for a message."""
         start = self.data.rfind(b"\n", 0, place) + 1
         end = self.data.find(b"\n", place)
         return self.data[start : min(end, start + 100)].decode(errors="replace").rstrip("\r")
 
 
 def word(text: bytes) -> np.uint64:
-    """Give up to eight bytes as a little-endian number."""
+    """Return up to eight bytes as a little-endian number."""
     return np.uint64(int.from_bytes(text, "little"))
 
 
-def texts(stream: Stream, length: int = PIECE_LENGTH, drop: bytes = b"") -> Iterator[Text]:
-    """Cut a file into texts of whole lines of about `length` bytes, without the bytes `drop`.
+def texts(
+    stream: TraceStream, length: int = PIECE_LENGTH, clean: Callable[[bytes], bytes] = bytes
+) -> Iterator[Text]:
+    """Cut a file into texts of whole lines of about `length` bytes, as `clean` leaves them.
 
     Raises TraceError for UTF-16, for zero bytes, and for a line without end.
     """
@@ -188,8 +190,6 @@ def texts(stream: Stream, length: int = PIECE_LENGTH, drop: bytes = b"") -> Iter
         if b"\0" in data:
             raise TraceError("zero bytes in a text", path=stream.path, place=f"after byte {offset}")
         offset += len(data)
-        if drop:
-            data = data.translate(None, drop)
         end = data.rfind(b"\n") + 1
         if not end:
             rest += data
@@ -202,6 +202,6 @@ def texts(stream: Stream, length: int = PIECE_LENGTH, drop: bytes = b"") -> Iter
                 )
             continue
         lines, rest = rest + data[:end], data[end:]
-        yield Text(lines)
+        yield Text(clean(lines))
     if rest:
-        yield Text(rest + b"\n", is_cut=True)
+        yield Text(clean(rest + b"\n"), is_cut=True)

@@ -1,31 +1,36 @@
-"""Which format a trace is in, told by its content; and reading it, whatever it is."""
+"""The one registry of formats: which one a file is in, told by its content, and what reads it.
+
+Traces, counts, importance matrices and moepack's own files alike. A new format is one entry.
+"""
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from moepack.errors import RequestError, TraceError
+from moepack.shape import ModelShape
 from moepack.trace import file
-from moepack.trace.compressed import Stream
-from moepack.trace.formats import arrays, mblt
+from moepack.trace.compressed import TraceStream
+from moepack.trace.formats import arrays, counts, imatrix, mblt
 from moepack.trace.formats.json_lines import AnemllLines, MerLines
 from moepack.trace.formats.logs import ExpertLog, FlashLog, has_token_lines
-from moepack.trace.formats.rows import TextFormat
-from moepack.trace.formats.rows import read as read_text
+from moepack.trace.formats.rows import TextFormat, read_rows
 from moepack.trace.formats.tables import (
     CALL_HEADING,
     ROUTE_HEADING,
     CallTable,
-    CountTable,
     GateTable,
     RouteTable,
     TokenTable,
+    UsageTable,
 )
-from moepack.trace.model import Items, Origin, Unknown
+from moepack.trace.model import Item, Items, Origin, Unknown
 from moepack.trace.validation import Checks
 
 _HEAD_LENGTH = 1 << 20
 _ROWS = 50
+_MOST_STATED = 1 << 10
 _NO_BORDERS = frozenset({Unknown.REQUESTS, Unknown.PHASES})
 _ONLY_COUNTS = _NO_BORDERS | {Unknown.TOKENS}
 
@@ -39,44 +44,69 @@ class Format(NamedTuple):
     name: str
     example: str
     recognise: Callable[[bytes], bool]
-    read: Callable[[Stream, Checks], Items]
+    read: Callable[[TraceStream, Checks], Items]
 
 
-def read(path: str, checks: Checks, form: str | None = None) -> Items:
+class ReadOptions(NamedTuple):
+    """How files are read: see `read` and `Checks`."""
+
+    format: str | None = None
+    shape: ModelShape | None = None
+    lenient: bool = False
+
+
+def read(path: str, checks: Checks, name: str | None = None) -> Items:
     """Read a trace file of any format, piece by piece, in memory that does not grow with it.
 
-    `form` is the name of a format where its content shall not decide. Raises TraceError for a file
+    `name` is that of a format where its content shall not decide. Raises TraceError for a file
     that is wrong or not recognised, MachineError for one that cannot be read.
     """
-    with Stream(path) as stream:
-        yield from read_from(stream, checks, form)
+    with TraceStream(path) as stream:
+        yield from format_of(stream, name).read(stream, checks)
 
 
-def read_from(stream: Stream, checks: Checks, form: str | None = None) -> Items:
-    """Read a trace as `read` does, from a file that is open; a pipe can be opened but once."""
-    yield from _choose(stream, form).read(stream, checks)
+def feed(
+    paths: Sequence[str], options: ReadOptions, *takers: Callable[[Item], None]
+) -> Counter[str]:
+    """Read one file after another, and hand each piece to all `takers`.
+
+    Return how much was left out, by problem. Raises what `read` and the takers raise.
+    """
+    warnings: Counter[str] = Counter()
+    for path in paths:
+        checks = Checks(path, options.shape, options.lenient)
+        try:
+            for item in read(path, checks, options.format):
+                for take in takers:
+                    take(item)
+        except TraceError as error:
+            error.path = error.path or path
+            raise
+        warnings += checks.warnings
+    return warnings
 
 
 def recognise(path: str) -> str:
-    """Give the name of the format of a file. Raises TraceError where it is none that is known."""
-    with Stream(path) as stream:
-        return _choose(stream, None).name
+    """Return the name of the format of a file. Raises TraceError where it is none that is known."""
+    with TraceStream(path) as stream:
+        return format_of(stream).name
 
 
-def _choose(stream: Stream, form: str | None) -> Format:
-    if form is not None:
-        for one in FORMATS:
-            if one.name == form:
-                return one
-        raise RequestError("no such format", expected=", ".join(NAMES), found=form)
+def format_of(stream: TraceStream, name: str | None = None) -> Format:
+    """Return the format of a file that is open, by its content, or the one that is named."""
+    if name is not None:
+        for form in FORMATS:
+            if form.name == name:
+                return form
+        raise RequestError("no such format", expected=", ".join(NAMES), found=name)
     head = stream.peek(_HEAD_LENGTH)
     _refuse(head, stream.path)
-    found = [one for one in FORMATS if one.recognise(head)]
-    if len(found) == 1:
-        return found[0]
+    fitting = [form for form in FORMATS if form.recognise(head)]
+    if len(fitting) == 1:
+        return fitting[0]
     hint = "--format says what it is: " + ", ".join(NAMES)
-    if found:
-        names = " or ".join(one.name for one in found)
+    if fitting:
+        names = " or ".join(form.name for form in fitting)
         raise TraceError(f"its content fits {names}", path=stream.path, hint=hint)
     problem = "empty" if not head else "not a trace of a format that is known"
     raise TraceError(problem, path=stream.path, hint=hint)
@@ -84,9 +114,6 @@ def _choose(stream: Stream, form: str | None) -> Format:
 
 def _refuse(head: bytes, path: str) -> None:
     """Refuse by name what is often taken for a trace."""
-    if head.startswith(b"GGUF"):
-        hint = "an imatrix is for `moepack hotness` and `moepack pack --hotness`"
-        raise TraceError("a GGUF, not a trace", path=path, hint=hint)
     if head.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         problem = "a Python pickle: it could run any program"
         raise TraceError(problem, path=path, hint=arrays.CONVERTER)
@@ -96,7 +123,7 @@ def _refuse(head: bytes, path: str) -> None:
 
 
 def _rows(head: bytes) -> list[bytes]:
-    """Give the first lines that are neither comments nor empty; the last may be cut."""
+    """Return the first lines that are neither comments nor empty; the last may be cut."""
     lines = head.removeprefix(b"\xef\xbb\xbf")[: 1 << 16].split(b"\n")
     lines = [line.strip() for line in (lines if len(lines) == 1 else lines[:-1])]
     return [line for line in lines if line and not line.startswith(b"#")][:_ROWS]
@@ -106,25 +133,25 @@ def _text(
     make: Callable[[Checks], TextFormat[Any]],
     name: str,
     unknown: frozenset[Unknown],
-    drop: bytes = b"",
-) -> Callable[[Stream, Checks], Items]:
-    def read_format(stream: Stream, checks: Checks) -> Items:
+    clean: Callable[[bytes], bytes] = bytes,
+) -> Callable[[TraceStream, Checks], Items]:
+    def read_format(stream: TraceStream, checks: Checks) -> Items:
         yield Origin(name, stream.name, unknown)
-        yield from read_text(stream, make(checks), drop)
+        yield from read_rows(stream, make(checks), clean)
 
     return read_format
 
 
-def _read_expert_log(stream: Stream, checks: Checks) -> Items:
+def _read_expert_log(stream: TraceStream, checks: Checks) -> Items:
     head = stream.peek(_HEAD_LENGTH)
     is_marked = has_token_lines(head) or (stream.is_file and _has_token_lines(stream.path))
     unknown = frozenset() if b"\n---began prompt" in b"\n" + head else _NO_BORDERS
     yield Origin("expert-log", stream.name, unknown)
-    yield from read_text(stream, ExpertLog(checks, is_marked))
+    yield from read_rows(stream, ExpertLog(checks, is_marked))
 
 
 def _has_token_lines(path: str) -> bool:
-    with Stream(path) as stream:
+    with TraceStream(path) as stream:
         tail = b"\n"
         while data := stream.read():
             if has_token_lines(tail + data):
@@ -133,26 +160,26 @@ def _has_token_lines(path: str) -> bool:
     return False
 
 
-def _read_route(stream: Stream, checks: Checks) -> Items:
-    head = stream.peek(1 << 16)
-    stated = re.search(rb"^# model=(\S+).*?n_layer=(\d+) n_expert=(\d+)", head, re.M)
-    model = None
-    if stated:
-        model = stated[1].decode(errors="replace")
-        checks.expect_shape(int(stated[2]), int(stated[3]))
-    yield Origin("route-csv", stream.name, frozenset(), model)
-    yield from read_text(stream, RouteTable(checks))
+def _read_route(stream: TraceStream, checks: Checks) -> Items:
+    stated = _stated_of_route(stream.peek(1 << 16))
+    layer_count, expert_count = (stated.get(name, "") for name in ("n_layer", "n_expert"))
+    if layer_count.isdecimal() and expert_count.isdecimal():
+        checks.expect_shape(int(layer_count), int(expert_count))
+    yield Origin("route-csv", stream.name, frozenset(), stated.get("model"))
+    yield from read_rows(stream, RouteTable(checks))
 
 
-def _read_counts(stream: Stream, checks: Checks) -> Items:
-    stated = re.search(rb"^#\s*tokens\s*=\s*(\d{1,15})\s*$", stream.peek(1 << 16), re.M)
-    tokens = int(stated[1]) if stated else None
-    yield Origin("counts", stream.name, _ONLY_COUNTS, None, tokens)
-    columns = next(iter(_rows(stream.peek(1 << 16))), b",").count(b",") + 1
-    yield from read_text(stream, CountTable(checks, b",", min(max(columns, 2), 3)))
+def _stated_of_route(head: bytes) -> dict[str, str]:
+    """Read the line `# model=NAME … n_layer=N n_expert=N …`; {} where there is none."""
+    for line in head.splitlines():
+        words = line[:_MOST_STATED].decode(errors="replace").split()
+        if line.startswith(b"#") and len(words) > 1 and words[1].startswith("model="):
+            pairs = (word.partition("=") for word in words[1:])
+            return {name: value for name, _, value in pairs}
+    return {}
 
 
-def _read_mblt(stream: Stream, checks: Checks) -> Items:
+def _read_mblt(stream: TraceStream, checks: Checks) -> Items:
     yield Origin("mblt", stream.name, frozenset({Unknown.REQUESTS}))
     yield from mblt.read_mblt(stream, checks)
 
@@ -165,6 +192,13 @@ def _all_rows(pattern: bytes) -> Callable[[bytes], bool]:
         return bool(rows) and all(compiled.fullmatch(row) for row in rows)
 
     return fits
+
+
+_COUNT_ROW = rb"layer,expert(,count(,held_out)?)?|\d+ *, *\d+( *, *\d+){0,2}"
+
+
+def _without_spaces(lines: bytes) -> bytes:
+    return lines.replace(b" ", b"")
 
 
 def _any_line(pattern: bytes) -> Callable[[bytes], bool]:
@@ -199,19 +233,20 @@ FORMATS: tuple[Format, ...] = (
            _text(FlashLog, "moe-flash", frozenset({Unknown.REQUESTS, Unknown.LATER_TOKENS}))),
     Format("anemll", '{"seq":0,"layer":7,…,"experts":[3,14]}',
            _first_row(rb'\{(?=.*"n_tokens")(?=.*"experts")'),
-           _text(AnemllLines, "anemll", frozenset({Unknown.REQUESTS}), b" ")),
+           _text(AnemllLines, "anemll", frozenset({Unknown.REQUESTS}), _without_spaces)),
     Format("mer", '{"token":0,"layer":7,"experts":[3,14]}',
            _first_row(rb'\{(?=.*"token")(?=.*"layer")(?=.*"experts")(?!.*"n_tokens")'),
-           _text(MerLines, "mer", _NO_BORDERS, b" ")),
+           _text(MerLines, "mer", _NO_BORDERS, _without_spaces)),
     Format("route-csv", ROUTE_HEADING.decode() + "…", _first_row(re.escape(ROUTE_HEADING)),
            _read_route),
     Format("call-csv", CALL_HEADING.decode(), _first_row(re.escape(CALL_HEADING)),
            _text(CallTable, "call-csv", _NO_BORDERS)),
-    Format("counts", "layer,expert,count", _all_rows(rb"layer,expert(,count)?|\d+,\d+(,\d+)?"),
-           _read_counts),
+    Format("counts", counts.EXAMPLE, _all_rows(_COUNT_ROW), counts.read),
+    Format("imatrix", "llama.cpp's importance matrix",
+           lambda head: head.startswith(b"GGUF") or imatrix.is_legacy(head), imatrix.read),
     Format("colibri-usage", "layer expert count",
            _all_rows(rb"\d+ \d+ \d+|-\d .*"),
-           _text(lambda checks: CountTable(checks, b" ", 3), "colibri-usage", _ONLY_COUNTS)),
+           _text(UsageTable, "colibri-usage", _ONLY_COUNTS)),
     Format("colibri-route", "call row layer expert:gate…",
            _all_rows(rb"\d+ \d+ \d+( \d+:\S+)+"), _text(GateTable, "colibri-route", _NO_BORDERS)),
     Format("potatomaxx", "token layer expert…",
@@ -223,4 +258,4 @@ FORMATS: tuple[Format, ...] = (
     Format("npz", "arrays", lambda head: head.startswith(b"PK\x03\x04"), arrays.read_npz),
     Format("json", "arrays, or mbolt's heat", _is_array_json, arrays.read_json),
 )  # fmt: skip
-NAMES = tuple(one.name for one in FORMATS)
+NAMES = tuple(form.name for form in FORMATS)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from moepack.trace.compressed import Stream
+from moepack.trace.compressed import TraceStream
 from moepack.trace.formats.number_text import Places, Text, Truths, texts
 from moepack.trace.model import Ints, Piece
 from moepack.trace.validation import Checks
@@ -38,11 +38,11 @@ class Lists(NamedTuple):
     items: Ints
 
     def owner(self) -> Ints:
-        """Give the row of each item."""
+        """Return the row of each item."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def begins(self) -> Ints:
-        """Give for each row the index of its first item."""
+        """Return for each row the index of its first item."""
         return np.cumsum(self.counts) - self.counts
 
 
@@ -58,17 +58,19 @@ class TextFormat(Protocol[Parsed]):
         ...
 
     def end(self) -> Iterator[Piece]:
-        """Give what was held back."""
+        """Return what was held back."""
         ...
 
 
-def read(stream: Stream, form: TextFormat[Parsed], drop: bytes = b"") -> Iterator[Piece]:
-    """Read a whole text in a format, without the bytes `drop`.
+def read_rows(
+    stream: TraceStream, form: TextFormat[Parsed], clean: Callable[[bytes], bytes] = bytes
+) -> Iterator[Piece]:
+    """Read a whole text in a format; `clean` leaves out of lines what does not matter.
 
     One thread does it: numpy's calls on pieces that fit into a cache are too short for threads.
     """
     line = 1
-    for text in texts(stream, drop=drop):
+    for text in texts(stream, clean=clean):
         parsed = form.parse(text)
         text.first_line = line
         yield from form.take(text, parsed)
@@ -90,7 +92,7 @@ def report(checks: Checks, text: Text, faults: Sequence[Fault]) -> None:
 
 
 def other_lines(text: Text, rows: Places) -> Places:
-    """Give the places of the lines that are no rows, comments (`#`), or empty.
+    """Return the places of the lines that are no rows, comments (`#`), or empty.
 
     `rows` are the numbers that rows begin with.
     """
@@ -100,8 +102,8 @@ def other_lines(text: Text, rows: Places) -> Places:
     others: Places = np.setdiff1d(starts, text.starts[rows], assume_unique=True)
     byte = text.bytes[others]
     ignored = (byte == ord("#")) | (byte == 10) | ((byte == 13) & (text.bytes[others + 1] == 10))
-    found: Places = others[~ignored]
-    return found
+    unknown: Places = others[~ignored]
+    return unknown
 
 
 def no_rows(text: Text, others: Places, expected: str) -> list[Fault]:
@@ -134,10 +136,10 @@ def rows_in_brackets(text: Text, first: Places, gaps: Sequence[bytes]) -> Lists:
     closing = np.flatnonzero(text.bytes[text.ends] == ord("]"))
     if not len(closing):
         first = first[:0]
-    found = np.searchsorted(closing, first + len(gaps))
-    right = found < len(closing)
+    end = np.searchsorted(closing, first + len(gaps))
+    right = end < len(closing)
     first = first[right]
-    beyond = closing[found[right]] + 1
+    beyond = closing[end[right]] + 1
     right = _all_joined(text, b",", first + len(gaps), beyond)
     return _lists(text, first[right], gaps, beyond[right])
 
@@ -159,15 +161,15 @@ def _lists(text: Text, first: Places, gaps: Sequence[bytes], beyond: Places) -> 
 
 
 def ranges(start: Places, counts: Ints) -> Places:
-    """Give the numbers from each `start` on, `counts` of them, one range after another."""
+    """Return the numbers from each `start` on, `counts` of them, one range after another."""
     begins = np.cumsum(counts) - counts
     return np.repeat(start - begins, counts) + np.arange(int(counts.sum()))
 
 
 def line_numbers(text: Text, numbers: Places) -> Places:
-    """Give the index, in `line_ends`, of the end of the line in which each number lies."""
-    found: Places = np.searchsorted(text.line_ends, text.starts[numbers])
-    return found
+    """Return the index, in `line_ends`, of the end of the line in which each number lies."""
+    lines: Places = np.searchsorted(text.line_ends, text.starts[numbers])
+    return lines
 
 
 def line_of(text: Text, numbers: Places) -> Callable[[int], str]:

@@ -12,7 +12,6 @@ from moepack.trace.validation import Checks
 
 ROUTE_HEADING = b"turn,phase,step,layer,slot,expert,"
 CALL_HEADING = b"decode_call,token_in_call,layer,occurrence,experts"
-COUNT_HEADINGS = (b"layer,expert,count", b"layer,expert")
 
 
 class TableFormat(NumberedCalls):
@@ -43,10 +42,10 @@ class CallTable(TableFormat):
     layer_column = 2
 
     def tokens(self, lists: Lists) -> Ints:
-        """Give the token in its call."""
+        """Return the token in its call."""
         return lists.columns[:, 1][lists.owner()]
 
-    def wanted(self, columns: Ints) -> Truths:
+    def taken(self, columns: Ints) -> Truths:
         """Take the main router's rows."""
         is_main: Truths = columns[:, 3] == 0
         self._checks.warn("rows of a layer's second router", int(np.count_nonzero(~is_main)))
@@ -83,7 +82,7 @@ class RouteTable(TableFormat):
         return calls
 
     def tokens(self, lists: Lists) -> Ints:
-        """Give the step."""
+        """Return the step."""
         return lists.columns[:, 2]
 
     def requests(self, columns: Ints) -> Ints:
@@ -134,34 +133,27 @@ class GateTable(TableFormat):
         return Lists(first, columns, counts, items)
 
     def tokens(self, lists: Lists) -> Ints:
-        """Give the row, which is a token of the call."""
+        """Return the row, which is a token of the call."""
         return lists.columns[:, 1][lists.owner()]
 
 
-class CountTable:
-    """Counts: CSV `layer,expert,count`, `layer,expert` (one a selection), or colibri's usage.
+class UsageTable:
+    """Text `layer expert count` of colibri; lines that begin with `-1` or `-2` are ignored."""
 
-    Rows have `column_count` columns with `gap` between them. Colibri writes `layer expert count`,
-    and in front lines that begin with `-1` or `-2`, which are ignored.
-    """
+    expected = "layer expert count"
+    _ignored = (b"-1 ", b"-2 ")
 
-    def __init__(self, checks: Checks, gap: bytes, column_count: int) -> None:
+    def __init__(self, checks: Checks) -> None:
         self._checks = checks
-        self._gaps = (gap,) * (column_count - 1)
-        self._expected = gap.decode().join(("layer", "expert", "count")[:column_count])
-        self._ignored = (b"-1 ", b"-2 ") if gap == b" " else ()
 
     def parse(self, text: Text) -> Table:
-        """Read rows of two or three columns."""
+        """Read rows of three columns."""
         first = text.line_starts()
-        first = first[text.follow(first, self._gaps)]
-        last = first + len(self._gaps)
-        first = first[text.ends_line(text.ends[last])]
-        columns = text.columns(first, 2)
-        has_count = len(self._gaps) == 2
-        counts = text.values(first + 2) if has_count else np.ones(len(first), np.int64)
-        lists = Lists(first, columns, np.ones(len(first), np.int64), counts)
-        return with_faults(text, lists, self._expected, (*COUNT_HEADINGS, *self._ignored))
+        first = first[text.follow(first, (b" ", b" "))]
+        first = first[text.ends_line(text.ends[first + 2])]
+        ones = np.ones(len(first), np.int64)
+        lists = Lists(first, text.columns(first, 2), ones, text.values(first + 2))
+        return with_faults(text, lists, self.expected, self._ignored)
 
     def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
         """Check the counts."""
@@ -169,9 +161,9 @@ class CountTable:
         lists = parsed.lists
         layer, expert = lists.columns[:, 0], lists.columns[:, 1]
         place_of = line_of(text, lists.first)
-        found = self._checks.counts(Phase.UNKNOWN, layer, expert, lists.items, place_of)
-        if len(found.layer):
-            yield found
+        counts = self._checks.counts(Phase.UNKNOWN, layer, expert, lists.items, place_of)
+        if len(counts.layer):
+            yield counts
 
     def end(self) -> Iterator[Piece]:
         """Nothing is held back."""

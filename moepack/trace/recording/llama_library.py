@@ -193,12 +193,12 @@ _CONTEXT_DEFAULTS = MappingProxyType(
 def load() -> ctypes.CDLL:
     """Return the library, bound and checked. Raises MachineError where it is not VERSION."""
     try:
-        found = metadata.version(PACKAGE)
+        version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
         raise MachineError(f"{PACKAGE} is not installed", hint=_HINT) from None
-    if found != VERSION:
+    if version != VERSION:
         problem = f"{PACKAGE} is installed in another version"
-        raise MachineError(problem, expected=VERSION, found=found, hint=_HINT)
+        raise MachineError(problem, expected=VERSION, found=version, hint=_HINT)
     path = str(metadata.distribution(PACKAGE).locate_file(LIBRARY))
     try:
         library = ctypes.CDLL(path)
@@ -252,13 +252,15 @@ def _expect(struct: str, field: str, expected: object, found: object) -> None:
         raise MachineError(problem, place=place, expected=expected, found=found, hint=_HINT)
 
 
-# All memory of this process. A slice of it is the cheapest way to read a few bytes at an address.
+# The whole address space of this process, as one array of bytes that begins at address 0. A slice
+# copies just its own bytes, so `_memory[a:b]` is the cheapest way to read a few at an address:
+# `ctypes.string_at` takes three times as long, and a callback does this thousands of times a token.
 _memory: Any = (ctypes.c_char * sys.maxsize).from_address(0)
 _NAME = Tensor.name.offset
 
 
 def cpu_count() -> int:
-    """Give how many threads this process can keep busy."""
+    """Return how many threads this process can keep busy."""
     if hasattr(os, "sched_getaffinity"):
         return min(len(os.sched_getaffinity(0)), MAX_THREADS)
     return min(os.cpu_count() or 1, MAX_THREADS)
@@ -281,7 +283,7 @@ def watch(prefix: bytes, handle: Callable[[int, bool], bool]) -> Any:
 
 
 def name_of(address: int) -> str:
-    """Give the name of the tensor at `address`."""
+    """Return the name of the tensor at `address`."""
     return ctypes.string_at(address + _NAME).decode(errors="replace")
 
 

@@ -5,21 +5,21 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from moepack.errors import TraceError
-from moepack.trace.compressed import Stream
+from moepack.trace.compressed import TraceStream
 
 MAX_LENGTH = 1 << 28
 """Of a file of prompts, in bytes."""
 _HINT = 'give one prompt a line, or JSON lines: a string or {"prompt": string}'
 
 
-def read(path: str) -> list[str]:
+def read_prompts(path: str) -> list[str]:
     """Read prompts: a text with one a line, or JSON lines, each a string or {"prompt": string}.
 
     The first line tells which: one that begins with `{` or is a JSON string is JSON. May be
     compressed. Raises TraceError for a file without prompts or a line that is none, with its
     number, and for what is not UTF-8; MachineError where it cannot be read.
     """
-    with Stream(path) as stream:
+    with TraceStream(path) as stream:
         data = stream.read_whole(MAX_LENGTH + 1)
     if len(data) > MAX_LENGTH:
         raise TraceError("too long", path=path, expected=f"up to {MAX_LENGTH} bytes")

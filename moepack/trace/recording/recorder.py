@@ -8,9 +8,8 @@ the process where it finds a broken promise, which nothing here can catch.
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
@@ -18,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.errors import MachineError, RequestError, SourceError
-from moepack.source import experts
-from moepack.source.shards import Source, open_source
-from moepack.trace import file
+from moepack.source.experts import find_experts, shape_of
+from moepack.source.shards import open_source
 from moepack.trace.file_records import join
 from moepack.trace.model import Origin, Phase, Tokens
 from moepack.trace.recording import llama_library
@@ -36,30 +34,6 @@ _NAME = re.compile(r"ffn_moe_topk-(\d+)", re.ASCII)
 
 Chosen = dict[int, NDArray[np.int32]]
 """Experts [token, place] by layer, in the order in which the layers ran."""
-
-
-@dataclass(slots=True)
-class Summary:
-    """How much was recorded."""
-
-    origin: Origin
-    request_count: int = 0
-    prefill_token_count: int = 0
-    decode_token_count: int = 0
-    selection_count: int = 0
-
-    def add(self, tokens: Tokens) -> None:
-        """Count one more request."""
-        prefill_count = int(np.count_nonzero(tokens.phase == Phase.PREFILL))
-        self.request_count += 1
-        self.prefill_token_count += prefill_count
-        self.decode_token_count += len(tokens.request) - prefill_count
-        self.selection_count += len(tokens.expert)
-
-    @property
-    def token_count(self) -> int:
-        """Tokens of both phases."""
-        return self.prefill_token_count + self.decode_token_count
 
 
 class Recorder:
@@ -80,7 +54,7 @@ class Recorder:
         _check_between("threads", threads, 1, MAX_THREADS)
         source = open_source([model_path])
         self.path = source.shards[0].path
-        self.expert_counts = _expert_counts(source)
+        self.expert_counts = shape_of(source, find_experts(source)).without_mtp().expert_counts
         """Experts of each layer whose router is watched."""
         self.context_length = context_length
         name = source.value("general.name") or None
@@ -146,7 +120,7 @@ class Recorder:
         return int(self._library.llama_vocab_bos(self._vocabulary))
 
     def tokenize(self, text: str) -> list[int]:
-        """Give the tokens of a text, with BOS if the vocabulary adds it; `<|…|>` may be tokens."""
+        """Return the tokens of a text, with BOS if the vocabulary adds it. `<|…|>` may be one."""
         self._check_open()
         data = text.encode(errors="replace")
         tokens = np.empty(0, np.int32)
@@ -198,8 +172,8 @@ class Recorder:
                 yield self._decode([token], request, Phase.DECODE)
 
     def _decode(self, tokens: Sequence[int], request: int, phase: Phase) -> Tokens:
-        ids, wanted = np.array(tokens, np.int32), _outputs(len(tokens))
-        batch = Batch(len(ids), token=ids.ctypes.data, logits=wanted.ctypes.data)
+        ids, outputs = np.array(tokens, np.int32), _outputs(len(tokens))
+        batch = Batch(len(ids), token=ids.ctypes.data, logits=outputs.ctypes.data)
         self._routers.begin(len(ids))
         self._errors.clear()
         status = self._calls.run(lambda: self._library.llama_decode(self._context, batch))
@@ -209,9 +183,9 @@ class Recorder:
             raise self._refusal(f"cannot decode (status {status})")
         chosen = self._routers.chosen
         if chosen.keys() != self.expert_counts.keys():
-            layers, found = sorted(self.expert_counts), sorted(chosen)
+            layers, ran = sorted(self.expert_counts), sorted(chosen)
             problem = "llama.cpp ran the routers of other layers"
-            raise MachineError(problem, path=self.path, expected=layers, found=found)
+            raise MachineError(problem, path=self.path, expected=layers, found=ran)
         return self._tokens(chosen, request, phase)
 
     def _tokens(self, chosen: Chosen, request: int, phase: Phase) -> Tokens:
@@ -287,7 +261,7 @@ class _Routers:
 
 @cache
 def _layer_of(name: str) -> int | None:
-    """Give the layer whose router a tensor's name names; None for a copy, which has more to it."""
+    """Return the layer whose router a name names; None for a copy's, which has more to it."""
     match = _NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
@@ -297,72 +271,6 @@ def _outputs(count: int) -> NDArray[np.int8]:
     return np.ones(count, np.int8)
 
 
-def _expert_counts(source: Source) -> dict[int, int]:
-    """Give the experts of each layer that llama.cpp runs: it leaves out the predicting ones."""
-    end = experts.mtp_start(source)
-    return {
-        family.layer: family.expert_count
-        for family in experts.find_experts(source).families
-        if family.name == "ffn_exps" and (end is None or family.layer < end)
-    }
-
-
 def _check_between(what: str, number: float, least: int, most: int) -> None:
     if not least <= number <= most:
         raise RequestError(f"{what} out of bounds", expected=f"{least} to {most}", found=number)
-
-
-def record(
-    model_path: str,
-    prompts: Sequence[str],
-    writer: file.Writer,
-    *,
-    count: int = 128,
-    context_length: int = 4096,
-    threads: int | None = None,
-    temperature: float = 0.8,
-    seed: int = 0,
-    progress: Callable[[int], None] | None = None,
-) -> Summary:
-    """Run a model on each prompt, and on up to `count` tokens after it; write what was chosen.
-
-    Each prompt is a request of its own, and is kept when it is through: a process that is killed,
-    interrupted, or out of space loses the request that it is at, no more; the exception has a note
-    of how many are kept. `progress` is called with 1 after each. For `temperature` and `seed` see
-    `Recorder.generate`. Raises what `Recorder` and `writer` raise, and RequestError for a prompt
-    that is longer than the context, before anything is run.
-    """
-    with Recorder(model_path, context_length=context_length, threads=threads) as recorder:
-        requests = _tokenize(recorder, prompts)
-        summary = Summary(recorder.origin)
-        writer.add(recorder.origin)
-        try:
-            for number, prompt in enumerate(requests):
-                pieces = recorder.generate(
-                    prompt, count, request=number, temperature=temperature, seed=seed
-                )
-                tokens = join(list(pieces))
-                writer.add(tokens)
-                writer.keep()
-                summary.add(tokens)
-                if progress is not None:
-                    progress(1)
-        except BaseException as error:
-            if summary.request_count:
-                kept = f"{summary.request_count} of {len(requests)} prompts are kept"
-                error.add_note(f"{kept} in {writer.path}")
-            raise
-    return summary
-
-
-def _tokenize(recorder: Recorder, prompts: Sequence[str]) -> list[list[int]]:
-    requests = [recorder.tokenize(prompt) for prompt in prompts]
-    for number, tokens in enumerate(requests, start=1):
-        if not 0 < len(tokens) <= recorder.context_length:
-            problem, hint = (
-                f"prompt {number} does not fit into the context",
-                "--context makes it longer",
-            )
-            most = f"1 to {recorder.context_length} tokens"
-            raise RequestError(problem, expected=most, found=len(tokens), hint=hint)
-    return requests

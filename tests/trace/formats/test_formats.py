@@ -108,8 +108,8 @@ def test_pipes_are_read_as_files_are(name: str, tmp_path: Path) -> None:
 
 
 def test_each_format_has_a_sample() -> None:
-    arrays = {"npy", "npz", "json"}
-    assert {sample.form for sample in ALL.values()} | arrays == set(registry.NAMES)
+    others = {"npy", "npz", "json", "imatrix"}
+    assert {sample.form for sample in ALL.values()} | others == set(registry.NAMES)
 
 
 # Logs.

@@ -18,11 +18,11 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from moepack.errors import MachineError, MoepackError, RequestError, SourceError, TraceError
 from moepack.trace import file
-from moepack.trace.compressed import Stream
+from moepack.trace.compressed import TraceStream
 from moepack.trace.file_records import join
 from moepack.trace.model import Items, Origin, Phase, Tokens
 from moepack.trace.recording import llama_library
-from moepack.trace.recording.prompts import read as read_prompts
+from moepack.trace.recording.prompts import read_prompts
 from moepack.trace.recording.recorder import Recorder, _layer_of
 from moepack.trace.validation import Checks
 from tests.support import llama_cpp
@@ -84,7 +84,7 @@ def histogram(pieces: Sequence[Tokens], layer: int, count: int) -> list[int]:
 
 
 def items_of(path: Path, *, lenient: bool = False) -> Items:
-    with Stream(str(path)) as stream:
+    with TraceStream(str(path)) as stream:
         yield from file.read(stream, Checks(str(path), lenient=lenient))
 
 
@@ -374,7 +374,7 @@ def test_llamas_log_is_given_back() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"context_length": 0}, "context length out of bounds"),
+        ({"context": 0}, "context length out of bounds"),
         ({"threads": 0}, "threads out of bounds"),
         ({"threads": 1000}, "threads out of bounds"),
         ({"temperature": -1}, "temperature out of bounds"),
@@ -458,8 +458,10 @@ def test_a_library_with_other_layouts_is_refused() -> None:
 
 @needs_llama
 def test_each_prompt_is_a_request_of_prefill_and_decode(tmp_path: Path) -> None:
-    calls: list[int] = []
-    summary = record_to(tmp_path / "trace", progress=calls.append)
+    calls: list[tuple[int, int]] = []
+    summary = record_to(
+        tmp_path / "trace", progress=lambda count, total: calls.append((count, total))
+    )
     origin, *rest = items_of(tmp_path / "trace")
     name = first_shard("qwen3moe").name
     assert origin == Origin("recorded", name, frozenset(), "Qwen3Moe", None)
@@ -471,9 +473,9 @@ def test_each_prompt_is_a_request_of_prefill_and_decode(tmp_path: Path) -> None:
         phases = tokens.phase[tokens.request == number].tolist()
         assert phases[:length] == [Phase.PREFILL] * length
         assert set(phases[length:]) <= {Phase.DECODE}
-    assert calls == [1, 1, 1]
+    assert calls == [(1, 3)] * 3
     assert summary.request_count == 3
-    assert summary.prefill_token_count == sum(lengths)
+    assert int(np.count_nonzero(tokens.phase == Phase.PREFILL)) == sum(lengths)
     assert summary.token_count == len(tokens.request)
     assert summary.selection_count == len(tokens.expert) == 8 * len(tokens.request)
 
@@ -487,9 +489,13 @@ def test_two_recordings_are_the_same_to_the_byte(tmp_path: Path) -> None:
 
 @needs_llama
 def test_a_prompt_that_is_too_long_is_named_before_anything_is_run(tmp_path: Path) -> None:
-    calls: list[int] = []
+    calls: list[tuple[int, int]] = []
     with pytest.raises(RequestError, match=r"prompt 2 .* 1 to 64 tokens, found 1\d\d\d"):
-        record_to(tmp_path / "trace", ["short", TEXT], progress=calls.append)
+        record_to(
+            tmp_path / "trace",
+            ["short", TEXT],
+            progress=lambda count, total: calls.append((count, total)),
+        )
     assert not calls
     assert not list(tmp_path.iterdir())
 

@@ -1,0 +1,43 @@
+"""The statistics of traces: the working set, and how soon experts are chosen again."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moepack.analysis.reuse import Reuse, ReuseFacts
+from moepack.analysis.working_set import WINDOW, WorkingSet, WorkingSetRow
+from moepack.trace.formats.registry import ReadOptions, feed
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStatistics:
+    """What was found. `warnings` counts what was left out of the files, by problem."""
+
+    window: int
+    window_count: int
+    request_count: int
+    has_lengths: bool
+    working_set: tuple[WorkingSetRow, ...]
+    reuse: ReuseFacts
+    warnings: Counter[str]
+
+
+def trace_statistics(
+    paths: Sequence[str], *, window: int = WINDOW, options: ReadOptions = ReadOptions()
+) -> TraceStatistics:
+    """Measure the working set and the reuse of traces, in one pass over them.
+
+    With a shape in `options` the working set has lengths in bytes. Raises TraceError for what is
+    wrong in a file.
+    """
+    working_set, reuse = WorkingSet(window, options.shape), Reuse()
+    warnings = feed(paths, options, working_set.add, reuse.add)
+    return TraceStatistics(
+        window,
+        working_set.window_count,
+        working_set.request_count,
+        options.shape is not None,
+        working_set.rows(),
+        reuse.facts(),
+        warnings,
+    )

@@ -1,0 +1,90 @@
+"""Import traces: files of any format become one trace file."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from moepack.errors import RequestError
+from moepack.trace.compressed import TraceStream
+from moepack.trace.file import Writer
+from moepack.trace.file import read as read_file
+from moepack.trace.formats.registry import ReadOptions, feed
+from moepack.trace.model import Item, Items, Origin
+from moepack.trace.summary import ContentDigest, TraceCounter, TraceSummary
+from moepack.trace.validation import Checks
+
+
+def import_trace(
+    paths: Sequence[str],
+    target: str | os.PathLike[str],
+    *,
+    append: bool = False,
+    options: ReadOptions = ReadOptions(),
+) -> TraceSummary:
+    """Write files of any format to the trace file `target`, or add them to it where `append`.
+
+    The file appears when it is whole; where anything is wrong, it stays as it was. Raises
+    RequestError where it exists already, or holds the very selections of a file that is added;
+    TraceError for what is wrong in a file; MachineError for what the system refuses.
+    """
+    path = os.fspath(target)
+    refuse_existing(path, append)
+    whole, contents = TraceCounter(), _Contents()
+    with Writer(path, append=append) as writer:
+        for item in held_items(path, append):
+            whole.add(item)
+            contents.add(item)
+        contents.end()
+        added = TraceCounter()
+        warnings: Counter[str] = Counter()
+        for source in paths:
+            contents.path = source
+            takers = (writer.add, whole.add, added.add, contents.add)
+            warnings += feed([source], options, *takers)
+            contents.end()
+    return whole.summary(path, added.totals, warnings)
+
+
+def refuse_existing(path: str, append: bool) -> None:
+    """Raise RequestError where there is a file already that is not to be added to."""
+    if not append and Path(path).exists():
+        raise RequestError("it exists already", path=path, hint="--append adds to it")
+
+
+def held_items(path: str, append: bool) -> Items:
+    """Read what is in a trace file before anything is added."""
+    if not append or not Path(path).exists():
+        return
+    with TraceStream(path) as stream:
+        yield from read_file(stream, Checks(path))
+
+
+class _Contents:
+    """Notices selections that are added a second time.
+
+    The two halves that hotness is judged by would be copies of each other, and anything would look
+    as if it were worth pinning.
+    """
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self._seen: set[bytes] = set()
+        self._current = ContentDigest()
+
+    def add(self, item: Item) -> None:
+        """Take the next piece of a trace."""
+        if isinstance(item, Origin):
+            self.end()
+        else:
+            self._current.add(item)
+
+    def end(self) -> None:
+        """Take the end of a file, or of one of its origins."""
+        value, self._current = self._current.value, ContentDigest()
+        if value is None:
+            return
+        if value in self._seen and self.path is not None:
+            hint = "each trace is to be added once: a copy of it would be no second sample"
+            raise RequestError("its selections are in the trace already", path=self.path, hint=hint)
+        self._seen.add(value)

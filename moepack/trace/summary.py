@@ -1,0 +1,97 @@
+"""What a trace file holds after an import or a recording, and what of it is new."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from moepack import digest
+from moepack.trace.model import Counts, Item, Origin, Tokens, Unknown
+from moepack.trace.steps import ALL_PHASES, StepStream
+
+
+class TraceTotals(NamedTuple):
+    """How much there is. `counted_selection_count` are selections whose tokens are not known."""
+
+    token_count: int
+    request_count: int
+    selection_count: int
+    counted_selection_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """A trace file: its totals, what its origins do not tell, and what was `added` just now.
+
+    `warnings` counts what was left out, by problem.
+    """
+
+    path: str
+    token_count: int
+    request_count: int
+    selection_count: int
+    counted_selection_count: int
+    unknown: tuple[Unknown, ...]
+    origins: tuple[Origin, ...]
+    added: TraceTotals
+    warnings: Counter[str] = field(default_factory=Counter)
+
+
+class TraceCounter:
+    """Counts what a trace holds, piece by piece."""
+
+    def __init__(self) -> None:
+        self._steps = StepStream(ALL_PHASES)
+        self._selection_count = self._counted_selection_count = 0
+        self.origins: list[Origin] = []
+
+    def add(self, item: Item) -> None:
+        """Count the next piece."""
+        if isinstance(item, Origin):
+            self.origins.append(item)
+        elif isinstance(item, Counts):
+            self._counted_selection_count += int(item.counts.sum())
+        else:
+            self._selection_count += len(item.layer)
+        self._steps.take(item)
+
+    @property
+    def totals(self) -> TraceTotals:
+        """How much there was so far."""
+        return TraceTotals(
+            self._steps.token_count,
+            self._steps.request_count,
+            self._selection_count,
+            self._counted_selection_count,
+        )
+
+    def summary(self, path: str, added: TraceTotals, warnings: Counter[str]) -> TraceSummary:
+        """Return the summary of a file that holds what was counted."""
+        words = {word for origin in self.origins for word in origin.unknown}
+        return TraceSummary(
+            path, *self.totals, tuple(sorted(words)), tuple(self.origins), added, warnings
+        )
+
+
+class ContentDigest:
+    """A digest of the selections of one origin, however they were cut into pieces."""
+
+    def __init__(self) -> None:
+        self._columns = [digest.stream() for _ in range(4)]
+        self._is_empty = True
+
+    def add(self, piece: Tokens | Counts) -> None:
+        """Add the next piece."""
+        numbers = np.diff(piece.starts) if isinstance(piece, Tokens) else piece.counts
+        phase = piece.phase if isinstance(piece, Tokens) else np.full(1, piece.phase, np.uint8)
+        for column, values in zip(
+            self._columns, (numbers, phase, piece.layer, piece.expert), strict=True
+        ):
+            column.update(np.ascontiguousarray(values).data)
+        self._is_empty &= not len(piece.layer)
+
+    @property
+    def value(self) -> bytes | None:
+        """The digest; None of nothing."""
+        return None if self._is_empty else b"".join(one.digest() for one in self._columns)

@@ -1,0 +1,295 @@
+"""Hostile traces and hotness files: each rule broken alone, giants, damage."""
+
+import gzip
+import io
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moepack.errors import TraceError
+from moepack.hotness import file
+from moepack.hotness.file import Hotness
+from moepack.keys import ExpertKey
+from moepack.trace.expert_places import MAX_PLACES
+from moepack.trace.formats.counts import MAX_COUNT
+from tests.support.hostile_input import QUICK, assert_cheap, assert_clear, measured, mutants
+from tests.support.shapes import shape_of_counts
+from tests.support.trace_forms import npy
+from tests.support.trace_samples import origin_payload, record, tokens_payload
+
+LINE = b"0,0,5\n"
+BAD_HOTNESS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "no counts"),
+    "comments alone": (b"# tokens=5\n# more\n", "no counts"),
+    "the heading alone": (b"layer,expert,count\n", "no counts"),
+    "not UTF-8": (LINE + b"\xff\n", "line 2: not a count"),
+    "a fact that is not UTF-8": (b"# origin=\xff\n" + LINE, "line 1: not UTF-8"),
+    "UTF-16": ("0,0,5\n".encode("utf-16"), "UTF-16"),
+    "a GGUF": (b"GGUF\3\0\0\0" + bytes(90), "zero bytes"),
+    "JSON": (b'{"0": [1, 2]}\n', "line 1: not a count"),
+    "two fields": (LINE + b"0,1\n", "line 2: not as many columns as before"),
+    "more fields than before": (LINE + b"0,1,3,2\n", "line 2: not as many columns as before"),
+    "fewer fields than before": (b"0,1,3,2\n0,2,3\n", "line 2: not as many columns"),
+    "five fields": (LINE + b"0,1,2,3,4\n", "line 2: not a count"),
+    "more held out than counted": (b"0,1,2,3\n", "line 1: more held out than counted"),
+    "an origin that is no JSON": (b"# origin={1}\n" + LINE, "line 1: not an origin"),
+    "an origin that is no object": (b"# origin=7\n" + LINE, "line 1: not an origin"),
+    "a negative count": (LINE + b"0,1,-1\n", "line 2: not a count"),
+    "a negative layer": (b"-1,0,5\n", "line 1: not a count"),
+    "NaN": (b"0,0,nan\n", "line 1: not a count"),
+    "a fraction": (b"0,0,1.5\n", "line 1: not a count"),
+    "1e5": (b"0,0,1e5\n", "line 1: not a count"),
+    "hexadecimal": (b"0,0,0x5\n", "line 1: not a count"),
+    "an underscore": (b"0,0,1_0\n", "line 1: not a count"),
+    "other digits": ("0,0,\u0665\n".encode(), "line 1: not a count"),
+    "a count of 2^53": (b"0,0,9007199254740992\n", "line 1: count out of bounds"),
+    "a count of 17 digits": (b"0,0,10000000000000000\n", "line 1: count out of bounds"),
+    "counts that add up to 2^53": (b"0,0,9007199254740991\n0,0,1\n", "add up to too many"),
+    "a count of 5000 digits": (b"0,0," + b"9" * 5000 + b"\n", "line 1: a number out of bounds"),
+    "a layer of six digits": (b"100000,0,5\n", "line 1: out of bounds"),
+    "an expert of six digits": (b"0,100000,5\n", "line 1: out of bounds"),
+    "a space inside a number": (b"1 2,0,5\n", "line 1: not a count"),
+    "an endless line": (b"1" * (1 << 20) + b"\n", "line 1: not a count"),
+    "an endless line of spaces": (b"0,0," + b" " * (1 << 20) + b"\n", "line 1: not a count"),
+    "a line without end": (b"1" * (18 << 20), "line too long"),
+    "NUL": (LINE + b"\0\n", "zero bytes"),
+    "an escape": (LINE + b"\x1b[2J\n", "line 2: not a count"),
+    "a token count of words": (b"# tokens=many\n" + LINE, "line 1: not a token count"),
+    "a token count of 17 digits": (b"# tokens=12345678901234567\n" + LINE, "line 1: not a token"),
+    "a last line that is cut": (LINE + b"0,1", "line 2: the last line is cut short"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_HOTNESS)
+def test_each_rule_of_a_hotness_file_has_an_error(name: str, tmp_path: Path) -> None:
+    data, words = BAD_HOTNESS[name]
+    path = tmp_path / "hot.csv"
+    path.write_bytes(data)
+    with pytest.raises(TraceError) as caught:
+        file.load(str(path))
+    assert_clear(caught.value, path)
+    assert words in str(caught.value)
+
+
+def loaded(folder: Path, data: bytes) -> Hotness:
+    path = folder / "hot.csv"
+    path.write_bytes(data)
+    return file.load(str(path))
+
+
+def test_what_hotness_files_may_look_like(tmp_path: Path) -> None:
+    for data in (
+        b"0,0,5",
+        b"\xef\xbb\xbf0,0,5\r\n",
+        b"# x\nlayer,expert,count\n 0,\t0, 5 \n\n",
+        b"# a, b\n0,0,5",
+    ):
+        assert loaded(tmp_path, data).counts == {(0, 0): 5}
+    assert loaded(tmp_path, b"#tokens = 7\n0,0,5").token_count == 7
+    assert loaded(tmp_path, b"0,0,%d" % MAX_COUNT).counts[ExpertKey(0, 0)] == (1 << 53) - 1
+    origin = b'# origin={"name": "a, b ,c"}\n'
+    assert loaded(tmp_path, origin + LINE).origins == ({"name": "a, b ,c"},)
+
+
+def test_files_that_were_joined_add_up(tmp_path: Path) -> None:
+    """That is how people put them together."""
+    part = b"# tokens=10\n# requests=2\n# held_out=requests\n# held_out_tokens=4\n"
+    part += b"layer,expert,count,held_out\n0,0,5,2\n1,3,7,0\n"
+    hotness = loaded(tmp_path, part + part)
+    assert hotness.counts == {(0, 0): 10, (1, 3): 14}
+    assert (hotness.token_count, hotness.request_count) == (20, 4)
+    assert hotness.held_out is not None
+    assert (hotness.held_out.token_count, hotness.held_out.counts) == (8, {(0, 0): 4})
+
+
+@pytest.mark.parametrize("line", [b"5,0,1", b"0,2,1", b"65535,65535,1"])
+def test_hotness_of_another_model_is_refused(line: bytes, tmp_path: Path) -> None:
+    with pytest.raises(TraceError) as caught:
+        loaded(tmp_path, line).check_fits(shape_of_counts({0: 2}))
+    assert_clear(caught.value, tmp_path / "hot.csv")
+
+
+HOT = b"# tokens=12\nlayer,expert,count\n0,0,5\n0,1,7\n12,345,9007199254740991\n"
+
+
+@QUICK
+@given(
+    mutants(HOT)
+    | st.binary(max_size=100)
+    | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
+)
+def test_any_hotness_file_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.csv"
+    path.write_bytes(data)
+    try:
+        hotness = file.load(str(path))
+    except TraceError as error:
+        assert_clear(error, path)
+        return
+    assert hotness.counts
+    assert all(0 < count <= MAX_COUNT for count in hotness.counts.values())
+    json.dumps(hotness.to_json())
+
+
+# Giants: a second and 100 MB, in a process of its own.
+
+LOAD = ("from moepack.hotness import file", "file.load(path)")
+LENGTH = 8 << 20
+
+
+def filled(piece: bytes, length: int) -> bytes:
+    return piece * (length // len(piece))
+
+
+BIG_HOTNESS: dict[str, Callable[[], bytes]] = {
+    "short lines": lambda: LINE + filled(b"aa\n", LENGTH),
+    "empty lines": lambda: filled(b"\n", LENGTH),
+    "comments": lambda: filled(b"#a\n", LENGTH),
+    "comments of blanks": lambda: filled(b"# " + b" " * 997 + b"\n", LENGTH),
+    "an endless line": lambda: filled(b"1", LENGTH),
+    "an endless comment": lambda: filled(b"#", LENGTH),
+    "endless spaces": lambda: filled(b" ", LENGTH),
+    "wide letters": lambda: filled("\U0001f4a9".encode(), LENGTH),
+}
+
+
+@pytest.mark.parametrize("name", BIG_HOTNESS)
+def test_a_big_hotness_file_is_refused_within_a_second_and_100_mb(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "hot.csv"
+    path.write_bytes(BIG_HOTNESS[name]())
+    assert_cheap(LOAD, path)
+
+
+# Tables that grow with what was seen, not with the highest number.
+
+MEASURES = {
+    "hotness": ("import moepack", "moepack.measure_hotness([path])"),
+    "statistics": ("import moepack", "moepack.trace_statistics([path])"),
+    "concentration": ("import moepack", "moepack.concentration([path])"),
+    "picture": (
+        "from moepack.analysis.concentration import read_sample",
+        "sample = read_sample([path]); sample.heat_table(); sample.curves()",
+    ),
+}
+HIGHEST = [(65535, 65535), (0, 65535), (65535, 0)]
+
+
+def few_tokens(path: Path) -> None:
+    """Write a trace file of a few hundred bytes whose layers and experts are the highest."""
+    rows = [(0, 2, HIGHEST), (0, 2, HIGHEST), (1, 2, HIGHEST)]
+    records = [record(1, origin_payload()), record(2, tokens_payload(rows))]
+    path.write_bytes(b"".join([struct.pack("<8sII", b"MOETRACE", 1, 0), *records]))
+
+
+def few_counts(path: Path) -> None:
+    path.write_bytes(b"0,0,1\n65535,65535,9\n")
+
+
+@pytest.mark.parametrize("write", [few_tokens, few_counts])
+@pytest.mark.parametrize("name", MEASURES)
+def test_high_numbers_cost_nothing(
+    name: str, write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace"
+    write(path)
+    outcome = measured(MEASURES[name], path)
+    assert outcome.text == ""
+    assert outcome.seconds < 1
+    assert outcome.memory < 150 << 20
+
+
+@pytest.mark.parametrize("name", ["hotness", "concentration"])
+def test_more_experts_than_any_model_has_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_bytes(b"".join(b"%d,%d\n" % (n, n % 7 * 9000) for n in range(10_000)))
+    outcome = measured(MEASURES[name], path)
+    assert f"{path}: more layers or experts than any model has" in outcome.text
+    assert str(MAX_PLACES) in outcome.text
+    assert outcome.memory < 400 << 20
+
+
+READ = (
+    "from moepack.trace.formats import registry; from moepack.trace.validation import Checks",
+    "for _ in registry.read(path, Checks(path)): pass",
+)
+
+
+def sparse_npy(shape: tuple[int, ...]) -> bytes:
+    """Write the header of an array that has no elements."""
+    buffer = io.BytesIO()
+    header = {"descr": "<i4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, header)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("shape", [(1 << 62, 1, 0), (0, 1 << 40, 1), (1 << 40, 0, 1)])
+def test_an_array_without_elements_costs_nothing(shape: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "trace.npy"
+    path.write_bytes(sparse_npy(shape))
+    outcome = measured(READ, path)
+    assert outcome.seconds < 1
+    assert outcome.memory < 100 << 20
+
+
+def test_an_array_of_more_layers_than_any_model_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npy"
+    path.write_bytes(sparse_npy((1, 1 << 30, 1)))
+    os.truncate(path, path.stat().st_size + (4 << 30))
+    assert "more layers or experts" in assert_cheap(READ, path).text
+
+
+def test_members_of_an_archive_are_bounded_in_sum(tmp_path: Path) -> None:
+    """Each of them is below the bound; all together they are not."""
+    path = tmp_path / "trace.npz"
+    zeros = bytes(300 << 20)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for number in range(4):
+            archive.writestr(f"{number}.npy", zeros)
+    del zeros
+    assert "too long" in assert_cheap(READ, path).text
+
+
+def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", b"no array at all")
+    outcome = measured(READ, path)
+    assert "a is no array" in outcome.text
+
+
+def test_packed_json_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b"[" + b"[]," * (45 << 20) + b"[]]", 1))
+    outcome = measured(READ, path)
+    assert "too long" in outcome.text
+    assert outcome.memory < 400 << 20
+
+
+def test_the_heading_of_a_route_is_read_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "route.csv"
+    heading = b"# model=" + b"n_layer=1 n_expert" * 3500 + b"\n"
+    path.write_bytes(heading + b"turn,phase,step,layer,slot,expert,\n0,1,0,0,0,1,\n")
+    outcome = measured(READ, path)
+    assert outcome.text == ""
+    assert outcome.seconds < 1
+
+
+def test_a_trace_without_selections_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "empty.npy"
+    path.write_bytes(npy(np.full((3, 2, 2), -1)))
+    for name in ("hotness", "concentration"):
+        outcome = measured(MEASURES[name], path)
+        assert outcome.text.startswith(f"TraceError: {path}: nothing was counted")
+    assert measured(MEASURES["statistics"], path).text == ""
