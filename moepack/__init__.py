@@ -7,15 +7,27 @@
     with pack.reader() as reader:
         view = reader.read(3, 17, "up")
 
-`import moepack` loads nothing by itself: a name brings the room that it comes from when it is first
-used. So reading needs nothing that only packing needs, and the program starts at once.
+`import moepack` loads the reading side alone; what else a call needs comes with its first use.
 """
 
+import sys
+
 TYPE_CHECKING = False
+_PROGRAM = (getattr(sys, "argv", None) or [""])[0].replace("\\", "/").rpartition("/")[2]
+_STARTS_PROGRAM = _PROGRAM in ("-m", "moepack", "moepack.exe")
+"""Whether this may be the program's start (`python -m moepack`, or the command).
+
+It is best interrupted in moepack.__main__, which says so in a line. So nothing is loaded here then,
+but where it is first used. Where the guess is wrong, only the moment of loading differs.
+"""
+
 if TYPE_CHECKING:
+    from moepack.bench.run import bench_pack
+    from moepack.report.inspection import inspect
+
+if TYPE_CHECKING or not _STARTS_PROGRAM:
     import os
 
-    from moepack.bench.run import bench_pack
     from moepack.errors import (
         MachineError,
         MoepackError,
@@ -28,7 +40,6 @@ if TYPE_CHECKING:
     from moepack.reading.budget import Statistics
     from moepack.reading.pack import BlobLocation, Pack, PartLocation
     from moepack.reading.reader import Reader
-    from moepack.report.inspection import inspect
     from moepack.storage.buffers import BufferPool
 
 _ROOMS = {
@@ -49,7 +60,7 @@ _ROOMS = {
     "bench_pack": "bench.run",
     "inspect": "report.inspection",
 }
-"""What stands behind this door, and the module it comes from when it is first used."""
+"""The modules that names come from which are not loaded yet when they are first used."""
 
 __version__ = "0.1.0"
 
