@@ -11,7 +11,6 @@ from pathlib import Path
 from moepack import digest
 from moepack.format import manifest
 from moepack.format.index import PartKind
-from moepack.hotness import coverage
 from moepack.hotness.stored import pack_shape, routed_blobs
 from moepack.reading.pack import JOURNAL_NAME, Pack, PartLocation
 from moepack.report import provenance
@@ -237,6 +236,9 @@ def describe_pack(pack: Pack) -> PackFacts:
 
 def _own_coverage(pack: Pack) -> CoverageFacts | None:
     """Measure by the index's own counts what the packer did not state; None without counts."""
+    # Brings numpy, which takes longer to load than all else that is needed here.
+    from moepack.hotness import coverage
+
     blobs = routed_blobs(pack)
     counts: dict[tuple[int, int], int] = {key: blob.hotness or 0 for key, blob in blobs.items()}
     lengths: dict[tuple[int, int], int] = {key: blob.length for key, blob in blobs.items()}
