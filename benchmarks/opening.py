@@ -27,7 +27,6 @@ print([seconds * 1e3, -1 if before is None else (memory("VmHWM:") - before) / 1e
 _OPEN_PACK = """
 import random, sys, time
 import moepack
-moepack.Pack  # so that its room is loaded
 start = time.perf_counter()
 pack = moepack.open(sys.argv[1])
 opened = time.perf_counter() - start
@@ -47,7 +46,7 @@ print([opened * 1e3, blob / len(places) * 1e6, part / len(places) * 1e6])
 _IMPORT = """
 import time
 start = time.perf_counter()
-from moepack import Pack, Reader
+import moepack
 print([(time.perf_counter() - start) * 1e3])
 """
 
@@ -74,7 +73,7 @@ def packs(folder: Path, rounds: int) -> Iterator[Row]:
 
 
 def starting(rounds: int) -> Iterator[Row]:
-    """Import the reading side of the library; run the command line for its help."""
+    """Import the library; run the command line for its help."""
     imports = [fresh(_IMPORT)[0] for _ in range(rounds)]
     yield limit_row("import moepack", imports, "ms", 60)
     helps = [run((*MOEPACK, "--help")).seconds * 1e3 for _ in range(rounds)]

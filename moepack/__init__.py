@@ -8,17 +8,35 @@
         view = reader.read(3, 17, "up")
 
 Each command of the command line is one call here: `pack_model`, `verify`, `inspect` and so on.
-`import moepack` loads nothing by itself: a name brings the room that it comes from when it is first
-used. So reading needs nothing that only packing needs, and the program starts at once.
+`import moepack` loads the reading side alone; what else a call needs comes with its first use.
 """
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import os
+import sys
 
+TYPE_CHECKING = False
+_PROGRAM = (getattr(sys, "argv", None) or [""])[0].replace("\\", "/").rpartition("/")[2]
+_STARTS_PROGRAM = _PROGRAM in ("-m", "moepack", "moepack.exe")
+"""Whether this may be the program's start (`python -m moepack`, or the command).
+
+It is best interrupted in moepack.__main__, which says so in a line. So nothing is loaded here then,
+but where it is first used. Where the guess is wrong, only the moment of loading differs.
+"""
+
+if TYPE_CHECKING:
     from moepack.analysis.concentration import concentration
     from moepack.analysis.statistics import trace_statistics
     from moepack.bench.run import bench_pack
+    from moepack.hotness.measure import measure_hotness
+    from moepack.packing.pack_model import pack_model
+    from moepack.report.inspection import inspect, shape_of
+    from moepack.trace.formats.registry import ReadOptions
+    from moepack.trace.importing import import_trace
+    from moepack.trace.recording.recording import record_trace
+    from moepack.verifying.verifier import verify
+
+if TYPE_CHECKING or not _STARTS_PROGRAM:
+    import os
+
     from moepack.errors import (
         MachineError,
         MoepackError,
@@ -27,21 +45,14 @@ if TYPE_CHECKING:
         SourceError,
         TraceError,
     )
-    from moepack.hotness.measure import measure_hotness
     from moepack.keys import ExpertKey
-    from moepack.packing.pack_model import pack_model
     from moepack.reading.batch import Batch, ExpertBytes
     from moepack.reading.budget import Statistics
     from moepack.reading.catalog import BlobLocation, PartLocation
     from moepack.reading.pack import Pack
     from moepack.reading.reader import Reader
-    from moepack.report.inspection import inspect, shape_of
     from moepack.shape import ModelShape
     from moepack.storage.buffers import BufferPool
-    from moepack.trace.formats.registry import ReadOptions
-    from moepack.trace.importing import import_trace
-    from moepack.trace.recording.recording import record_trace
-    from moepack.verifying.verifier import verify
     from moepack.version import __version__
 
 _ROOMS = {
@@ -74,7 +85,7 @@ _ROOMS = {
     "trace_statistics": "analysis.statistics",
     "verify": "verifying.verifier",
 }
-"""What stands behind this door, and the module it comes from when it is first used."""
+"""The modules that names come from which are not loaded yet when they are first used."""
 
 __all__ = [
     "Batch",
@@ -114,9 +125,9 @@ if not TYPE_CHECKING:  # whom it would tell that any name exists
     def __getattr__(name):
         if name not in _ROOMS:
             raise AttributeError(f"module 'moepack' has no attribute {name!r}")
-        from importlib import import_module
-
-        value = getattr(import_module(f"moepack.{_ROOMS[name]}"), name)
+        # Not importlib, which would open a file: whoever catches "too many open files" may come here.
+        module = __import__(f"moepack.{_ROOMS[name]}", fromlist=[name])
+        value = getattr(module, name)
         globals()[name] = value
         return value
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import moepack
-
 PACKAGE = Path(__file__).parent.parent / "moepack"
 
 # Each room and the rooms that its modules may know, lower ones first. What is not in a row is
@@ -143,7 +141,7 @@ def test_only_the_command_line_prints(module: str) -> None:
 
 
 def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> None:
-    code = "import sys; from moepack import BufferPool, Pack, Reader; print(*sys.modules)"
+    code = "import sys, moepack; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(run.stdout.split())
     ours = {name.partition(".")[2] for name in loaded if name.startswith("moepack.")}
@@ -154,14 +152,14 @@ def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> N
     assert not loaded & {"numpy", "gguf", "click", "tqdm", "tomllib", "dataclasses", "asyncio"}
 
 
-def test_importing_moepack_loads_no_room_before_it_is_asked_for_one() -> None:
-    """So that the program can say that it was interrupted from its first moment on."""
-    code = "import sys, moepack; print(*(name for name in sys.modules if 'moepack.' in name))"
+@pytest.mark.parametrize("program", ["-m", "/usr/bin/moepack", "other.py", ""])
+def test_the_program_loads_no_room_before_it_can_say_that_it_was_interrupted(program: str) -> None:
+    code = f"import sys; sys.argv[0] = {program!r}; import moepack\n"
+    code += "print('moepack.errors' in sys.modules, moepack.Pack.__name__, moepack.open.__name__)\n"
+    code += "print(all(hasattr(moepack, name) for name in moepack.__all__), hasattr(moepack, 'x'))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "\n"
-    assert set(moepack.__all__) <= set(dir(moepack))
-    assert all(hasattr(moepack, name) for name in moepack.__all__)
-    assert not hasattr(moepack, "nothing")
+    is_library = program in ("other.py", "")
+    assert run.stdout == f"{is_library} Pack open\nTrue False\n"
 
 
 def test_tests_have_the_rooms_of_the_package_and_share_by_support_alone() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from moepack import digest
 from moepack.format.index import PartKind
-from moepack.hotness import coverage
 from moepack.hotness.stored import routed_blobs
 from moepack.reading.catalog import PartLocation
 from moepack.reading.directory import looks_like_pack
@@ -211,6 +210,9 @@ def describe_pack(pack: Pack) -> PackFacts:
 
 def _own_coverage(pack: Pack) -> CoverageFacts | None:
     """Measure by the index's own counts what the packer did not state; None without counts."""
+    # Brings numpy, which takes longer to load than all else that is needed here.
+    from moepack.hotness import coverage
+
     blobs = routed_blobs(pack)
     counts = {key: blob.hotness or 0 for key, blob in blobs.items()}
     lengths = {key: blob.length for key, blob in blobs.items()}

@@ -113,7 +113,7 @@ def _coverage(facts: CoverageFacts | None) -> list[str]:
         f"{'not reached' if item.length is None else size_text(item.length)}"
         for item in facts.lengths
     ]
-    basis = "the same counts that ranked them"
+    basis = "the same counts as ranked them"
     if facts.held_out is not None:
         basis = f"a held-out half, divided by {short(facts.held_out)}"
     return [

@@ -60,7 +60,9 @@ def test_an_interruption_while_the_program_starts_is_no_traceback(
     assert (run.returncode, run.stdout, run.stderr) == (130, "", "error: interrupted\n")
 
 
-@pytest.mark.parametrize("module", ["moepack.report.inspection", "numpy", "moepack.source.shards"])
+@pytest.mark.parametrize(
+    "module", ["moepack.report.inspection", "dataclasses", "moepack.source.shards"]
+)
 def test_an_interruption_while_a_command_loads_its_rooms_is_no_traceback(
     module: str, start: Start
 ) -> None:
