@@ -83,7 +83,7 @@ class Index:
             return digest.of(view[: -records.TRAILER.size])
 
     def blob(self, number: int) -> tuple[int, int, int, int, int]:
-        """Give the fields of a BlobRecord, checked against the rules of the format.
+        """Return the fields of a BlobRecord, checked against the rules of the format.
 
         A plain tuple: engines look up thousands a second, and naming the fields is half the time.
         """
@@ -103,23 +103,38 @@ class Index:
         return record
 
     def part(self, number: int, kind: PartKind) -> tuple[int, int, int, int, int, int]:
-        """Give the fields of a PartRecord of `kind`, checked against the rules of the format."""
-        header = self.header
-        offset = header.parts_offset + number * records.PART.size
+        """Return the fields of a PartRecord of `kind`, checked against the rules of the format."""
+        offset = self.header.parts_offset + number * records.PART.size
         record = records.PART.unpack_from(self._data, offset)
+        self._check_part(number, kind, record)
+        return record
+
+    def parts(
+        self, first: int, kinds: tuple[PartKind, ...]
+    ) -> list[tuple[int, int, int, int, int, int]]:
+        """Return what `part` does, of the parts from `first` on, which are of `kinds` in order."""
+        offset = self.header.parts_offset + first * records.PART.size
+        table = self._data[offset : offset + len(kinds) * records.PART.size]
+        parts = list(records.PART.iter_unpack(table))
+        for number, kind in enumerate(kinds):
+            self._check_part(first + number, kind, parts[number])
+        return parts
+
+    def _check_part(
+        self, number: int, kind: PartKind, record: tuple[int, int, int, int, int, int]
+    ) -> None:
         start, stored_length, _, file, codec, reserved = record
         if (
-            file >= header.file_count
+            file >= len(self.files)
             or codec
             or reserved
             or stored_length != kind.length
             or start + stored_length > self.files[file].length
         ):
             raise self._bad_part(number, record, kind)
-        return record
 
     def blob_at_rank(self, rank: int) -> int:
-        """Give the number of the blob that has `rank`; 0 is the hottest."""
+        """Return the number of the blob that has `rank`; 0 is the hottest."""
         offset = self.header.ranks_offset + rank * records.RANK.size
         number: int = records.RANK.unpack_from(self._data, offset)[0]
         if number >= self.blob_count:
@@ -192,9 +207,9 @@ class Index:
         *offsets, length = records.section_offsets(*(getattr(header, name) for name in limits))
         names = ("files", "families", "part_kinds", "blobs", "parts", "ranks")
         for section, offset in zip(names, offsets, strict=True):
-            found = getattr(header, f"{section}_offset")
-            if found != offset:
-                raise self._error(f"{section}_offset", "wrong offset", offset, found)
+            stated = getattr(header, f"{section}_offset")
+            if stated != offset:
+                raise self._error(f"{section}_offset", "wrong offset", offset, stated)
         if header.index_length != length:
             raise self._error("index_length", "does not fit the counts", length, len(self._data))
         if header.part_alignment > header.blob_alignment:
@@ -261,11 +276,11 @@ class Index:
             kind_number += record.parts_per_blob
             blob_number += record.expert_count
             part_number += record.expert_count * record.parts_per_blob
-        found = (kind_number, blob_number, part_number)
+        counts = (kind_number, blob_number, part_number)
         header = self.header
         expected = (header.part_kind_count, header.blob_count, header.part_count)
-        if found != expected:
-            raise self._error("families", "counts do not add up to the header's", expected, found)
+        if counts != expected:
+            raise self._error("families", "counts do not add up to the header's", expected, counts)
         self._check_family_order(families)
         return tuple(families)
 
@@ -286,9 +301,9 @@ class Index:
             raise self._error(
                 place, "parts_per_blob out of bounds", expected, record.parts_per_blob
             )
-        found = (record.first_blob, record.first_part_kind, record.first_part)
-        if found != firsts:
-            raise self._error(place, "first records are not the next ones", firsts, found)
+        stated = (record.first_blob, record.first_part_kind, record.first_part)
+        if stated != firsts:
+            raise self._error(place, "first records are not the next ones", firsts, stated)
         last_kind = record.first_part_kind + record.parts_per_blob
         if last_kind > self.header.part_kind_count:
             limit = self.header.part_kind_count

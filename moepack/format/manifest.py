@@ -31,7 +31,7 @@ class FileEntry(NamedTuple):
     digest: int
 
     def to_json(self) -> dict[str, Any]:
-        """Give the entry as the manifest holds it."""
+        """Return the entry as the manifest holds it."""
         return {"name": self.name, "length": self.length, "digest": digest.to_text(self.digest)}
 
 
@@ -62,7 +62,7 @@ def encode(
     index_file: FileEntry,
     files: tuple[FileEntry, ...],
 ) -> bytes:
-    """Give the bytes of manifest.json; the same values give the same bytes."""
+    """Return the bytes of manifest.json; the same values give the same bytes."""
     body = {
         "format": FORMAT,
         "format_version": records.FORMAT_VERSION,

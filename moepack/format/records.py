@@ -46,7 +46,7 @@ class Record:
     LAYOUT: ClassVar[struct.Struct]
 
     def pack(self) -> bytes:
-        """Give the record's bytes, `LAYOUT.size` of them."""
+        """Return the record's bytes, `LAYOUT.size` of them."""
         return self.LAYOUT.pack(*self)  # type: ignore[misc]
 
     @classmethod
@@ -163,7 +163,7 @@ PART = struct.Struct("<QQQIHH")
 def section_offsets(
     file_count: int, family_count: int, part_kind_count: int, blob_count: int, part_count: int
 ) -> tuple[int, int, int, int, int, int, int]:
-    """Give the offsets of the six sections, in order, and the length of the whole index.
+    """Return the offsets of the six sections, in order, and the length of the whole index.
 
     The layout of the sections follows from the counts alone, so that a reader can check the
     header's offsets instead of trusting them.

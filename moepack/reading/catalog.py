@@ -66,17 +66,18 @@ class Catalog:
         self.path = path
         self.index = index
         self.file_paths = tuple(path / file.name for file in index.files)
-        # None names a layer's main family, which is its first.
-        self._families: dict[tuple[int, str | None], PackedFamily] = {}
+        self._families: dict[tuple[int, str], PackedFamily] = {}
+        self._main_families: dict[int, PackedFamily] = {}
+        # None is for a layer's main family, and the full names of the others.
         self._part_names: dict[tuple[int, str | None], PartNames] = {}
         for family in index.families:
             self._add(family)
         self._first_blobs = [family.first_blob for family in index.families]
-        self.layers = tuple(layer for layer, name in self._families if name is None)
+        self.layers = tuple(self._main_families)
 
     def _add(self, family: PackedFamily) -> None:
         layer = family.layer
-        is_main = self._families.setdefault((layer, None), family) is family
+        is_main = self._main_families.setdefault(layer, family) is family
         self._families[layer, family.name] = family
         names: PartNames = {}
         for number, kind in enumerate(family.part_kinds):
@@ -89,7 +90,7 @@ class Catalog:
     def families(self, layer: int) -> tuple[str, ...]:
         """Return the names of the families of experts in `layer`, the main one first."""
         self._family(layer, None)
-        return tuple(name for number, name in self._families if number == layer and name)
+        return tuple(name for number, name in self._families if number == layer)
 
     def expert_count(self, layer: int, *, family: str | None = None) -> int:
         """Return how many experts `layer` has in `family` (the layer's main one by default)."""
@@ -152,45 +153,51 @@ class Catalog:
         if not 0 <= expert < family.expert_count:
             raise self._no_expert(family, expert)
         blob = self.index.blob(family.first_blob + expert)
-        return self._part(family, expert, number, blob)
+        kind = family.part_kinds[number]
+        first = family.first_part + expert * len(family.part_kinds)
+        record = self.index.part(first + number, kind)
+        return self._part(layer, expert, kind, record, blob)
 
     def locate_all(
         self, layer: int, expert: int, *, family: str | None = None
-    ) -> tuple[BlobLocation, tuple[PartLocation, ...]]:
-        """Return where an expert's blob and each of its parts lie; raise what `locate` raises."""
+    ) -> tuple[Path, int, int, tuple[PartLocation, ...]]:
+        """Return file, offset and length of an expert's blob, and where each of its parts lies.
+
+        Raises what `locate` raises.
+        """
         owner = self._family(layer, family)
         if not 0 <= expert < owner.expert_count:
             raise self._no_expert(owner, expert)
         blob = self.index.blob(owner.first_blob + expert)
-        offset, length, hotness, rank, file = blob
-        measured = hotness if owner.hotness_measured else None
-        path = self.file_paths[file]
-        where = BlobLocation(layer, expert, owner.name, path, offset, length, rank, measured)
-        numbers = range(len(owner.part_kinds))
-        return where, tuple([self._part(owner, expert, number, blob) for number in numbers])
+        kinds = owner.part_kinds
+        records = self.index.parts(owner.first_part + expert * len(kinds), kinds)
+        parts = [
+            self._part(layer, expert, kind, record, blob)
+            for kind, record in zip(kinds, records, strict=True)
+        ]
+        offset, length, _, _, file = blob
+        return self.file_paths[file], offset, length, tuple(parts)
 
     def _part(
         self,
-        family: PackedFamily,
+        layer: int,
         expert: int,
-        number: int,
+        kind: PartKind,
+        record: tuple[int, int, int, int, int, int],
         blob: tuple[int, int, int, int, int],
     ) -> PartLocation:
-        kind = family.part_kinds[number]
-        first = family.first_part + expert * len(family.part_kinds)
-        offset, stored_length, stored_digest, file, codec, _ = self.index.part(first + number, kind)
-        blob_offset, blob_length, _, _, blob_file = blob
-        inside = offset - blob_offset
-        if file != blob_file or not 0 <= inside <= blob_length - stored_length:
+        offset, stored_length, stored_digest, file, codec, _ = record
+        inside = offset - blob[0]
+        if file != blob[4] or not 0 <= inside <= blob[1] - stored_length:
             raise PackError(
                 "a part lies outside its blob",
                 path=self.index.path,
-                place=f"layer {family.layer} expert {expert} {kind.name}",
-                expected=f"file {blob_file}, bytes {blob_offset} to {blob_offset + blob_length}",
+                place=f"layer {layer} expert {expert} {kind.name}",
+                expected=f"file {blob[4]}, bytes {blob[0]} to {blob[0] + blob[1]}",
                 found=f"file {file}, bytes {offset} to {offset + stored_length}",
             )
         return PartLocation(
-            family.layer,
+            layer,
             expert,
             kind.name,
             self.file_paths[file],
@@ -216,20 +223,20 @@ class Catalog:
         self.check_open()
         index = self.index
         is_asked = [
-            (self._families[owner.layer, None].name if family is None else family) == owner.name
+            (self._main_families[owner.layer].name if family is None else family) == owner.name
             for owner in index.families
         ]
+        families, first_blobs = index.families, self._first_blobs
         keys = []
         for rank in range(index.blob_count):
             blob = index.blob_at_rank(rank)
-            number = bisect_right(self._first_blobs, blob) - 1
+            number = bisect_right(first_blobs, blob) - 1
             if not is_asked[number]:
                 continue
             byte_budget -= index.blob(blob)[1]
             if byte_budget < 0:
                 break
-            owner = index.families[number]
-            keys.append(ExpertKey(owner.layer, blob - owner.first_blob))
+            keys.append(ExpertKey(families[number].layer, blob - first_blobs[number]))
         return keys
 
     def check_open(self) -> None:
@@ -240,11 +247,12 @@ class Catalog:
     def forget(self) -> None:
         """Hold nothing any more: the index is about to go, and every call says so from now on."""
         self._families.clear()
+        self._main_families.clear()
         self._part_names.clear()
 
     def _family(self, layer: int, name: str | None) -> PackedFamily:
         try:
-            return self._families[layer, name]
+            return self._main_families[layer] if name is None else self._families[layer, name]
         except KeyError:
             raise self._no_family(layer, name) from None
 

@@ -63,6 +63,7 @@ def _not_a_pack(path: Path) -> PackError:
 
 def _problem(path: Path, error: OSError) -> MoepackError:
     if isinstance(error, NotRegularError):
-        return PackError("not a regular file", path=path, found=error.kind)
+        place = "kind of file"
+        return PackError("not a regular file", path=path, place=place, found=error.kind)
     hint = MACHINE_HINTS.get(error.errno or 0)
     return MachineError(f"cannot read: {error.strerror}", path=path, hint=hint)

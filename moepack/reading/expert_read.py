@@ -133,27 +133,27 @@ def plan_read(
     RequestError for what the pack does not hold, PackError for a record that breaks the format.
     """
     if parts is None:
-        blob, located = catalog.locate_all(layer, expert, family=family)
-        file_read = FileRead(blob.path, blob.offset, blob.length, 0)
+        path, offset, length, all_parts = catalog.locate_all(layer, expert, family=family)
+        file_reads = (FileRead(path, offset, length, 0),)
         names = catalog.part_names(layer, family=family)
-        return ExpertRead(layer, expert, True, located, names, (file_read,), blob.length)
+        return ExpertRead(layer, expert, True, all_parts, names, file_reads, length)
     if isinstance(parts, str):
         raise RequestError("one name where several go", expected=f"parts=({parts!r},)", found=parts)
     if not parts:
         raise RequestError("no parts were asked for", path=catalog.path)
     locations = {catalog.locate(layer, expert, part, family=family) for part in parts}
     ordered = tuple(sorted(locations, key=lambda part: (part.path, part.offset)))
-    file_reads: list[FileRead] = []
+    ranges: list[FileRead] = []
     for part in ordered:
-        if file_reads and _are_near(file_reads[-1], part, catalog):
-            last = file_reads.pop()
+        if ranges and _are_near(ranges[-1], part, catalog):
+            last = ranges.pop()
             end = part.offset + part.stored_length
-            file_reads.append(last._replace(length=end - last.offset))
+            ranges.append(last._replace(length=end - last.offset))
         else:
-            file_reads.append(_next_read(file_reads, part))
-    length = file_reads[-1].start + file_reads[-1].length
+            ranges.append(_next_read(ranges, part))
+    length = ranges[-1].start + ranges[-1].length
     names = catalog.part_names(layer, family=family)
-    return ExpertRead(layer, expert, False, ordered, names, tuple(file_reads), length)
+    return ExpertRead(layer, expert, False, ordered, names, tuple(ranges), length)
 
 
 def _next_read(before: list[FileRead], part: PartLocation) -> FileRead:

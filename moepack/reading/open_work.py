@@ -68,10 +68,10 @@ class OpenWork:
         if os.getpid() != self._process:
             problem = "the reader belongs to the process that this one was forked from"
             raise RequestError(problem, hint="open the pack again in the child")
-        for work in _left(self._dropped):
-            work.close()
-            self.release(work)
-        if _orphans:
+        if self._dropped or _orphans:  # mostly not, and this is asked for every expert
+            for work in _left(self._dropped):
+                work.close()
+                self.release(work)
             close_orphans()
 
     def adopt(self, work: Work) -> None:

@@ -56,14 +56,14 @@ class RoundedRead:
         return pieces
 
     def _ours(self, start: int, length: int) -> memoryview:
-        """Give aligned memory whose bytes `finish` copies to `start` in the buffer."""
+        """Return aligned memory whose bytes `finish` copies to `start` in the buffer."""
         memory = map_memory(length)
         self._copies.append((start, memory if start else memory[self._head :]))
         return memory
 
     @property
     def rest(self) -> list[memoryview]:
-        """Give the pieces that are still to be read."""
+        """Return the pieces that are still to be read."""
         if not self.done:
             return self._pieces
         skipped = self.done
@@ -81,8 +81,8 @@ class RoundedRead:
         misaligned read, and there is nothing to get.
         """
         self.done += got
-        wanted = sum(map(len, self._pieces))
-        return not got or self.done >= wanted or bool(self.done % self._offset_alignment)
+        length = sum(map(len, self._pieces))
+        return not got or self.done >= length or bool(self.done % self._offset_alignment)
 
     def finish(self) -> int:
         """Copy the ends into the buffer; give how many of its bytes were read."""
@@ -109,7 +109,7 @@ def read(files: OpenFiles, number: int, request: ReadRequest) -> Completion:
 
 
 def address(buffer: memoryview) -> int:
-    """Give the address of a writable buffer that is not empty."""
+    """Return the address of a writable buffer that is not empty."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 

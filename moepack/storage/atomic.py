@@ -42,7 +42,7 @@ def publish(partial: str | os.PathLike[str], path: str | os.PathLike[str]) -> No
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give the path of a new file to write, beside `path`; rename it when it was written.
+    """Yield the path of a new file to write, beside `path`; rename it when it was written.
 
     Whatever ends the block early leaves what was at `path`, and nothing else. Raises MachineError
     for what the system refuses.

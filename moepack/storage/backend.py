@@ -52,7 +52,7 @@ class ReadQueue(Protocol):
         ...
 
     def fileno(self) -> int:
-        """Give a descriptor that is readable when requests have ended, for event loops.
+        """Return a descriptor that is readable when requests have ended, for event loops.
 
         It is the queue's; `finished` makes it unreadable again. What ended before the first call
         is not told of, so ask before the first request.
@@ -65,7 +65,7 @@ class ReadQueue(Protocol):
 
 
 class Backend(Protocol):
-    """A way to read. Its methods may be called from several threads."""
+    """A way to read. Its methods may be called from several threads of the process that made it."""
 
     name: str
 

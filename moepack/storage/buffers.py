@@ -12,7 +12,7 @@ _HUGE_PAGE = 2 << 20
 
 
 def allocate(length: int, start: int = 0) -> memoryview:
-    """Give `length` bytes of new memory that begins `start` bytes behind the start of a page.
+    """Return `length` bytes of new memory that begins `start` bytes behind the start of a page.
 
     An anonymous mapping: it starts on a page, which direct I/O and copies to a GPU need, and is
     given back to the system with the last view of it. Raises MachineError where there is no memory.
@@ -24,13 +24,13 @@ def allocate(length: int, start: int = 0) -> memoryview:
 
 
 def map_memory(length: int) -> memoryview:
-    """Give new memory that begins on a page; raise OSError where there is none."""
+    """Return new memory that begins on a page; raise OSError where there is none."""
     # Private: Python's default is memory to share with children, which never has huge pages.
     return memoryview(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def writable_bytes(buffer: Any, length: int) -> memoryview:
-    """Give the first `length` bytes of a caller's buffer as a view.
+    """Return the first `length` bytes of a caller's buffer as a view.
 
     `buffer` is anything with a contiguous, writable buffer: bytearray, mmap, a numpy array, pinned
     memory. Raises RequestError for one that is something else, or too small.
@@ -70,7 +70,7 @@ class BufferPool:
         _ask_for_huge_pages(memory)
         self._free = [memory[n * stride :][:length] for n in reversed(range(count))]
         self._taken: dict[int, tuple[memoryview, memoryview]] = {}
-        # A batch that is dropped gives buffers back wherever the interpreter frees it.
+        # A finaliser of the caller's may give a buffer back, wherever the interpreter runs it.
         self._lock = threading.RLock()
 
     @property
@@ -79,7 +79,7 @@ class BufferPool:
         return len(self._free)
 
     def take(self, length: int) -> memoryview | None:
-        """Give the first `length` bytes of a free buffer, None where all are taken."""
+        """Return the first `length` bytes of a free buffer, None where all are taken."""
         with self._lock:
             if not self._free:
                 return None

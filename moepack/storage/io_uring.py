@@ -37,7 +37,7 @@ class UringBackend:
         return aligned_read.read(self._files, 0, request)
 
     def queue(self, depth: int) -> "UringQueue":
-        """Give a queue with a ring of its own. Raises OSError where there is none to be had."""
+        """Return a queue with a ring of its own. Raises OSError where there is none to be had."""
         with contextlib.suppress(IndexError):
             queue = self._idle.pop()
             if queue.depth == depth:
@@ -53,7 +53,8 @@ class UringBackend:
 
     def keep(self, queue: "UringQueue") -> None:
         """Take a closed queue back, for the next owner."""
-        self._idle.append(queue)
+        if queue not in self._idle:  # a close that was cut off is done again
+            self._idle.append(queue)
         if self._is_closed:  # it may have been closed in between
             self._free_idle()
 
@@ -100,18 +101,18 @@ class UringQueue:
         """Take the completions that are there; with `wait`, at least one."""
         if self._event is not None:
             _clear(self._event)
-        found, self._failed = self._failed, []
+        completions, self._failed = self._failed, []
         while True:
-            for slot, result in self._ring.completions(wait=wait and not found):
+            for slot, result in self._ring.completions(wait=wait and not completions):
                 completion = self._end(slot, result)
                 if completion is not None:
-                    found.append(completion)
+                    completions.append(completion)
             self._ring.submit()
-            if found or not wait or not self._reads:
-                return found
+            if completions or not wait or not self._reads:
+                return completions
 
     def fileno(self) -> int:
-        """Give the descriptor of an eventfd that counts completions from now on."""
+        """Return the descriptor of an eventfd that counts completions from now on."""
         if self._event is None:
             self._event = self._ring.event_descriptor()
         return self._event
@@ -168,7 +169,7 @@ class UringQueue:
         self._ring.prepare(code, file.descriptor, offset, start, length, slot, buffer or 0)
 
     def _registered(self, start: int, length: int) -> int | None:
-        """Give the number of the registered buffer that holds this memory; None for none."""
+        """Return the number of the registered buffer that holds this memory; None for none."""
         number, place = divmod(start - self._fixed.start, ring.MAX_BUFFER_LENGTH)
         if start not in self._fixed or start + length > self._fixed.stop:
             return None

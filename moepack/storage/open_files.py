@@ -54,7 +54,7 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def get(self, path: Path) -> OpenFile:
-        """Give the open file at `path`. Raises OSError where it cannot be opened."""
+        """Return the open file at `path`. Raises OSError where it cannot be opened."""
         try:
             return self._files[path]
         except KeyError:

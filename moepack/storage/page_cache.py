@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from moepack.sizes import divide_up
+from moepack.storage.regular import open_regular
 
 _WINDOW = 1 << 30
 """Bytes that are asked for at a time: a file may be larger than what can be mapped."""
@@ -21,29 +22,29 @@ def drop(paths: Iterable[Path]) -> None:
     if not hasattr(os, "posix_fadvise"):
         return
     for path in paths:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def cached_share(paths: Iterable[Path]) -> float | None:
-    """Say which share of the files' pages is cached; None where the system does not tell."""
+    """Return which share of the files' pages is cached; None where the system does not tell."""
     cached = pages = 0
     for path in paths:
         try:
-            found = _count(path)
+            cached_count, page_count = _count(path)
         except (OSError, AttributeError, ValueError):
             return None
-        cached += found[0]
-        pages += found[1]
+        cached += cached_count
+        pages += page_count
     return cached / max(pages, 1)
 
 
 def _count(path: Path) -> tuple[int, int]:
-    """Give how many pages of a file are cached, and how many it has."""
+    """Return how many pages of a file are cached, and how many it has."""
     cached = pages = 0
     size = path.stat().st_size
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         for start in range(0, size, _WINDOW):
             length = min(_WINDOW, size - start)
             # A private mapping, since ctypes gives addresses of writable memory alone.

@@ -50,7 +50,7 @@ class _NotWorkingError(Exception):
 def choose(
     name: str, paths: Iterable[Path], depth: int, fixed: memoryview | None = None
 ) -> tuple[Backend, str]:
-    """Give the backend `name`, or with `auto` the best that works, and why it is that one.
+    """Return the backend `name`, or with `auto` the best that works, and why it is that one.
 
     `paths` are the files that it will read; the first that exists is tried, with a queue of
     `depth`. `fixed` is memory to register, where the backend can. Raises RequestError for a name
@@ -104,9 +104,9 @@ def _try(backend: Backend, path: Path | None, depth: int) -> str:
     if path is None:
         return "there is no data file to try it on"
     try:
-        found = _read_start(backend, path, depth)
+        start = _read_start(backend, path, depth)
         with open(path, "rb", buffering=0) as file:
-            if found != file.read(_TRIAL_LENGTH):
+            if start != file.read(_TRIAL_LENGTH):
                 raise _NotWorkingError("it reads other bytes than a plain read")
     except OSError as error:
         backend.close()
@@ -138,7 +138,7 @@ def _not_working(error: OSError, hints: Mapping[int, str]) -> _NotWorkingError:
 
 
 def _lies_in_memory(path: Path) -> bool:
-    """Say whether a file is on tmpfs or ramfs, which take O_DIRECT without meaning it.
+    """Return whether a file is on tmpfs or ramfs, which take O_DIRECT without meaning it.
 
     There the plainest read is the best one, and a trial would not tell.
     """

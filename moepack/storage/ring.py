@@ -40,7 +40,7 @@ _libc.syscall.restype = ctypes.c_long
 
 def _call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
     """Do a system call; raise OSError as Python's own do."""
-    plain = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    plain = [ctypes.c_long(item) if isinstance(item, int) else item for item in arguments]
     result: int = _libc.syscall(ctypes.c_long(number), *plain)
     if result < 0:
         code = ctypes.get_errno()
@@ -131,7 +131,7 @@ class Ring:
         self._sq[self._sq_tail] = (tail + 1) & 0xFFFFFFFF
 
     def submit(self) -> None:
-        """Give the kernel what was prepared, without waiting for any completion."""
+        """Hand to the kernel what was prepared, and wait for no completion."""
         while self._unsubmitted:
             self._enter(0)
 
@@ -140,17 +140,17 @@ class Ring:
 
         With `wait`, and where requests are in flight, there is at least one.
         """
-        found = self._take()
-        while wait and not found and self.in_flight:
+        completions = self._take()
+        while wait and not completions and self.in_flight:
             self._enter(1)
-            found = self._take()
-        return found
+            completions = self._take()
+        return completions
 
-    def _enter(self, wanted: int) -> None:
-        """Submit, and wait for `wanted` completions; a signal may end the wait early."""
+    def _enter(self, count: int) -> None:
+        """Submit, and wait for `count` completions; a signal may end the wait early."""
         try:
-            flags = _ENTER_GETEVENTS if wanted else 0
-            _call(_ENTER, self._descriptor, self._unsubmitted, wanted, flags, None, 0)
+            flags = _ENTER_GETEVENTS if count else 0
+            _call(_ENTER, self._descriptor, self._unsubmitted, count, flags, None, 0)
         except InterruptedError:
             pass  # Python runs the signal's handler between here and the next try
         except OSError as error:
@@ -163,15 +163,15 @@ class Ring:
         if head == tail:
             return []
         self._ordered()
-        found = []
+        completions = []
         while head != tail:
             at = self._cqes_at + (head & self._cq_mask) * _CQE_LENGTH
             tag, result, _ = _CQE.unpack_from(self._cqes, at)
-            found.append((tag, result))
+            completions.append((tag, result))
             head = (head + 1) & 0xFFFFFFFF
         self._ordered()
         self._cq[self._cq_head] = head
-        return found
+        return completions
 
     def _ordered(self) -> None:
         """Let no processor move a load or store from after this to before it, or the reverse.
@@ -196,7 +196,7 @@ class Ring:
         _call(_REGISTER, self._descriptor, _REGISTER_BUFFERS, array, len(iovecs) // 16)
 
     def event_descriptor(self) -> int:
-        """Give an eventfd that counts completions from now on."""
+        """Return an eventfd that counts completions from now on."""
         if self._event_descriptor is None:
             self._event_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             number = ctypes.create_string_buffer(struct.pack("=i", self._event_descriptor), 4)

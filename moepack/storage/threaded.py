@@ -15,6 +15,8 @@ from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.open_files import OpenFiles, open_buffered, open_direct
 
 MAX_THREADS = 64
+_PATIENCE = 5.0
+"""Seconds for a thread that has nothing to do to end: a finaliser must not wait for ever."""
 
 
 class ThreadedBackend:
@@ -37,11 +39,12 @@ class ThreadedBackend:
         return ThreadedQueue(self)
 
     def close(self) -> None:
-        """End the threads and close all files."""
+        """End the threads, which have nothing to do any more, and close all files."""
         self._work.put(None)
         for thread in self._threads:
-            with contextlib.suppress(RuntimeError):  # an interruption kept it from starting
-                thread.join()
+            # An interruption kept it from starting, or it is this one, where a reader was dropped.
+            with contextlib.suppress(RuntimeError):
+                thread.join(_PATIENCE)
         self._threads.clear()
         self._files.close()
 
@@ -106,17 +109,17 @@ class ThreadedQueue:
         """Take the completions that are there; with `wait`, at least one."""
         if self._signal is not None:
             self._signal.clear()
-        found: list[Completion] = []
+        completions: list[Completion] = []
         wait = wait and self._in_flight > 0
         try:
             while True:
-                found.append(self._ended.get(block=wait and not found))
+                completions.append(self._ended.get(block=wait and not completions))
                 self._in_flight -= 1
         except Empty:
-            return found
+            return completions
 
     def begin(self) -> bool:
-        """Say to a thread whether to do a request; not once the queue is closing."""
+        """Return to a thread whether to do a request; not once the queue is closing."""
         with self._changed:
             if self._is_closing:
                 return False
@@ -133,7 +136,7 @@ class ThreadedQueue:
             self._changed.notify_all()
 
     def fileno(self) -> int:
-        """Give a descriptor that is readable when requests have ended."""
+        """Return a descriptor that is readable when requests have ended."""
         if self._signal is None:
             self._signal = _Signal()
         return self._signal.fileno()

@@ -128,7 +128,7 @@ class _Verification:
         try:
             index = Index(map_index(self.path), str(self.path / manifest.INDEX_NAME))
         except PackError as error:
-            if error.place in ("format_version", "required_features"):
+            if error.place in ("format_version", "required_features", "kind of file"):
                 raise
             self.find("index", str(error), file=manifest.INDEX_NAME)
             return None

@@ -8,14 +8,11 @@ import mmap
 import os
 import random
 import re
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,10 +24,10 @@ from moepack.reading.pack import Pack
 from moepack.reading.reader import Reader
 from moepack.storage import aligned_read, buffers, threaded
 from moepack.storage.backend import Completion, ReadRequest
+from tests.support.children import run_child, within
 from tests.support.faulty_backend import Fault, FaultyBackend, fault_at, make, require
 from tests.support.models import flip, keys_of, on_disk
 
-Result = TypeVar("Result")
 HINT_EIO = "the drive or its connection fails: see the kernel's log, then run `moepack verify`"
 
 
@@ -49,26 +46,6 @@ def the_rest_reads_right(
     assert (now.in_flight_count, now.in_flight_length) == (0, 0)
     if errors is not None:
         assert now.error_count == errors
-
-
-def within(seconds: float, work: Callable[[], Result]) -> Result:
-    """Do `work` in a thread, and fail where it takes longer."""
-    results: list[Result] = []
-    problems: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as problem:
-            problems.append(problem)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert not thread.is_alive(), f"not done after {seconds} s"
-    if problems:
-        raise problems[0]
-    return results[0]
 
 
 def open_descriptors() -> int:
@@ -816,20 +793,6 @@ def test_memory_that_cannot_be_had_for_the_ends_of_a_read_is_one_experts_error(
     """
     out = run_child(code, packs["gpt-oss"], require(direct, packs["gpt-oss"]), timeout=3)
     assert sorted(out.splitlines()) == ["cannot read: Cannot allocate memory", "right", "right"]
-
-
-def run_child(code: str, *arguments: str | Path, timeout: float = 20) -> str:
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stderr == ""
-    return run.stdout
 
 
 def test_too_many_open_files_is_an_error_that_passes(packs: dict[str, Path], name: str) -> None:

@@ -1,0 +1,192 @@
+"""Batches and readers that nobody holds any more, wherever the interpreter notices it."""
+
+import gc
+import os
+import threading
+from pathlib import Path
+
+import moepack
+from moepack.reading.pack import Pack
+from tests.support.children import run_child, within
+from tests.support.faulty_backend import Fault, FaultyBackend, make
+from tests.support.models import keys_of, on_disk
+
+
+def test_a_collection_in_the_midst_of_a_read_harms_no_read(
+    packs: dict[str, Path], name: str
+) -> None:
+    """Each allocation collects: so batches are dropped inside of every call there is."""
+    code = """
+        import gc, sys, moepack
+        with moepack.open(sys.argv[1]) as pack:
+            keys = [(1, n) for n in range(8)]
+            expected = [bytes(view) for view in map(pack.reader().read, [1] * 8, range(8))]
+            with pack.reader(backend=sys.argv[2], depth=3) as reader:
+                for number in range(60):
+                    batch = reader.submit(keys)
+                    batch.itself = batch
+                    del batch
+                    gc.set_threshold(1 + number % 5, 1, 1)
+                    assert [one.view for one in reader.read_many(keys)] == expected
+                    assert reader.read(1, 3) == expected[3]
+                    gc.set_threshold(700, 10, 10)
+                gc.collect()
+                assert reader.statistics.in_flight_count == 0
+        print("right")
+    """
+    assert run_child(code, packs["qwen3moe"], name, timeout=20) == "right\n"
+
+
+def test_a_collection_in_a_thread_that_reads_does_not_wait_for_that_read(
+    packs: dict[str, Path],
+) -> None:
+    code = """
+        import gc, os, sys, threading, moepack
+        dropped, read = threading.Event(), os.preadv
+
+        def collecting(*all):
+            dropped.wait()
+            gc.collect()
+            return read(*all)
+
+        with moepack.open(sys.argv[1]) as pack, pack.reader(backend="buffered") as reader:
+            os.preadv = collecting
+            batch = reader.submit([(0, n) for n in range(8)])
+            batch.itself = batch
+            del batch
+            dropped.set()
+            print(len(reader.read(0, 9)) == pack.locate(0, 9).length)
+    """
+    assert run_child(code, packs["qwen3moe"], timeout=5) == "True\n"
+
+
+def test_a_reader_dropped_with_its_batch_in_a_thread_that_reads_does_not_wait(
+    packs: dict[str, Path],
+) -> None:
+    code = """
+        import gc, os, sys, threading, time, moepack
+        dropped, read = threading.Event(), os.preadv
+
+        def collecting(*all):
+            dropped.wait()
+            gc.collect()
+            return read(*all)
+
+        before = threading.active_count()
+        with moepack.open(sys.argv[1]) as pack:
+            reader = pack.reader(backend="buffered")
+            os.preadv = collecting
+            batch = reader.submit([(0, n) for n in range(8)])
+            batch.itself = batch
+            del batch, reader
+            dropped.set()
+            time.sleep(0.1)
+            gc.collect()
+            with pack.reader(backend="buffered"):
+                print(threading.active_count() - before)  # all but those of this reader are gone
+    """
+    assert run_child(code, packs["qwen3moe"], timeout=5) in ("0\n", "1\n")
+
+
+def test_a_dropped_reader_with_reads_in_flight_is_closed_by_the_next_one(pack: Pack) -> None:
+    gate = threading.Event()
+    backend = FaultyBackend(make("buffered"), Fault(until=gate))
+    reader = pack.reader(backend=backend)
+    batch = reader.submit(keys_of(pack))
+    del batch, reader
+    gc.collect()
+    assert not backend.is_closed
+    gate.set()
+    with pack.reader():
+        assert backend.is_closed
+        assert backend.open_queues == 0
+
+
+def test_dropping_waits_for_nothing(pack: Pack, name: str) -> None:
+    gate = threading.Event()
+    pool = moepack.BufferPool(4, 1 << 16)
+    backend = FaultyBackend(make(name), Fault(until=gate))
+    with pack.reader(backend=backend, pool=pool) as reader:
+        batch = reader.submit(keys_of(pack)[:4])
+
+        def drop() -> None:
+            nonlocal batch
+            del batch
+
+        within(5, drop)
+        assert pool.free_count == 0, "the system may still write there"
+        gate.set()
+        assert reader.read(0, 1) == on_disk(pack.locate(0, 1))
+        assert pool.free_count == 4
+
+
+def test_one_interruption_of_what_closes_a_dropped_batch_loses_nothing(
+    packs: dict[str, Path], name: str
+) -> None:
+    """The signal comes while a call waits for the batch's reads; nothing swallows it."""
+    code = """
+        import signal, sys, time, moepack
+        from tests.support.faulty_backend import Fault, FaultyBackend, make
+
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        pool = moepack.BufferPool(8, 1 << 16)
+        with moepack.open(sys.argv[1]) as pack:
+            backend = FaultyBackend(make(sys.argv[2]), Fault(delay=0.4))
+            reader = pack.reader(backend=backend, pool=pool)
+            batch = reader.submit([(0, n) for n in range(8)])
+            signal.signal(signal.SIGALRM, stop)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            try:
+                del batch
+                reader.statistics
+                print("swallowed")
+            except KeyboardInterrupt:
+                print("interrupted")
+            reader.close()
+            print(reader.statistics.in_flight_count, pool.free_count, backend.is_closed)
+    """
+    out = run_child(code, packs["qwen3moe"], name, timeout=5)
+    assert out == "interrupted\n0 8 True\n"
+
+
+def test_a_close_that_is_interrupted_is_done_by_the_next(packs: dict[str, Path], name: str) -> None:
+    code = """
+        import os, signal, sys, threading, moepack
+        from tests.support.faulty_backend import Fault, FaultyBackend, make
+
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        before = len(os.listdir("/proc/self/fd")), threading.active_count()
+        pool = moepack.BufferPool(8, 1 << 16)
+        with moepack.open(sys.argv[1]) as pack:
+            inner = make(sys.argv[2])
+            reader = pack.reader(backend=FaultyBackend(inner, Fault(delay=0.3)), pool=pool)
+            batch = reader.submit([(0, n) for n in range(8)])
+            signal.signal(signal.SIGALRM, stop)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            try:
+                reader.close()
+            except KeyboardInterrupt:
+                print("interrupted")
+            reader.close()
+            print(pool.free_count, reader.statistics.in_flight_count)
+            del batch
+        print((len(os.listdir("/proc/self/fd")), threading.active_count()) == before)
+    """
+    out = run_child(code, packs["qwen3moe"], name, timeout=5)
+    assert out == "interrupted\n8 0\nTrue\n"
+
+
+def test_a_dropped_pool_and_reader_leave_no_descriptor(pack: Pack, name: str) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        reader = pack.reader(backend=name, pool=moepack.BufferPool(4, 1 << 16))
+        for one in reader.read_many(keys_of(pack)):
+            one.release()
+            break
+        del reader, one
+    pack.reader().close()  # closes what was in flight when its reader was dropped
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,128 @@
+"""A process that forks while it has readers: the child may not touch them, and harms nobody."""
+
+import asyncio
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import moepack
+import moepack.aio
+from moepack.errors import RequestError
+from moepack.reading.pack import Pack
+from tests.support.children import run_child
+from tests.support.models import keys_of, on_disk
+from tests.support.reads import in_child
+
+FORKED = "the reader belongs to the process that this one was forked from"
+
+
+def test_every_call_in_a_child_is_refused(pack: Pack, name: str) -> None:
+    keys = keys_of(pack)
+    with pack.reader(backend=name, depth=4) as reader:
+        list(reader.read_many(keys))  # the ring is there
+        batch = reader.submit(keys)
+        calls: list[Callable[[], object]] = [
+            lambda: reader.read(0, 0),
+            lambda: reader.read_into(bytearray(1 << 16), 0, 0, "up"),
+            lambda: reader.submit(keys),
+            lambda: next(reader.read_many(keys)),
+            lambda: next(batch.completions()),
+            lambda: reader.statistics,
+        ]
+
+        def work() -> None:
+            for call in calls:
+                with pytest.raises(RequestError, match=FORKED) as caught:
+                    call()
+                assert caught.value.hint == "open the pack again in the child"
+
+        in_child(work, 10)
+        for one in batch.completions():
+            assert one.view == on_disk(pack.locate(*keys[one.number]))
+
+
+def test_a_child_that_closes_and_collects_leaves_the_parents_reads_alone(
+    pack: Pack, name: str
+) -> None:
+    """Without digests: what the child spoils would be wrong bytes."""
+    keys = keys_of(pack)
+    reader = pack.reader(backend=name, depth=4, check_digests=False)
+    list(reader.read_many(keys))
+    batch = reader.submit(keys)
+    dropped = reader.submit(keys)
+    dropped.itself = dropped  # type: ignore[attr-defined]
+    del dropped
+
+    def work() -> None:
+        nonlocal reader, batch
+        gc.collect()
+        batch.close()
+        with batch, reader:
+            pass
+        del batch, reader
+        gc.collect()
+        with moepack.open(pack.path) as again, again.reader(backend=name) as own:
+            for one in own.read_many(keys):
+                assert one.view == on_disk(pack.locate(*keys[one.number]))
+
+    in_child(work, 10)
+    for one in batch.completions():
+        assert one.view == on_disk(pack.locate(*keys[one.number]))
+    for one in reader.read_many(keys * 3, in_order=False):
+        assert one.view == on_disk(pack.locate(*(keys * 3)[one.number]))
+    reader.close()
+
+
+def test_a_child_that_ends_as_programs_do_leaves_the_parent_alone(
+    packs: dict[str, Path], name: str
+) -> None:
+    code = """
+        import os, sys, moepack
+        pack = moepack.open(sys.argv[1])
+        keys = [(1, n) for n in range(16)]
+        reader = pack.reader(backend=sys.argv[2], depth=4)
+        expected = [bytes(one.view) for one in reader.read_many(keys)]
+        batch = reader.submit(keys)
+        child = os.fork()
+        if not child:
+            sys.exit()
+        assert os.waitpid(child, 0)[1] == 0
+        assert [one.view for one in batch.completions(in_order=True)] == expected
+        assert [one.view for one in reader.read_many(keys)] == expected
+        print("right")
+    """
+    assert run_child(code, packs["qwen3moe"], name, timeout=10) == "right\n"
+
+
+def test_a_child_may_look_things_up_and_make_a_reader_of_its_own(pack: Pack, name: str) -> None:
+    def work() -> None:
+        with pack.reader(backend=name) as own:
+            assert own.read(1, 2) == on_disk(pack.locate(1, 2))
+
+    with pack.reader(backend=name) as reader:
+        reader.read(0, 0)
+        in_child(work, 10)
+
+
+def test_an_asyncio_reader_that_a_child_closes_reads_on_in_the_parent(
+    pack: Pack, name: str
+) -> None:
+    async def main() -> None:
+        async with moepack.aio.Reader(pack, backend=name) as reader:
+            await reader.read(0, 0)
+
+            def work() -> None:
+                with pytest.raises(StopIteration):
+                    reader.close().send(None)
+
+            in_child(work, 10)
+            async with asyncio.timeout(5):
+                for key in keys_of(pack):
+                    assert await reader.read(*key) == on_disk(pack.locate(*key))
+
+    if sys.platform != "linux":
+        pytest.skip("the loop's epoll, which parent and child share, is Linux's")
+    asyncio.run(main())
