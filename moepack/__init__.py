@@ -125,7 +125,7 @@ if not TYPE_CHECKING:  # whom it would tell that any name exists
     def __getattr__(name):
         if name not in _ROOMS:
             raise AttributeError(f"module 'moepack' has no attribute {name!r}")
-        # Not importlib, which would open a file: whoever catches "too many open files" may come here.
+        # Not importlib, which opens a file: whoever catches "too many open files" may come here.
         module = __import__(f"moepack.{_ROOMS[name]}", fromlist=[name])
         value = getattr(module, name)
         globals()[name] = value

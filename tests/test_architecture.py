@@ -17,21 +17,38 @@ MAY_IMPORT: dict[str, set[str]] = {
     "source": {"moepack", "storage"},
     "reading": {"moepack", "format", "storage"},
     "verifying": {"moepack", "format", "storage", "source", "reading"},
-    "trace": {"moepack"},
+    "trace": {"moepack", "storage", "trace.formats"},
     "trace.formats": {"moepack", "source", "trace"},
     "trace.recording": {"moepack", "source", "trace"},
-    "hotness": {"moepack", "reading", "trace", "trace.formats"},
-    "analysis": {"trace", "hotness"},
+    "hotness": {"moepack", "storage", "reading", "trace", "trace.formats"},
+    "analysis": {"moepack", "trace", "trace.formats", "hotness"},
     "packing": {"moepack", "format", "storage", "source", "hotness"},
     "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
-    "report": {"moepack", "format", "source", "reading", "verifying", "hotness", "bench"},
+    "report": {
+        *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),
+        *("packing", "bench"),
+    },
     "cli": {"*"},
 }
-BESIDE = {"__init__", "__main__", "aio", "digest", "errors", "installed", "keys", "shape", "sizes"}
+BESIDE = {
+    "__init__",
+    "__main__",
+    "aio",
+    "digest",
+    "errors",
+    "installed",
+    "keys",
+    "shape",
+    "sizes",
+    "version",
+}
 """The modules beside the rooms."""
 
 DOORS = {
-    "__init__": {"reading", "storage", "bench", "report"},
+    "__init__": {
+        *("storage", "reading", "verifying", "trace", "trace.formats", "trace.recording"),
+        *("hotness", "analysis", "packing", "bench", "report"),
+    },
     "__main__": {"cli"},
     "aio": {"reading"},
 }
