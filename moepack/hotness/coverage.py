@@ -38,9 +38,9 @@ def of(learned: Counts, measured: Counts, lengths: Counts) -> dict[str, Any]:
     reached = np.cumsum([measured.get(keys[n], 0) for n in order])
     total = sum(measured.values())
     sizes = np.cumsum(blob_lengths[order])
-    found = []
+    rows = []
     for percent in PERCENTS:
         place = int(np.searchsorted(reached, total * percent / 100)) if total else len(keys)
         length = int(sizes[place]) if place < len(keys) else None
-        found.append({"percent": percent, "length": length})
-    return {"lengths": found, "total_length": int(sizes[-1]) if keys else 0}
+        rows.append({"percent": percent, "length": length})
+    return {"lengths": rows, "total_length": int(sizes[-1]) if keys else 0}

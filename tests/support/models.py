@@ -25,12 +25,12 @@ REAL_MODELS = {
 
 
 def first_shard(model: str) -> Path:
-    """Give the first shard of a real model in fixtures/."""
+    """Return the first shard of a real model in fixtures/."""
     return FIXTURES / REAL_MODELS[model]
 
 
 def shards_of(model: str) -> list[str]:
-    """Give the paths of all shards of a real model, in order."""
+    """Return the paths of all shards of a real model, in order."""
     return [shard.path for shard in open_source([first_shard(model)]).shards]
 
 
@@ -48,7 +48,7 @@ def oracle() -> dict[str, dict[str, Any]]:
 def pack_model(
     paths: list[Path], target: Path, layout_name: str = "layers", **options: Any
 ) -> Source:
-    """Pack the model at `paths` into `target`; give the source."""
+    """Pack the model at `paths` into `target`; return the source."""
     if "counts" in options:
         options["hotness"] = hotness_of(options.pop("counts"))
     packing.pack_model(paths, target, layout=layout_name, **options)
@@ -56,12 +56,12 @@ def pack_model(
 
 
 def hotness_of(counts: Mapping[tuple[int, int], int]) -> Hotness:
-    """Give hotness that was counted by hand."""
+    """Return hotness that was counted by hand."""
     return Hotness(path="counts", counts=counts, token_count=None, digest=0)
 
 
 def shape_at(path: Path) -> ModelShape:
-    """Give the shape of the model at `path`."""
+    """Return the shape of the model at `path`."""
     source = open_source(path)
     return shape_of(source, find_experts(source))
 
