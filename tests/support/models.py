@@ -49,8 +49,9 @@ def pack_model(
     paths: list[Path], target: Path, layout_name: str = "layers", **options: Any
 ) -> Source:
     """Pack the model at `paths` into `target`; return the source."""
-    if "counts" in options:
-        options["hotness"] = hotness_of(options.pop("counts"))
+    counts = options.pop("counts", None)
+    if counts is not None:
+        options["hotness"] = hotness_of(counts)
     packing.pack_model(paths, target, layout=layout_name, **options)
     return open_source(paths)
 
