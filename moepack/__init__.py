@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from moepack.hotness.measure import measure_hotness
     from moepack.packing.pack_model import pack_model
     from moepack.report.inspection import inspect, shape_of
+    from moepack.trace.formats.importing import import_trace
     from moepack.trace.formats.registry import ReadOptions
-    from moepack.trace.importing import import_trace
     from moepack.trace.recording.recording import record_trace
     from moepack.verifying.verifier import verify
 
@@ -76,7 +76,7 @@ _ROOMS = {
     "__version__": "version",
     "bench_pack": "bench.run",
     "concentration": "analysis.concentration",
-    "import_trace": "trace.importing",
+    "import_trace": "trace.formats.importing",
     "inspect": "report.inspection",
     "measure_hotness": "hotness.measure",
     "pack_model": "packing.pack_model",

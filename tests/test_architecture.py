@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "source": {"moepack", "storage"},
     "reading": {"moepack", "format", "storage"},
     "verifying": {"moepack", "format", "storage", "source", "reading"},
-    "trace": {"moepack", "storage", "trace.formats"},
+    "trace": {"moepack", "storage"},
     "trace.formats": {"moepack", "source", "trace"},
     "trace.recording": {"moepack", "source", "trace"},
     "hotness": {"moepack", "storage", "reading", "trace", "trace.formats"},

@@ -78,9 +78,9 @@ class Journal:
             changed = [key for key in identity if begun_with.get(key) != identity[key]]
             if changed:
                 raise RequestError(
-                    "the interrupted pack was made from other input",
+                    "the interrupted pack was made from other input: not the same "
+                    + ", ".join(changed),
                     path=self.path,
-                    found=f"other {', '.join(changed)}",
                     hint="remove the directory and pack again, or restore the input",
                 )
             length = lines.tell()

@@ -102,6 +102,9 @@ def _translated(path: Path) -> Iterator[None]:
             path=error.filename or path,
             hint=hint,
         ) from error
+    except MemoryError as error:
+        hint = "use fewer --threads, and continue with --resume"
+        raise MachineError("not enough memory", path=path, hint=hint) from error
 
 
 class _UnsettledError(MachineError):

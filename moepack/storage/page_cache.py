@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from moepack.sizes import divide_up
-from moepack.storage.regular import open_regular
+from moepack.storage.regular_file import open_regular
 
 _WINDOW = 1 << 30
 """Bytes that are asked for at a time: a file may be larger than what can be mapped."""

@@ -185,6 +185,20 @@ def read(stream: TraceStream, checks: Checks) -> Items:
         offset += _RECORD.size + _RECORD.unpack(head)[1]
 
 
+def refuse_existing(path: str, append: bool) -> None:
+    """Raise RequestError where there is a file already that is not to be added to."""
+    if not append and Path(path).exists():
+        raise RequestError("it exists already", path=path, hint="--append adds to it")
+
+
+def held_items(path: str, append: bool) -> Items:
+    """Read what is in a trace file before anything is added."""
+    if not append or not Path(path).exists():
+        return
+    with TraceStream(path) as stream:
+        yield from read(stream, Checks(path))
+
+
 def _read_payload(stream: TraceStream, head: bytes, place: str) -> bytes | None:
     """Read, unpack and check one payload; None where the file ends within it."""
     if len(head) < _RECORD.size:

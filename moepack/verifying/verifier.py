@@ -150,7 +150,7 @@ class _Verification:
         return index
 
     def records(self, index: Index) -> dict[int, list[PartExtent]]:
-        """Check all records against the rules; give the sound parts by file."""
+        """Check all records against the rules; return the sound parts by file."""
         extents: dict[int, list[PartExtent]] = defaultdict(list)
         blobs: dict[int, list[_BlobExtent]] = defaultdict(list)
         for family in index.families:

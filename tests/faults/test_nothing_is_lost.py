@@ -66,12 +66,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def identities(folder: Path) -> dict[str, tuple[int, int]]:
     """Map each file's name to what changes when it is replaced or written to."""
-    found = {path.name: path.stat() for path in folder.iterdir()}
-    return {name: (status.st_ino, status.st_mtime_ns) for name, status in found.items()}
+    files = {path.name: path.stat() for path in folder.iterdir()}
+    return {name: (status.st_ino, status.st_mtime_ns) for name, status in files.items()}
 
 
 def length_on_disk(folder: Path) -> int:
-    """Give the bytes of all files in `folder` at this moment; -1 where it does not exist."""
+    """Return the bytes of all files in `folder` at this moment; -1 where it does not exist."""
     try:
         with os.scandir(folder) as entries:
             return sum(entry.stat().st_size for entry in entries)
@@ -89,12 +89,12 @@ def journaled(target: Path) -> list[str]:
 
 
 def has_bytes(target: Path, length: int) -> Callable[[], bool]:
-    """Give the question whether `length` bytes are in `target`."""
+    """Return the question whether `length` bytes are in `target`."""
     return lambda: length_on_disk(target) >= length
 
 
 def has_finished(target: Path, count: int) -> Callable[[], bool]:
-    """Give the question whether `count` files are in the journal in `target`."""
+    """Return the question whether `count` files are in the journal in `target`."""
     return lambda: len(journaled(target)) >= count
 
 
@@ -272,7 +272,7 @@ class Scene:
         assert len(self.shots) > 4
 
     def prepare(self, folder: Path) -> Path:
-        """Give a target in which the run may start."""
+        """Return a target in which the run may start."""
         folder.mkdir()
         if self.finished:
             shutil.copytree(self.before, folder / "pack")
@@ -281,7 +281,7 @@ class Scene:
     def hit(
         self, shot: Shot, fault: str, folder: Path
     ) -> tuple[Path, subprocess.CompletedProcess[str]]:
-        """Run with one fault; give the target and how it ended."""
+        """Run with one fault; return the target and how it ended."""
         target = self.prepare(folder / str(shot.number))
         return target, machine_faults.hit(shot, fault, target, *self.arguments)
 
@@ -293,7 +293,7 @@ class Scene:
         resume(self.model, target, self.finished)
 
     def hint_after(self, shot: Shot, target: Path) -> str:
-        """Give the hint that is due: a packer that did not get at its journal knows of none."""
+        """Return the hint that is due: a packer that did not get at its journal knows of none."""
         locked = any(call.name == "flock" for call in self.calls[: shot.number])
         return "--resume" if locked and journaled(target) else ""
 
@@ -722,7 +722,7 @@ def test_a_source_that_changed_before_the_resume_makes_no_pack(
     target = tmp_path / "pack"
     interrupt(small._replace(source=source), target, 2)
     rewrite_with_its_time(sorted(source.iterdir())[0])
-    with pytest.raises(RequestError, match="made from other input, found other source"):
+    with pytest.raises(RequestError, match="made from other input: not the same source"):
         pack_model([source], target, resume=True)
     assert not is_whole(target, small)
 
@@ -968,7 +968,7 @@ def other_parts(line: bytes, parts: Any) -> bytes:
 
 
 def garbled(line: bytes) -> list[bytes]:
-    """Give lines that no journal has, made from one that it has."""
+    """Return lines that no journal has, made from one that it has."""
     return [
         bytes(len(line)),
         os.urandom(len(line)),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moepack.errors import SourceError
+from moepack.shape import ModelShape
 from moepack.source import experts
 from moepack.source.experts import Experts
 from moepack.source.shards import open_source
@@ -13,13 +14,13 @@ from tests.support.gguf_builder import F32, Q8_0, GgufBuilder, add_experts, moe
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, oracle
 
 
-def found(builder: GgufBuilder, folder: Path) -> Experts:
+def experts_of(builder: GgufBuilder, folder: Path) -> Experts:
     return experts.find_experts(open_source([builder.write(folder / "model.gguf")]))
 
 
 def refusal(builder: GgufBuilder, folder: Path) -> str:
     with pytest.raises(SourceError) as caught:
-        found(builder, folder)
+        experts_of(builder, folder)
     return str(caught.value)
 
 
@@ -42,15 +43,49 @@ def test_every_slice_of_a_real_model_is_the_oracles(model: str) -> None:
     assert not expected
 
 
+def shape(builder: GgufBuilder, folder: Path) -> ModelShape:
+    source = open_source(builder.write(folder / "model.gguf"))
+    return experts.shape_of(source, experts.find_experts(source))
+
+
+def test_a_models_shape_is_what_its_tensors_and_its_metadata_say(tmp_path: Path) -> None:
+    builder = moe((1, 2, 3), experts=6).put("qwen3moe.nextn_predict_layers", "u32", 1)
+    of_model = shape(builder, tmp_path)
+    assert of_model.layers == (1, 2, 3)
+    assert of_model.expert_counts == {1: 6, 2: 6, 3: 6}
+    assert of_model.routed[1].expert_length == 3 * 64 * 32 // 32 * 34
+    assert (of_model.experts_used, of_model.mtp_layers) == (2, (3,))
+    tensors = {spec.name: len(spec.data) for spec in builder.tensors}
+    dense = sum(length for name, length in tensors.items() if "exps" not in name)
+    assert of_model.dense_length == dense
+    assert of_model.expert_length == sum(tensors.values()) - dense
+
+
+def test_a_models_shape_has_all_families_and_how_many_of_each_a_token_uses(tmp_path: Path) -> None:
+    builder = moe((0, 1)).put("qwen3moe.expert_used_count", "arr:u32", [3, 1])
+    builder.put("qwen3moe.attention.value_expert_count", "u32", 6)
+    builder.put("qwen3moe.attention.value_expert_used_count", "u32", 5)
+    builder.tensor("blk.0.attn_v_exps.weight", (64, 16, 6), Q8_0, 68)
+    families = shape(builder, tmp_path).families
+    assert [(one.layer, one.name, one.expert_count, one.experts_used) for one in families] == [
+        (0, "ffn_exps", 4, 3),
+        (0, "attn_v_exps", 6, 5),
+        (1, "ffn_exps", 4, 1),
+    ]
+    assert families[1].expert_length == 16 * 68
+    builder.put("qwen3moe.expert_used_count", "arr:u32", [3])
+    assert [family.experts_used for family in shape(builder, tmp_path).families] == [3, 5, None]
+
+
 def test_layers_without_experts_are_left_out(tmp_path: Path) -> None:
-    assert found(moe((1, 3, 6), block_count=8), tmp_path).layers == (1, 3, 6)
+    assert experts_of(moe((1, 3, 6), block_count=8), tmp_path).layers == (1, 3, 6)
 
 
 def test_types_and_shapes_may_differ_by_layer_and_within_one(tmp_path: Path) -> None:
     builder = moe((0,), block_count=2)
     add_experts(builder, 1, 4, (256, 64), 12, (256, 144), projections=("gate", "up"))
     builder.tensor("blk.1.ffn_down_exps.weight", (64, 256, 4), F32, 256)
-    first, second = found(builder, tmp_path).families
+    first, second = experts_of(builder, tmp_path).families
     assert {part.type_id for part in first.parts} == {Q8_0}
     assert {part.type_id: part.length for part in second.parts} == {12: 64 * 144, F32: 256 * 256}
 
@@ -58,14 +93,14 @@ def test_types_and_shapes_may_differ_by_layer_and_within_one(tmp_path: Path) -> 
 def test_fused_gate_up_is_one_part(tmp_path: Path) -> None:
     builder = moe((), block_count=1)
     add_experts(builder, 0, 4, (64, 32), Q8_0, (32, 34), projections=("gate_up", "down"))
-    parts = {part.name: part for part in found(builder, tmp_path).families[0].parts}
+    parts = {part.name: part for part in experts_of(builder, tmp_path).families[0].parts}
     assert parts["ffn_gate_up_exps.weight"].shape == (64, 64)
 
 
 def test_models_without_gate_are_sound(tmp_path: Path) -> None:
     builder = moe((), block_count=1)
     add_experts(builder, 0, 4, (64, 32), Q8_0, (32, 34), projections=("up", "down"))
-    assert len(found(builder, tmp_path).families[0].parts) == 2
+    assert len(experts_of(builder, tmp_path).families[0].parts) == 2
 
 
 def test_biases_and_scales_are_small_parts_of_the_same_blob(tmp_path: Path) -> None:
@@ -73,7 +108,7 @@ def test_biases_and_scales_are_small_parts_of_the_same_blob(tmp_path: Path) -> N
     builder.tensor("blk.0.ffn_up_exps.bias", (32, 4), F32, 128)
     builder.tensor("blk.0.ffn_up_exps.scale", (4,), F32, 16)
     builder.tensor("blk.0.ffn_up_exps.input_scale", (4,), F32, 16)
-    parts = {part.name: part for part in found(builder, tmp_path).families[0].parts}
+    parts = {part.name: part for part in experts_of(builder, tmp_path).families[0].parts}
     assert parts["ffn_up_exps.bias"].length == 128
     assert parts["ffn_up_exps.bias"].shape == (32,)
     assert parts["ffn_up_exps.scale"].length == 4
@@ -83,7 +118,7 @@ def test_biases_and_scales_are_small_parts_of_the_same_blob(tmp_path: Path) -> N
 def test_nvfp4_experts_with_their_scales_are_sliced(tmp_path: Path) -> None:
     builder = moe((0,), type_id=40, block=(64, 36), ne=(64, 64))
     builder.tensor("blk.0.ffn_up_exps.scale", (4,), F32, 16)
-    parts = {part.name: part for part in found(builder, tmp_path).families[0].parts}
+    parts = {part.name: part for part in experts_of(builder, tmp_path).families[0].parts}
     assert parts["ffn_up_exps.weight"].length == 64 * 36
 
 
@@ -93,14 +128,14 @@ def test_chunk_experts_are_a_family_with_a_count_of_their_own(tmp_path: Path) ->
     for name, dims in (("gate", (64, 32)), ("up", (64, 32)), ("down", (32, 64))):
         row = dims[0] // 32 * 34
         builder.tensor(f"blk.0.ffn_{name}_chexps.weight", (*dims, 2), Q8_0, row)
-    counts = {f.name: f.expert_count for f in found(builder, tmp_path).families}
+    counts = {f.name: f.expert_count for f in experts_of(builder, tmp_path).families}
     assert counts == {"ffn_exps": 8, "ffn_chexps": 2}
 
 
 def test_value_experts_are_a_family_of_their_own(tmp_path: Path) -> None:
     builder = moe((0,)).put("qwen3moe.attention.value_expert_count", "u32", 6)
     builder.tensor("blk.0.attn_v_exps.weight", (64, 16, 6), Q8_0, 68)
-    families = found(builder, tmp_path).families
+    families = experts_of(builder, tmp_path).families
     assert [(f.name, f.expert_count) for f in families] == [("ffn_exps", 4), ("attn_v_exps", 6)]
 
 
@@ -153,7 +188,7 @@ def test_look_alikes_are_left_alone(tmp_path: Path) -> None:
         "blk.0.ssm_ba.weight": (64, 4),
     }.items():
         builder.tensor(name, dims, F32, 4 * dims[0])
-    (family,) = found(builder, tmp_path).families
+    (family,) = experts_of(builder, tmp_path).families
     assert len(family.parts) == 3
 
 
@@ -205,7 +240,7 @@ def test_dense_models_and_files_without_tensors_get_a_clear_word(tmp_path: Path)
 
 def test_an_unknown_type_is_taken_from_the_gap_and_marked(tmp_path: Path) -> None:
     """64 rows of 4 experts are 256 rows: only one row length fits a gap with 32 bytes of slack."""
-    (family,) = found(moe((0,), type_id=777, block=(64, 37), ne=(64, 64)), tmp_path).families
+    (family,) = experts_of(moe((0,), type_id=777, block=(64, 37), ne=(64, 64)), tmp_path).families
     part = next(part for part in family.parts if part.name == "ffn_up_exps.weight")
     assert part.inferred
     assert part.length == 64 * 37
@@ -222,7 +257,7 @@ def test_an_unknown_type_whose_gap_leaves_the_length_open_is_refused_by_name(
 
 def test_unknown_types_of_dense_tensors_do_no_harm(tmp_path: Path) -> None:
     builder = moe((0,)).tensor("blk.0.attn_q.weight", (8, 2), 777, 9)
-    assert found(builder, tmp_path).layers == (0,)
+    assert experts_of(builder, tmp_path).layers == (0,)
 
 
 def test_types_with_one_scale_for_the_whole_tensor_are_refused(tmp_path: Path) -> None:
@@ -241,6 +276,6 @@ def test_per_layer_expert_counts_are_checked_by_layer(tmp_path: Path) -> None:
     builder = moe((), block_count=2).put("qwen3moe.expert_count", "arr:u32", [2, 4])
     add_experts(builder, 0, 2, (64, 32), Q8_0, (32, 34))
     add_experts(builder, 1, 4, (64, 32), Q8_0, (32, 34))
-    assert [f.expert_count for f in found(builder, tmp_path).families] == [2, 4]
+    assert [f.expert_count for f in experts_of(builder, tmp_path).families] == [2, 4]
     builder.put("qwen3moe.expert_count", "arr:u32", [2, 5])
     assert "expected 5, found 4" in refusal(builder, tmp_path)

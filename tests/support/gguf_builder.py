@@ -62,7 +62,7 @@ class GgufBuilder:
         return self
 
     def header(self) -> bytes:
-        """Give everything before the tensor data, padded."""
+        """Return everything before the tensor data, padded."""
         out = bytearray(self.magic + struct.pack("<I", self.version))
         tensor_count = len(self.tensors) if self.tensor_count is None else self.tensor_count
         pair_count = len(self.metadata) if self.pair_count is None else self.pair_count
@@ -82,7 +82,7 @@ class GgufBuilder:
         return bytes(out)
 
     def bytes(self) -> bytes:
-        """Give the whole file."""
+        """Return the whole file."""
         out = bytearray(self.header())
         for spec in self.tensors:
             out += spec.data + bytes(_padded(len(spec.data), self.alignment) - len(spec.data))
@@ -95,7 +95,7 @@ class GgufBuilder:
 
 
 def filler(name: str, length: int) -> bytes:
-    """Give `length` bytes that differ from place to place and from name to name."""
+    """Return `length` bytes that differ from place to place and from name to name."""
     return hashlib.shake_128(name.encode()).digest(length)
 
 

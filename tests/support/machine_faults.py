@@ -46,7 +46,7 @@ def wait_until(reached: Callable[[], bool], process: "subprocess.Popen[str]") ->
 def stopped(
     target: Path, reached: Callable[[], bool], *arguments: str | Path
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Give a `moepack pack` that stands still (SIGSTOP) at a moment, before its commit.
+    """Yield a `moepack pack` that stands still (SIGSTOP) at a moment, before its commit.
 
     A packer that was too quick to be caught is given another try from the start.
     """
@@ -70,7 +70,7 @@ def stopped(
 
 
 def resumed(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    """Let a stopped process run to its end; give its exit code and its standard error."""
+    """Let a stopped process run to its end; return its exit code and its standard error."""
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=DEADLINE)
     return process.returncode, errors
@@ -144,7 +144,7 @@ def hit(
 def stopped_at(
     shot: Shot, made: Callable[[], bool], target: Path, *arguments: str | Path
 ) -> Iterator[tuple[int, Callable[[], tuple[int, str]]]]:
-    """Give a `moepack pack` that stands still (SIGSTOP) right after the call of `shot`.
+    """Yield a `moepack pack` that stands still (SIGSTOP) right after the call of `shot`.
 
     `made` asks whether that call has been made. What is given is the number of the process, and a
     function that lets it run to its end and gives its exit code and standard error.
@@ -173,7 +173,7 @@ def _signal(process: int, number: signal.Signals) -> None:
 
 
 def shots(calls: Sequence[Call]) -> list[Shot]:
-    """Give for each of `calls` the shot that hits just this one.
+    """Return for each of `calls` the shot that hits just this one.
 
     strace counts each thread's calls on their own, so a place that one count of calls on one file
     would miss is aimed at by a count over all files.
@@ -207,7 +207,7 @@ def _any_of(names: Sequence[str]) -> str:
 
 
 def _aimed(shot: Shot, fault: str, target: Path, also: Sequence[str] = ()) -> list[str]:
-    """Give the options of strace for one shot."""
+    """Return the options of strace for one shot."""
     faults = [f"inject={_any_of(shot.name.split())}:{fault}:when={shot.when}", *also]
     traced = [fault.partition("=")[2].partition(":")[0] for fault in faults]
     options = ["-o", os.devnull, "-e", f"trace={','.join(traced)}"]
@@ -230,7 +230,7 @@ def _run_traced(
 
 
 def renamed_to(call: Call) -> str:
-    """Give the new name of the file that `call` renames."""
+    """Return the new name of the file that `call` renames."""
     return Path(re.findall(r'"([^"]*)"', call.arguments)[-1]).name
 
 
@@ -359,12 +359,12 @@ class Room:
         return bool(ready) and self._shell.stdout.readline() == "0\n"
 
     def mount(self, place: Path, *arguments: str | Path) -> Path:
-        """Mount on the directory `place`; give the path by which it is seen from outside."""
+        """Mount on the directory `place`; return the path by which it is seen from outside."""
         if not self.run("mount", *arguments, place):
             pytest.skip(f"this user may not mount: {shlex.join(map(str, arguments))}")
         return self.path(place)
 
     def path(self, place: Path) -> Path:
-        """Give the path from outside of a place in the room."""
+        """Return the path from outside of a place in the room."""
         assert self._shell is not None
         return Path(f"/proc/{self._shell.pid}/root{place}")

@@ -27,12 +27,12 @@ REAL_MODELS = {
 
 
 def first_shard(model: str) -> Path:
-    """Give the first shard of a real model in fixtures/."""
+    """Return the first shard of a real model in fixtures/."""
     return FIXTURES / REAL_MODELS[model]
 
 
 def shards_of(model: str) -> list[str]:
-    """Give the paths of all shards of a real model, in order."""
+    """Return the paths of all shards of a real model, in order."""
     return [shard.path for shard in open_source([first_shard(model)]).shards]
 
 
@@ -50,7 +50,7 @@ def oracle() -> dict[str, dict[str, Any]]:
 def pack_model(
     paths: list[Path], target: Path, layout_name: str = "layers", **options: Any
 ) -> Source:
-    """Pack the model at `paths` into `target`; give the source."""
+    """Pack the model at `paths` into `target`; return the source."""
     counts = options.pop("counts", None)
     if counts is not None:
         options["hotness"] = hotness_of(counts)
@@ -65,7 +65,7 @@ def hotness_of(counts: Mapping[tuple[int, int], int]) -> Hotness:
 
 
 def shape_at(path: Path) -> ModelShape:
-    """Give the shape of the model at `path`."""
+    """Return the shape of the model at `path`."""
     source = open_source(path)
     return shape_of(source, find_experts(source))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,11 @@ from moepack.source import experts, ggml_types
 from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart, Stacked
 from moepack.source.shards import open_source
 from moepack.verifying.verifier import verify
+from tests.support.broken_packs import sealed
 from tests.support.gguf_builder import F32, moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model, shards_of
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize("model", REAL_MODELS)
@@ -57,7 +61,7 @@ def test_types_that_only_one_engine_knows_are_packed_and_verified(
 
 
 def broken_pack(change: Callable[[Experts], Experts], folder: Path) -> tuple[Path, list[str]]:
-    """Pack qwen3moe with a packer that got its experts wrong; give the pack and the true shards."""
+    """Pack qwen3moe with a packer that got its experts wrong; return it and the true shards."""
     source = open_source([first_shard("qwen3moe")])
     planned = plan.make(change(experts.find_experts(source)), layout.load("layers"))
     packer.pack(source, planned, folder / "broken")
@@ -65,7 +69,7 @@ def broken_pack(change: Callable[[Experts], Experts], folder: Path) -> tuple[Pat
 
 
 def with_part(
-    found: Experts, layer: int, name: str, change: Callable[[SourcePart], SourcePart]
+    model: Experts, layer: int, name: str, change: Callable[[SourcePart], SourcePart]
 ) -> Experts:
     """Change one part of one layer."""
 
@@ -73,15 +77,15 @@ def with_part(
         parts = tuple(change(p) if p.name == name else p for p in family.parts)
         return dataclasses.replace(family, parts=parts) if family.layer == layer else family
 
-    return dataclasses.replace(found, families=tuple(map(changed, found.families)))
+    return dataclasses.replace(model, families=tuple(map(changed, model.families)))
 
 
-def part_named(found: Experts, layer: int, name: str) -> SourcePart:
-    family = next(family for family in found.families if family.layer == layer)
+def part_named(model: Experts, layer: int, name: str) -> SourcePart:
+    family = next(family for family in model.families if family.layer == layer)
     return next(part for part in family.parts if part.name == name)
 
 
-def wrong_block_size(found: Experts) -> Experts:
+def wrong_block_size(model: Experts) -> Experts:
     """As a table would that gives Q4_K 136 bytes a block instead of 144."""
 
     def change(part: SourcePart) -> SourcePart:
@@ -90,67 +94,67 @@ def wrong_block_size(found: Experts) -> Experts:
         slices = dataclasses.replace(part.slices, length=length)
         return dataclasses.replace(part, length=length, slices=slices)
 
-    return with_part(found, 0, "ffn_up_exps.weight", change)
+    return with_part(model, 0, "ffn_up_exps.weight", change)
 
 
-def off_by_one_stride(found: Experts) -> Experts:
+def off_by_one_stride(model: Experts) -> Experts:
     def change(part: SourcePart) -> SourcePart:
         assert isinstance(part.slices, Stacked)
         stride = part.slices.length - 1
         return dataclasses.replace(part, slices=dataclasses.replace(part.slices, length=stride))
 
-    return with_part(found, 1, "ffn_gate_exps.weight", change)
+    return with_part(model, 1, "ffn_gate_exps.weight", change)
 
 
-def wrong_data_offset(found: Experts) -> Experts:
+def wrong_data_offset(model: Experts) -> Experts:
     def change(part: SourcePart) -> SourcePart:
         assert isinstance(part.slices, Stacked)
         offset = part.slices.offset - 32
         return dataclasses.replace(part, slices=dataclasses.replace(part.slices, offset=offset))
 
-    return with_part(found, 1, "ffn_gate_exps.weight", change)
+    return with_part(model, 1, "ffn_gate_exps.weight", change)
 
 
-def swapped_projections(found: Experts) -> Experts:
-    gate = part_named(found, 0, "ffn_gate_exps.weight")
-    up = part_named(found, 0, "ffn_up_exps.weight")
+def swapped_projections(model: Experts) -> Experts:
+    gate = part_named(model, 0, "ffn_gate_exps.weight")
+    up = part_named(model, 0, "ffn_up_exps.weight")
     assert gate.length == up.length
-    found = with_part(found, 0, gate.name, lambda part: dataclasses.replace(part, slices=up.slices))
-    return with_part(found, 0, up.name, lambda part: dataclasses.replace(part, slices=gate.slices))
+    model = with_part(model, 0, gate.name, lambda part: dataclasses.replace(part, slices=up.slices))
+    return with_part(model, 0, up.name, lambda part: dataclasses.replace(part, slices=gate.slices))
 
 
-def swapped_experts(found: Experts) -> Experts:
+def swapped_experts(model: Experts) -> Experts:
     def change(part: SourcePart) -> SourcePart:
         places = [part.slices.at(expert) for expert in range(16)]
         places[3], places[11] = places[11], places[3]
         return dataclasses.replace(part, slices=Scattered(tuple(places)))
 
-    return with_part(found, 1, "ffn_down_exps.weight", change)
+    return with_part(model, 1, "ffn_down_exps.weight", change)
 
 
-def missing_layer(found: Experts) -> Experts:
-    return dataclasses.replace(found, families=found.families[:1])
+def missing_layer(model: Experts) -> Experts:
+    return dataclasses.replace(model, families=model.families[:1])
 
 
-def missing_part(found: Experts) -> Experts:
-    families = tuple(dataclasses.replace(f, parts=f.parts[:2]) for f in found.families)
-    return dataclasses.replace(found, families=families)
+def missing_part(model: Experts) -> Experts:
+    families = tuple(dataclasses.replace(f, parts=f.parts[:2]) for f in model.families)
+    return dataclasses.replace(model, families=families)
 
 
-def missing_expert(found: Experts) -> Experts:
-    families = tuple(dataclasses.replace(f, expert_count=15) for f in found.families)
-    return dataclasses.replace(found, families=families)
+def missing_expert(model: Experts) -> Experts:
+    families = tuple(dataclasses.replace(f, expert_count=15) for f in model.families)
+    return dataclasses.replace(model, families=families)
 
 
-def wrong_type(found: Experts) -> Experts:
+def wrong_type(model: Experts) -> Experts:
     return with_part(
-        found, 0, "ffn_up_exps.weight", lambda part: dataclasses.replace(part, type_id=13)
+        model, 0, "ffn_up_exps.weight", lambda part: dataclasses.replace(part, type_id=13)
     )
 
 
-def wrong_shape(found: Experts) -> Experts:
+def wrong_shape(model: Experts) -> Experts:
     return with_part(
-        found, 0, "ffn_up_exps.weight", lambda part: dataclasses.replace(part, shape=(64, 256))
+        model, 0, "ffn_up_exps.weight", lambda part: dataclasses.replace(part, shape=(64, 256))
     )
 
 
@@ -186,7 +190,7 @@ def test_a_wrong_size_table_in_the_packer_makes_verification_fail(
     """A packer without the gap check, with a wrong table: the verifier must not share it."""
     path = moe((0,), ne=(256, 256), type_id=12, block=(256, 144)).write(tmp_path / "m.gguf")
     source = open_source([path])
-    found = experts.find_experts(source)
+    model = experts.find_experts(source)
     wrong = ggml_types.TYPES[12]._replace(block_length=136)
     monkeypatch.setitem(ggml_types.TYPES, 12, wrong)
 
@@ -198,22 +202,22 @@ def test_a_wrong_size_table_in_the_packer_makes_verification_fail(
             part, length=length, slices=dataclasses.replace(part.slices, length=length)
         )
 
-    found = with_part(found, 0, "ffn_up_exps.weight", resized)
-    packer.pack(source, plan.make(found, layout.load("layers")), tmp_path / "pack")
+    model = with_part(model, 0, "ffn_up_exps.weight", resized)
+    packer.pack(source, plan.make(model, layout.load("layers")), tmp_path / "pack")
     kinds = {finding.kind for finding in verify(tmp_path / "pack", [str(path)]).findings}
     assert kinds == {"shape", "bytes"}
 
 
 def test_swapped_experts_are_named_with_every_place(tmp_path: Path) -> None:
     broken, shards = broken_pack(swapped_experts, tmp_path)
-    found = verify(broken, shards).findings
-    assert {(f.layer, f.expert, f.part, f.file) for f in found} == {
+    findings = verify(broken, shards).findings
+    assert {(f.layer, f.expert, f.part, f.file) for f in findings} == {
         (1, expert, "ffn_down_exps.weight", "experts-00001.bin") for expert in (3, 11)
     }
     with moepack.open(broken) as pack:
         where = pack.locate(1, 3, "down")
-    assert found[0].offset is not None
-    assert where.offset <= found[0].offset < where.offset + where.length
+    assert findings[0].offset is not None
+    assert where.offset <= findings[0].offset < where.offset + where.length
 
 
 @pytest.mark.parametrize("position", ["first", "last"])
@@ -266,8 +270,8 @@ def test_padding_that_is_not_zero_is_found(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(data_files.DigestingWriter, "pad_to", dirty)
     pack_model([first_shard("qwen3moe")], tmp_path / "pack")
-    found = verify(tmp_path / "pack").findings
-    assert {finding.kind for finding in found} == {"padding"}
+    findings = verify(tmp_path / "pack").findings
+    assert {finding.kind for finding in findings} == {"padding"}
 
 
 def test_every_flipped_bit_of_a_data_file_is_found(pack_copy: Path) -> None:
@@ -282,9 +286,9 @@ def test_every_flipped_bit_of_a_data_file_is_found(pack_copy: Path) -> None:
         (padding, {"padding", "file"}),
     ):
         flip(part.path, offset)
-        found = verify(pack_copy).findings
-        assert {finding.kind for finding in found} == kinds
-        named = [f for f in found if f.kind != "file"]
+        findings = verify(pack_copy).findings
+        assert {finding.kind for finding in findings} == kinds
+        named = [f for f in findings if f.kind != "file"]
         assert named[0].file == part.path.name
         if "digest" in kinds:
             assert (named[0].layer, named[0].expert, named[0].part) == (1, 7, part.part)
@@ -311,9 +315,9 @@ def test_a_data_file_of_another_length_is_found(pack_copy: Path, change: str) ->
         path.unlink()
     else:
         path.write_bytes(data[:-5] if change == "cut" else data + bytes(4096))
-    found = verify(pack_copy).findings
-    assert {finding.kind for finding in found} == {"file"}
-    assert found[0].file == path.name
+    findings = verify(pack_copy).findings
+    assert {finding.kind for finding in findings} == {"file"}
+    assert findings[0].file == path.name
 
 
 def test_a_damaged_index_and_manifest_are_findings(pack_copy: Path) -> None:
@@ -334,6 +338,43 @@ def test_a_shard_that_cannot_be_read_is_the_sources_fault(
     cut.write_bytes(Path(shards[2]).read_bytes()[:300])
     with pytest.raises(SourceError):
         verify(packs["qwen3moe"], [*shards[:2], str(cut), *shards[3:]])
+
+
+@pytest.mark.parametrize("shards", [5, [5], None, "x", [{"length": -1, "header_length": -1}]])
+def test_a_manifest_that_describes_no_shards_is_a_finding_and_can_be_inspected(
+    shards: Any, pack_copy: Path, moepack_command: Command
+) -> None:
+    path = pack_copy / "manifest.json"
+    body = json.loads(path.read_bytes())
+    body["source"]["shards"] = shards
+    del body["manifest_digest"]
+    path.write_bytes(sealed(json.dumps(body, indent=2)))
+    findings = verify(pack_copy, first_shard("qwen3moe")).findings
+    assert {finding.kind for finding in findings} == {"source"}
+    run = moepack_command("inspect", pack_copy)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_source_may_be_a_shard_a_folder_or_all_shards_in_any_order(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    paths = write_shards(split(moe(), 4), tmp_path / "model")
+    pack_model(paths, tmp_path / "pack")
+    renamed = [path.rename(path.with_name(f"{9 - n}.gguf")) for n, path in enumerate(paths)]
+    assert verify(tmp_path / "pack", sorted(renamed)).passed
+    for path, named in zip(paths, renamed, strict=True):
+        named.rename(path)
+    for source in (paths[1], str(paths[0]), tmp_path / "model", paths[::-1], [paths[2]]):
+        assert verify(tmp_path / "pack", source).passed
+    paths[1].unlink()
+    with pytest.raises(SourceError, match="1 of 4 shards are missing"):
+        verify(tmp_path / "pack", paths[0])
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>", bytes(100), b"GGUF", b"GGUF" + b"\xff" * 100])
+def test_what_is_no_gguf_is_the_sources_fault(data: bytes, pack_copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises(SourceError, match=r"m\.gguf"):
+        verify(pack_copy, tmp_path / "m.gguf")
 
 
 def test_the_report_has_stable_fields(pack_copy: Path) -> None:

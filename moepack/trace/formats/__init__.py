@@ -1,4 +1,5 @@
 """Every format that routing is written in, and the one registry that tells them apart.
 
-A new format is an entry in `registry`, and a reader in the module of its kind.
+A new format is an entry in `registry`, and a reader in the module of its kind. `importing` turns
+files of all of them into moepack's own.
 """

@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from moepack.errors import RequestError
-from moepack.trace.file import Writer
+from moepack.trace.file import Writer, held_items, refuse_existing
 from moepack.trace.file_records import join
-from moepack.trace.importing import held_items, refuse_existing
 from moepack.trace.recording.prompts import read_prompts
 from moepack.trace.recording.recorder import Recorder
 from moepack.trace.summary import TraceCounter, TraceSummary

@@ -3,16 +3,12 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from moepack.errors import RequestError
-from moepack.trace.compressed import TraceStream
-from moepack.trace.file import Writer
-from moepack.trace.file import read as read_file
+from moepack.trace.file import Writer, held_items, refuse_existing
 from moepack.trace.formats.registry import ReadOptions, feed
-from moepack.trace.model import Item, Items, Origin
+from moepack.trace.model import Item, Origin
 from moepack.trace.summary import ContentDigest, TraceCounter, TraceSummary
-from moepack.trace.validation import Checks
 
 
 def import_trace(
@@ -44,20 +40,6 @@ def import_trace(
             warnings += feed([source], options, *takers)
             contents.end()
     return whole.summary(path, added.totals, warnings)
-
-
-def refuse_existing(path: str, append: bool) -> None:
-    """Raise RequestError where there is a file already that is not to be added to."""
-    if not append and Path(path).exists():
-        raise RequestError("it exists already", path=path, hint="--append adds to it")
-
-
-def held_items(path: str, append: bool) -> Items:
-    """Read what is in a trace file before anything is added."""
-    if not append or not Path(path).exists():
-        return
-    with TraceStream(path) as stream:
-        yield from read_file(stream, Checks(path))
 
 
 class _Contents:

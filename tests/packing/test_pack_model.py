@@ -1,0 +1,130 @@
+"""One call packs a model: what it takes, what it says, and that the command says the same."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.errors import RequestError, TraceError
+from moepack.hotness.file import load
+from moepack.packing import layout
+from moepack.packing.pack_model import pack_model
+from moepack.verifying.verifier import verify
+from tests.support.gguf_builder import moe
+from tests.support.models import FIXTURES, first_shard, hotness_of, shards_of
+
+HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
+FIELDS = (
+    *("layout", "order", "layers", "blob_count", "file_count", "files", "index_length"),
+    *("data_length", "payload_length", "padding_length", "padding_share"),
+    *("path", "dry_run", "free_space"),
+)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_summary_is_what_the_command_prints(
+    tmp_path: Path, moepack_command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    summary = pack_model(first_shard("qwen3moe"), tmp_path / "ours", hotness=HOTNESS)
+    run = moepack_command(
+        *(
+            "pack",
+            first_shard("qwen3moe"),
+            "-o",
+            tmp_path / "theirs",
+            "--hotness",
+            HOTNESS,
+            "--json",
+        )
+    )
+    printed = json.loads(run.stdout)
+    assert tuple(printed) == (*FIELDS, "written_length", "resumed_file_count")
+    ours = replace(summary, path=printed["path"], free_space=printed["free_space"])
+    assert json.loads(json.dumps(ours.to_json())) == printed
+    assert contents(tmp_path / "ours") == contents(tmp_path / "theirs")
+
+
+def test_the_summary_is_that_of_what_lies_on_disk(tmp_path: Path) -> None:
+    summary = pack_model(first_shard("qwen3moe"), tmp_path / "pack", layout="hot-first")
+    held = contents(tmp_path / "pack")
+    assert {file.name: file.length for file in summary.files} == {
+        name: len(data) for name, data in held.items() if name.startswith("experts-")
+    }
+    assert summary.data_length == summary.written_length == summary.files[0].length
+    assert summary.index_length == len(held["index.bin"])
+    assert (summary.order, summary.resumed_file_count) == ("source", 0)
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
+    dry = pack_model(first_shard("qwen3moe"), tmp_path / "pack", dry_run=True)
+    assert not (tmp_path / "pack").exists()
+    assert tuple(dry.to_json()) == FIELDS
+    done = pack_model(first_shard("qwen3moe"), tmp_path / "pack")
+    same = replace(done, written_length=None, resumed_file_count=None, dry_run=True)
+    assert replace(same, free_space=dry.free_space) == dry
+
+
+def test_sources_layouts_hotness_and_layers_may_be_named_or_given(tmp_path: Path) -> None:
+    named = tmp_path / "named"
+    pack_model(str(first_shard("qwen3moe")), str(named), hotness=HOTNESS, layers="1")
+    given = tmp_path / "given"
+    pack_model(
+        shards_of("qwen3moe"),
+        given,
+        layout=layout.load(layout.DEFAULT),
+        hotness=load(str(HOTNESS)),
+        layers=iter([1]),
+    )
+    assert contents(named) == contents(given)
+    with moepack.open(given) as pack:
+        assert pack.manifest.layers == [1]
+        assert pack.manifest.hotness is not None
+        assert pack.manifest.hotness["coverage"]["total_length"] == 16 * pack.locate(1, 0).length
+
+
+def test_all_layers_however_they_are_named_are_all(tmp_path: Path) -> None:
+    for number, layers in enumerate((None, "0-1", [1, 0])):
+        pack_model(first_shard("qwen3moe"), tmp_path / str(number), layers=layers)
+        assert contents(tmp_path / str(number)) == contents(tmp_path / "0")
+
+
+@pytest.mark.parametrize("layers", ["", "1-", "3-1", "x", "0-99999", []])
+def test_what_is_no_list_of_layers_is_refused(layers: str | list[int], tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="layers"):
+        pack_model(first_shard("qwen3moe"), tmp_path / "pack", layers=layers)
+    assert not (tmp_path / "pack").exists()
+
+
+def test_hotness_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no such expert"):
+        pack_model(first_shard("qwen3moe"), tmp_path / "pack", hotness=hotness_of({(0, 16): 1}))
+    assert not (tmp_path / "pack").exists()
+
+
+def test_prediction_layers_are_left_out_when_asked(tmp_path: Path) -> None:
+    builder = moe((0, 1, 2)).put("qwen3moe.nextn_predict_layers", "u32", 1)
+    path = builder.write(tmp_path / "m.gguf")
+    assert pack_model(path, tmp_path / "all").layers == (0, 1, 2)
+    assert pack_model(path, tmp_path / "less", mtp=False).layers == (0, 1)
+    with pytest.raises(RequestError, match="no layers are left"):
+        pack_model(path, tmp_path / "none", mtp=False, layers=[2])
+
+
+def test_progress_ends_at_its_total(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    summary = pack_model(
+        first_shard("qwen3moe"), tmp_path / "pack", progress=lambda *step: steps.append(step)
+    )
+    assert {total for _, total in steps} == {summary.data_length}
+    assert sum(done for done, _ in steps) == summary.data_length
+    steps.clear()
+    report = verify(tmp_path / "pack", progress=lambda *step: steps.append(step))
+    assert {total for _, total in steps} == {summary.data_length}
+    assert sum(done for done, _ in steps) == report.read_length == summary.data_length
