@@ -46,7 +46,7 @@ BESIDE = {
 
 DOORS = {
     "__init__": {
-        *("storage", "reading", "verifying", "trace", "trace.formats", "trace.recording"),
+        *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
         *("hotness", "analysis", "packing", "bench", "report"),
     },
     "__main__": {"cli"},

@@ -1,7 +1,7 @@
 """The commands `trace …` and `hotness`: what was measured of routing, and what it says."""
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -201,7 +201,7 @@ def hotness(
     paths: tuple[str, ...],
     output: str,
     weight_text: str | None,
-    phases: str,
+    phases: Literal["all", "decode"],
     form: str | None,
     lenient: bool,
     model_path: str | None,
@@ -214,14 +214,13 @@ def hotness(
     """
     from moepack.hotness.file import save
     from moepack.report import trace_text
-    from moepack.trace.steps import ALL_PHASES, DECODE_PHASES
 
     if any(os.path.realpath(path) == os.path.realpath(output) for path in paths):
         raise RequestError("it is one of the files to count", path=output)
     measured = moepack.measure_hotness(
         paths,
         weights=_weights(weight_text),
-        phases=DECODE_PHASES if phases == "decode" else ALL_PHASES,
+        phases=phases,
         options=_options(form, lenient, model_path, pack_path),
     )
     save(measured.hotness, output)

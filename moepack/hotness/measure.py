@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from moepack import digest
 from moepack.errors import RequestError, TraceError
@@ -15,8 +15,7 @@ from moepack.trace.compressed import TraceStream
 from moepack.trace.formats import registry
 from moepack.trace.formats.counts import MAX_COUNT
 from moepack.trace.formats.registry import ReadOptions
-from moepack.trace.model import Phase
-from moepack.trace.steps import ALL_PHASES
+from moepack.trace.steps import ALL_PHASES, DECODE_PHASES
 from moepack.trace.validation import Checks
 
 MAX_WEIGHT = 1e6
@@ -96,13 +95,14 @@ def measure_hotness(
     paths: Sequence[str],
     *,
     weights: Sequence[float] | None = None,
-    phases: frozenset[Phase] = ALL_PHASES,
+    phases: Literal["all", "decode"] = "all",
     options: ReadOptions = ReadOptions(),
 ) -> MeasuredHotness:
     """Count the selections of all files together, each as often as its weight says.
 
-    `phases` are those that count; those that are unknown always do. Raises TraceError for what is
-    wrong in a file, and where nothing was counted; RequestError for weights that are none.
+    With `phases` of `decode` prefill is left out; a phase that is unknown always counts. Raises
+    TraceError for what is wrong in a file, and where nothing was counted; RequestError for weights
+    that are none.
     """
     if not paths:
         raise RequestError("no files to count")
@@ -110,7 +110,7 @@ def measure_hotness(
     if len(weights) != len(paths) or not all(0 < weight <= MAX_WEIGHT for weight in weights):
         expected = f"{len(paths)} numbers above 0, one for each file"
         raise RequestError("not weights", expected=expected, found=list(weights))
-    counter = SelectionCounter(phases)
+    counter = SelectionCounter(DECODE_PHASES if phases == "decode" else ALL_PHASES)
     warnings: Counter[str] = Counter()
     for path, weight in zip(paths, weights, strict=True):
         warnings += registry.feed([path], options, lambda item, w=weight: counter.add(item, w))  # type: ignore[misc]

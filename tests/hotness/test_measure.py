@@ -16,7 +16,6 @@ from moepack.keys import ExpertKey
 from moepack.source import gguf_header
 from moepack.trace.formats import imatrix
 from moepack.trace.formats.registry import ReadOptions
-from moepack.trace.model import Phase
 from tests.support.gguf_builder import F32, GgufBuilder, TensorSpec
 from tests.support.models import FIXTURES, first_shard, pack_model
 from tests.support.shapes import shape_of_counts
@@ -137,21 +136,19 @@ def test_decode_alone_can_be_counted(tmp_path: Path) -> None:
     rows = ["0,0,0,0,0,5", "0,0,1,0,0,6", "0,1,0,0,0,7", "0,1,1,0,0,7"]
     heading = "turn,phase,step,layer,slot,expert,weight"
     path.write_text("".join(f"{line}\n" for line in [heading, *(f"{row},1" for row in rows)]))
-    decode = frozenset({Phase.DECODE})
-    assert measure_hotness([str(path)], phases=decode).hotness.counts == {(0, 7): 2}
+    assert measure_hotness([str(path)], phases="decode").hotness.counts == {(0, 7): 2}
     assert measure_hotness([str(path)]).hotness.token_count == 4
     prefill = tmp_path / "prefill.csv"
     prefill.write_text("turn,phase,step,layer,slot,expert,weight\n0,0,0,0,0,5,1\n")
     with pytest.raises(TraceError, match="nothing was counted"):
-        measure_hotness([str(prefill)], phases=decode)
+        measure_hotness([str(prefill)], phases="decode")
 
 
 def test_an_imatrix_is_prefill() -> None:
-    decode = frozenset({Phase.DECODE})
     with pytest.raises(TraceError, match="nothing was counted"):
-        measure_hotness([str(IMATRIX)], phases=decode)
+        measure_hotness([str(IMATRIX)], phases="decode")
     both, alone = (
-        measure_hotness(list(map(str, paths)), phases=decode).hotness.counts
+        measure_hotness(list(map(str, paths)), phases="decode").hotness.counts
         for paths in ([IMATRIX, TRACE], [TRACE])
     )
     assert both == alone

@@ -13,6 +13,7 @@ from moepack.errors import RequestError, TraceError
 from moepack.hotness.file import load
 from moepack.packing import layout
 from moepack.packing.pack_model import pack_model
+from moepack.report.json_text import to_json
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import moe
 from tests.support.models import FIXTURES, first_shard, hotness_of, shards_of
@@ -47,7 +48,7 @@ def test_the_summary_is_what_the_command_prints(
     printed = json.loads(run.stdout)
     assert tuple(printed) == (*FIELDS, "written_length", "resumed_file_count")
     ours = replace(summary, path=printed["path"], free_space=printed["free_space"])
-    assert json.loads(json.dumps(ours.to_json())) == printed
+    assert to_json(ours) == printed
     assert contents(tmp_path / "ours") == contents(tmp_path / "theirs")
 
 
@@ -65,7 +66,7 @@ def test_the_summary_is_that_of_what_lies_on_disk(tmp_path: Path) -> None:
 def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
     dry = pack_model(first_shard("qwen3moe"), tmp_path / "pack", dry_run=True)
     assert not (tmp_path / "pack").exists()
-    assert tuple(dry.to_json()) == FIELDS
+    assert (dry.written_length, dry.resumed_file_count) == (None, None)
     done = pack_model(first_shard("qwen3moe"), tmp_path / "pack")
     same = replace(done, written_length=None, resumed_file_count=None, dry_run=True)
     assert replace(same, free_space=dry.free_space) == dry
