@@ -4,15 +4,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench fuzz format clean
+define CHECK
+$(BIN)/ruff check moepack tests benchmarks
+$(BIN)/ruff format --check moepack tests benchmarks
+$(BIN)/mypy
+endef
+
+.PHONY: demo quick test bench fuzz format clean
 
 demo: $(VENV)/installed
 	@BIN=$(BIN) sh tests/demo.sh
 
+quick: $(VENV)/developing
+	$(CHECK)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow and not long'
+
 test: $(VENV)/developing
-	$(BIN)/ruff check moepack tests benchmarks
-	$(BIN)/ruff format --check moepack tests benchmarks
-	$(BIN)/mypy
+	$(CHECK)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Fails where a limit is not met; JSON=1 prints one JSON object, and the table to standard error.

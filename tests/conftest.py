@@ -14,6 +14,16 @@ from moepack.reading.pack import Pack
 from tests.support.faulty_backend import NAMES, require
 from tests.support.models import REAL_MODELS, first_shard, pack_model
 
+LONG_FOLDERS = {"faults", "hostile", "c_header", "recording"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes long by where it stands, and what runs the command."""
+    for item in items:
+        folders = set(item.path.relative_to(Path(__file__).parent).parts)
+        if folders & LONG_FOLDERS or "moepack_command" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.long)
+
 
 @pytest.fixture
 def moepack_command() -> Callable[..., subprocess.CompletedProcess[str]]:

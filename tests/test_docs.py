@@ -53,6 +53,7 @@ ADDRESSES = {
 """Where a reader finds the projects that a document names."""
 
 
+@pytest.mark.long
 def test_the_session_on_the_first_screen_is_what_the_demo_prints(tmp_path: Path) -> None:
     """In a copy, so that it can run beside others."""
     run = demo(tmp_path)
@@ -63,6 +64,7 @@ def test_the_session_on_the_first_screen_is_what_the_demo_prints(tmp_path: Path)
     assert "All went as it should" in run.stdout.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_the_demo_says_where_it_went_wrong(tmp_path: Path) -> None:
     """Where the damaged pack is expected to be whole."""
     script = (ROOT / "tests" / "demo.sh").read_text()
@@ -317,7 +319,6 @@ def test_every_room_and_every_target_is_explained_to_developers() -> None:
         assert f"\n| `make {target}` | " in DEVELOPMENT, target
 
 
-@pytest.mark.xfail(strict=True, reason="`make quick` is not there yet")
 def test_no_target_is_documented_that_does_not_exist() -> None:
     text = "".join(path.read_text() for path in DOCUMENTS)
     named = re.findall(r"(?:`|^    )make (\w+)", text, re.MULTILINE)

@@ -430,6 +430,7 @@ def test_options_that_cannot_be_are_usage_errors(
     assert problem in run.stderr
 
 
+@pytest.mark.long
 def test_a_picture_is_drawn_as_png_as_well(tmp_path: Path) -> None:
     point = SurfacePoint(65536, 1, "random", 1e9, 0.1, 100)
     chart.surface([point, replace(point, depth=2)], "title", str(tmp_path / "s.png"))

@@ -213,6 +213,7 @@ def test_a_full_standard_output_is_no_traceback(packed: Path, moepack_command: R
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.long
 def test_the_wheel_works_outside_of_the_checkout(tmp_path: Path) -> None:
     """Built and installed as a user would, layouts included; requirements come from this Python."""
     shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".*", "fixtures"))

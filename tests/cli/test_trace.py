@@ -293,6 +293,7 @@ def test_record_runs_a_model_on_prompts(tmp_path: Path, moepack_command: Run) ->
     assert rescued["request_count"] == 2
 
 
+@pytest.mark.long
 @needs_llama
 def test_an_interrupted_recording_keeps_what_was_finished(tmp_path: Path) -> None:
     prompts, target = tmp_path / "prompts.txt", tmp_path / "out.moetrace"

@@ -413,6 +413,7 @@ READ = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["log", "log without token lines"])
 def test_a_large_log_is_read_in_little_memory(name: str, tmp_path: Path) -> None:
     part = ALL[name].write([[call for call in samples.calls_of(BIG) if call.phase == Phase.DECODE]])
