@@ -16,7 +16,7 @@ stream = xxhash.xxh3_64
 
 
 def of(data: bytes | bytearray | memoryview | mmap) -> int:
-    """Give the XXH3-64 of `data`."""
+    """Return the XXH3-64 of `data`."""
     return xxhash.xxh3_64_intdigest(data)
 
 

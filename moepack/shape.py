@@ -43,7 +43,7 @@ class ModelShape(NamedTuple):
     @property
     def routed(self) -> dict[int, FamilyShape]:
         """By layer, the family that its router chooses from."""
-        return {one.layer: one for one in self.families if one.name == ROUTED_FAMILY}
+        return {family.layer: family for family in self.families if family.name == ROUTED_FAMILY}
 
     @property
     def expert_counts(self) -> dict[int, int]:
@@ -53,7 +53,7 @@ class ModelShape(NamedTuple):
     @property
     def experts_used(self) -> int | None:
         """How many experts a token uses in a layer, the most of any; None where it is not known."""
-        return max((one.experts_used or 0 for one in self.routed.values()), default=0) or None
+        return max((family.experts_used or 0 for family in self.routed.values()), default=0) or None
 
     @property
     def expert_length(self) -> int:

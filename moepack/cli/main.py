@@ -26,7 +26,7 @@ from moepack.errors import (
 
 
 class ExitCode(IntEnum):
-    """The exit codes, as the README lists them."""
+    """The exit codes, as docs/commands.md lists them."""
 
     FINE = 0
     FAILED = 1
@@ -156,7 +156,7 @@ def verify_command(
         report = verify(pack_path, source_paths or None, threads=threads, progress=advanced)
     if junit_path:
         write_file(junit_path, junit.encode(report))
-    show(report.to_json(), as_json, lambda _: text.report(report))
+    show(report, as_json, text.report)
     if not report.passed:
         raise SystemExit(ExitCode.DIFFERENCES)
 

@@ -5,32 +5,29 @@ there is that: ranked by the very counts that they are measured by, experts alwa
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from moepack.hotness.file import Hotness
+from moepack.hotness.file import Coverage, CoveredLength, Hotness
 from moepack.keys import ExpertKey
 
 PERCENTS = (50, 80, 90, 95, 99)
 Counts = Mapping[ExpertKey, int]
 
 
-def of_hotness(heat: Hotness, lengths: Counts) -> dict[str, Any]:
-    """Measure hotness; `lengths` are the bytes of each expert's blob, by (layer, expert)."""
-    held = heat.held_out
+def of_hotness(hotness: Hotness, lengths: Counts) -> Coverage:
+    """Measure hotness; `lengths` are the bytes of each expert's blob."""
+    held = hotness.held_out
     if held is None:
-        return of(heat.counts, heat.counts, lengths) | {"held_out": None, "token_count": None}
-    facts = {"held_out": held.by, "token_count": held.token_count}
-    return of(heat.learned(), held.counts, lengths) | facts
+        return of(hotness.counts, hotness.counts, lengths)
+    coverage = of(hotness.learned(), held.counts, lengths)
+    return coverage._replace(held_out=held.by, token_count=held.token_count)
 
 
-def of(learned: Counts, measured: Counts, lengths: Counts) -> dict[str, Any]:
+def of(learned: Counts, measured: Counts, lengths: Counts) -> Coverage:
     """Rank experts by `learned`, as a pack does; measure by `measured`.
 
-    In what is given, `lengths` has for each `percent` of the selections the bytes of the experts
-    that it takes, and `total_length` is that of all. Experts that `learned` lacks come last, in the
-    order of their numbers. A length is None where the experts do not reach that percent.
+    Experts that `learned` lacks come last, in the order of their numbers.
     """
     keys = sorted(lengths)
     blob_lengths = np.array([lengths[key] for key in keys], np.int64)
@@ -43,5 +40,5 @@ def of(learned: Counts, measured: Counts, lengths: Counts) -> dict[str, Any]:
     for percent in PERCENTS:
         place = int(np.searchsorted(reached, total * percent / 100)) if total else len(keys)
         length = int(sizes[place]) if place < len(keys) else None
-        covered.append({"percent": percent, "length": length})
-    return {"lengths": covered, "total_length": int(sizes[-1]) if keys else 0}
+        covered.append(CoveredLength(percent, length))
+    return Coverage(tuple(covered), int(sizes[-1]) if keys else 0)

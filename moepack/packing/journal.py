@@ -111,7 +111,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Give up the lock; the journal stays for `--resume`."""
+        """Return up the lock; the journal stays for `--resume`."""
         # A file object forgets its descriptor before it closes it, and no signal comes between.
         self._file.close()
 

@@ -158,7 +158,7 @@ class AsyncReader:
         return futures
 
     def _deliver(self) -> None:
-        """Give finished reads to those who wait; the loop calls this."""
+        """Return finished reads to those who wait; the loop calls this."""
         # Once more after the last, since what cannot begin in its place is not signalled.
         while finished := self._scheduler.take(wait=False):
             for pending in finished:

@@ -137,7 +137,7 @@ class OriginFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class CoveredLength:
+class CoveredLengthFacts:
     """The bytes of the hottest experts that make up `percent` of what was chosen.
 
     `length` is None where the experts do not reach that percent.
@@ -155,7 +155,7 @@ class CoverageFacts:
     `token_count` is that half's; both are None where the same counts did both.
     """
 
-    lengths: tuple[CoveredLength, ...] | None
+    lengths: tuple[CoveredLengthFacts, ...] | None
     total_length: int | None
     held_out: str | None
     token_count: int | None

@@ -18,7 +18,7 @@ from moepack.report import provenance
 from moepack.report.facts import (
     BlobFacts,
     CoverageFacts,
-    CoveredLength,
+    CoveredLengthFacts,
     FamilyFacts,
     PackedFamilyFacts,
     PackFacts,
@@ -218,9 +218,9 @@ def _own_coverage(pack: Pack) -> CoverageFacts | None:
     lengths = {key: blob.length for key, blob in blobs.items()}
     if not any(counts.values()):
         return None
-    facts = coverage.of(counts, counts, lengths)
-    covered = (CoveredLength(item["percent"], item["length"]) for item in facts["lengths"])
-    return CoverageFacts(tuple(covered), facts["total_length"], held_out=None, token_count=None)
+    measured = coverage.of(counts, counts, lengths)
+    covered = (CoveredLengthFacts(*covered) for covered in measured.lengths)
+    return CoverageFacts(tuple(covered), measured.total_length, held_out=None, token_count=None)
 
 
 def _order(pack: Pack) -> str:

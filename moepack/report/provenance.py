@@ -10,7 +10,7 @@ from typing import TypeVar
 from moepack.report.facts import (
     BlobRules,
     CoverageFacts,
-    CoveredLength,
+    CoveredLengthFacts,
     FileRules,
     HotnessFacts,
     LayoutFacts,
@@ -100,8 +100,8 @@ def _coverage(value: object) -> CoverageFacts:
     )
 
 
-def _covered_length(value: object) -> CoveredLength:
-    return CoveredLength(_number(value, "percent"), _number(value, "length"))
+def _covered_length(value: object) -> CoveredLengthFacts:
+    return CoveredLengthFacts(_number(value, "percent"), _number(value, "length"))
 
 
 def _field(value: object, key: str) -> object:

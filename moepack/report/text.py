@@ -1,7 +1,10 @@
 """Facts as text, for people."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from moepack.errors import short
-from moepack.packing.pack_model import PackSummary
 from moepack.report.facts import (
     BlobFacts,
     CoverageFacts,
@@ -12,7 +15,10 @@ from moepack.report.facts import (
     SourceFacts,
 )
 from moepack.sizes import ranges_text, size_text
-from moepack.verifying.report import Report
+
+if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
+    from moepack.packing.pack_model import PackSummary
+    from moepack.verifying.report import Report
 
 SHOWN_FINDINGS = 20
 

@@ -35,7 +35,7 @@ def write_synced(path: str | os.PathLike[str], data: bytes | memoryview) -> None
 
 
 def publish(partial: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Give a finished, synced file its name; an older file of that name is gone then."""
+    """Return a finished, synced file its name; an older file of that name is gone then."""
     os.replace(partial, path)
     sync_directory(Path(path).absolute().parent)
 

@@ -94,4 +94,4 @@ class ContentDigest:
     @property
     def value(self) -> bytes | None:
         """The digest; None of nothing."""
-        return None if self._is_empty else b"".join(one.digest() for one in self._columns)
+        return None if self._is_empty else b"".join(column.digest() for column in self._columns)

@@ -1,12 +1,12 @@
 """The outcome of a verification: findings, and how much was looked at."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Finding(NamedTuple):
     """One thing that is wrong.
 
-    `kind` is stable and machine-readable (README, "verify"); `offset` counts from the start of
+    `kind` is stable and machine-readable (docs/commands.md, "verify"); `offset` counts from the start of
     `file`. What does not apply is None.
     """
 
@@ -33,9 +33,11 @@ class Finding(NamedTuple):
 class Report(NamedTuple):
     """The outcome of a verification: lengths in bytes, all findings in a stable order.
 
-    `compared_length` is how much was compared with the source; None where no source was given.
+    `passed` says that nothing is wrong; `compared_length` is how much was compared with the source,
+    None where no source was given.
     """
 
+    passed: bool
     path: str
     findings: tuple[Finding, ...]
     layers: tuple[int, ...]
@@ -43,14 +45,3 @@ class Report(NamedTuple):
     part_count: int
     read_length: int
     compared_length: int | None
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.findings
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as `moepack verify --json` prints it."""
-        fields = self._asdict()
-        fields["findings"] = [finding._asdict() for finding in self.findings]
-        return {"passed": self.passed, **fields}

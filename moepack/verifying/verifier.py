@@ -114,6 +114,7 @@ class _Verification:
             return layer, expert, finding.part or "", finding.offset or 0
 
         return Report(
+            passed=not self.findings,
             path=str(self.path),
             findings=tuple(sorted(self.findings, key=key)),
             layers=tuple(dict.fromkeys(family.layer for family in families)),

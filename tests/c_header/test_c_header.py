@@ -487,7 +487,7 @@ def test_each_rule_of_the_index_is_kept_by_the_c_reader(
 
 
 def places(rule: Rule) -> list[str]:
-    """Give words of a rule that name a field."""
+    """Return words of a rule that name a field."""
     if rule in INDEX_RULES["header"]:
         return [rule.words.partition(":")[0]]
     return [word for word in rule.words.replace(":", "").split() if word in FIELDS]

@@ -456,7 +456,7 @@ def test_the_witness_is_not_drowned_by_an_alignment(tmp_path: Path) -> None:
 
 
 def look_with_witness(path: Path) -> dict[witness.PartKey, witness.PartSlices] | None:
-    """Give what the witness finds, None where it refuses as it should."""
+    """Return what the witness finds, None where it refuses as it should."""
     try:
         return witness.find_slices([str(path)])
     except SourceError as error:
@@ -530,7 +530,7 @@ Comparable = tuple[int, tuple[int, ...], int, tuple[int, ...]]
 
 
 def slices(found: experts.Experts) -> dict[tuple[int, str], Comparable]:
-    """Give type, shape, length and starts of each part's slices."""
+    """Return type, shape, length and starts of each part's slices."""
     result = {}
     for family in found.families:
         for part in family.parts:

@@ -49,7 +49,7 @@ STRICTER_PROBLEMS = {
 
 
 def ours(path: Path) -> SourceError | None:
-    """Give moepack's verdict: None where it accepts."""
+    """Return moepack's verdict: None where it accepts."""
     try:
         gguf_header.read(path)
     except SourceError as error:
@@ -73,7 +73,7 @@ def test_of_the_broken_files_llama_cpp_takes_those_that_are_listed(tmp_path: Pat
 
 
 def bases() -> list[GgufBuilder]:
-    """Give sound headers with everything that a header may have."""
+    """Return sound headers with everything that a header may have."""
     rich = small().put("general.alignment", "u32", 32).put("words", "arr:str", ["a", "bc", ""])
     rich.put("scores", "arr:f32", [0.5, 1.0]).put("flag", "bool", True).put("n", "u64", 1 << 40)
     old = moe((0,), 2, ne=(32, 32))
@@ -90,7 +90,7 @@ def test_both_take_what_is_sound(tmp_path: Path) -> None:
 
 
 def mutants(first: int = 0, count: int = MUTANT_COUNT) -> list[bytes]:
-    """Give damaged headers, the same in each run."""
+    """Return damaged headers, the same in each run."""
     sound = [(base.bytes(), len(base.header())) for base in bases()]
     return [
         mutate(sound[seed % len(sound)][0], random_edits(seed, sound[seed % len(sound)][1]))

@@ -58,7 +58,7 @@ def look_up_everything(path: Path) -> None:
 
 
 def complaint(path: Path) -> str:
-    """Give what the verifier says of a pack, an error or its findings; empty if it is content."""
+    """Return what the verifier says of a pack, an error or its findings; empty if it is content."""
     try:
         findings = verify(path, threads=1).findings
     except PackError as error:
@@ -363,7 +363,7 @@ SHIPPED = {
 
 
 def edited(old: str, new: str, *, name: str = "layers") -> bytes:
-    """Give a shipped layout with one text replaced."""
+    """Return a shipped layout with one text replaced."""
     text = SHIPPED[name].decode()
     assert old in text
     return text.replace(old, new, 1).encode()
@@ -627,7 +627,7 @@ def journal_of(interrupted: Path) -> bytes:
 
 
 def places(data: bytes) -> list[int]:
-    """Give some places in a journal, with those around the ends of its lines."""
+    """Return some places in a journal, with those around the ends of its lines."""
     ends = [at for at, byte in enumerate(data) if byte == 10]
     around = {end + more for end in ends for more in (-1, 0, 1)} & set(range(len(data)))
     return sorted(around | set(range(0, len(data), 29)))
@@ -710,7 +710,7 @@ _JSON = st.recursive(
 
 @pytest.fixture(scope="module")
 def scratch(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a pack that examples may change: each writes both of its files."""
+    """Return a pack that examples may change: each writes both of its files."""
     return Path(shutil.copytree(tiny, tmp_path_factory.mktemp("scratch") / "pack"))
 
 
@@ -765,7 +765,7 @@ def resealed(index: bytes, tiny: Path) -> tuple[bytes, bytes]:
 
 
 def tiny_index() -> bytes:
-    """Give an index like that of the `tiny` pack, without a pack."""
+    """Return an index like that of the `tiny` pack, without a pack."""
     files = [records.FileRecord(b"%d.bin" % n, 24576, 0, 0, b"").pack() for n in range(2)]
     kinds = [
         records.PartKindRecord(name + b".weight", 0, 0, 2, 1, 4, 2, 32, b"F32").pack()

@@ -236,16 +236,16 @@ def test_coverage_is_measured_on_what_was_held_out() -> None:
     learned = {ExpertKey(0, expert): expert for expert in range(10)}
     measured = {ExpertKey(0, expert): 100 if expert == 0 else 0 for expert in range(10)}
     found = coverage.of(learned, measured, lengths)
-    assert [one["length"] for one in found["lengths"]] == [100] * 5
-    assert coverage.of(measured, measured, lengths)["lengths"][0]["length"] == 10
-    assert found["total_length"] == 100
+    assert [covered.length for covered in found.lengths] == [100] * 5
+    assert coverage.of(measured, measured, lengths).lengths[0].length == 10
+    assert found.total_length == 100
     alike = coverage.of(measured, {ExpertKey(0, 0): 5, ExpertKey(0, 1): 5}, lengths)
-    assert alike["lengths"][0]["length"] == 10, "one of two that are alike is half"
+    assert alike.lengths[0].length == 10, "one of two that are alike is half"
 
 
 def test_coverage_of_experts_that_were_not_packed_is_not_reached() -> None:
     found = coverage.of({}, {ExpertKey(0, 0): 1, ExpertKey(9, 9): 99}, {ExpertKey(0, 0): 10})
-    assert [one["length"] for one in found["lengths"]] == [None] * 5
+    assert [covered.length for covered in found.lengths] == [None] * 5
 
 
 @pytest.mark.parametrize("path", [TRACE, IMATRIX, FIXTURES / "qwen3moe-hotness.csv"])
@@ -264,7 +264,7 @@ def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, moepack_co
         lengths = {key: pack.locate(*key).length for key in pack.hottest(1 << 40)}
     run = moepack_command("inspect", target, "--json")
     shown = json.loads(run.stdout)["coverage"]
-    assert shown == coverage.of_hotness(found, lengths)
+    assert shown == coverage.of_hotness(found, lengths).to_json()
     assert (shown["held_out"] == "time") == (path == TRACE)
     held = "held-out half" if path == TRACE else "the same counts as ranked them"
     assert held in moepack_command("inspect", target).stdout

@@ -61,7 +61,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, files: Files) -> Iterator[Backend]:
-    """Give each backend in turn; all that it had must be gone when it is closed."""
+    """Return each backend in turn; all that it had must be gone when it is closed."""
     if request.param != "buffered":
         try:
             os.close(open_direct(files.ragged).descriptor)

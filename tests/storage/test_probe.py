@@ -42,7 +42,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Path:
-    """Give a data file where temporary files are, if direct reads work there."""
+    """Return a data file where temporary files are, if direct reads work there."""
     path = tmp_path / "data.bin"
     path.write_bytes(DATA[:10_000])
     try:
@@ -57,7 +57,7 @@ def on_disk(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
-    """Give a data file on tmpfs."""
+    """Return a data file on tmpfs."""
     path = Path(f"/dev/shm/moepack-test-{os.getpid()}")
     try:
         path.write_bytes(DATA[:10_000])

@@ -60,7 +60,7 @@ pytestmark = pytest.mark.skipif(not can_make_rings(), reason="io_uring is forbid
 
 @pytest.fixture
 def opened(files: Files) -> Iterator[int]:
-    """Give the ragged file, opened for plain reads."""
+    """Return the ragged file, opened for plain reads."""
     descriptor = os.open(files.ragged, os.O_RDONLY)
     yield descriptor
     os.close(descriptor)
@@ -68,7 +68,7 @@ def opened(files: Files) -> Iterator[int]:
 
 @pytest.fixture
 def slow(held: HeldFile) -> Iterator[int]:
-    """Give the held file, opened for direct reads: these wait, and the ring does not."""
+    """Return the held file, opened for direct reads: these wait, and the ring does not."""
     descriptor = os.open(held.path, os.O_RDONLY | os.O_DIRECT)
     yield descriptor
     held.let_go()

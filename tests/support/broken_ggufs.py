@@ -20,58 +20,58 @@ class Broken(NamedTuple):
 
 
 def small() -> GgufBuilder:
-    """Give a sound model of 1 kB: six F32 tensors at 0, 128, 160, 224, 288 and 352 of its data."""
+    """Make a sound model of 1 kB: six F32 tensors at 0, 128, 160, 224, 288 and 352 of its data."""
     return moe((0,), 2, ne=(4, 2), type_id=F32, block=(1, 4))
 
 
 def numbered(type_id: int, rest: bytes) -> bytes:
-    """Give a file whose value of `test.key` has a type's number and then `rest`."""
+    """Return a file whose value of `test.key` has a type's number and then `rest`."""
     return small().put("test.key", "raw", struct.pack("<I", type_id) + rest).bytes()
 
 
 def array(type_id: int, count: int, items: bytes = b"") -> bytes:
-    """Give a file whose `test.key` is an array that claims `count` items."""
+    """Return a file whose `test.key` is an array that claims `count` items."""
     return numbered(9, struct.pack("<IQ", type_id, count) + items)
 
 
 def aligned(type_name: str, value: Any) -> bytes:
-    """Give a file that states an alignment."""
+    """Return a file that states an alignment."""
     return small().put("general.alignment", type_name, value).bytes()
 
 
 def with_tensor(number: int, **fields: Any) -> bytes:
-    """Give a file in which fields of one tensor are other than they should be."""
+    """Return a file in which fields of one tensor are other than they should be."""
     builder = small()
     builder.tensors[number] = dataclasses.replace(builder.tensors[number], **fields)
     return builder.bytes()
 
 
 def named(name: str) -> bytes:
-    """Give a file whose second tensor has this name."""
+    """Return a file whose second tensor has this name."""
     return with_tensor(1, name=name)
 
 
 def with_last(dims: tuple[int, ...], type_id: int = F32, data: bytes = b"") -> bytes:
-    """Give a file with one more tensor at its end."""
+    """Return a file with one more tensor at its end."""
     builder = small()
     builder.tensors.append(TensorSpec("last", dims, type_id, data))
     return builder.bytes()
 
 
 def keyed(key: str) -> bytes:
-    """Give a file with one more key."""
+    """Return a file with one more key."""
     return small().put(key, "u32", 1).bytes()
 
 
 def reordered() -> bytes:
-    """Give a file whose data is in another order than its table."""
+    """Return a file whose data is in another order than its table."""
     builder = small()
     builder.tensors[2].offset, builder.tensors[3].offset = 224, 160
     return builder.bytes()
 
 
 def unknown_then(offset: int) -> bytes:
-    """Give a file whose last tensor has this offset, behind one of an unknown type at 128."""
+    """Return a file whose last tensor has this offset, behind one of an unknown type at 128."""
     builder = GgufBuilder().tensor("a", (4, 8), F32, 16).tensor("u", (4, 8), 999, 4)
     builder.tensor("b", (4,), F32, 16).tensors[2].offset = offset
     builder.trailing = bytes(max(0, offset - 160))
@@ -79,14 +79,14 @@ def unknown_then(offset: int) -> bytes:
 
 
 def long_name() -> bytes:
-    """Give a file whose last tensor's name claims to be very long."""
+    """Return a file whose last tensor's name claims to be very long."""
     name = b"output_norm.weight"
     wrong = struct.pack("<Q", 1 << 63) + name
     return small().bytes().replace(_string(name), wrong)
 
 
 def counting(field: str, count: int) -> bytes:
-    """Give a file that claims another count of tensors or pairs."""
+    """Return a file that claims another count of tensors or pairs."""
     builder = small()
     setattr(builder, field, count)
     return builder.bytes()

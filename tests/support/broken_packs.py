@@ -49,7 +49,7 @@ class Draft:
         self.header = records.Header.unpack(self.index, 0)
 
     def at(self, kind: str, number: int) -> int:
-        """Give the offset of a record."""
+        """Return the offset of a record."""
         first = (
             0 if kind == "header" else getattr(self.header, f"{kind}s_offset".replace("ys", "ies"))
         )
@@ -67,7 +67,7 @@ class Draft:
         KINDS[kind][0].pack_into(self.index, self.at(kind, number), *after)
 
     def rename(self, number: int, name: str) -> None:
-        """Give a data file another name, in the index and in the manifest alike."""
+        """Return a data file another name, in the index and in the manifest alike."""
         self.set("file", number, name=name.encode("utf-8", "surrogateescape"))
         self.body["files"][number]["name"] = name
 
@@ -116,7 +116,7 @@ def moved(kind: str, number: int, /, **steps: int) -> Callable[[Draft], None]:
 
 
 def renamed(name: str) -> Callable[[Draft], None]:
-    """Give a file another name, in the index alone."""
+    """Return a file another name, in the index alone."""
     return record("file", 1, name=name.encode())
 
 

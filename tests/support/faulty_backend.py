@@ -36,7 +36,7 @@ def make(name: str) -> Backend:
 
 
 def require(name: str, pack_path: Path) -> str:
-    """Give `name` back, or skip the test where that backend does not work."""
+    """Return `name` back, or skip the test where that backend does not work."""
     try:
         with moepack.open(pack_path) as pack:
             pack.reader(backend=name).close()
@@ -236,7 +236,7 @@ class FaultyQueue:
             time.sleep(0.0005)
 
     def fileno(self) -> int:
-        """Give a descriptor that is readable when either has something."""
+        """Return a descriptor that is readable when either has something."""
         if self._poll is None:
             self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._poll = select.epoll()
@@ -277,7 +277,7 @@ class FaultyQueue:
             pass
 
     def _hand_over(self) -> list[Completion]:
-        """Give what is ready; where that is shuffled, one at a time."""
+        """Return what is ready; where that is shuffled, one at a time."""
         count = len(self._ready)
         if self._backend.shuffle is not None:
             self._backend.shuffle(self._ready)

@@ -61,7 +61,7 @@ def mutate(data: bytes, edits: list[Edit]) -> bytes:
 
 
 def random_edits(seed: int, length: int) -> list[Edit]:
-    """Give the same one to three edits for the same seed."""
+    """Return the same one to three edits for the same seed."""
     rng = random.Random(seed)
     return [
         Edit(rng.choice(KINDS), rng.randrange(length), rng.choice(NUMBERS), rng.randrange(40))

@@ -59,7 +59,7 @@ def pack_model(
 
 
 def hotness_of(counts: Mapping[tuple[int, int], int]) -> Hotness:
-    """Give hotness that was counted by hand."""
+    """Return hotness that was counted by hand."""
     by_expert = {ExpertKey(*key): count for key, count in counts.items()}
     return Hotness(path="counts", counts=by_expert, token_count=None, digest=0)
 

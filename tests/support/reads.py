@@ -46,7 +46,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def descriptors() -> set[str]:
-    """Give what this process has open, by number."""
+    """Return what this process has open, by number."""
     return set(os.listdir("/proc/self/fd"))
 
 
@@ -216,7 +216,7 @@ class HeldFile:
 
 @pytest.fixture
 def held() -> Iterator[HeldFile]:
-    """Give a file whose reads wait; a test names this before its backend."""
+    """Return a file whose reads wait; a test names this before its backend."""
     try:
         file = HeldFile()
     except OSError as error:
@@ -236,7 +236,7 @@ class Asked(NamedTuple):
 
     @property
     def request(self) -> ReadRequest:
-        """Give the request."""
+        """Return the request."""
         return ReadRequest(self.path, self.offset, ARENA[self.start : self.start + self.length])
 
     def check(self, completion: Completion) -> None:

@@ -88,7 +88,7 @@ def layers_of(trace: Trace) -> list[int]:
 
 
 def shape_of(trace: Trace) -> dict[int, int]:
-    """Give the model on which a trace can have been taken: as many experts in each layer."""
+    """Return the model on which a trace can have been taken: as many experts in each layer."""
     most = max(expert for one in seen(trace).tokens for _, expert in one[2])
     return dict.fromkeys(layers_of(trace), most + 1)
 
@@ -148,7 +148,7 @@ def seen(
 
 
 def by_size(call: Call) -> int:
-    """Give the phase that a call of so many tokens seems to be."""
+    """Return the phase that a call of so many tokens seems to be."""
     return PREFILL if len(call.tokens) > 1 else DECODE
 
 
@@ -188,7 +188,7 @@ def _text(lines: Iterable[str]) -> bytes:
 
 
 def by_layer(call: Call) -> list[tuple[int, list[list[int]]]]:
-    """Give the experts of all tokens by layer."""
+    """Return the experts of all tokens by layer."""
     return [(layer, [token[layer] for token in call.tokens]) for layer in call.tokens[0]]
 
 

@@ -14,6 +14,7 @@ import moepack
 from moepack.errors import SourceError
 from moepack.packing import data_files, layout, packer, plan
 from moepack.report import junit
+from moepack.report.json_text import json_text
 from moepack.source import experts, ggml_types
 from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart, Stacked
 from moepack.source.shards import open_source
@@ -382,7 +383,7 @@ def test_the_report_has_stable_fields(pack_copy: Path) -> None:
         where = pack.locate(0, 2, "up")
     flip(where.path, where.offset)
     report = verify(pack_copy, shards_of("qwen3moe"))
-    body: dict[str, Any] = json.loads(json.dumps(report.to_json()))
+    body: dict[str, Any] = json.loads(json_text(report))
     assert set(body) == {
         *("passed", "path", "findings", "layers", "blob_count", "part_count"),
         *("read_length", "compared_length"),

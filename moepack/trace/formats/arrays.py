@@ -85,7 +85,7 @@ def read_json(stream: TraceStream, checks: Checks) -> Items:
     if len(documents) == 1 and _is_heat(documents[0]):
         yield from _read_heat(documents[0], stream, checks)
         return
-    requests = [request for one in documents for request in _requests(one, stream.path)]
+    requests = [request for document in documents for request in _requests(document, stream.path)]
     yield from _read_all(stream, checks, requests, "array")
 
 

@@ -206,7 +206,7 @@ def renumbered(trace: Trace) -> Trace:
 
 
 def arrays_of(trace: Trace) -> list[dict[str, NDArray[np.int32]]]:
-    """Give what vLLM gives for each request."""
+    """Return what vLLM gives for each request."""
     names = {"prompt_routed_experts": PREFILL, "routed_experts": DECODE}
     layers = layers_of(trace)
     return [
