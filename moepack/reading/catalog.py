@@ -211,8 +211,10 @@ class Catalog:
 
     def part_names(self, layer: int, *, family: str | None = None) -> PartNames:
         """Return what `locate` takes as the name of a part in `layer`; not to be changed."""
-        self._family(layer, family)
-        return self._part_names[layer, family]
+        try:
+            return self._part_names[layer, family]
+        except KeyError:
+            raise self._no_family(layer, family) from None
 
     def hottest(self, byte_budget: int, *, family: str | None = None) -> list[ExpertKey]:
         """List experts, hottest first, until the next blob would exceed `byte_budget`.

@@ -171,6 +171,17 @@ def test_a_part_is_never_another_familys_than_the_one_asked_for(families: Path) 
             return
 
 
+def test_the_short_name_of_a_part_is_of_the_family_that_was_read(families: Path, name: str) -> None:
+    with moepack.open(families) as pack, pack.reader(backend=name) as reader:
+        up = on_disk(pack.locate(0, 0, "up", family="ffn_chexps"))
+        assert up != on_disk(pack.locate(0, 0, "up"))
+        for parts in (None, ("up",), ("ffn_up_chexps.weight",)):
+            (one,) = reader.read_many([(0, 0)], parts=parts, family="ffn_chexps")
+            assert one.part("up") == one.part("ffn_up_chexps.weight") == up
+            with pytest.raises(RequestError, match="ffn_up_exps.weight: this part was not asked"):
+                one.part("ffn_up_exps.weight")
+
+
 def test_parts_of_two_families_are_read_together(families: Path, name: str) -> None:
     parts = ("ffn_up_chexps.weight", "up")
     with moepack.open(families) as pack, pack.reader(backend=name) as reader:

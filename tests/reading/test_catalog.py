@@ -1,0 +1,78 @@
+"""What a pack says of itself: its shape, its hottest experts, and that it is closed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.errors import RequestError
+from moepack.keys import ExpertKey
+from moepack.reading.pack import Pack
+from moepack.shape import FamilyShape, ModelShape
+from moepack.source import experts
+from moepack.source.shards import open_source
+from tests.support.models import REAL_MODELS, first_shard, keys_of
+
+
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_a_pack_and_its_source_have_the_same_experts(model: str, packs: dict[str, Path]) -> None:
+    source = experts.find(open_source([first_shard(model)]))
+    with moepack.open(packs[model]) as pack:
+        shape = pack.shape
+        assert [
+            (family.layer, family.name, family.expert_count, family.expert_length)
+            for family in shape.families
+        ] == [
+            (family.layer, family.name, family.expert_count, sum(p.length for p in family.parts))
+            for family in source.families
+        ]
+        assert shape.layers == pack.layers
+
+
+def test_lengths_have_no_padding_and_what_the_index_does_not_say_is_unknown(
+    packs: dict[str, Path],
+) -> None:
+    with moepack.open(packs["gpt-oss"]) as pack:
+        lengths = [kind.length for kind in pack.parts(1)]
+        assert sum(lengths) < pack.locate(1, 0).length
+        assert isinstance(pack.shape, ModelShape)
+        family = FamilyShape(1, "ffn_exps", pack.expert_count(1), sum(lengths), experts_used=None)
+        assert pack.shape.families[1] == family
+        assert (pack.shape.experts_used, pack.shape.dense_length) == (None, None)
+
+
+def test_the_hottest_experts_are_keys_by_name(pack: Pack) -> None:
+    key = pack.hottest(1 << 40)[17]
+    assert isinstance(key, ExpertKey)
+    assert (key.layer, key.expert) == key == (1, 1)
+    assert set(pack.hottest(1 << 40)) == set(keys_of(pack))
+    with pack.reader() as reader:
+        (expert,) = reader.read_many([key])
+        assert (expert.layer, expert.expert) == key
+
+
+def test_a_closed_pack_says_so_in_every_call(packs: dict[str, Path]) -> None:
+    pack = moepack.open(packs["qwen3moe"])
+    reader = pack.reader()
+    pack.close()
+    pack.close()
+    calls: list[Callable[[], object]] = [
+        lambda: pack.hottest(1 << 40),
+        lambda: pack.hottest(0, family="ffn_exps"),
+        lambda: pack.locate(0, 0),
+        lambda: pack.locate(0, 0, "up"),
+        lambda: pack.locate(0, 0, family="ffn_exps"),
+        lambda: pack.families(0),
+        lambda: pack.parts(0),
+        lambda: pack.expert_count(99),
+        lambda: pack.shape,
+        lambda: pack.warm(1 << 40),
+        lambda: pack.reader(),
+        lambda: reader.read(0, 0),
+        lambda: reader.submit([(0, 0)]),
+    ]
+    for call in calls:
+        with pytest.raises(RequestError, match="the pack is closed"):
+            call()
+    reader.close()
