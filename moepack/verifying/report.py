@@ -6,8 +6,8 @@ from typing import NamedTuple
 class Finding(NamedTuple):
     """One thing that is wrong.
 
-    `kind` is stable and machine-readable (docs/commands.md, "verify"); `offset` counts from the start of
-    `file`. What does not apply is None.
+    `kind` is stable and machine-readable (docs/commands.md, "verify"); `offset` counts from the
+    start of `file`. What does not apply is None.
     """
 
     kind: str
