@@ -4,6 +4,7 @@ Pure look-ups in the index: it knows the paths of data files and opens none of t
 """
 
 from bisect import bisect_right
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -54,6 +55,9 @@ class PartLocation(NamedTuple):
     length: int
     digest: int
     codec: int
+
+
+_new_part = partial(tuple.__new__, PartLocation)
 
 
 class Catalog:
@@ -186,7 +190,7 @@ class Catalog:
         record: tuple[int, int, int, int, int, int],
         blob: tuple[int, int, int, int, int],
     ) -> PartLocation:
-        offset, stored_length, stored_digest, file, codec, _ = record
+        offset, stored_length, part_digest, file, codec, _ = record
         inside = offset - blob[0]
         if file != blob[4] or not 0 <= inside <= blob[1] - stored_length:
             raise PackError(
@@ -196,17 +200,21 @@ class Catalog:
                 expected=f"file {blob[4]}, bytes {blob[0]} to {blob[0] + blob[1]}",
                 found=f"file {file}, bytes {offset} to {offset + stored_length}",
             )
-        return PartLocation(
-            layer,
-            expert,
-            kind.name,
-            self.file_paths[file],
-            offset,
-            inside,
-            stored_length,
-            kind.length,
-            stored_digest,
-            codec,
+        path, length = self.file_paths[file], kind.length
+        # By its tuple, in half the time: every part of every expert that is read comes by here.
+        return _new_part(
+            (
+                layer,
+                expert,
+                kind.name,
+                path,
+                offset,
+                inside,
+                stored_length,
+                length,
+                part_digest,
+                codec,
+            )
         )
 
     def part_names(self, layer: int, *, family: str | None = None) -> PartNames:
@@ -229,7 +237,7 @@ class Catalog:
             for owner in index.families
         ]
         families, first_blobs = index.families, self._first_blobs
-        keys = []
+        pairs = []
         for rank in range(index.blob_count):
             blob = index.blob_at_rank(rank)
             number = bisect_right(first_blobs, blob) - 1
@@ -238,8 +246,8 @@ class Catalog:
             byte_budget -= index.blob(blob)[1]
             if byte_budget < 0:
                 break
-            keys.append(ExpertKey(families[number].layer, blob - first_blobs[number]))
-        return keys
+            pairs.append((families[number].layer, blob - first_blobs[number]))
+        return list(map(ExpertKey._make, pairs))
 
     def check_open(self) -> None:
         """Raise RequestError where the pack was closed."""
