@@ -50,7 +50,7 @@ DOORS = {
         *("hotness", "analysis", "packing", "bench", "report"),
     },
     "__main__": {"cli"},
-    "aio": {"reading"},
+    "aio": {"reading", "storage"},
 }
 """Those of them that are doors, and where they lead."""
 

@@ -186,7 +186,11 @@ def test_a_close_that_is_interrupted_is_done_by_the_next(packs: dict[str, Path],
         def stop(*_):
             raise KeyboardInterrupt
 
-        before = len(os.listdir("/proc/self/fd")), threading.active_count()
+        def held():
+            readers = [one for one in threading.enumerate() if one.name.startswith("moepack")]
+            return len(os.listdir("/proc/self/fd")), len(readers)
+
+        before = held()
         pool = moepack.BufferPool(8, 1 << 16)
         with moepack.open(sys.argv[1]) as pack:
             inner = make(sys.argv[2])
@@ -201,7 +205,7 @@ def test_a_close_that_is_interrupted_is_done_by_the_next(packs: dict[str, Path],
             reader.close()
             print(pool.free_count, reader.statistics.in_flight_count)
             del batch
-        print((len(os.listdir("/proc/self/fd")), threading.active_count()) == before)
+        print(held() == before)
     """
     out = run_child(code, packs["qwen3moe"], name, timeout=5)
     assert out == "interrupted\n8 0\nTrue\n"
