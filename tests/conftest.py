@@ -1,6 +1,7 @@
 """What all tests are given: packs of the real models, and the command."""
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,10 @@ import moepack
 from moepack.reading.pack import Pack
 from tests.support.faulty_backend import NAMES, require
 from tests.support.models import REAL_MODELS, first_shard, pack_model
+
+# A shell ignores SIGINT in what it starts in the background, and children inherit that: programs
+# that tests interrupt would never hear of it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG_FOLDERS = {"faults", "hostile", "c_header", "recording"}
 
