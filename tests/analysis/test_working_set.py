@@ -14,6 +14,7 @@ from moepack.trace.formats import registry
 from moepack.trace.model import Counts, Item, Origin, Phase, Tokens
 from moepack.trace.validation import Checks
 from tests.support.models import FIXTURES
+from tests.support.trace_samples import tokens_from
 
 Selection = tuple[int, int]
 Request = list[list[Selection]]
@@ -22,14 +23,7 @@ ORIGIN = Origin("test", "test")
 
 def tokens_of(request: Request, number: int = 0, phase: Phase = Phase.DECODE) -> Tokens:
     """Make the tokens of one request."""
-    flat = [one for token in request for one in token]
-    return Tokens(
-        np.full(len(request), number, np.int64),
-        np.full(len(request), phase, np.uint8),
-        np.cumsum([0, *map(len, request)]),
-        np.array([layer for layer, _ in flat], np.uint16),
-        np.array([expert for _, expert in flat], np.uint16),
-    )
+    return tokens_from([(number, phase, token) for token in request])
 
 
 def table_of(

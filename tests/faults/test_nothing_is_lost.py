@@ -27,7 +27,7 @@ from moepack.errors import MachineError, PackError, RequestError
 from moepack.verifying.verifier import verify
 from tests.support import gguf_builder, machine_faults
 from tests.support.machine_faults import Disk, Room, Shot, needs_strace
-from tests.support.models import pack_model
+from tests.support.models import contents, pack_model
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -58,10 +58,6 @@ class Model(NamedTuple):
     def length(self) -> int:
         """The bytes of a whole pack."""
         return sum(map(len, self.packed.values()))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def identities(folder: Path) -> dict[str, tuple[int, int]]:

@@ -25,7 +25,14 @@ from moepack.reading.reader import Reader
 from moepack.storage import aligned_read, buffers, threaded
 from moepack.storage.backend import Completion, ReadRequest
 from tests.support.children import run_child, within
-from tests.support.faulty_backend import Fault, FaultyBackend, fault_at, make, require
+from tests.support.faulty_backend import (
+    Fault,
+    FaultyBackend,
+    fail_allocation,
+    fault_at,
+    make,
+    require,
+)
 from tests.support.models import flip, keys_of, on_disk
 
 HINT_EIO = "the drive or its connection fails: see the kernel's log, then run `moepack verify`"
@@ -690,22 +697,6 @@ def test_a_pool_that_memory_cannot_hold_is_the_machines_fault(length: int) -> No
 
 
 # Memory and descriptors that run out
-
-
-def fail_allocation(
-    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, after: int, error: Exception
-) -> None:
-    """Let `name` of `module` allocate `after` times, then fail once, then again allocate."""
-    original = getattr(module, name)
-    left = [after]
-
-    def allocate(length: int, *rest: int) -> memoryview:
-        left[0] -= 1
-        if left[0] == -1:
-            raise error
-        return original(length, *rest)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(module, name, allocate)
 
 
 def fail_new_memory(monkeypatch: pytest.MonkeyPatch, after: int) -> None:

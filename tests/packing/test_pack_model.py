@@ -16,7 +16,7 @@ from moepack.packing.pack_model import pack_model
 from moepack.report.json_text import to_json
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import moe
-from tests.support.models import FIXTURES, first_shard, hotness_of, shards_of
+from tests.support.models import FIXTURES, contents, first_shard, hotness_of, shards_of
 
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 FIELDS = (
@@ -24,10 +24,6 @@ FIELDS = (
     *("data_length", "payload_length", "padding_length", "padding_share"),
     *("path", "dry_run", "free_space"),
 )
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_the_summary_is_what_the_command_prints(

@@ -23,8 +23,14 @@ from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.reading import reader
 from moepack.reading.aio import AsyncReader
 from moepack.reading.pack import Pack
-from moepack.storage import buffers
-from tests.support.faulty_backend import Fault, FaultyBackend, fault_at, make, require
+from tests.support.faulty_backend import (
+    Fault,
+    FaultyBackend,
+    fail_allocation,
+    fault_at,
+    make,
+    require,
+)
 from tests.support.models import keys_of, on_disk
 
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -553,26 +559,14 @@ def test_a_closed_reader_refuses_every_call(pack: Pack, name: str) -> None:
 # Memory that runs out
 
 
-def fail_allocation(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = buffers.allocate
-    left = [after]
-
-    def allocate(length: int, *rest: int) -> memoryview:
-        left[0] -= 1
-        if left[0] == -1:
-            raise MachineError(f"cannot allocate {length} bytes (out of memory)")
-        return original(length, *rest)
-
-    monkeypatch.setattr(reader, "allocate", allocate)
-
-
 @pytest.mark.parametrize("failing", [0, 1])
 def test_memory_that_cannot_be_had_at_once_is_one_reads_error(
     pack: Pack, name: str, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
         async with AsyncReader(pack, backend=name) as made:
-            fail_allocation(failing, monkeypatch)
+            no_memory = MachineError("cannot allocate it (out of memory)")
+            fail_allocation(monkeypatch, reader, "allocate", failing, no_memory)
             calls = (made.read(0, n) for n in range(3))
             results = await asyncio.gather(*calls, return_exceptions=True)
             assert isinstance(results[failing], MachineError)

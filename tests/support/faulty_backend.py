@@ -289,3 +289,19 @@ class FaultyQueue:
             _, request = self._requests.pop(completion.number)
             self._backend.count(-1, -len(request.buffer))
         return given
+
+
+def fail_allocation(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, after: int, error: Exception
+) -> None:
+    """Let `name` of `module` allocate `after` times, then fail once, then again allocate."""
+    original = getattr(module, name)
+    left = [after]
+
+    def allocate(length: int, *rest: int) -> memoryview:
+        left[0] -= 1
+        if left[0] == -1:
+            raise error
+        return original(length, *rest)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(module, name, allocate)

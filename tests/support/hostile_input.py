@@ -4,14 +4,17 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from moepack.errors import MoepackError
+
+Refusal = TypeVar("Refusal", bound=MoepackError)
 
 MAX_MESSAGE_LENGTH = 1000
 MAX_SECONDS = 1.0
@@ -89,6 +92,14 @@ def assert_clear(error: MoepackError, path: str | Path) -> None:
     text = str(error).removeprefix(str(path))
     assert text.isprintable(), text
     assert len(text) <= MAX_MESSAGE_LENGTH, len(text)
+
+
+def refused_by(kind: type[Refusal], path: Path, call: Callable[[], object]) -> Refusal:
+    """Make a call that must be refused; return the error, which says clearly what is wrong."""
+    with pytest.raises(kind) as caught:
+        call()
+    assert_clear(caught.value, path)
+    return caught.value
 
 
 _CHILD = """

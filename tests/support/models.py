@@ -89,3 +89,8 @@ def flip(path: Path, offset: int, mask: int = 0x01) -> None:
     data[offset] ^= mask
     assert data[offset] != before
     path.write_bytes(data)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Map the files in a folder to what is in them."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from moepack.errors import TraceError
-from tests.support.hostile_input import assert_clear
+from tests.support.hostile_input import refused_by
 from tests.support.trace_samples import (
     read,
 )
@@ -14,7 +12,4 @@ from tests.support.trace_samples import (
 
 def refused(path: Path, **options: Any) -> TraceError:
     """Read what cannot be read; give the error."""
-    with pytest.raises(TraceError) as caught:
-        read(path, **options)
-    assert_clear(caught.value, path)
-    return caught.value
+    return refused_by(TraceError, path, lambda: read(path, **options))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import xxhash
 from hypothesis import strategies as st
 
@@ -44,6 +45,22 @@ class Seen(NamedTuple):
 
     tokens: list[tuple[int, int, Selections]]
     counts: Counter[tuple[int, int, int]]
+
+
+Row = tuple[int, int, Selections]
+"""A token: its request, its phase, its selections."""
+
+
+def tokens_from(rows: Sequence[Row]) -> Tokens:
+    """Make the tokens of some rows."""
+    pairs = [pair for _, _, selections in rows for pair in selections]
+    return Tokens(
+        np.array([request for request, _, _ in rows], np.int64),
+        np.array([phase for _, phase, _ in rows], np.uint8),
+        np.cumsum([0, *(len(selections) for _, _, selections in rows)]),
+        np.array([layer for layer, _ in pairs], np.uint16),
+        np.array([expert for _, expert in pairs], np.uint16),
+    )
 
 
 def flat(items: Iterable[Item]) -> Seen:

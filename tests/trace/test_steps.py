@@ -4,22 +4,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moepack.trace.model import Counts, Origin, Phase, Tokens
+from moepack.trace.model import Counts, Origin, Phase
 from moepack.trace.steps import ALL_PHASES, DECODE_PHASES, Steps, StepStream
+from tests.support.trace_samples import Row, tokens_from
 
 ORIGIN = Origin("test", "test")
-Row = tuple[int, Phase, list[tuple[int, int]]]
-
-
-def tokens_of(rows: list[Row]) -> Tokens:
-    pairs = [pair for _, _, selections in rows for pair in selections]
-    return Tokens(
-        np.array([request for request, _, _ in rows], np.int64),
-        np.array([phase for _, phase, _ in rows], np.uint8),
-        np.cumsum([0, *(len(selections) for _, _, selections in rows)]),
-        np.array([layer for layer, _ in pairs], np.uint16),
-        np.array([expert for _, expert in pairs], np.uint16),
-    )
 
 
 def flat(pieces: list[Steps]) -> list[tuple[int, bool, bool, int, list[tuple[int, int]]]]:
@@ -62,7 +51,7 @@ def test_steps_are_what_looking_at_one_token_after_another_gives(
         rises = np.cumsum([request for request, _, _ in unsorted]).tolist()
         rows = [(rise, *row[1:]) for rise, row in zip(rises, unsorted, strict=True)]
         for start in range(0, len(rows), cut):
-            steps = stream.take(tokens_of(rows[start : start + cut]))
+            steps = stream.take(tokens_from(rows[start : start + cut]))
             pieces += [] if steps is None else [steps]
         for request, phase, selections in rows:
             if phase not in phases or (most is not None and len(expected) >= most):
@@ -85,6 +74,6 @@ def test_counts_are_no_steps() -> None:
 
 def test_values_of_tokens_are_those_of_their_selections() -> None:
     rows: list[Row] = [(0, Phase.DECODE, [(0, 1), (1, 2)]), (0, Phase.DECODE, [(0, 3)])]
-    steps = StepStream().take(tokens_of(rows))
+    steps = StepStream().take(tokens_from(rows))
     assert steps is not None
     assert steps.of_selections(np.array([7, 8])).tolist() == [7, 7, 8]
