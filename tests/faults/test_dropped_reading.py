@@ -160,7 +160,7 @@ def test_one_interruption_of_what_closes_a_dropped_batch_loses_nothing(
 
         pool = moepack.BufferPool(8, 1 << 16)
         with moepack.open(sys.argv[1]) as pack:
-            backend = FaultyBackend(make(sys.argv[2]), Fault(delay=0.4))
+            backend = FaultyBackend(make(sys.argv[2]), Fault(delay=0.6))
             reader = pack.reader(backend=backend, pool=pool)
             batch = reader.submit([(0, n) for n in range(8)])
             signal.signal(signal.SIGALRM, stop)
@@ -194,7 +194,7 @@ def test_a_close_that_is_interrupted_is_done_by_the_next(packs: dict[str, Path],
         pool = moepack.BufferPool(8, 1 << 16)
         with moepack.open(sys.argv[1]) as pack:
             inner = make(sys.argv[2])
-            reader = pack.reader(backend=FaultyBackend(inner, Fault(delay=0.3)), pool=pool)
+            reader = pack.reader(backend=FaultyBackend(inner, Fault(delay=0.6)), pool=pool)
             batch = reader.submit([(0, n) for n in range(8)])
             signal.signal(signal.SIGALRM, stop)
             signal.setitimer(signal.ITIMER_REAL, 0.1)

@@ -190,7 +190,7 @@ class FaultyQueue:
         self._requests: dict[int, tuple[Fault, ReadRequest]] = {}
         self._late_numbers: set[int] = set()
         self._late: SimpleQueue[Completion] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
         self._ready: list[Completion] = []
         self._event: int | None = None
         self._poll: select.epoll | None = None
@@ -206,10 +206,11 @@ class FaultyQueue:
             self._backend.count(1, len(request.buffer))
             if fault.delay or fault.until:
                 self._late_numbers.add(number)
+                has_ended = threading.Event()
                 thread = threading.Thread(
-                    target=self._do_late, args=(fault, number, request), daemon=True
+                    target=self._do_late, args=(fault, number, request, has_ended), daemon=True
                 )
-                self._threads.append(thread)
+                self._threads.append((thread, has_ended))
                 thread.start()
             else:
                 at_once.append((number, request))
@@ -246,7 +247,9 @@ class FaultyQueue:
 
     def close(self) -> None:
         """Wait for what is in flight."""
-        for thread in self._threads:
+        for thread, has_ended in self._threads:
+            # Python 3.11 takes a thread for dead whose `join` a signal cuts off: so not that alone.
+            assert has_ended.wait(_PATIENCE)
             thread.join(_PATIENCE)
             assert not thread.is_alive()
         if self._poll is not None and self._event is not None:
@@ -259,10 +262,15 @@ class FaultyQueue:
         self._requests.clear()
         self._backend.forget_queue()
 
-    def _do_late(self, fault: Fault, number: int, request: ReadRequest) -> None:
-        self._late.put(self._backend.do(fault, number, request))
-        if self._event is not None:
-            os.eventfd_write(self._event, 1)
+    def _do_late(
+        self, fault: Fault, number: int, request: ReadRequest, has_ended: threading.Event
+    ) -> None:
+        try:
+            self._late.put(self._backend.do(fault, number, request))
+            if self._event is not None:
+                os.eventfd_write(self._event, 1)
+        finally:
+            has_ended.set()
 
     def _collect(self, *, wait: bool) -> None:
         for completion in self._inner.finished(wait=wait):
