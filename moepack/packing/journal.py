@@ -111,7 +111,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Return up the lock; the journal stays for `--resume`."""
+        """Give up the lock; the journal stays for `--resume`."""
         # A file object forgets its descriptor before it closes it, and no signal comes between.
         self._file.close()
 

@@ -109,7 +109,7 @@ class BatchReads:
         return None
 
     def free(self, pending: PendingRead) -> None:
-        """Return back the memory of a read that nobody gets."""
+        """Give back the memory of a read that nobody gets."""
         memory, pending.memory = pending.memory, None
         if self._pool is not None and memory is not None:
             self._pool.give_back(memory)
@@ -178,7 +178,7 @@ class Batch:
             yield self._open(pending)
 
     def close(self) -> None:
-        """Return up the rest: begin nothing more, wait for what is in flight, free the buffers."""
+        """Give up the rest: begin nothing more, wait for what is in flight, free the buffers."""
         if not self._open_work.is_forked:
             self._reads.close()
             self._open_work.release(self._reads)

@@ -31,7 +31,7 @@ class Work(Protocol):
     """Reads that were begun together."""
 
     def close(self) -> None:
-        """Return up what has not begun and wait for the rest; once more where that was cut off."""
+        """Give up what has not begun and wait for the rest; once more where that was cut off."""
         ...
 
 

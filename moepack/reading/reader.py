@@ -99,7 +99,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Return up what has not begun, wait for what is in flight, close the data files.
+        """Give up what has not begun, wait for what is in flight, close the data files.
 
         Views that were given out stay valid.
         """

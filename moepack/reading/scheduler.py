@@ -118,7 +118,7 @@ class Scheduler:
         return self._queue
 
     def close(self) -> None:
-        """Return up what has not begun and wait for the rest; may be called again if it is cut off.
+        """Give up what has not begun and wait for the rest; may be called again if it is cut off.
 
         What was added is nobody's then: whoever added it gives its memory back.
         """

@@ -60,7 +60,7 @@ class ReadQueue(Protocol):
         ...
 
     def close(self) -> None:
-        """Return up what has not begun, wait for what is in flight, and free the queue."""
+        """Give up what has not begun, wait for what is in flight, and free the queue."""
         ...
 
 

@@ -142,7 +142,7 @@ class ThreadedQueue:
         return self._signal.fileno()
 
     def close(self) -> None:
-        """Return up what no thread has begun, and wait for the rest."""
+        """Give up what no thread has begun, and wait for the rest."""
         with self._changed:
             self._is_closing = True
             self._changed.wait_for(lambda: not self._reading)
