@@ -119,7 +119,7 @@ class ThreadedQueue:
             return completions
 
     def begin(self) -> bool:
-        """Return to a thread whether to do a request; not once the queue is closing."""
+        """Tell a thread whether to do a request; not once the queue is closing."""
         with self._changed:
             if self._is_closing:
                 return False
