@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from moepack.hotness.measure import measure_hotness
     from moepack.packing.pack_model import pack_model
     from moepack.report.inspection import inspect, shape_of
+    from moepack.shape import ModelShape
     from moepack.trace.formats.importing import import_trace
     from moepack.trace.formats.registry import ReadOptions
     from moepack.trace.recording.recording import record_trace
@@ -51,7 +52,6 @@ if TYPE_CHECKING or not _STARTS_PROGRAM:
     from moepack.reading.catalog import BlobLocation, PartLocation
     from moepack.reading.pack import Pack
     from moepack.reading.reader import Reader
-    from moepack.shape import ModelShape
     from moepack.storage.buffers import BufferPool
     from moepack.version import __version__
 

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE = re.compile(r"(\d{1,18}) ?(B|KiB|MiB|GiB|TiB)?\Z", re.ASCII)
-_RANGE = re.compile(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*\Z", re.ASCII)
+# Compiled when they are needed: whoever only reads packs waits for neither.
+_SIZE = r"(\d{1,18}) ?(B|KiB|MiB|GiB|TiB)?\Z"
+_RANGE = r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*\Z"
 
 
 def divide_up(length: int, divisor: int) -> int:
@@ -30,7 +31,7 @@ def size_text(length: int) -> str:
 
 def parse_size(text: str) -> int:
     """Read a length in bytes, such as `4096`, `64 KiB` or `4GiB`; raise ValueError."""
-    match = _SIZE.match(text)
+    match = re.match(_SIZE, text, re.ASCII)
     if not match:
         raise ValueError(f"expected a number of bytes or KiB, MiB, GiB, TiB, found {text[:40]!r}")
     return int(match[1]) * _UNITS[match[2] or "B"]
@@ -51,7 +52,7 @@ def parse_ranges(text: str) -> tuple[int, ...]:
     """Read ranges of numbers up to 65535, such as `0-3,7`, ascending; raise ValueError."""
     numbers: set[int] = set()
     for item in text.split(","):
-        match = _RANGE.match(item)
+        match = re.match(_RANGE, item, re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last >= 1 << 16:
             raise ValueError(f"expected numbers and ranges such as 0-3,7, found {item[:40]!r}")

@@ -26,4 +26,4 @@ run "moepack locate build/demo/qwen3.moepack --layer 1 --expert 3"
 run "moepack extract build/demo/qwen3.moepack --layer 1 --expert 3 --part up -o build/demo/up.bin"
 run "printf X | dd of=build/demo/qwen3.moepack/experts-00001.bin bs=1 seek=372740 conv=notrunc status=none"
 run "moepack verify build/demo/qwen3.moepack" 5
-printf '%s\n' '# All went as it should: packed, verified, read one part, and found the byte that was changed.'
+printf '%s\n' '# Everything went as expected: packed, verified, read one part, and found the byte that was changed.'

@@ -61,7 +61,7 @@ def test_the_session_on_the_first_screen_is_what_the_demo_prints(tmp_path: Path)
     first = README.index("    $ moepack pack")
     block = README[first : README.index("\n\n", first)]
     assert [line[4:] for line in block.splitlines()] == run.stdout.splitlines()
-    assert "All went as it should" in run.stdout.splitlines()[-1]
+    assert "Everything went as expected" in run.stdout.splitlines()[-1]
 
 
 @pytest.mark.long
@@ -72,7 +72,7 @@ def test_the_demo_says_where_it_went_wrong(tmp_path: Path) -> None:
     run = demo(tmp_path, script.replace('qwen3.moepack" 5', 'qwen3.moepack" 0'))
     assert run.returncode == 1
     assert run.stderr.endswith("did not go as it should: expected exit code 0.\n")
-    assert "All went" not in run.stdout
+    assert "Everything went" not in run.stdout
 
 
 def demo(folder: Path, script: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -90,7 +90,7 @@ def bench_pack(
     settings = Settings(tuple(sorted(set(depths))), rounds, length, point_seconds)
     settings.check()
     if trace is not None and hotness is not None:
-        raise RequestError("a trace and hotness at once", expected="one of the two")
+        raise RequestError("a trace and hotness at once: give one of them")
     with Pack(path) as pack:
         model = None if source is None else _open_model(source)
         reads = _choose_workload(pack, model, trace, hotness, experts_used)

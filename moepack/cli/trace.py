@@ -19,7 +19,10 @@ _lenient_option = click.option(
     "--lenient", is_flag=True, help="Leave out and count what is wrong, instead of stopping."
 )
 _model_option = click.option(
-    "--model", "model_path", metavar="SOURCE", help="Refuse what this model cannot have routed."
+    "--model",
+    "model_path",
+    metavar="SOURCE",
+    help="Refuse layers and experts that this model lacks.",
 )
 _pack_option = click.option("--pack", "pack_path", metavar="PACK", help="The same, of a pack.")
 _output_option = click.option("-o", "--output", required=True, metavar="FILE")
@@ -233,7 +236,7 @@ def _options(
     from moepack.trace.formats.registry import ReadOptions
 
     if model_path and pack_path:
-        raise RequestError("a model and a pack at once", expected="one of the two")
+        raise RequestError("a model and a pack at once", hint="give --model or --pack, not both")
     path = model_path or pack_path
     return ReadOptions(form, moepack.shape_of(path) if path else None, lenient)
 

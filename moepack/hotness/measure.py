@@ -129,7 +129,9 @@ def from_counter(counter: SelectionCounter, path: str) -> Hotness:
         raise TraceError(problem, path=path, expected=expected, found=f"{counter.highest:.4g}")
     counts = counter.by_expert(counter.counts)
     if not counts:
-        raise TraceError("nothing was counted", path=path, hint="is there any decode in it?")
+        raise TraceError(
+            "nothing was counted", path=path, hint="has it any selections, of these phases?"
+        )
     halves = counter.halves()
     held_out = None
     if halves is not None:

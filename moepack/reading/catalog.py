@@ -3,17 +3,21 @@
 Pure look-ups in the index: it knows the paths of data files and opens none of them.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_right
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from moepack.errors import PackError, RequestError
 from moepack.format.index import Index, PackedFamily, PartKind
 from moepack.format.names import short_name
 from moepack.keys import ExpertKey
-from moepack.shape import FamilyShape, ModelShape
 from moepack.sizes import ranges_text
+
+if TYPE_CHECKING:
+    from moepack.shape import ModelShape
 
 PartNames = dict[str, tuple[PackedFamily, int]]
 """Each name of a part, full and short, with the family it belongs to and its number there."""
@@ -107,6 +111,8 @@ class Catalog:
     @property
     def shape(self) -> ModelShape:
         """The shape of what the pack holds; a length is bytes without padding."""
+        from moepack.shape import FamilyShape, ModelShape  # here, since engines do without it
+
         self.check_open()
         return ModelShape(
             tuple(

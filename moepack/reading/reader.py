@@ -210,7 +210,9 @@ class Reader:
                 _check_pool(self._pool, reads)
             return [PendingRead(number, read, None) for number, read in enumerate(reads)]
         if len(into) != len(reads):
-            raise RequestError("not one buffer a key", expected=len(reads), found=len(into))
+            raise RequestError(
+                "`into` needs one buffer for each key", expected=len(reads), found=len(into)
+            )
         memories = [_callers_memory(buffer, read) for buffer, read in zip(into, reads, strict=True)]
         return [PendingRead(n, *both) for n, both in enumerate(zip(reads, memories, strict=True))]
 

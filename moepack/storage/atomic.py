@@ -44,15 +44,20 @@ def publish(partial: str | os.PathLike[str], path: str | os.PathLike[str]) -> No
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the path of a new file to write, beside `path`; rename it when it was written.
 
-    Whatever ends the block early leaves what was at `path`, and nothing else. Raises MachineError
-    for what the system refuses.
+    Whatever ends the block early leaves what was at `path`, and nothing else. A link is followed;
+    what is no file (`/dev/stdout`, a pipe) has no whole and is written to as it is. Raises
+    MachineError for what the system refuses.
     """
-    partial = Path(f"{os.fspath(path)}.partial")
+    target = Path(os.path.realpath(path))
+    partial = Path(f"{target}.partial")
     try:
+        if target.exists() and not target.is_file():
+            yield Path(path)
+            return
         try:
             yield partial
             sync_file(partial)
-            publish(partial, path)
+            publish(partial, target)
         except BaseException:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)

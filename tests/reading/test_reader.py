@@ -241,7 +241,7 @@ def test_no_parts_are_refused_and_so_is_one_buffer_too_few(pack: Pack) -> None:
     with pack.reader() as reader:
         with pytest.raises(RequestError, match="no parts were asked for"):
             reader.submit([(0, 0)], parts=())
-        with pytest.raises(RequestError, match="not one buffer a key, expected 2, found 1"):
+        with pytest.raises(RequestError, match="one buffer for each key, expected 2, found 1"):
             reader.submit([(0, 0), (0, 1)], into=[bytearray(1 << 20)])
         with pytest.raises(RequestError, match="no expert 16"):
             reader.submit([(0, 0), (0, 16)])

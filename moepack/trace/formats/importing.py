@@ -67,6 +67,6 @@ class _Contents:
         if value is None:
             return
         if value in self._seen and self.path is not None:
-            hint = "each trace is to be added once: a copy of it would be no second sample"
+            hint = "leave it out: a copy adds no information"
             raise RequestError("its selections are in the trace already", path=self.path, hint=hint)
         self._seen.add(value)
