@@ -399,7 +399,7 @@ def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
         ({"rounds": 0}, "rounds"),
         ({"length": 0}, "length"),
         ({"point_seconds": float("nan")}, "seconds"),
-        ({"trace": "t", "hotness": "h"}, "one of the two"),
+        ({"trace": "t", "hotness": "h"}, "give one of them"),
     ],
 )
 def test_a_call_that_cannot_be_is_refused_before_anything_is_opened(
