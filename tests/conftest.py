@@ -1,5 +1,6 @@
 """What all tests are given: packs of the real models, and the command."""
 
+import gc
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folders = set(item.path.relative_to(Path(__file__).parent).parts)
         if folders & LONG_FOLDERS or "moepack_command" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.long)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the thousands of collected tests out of what each `gc.collect()` looks through."""
+    gc.freeze()
 
 
 @pytest.fixture
