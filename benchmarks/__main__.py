@@ -6,20 +6,14 @@ Ends with status 1 where a limit is not met.
 import argparse
 import os
 import platform
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import copies, models, opening, reading, tracing
+from benchmarks import everything
 from benchmarks.measure import OtherLoad
-from benchmarks.table import HEADING, Machine, Outcome, Row, cells, ending, line
+from benchmarks.table import HEADING, Machine, Outcome, cells, ending, line
 from moepack.report.json_text import json_text
-
-SHARED_MEMORY = Path("/dev/shm")
-FRESH_ROUNDS = 15
-TRACE_LENGTH = 100_000_000
 
 
 def main() -> int:
@@ -34,7 +28,7 @@ def main() -> int:
     print(_heading(machine), cells(HEADING), sep="\n\n", file=table)
     rows = []
     with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=options.folder) as folder:
-        for row in _rows(Path(folder), options.layers, options.rounds):
+        for row in everything.rows(Path(folder), options.layers, options.rounds):
             print(line(row), file=table, flush=True)
             rows.append(row)
     outcome = Outcome(machine, tuple(rows), load.share())
@@ -42,42 +36,6 @@ def main() -> int:
     if options.json:
         print(json_text(outcome))
     return outcome.exit_code
-
-
-def _rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
-    yield from opening.starting(FRESH_ROUNDS)
-    yield from opening.sources(folder, FRESH_ROUNDS)
-    yield from opening.packs(folder, FRESH_ROUNDS)
-    yield from tracing.working_set(folder, TRACE_LENGTH, rounds)
-    yield from tracing.formats(folder, TRACE_LENGTH // 2, rounds)
-    shards = models.write_model(folder, layers)
-    hotness = models.write_hotness(folder / "hotness.csv", layers)
-    yield from copies.packing("disk", shards, hotness, folder, rounds)
-    yield from copies.verifying(shards, folder, 2 * rounds)
-    yield from reading.first_expert(folder / "many", FRESH_ROUNDS)
-    yield from reading.packs_against_shards(folder / "layers", shards, 2 * rounds)
-    yield from reading.against_fio(shards[0], rounds)
-    for name in ("copy", *copies.LAYOUTS):
-        shutil.rmtree(folder / name)
-    yield from _on_tmpfs(shards, hotness, rounds)
-
-
-def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
-    length = sum(shard.stat().st_size for shard in shards)
-    if not SHARED_MEMORY.is_dir() or _free_memory() < 4 * length:
-        yield Row("pack, tmpfs", "no room")
-        return
-    with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=SHARED_MEMORY) as name:
-        folder = Path(name)
-        moved = [Path(shutil.move(shard, folder / shard.name)) for shard in shards]
-        yield from copies.packing("tmpfs", moved, hotness, folder, rounds)
-
-
-def _free_memory() -> int:
-    """Return the bytes that fit into shared memory: it is memory, and limited beside that."""
-    meminfo = Path("/proc/meminfo").read_text().split()
-    available = int(meminfo[meminfo.index("MemAvailable:") + 1]) * 1024
-    return min(available, shutil.disk_usage(SHARED_MEMORY).free)
 
 
 def _options() -> argparse.Namespace:

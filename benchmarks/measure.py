@@ -48,11 +48,14 @@ class OtherLoad:
         self._start = self._read()
 
     def share(self) -> float | None:
-        """Return the share of all processors' time, None where the system does not say."""
+        """Return the share of all processors' time, None where the system does not say.
+
+        The system counts in hundredths of a second: of a shorter time it says nothing.
+        """
         if self._start is None or (now := self._read()) is None:
             return None
         total, busy, ours = (b - a for a, b in zip(self._start, now, strict=True))
-        return max(0.0, busy - ours) / total
+        return max(0.0, busy - ours) / total if total else None
 
     def _read(self) -> tuple[float, float, float] | None:
         """Return the seconds of all processors, those that were busy, and ours among them."""

@@ -1,12 +1,15 @@
 """`make bench`: when it fails, and what it prints. Its measurements take minutes: not here."""
 
 import json
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import everything
 from benchmarks.measure import Run, limit_row, ratio_row
 from benchmarks.table import HEADING, Machine, Outcome, Row, Spread, cells, ending, line
 from moepack.report.json_text import json_text
@@ -76,6 +79,40 @@ def test_all_of_it_is_there_in_json() -> None:
     assert first["value"] == {"median": 50, "lowest": 40, "highest": 70}
     assert (first["unit"], first["limit"], first["met"]) == ("ms", 60, True)
     assert (second["moepack"], second["met"]) == ("fio is not installed", None)
+
+
+@pytest.mark.parametrize(("row", "status"), [(MET, 0), (MISSED, 1)])
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_the_command_ends_with_the_exit_code(
+    row: Row,
+    status: int,
+    option: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(everything, "rows", lambda *_: iter((row,)))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *option])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("benchmarks", run_name="__main__")
+    assert ended.value.code == status
+    printed = capsys.readouterr()
+    if option:
+        assert [one["name"] for one in json.loads(printed.out)["rows"]] == [row.name]
+    assert line(row) in (printed.err if option else printed.out)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("status", [0, 1])
+def test_make_fails_where_the_command_does(status: int, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f"#!/bin/sh\nexit {status}\n")
+    python.chmod(0o755)
+    for name in ("installed", "developing"):
+        (tmp_path / name).touch()
+    command = ["make", "bench", f"VENV={tmp_path}"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (run.returncode == 0) == (status == 0), run.stderr
 
 
 def test_it_can_be_asked_what_it_takes() -> None:

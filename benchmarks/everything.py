@@ -1,0 +1,50 @@
+"""All that is measured, in its order."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import copies, models, opening, reading, tracing
+from benchmarks.table import Row
+
+SHARED_MEMORY = Path("/dev/shm")
+FRESH_ROUNDS = 15
+TRACE_LENGTH = 100_000_000
+
+
+def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
+    """Measure one thing after another, with files in `folder`, and yield what was found."""
+    yield from opening.starting(FRESH_ROUNDS)
+    yield from opening.sources(folder, FRESH_ROUNDS)
+    yield from opening.packs(folder, FRESH_ROUNDS)
+    yield from tracing.working_set(folder, TRACE_LENGTH, rounds)
+    yield from tracing.formats(folder, TRACE_LENGTH // 2, rounds)
+    shards = models.write_model(folder, layers)
+    hotness = models.write_hotness(folder / "hotness.csv", layers)
+    yield from copies.packing("disk", shards, hotness, folder, rounds)
+    yield from copies.verifying(shards, folder, 2 * rounds)
+    yield from reading.first_expert(folder / "many", FRESH_ROUNDS)
+    yield from reading.packs_against_shards(folder / "layers", shards, 2 * rounds)
+    yield from reading.against_fio(shards[0], rounds)
+    for name in ("copy", *copies.LAYOUTS):
+        shutil.rmtree(folder / name)
+    yield from _on_tmpfs(shards, hotness, rounds)
+
+
+def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
+    length = sum(shard.stat().st_size for shard in shards)
+    if not SHARED_MEMORY.is_dir() or _free_memory() < 4 * length:
+        yield Row("pack, tmpfs", "no room")
+        return
+    with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=SHARED_MEMORY) as name:
+        folder = Path(name)
+        moved = [Path(shutil.move(shard, folder / shard.name)) for shard in shards]
+        yield from copies.packing("tmpfs", moved, hotness, folder, rounds)
+
+
+def _free_memory() -> int:
+    """Return the bytes that fit into shared memory: it is memory, and limited beside that."""
+    meminfo = Path("/proc/meminfo").read_text().split()
+    available = int(meminfo[meminfo.index("MemAvailable:") + 1]) * 1024
+    return min(available, shutil.disk_usage(SHARED_MEMORY).free)
