@@ -82,6 +82,7 @@ def imports(module: str) -> tuple[set[str], set[str]]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} imports by a relative name"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
@@ -153,6 +154,14 @@ def test_only_the_command_line_knows_a_terminal(module: str) -> None:
     assert module.startswith("cli.") or not imports(module)[1] & COMMAND_LINE_ONLY
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_a_room_neither_prints_nor_imports_by_text(module: str) -> None:
+    if module not in DOORS and not module.startswith("cli."):
+        for node in ast.walk(MODULES[module]):
+            assert not isinstance(node, ast.Name) or node.id not in {"print", "__import__"}
+            assert not isinstance(node, ast.Attribute) or node.attr not in {"stdout", "stderr"}
+
+
 def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> None:
     code = "import sys, moepack; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -163,6 +172,7 @@ def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> N
     what_reads = {"ring", "io_uring", "threaded", "probe", "open_files", "aligned_read"}
     assert not {f"storage.{name}" for name in what_reads} & ours  # it comes with the first reader
     assert not loaded & {"numpy", "gguf", "click", "tqdm", "tomllib", "dataclasses", "asyncio"}
+    assert not loaded & {"ctypes", "inspect", "logging", "multiprocessing", "subprocess"}
 
 
 @pytest.mark.parametrize("program", ["-m", "/usr/bin/moepack", "other.py", ""])

@@ -116,9 +116,9 @@ class RoutingSample:
     def concentration(self) -> Concentration:
         """Judge the sample. Raises TraceError where nothing was chosen."""
         counter, halves = self._counter, self._counter.halves()
-        layers = self._layers(halves)
         if not counter.selection_count:
             raise TraceError("nothing was counted", path=self.path, hint="it has no selections")
+        layers = self._layers(halves)
         skews = tuple(self._skew(layer.number, [layer], halves) for layer in layers)
         total = self._skew(None, layers, halves)
         verdict, reason = judge(total, halves.learned if halves else None)
@@ -168,7 +168,7 @@ class RoutingSample:
         if self._shape is not None:
             expert_counts = self._shape.expert_counts
         else:
-            met = np.unique(places.keys(np.flatnonzero(counts))[0]).tolist() if len(counts) else []
+            met = np.unique(places.keys(np.flatnonzero(counts))[0]).tolist()
             expert_counts = dict.fromkeys(met, places.width)
         nothing = np.zeros(0, np.int64)
         columns = (

@@ -164,6 +164,22 @@ def test_the_top_is_rounded_and_unmet_layers_have_no_cache() -> None:
         assert one.latest_share == other.latest_share
 
 
+def test_the_caches_of_all_layers_count_alike() -> None:
+    """In one layer one expert is chosen ever again, in the other each only once."""
+    token_count = 64
+    again = np.stack((np.zeros(token_count), np.arange(token_count)), axis=1)
+    tokens = routed(even, token_count, 8)._replace(
+        starts=np.arange(token_count + 1) * 2,
+        layer=np.tile(np.arange(2, dtype=np.uint16), token_count),
+        expert=again.reshape(-1).astype(np.uint16),
+    )
+    found = judged(tokens)
+    first, second = (layer.coverage[0].latest_share for layer in found.layers)
+    assert first == pytest.approx(63 / 64)
+    assert second == 0
+    assert found.total.coverage[0].latest_share == pytest.approx(63 / 128)
+
+
 def test_counts_alone_have_no_other_half() -> None:
     counts = Counts(Phase.DECODE, *(np.arange(4, dtype=np.uint16),) * 2, np.array([9, 5, 5, 1]))
     origin = Origin("counts", "x", frozenset({Unknown.TOKENS}), None, 77)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moepack.analysis import lru, reuse, working_set
+from moepack.errors import TraceError
 from moepack.shape import FamilyShape, ModelShape
 from moepack.trace.formats import registry
 from moepack.trace.model import Counts, Item, Origin, Phase, Tokens
@@ -176,6 +177,21 @@ def test_caches_see_no_prefill() -> None:
     found = lru.LayerLru()
     found.add(tokens_of([[(0, 1)]] * 5, 0, Phase.PREFILL))
     assert found.hit_rate(1) is None
+
+
+def test_reuse_leaves_out_prefill() -> None:
+    prefill = tokens_of([[(0, 1)]] * 5, 0, Phase.PREFILL)
+    found = reuse.Reuse()
+    for item in (ORIGIN, prefill, tokens_of([[(0, 1)], [(0, 2)]])):
+        found.add(item)
+    assert found.token_count == 2
+    assert found.facts().distances == (reuse.DistanceCount(None, None, 2),)
+
+
+def test_caches_of_more_experts_than_any_model_has_are_refused() -> None:
+    token = [(layer, 0) for layer in range(100)] + [(0, expert) for expert in range(1 << 16)]
+    with pytest.raises(TraceError, match="more layers or experts than any model has"):
+        lru.LayerLru().add(tokens_of([token]))
 
 
 def test_nothing_is_no_working_set() -> None:

@@ -468,6 +468,15 @@ def test_names_are_synced_before_and_after_the_commit_and_the_journal_goes_last(
     created = max(n for n, call in enumerate(calls) if "O_CREAT" in call.arguments)
     synced = [n for n, step in enumerate(steps) if step == ("fsync", ".")]
     removed = steps.index(("unlink", JOURNAL))
+    for name in small.data_files:
+        written = next(
+            n
+            for n, call in enumerate(calls)
+            if call.file == JOURNAL and call.name == "pwrite64" and name in call.arguments
+        )
+        assert any(steps.index(("open", name)) < n < written for n in synced)
+    first = min(steps.index(("open", name)) for name in small.data_files)
+    assert any(steps.index(("open", JOURNAL)) < n < first for n in synced)
     assert any(created < n < commit for n in synced)
     assert any(commit < n < removed for n in synced)
     assert removed == len(steps) - 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moepack import digest
 from moepack.errors import MachineError
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import moe, split, write_shards
@@ -118,15 +119,43 @@ def test_a_machine_that_opens_no_more_files_is_at_fault_and_not_the_pack_nor_the
 def test_a_machine_without_memory_is_at_fault_and_not_the_pack_nor_the_source(
     file: str, call: str, model: Path
 ) -> None:
-    traced = ["strace", "-f", "-qq", "-o", os.devnull, "-P", str(model / file), "-e"]
-    fault = [f"inject={call}:error=ENOMEM", sys.executable, "-m", "moepack", "verify"]
-    arguments = [str(model / "pack"), "--source", str(model / "model")]
-    run = subprocess.run(
-        [*traced, *fault, *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    arguments = ("verify", model / "pack", "--source", model / "model")
+    assert_out_of_memory(model / file, call, *arguments)
+
+
+@needs_strace()
+@pytest.mark.parametrize(
+    "call", ["openat:when=1", "openat:when=2", "openat:when=3", "?preadv,?preadv2", "read"]
+)
+def test_a_machine_without_memory_is_at_fault_where_a_source_is_packed(
+    call: str, model: Path, tmp_path: Path
+) -> None:
+    shard = model / "model" / "model-00002-of-00006.gguf"
+    assert_out_of_memory(shard, call, "pack", model / "model", "-o", tmp_path / "pack")
+
+
+def assert_out_of_memory(file: Path, call: str, *arguments: str | Path) -> None:
+    """Run the command where `call` on `file` gets no memory: it says that of the machine."""
+    name, _, when = call.partition(":")
+    fault = ":".join(filter(None, (f"inject={name}", "error=ENOMEM", when)))
+    traced = ["strace", "-f", "-qq", "-o", os.devnull, "-P", str(file), "-e", fault]
+    command = [*traced, sys.executable, "-m", "moepack", *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 6, run.stderr
-    assert Path(file).name in run.stderr
+    assert file.name in run.stderr
     assert "Cannot allocate memory" in run.stderr
+
+
+def test_verifying_without_memory_says_what_to_do(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(digest, "of", allocate)
+    with pytest.raises(MachineError, match="not enough memory") as caught:
+        verify(model / "pack", threads=1)
+    assert caught.value.hint == "use fewer --threads"
 
 
 def test_pipes_in_place_of_files_are_not_waited_for(

@@ -102,12 +102,22 @@ def test_what_hotness_files_may_look_like(tmp_path: Path) -> None:
 def test_files_that_were_joined_add_up(tmp_path: Path) -> None:
     """That is how people put them together."""
     part = b"# tokens=10\n# requests=2\n# held_out=requests\n# held_out_tokens=4\n"
-    part += b"layer,expert,count,held_out\n0,0,5,2\n1,3,7,0\n"
+    part += b'# origin={"name": "a"}\nlayer,expert,count,held_out\n0,0,5,2\n1,3,7,0\n'
     hotness = loaded(tmp_path, part + part)
+    assert hotness.origins == ({"name": "a"},) * 2
     assert hotness.counts == {(0, 0): 10, (1, 3): 14}
     assert (hotness.token_count, hotness.request_count) == (20, 4)
     assert hotness.held_out is not None
     assert (hotness.held_out.token_count, hotness.held_out.counts) == (8, {(0, 0): 4})
+
+
+def test_counts_add_up_however_long_the_file_is(tmp_path: Path) -> None:
+    """It is read in pieces."""
+    line = b"0,0,5,2\n1,3,7,0\n"
+    hotness = loaded(tmp_path, b"layer,expert,count,held_out\n" + line * 200_000)
+    assert hotness.counts == {(0, 0): 1_000_000, (1, 3): 1_400_000}
+    assert hotness.held_out is not None
+    assert hotness.held_out.counts == {(0, 0): 400_000}
 
 
 @pytest.mark.parametrize("line", [b"5,0,1", b"0,2,1", b"65535,65535,1"])
@@ -248,6 +258,21 @@ def test_an_array_of_more_layers_than_any_model_has_is_refused(tmp_path: Path) -
     path.write_bytes(sparse_npy((1, 1 << 30, 1)))
     os.truncate(path, path.stat().st_size + (4 << 30))
     assert "more layers or experts" in assert_cheap(READ, path).text
+
+
+def test_a_packed_array_that_ends_too_early_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npy.gz"
+    path.write_bytes(gzip.compress(sparse_npy((1 << 36, 2, 2)) + bytes(100)))
+    assert "it ends too early" in assert_cheap(READ, path).text
+
+
+def test_counts_of_more_experts_than_any_model_has_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "counts.npz"
+    layers, experts = 2048, MAX_PLACES // 2048
+    np.savez_compressed(path, logical_count=np.zeros((1, layers, experts), np.uint8))
+    assert measured(READ, path).text == ""
+    np.savez_compressed(path, logical_count=np.zeros((1, layers, experts + 1), np.uint8))
+    assert "more layers or experts" in measured(READ, path).text
 
 
 def test_members_of_an_archive_are_bounded_in_sum(tmp_path: Path) -> None:

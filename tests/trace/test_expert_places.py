@@ -49,7 +49,7 @@ def test_a_layers_values_are_given_by_expert() -> None:
 def test_what_no_model_has_is_refused() -> None:
     many = MAX_PLACES // PAGE + 1
     with pytest.raises(TraceError, match="more layers or experts than any model has"):
-        ExpertPlaces().of(np.arange(many, dtype=np.uint16), np.zeros(many, np.uint16))
+        ExpertPlaces().rows(np.arange(many, dtype=np.uint16))
     places = ExpertPlaces()
     for layer in range(MAX_PLACES // (1 << 16)):
         everything = np.arange(1 << 16, dtype=np.uint16)
