@@ -8,7 +8,7 @@ from pathlib import Path
 import moepack
 from moepack.reading.pack import Pack
 from tests.support.children import run_child, within
-from tests.support.faulty_backend import Fault, FaultyBackend, make
+from tests.support.faulty_backend import Fault, FaultyBackend, fault_at, make
 from tests.support.models import keys_of, on_disk
 
 
@@ -147,6 +147,52 @@ def test_dropping_waits_for_nothing(pack: Pack, name: str) -> None:
         assert pool.free_count == 4
 
 
+def test_dropping_a_loop_over_experts_waits_for_nothing(pack: Pack, name: str) -> None:
+    gate = threading.Event()
+    keys = keys_of(pack)[:4]
+    backend = FaultyBackend(make(name), *(fault_at(pack, *key, until=gate) for key in keys[1:]))
+    with pack.reader(backend=backend) as reader:
+        many = reader.read_many(keys)
+        next(many)
+
+        def drop() -> None:
+            nonlocal many
+            del many
+
+        within(5, drop)
+        gate.set()
+        assert reader.read(0, 1) == on_disk(pack.locate(0, 1))
+        assert reader.statistics.in_flight_count == 0
+
+
+def test_a_collection_in_a_thread_that_reads_does_not_wait_for_a_reader_that_closes(
+    packs: dict[str, Path],
+) -> None:
+    code = """
+        import gc, os, sys, threading, time, moepack
+        dropped, read = threading.Event(), os.preadv
+
+        def collecting(*all):
+            dropped.wait()
+            time.sleep(0.3)
+            gc.collect()
+            return read(*all)
+
+        with moepack.open(sys.argv[1]) as pack:
+            reader = pack.reader(backend="buffered")
+            os.preadv = collecting
+            gc.disable()
+            held = reader.submit([(0, n) for n in range(4)])
+            batch = reader.submit([(1, n) for n in range(4)])
+            batch.itself = batch
+            del batch
+            dropped.set()
+            reader.close()
+            print(reader.statistics.in_flight_count)
+    """
+    assert run_child(code, packs["qwen3moe"], timeout=10) == "0\n"
+
+
 def test_one_interruption_of_what_closes_a_dropped_batch_loses_nothing(
     packs: dict[str, Path], name: str
 ) -> None:
@@ -171,11 +217,12 @@ def test_one_interruption_of_what_closes_a_dropped_batch_loses_nothing(
                 print("swallowed")
             except KeyboardInterrupt:
                 print("interrupted")
+            print(reader.statistics.in_flight_count, pool.free_count)
             reader.close()
             print(reader.statistics.in_flight_count, pool.free_count, backend.is_closed)
     """
     out = run_child(code, packs["qwen3moe"], name, timeout=5)
-    assert out == "interrupted\n0 8 True\n"
+    assert out == "interrupted\n0 8\n0 8 True\n"
 
 
 def test_a_close_that_is_interrupted_is_done_by_the_next(packs: dict[str, Path], name: str) -> None:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import moepack
+from moepack.storage.backend import Completion, ReadRequest
+from tests.support.faulty_backend import make
+
 PROGRAM = """
 import contextlib, os, signal, sys, time, moepack
 
@@ -95,3 +99,17 @@ def interrupted_end(child: subprocess.Popen[str]) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(0.5)
     return child.wait(0)
+
+
+def test_an_interrupted_read_is_not_in_flight(
+    packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: ReadRequest) -> Completion:
+        raise KeyboardInterrupt
+
+    backend = make("buffered")
+    monkeypatch.setattr(backend, "read", interrupt)
+    with moepack.open(packs["qwen3moe"]) as pack, pack.reader(backend=backend) as reader:
+        with pytest.raises(KeyboardInterrupt):
+            reader.read(0, 0)
+        assert reader.statistics.in_flight_count == 0

@@ -304,7 +304,7 @@ def test_packed_json_is_bounded(tmp_path: Path) -> None:
 
 def test_the_heading_of_a_route_is_read_in_time(tmp_path: Path) -> None:
     path = tmp_path / "route.csv"
-    heading = b"# model=" + b"n_layer=1 n_expert" * 3500 + b"\n"
+    heading = b"# model=" + b"n_layer=1xn_expert" * 3500 + b"\n"
     path.write_bytes(heading + b"turn,phase,step,layer,slot,expert,\n0,1,0,0,0,1,\n")
     outcome = measured(READ, path)
     assert outcome.text == ""

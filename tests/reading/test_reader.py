@@ -70,6 +70,13 @@ def address(view: Any) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
+def test_families_have_the_names_of_the_source(families: Path) -> None:
+    source = moepack.shape_of(families.parent / "m.gguf").families
+    assert len({family.name for family in source}) == 3
+    with moepack.open(families) as pack:
+        assert pack.shape.families == tuple(family._replace(experts_used=None) for family in source)
+
+
 # What every call gives
 
 

@@ -28,6 +28,13 @@ def flat(pieces: list[Steps]) -> list[tuple[int, bool, bool, int, list[tuple[int
     ]
 
 
+def test_what_is_not_known_to_be_prefill_is_decode() -> None:
+    rows: list[Row] = [(0, phase, [(0, 0)]) for phase in Phase]
+    steps = StepStream().take(tokens_from(rows))
+    assert steps is not None
+    assert set(steps.phase.tolist()) == {Phase.DECODE, Phase.UNKNOWN}
+
+
 SELECTIONS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=3)
 ROWS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(Phase), SELECTIONS), max_size=12)
 
