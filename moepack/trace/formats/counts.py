@@ -148,6 +148,8 @@ class _CountRows:
         return faults
 
     def _take_facts(self, text: Text) -> None:
+        if b"#" not in text.data:  # a look for lines takes 400 times as long
+            return
         for match in _FACT.finditer(text.data):
             place = f"line {text.line_of(match.start())}"
             try:
