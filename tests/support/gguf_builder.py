@@ -19,7 +19,6 @@ VALUE_TYPES = {
 }
 F32 = 0
 Q8_0 = 8
-Q4_K = 12
 
 
 @dataclass

@@ -18,8 +18,6 @@ import numpy as np
 
 PACKAGE, VERSION, LIBRARY = "xllamacpp", "2026.10.11549", "xllamacpp/xllamacpp.abi3.so"
 TYPE_COUNT = 43  # GGML_TYPE_COUNT; ggml indexes a table with the id, unchecked
-# Q8_1, Q8_K, I8, I16, I32, I64, F64: ggml has no quantizer for these and aborts.
-NOT_QUANTIZABLE = frozenset({9, 15, 24, 25, 26, 27, 28})
 # Values that make an optional F32 tensor a no-op (or fill an unused MTP head), by name ending.
 NEUTRAL = {".bias": 0, "scale": 1, "freqs.weight": 1, "_tokens.weight": 0, "head_head.weight": 0}
 TensorSource = Callable[[str, memoryview], None]
@@ -57,8 +55,7 @@ _keep_errors = _types["log_callback"](
 )
 _SIGNATURES = """
     i64 ggml_blck_size(i32) size ggml_type_size(i32) size ggml_row_size(i32 i64)
-    str ggml_type_name(i32) bool ggml_quantize_requires_imatrix(i32)
-    size ggml_quantize_chunk(i32 ptr ptr i64 i64 i64 ptr)
+    str ggml_type_name(i32)
     ptr gguf_init_from_file(str gguf_params) i64 gguf_find_tensor(ptr str)
     void gguf_add_tensor(ptr ptr) void gguf_free(ptr) ptr ggml_get_first_tensor(ptr)
     ptr ggml_get_next_tensor(ptr ptr) str ggml_get_name(ptr) ptr ggml_set_name(ptr str)
@@ -123,29 +120,11 @@ def row_size(type_id: int, ne0: int) -> int:
     return int(load().ggml_row_size(type_id, ne0))
 
 
-def quantize(type_id: int, values: Floats) -> bytes:
-    """Quantize rows [rows, ne0] with ggml, all columns equally important."""
-    rows, ne0 = values.shape
-    source = np.ascontiguousarray(values, np.float32)
-    target = ctypes.create_string_buffer(rows * row_size(type_id, ne0))
-    if type_id in NOT_QUANTIZABLE or rows == 0 or not (abs(source) < 1e9).all():  # ggml aborts
-        raise ValueError(f"no quantizer for type {type_id}, no rows, or values too large")
-    ones = np.ones(ne0, np.float32)
-    weights = ones.ctypes.data if load().ggml_quantize_requires_imatrix(type_id) else None
-    load().ggml_quantize_chunk(type_id, source.ctypes.data, target, 0, rows, ne0, weights)
-    return target.raw
-
-
 def accepts_header(path: Path) -> bool:
     """Tell whether llama.cpp reads the GGUF header; a malformed file may kill the process."""
     header = load().gguf_init_from_file(os.fsencode(path), _types["gguf_params"](True, None))
     load().gguf_free(header)
     return header is not None
-
-
-def accepts_model(path: Path) -> bool:
-    """Tell whether llama.cpp loads the model; a malformed file may kill the process."""
-    return model_verdict(path) == ""
 
 
 def model_verdict(path: Path) -> str:

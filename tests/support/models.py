@@ -10,8 +10,6 @@ from moepack.keys import ExpertKey
 from moepack.packing import pack_model as packing
 from moepack.reading.catalog import BlobLocation, PartLocation
 from moepack.reading.pack import Pack
-from moepack.shape import ModelShape
-from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
@@ -62,12 +60,6 @@ def hotness_of(counts: Mapping[tuple[int, int], int]) -> Hotness:
     """Return hotness that was counted by hand."""
     by_expert = {ExpertKey(*key): count for key, count in counts.items()}
     return Hotness(path="counts", counts=by_expert, token_count=None, digest=0)
-
-
-def shape_at(path: Path) -> ModelShape:
-    """Return the shape of the model at `path`."""
-    source = open_source(path)
-    return shape_of(source, find_experts(source))
 
 
 def keys_of(pack: Pack) -> list[tuple[int, int]]:
