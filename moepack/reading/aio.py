@@ -43,7 +43,7 @@ class AsyncReader:
         backend: str | Backend = "auto",
         depth: int = DEPTH,
         max_in_flight: int = MAX_LENGTH,
-        check_digests: bool = True,
+        check: str = "always",
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._catalog = catalog
@@ -52,7 +52,7 @@ class AsyncReader:
             backend=backend,
             depth=depth,
             max_in_flight=max_in_flight,
-            check_digests=check_digests,
+            check=check,
         )
         self._scheduler = self._reader.scheduler()
         try:
@@ -151,8 +151,7 @@ class AsyncReader:
         reads = self._reader.plan(keys, parts=parts, family=family, into=into)
         futures = [self._loop.create_future() for _ in reads]
         self._futures.update(zip(reads, futures, strict=True))
-        for pending in reads:
-            self._scheduler.add(pending)
+        self._scheduler.add(reads)
         self._scheduler.start()
         self._loop.call_soon(self._deliver)  # nothing signals what failed before it began
         return futures
@@ -169,7 +168,7 @@ class AsyncReader:
             if pending.error is not None:
                 raise pending.error
             assert pending.memory is not None
-            self._reader.check(pending.read, pending.memory)
+            self._reader.check(pending.read, pending.memory.view)
         except MoepackError as error:
             pending.error = None  # the error's traceback holds the read
             future.set_exception(error)

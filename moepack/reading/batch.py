@@ -31,7 +31,7 @@ class ExpertBytes:
         self._pool = pool
         self._read = pending.read
         self.number = pending.number
-        self.view = pending.memory
+        self.view = pending.memory.view
 
     @property
     def layer(self) -> int:
@@ -87,8 +87,7 @@ class BatchReads:
     def start(self) -> None:
         """Begin to read; called once. Raises MachineError where that cannot be."""
         with self._lock:
-            for pending in self._untaken.values():
-                self._scheduler.add(pending)
+            self._scheduler.add(self._untaken.values())
             self._scheduler.start()
 
     def take(self, *, in_order: bool) -> PendingRead | None:
@@ -112,7 +111,7 @@ class BatchReads:
         """Give back the memory of a read that nobody gets."""
         memory, pending.memory = pending.memory, None
         if self._pool is not None and memory is not None:
-            self._pool.give_back(memory)
+            self._pool.give_back(memory.view)
 
     def close(self) -> None:
         """Begin nothing more, wait for what is in flight, give memory back.
@@ -188,7 +187,7 @@ class Batch:
             if pending.error is not None:
                 raise pending.error
             assert pending.memory is not None
-            self._check(pending.read, pending.memory)
+            self._check(pending.read, pending.memory.view)
         except MoepackError:
             pending.error = None  # the error's traceback holds the read
             self._reads.free(pending)

@@ -44,7 +44,8 @@ class Budget:
         self.depth = depth
         self._backend = backend
         self._max_length = max_length
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # with which a signal's handler may come in again
+        self._changed = threading.Condition(self._lock)
         self._is_closed = False
         self._owned: dict[Hashable, tuple[int, int]] = {}
         self._peak = 0
@@ -74,26 +75,28 @@ class Budget:
 
         It may not where the bounds do not allow it, unless `force`, or where the reader is closed.
         """
-        with self._changed:
+        with self._lock:
             count, total = self._in_flight()
-            is_full = count >= self.depth or total + length > self._max_length
+            total += length
+            is_full = count >= self.depth or total > self._max_length
             if self._is_closed or (is_full and not force):
                 return False
             if not count:
                 self._busy_since = time.perf_counter()
             owned_count, owned_length = self._owned.get(owner, (0, 0))
             self._owned[owner] = owned_count + 1, owned_length + length
-            self._peak = max(self._peak, total + length)
+            if total > self._peak:
+                self._peak = total
             return True
 
-    def end(self, owner: Hashable, length: int, got: int, *, failed: bool) -> None:
-        """Count a read of `length` bytes as ended, with `got` bytes."""
-        with self._changed:
-            count, total = self._owned.pop(owner, (1, length))
-            if count > 1:
-                self._owned[owner] = count - 1, total - length
-            self._reads += 1
-            self._errors += failed
+    def end(self, owner: Hashable, count: int, length: int, got: int, errors: int) -> None:
+        """Count `count` reads of `length` bytes in all as ended, with `got` bytes and `errors`."""
+        with self._lock:
+            left, left_length = self._owned.pop(owner, (count, length))
+            if left > count:
+                self._owned[owner] = left - count, left_length - length
+            self._reads += count
+            self._errors += errors
             self._read_length += got
             self._settle()
 

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from moepack import digest
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
+from moepack.reading.catalog import PartSpan
+from moepack.sizes import align
+from moepack.storage.backend import ReadRequest
 from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from moepack.reading.catalog import Catalog, PartLocation, PartNames
-    from moepack.storage.backend import Completion
 
 PAGE = 4096
 """Ranges of one expert keep their place within a page, so that direct reads need no copy."""
@@ -36,33 +38,64 @@ class FileRead(NamedTuple):
     length: int
     start: int
 
+    @property
+    def lead(self) -> int:
+        """How far behind the start of a page it begins, in the file and in memory of ours."""
+        return self.offset % PAGE
+
+
+class Memory(NamedTuple):
+    """Where an expert is read to: `view`, and where all of it is ours, the whole `pages` around it.
+
+    Then reads are rounded outwards to pages, and nothing is copied.
+    """
+
+    view: memoryview
+    pages: memoryview | None = None
+
 
 class ExpertRead(NamedTuple):
     """What is to be read of one expert: its blob where `is_blob`, else some parts of it.
 
-    `parts` lie in `file_reads`; those of a blob are all of the expert's. `names` are what parts may
-    be called. `length` is the bytes of memory that the reads take.
+    `parts` say where the parts are in memory; those of a blob are all of the expert's. `names` are
+    what parts may be called. `length` is the bytes of memory that the reads take.
     """
 
     layer: int
     expert: int
     is_blob: bool
-    parts: tuple[PartLocation, ...]
+    parts: tuple[PartSpan, ...]
     names: PartNames
     file_reads: tuple[FileRead, ...]
     length: int
 
-    def place(self, file_read: FileRead) -> str:
-        """Return what a message calls one of the reads."""
-        parts = () if self.is_blob else self.parts
-        names = [part.part for part in parts if _holds(file_read, part)]
-        what = " and ".join(names) or "blob"
-        return f"layer {self.layer} expert {self.expert} {what} at byte {file_read.offset}"
+    @property
+    def pages_length(self) -> int:
+        """The bytes of all pages that the reads touch, one behind the other."""
+        return align(self.file_reads[0].lead + self.length, PAGE)
 
-    def problem(self, file_read: FileRead, completion: Completion) -> MoepackError | None:
-        """Return what went wrong with one of the reads; None where nothing did."""
-        error = completion.error
-        if error is None and completion.length >= file_read.length:
+    def request(self, file_read: FileRead, memory: Memory) -> ReadRequest:
+        """Return what a backend is asked for one of the reads."""
+        path, offset, length, start = file_read
+        view, pages = memory
+        if pages is None:
+            return ReadRequest(path, offset, view[start : start + length])
+        if len(pages) == length:  # a blob that is whole pages
+            return ReadRequest(path, offset, pages)
+        lead = offset % PAGE
+        first = start + self.file_reads[0].lead - lead
+        return ReadRequest(path, offset - lead, pages[first : first + align(lead + length, PAGE)])
+
+    def received(self, file_read: FileRead, memory: Memory, got: int) -> int:
+        """Return how many of a read's own bytes came, when its request got so many."""
+        length = file_read.length
+        if memory.pages is None or got == len(memory.pages) == length:
+            return got
+        return min(max(0, got - file_read.lead), length)
+
+    def problem(self, file_read: FileRead, got: int, error: OSError | None) -> MoepackError | None:
+        """Return what went wrong with a read that got so many of its bytes; None for nothing."""
+        if error is None and got >= file_read.length:
             return None
         path, place = file_read.path, self.place(file_read)
         if isinstance(error, FileNotFoundError):
@@ -77,9 +110,16 @@ class ExpertRead(NamedTuple):
             path=path,
             place=place,
             expected=f"{file_read.length} bytes",
-            found=completion.length,
+            found=got,
             hint="it was cut or replaced: run `moepack verify` on the pack",
         )
+
+    def place(self, file_read: FileRead) -> str:
+        """Return what a message calls one of the reads."""
+        parts = () if self.is_blob else self.parts
+        names = [part.name for part in parts if _holds(file_read, part)]
+        what = " and ".join(names) or "blob"
+        return f"layer {self.layer} expert {self.expert} {what} at byte {file_read.offset}"
 
     def view(self, memory: memoryview, name: str) -> memoryview:
         """Return the bytes of the part `name` in `memory`, without padding.
@@ -88,40 +128,38 @@ class ExpertRead(NamedTuple):
         """
         family, number = self.names.get(name, (None, 0))
         full_name = name if family is None else family.part_kinds[number].name
-        for part in self.parts:
-            if part.part == full_name:
-                return self._view(memory, part)
+        for part_name, start, length, _ in self.parts:
+            if part_name == full_name:
+                return memory[start : start + length]
         raise RequestError(
             "this part was not asked for",
             path=self.file_reads[0].path,
             place=f"layer {self.layer} expert {self.expert} {full_name}",
-            hint=f"what was read is {', '.join(part.part for part in self.parts)}",
+            hint=f"what was read is {', '.join(part.name for part in self.parts)}",
         )
 
-    def check_digests(self, memory: memoryview) -> None:
-        """Compare each part in `memory` with its digest; padding is not looked at.
+    def check_digests(self, memory: memoryview, parts: Iterable[PartSpan]) -> None:
+        """Compare some of the parts in `memory` with their digests; padding is not looked at.
 
         Raises PackError for the first that differs.
         """
-        for part in self.parts:
-            actual = digest.of(self._view(memory, part))
-            if actual != part.digest:
-                raise PackError(
-                    "the bytes do not have the digest in the index",
-                    path=part.path,
-                    place=f"layer {part.layer} expert {part.expert} {part.part} "
-                    f"at byte {part.offset}",
-                    expected=digest.to_text(part.digest),
-                    found=digest.to_text(actual),
-                    hint="run `moepack verify` on the pack",
-                )
+        for part in parts:
+            _, start, length, expected = part
+            actual = digest.of(memory[start : start + length])
+            if actual != expected:
+                raise self._damaged(part, actual)
 
-    def _view(self, memory: memoryview, part: PartLocation) -> memoryview:
-        start = part.offset_in_blob
-        if not self.is_blob:
-            file_read = next(read for read in self.file_reads if _holds(read, part))
-            start = file_read.start + part.offset - file_read.offset
-        return memory[start : start + part.length]
+    def _damaged(self, part: PartSpan, actual: int) -> PackError:
+        file_read = next(read for read in self.file_reads if _holds(read, part))
+        offset = file_read.offset + part.start - file_read.start
+        return PackError(
+            "the bytes do not have the digest in the index",
+            path=file_read.path,
+            place=f"layer {self.layer} expert {self.expert} {part.name} at byte {offset}",
+            expected=digest.to_text(part.digest),
+            found=digest.to_text(actual),
+            hint="run `moepack verify` on the pack",
+        )
 
 
 def plan_read(
@@ -133,42 +171,58 @@ def plan_read(
     RequestError for what the pack does not hold, PackError for a record that breaks the format.
     """
     if parts is None:
-        path, offset, length, all_parts = catalog.locate_all(layer, expert, family=family)
-        file_reads = (FileRead(path, offset, length, 0),)
+        path, offset, length, spans = catalog.locate_all(layer, expert, family=family)
         names = catalog.part_names(layer, family=family)
-        return ExpertRead(layer, expert, True, all_parts, names, file_reads, length)
+        file_reads = (FileRead(path, offset, length, 0),)
+        return ExpertRead(layer, expert, True, spans, names, file_reads, length)
     if isinstance(parts, str):
         raise RequestError("one name where several go", expected=f"parts=({parts!r},)", found=parts)
     if not parts:
         raise RequestError("no parts were asked for", path=catalog.path)
-    locations = {catalog.locate(layer, expert, part, family=family) for part in parts}
-    ordered = tuple(sorted(locations, key=lambda part: (part.path, part.offset)))
-    ranges: list[FileRead] = []
-    for part in ordered:
-        if ranges and _are_near(ranges[-1], part, catalog):
-            last = ranges.pop()
-            end = part.offset + part.stored_length
-            ranges.append(last._replace(length=end - last.offset))
-        else:
-            ranges.append(_next_read(ranges, part))
-    length = ranges[-1].start + ranges[-1].length
     names = catalog.part_names(layer, family=family)
-    return ExpertRead(layer, expert, False, ordered, names, tuple(ranges), length)
+    locations = {catalog.locate(layer, expert, part, family=family) for part in parts}
+    gap = catalog.index.header.part_alignment
+    return read_of_parts(layer, expert, locations, names, gap)
+
+
+def read_of_parts(
+    layer: int, expert: int, parts: Iterable[PartLocation], names: PartNames, gap: int
+) -> ExpertRead:
+    """Plan the reads of some parts of an expert, wherever they lie.
+
+    Parts of a file with less than `gap` bytes between them are one read.
+    """
+    ordered = sorted(parts, key=lambda part: (part.path, part.offset))
+    reads: list[FileRead] = []
+    spans = []
+    for part in ordered:
+        if reads and 0 <= _gap(reads[-1], part) < gap:
+            last = reads.pop()
+            end = part.offset + part.stored_length
+            reads.append(last._replace(length=end - last.offset))
+        else:
+            reads.append(_next_read(reads, part))
+        start = reads[-1].start + part.offset - reads[-1].offset
+        spans.append(PartSpan(part.part, start, part.length, part.digest))
+    length = reads[-1].start + reads[-1].length
+    return ExpertRead(layer, expert, False, tuple(spans), names, tuple(reads), length)
 
 
 def _next_read(before: list[FileRead], part: PartLocation) -> FileRead:
-    start = 0
-    if before:
-        # As far from the first one as in the file, but for whole pages.
-        end = before[-1].start + before[-1].length
-        start = end + (part.offset - before[0].offset - end) % PAGE
-    return FileRead(part.path, part.offset, part.stored_length, start)
+    if not before:
+        return FileRead(part.path, part.offset, part.stored_length, 0)
+    # In pages of its own, and as far behind the start of one as in the file.
+    lead = before[0].lead
+    end = align(lead + before[-1].start + before[-1].length, PAGE)
+    return FileRead(part.path, part.offset, part.stored_length, end - lead + part.offset % PAGE)
 
 
-def _are_near(file_read: FileRead, part: PartLocation, catalog: Catalog) -> bool:
-    gap = part.offset - file_read.offset - file_read.length
-    return part.path == file_read.path and 0 <= gap < catalog.index.header.part_alignment
+def _gap(file_read: FileRead, part: PartLocation) -> int:
+    """Count the bytes between a read and a part behind it; -1 for one in another file."""
+    if part.path != file_read.path:
+        return -1
+    return part.offset - file_read.offset - file_read.length
 
 
-def _holds(file_read: FileRead, part: PartLocation) -> bool:
-    return file_read.path == part.path and 0 <= part.offset - file_read.offset < file_read.length
+def _holds(file_read: FileRead, part: PartSpan) -> bool:
+    return 0 <= part.start - file_read.start < file_read.length

@@ -79,7 +79,7 @@ class Pack(Catalog):
         blobs = [self.locate(*key, family=family) for key in keys]
         blobs.sort(key=lambda blob: (blob.path, blob.offset))
         scratch = bytearray(max((blob.length for blob in blobs), default=0))
-        with self.reader(backend="buffered", check_digests=False) as reader:
+        with self.reader(backend="buffered", check="never") as reader:
             for blob in blobs:
                 length = reader.read_into(scratch, blob.layer, blob.expert, family=family)
                 if progress is not None:
@@ -93,7 +93,7 @@ class Pack(Catalog):
         depth: int = DEPTH,
         max_in_flight: int = MAX_LENGTH,
         pool: BufferPool | None = None,
-        check_digests: bool = True,
+        check: str = "always",
     ) -> Reader:
         """Return a reader of this pack's data files; the arguments are those of `Reader`."""
         return Reader(
@@ -102,7 +102,7 @@ class Pack(Catalog):
             depth=depth,
             max_in_flight=max_in_flight,
             pool=pool,
-            check_digests=check_digests,
+            check=check,
         )
 
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.reading.batch import Batch, BatchReads, ExpertBytes
 from moepack.reading.budget import DEPTH, MAX_LENGTH, Budget, Statistics
-from moepack.reading.expert_read import PAGE, ExpertRead, plan_read
+from moepack.reading.digest_check import DigestCheck
+from moepack.reading.expert_read import ExpertRead, Memory, plan_read
 from moepack.reading.open_work import OpenWork, close_orphans
 from moepack.reading.scheduler import PendingRead, Scheduler
-from moepack.storage.backend import ReadRequest
-from moepack.storage.buffers import allocate, writable_bytes
+from moepack.storage.buffers import writable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from moepack.reading.catalog import Catalog
+    from moepack.storage.arena import Arena
     from moepack.storage.backend import Backend
     from moepack.storage.buffers import BufferPool
 
@@ -35,8 +37,9 @@ class Reader:
     `backend` is `auto`, `uring`, `direct`, `buffered`, or an object that keeps the contract of
     `moepack.storage.backend`. At most `depth` reads and `max_in_flight` bytes are in flight at a
     time, over all batches; a single read, and the first of a batch, is never held back. With
-    `pool`, batches are read into its buffers. With `check_digests` each part that is read is
-    compared with its digest, and one flipped bit is an error.
+    `pool`, batches are read into its buffers. `check` says when a part that is read is compared
+    with its digest: `always`, the `first` time that this reader reads it, or `never`. One flipped
+    bit is an error.
 
     May be used from several threads, but only in the process that made it: after a fork every call
     in the child raises RequestError, and the child opens the pack again. Fork while nothing is in
@@ -51,7 +54,7 @@ class Reader:
         depth: int = DEPTH,
         max_in_flight: int = MAX_LENGTH,
         pool: BufferPool | None = None,
-        check_digests: bool = True,
+        check: str = "always",
     ) -> None:
         if not 1 <= depth <= MAX_DEPTH:
             raise RequestError("no such depth", expected=f"1 to {MAX_DEPTH}", found=depth)
@@ -60,12 +63,14 @@ class Reader:
         catalog.check_open()
         close_orphans()
         self._catalog = catalog
+        # Here, since who only locates needs neither memory nor a backend.
+        from moepack.storage.arena import Arena
+
+        self._arena = Arena(2 * max_in_flight)
         self._pool = pool
-        self._check_digests = check_digests
+        self._digest_check = DigestCheck(check)
         if isinstance(backend, str):
-            from moepack.storage.probe import (
-                choose,  # here, since who only locates needs no backend
-            )
+            from moepack.storage.probe import choose
 
             # What is no file is an error of the pack, when it is read.
             files = (path for path in catalog.file_paths if path.is_file())
@@ -74,7 +79,9 @@ class Reader:
             self._backend, self.why = backend, "given by the caller"
         self._budget = Budget(self._backend.name, depth, max_in_flight)
         self._open_work = OpenWork(self._budget, self._backend)
-        self._finalizer = weakref.finalize(self, _finish, weakref.ref(self), self._open_work)
+        self._finalizer = weakref.finalize(
+            self, _finish, weakref.ref(self), self._open_work, self._arena
+        )
 
     @property
     def backend(self) -> str:
@@ -105,6 +112,7 @@ class Reader:
         """
         if self._finalizer.alive:
             self._open_work.close()
+            self._arena.close()
             self._finalizer.detach()
 
     def read(
@@ -118,9 +126,9 @@ class Reader:
         MachineError when the system cannot read.
         """
         read = self._plan(layer, expert, part, family)
-        memory = _new_memory(read)
+        memory = _new_memory(self._arena, read)
         self._fill(read, memory)
-        return memory
+        return memory.view
 
     def read_into(
         self,
@@ -183,7 +191,14 @@ class Reader:
         do not fit, before anything is read.
         """
         pending = self.plan(keys, parts=parts, family=family, into=into)
-        pool = self._pool if into is None else None
+        return self._begin(pending, self._pool if into is None else None)
+
+    def submit_reads(self, reads: Iterable[ExpertRead]) -> Batch:
+        """Begin reads that were planned elsewhere, wherever they lie; else as `submit`."""
+        self._open_work.enter()
+        return self._begin([PendingRead(*both, None) for both in enumerate(reads)], None)
+
+    def _begin(self, pending: Sequence[PendingRead], pool: BufferPool | None) -> Batch:
         reads = BatchReads(self._scheduler(pool), pool, pending)
         batch = Batch(reads, self._open_work, self.check, pool)
         self._open_work.adopt(reads)  # before anything begins that is to be ended
@@ -223,19 +238,14 @@ class Reader:
         return scheduler
 
     def _scheduler(self, pool: BufferPool | None) -> Scheduler:
-        def from_pool(read: ExpertRead) -> memoryview | None:
-            assert pool is not None
-            return pool.take(read.length)
-
-        memory_for = _new_memory if pool is None else from_pool
+        # Not methods of this reader: what is left of a dropped batch must not hold it.
+        memory_for = partial(_new_memory, self._arena) if pool is None else partial(_pooled, pool)
         return Scheduler(self._backend, self._budget, memory_for)
 
     def check(self, read: ExpertRead, memory: memoryview) -> None:
         """Compare what was read with its digests, if this reader does; raise PackError."""
-        if not self._check_digests:
-            return
         try:
-            read.check_digests(memory)
+            self._digest_check.check(read, memory)
         except PackError:
             self._budget.add_error()
             raise
@@ -245,56 +255,63 @@ class Reader:
         parts = None if part is None else (part,)
         return plan_read(self._catalog, layer, expert, parts, family)
 
-    def _fill(self, read: ExpertRead, memory: memoryview) -> None:
+    def _fill(self, read: ExpertRead, memory: Memory) -> None:
         """Read into `memory`, in this thread, and check what came."""
         owner = threading.get_ident()
         for file_read in read.file_reads:
-            buffer = memory[file_read.start : file_read.start + file_read.length]
             problem: MoepackError | None = None
             got, failed = 0, True
             try:
                 if not self._budget.begin(owner, file_read.length, force=True):
                     self._open_work.check_open()
-                request = ReadRequest(file_read.path, file_read.offset, buffer)
-                completion = self._backend.read(request)
-                problem = read.problem(file_read, completion)
-                got, failed = completion.length, problem is not None
+                _, length, error = self._backend.read(read.request(file_read, memory))
+                got = read.received(file_read, memory, length)
+                problem = read.problem(file_read, got, error)
+                failed = problem is not None
             finally:
-                self._budget.end(owner, file_read.length, got, failed=failed)
+                self._budget.end(owner, 1, file_read.length, got, failed)
             if problem is not None:
                 try:
                     raise problem
                 finally:
                     del problem  # its traceback holds this frame, and that holds the buffer
-        self.check(read, memory)
+        self.check(read, memory.view)
 
 
-def _finish(reader: weakref.ref[Reader], open_work: OpenWork) -> None:
+def _finish(reader: weakref.ref[Reader], open_work: OpenWork, arena: Arena) -> None:
     """End what a reader has begun, when it was dropped or when Python ends.
 
     At the end the reader is still there, and waiting is right: a moment later its threads are cut
     off.
     """
+    arena.close()
     if reader() is None:
         open_work.abandon()
     else:
         open_work.close()
 
 
-def _new_memory(read: ExpertRead) -> memoryview:
-    """Return memory that lies within its page as the reads lie within theirs."""
+def _new_memory(arena: Arena, read: ExpertRead) -> Memory:
+    """Return memory that lies within its pages as the reads lie within theirs."""
     first = read.file_reads[0]
     try:
-        return allocate(read.length, first.offset % PAGE)
+        pages = arena.take(read.pages_length)
     except MachineError as error:
         error.path = str(first.path)
         error.place = read.place(first)
         raise
+    lead = first.lead
+    return Memory(pages[lead : lead + read.length], pages)
 
 
-def _callers_memory(buffer: Any, read: ExpertRead) -> memoryview:
+def _pooled(pool: BufferPool, read: ExpertRead) -> Memory | None:
+    view = pool.take(read.length)
+    return None if view is None else Memory(view)
+
+
+def _callers_memory(buffer: Any, read: ExpertRead) -> Memory:
     try:
-        return writable_bytes(buffer, read.length)
+        return Memory(writable_bytes(buffer, read.length))
     except RequestError as error:
         error.place = read.place(read.file_reads[0])
         raise

@@ -6,12 +6,11 @@ error or without. Nothing here blocks but `take` and `close`, and only while som
 """
 
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 from moepack.errors import MachineError, MoepackError, RequestError
 from moepack.reading.budget import Budget
-from moepack.reading.expert_read import ExpertRead, FileRead
+from moepack.reading.expert_read import ExpertRead, FileRead, Memory
 from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 
 
@@ -21,19 +20,14 @@ class PendingRead:
     `memory` is None until the first of its reads begins.
     """
 
-    __slots__ = ("error", "memory", "number", "open_count", "read")
+    __slots__ = ("begun_count", "ended_count", "error", "memory", "number", "read")
 
-    def __init__(self, number: int, read: ExpertRead, memory: memoryview | None) -> None:
+    def __init__(self, number: int, read: ExpertRead, memory: Memory | None) -> None:
         self.number = number
         self.read = read
         self.memory = memory
         self.error: MoepackError | None = None
-        self.open_count = len(read.file_reads)
-
-
-class _Step(NamedTuple):
-    pending: PendingRead
-    file_read: FileRead
+        self.begun_count = self.ended_count = 0
 
 
 class Scheduler:
@@ -46,14 +40,14 @@ class Scheduler:
         self,
         backend: Backend,
         budget: Budget,
-        allocate: Callable[[ExpertRead], memoryview | None],
+        allocate: Callable[[ExpertRead], Memory | None],
     ) -> None:
         self._backend = backend
         self._budget = budget
         self._allocate = allocate
         self._queue: ReadQueue | None = None
-        self._waiting: deque[_Step] = deque()
-        self._started: dict[int, _Step] = {}
+        self._waiting: deque[PendingRead] = deque()
+        self._started: dict[int, tuple[PendingRead, FileRead]] = {}
         self._failed: list[PendingRead] = []
         self._next_number = 0
 
@@ -62,22 +56,36 @@ class Scheduler:
         """Whether nothing waits and nothing is in flight."""
         return not (self._waiting or self._started or self._failed)
 
-    def add(self, pending: PendingRead) -> None:
-        """Let a read wait for its turn."""
-        self._waiting.extend([_Step(pending, file_read) for file_read in pending.read.file_reads])
+    def add(self, pending: Iterable[PendingRead]) -> None:
+        """Let reads wait for their turn."""
+        self._waiting.extend(pending)
 
     def start(self) -> None:
         """Begin what may begin. Raises MachineError where the backend has no queue to give."""
-        if not self._waiting:
+        waiting, started = self._waiting, self._started
+        if not waiting or len(started) >= self._budget.depth:
             return
         queue = self.queue  # first, so that nothing is counted as begun where there is none
         requests: list[tuple[int, ReadRequest]] = []
-        while self._waiting and self._begin(self._waiting[0]):
-            step = self._waiting.popleft()
-            if step.pending.memory is None:
-                self._failed.append(step.pending)
-            else:
-                requests.append(self._request(step, step.pending.memory))
+        while waiting and len(started) < self._budget.depth:
+            pending = waiting[0]
+            memory = pending.memory or self._memory_for(pending)
+            if memory is None:
+                if pending.error is None:
+                    break
+                self._failed.append(waiting.popleft())
+                continue
+            read = pending.read
+            file_read = read.file_reads[pending.begun_count]
+            if not self._budget.begin(self, file_read.length, force=not started):
+                break
+            pending.begun_count += 1
+            if pending.begun_count == len(read.file_reads):
+                waiting.popleft()
+            number = self._next_number
+            self._next_number = number + 1
+            started[number] = (pending, file_read)
+            requests.append((number, read.request(file_read, memory)))
         if requests:
             queue.start(requests)
 
@@ -96,10 +104,7 @@ class Scheduler:
                 if finished or not wait:
                     break
                 raise self._cannot_begin()
-            for completion in self.queue.finished(wait=wait and not finished):
-                pending = self._end(completion)
-                if pending is not None:
-                    finished.append(pending)
+            self._end(self.queue.finished(wait=wait and not finished), finished)
             if finished or not wait:
                 self.start()
                 break
@@ -136,46 +141,29 @@ class Scheduler:
         hint = "release what was read before, or make the pool larger"
         return RequestError("all buffers of the pool are taken", hint=hint)
 
-    def _begin(self, step: _Step) -> bool:
-        """Count a read as begun, with memory to go to, if that may be now.
+    def _memory_for(self, pending: PendingRead) -> Memory | None:
+        """Give a read its memory; None where there is none now, or never: then it has an error."""
+        try:
+            pending.memory = self._allocate(pending.read)
+        except MachineError as error:
+            pending.error = error
+        return pending.memory
 
-        True as well where there never will be memory: then the pending read has an error.
-        """
-        if len(self._started) >= self._budget.depth:
-            return False
-        pending = step.pending
-        if pending.memory is None:
-            try:
-                pending.memory = self._allocate(pending.read)
-            except MachineError as error:
-                return self._give_up(pending, error)
-        if pending.memory is None:
-            return False
-        return self._budget.begin(self, step.file_read.length, force=not self._started)
-
-    def _give_up(self, pending: PendingRead, error: MachineError) -> bool:
-        """Keep one step of a read that failed before it began, in front of those that wait."""
-        pending.error = error
-        first = self._waiting[0]
-        while self._waiting and self._waiting[0].pending is pending:
-            self._waiting.popleft()
-        self._waiting.appendleft(first)
-        return True
-
-    def _request(self, step: _Step, memory: memoryview) -> tuple[int, ReadRequest]:
-        file_read = step.file_read
-        number = self._next_number
-        self._next_number += 1
-        self._started[number] = step
-        buffer = memory[file_read.start : file_read.start + file_read.length]
-        return number, ReadRequest(file_read.path, file_read.offset, buffer)
-
-    def _end(self, completion: Completion) -> PendingRead | None:
-        """Take one read's end; return its expert's where that was the last."""
-        pending, file_read = self._started.pop(completion.number)
-        problem = pending.read.problem(file_read, completion)
-        got = completion.length
-        self._budget.end(self, file_read.length, got, failed=problem is not None)
-        pending.error = pending.error or problem
-        pending.open_count -= 1
-        return None if pending.open_count else pending
+    def _end(self, completions: list[Completion], finished: list[PendingRead]) -> None:
+        """Take the ends of reads, and add to `finished` the experts whose last these were."""
+        length = received = errors = 0
+        for number, got, error in completions:
+            pending, file_read = self._started.pop(number)
+            read = pending.read
+            assert pending.memory is not None
+            length += file_read.length
+            own = read.received(file_read, pending.memory, got)
+            received += own
+            problem = read.problem(file_read, own, error)
+            if problem is not None:
+                errors += 1
+                pending.error = pending.error or problem
+            pending.ended_count += 1
+            if pending.ended_count == len(read.file_reads):
+                finished.append(pending)
+        self._budget.end(self, len(completions), length, received, errors)

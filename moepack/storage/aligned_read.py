@@ -37,7 +37,7 @@ class RoundedRead:
         self._head = head = request.offset % alignment.offset
         self.offset = request.offset - head
         self._copies: list[tuple[int, memoryview]] = []
-        if not head and not len(buffer) % alignment.offset and _fits(buffer, alignment.memory):
+        if is_aligned(request, alignment):
             self._pieces = [buffer]
         else:
             self._pieces = self._rounded(buffer, alignment)
@@ -98,6 +98,10 @@ def read(files: OpenFiles, number: int, request: ReadRequest) -> Completion:
     """Do one request with positioned reads in this thread."""
     try:
         file = files.get(request.path)
+        if is_aligned(request, file.alignment):
+            got = os.preadv(file.descriptor, [request.buffer], request.offset)
+            if got == len(request.buffer):
+                return Completion(number, got, None)
         rounded = RoundedRead(request, file.alignment)
         while not rounded.advance(
             os.preadv(file.descriptor, rounded.rest, rounded.offset + rounded.done)
@@ -106,6 +110,13 @@ def read(files: OpenFiles, number: int, request: ReadRequest) -> Completion:
     except OSError as error:
         return Completion(number, 0, error)
     return Completion(number, rounded.finish(), None)
+
+
+def is_aligned(request: ReadRequest, alignment: Alignment) -> bool:
+    """Return whether the kernel takes a request as it is."""
+    _, offset, buffer = request
+    memory, block, _ = alignment
+    return not (offset % block or len(buffer) % block) and _fits(buffer, memory)
 
 
 def address(buffer: memoryview) -> int:

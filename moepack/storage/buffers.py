@@ -3,30 +3,53 @@
 import contextlib
 import mmap
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from moepack.errors import MachineError, RequestError
 from moepack.sizes import align
 
-_HUGE_PAGE = 2 << 20
 
+def allocate(length: int) -> memoryview:
+    """Return `length` bytes of new memory that begins on a page.
 
-def allocate(length: int, start: int = 0) -> memoryview:
-    """Return `length` bytes of new memory that begins `start` bytes behind the start of a page.
-
-    An anonymous mapping: it starts on a page, which direct I/O and copies to a GPU need, and is
-    given back to the system with the last view of it. Raises MachineError where there is no memory.
+    An anonymous mapping, given back to the system with the last view of it. Raises MachineError
+    where there is no memory.
     """
-    try:
-        return map_memory(start + length)[start:]
-    except (OSError, OverflowError, ValueError) as error:
-        raise MachineError(f"cannot allocate {length} bytes ({error})") from None
+    with _named(length):
+        return map_memory(length)
+
+
+def allocate_huge(length: int) -> mmap.mmap:
+    """Return new memory in huge pages, where the system has them; raise MachineError for none.
+
+    They make reading into it and copying out of it cheaper.
+    """
+    with _named(length):
+        mapping = _map(length)
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is not None:
+        with contextlib.suppress(OSError):  # the kernel was built without them
+            mapping.madvise(advice)
+    return mapping
 
 
 def map_memory(length: int) -> memoryview:
     """Return new memory that begins on a page; raise OSError where there is none."""
+    return memoryview(_map(length))
+
+
+def _map(length: int) -> mmap.mmap:
     # Private: Python's default is memory to share with children, which never has huge pages.
-    return memoryview(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+@contextlib.contextmanager
+def _named(length: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, OverflowError, ValueError) as error:
+        raise MachineError(f"cannot allocate {length} bytes ({error})") from None
 
 
 def writable_bytes(buffer: Any, length: int) -> memoryview:
@@ -52,10 +75,9 @@ def writable_bytes(buffer: Any, length: int) -> memoryview:
 class BufferPool:
     """`count` buffers of `length` bytes each, in one mapping that is made once.
 
-    Buffers start on a page. The system is asked for huge pages, which make reading into them and
-    copying out of them cheaper. With `register` a reader's `uring` backend has the kernel pin all
-    of it once, instead of some of it for each read; other backends ignore that. A pool may be used
-    from several threads and by several readers.
+    Buffers start on a page, in huge pages where the system has them. With `register` a reader's
+    `uring` backend has the kernel pin all of it once, instead of some of it for each read; other
+    backends ignore that. A pool may be used from several threads and by several readers.
     """
 
     def __init__(self, count: int, length: int, *, register: bool = False) -> None:
@@ -65,9 +87,8 @@ class BufferPool:
             )
         self.count, self.length = count, length
         stride = align(length, mmap.PAGESIZE)
-        memory = allocate(count * stride)
+        memory = memoryview(allocate_huge(count * stride))
         self.fixed = memory if register else None
-        _ask_for_huge_pages(memory)
         self._free = [memory[n * stride :][:length] for n in reversed(range(count))]
         self._taken: dict[int, tuple[memoryview, memoryview]] = {}
         # A finaliser of the caller's may give a buffer back, wherever the interpreter runs it.
@@ -98,11 +119,3 @@ class BufferPool:
             if taken is not view or buffer is None:
                 raise RequestError("the buffer was not taken from this pool")
             self._free.append(buffer)
-
-
-def _ask_for_huge_pages(memory: memoryview) -> None:
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is None or not isinstance(memory.obj, mmap.mmap) or len(memory) < _HUGE_PAGE:
-        return
-    with contextlib.suppress(OSError):  # the kernel was built without them
-        memory.obj.madvise(advice)

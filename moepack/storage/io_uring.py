@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 
 from moepack.storage import aligned_read, ring
-from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address
+from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address, is_aligned
 from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.open_files import OpenFile, OpenFiles, open_direct
 from moepack.storage.ring import Ring
@@ -79,7 +79,8 @@ class UringQueue:
             self._register(fixed)
         self._iovecs = memoryview(bytearray(depth * MAX_PIECES * _IOVEC.size))
         self._free = list(range(depth))
-        self._reads: dict[int, tuple[int, RoundedRead, OpenFile]] = {}
+        # Those that need no rounding, nearly all, are done with one answer and no more arithmetic.
+        self._reads: dict[int, tuple[int, ReadRequest, OpenFile, RoundedRead | None]] = {}
         self._failed: list[Completion] = []
         self._event: int | None = None
 
@@ -88,12 +89,13 @@ class UringQueue:
         for number, request in requests:
             try:
                 file = self._files.get(request.path)
-                read = RoundedRead(request, file.alignment)
+                alignment = file.alignment
+                read = None if is_aligned(request, alignment) else RoundedRead(request, alignment)
             except OSError as error:
                 self._fail(number, error)
                 continue
             slot = self._free.pop()
-            self._reads[slot] = (number, read, file)
+            self._reads[slot] = (number, request, file, read)
             self._prepare(slot)
         self._ring.submit()
 
@@ -150,23 +152,30 @@ class UringQueue:
             os.eventfd_write(self._event, 1)
 
     def _prepare(self, slot: int) -> None:
-        """Prepare what is left of a read; the kernel reads the iovecs when it is submitted."""
-        _, read, file = self._reads[slot]
-        pieces = read.rest
-        buffer = None
-        if len(pieces) == 1:
-            # An entry has 32 bits for it; what is beyond is asked for again as after a short read.
-            start, length = address(pieces[0]), min(len(pieces[0]), ring.MAX_BUFFER_LENGTH)
-            buffer = self._registered(start, length)
-            code = ring.READ if buffer is None else ring.READ_FIXED
+        """Prepare a request, or what is left of it; the ring takes it when it is submitted."""
+        _, request, file, read = self._reads[slot]
+        if read is None:
+            _, offset, piece = request
         else:
-            first = slot * MAX_PIECES * _IOVEC.size
-            for number, piece in enumerate(pieces):
-                at = first + number * _IOVEC.size
-                _IOVEC.pack_into(self._iovecs, at, address(piece), len(piece))
-            code, start, length = ring.READV, address(self._iovecs[first:]), len(pieces)
-        offset = read.offset + read.done
+            offset = read.offset + read.done
+            piece, *others = read.rest
+            if others:
+                return self._prepare_vector(slot, file, offset, [piece, *others])
+        # An entry has 32 bits for it; what is beyond is asked for again as after a short read.
+        start, length = address(piece), min(len(piece), ring.MAX_BUFFER_LENGTH)
+        buffer = self._registered(start, length) if self._fixed else None
+        code = ring.READ if buffer is None else ring.READ_FIXED
         self._ring.prepare(code, file.descriptor, offset, start, length, slot, buffer or 0)
+
+    def _prepare_vector(
+        self, slot: int, file: OpenFile, offset: int, pieces: list[memoryview]
+    ) -> None:
+        first = slot * MAX_PIECES * _IOVEC.size
+        for number, piece in enumerate(pieces):
+            at = first + number * _IOVEC.size
+            _IOVEC.pack_into(self._iovecs, at, address(piece), len(piece))
+        start = address(self._iovecs[first:])
+        self._ring.prepare(ring.READV, file.descriptor, offset, start, len(pieces), slot)
 
     def _registered(self, start: int, length: int) -> int | None:
         """Return the number of the registered buffer that holds this memory; None for none."""
@@ -177,7 +186,14 @@ class UringQueue:
 
     def _end(self, slot: int, result: int) -> Completion | None:
         """Take one answer of the ring; None where the read goes on."""
-        number, read, _ = self._reads[slot]
+        number, request, file, read = self._reads[slot]
+        if read is None and result == len(request.buffer):
+            del self._reads[slot]
+            self._free.append(slot)
+            return Completion(number, result, None)
+        if read is None:
+            read = RoundedRead(request, file.alignment)
+            self._reads[slot] = (number, request, file, read)
         if result in _ASK_AGAIN or (result >= 0 and not read.advance(result)):
             self._prepare(slot)
             return None

@@ -95,7 +95,9 @@ class ThreadedQueue:
         self._in_flight = 0
         self._signal: _Signal | None = None
         # What `close` waits for is counted by the threads: no signal's handler interrupts these.
-        self._changed = threading.Condition()
+        # Of its owner alone: an interrupted wait must not let go of what a thread holds.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._reading = 0
         self._is_closing = False
 
@@ -120,7 +122,7 @@ class ThreadedQueue:
 
     def begin(self) -> bool:
         """Tell a thread whether to do a request; not once the queue is closing."""
-        with self._changed:
+        with self._lock:
             if self._is_closing:
                 return False
             self._reading += 1
@@ -128,12 +130,13 @@ class ThreadedQueue:
 
     def end(self, completion: Completion) -> None:
         """Take a request back from the thread that did it."""
-        with self._changed:
+        with self._lock:
             self._ended.put(completion)
             self._reading -= 1
             if self._signal is not None:
                 self._signal.set()
-            self._changed.notify_all()
+            if self._is_closing:
+                self._changed.notify_all()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when requests have ended."""

@@ -49,7 +49,7 @@ def test_a_child_that_closes_and_collects_leaves_the_parents_reads_alone(
 ) -> None:
     """Without digests: what the child spoils would be wrong bytes."""
     keys = keys_of(pack)
-    reader = pack.reader(backend=name, depth=4, check_digests=False)
+    reader = pack.reader(backend=name, depth=4, check="never")
     list(reader.read_many(keys))
     batch = reader.submit(keys)
     dropped = reader.submit(keys)

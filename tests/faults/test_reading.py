@@ -19,10 +19,10 @@ import pytest
 
 import moepack
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.reading import reader
 from moepack.reading.pack import Pack
 from moepack.reading.reader import Reader
 from moepack.storage import aligned_read, buffers, threaded
+from moepack.storage.arena import Arena
 from moepack.storage.backend import Completion, ReadRequest
 from tests.support.children import run_child, within
 from tests.support.faulty_backend import (
@@ -92,7 +92,9 @@ def test_what_the_system_says_is_passed_on_with_the_place(
 ) -> None:
     where, part = pack.locate(0, 5), pack.locate(1, 7, "up")
     backend = FaultyBackend(
-        make(name), fault_at(pack, 0, 5, code=code, times=3), fault_at(pack, 1, 7, "up", code=code)
+        make(name),
+        fault_at(pack, 0, 5, code=code, times=3),
+        fault_at(pack, 1, 7, "up", code=code, times=1),
     )
     descriptors = open_descriptors()
     with pack.reader(backend=backend) as reader:
@@ -138,7 +140,7 @@ def test_a_read_of_joined_parts_names_them_all(packs: dict[str, Path], name: str
 def test_a_short_read_says_how_much_there_was(pack: Pack, name: str) -> None:
     where = pack.locate(1, 3)
     backend = FaultyBackend(make(name), fault_at(pack, 1, 3, missing=100))
-    with pack.reader(backend=backend, check_digests=False) as reader:
+    with pack.reader(backend=backend, check="never") as reader:
         for read in (lambda: reader.read(1, 3), lambda: list(reader.read_many([(1, 3)]))):
             with pytest.raises(PackError) as caught:
                 read()
@@ -179,7 +181,7 @@ def test_padding_is_not_judged_and_unchecked_reads_are_not_either(
         flip(gate.path, pack.locate(0, 7).offset)
         with (
             pack.reader(backend=name) as checked,
-            pack.reader(backend=name, check_digests=False) as unchecked,
+            pack.reader(backend=name, check="never") as unchecked,
         ):
             assert checked.read(0, 6)[gate.length] == 1
             (one,) = checked.read_many([(0, 6)], parts=("gate", "up"))
@@ -700,7 +702,7 @@ def test_a_pool_that_memory_cannot_hold_is_the_machines_fault(length: int) -> No
 
 
 def fail_new_memory(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    fail_allocation(monkeypatch, reader, "allocate", after, MachineError("cannot allocate it"))
+    fail_allocation(monkeypatch, Arena, "take", after, MachineError("cannot allocate it"))
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -754,7 +756,7 @@ def test_memory_that_cannot_be_had_for_the_ends_of_a_read_is_an_error_with_its_p
         fail_allocation(monkeypatch, aligned_read, "map_memory", 0, no_memory)
         place = f"layer 0 expert 1 {where.part} at byte {where.offset}: cannot read: Cannot alloc"
         with pytest.raises(MachineError, match=place):
-            made.read(0, 1, "up")
+            made.read_into(mmap.mmap(-1, where.length), 0, 1, "up")
         the_rest_reads_right(pack, made, errors=1)
 
 
@@ -764,7 +766,7 @@ def test_memory_that_cannot_be_had_for_the_ends_of_a_read_is_one_experts_error(
 ) -> None:
     """In a process of its own, that can be stopped: its batch waits for ever."""
     code = """
-        import errno, sys, moepack
+        import errno, mmap, sys, moepack
         from moepack.storage import buffers, aligned_read
         left = [1]
         def map_memory(length):
@@ -774,7 +776,9 @@ def test_memory_that_cannot_be_had_for_the_ends_of_a_read_is_one_experts_error(
             return buffers.map_memory(length)
         with moepack.open(sys.argv[1]) as pack, pack.reader(backend=sys.argv[2]) as reader:
             aligned_read.map_memory = map_memory
-            with reader.submit([(0, 0), (0, 1), (0, 2)], parts=("up",)) as batch:
+            into = [mmap.mmap(-1, pack.locate(0, n, "up").length) for n in range(3)]
+            keys = [(0, 0), (0, 1), (0, 2)]
+            with reader.submit(keys, parts=("up",), into=into) as batch:
                 while len(batch):
                     try:
                         for one in batch.completions(in_order=True):

@@ -20,9 +20,9 @@ import pytest
 
 import moepack
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.reading import reader
 from moepack.reading.aio import AsyncReader
 from moepack.reading.pack import Pack
+from moepack.storage.arena import Arena
 from tests.support.faulty_backend import (
     Fault,
     FaultyBackend,
@@ -582,7 +582,7 @@ def test_memory_that_cannot_be_had_at_once_is_one_reads_error(
     async def work() -> None:
         async with AsyncReader(pack, backend=name) as made:
             no_memory = MachineError("cannot allocate it (out of memory)")
-            fail_allocation(monkeypatch, reader, "allocate", failing, no_memory)
+            fail_allocation(monkeypatch, Arena, "take", failing, no_memory)
             calls = (made.read(0, n) for n in range(3))
             results = await asyncio.gather(*calls, return_exceptions=True)
             assert isinstance(results[failing], MachineError)
@@ -597,7 +597,8 @@ def test_memory_that_cannot_be_had_at_once_is_one_reads_error(
 def test_memory_that_cannot_be_had_later_is_one_reads_error(packs: dict[str, Path]) -> None:
     """In a process of its own, that can be stopped: who waits for it waits for ever."""
     code = """
-        import asyncio, sys, moepack, moepack.aio, moepack.reading.reader
+        import asyncio, sys, moepack, moepack.aio
+        from moepack.storage.arena import Arena
         from tests.support.faulty_backend import Fault, FaultyBackend, make
 
         def refuse(*_):
@@ -610,7 +611,7 @@ def test_memory_that_cannot_be_had_later_is_one_reads_error(packs: dict[str, Pat
                     first = asyncio.create_task(reader.read(0, 0))
                     second = asyncio.create_task(reader.read(0, 1))
                     await asyncio.sleep(0.01)
-                    moepack.reading.reader.allocate = refuse
+                    Arena.take = refuse
                     await first
                     try:
                         await second
@@ -633,6 +634,7 @@ def test_a_program_in_development_mode_has_nothing_to_complain_about(
         import asyncio, gc, sys, moepack, moepack.aio
 
         async def main():
+            asyncio.get_running_loop().slow_callback_duration = 10  # the machine may be busy
             with moepack.open(sys.argv[1]) as pack:
                 async with moepack.aio.Reader(pack, backend=sys.argv[2]) as reader:
                     await asyncio.gather(*(reader.read(0, n) for n in range(16)))

@@ -248,17 +248,17 @@ def test_a_handler_that_raises_as_requests_are_submitted_leaves_the_ring_good(
     ring: Ring, opened: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal comes during the system call; its handler runs when that has done its work."""
-    real = module._call
+    real = module._enter
 
-    def interrupted(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
-        real(number, *arguments)
+    def interrupted(*arguments: int) -> None:
+        real(*arguments)
         raise Stop
 
-    monkeypatch.setattr(module, "_call", interrupted)
+    monkeypatch.setattr(module, "_enter", interrupted)
     ring.prepare(READ, opened, 0, address(ARENA), 10, 1)
     with pytest.raises(Stop):
         ring.submit()
-    monkeypatch.setattr(module, "_call", real)
+    monkeypatch.setattr(module, "_enter", real)
 
     def too_long() -> None:
         raise TimeoutError
@@ -272,16 +272,16 @@ def test_a_handler_that_raises_as_requests_are_submitted_leaves_the_ring_good(
 def test_a_kernel_that_is_busy_is_asked_again(
     ring: Ring, opened: int, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    real = module._call
+    real = module._enter
     asked: list[int] = []
 
-    def busy(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
-        asked.append(number)
+    def busy(*arguments: int) -> None:
+        asked.append(len(asked))
         if len(asked) < 4:
             raise OSError(code, os.strerror(code))
-        return real(number, *arguments)
+        real(*arguments)
 
-    monkeypatch.setattr(module, "_call", busy)
+    monkeypatch.setattr(module, "_enter", busy)
     ring.prepare(READ, opened, 0, address(ARENA), 10, 1)
     ring.submit()
     assert ring.completions(wait=True) == [(1, 10)]
@@ -296,7 +296,7 @@ def test_an_error_of_the_ring_itself_is_raised(
 
     ring.prepare(READ, opened, 0, address(ARENA), 10, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_call", broken)
+        patch.setattr(module, "_enter", broken)
         with pytest.raises(OSError, match="gone"):
             ring.submit()
         with pytest.raises(OSError, match="gone"):
@@ -370,16 +370,16 @@ def test_other_errors_end_a_read(files: Files, monkeypatch: pytest.MonkeyPatch) 
 def test_all_reads_of_one_start_are_one_system_call(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module._call
+    real = module._enter
     calls: list[int] = []
 
-    def counted(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
-        calls.append(number)
-        return real(number, *arguments)
+    def counted(*arguments: int) -> None:
+        calls.append(len(calls))
+        real(*arguments)
 
     with nothing_left(), contextlib.closing(UringBackend()) as backend:
         queue = backend.queue(8)
-        monkeypatch.setattr(module, "_call", counted)
+        monkeypatch.setattr(module, "_enter", counted)
         queue.start([(n, ask(files.ragged, n, n * PAGE, 100).request) for n in range(8)])
         assert len(calls) == 1
         take_all(queue, 8)

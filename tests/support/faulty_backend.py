@@ -64,7 +64,10 @@ class Fault:
 
     def meets(self, request: ReadRequest) -> bool:
         """Say whether this happens to `request`, and count it."""
-        if self.path not in (None, request.path) or self.offset not in (None, request.offset):
+        end = request.offset + len(request.buffer)
+        if self.path not in (None, request.path):
+            return False
+        if self.offset is not None and not request.offset <= self.offset < end:
             return False
         if self.times is not None:
             self.times -= 1
@@ -300,16 +303,16 @@ class FaultyQueue:
 
 
 def fail_allocation(
-    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, after: int, error: Exception
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: int, error: Exception
 ) -> None:
-    """Let `name` of `module` allocate `after` times, then fail once, then again allocate."""
-    original = getattr(module, name)
+    """Let `name` of `owner` allocate `after` times, then fail once, then again allocate."""
+    original = getattr(owner, name)
     left = [after]
 
-    def allocate(length: int, *rest: int) -> memoryview:
+    def allocate(*arguments: Any) -> memoryview:
         left[0] -= 1
         if left[0] == -1:
             raise error
-        return original(length, *rest)  # type: ignore[no-any-return]
+        return original(*arguments)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(module, name, allocate)
+    monkeypatch.setattr(owner, name, allocate)
