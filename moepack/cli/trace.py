@@ -147,6 +147,9 @@ def concentration(
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--threads", type=click.IntRange(1, 512), help="Of llama.cpp; by default one a CPU.")
+@click.option(
+    "--no-repack", is_flag=True, help="Leave weights in the files: for a model beyond memory."
+)
 @json_option
 def record(
     model_path: str,
@@ -158,6 +161,7 @@ def record(
     temperature: float,
     seed: int,
     threads: int | None,
+    no_repack: bool,
     as_json: bool,
 ) -> None:
     """Run llama.cpp on prompts and record what the router chooses.
@@ -179,6 +183,7 @@ def record(
             temperature=temperature,
             seed=seed,
             threads=threads,
+            repack=not no_repack,
             progress=advanced,
         )
     show(summary, as_json, trace_text.imported)

@@ -19,6 +19,7 @@ from moepack.trace.model import Tokens
 from moepack.trace.validation import Checks
 from tests.support import llama_cpp
 from tests.support.models import FIXTURES, first_shard
+from tests.support.recordings import larger_than_memory
 
 needs_llama = pytest.mark.skipif(
     not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
@@ -291,6 +292,19 @@ def test_record_runs_a_model_on_prompts(tmp_path: Path, moepack_command: Run) ->
     assert "rename it" in killed.stderr
     rescued = body(moepack_command("trace", "stats", f"{target}.partial", "--json"))
     assert rescued["request_count"] == 2
+
+
+@needs_llama
+def test_a_model_larger_than_memory_needs_an_option(tmp_path: Path, moepack_command: Run) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Once upon a time\n")
+    path = larger_than_memory(tmp_path / "model.gguf")
+    arguments = ("--model", path, "--prompts", prompts, "-o", tmp_path / "out.moetrace")
+    refused = moepack_command("trace", "record", *arguments)
+    assert refused.returncode == 6
+    assert "hint: --no-repack" in refused.stderr
+    run = moepack_command("trace", "record", *arguments, "--no-repack")
+    assert "llama.cpp cannot load the model" in run.stderr
 
 
 @pytest.mark.long

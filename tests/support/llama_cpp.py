@@ -49,7 +49,13 @@ _types["context_params"] = _struct("""u32 n_ctx n_batch n_ubatch n_seq_max n_rs_
     bool swa_full kv_unified; ptr samplers; size n_samplers; ptr ctx_other""")
 _types["log_callback"] = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _types["tensor_callback"] = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_types["eval_callback"] = ctypes.CFUNCTYPE(
+    ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p
+)
 _TensorHead = _struct("i32 type; ptr buffer; i64 ne0 ne1 ne2 ne3")  # of ggml_tensor
+_types["params"], _types["sources"] = ctypes.c_int32 * 16, ctypes.c_void_p * 10
+_Tensor = _struct("""i32 type; ptr buffer; i64 ne0 ne1 ne2 ne3; size nb0 nb1 nb2 nb3; i32 op;
+    params op_params; i32 flags; sources src""")
 _keep_errors = _types["log_callback"](
     lambda level, text, _: _errors.append(text.decode(errors="replace")) if level == 4 else None
 )
@@ -59,7 +65,8 @@ _SIGNATURES = """
     ptr gguf_init_from_file(str gguf_params) i64 gguf_find_tensor(ptr str)
     void gguf_add_tensor(ptr ptr) void gguf_free(ptr) ptr ggml_get_first_tensor(ptr)
     ptr ggml_get_next_tensor(ptr ptr) str ggml_get_name(ptr) ptr ggml_set_name(ptr str)
-    size ggml_nbytes(ptr) void ggml_backend_tensor_set(ptr ptr size size) void ggml_free(ptr)
+    size ggml_nbytes(ptr) str ggml_op_name(i32) void ggml_backend_tensor_get(ptr ptr size size)
+    void ggml_backend_tensor_set(ptr ptr size size) void ggml_free(ptr)
     void llama_log_set(log_callback ptr) void llama_backend_init()
     model_params llama_model_default_params() context_params llama_context_default_params()
     ptr llama_model_load_from_file(str model_params)
@@ -169,6 +176,48 @@ def logits(path: Path, tokens: Sequence[int]) -> Floats:
         return _decode(_load_model(path, stack), tokens, stack)
 
 
+def imatrix_counts(
+    path: Path, requests: Sequence[Sequence[int]], *, repack: bool = True
+) -> dict[int, list[int]]:
+    """Count experts by layer as llama-imatrix does: by the operands of expert multiplications.
+
+    All parameters that are not the requests' and not told are llama.cpp's defaults.
+    """
+    counts: dict[int, list[int]] = {}
+
+    def called(address: int, asks: bool, _user_data: object) -> bool:
+        tensor = _Tensor.from_address(address)
+        if load().ggml_op_name(tensor.op) != b"MUL_MAT_ID":
+            return not asks
+        name = re.search(rb"blk\.(\d+)\.ffn_down_exps", load().ggml_get_name(tensor.src[0]))
+        if not asks and name is not None:
+            weights = _TensorHead.from_address(tensor.src[0])
+            found = counts.setdefault(int(name[1]), [0] * weights.ne2)
+            for expert in _matrix(tensor.src[2]).ravel():
+                found[expert] += 1
+        return name is not None or not asks
+
+    params = load().llama_context_default_params()
+    callback = _types["eval_callback"](called)
+    params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
+    model_params = load().llama_model_default_params() if repack else _params()
+    with ExitStack() as stack:
+        model = load().llama_model_load_from_file(os.fsencode(path), model_params)
+        stack.callback(load().llama_model_free, model)
+        for tokens in requests:
+            with ExitStack() as inner:
+                _decode(model, tokens, inner, params)
+    return counts
+
+
+def _matrix(address: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    tensor = _Tensor.from_address(address)
+    data = np.empty(load().ggml_nbytes(address), np.uint8)
+    load().ggml_backend_tensor_get(address, data.ctypes.data, 0, len(data))
+    shape, strides = (tensor.ne1, tensor.ne0), (tensor.nb1, tensor.nb0)
+    return np.ndarray(shape, np.int32, data.data, strides=strides)
+
+
 def logits_from(paths: Sequence[Path], tokens: Sequence[int], source: TensorSource) -> Floats:
     """Load headers from paths but let source fill each tensor's bytes; return logits."""
     params = _params()
@@ -255,8 +304,8 @@ class _Feeder:
         return data
 
 
-def _decode(model: Any, tokens: Sequence[int], stack: ExitStack) -> Floats:
-    params = load().llama_context_default_params()
+def _decode(model: Any, tokens: Sequence[int], stack: ExitStack, params: Any = None) -> Floats:
+    params = params or load().llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = len(tokens)
     params.n_threads = params.n_threads_batch = 1
     context = load().llama_init_from_model(model, params)

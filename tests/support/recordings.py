@@ -1,11 +1,13 @@
 """Recordings of a real model."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from moepack.trace.recording.recording import record_trace
 from moepack.trace.summary import TraceSummary
+from tests.support.gguf_builder import F32, TensorSpec, moe
 from tests.support.models import first_shard
 
 PROMPTS = ["A cook in a small kitchen", "keeps the knives,", "the salt and the oil within reach"]
@@ -14,3 +16,13 @@ PROMPTS = ["A cook in a small kitchen", "keeps the knives,", "the salt and the o
 def record_to(path: Path, prompts: Sequence[str] = PROMPTS, **options: Any) -> TraceSummary:
     options = {"context": 64, "threads": 2, "tokens": 8} | options
     return record_trace(first_shard("qwen3moe"), prompts, path, **options)
+
+
+def larger_than_memory(path: Path) -> Path:
+    """Write a model that is nearly all a hole, and that has too few keys for llama.cpp to run."""
+    rows = (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 256 + 1
+    builder = moe()
+    builder.tensors.append(TensorSpec("output.weight", (64, rows), F32, b""))
+    builder.write(path)
+    os.truncate(path, path.stat().st_size + 256 * rows)
+    return path

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.errors import MachineError, RequestError, SourceError
+from moepack.sizes import size_text
 from moepack.source.experts import find_experts, shape_of
-from moepack.source.shards import open_source
+from moepack.source.shards import Source, open_source
 from moepack.trace.file_records import join
 from moepack.trace.model import Origin, Phase, Tokens
 from moepack.trace.recording import llama_library
@@ -40,20 +41,31 @@ class Recorder:
     """A model that llama.cpp has loaded, and whose routers are watched. A context manager.
 
     `model_path` is any shard of the model; `context_length` is in tokens; `threads` are all CPUs
-    that this process may use unless given. Used by one thread at a time, for one request at a time.
+    that this process may use unless given. With `repack`, llama.cpp's own default, weights are
+    copied into a form that this processor multiplies faster, and which rounds otherwise; without
+    it they stay in the files' pages, so a model may be larger than memory. Used by one thread at a
+    time, for one request at a time.
 
     Raises SourceError for a model that has no experts, or no vocabulary, or makes no text;
-    MachineError where llama.cpp is missing or refuses the model, with its own words.
+    MachineError where llama.cpp is missing or refuses the model, with its own words, and for a
+    model that does not fit into memory where it may be repacked.
     """
 
     def __init__(
-        self, model_path: str, *, context_length: int = 4096, threads: int | None = None
+        self,
+        model_path: str,
+        *,
+        context_length: int = 4096,
+        threads: int | None = None,
+        repack: bool = True,
     ) -> None:
         threads = llama_library.cpu_count() if threads is None else threads
         _check_between("context length", context_length, 1, MAX_CONTEXT)
         _check_between("threads", threads, 1, MAX_THREADS)
         source = open_source([model_path])
         self.path = source.shards[0].path
+        if repack:
+            _check_fits_memory(source)
         self.expert_counts = shape_of(source, find_experts(source)).without_mtp().expert_counts
         """Experts of each layer whose router is watched."""
         self.context_length = context_length
@@ -65,7 +77,7 @@ class Recorder:
         with ExitStack() as stack:
             self._errors = stack.enter_context(llama_library.ErrorLines(self._library))
             self._calls = stack.enter_context(llama_library.Calls(self._routers.stop))
-            self._model = self._load(stack)
+            self._model = self._load(stack, repack)
             self._vocabulary = self._library.llama_model_get_vocab(self._model)
             self._context = self._open_context(stack, threads)
             self._memory = self._library.llama_get_memory(self._context)
@@ -75,12 +87,11 @@ class Recorder:
                 raise SourceError("llama.cpp makes no text with this model", path=self.path)
             self._stack = stack.pop_all()
 
-    def _load(self, stack: ExitStack) -> int:
+    def _load(self, stack: ExitStack, repack: bool) -> int:
         going = llama_library.ProgressCallback(lambda *_: not self._routers.stopped)
         params = self._library.llama_model_default_params()
         params.progress_callback = ctypes.cast(going, ctypes.c_void_p)
-        # What it repacks it copies, and a model may be larger than memory.
-        params.use_extra_bufts = False
+        params.use_extra_bufts = repack
         path = os.fsencode(self.path)
         model = self._calls.run(lambda: self._library.llama_model_load_from_file(path, params))
         if model is None:
@@ -269,6 +280,20 @@ def _layer_of(name: str) -> int | None:
 def _outputs(count: int) -> NDArray[np.int8]:
     """Ask for the logits of all tokens: the last layer's router runs for those alone."""
     return np.ones(count, np.int8)
+
+
+def _check_fits_memory(source: Source) -> None:
+    """Refuse a model whose copy would not fit: the system would kill this process."""
+    length = sum(shard.file_length for shard in source.shards)
+    memory_length = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if length > memory_length:
+        raise MachineError(
+            "the model does not fit into memory, where llama.cpp may repack its weights",
+            path=source.shards[0].path,
+            expected=f"up to {size_text(memory_length)}",
+            found=size_text(length),
+            hint="--no-repack leaves them in the files' pages, which come and go",
+        )
 
 
 def _check_between(what: str, number: float, least: int, most: int) -> None:

@@ -23,6 +23,7 @@ def record_trace(
     threads: int | None = None,
     temperature: float = 0.8,
     seed: int = 0,
+    repack: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> TraceSummary:
     """Run `model` on each prompt, and on up to `tokens` tokens after it; write what was chosen.
@@ -31,8 +32,8 @@ def record_trace(
     of its own, and is kept when it is through: a process that is killed, interrupted, or out of
     space loses the request that it is at, no more; the exception has a note of how many are kept.
     `progress` is called with 1 after each, and with how many there are. For `temperature` and
-    `seed` see `Recorder.generate`. Raises what `Recorder` and `Writer` raise, and RequestError for
-    a prompt that is longer than the context, before anything is run.
+    `seed` see `Recorder.generate`, for `repack` see `Recorder`. Raises what `Recorder` and `Writer`
+    raise, and RequestError for a prompt that is longer than the context, before anything is run.
     """
     path = os.fspath(target)
     refuse_existing(path, append)
@@ -40,7 +41,9 @@ def record_trace(
     whole, added = TraceCounter(), TraceCounter()
     with (
         Writer(path, append=append) as writer,
-        Recorder(os.fspath(model), context_length=context, threads=threads) as recorder,
+        Recorder(
+            os.fspath(model), context_length=context, threads=threads, repack=repack
+        ) as recorder,
     ):
         for item in held_items(path, append):
             whole.add(item)

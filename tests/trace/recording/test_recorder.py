@@ -26,8 +26,8 @@ from moepack.trace.recording.prompts import read_prompts
 from moepack.trace.recording.recorder import Recorder, _layer_of
 from moepack.trace.validation import Checks
 from tests.support import llama_cpp
-from tests.support.models import FIXTURES, first_shard, shards_of
-from tests.support.recordings import PROMPTS, record_to
+from tests.support.models import FIXTURES, REAL_MODELS, first_shard, shards_of
+from tests.support.recordings import PROMPTS, larger_than_memory, record_to
 
 IMATRICES = {
     "qwen3moe": "qwen3moe-Q4_K_M-imatrix-prompt.gguf",
@@ -117,6 +117,33 @@ def test_what_is_recorded_is_what_llama_imatrix_counted(model: str) -> None:
     }
     assert found == expected
     assert all(sum(counts) for counts in found.values())
+
+
+@needs_llama
+@pytest.mark.parametrize(
+    ("model", "repack"), [*((model, True) for model in REAL_MODELS), ("deepseek2", False)]
+)
+def test_what_is_recorded_is_what_llama_chooses_by_itself(model: str, repack: bool) -> None:
+    """Weights that llama.cpp repacks round otherwise, which shows only in many tokens."""
+    draw = np.random.default_rng(0)
+    requests = [draw.integers(3, 512, CHUNK_TOKENS).tolist() for _ in range(24)]
+    with Recorder(str(first_shard(model)), context_length=CHUNK_TOKENS, repack=repack) as opened:
+        pieces = [opened.prefill(tokens) for tokens in requests]
+    found = {layer: histogram(pieces, layer, n) for layer, n in opened.expert_counts.items()}
+    assert found == llama_cpp.imatrix_counts(first_shard(model), requests, repack=repack)
+
+
+@needs_llama
+def test_a_model_larger_than_memory_is_recorded_without_a_copy_of_its_weights(
+    tmp_path: Path,
+) -> None:
+    """Its copy would get this process killed."""
+    path = larger_than_memory(tmp_path / "model.gguf")
+    with pytest.raises(MachineError, match="does not fit into memory") as caught:
+        Recorder(str(path))
+    assert "--no-repack" in (caught.value.hint or "")
+    with pytest.raises(MachineError, match="llama.cpp cannot load the model"):
+        Recorder(str(path), repack=False)
 
 
 @needs_llama
