@@ -8,28 +8,34 @@ with as many tokens.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moepack.analysis.lru import LayerLru
+from moepack.analysis.skew import (
+    CURVE_POINTS,
+    LayerCounts,
+    covered,
+    curve,
+    entropy,
+    even_share,
+    gini,
+)
 from moepack.errors import TraceError
 from moepack.hotness.counter import Half, Halves, SelectionCounter
 from moepack.shape import ModelShape
 from moepack.trace.formats.registry import ReadOptions, feed
-from moepack.trace.model import Ints, Item
+from moepack.trace.model import Item
 from moepack.trace.steps import DECODE_PHASES
 
 TOP_PERCENTS = (5, 10, 25, 50)
 GATE_PERCENT = 25
 """The verdict looks at what a quarter of the experts is worth: a cache of usual size."""
-_DRAWS = 16
 _LEAST_SELECTIONS = 10
 """An expert of an even router has to be met so often in the half that is learned from."""
 _CLEAR = 0.05
 """Shares that differ by less are called equal."""
-_CURVE_POINTS = 51
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +82,6 @@ class Concentration:
     verdict: str
     reason: str
     warnings: Counter[str] = field(default_factory=Counter)
-
-
-class _Layer(NamedTuple):
-    """A layer: how many experts it has, and how often each was chosen in all and in each half."""
-
-    number: int
-    expert_count: int
-    counts: Ints
-    learned: Ints
-    measured: Ints
 
 
 class RoutingSample:
@@ -149,21 +145,21 @@ class RoutingSample:
         layers = self._layers(halves)
         if halves is None:
             counts = [(layer.counts, layer.counts) for layer in layers]
-            return {"ranked and measured on the same": _curve(counts)}
+            return {"ranked and measured on the same": curve(counts)}
         same = [(layer.measured, layer.measured) for layer in layers]
         other = [(layer.learned, layer.measured) for layer in layers]
         curves = {
-            "ranked and measured on the same (looks better)": _curve(same),
-            "learned on one half, measured on the other": _curve(other),
-            "even router": np.linspace(0, 1, _CURVE_POINTS).tolist(),
+            "ranked and measured on the same (looks better)": curve(same),
+            "learned on one half, measured on the other": curve(other),
+            "even router": np.linspace(0, 1, CURVE_POINTS).tolist(),
         }
         if self._lru.token_count:
             width = self._counter.places.width
-            sizes = np.rint(np.linspace(0, width, _CURVE_POINTS)).astype(int).tolist()
+            sizes = np.rint(np.linspace(0, width, CURVE_POINTS)).astype(int).tolist()
             curves["LRU cache"] = [self._lru.hit_rate(size) or 0.0 for size in sizes]
         return curves
 
-    def _layers(self, halves: Halves | None) -> list[_Layer]:
+    def _layers(self, halves: Halves | None) -> list[LayerCounts]:
         places, counts = self._counter.places, self._counter.counts
         if self._shape is not None:
             expert_counts = self._shape.expert_counts
@@ -177,11 +173,13 @@ class RoutingSample:
             halves.measured.counts if halves else nothing,
         )
         return [
-            _Layer(layer, size, *(places.row(column, layer, size) for column in columns))
+            LayerCounts(layer, size, *(places.row(column, layer, size) for column in columns))
             for layer, size in sorted(expert_counts.items())
         ]
 
-    def _skew(self, number: int | None, layers: Sequence[_Layer], halves: Halves | None) -> Skew:
+    def _skew(
+        self, number: int | None, layers: Sequence[LayerCounts], halves: Halves | None
+    ) -> Skew:
         counts = np.concatenate([layer.counts for layer in layers])
         coverage = tuple(self._coverage(percent, layers, halves) for percent in TOP_PERCENTS)
         never_count = len(counts) - int(np.count_nonzero(counts))
@@ -191,17 +189,17 @@ class RoutingSample:
         )
 
     def _coverage(
-        self, percent: int, layers: Sequence[_Layer], halves: Halves | None
+        self, percent: int, layers: Sequence[LayerCounts], halves: Halves | None
     ) -> TopCoverage:
         """Take the top of each layer, and measure all of them together."""
         tops = [max(1, round(layer.expert_count * percent / 100)) for layer in layers]
         share = even = None
         if halves is not None:
-            share = _covered(layers, tops)
-            even = _even(layers, tops, halves)
+            share = covered(layers, tops)
+            even = even_share(layers, tops, halves)
         return TopCoverage(percent, sum(tops), share, even, self._hit_rate(layers, tops))
 
-    def _hit_rate(self, layers: Sequence[_Layer], tops: Sequence[int]) -> float | None:
+    def _hit_rate(self, layers: Sequence[LayerCounts], tops: Sequence[int]) -> float | None:
         met = set(self._lru.layers)
         rates = [
             self._lru.hit_rate(top, layer.number) or 0.0
@@ -225,69 +223,6 @@ def concentration(paths: Sequence[str], options: ReadOptions = ReadOptions()) ->
     Raises TraceError for what is wrong in a file, and where nothing was chosen.
     """
     return read_sample(paths, options).concentration()
-
-
-def entropy(counts: Ints) -> float:
-    """Return the entropy of counts, as a share of an even distribution's; 1 for nothing."""
-    total = counts.sum()
-    if total == 0 or len(counts) < 2:
-        return 1.0
-    share = counts[counts > 0] / total
-    return float(-(share * np.log(share)).sum() / np.log(len(counts)))
-
-
-def gini(counts: Ints) -> float:
-    """Return the Gini coefficient: 0 where all are alike, towards 1 where one has everything."""
-    total = counts.sum()
-    if total == 0:
-        return 0.0
-    ordered = np.sort(counts)
-    ranks = np.arange(1, len(ordered) + 1)
-    return float(
-        2 * (ranks * ordered).sum() / (len(ordered) * total) - (len(ordered) + 1) / len(ordered)
-    )
-
-
-def _by_heat(counts: Ints) -> Ints:
-    """Return the experts of a layer, hottest first; those that are alike by their numbers."""
-    return np.argsort(-counts, kind="stable")
-
-
-def _curve(layers: Sequence[tuple[Ints, Ints]]) -> list[float]:
-    """Rank each layer by the first of its counts; return what the top cover of the second."""
-    width = max((len(learned) for learned, _ in layers), default=0)
-    by_rank = np.zeros(width, np.int64)
-    for learned, measured in layers:
-        by_rank[: len(learned)] += measured[_by_heat(learned)]
-    reached = np.concatenate(([0], np.cumsum(by_rank)))
-    places = np.rint(np.linspace(0, width, _CURVE_POINTS)).astype(np.int64)
-    curve: list[float] = (reached[places] / max(reached[-1], 1)).tolist()
-    return curve
-
-
-def _covered(layers: Sequence[_Layer], tops: Sequence[int]) -> float | None:
-    hits = total = 0
-    for layer, top in zip(layers, tops, strict=True):
-        hits += int(layer.measured[_by_heat(layer.learned)[:top]].sum())
-        total += int(layer.measured.sum())
-    return hits / total if total else None
-
-
-def _even(layers: Sequence[_Layer], tops: Sequence[int], halves: Halves) -> float | None:
-    """Do the same with a router that chooses evenly, as many of as many experts for each token."""
-    draw = np.random.default_rng(0)
-    hits = total = 0.0
-    for layer, top in zip(layers, tops, strict=True):
-        drawn = []
-        for half, counts in ((halves.learned, layer.learned), (halves.measured, layer.measured)):
-            used = counts.sum() / max(half.token_count, 1)
-            chance = min(1.0, used / layer.expert_count)
-            drawn.append(draw.binomial(half.token_count, chance, (_DRAWS, layer.expert_count)))
-        learned, measured = drawn
-        order = np.argsort(-learned, axis=1, kind="stable")[:, :top]
-        hits += float(np.take_along_axis(measured, order, axis=1).sum())
-        total += float(measured.sum())
-    return hits / total if total else None
 
 
 def judge(total: Skew, learned: Half | None) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from moepack.analysis import concentration
+from moepack.analysis import concentration, skew
 from moepack.analysis.concentration import Concentration, RoutingSample
 from moepack.hotness.counter import Half, SelectionCounter
 from moepack.shape import ModelShape
@@ -105,16 +105,16 @@ def test_coverage_is_learned_on_one_half_and_measured_on_the_other() -> None:
 
 
 def test_entropy_and_gini_of_counts_that_can_be_worked_out() -> None:
-    assert concentration.entropy(np.array([5, 5, 5, 5])) == pytest.approx(1)
-    assert concentration.entropy(np.array([9, 0, 0, 0])) == 0
-    assert concentration.entropy(np.array([1, 1, 0, 0])) == pytest.approx(0.5)
-    assert concentration.entropy(np.array([3, 1])) == pytest.approx(
+    assert skew.entropy(np.array([5, 5, 5, 5])) == pytest.approx(1)
+    assert skew.entropy(np.array([9, 0, 0, 0])) == 0
+    assert skew.entropy(np.array([1, 1, 0, 0])) == pytest.approx(0.5)
+    assert skew.entropy(np.array([3, 1])) == pytest.approx(
         -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
     )
-    assert concentration.gini(np.array([5, 5, 5, 5])) == pytest.approx(0)
-    assert concentration.gini(np.array([0, 0, 0, 9])) == pytest.approx(0.75)
-    assert concentration.gini(np.array([1, 3])) == pytest.approx(0.25)
-    assert (concentration.entropy(NOTHING), concentration.gini(NOTHING)) == (1, 0)
+    assert skew.gini(np.array([5, 5, 5, 5])) == pytest.approx(0)
+    assert skew.gini(np.array([0, 0, 0, 9])) == pytest.approx(0.75)
+    assert skew.gini(np.array([1, 3])) == pytest.approx(0.25)
+    assert (skew.entropy(NOTHING), skew.gini(NOTHING)) == (1, 0)
 
 
 def test_a_shape_tells_of_experts_and_layers_that_were_never_met() -> None:
