@@ -1,13 +1,14 @@
 """The concentration gate: whether some experts are chosen so much more that it is worth something.
 
-Apparent skew grows as samples shrink. So what the top experts cover is learned on one half of the
-trace and measured on the other, and beside it stands what a router that chooses evenly would give
-with as many tokens.
+Apparent skew grows as samples shrink. So what the top experts cover is learned on the earlier half
+of the trace and measured on the later, and beside it stands what a router that chooses evenly would
+give with as many tokens.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,28 +23,24 @@ from moepack.analysis.skew import (
     even_share,
     gini,
 )
+from moepack.analysis.verdict import GATE_PERCENT, Evidence, explain, judge
 from moepack.errors import TraceError
-from moepack.hotness.counter import Half, Halves, SelectionCounter
+from moepack.hotness.counter import Halves, SelectionCounter
 from moepack.shape import ModelShape
 from moepack.trace.formats.registry import ReadOptions, feed
-from moepack.trace.model import Item
+from moepack.trace.model import Ints, Item
 from moepack.trace.steps import DECODE_PHASES
 
 TOP_PERCENTS = (5, 10, 25, 50)
-GATE_PERCENT = 25
-"""The verdict looks at what a quarter of the experts is worth: a cache of usual size."""
-_LEAST_SELECTIONS = 10
-"""An expert of an even router has to be met so often in the half that is learned from."""
-_CLEAR = 0.05
-"""Shares that differ by less are called equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopCoverage:
-    """What the top `percent` of the experts cover of the held-out half; None where there is none.
+    """What the top `percent` of the experts cover of the later half; None where there is none.
 
     `even_share` is what they would with an even router; `latest_share` is the hit rate of an LRU
-    cache that holds as many experts of each layer.
+    cache that holds as many experts of each layer; `interleaved_share` is what they cover where
+    every other request is learned from, None where there is but one.
     """
 
     percent: int
@@ -51,6 +48,7 @@ class TopCoverage:
     share: float | None
     even_share: float | None
     latest_share: float | None
+    interleaved_share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,9 @@ class Skew:
 class Concentration:
     """The skews of all layers together and of each, and what follows from them.
 
-    `halves` says what divides them (`requests` or `time`). `warnings` counts what was left out of
-    the files, by problem.
+    `halves` says what divides them: `time`. `interleaved_verdict` is what the verdict would be if
+    every other request were learned from: where it is another, what is hot changes over time.
+    `warnings` counts what was left out of the files, by problem.
     """
 
     token_count: int | None
@@ -80,8 +79,39 @@ class Concentration:
     total: Skew
     layers: tuple[Skew, ...]
     verdict: str
+    interleaved_verdict: str
     reason: str
     warnings: Counter[str] = field(default_factory=Counter)
+
+
+class _Division(NamedTuple):
+    """A way to divide a sample into halves, of which there may be none, and the counts by it."""
+
+    halves: Halves | None
+    layers: Sequence[LayerCounts]
+
+    def of_layer(self, place: int) -> Self:
+        """Return the same of one layer alone."""
+        return self._replace(layers=self.layers[place : place + 1])
+
+    def share(self, tops: Sequence[int]) -> float | None:
+        """Return what the top of each layer covers, of all of them together."""
+        return None if self.halves is None else covered(self.layers, tops)
+
+    def even_share(self, tops: Sequence[int]) -> float | None:
+        """Return what it would with an even router."""
+        return None if self.halves is None else even_share(self.layers, tops, self.halves)
+
+    def evidence(self) -> Evidence | None:
+        """Return what the verdict follows from."""
+        tops = _tops(self.layers, GATE_PERCENT)
+        share, even = self.share(tops), self.even_share(tops)
+        if share is None or even is None:
+            return None
+        learned = sum(int(layer.learned.sum()) for layer in self.layers)
+        measured = sum(int(layer.measured.sum()) for layer in self.layers)
+        expert_count = sum(layer.expert_count for layer in self.layers)
+        return Evidence(share, even, min(learned, measured) / expert_count)
 
 
 class RoutingSample:
@@ -111,27 +141,30 @@ class RoutingSample:
 
     def concentration(self) -> Concentration:
         """Judge the sample. Raises TraceError where nothing was chosen."""
-        counter, halves = self._counter, self._counter.halves()
+        counter = self._counter
         if not counter.selection_count:
             raise TraceError("nothing was counted", path=self.path, hint="it has no selections")
-        layers = self._layers(halves)
-        skews = tuple(self._skew(layer.number, [layer], halves) for layer in layers)
-        total = self._skew(None, layers, halves)
-        verdict, reason = judge(total, halves.learned if halves else None)
+        in_time, interleaved = self._divided(counter.halves()), self._divided(counter.interleaved())
+        evidence = in_time.evidence(), interleaved.evidence()
+        hit_rate = self._hit_rate(in_time.layers, _tops(in_time.layers, GATE_PERCENT))
         return Concentration(
-            counter.stated_token_count,
-            None if counter.loose_count else counter.request_count,
-            halves.by if halves else None,
-            total,
-            skews,
-            verdict,
-            reason,
-            self.warnings,
+            token_count=counter.stated_token_count,
+            request_count=None if counter.loose_count else counter.request_count,
+            halves=in_time.halves.by if in_time.halves else None,
+            total=self._skew(None, in_time, interleaved),
+            layers=tuple(
+                self._skew(layer.number, in_time.of_layer(place), interleaved.of_layer(place))
+                for place, layer in enumerate(in_time.layers)
+            ),
+            verdict=judge(evidence[0], hit_rate),
+            interleaved_verdict=judge(evidence[1], hit_rate),
+            reason=explain(*evidence, hit_rate),
+            warnings=self.warnings,
         )
 
     def heat_table(self) -> tuple[tuple[int, ...], NDArray[np.float64]]:
         """Return the layers, and their counts, hottest first, as multiples of an even share."""
-        layers = self._layers(None)
+        layers = self._divided(None).layers
         width = max((layer.expert_count for layer in layers), default=0)
         table = np.zeros((len(layers), width))
         for row, layer in zip(table, layers, strict=True):
@@ -141,25 +174,26 @@ class RoutingSample:
 
     def curves(self) -> dict[str, list[float]]:
         """Return what the top experts cover, by their share in steps of 2 %."""
-        halves = self._counter.halves()
-        layers = self._layers(halves)
+        halves, layers = self._divided(self._counter.halves())
         if halves is None:
             counts = [(layer.counts, layer.counts) for layer in layers]
             return {"ranked and measured on the same": curve(counts)}
         same = [(layer.measured, layer.measured) for layer in layers]
-        other = [(layer.learned, layer.measured) for layer in layers]
         curves = {
-            "ranked and measured on the same (looks better)": curve(same),
-            "learned on one half, measured on the other": curve(other),
+            "ranked and measured on the later half (looks better)": curve(same),
+            "learned on the earlier half, measured on the later": curve(_sides(layers)),
             "even router": np.linspace(0, 1, CURVE_POINTS).tolist(),
         }
+        interleaved, layers = self._divided(self._counter.interleaved())
+        if interleaved is not None:
+            curves["learned on every other request, measured on the rest"] = curve(_sides(layers))
         if self._lru.token_count:
             width = self._counter.places.width
             sizes = np.rint(np.linspace(0, width, CURVE_POINTS)).astype(int).tolist()
             curves["LRU cache"] = [self._lru.hit_rate(size) or 0.0 for size in sizes]
         return curves
 
-    def _layers(self, halves: Halves | None) -> list[LayerCounts]:
+    def _divided(self, halves: Halves | None) -> _Division:
         places, counts = self._counter.places, self._counter.counts
         if self._shape is not None:
             expert_counts = self._shape.expert_counts
@@ -172,32 +206,30 @@ class RoutingSample:
             halves.learned.counts if halves else nothing,
             halves.measured.counts if halves else nothing,
         )
-        return [
+        layers = [
             LayerCounts(layer, size, *(places.row(column, layer, size) for column in columns))
             for layer, size in sorted(expert_counts.items())
         ]
+        return _Division(halves, layers)
 
-    def _skew(
-        self, number: int | None, layers: Sequence[LayerCounts], halves: Halves | None
-    ) -> Skew:
-        counts = np.concatenate([layer.counts for layer in layers])
-        coverage = tuple(self._coverage(percent, layers, halves) for percent in TOP_PERCENTS)
-        never_count = len(counts) - int(np.count_nonzero(counts))
-        selections = int(counts.sum())
+    def _skew(self, number: int | None, in_time: _Division, interleaved: _Division) -> Skew:
+        counts = np.concatenate([layer.counts for layer in in_time.layers])
+        coverage = []
+        for percent in TOP_PERCENTS:
+            tops = _tops(in_time.layers, percent)
+            hit_rate = self._hit_rate(in_time.layers, tops)
+            shares = in_time.share(tops), in_time.even_share(tops), hit_rate
+            other = interleaved.share(tops)
+            coverage.append(TopCoverage(percent, sum(tops), *shares, interleaved_share=other))
         return Skew(
-            number, len(counts), never_count, selections, entropy(counts), gini(counts), coverage
+            layer=number,
+            expert_count=len(counts),
+            never_count=len(counts) - int(np.count_nonzero(counts)),
+            selection_count=int(counts.sum()),
+            entropy=entropy(counts),
+            gini=gini(counts),
+            coverage=tuple(coverage),
         )
-
-    def _coverage(
-        self, percent: int, layers: Sequence[LayerCounts], halves: Halves | None
-    ) -> TopCoverage:
-        """Take the top of each layer, and measure all of them together."""
-        tops = [max(1, round(layer.expert_count * percent / 100)) for layer in layers]
-        share = even = None
-        if halves is not None:
-            share = covered(layers, tops)
-            even = even_share(layers, tops, halves)
-        return TopCoverage(percent, sum(tops), share, even, self._hit_rate(layers, tops))
 
     def _hit_rate(self, layers: Sequence[LayerCounts], tops: Sequence[int]) -> float | None:
         met = set(self._lru.layers)
@@ -225,26 +257,10 @@ def concentration(paths: Sequence[str], options: ReadOptions = ReadOptions()) ->
     return read_sample(paths, options).concentration()
 
 
-def judge(total: Skew, learned: Half | None) -> tuple[str, str]:
-    """Say in a word and in a sentence what the skew is worth."""
-    gate = next(top for top in total.coverage if top.percent == GATE_PERCENT)
-    if learned is None or gate.share is None or gate.even_share is None:
-        return "unknown", "only counts are known: there is no other half to measure on"
-    met = learned.counts.sum() / max(total.expert_count, 1)
-    shares = (
-        f"the top {gate.percent} % of each layer's experts, learned on one half, cover "
-        f"{gate.share:.0%} of the selections in the other half; with an even router they would "
-        f"cover {gate.even_share:.0%}"
-    )
-    if met < _LEAST_SELECTIONS:
-        return "small", (
-            f"the sample is too small to say: {met:.1f} selections an expert in the half that is "
-            f"learned from, at least {_LEAST_SELECTIONS} are needed ({shares})"
-        )
-    hit_rate = gate.latest_share
-    lru = "" if hit_rate is None else f"; an LRU cache that holds as many has {hit_rate:.0%}"
-    if hit_rate is not None and hit_rate > gate.share + _CLEAR:
-        return "recency", f"recency is better than static hotness: {shares}{lru}"
-    if gate.share > gate.even_share + _CLEAR:
-        return "static", f"static hotness is worth pinning: {shares}{lru}"
-    return "even", f"static hotness is worth nothing here: {shares}{lru}"
+def _tops(layers: Sequence[LayerCounts], percent: int) -> list[int]:
+    """Return how many experts are the top of each layer."""
+    return [max(1, round(layer.expert_count * percent / 100)) for layer in layers]
+
+
+def _sides(layers: Sequence[LayerCounts]) -> list[tuple[Ints, Ints]]:
+    return [(layer.learned, layer.measured) for layer in layers]

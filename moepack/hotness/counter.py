@@ -1,24 +1,20 @@
 """How often experts were chosen, in all and in two halves, of which one is learned from.
 
 What is learned from a sample has to be measured on another one: an order that fits the very tokens
-it was made from always looks good. The halves are the requests of even and of odd number; where
-there is but one request, the earlier and the later half of its tokens.
+it was made from always looks good. The halves are the earlier and the later half of a trace, since
+what is learned today is used tomorrow. Neighbours are more alike than that: halves of every other
+request share what they are about, and tell by comparison how much changes over time.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moepack.hotness.timeline import Timeline, Weighted, add_counts, count_places
 from moepack.keys import ExpertKey
 from moepack.trace.expert_places import ExpertPlaces
-from moepack.trace.model import Counts, Ints, Item, Origin, Phase, Shorts, Unknown
+from moepack.trace.model import Counts, Ints, Item, Origin, Phase, Unknown
 from moepack.trace.steps import ALL_PHASES, Steps, StepStream
-
-_MOST_STRETCHES = 64
-
-Weighted = NDArray[np.float64]
-"""Counts of selections that may have a weight, by place (`ExpertPlaces`)."""
 
 
 class Half(NamedTuple):
@@ -29,18 +25,11 @@ class Half(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """What divides the tokens (`requests` or `time`), the half to learn from, and the other."""
+    """What divides the tokens (`time` or `requests`), the half to learn from, and the other."""
 
     by: str
     learned: Half
     measured: Half
-
-
-class _Stretch(NamedTuple):
-    """Tokens that follow each other, and the counts of their selections."""
-
-    token_count: int
-    counts: Weighted
 
 
 class SelectionCounter:
@@ -57,11 +46,11 @@ class SelectionCounter:
         self.origins: list[Origin] = []
         self.loose_count = 0
         """Selections that came as counts, without their tokens."""
-        self._loose = np.zeros(0)
-        self._by_parity: list[Weighted] = [np.zeros(0), np.zeros(0)]
-        self._token_counts = [0, 0]
-        self._stretches: list[_Stretch] = []
-        self._stretch_length = 1
+        self._loose: Weighted = np.zeros(0)
+        self._timeline = Timeline()
+        self._odd: Weighted = np.zeros(0)
+        """Of the requests of odd number."""
+        self._odd_token_count = 0
 
     @property
     def token_count(self) -> int:
@@ -107,24 +96,28 @@ class SelectionCounter:
             self.origins.append(item)
         if isinstance(item, Counts) and item.phase in self._phases:
             self.loose_count += int(item.counts.sum())
-            more = self._counted(item.layer, item.expert, item.counts) * weight
-            self._loose = _add(self._loose, more)
+            places = self.places.of(item.layer, item.expert)
+            self._loose = add_counts(self._loose, count_places(places, weight, item.counts))
         steps = self._steps.take(item)
         if steps is not None:
             self._add_steps(steps, weight)
 
     def halves(self) -> Halves | None:
-        """Return both halves; None where no tokens are known, or but one."""
-        if self.loose_count or not self.token_count:
+        """Return the earlier and the later half, near equal, cut between requests where possible.
+
+        None where no tokens are known, or but one.
+        """
+        halves = None if self.loose_count else self._timeline.halves()
+        return halves and Halves("time", *(self._half(*half) for half in halves))
+
+    def interleaved(self) -> Halves | None:
+        """Return every other request and the rest; None where there are not two that are known."""
+        if self.loose_count or self.request_count < 2:
             return None
-        if self.request_count > 1:
-            pairs = zip(self._token_counts, self._by_parity, strict=True)
-            return Halves("requests", *(self._half(count, counts) for count, counts in pairs))
-        middle = (len(self._stretches) + 1) // 2
-        earlier, later = self._stretches[:middle], self._stretches[middle:]
-        if not later:
-            return None
-        return Halves("time", *(self._half(*_sum(part)) for part in (earlier, later)))
+        even = add_counts(self._timeline.total(), -self._odd)
+        even_token_count = self.token_count - self._odd_token_count
+        odd = self._half(self._odd_token_count, self._odd)
+        return Halves("requests", self._half(even_token_count, even), odd)
 
     def by_expert(self, counts: Ints) -> dict[ExpertKey, int]:
         """Return counts by expert, in the order of layers and experts, without zeros."""
@@ -136,65 +129,19 @@ class SelectionCounter:
 
     def _total(self) -> Weighted:
         everywhere = np.zeros(self.places.count)
-        return _add(_add(_add(*self._by_parity), self._loose), everywhere)
+        return add_counts(add_counts(everywhere, self._timeline.total()), self._loose)
 
     def _half(self, token_count: int, counts: Weighted) -> Half:
-        return Half(token_count, _whole(_add(counts, np.zeros(self.places.count))))
+        return Half(token_count, _whole(add_counts(np.zeros(self.places.count), counts)))
 
     def _add_steps(self, steps: Steps, weight: float) -> None:
-        parity = steps.request % 2
-        of_selection = steps.of_selections(parity)
-        for number in (0, 1):
-            mine = of_selection == number
-            more = self._counted(steps.layer[mine], steps.expert[mine]) * weight
-            self._by_parity[number] = _add(self._by_parity[number], more)
-            self._token_counts[number] += int(np.count_nonzero(parity == number))
-        if self.request_count <= 1:
-            self._add_stretches(steps, weight)
-
-    def _add_stretches(self, steps: Steps, weight: float) -> None:
-        """Count stretches of tokens, all of one length, of which there are never too many.
-
-        Where the middle of a request lies is known at its end, so its counts are kept in stretches
-        until then; when there are too many, each two that follow each other become one.
-        """
-        first = 0
-        while first < steps.token_count:
-            if not self._stretches or self._stretches[-1].token_count == self._stretch_length:
-                self._stretches.append(_Stretch(0, np.zeros(0)))
-            last_stretch = self._stretches[-1]
-            room = self._stretch_length - last_stretch.token_count
-            last = min(steps.token_count, first + room)
-            chosen = slice(int(steps.starts[first]), int(steps.starts[last]))
-            more = self._counted(steps.layer[chosen], steps.expert[chosen]) * weight
-            counts = _add(last_stretch.counts, more)
-            self._stretches[-1] = _Stretch(last_stretch.token_count + last - first, counts)
-            first = last
-            if len(self._stretches) > _MOST_STRETCHES:
-                starts = range(0, len(self._stretches), 2)
-                self._stretches = [_sum(self._stretches[at : at + 2]) for at in starts]
-                self._stretch_length *= 2
-
-    def _counted(self, layer: Shorts, expert: Shorts, counts: Ints | None = None) -> Weighted:
-        """Count selections, each once or as often as `counts` says."""
-        return np.bincount(self.places.of(layer, expert), counts).astype(np.float64)
+        places = self.places.of(steps.layer, steps.expert)
+        self._timeline.add(steps.is_first, steps.starts, places, weight)
+        is_odd = steps.request % 2 == 1
+        of_odd = places[steps.of_selections(is_odd)]
+        self._odd = add_counts(self._odd, count_places(of_odd, weight))
+        self._odd_token_count += int(np.count_nonzero(is_odd))
 
 
 def _whole(counts: Weighted) -> Ints:
     return np.rint(counts).astype(np.int64)
-
-
-def _add(counts: Weighted, more: Weighted) -> Weighted:
-    """Add counts by place, of which either may have more places."""
-    if len(counts) < len(more):
-        counts, more = more, counts
-    total = counts.copy()
-    total[: len(more)] += more
-    return total
-
-
-def _sum(stretches: list[_Stretch]) -> _Stretch:
-    total = np.zeros(0)
-    for stretch in stretches:
-        total = _add(total, stretch.counts)
-    return _Stretch(sum(stretch.token_count for stretch in stretches), total)

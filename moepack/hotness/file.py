@@ -24,7 +24,7 @@ from moepack.trace.validation import Checks
 class HeldOut(NamedTuple):
     """The half of what was measured that nothing is to be learned from, to judge by.
 
-    `by` says what divides the halves: `requests` or `time`.
+    `by` says what divides the halves: `time`, where it is the later one.
     """
 
     by: str

@@ -121,7 +121,8 @@ def _coverage(facts: CoverageFacts | None) -> list[str]:
     ]
     basis = "the same counts as ranked them"
     if facts.held_out is not None:
-        basis = f"a held-out half, divided by {short(facts.held_out)}"
+        half = "later" if facts.held_out == "time" else f"divided by {short(facts.held_out)}"
+        basis = f"a held-out half ({half})"
     return [
         f"  coverage   {', '.join(shares)}",
         f"             of {size_text(facts.total_length)}, measured on {basis}",

@@ -41,7 +41,7 @@ def hotness(facts: HotnessFacts) -> str:
     if facts.held_out is None:
         lines.append("  nothing is held out to judge by: only counts were given")
     else:
-        lines.append(f"  a half is held out to judge by, divided by {facts.held_out.by}")
+        lines.append("  the later half is held out to judge by")
     if len(facts.models) > 1:
         lines.append(f"  counted together, though of different models: {', '.join(facts.models)}")
     return "\n".join([*lines, *_left_out(facts.warnings)])
@@ -84,7 +84,7 @@ def concentration(facts: Concentration) -> str:
     """Write the concentration gate."""
     lines = [
         "layer   entropy    Gini   never   top 5 %   top 10 %   top 25 %   top 50 %   "
-        "(learned on one half, measured on the other)"
+        "(learned on the earlier half, measured on the later)"
     ]
     for skew in [*facts.layers, facts.total]:
         name = "all" if skew.layer is None else str(skew.layer)
@@ -93,6 +93,9 @@ def concentration(facts: Concentration) -> str:
             + _shares(top.share for top in skew.coverage)
         )
     tops: Sequence[TopCoverage] = facts.total.coverage
+    if any(top.interleaved_share is not None for top in tops):
+        shares = _shares(top.interleaved_share for top in tops)
+        lines.append(f"{'learned on every other request':<31}{shares}")
     lines.append(f"{'even router':<31}" + _shares(top.even_share for top in tops))
     lines.append(f"{'LRU cache of as many':<31}" + _shares(top.latest_share for top in tops))
     return "\n".join([*lines, facts.reason, *_left_out(facts.warnings)])

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from moepack.analysis import concentration, skew
+from moepack.analysis import skew, verdict
 from moepack.analysis.concentration import Concentration, RoutingSample
-from moepack.hotness.counter import Half, SelectionCounter
+from moepack.analysis.verdict import Evidence
+from moepack.hotness.counter import SelectionCounter
 from moepack.shape import ModelShape
 from moepack.trace.model import Counts, Item, Origin, Phase, Tokens, Unknown
 from tests.support.shapes import shape_of_counts
@@ -62,16 +63,63 @@ def wandering(token: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     return weights
 
 
+def topics(order: list[int], seed: int = 0) -> Tokens:
+    """Make requests of 300 tokens; each topic has favourites of its own."""
+
+    def weights(token: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+        ranks = np.random.default_rng(2 * seed + order[token // 300]).permutation(EXPERTS)
+        return skewed(token)[ranks]
+
+    return routed(weights, 300 * len(order), 300, seed)
+
+
 @pytest.mark.parametrize("request_length", [50, 10_000])
 @pytest.mark.parametrize(
-    ("weights", "verdict"), [(even, "even"), (skewed, "static"), (wandering, "recency")]
+    ("weights", "word"), [(even, "even"), (skewed, "static"), (wandering, "recency")]
 )
 def test_the_verdict_is_right_where_it_is_known(
-    weights: Weights, verdict: str, request_length: int
+    weights: Weights, word: str, request_length: int
 ) -> None:
     found = judged(routed(weights, 1600, request_length))
-    assert found.halves == ("requests" if request_length == 50 else "time")
-    assert found.verdict == verdict, found.reason
+    assert found.halves == "time"
+    assert found.verdict == word, found.reason
+    assert found.interleaved_verdict == (word if request_length == 50 else "unknown")
+
+
+def test_a_change_of_topic_is_no_static_hotness() -> None:
+    """Five requests on one topic and five on another: every other request knows both, a day not."""
+    for seed in range(20):
+        found = judged(topics([0] * 5 + [1] * 5, seed))
+        assert found.verdict != "static", found.reason
+        assert found.interleaved_verdict == "static", found.reason
+        assert "what is hot changes over time" in found.reason
+        gate = next(one for one in found.total.coverage if one.percent == 25)
+        assert gate.share is not None
+        assert gate.interleaved_share is not None
+        assert gate.interleaved_share > gate.share + 0.2
+
+
+def test_topics_that_take_turns_are_static_over_time() -> None:
+    found = judged(topics([0, 1] * 5))
+    assert found.verdict == "static", found.reason
+    assert found.interleaved_verdict != "static"
+    assert "even and odd requests are not alike" in found.reason
+
+
+def test_nothing_is_said_of_halves_that_agree() -> None:
+    found = judged(topics([0] * 10))
+    assert (found.verdict, found.interleaved_verdict) == ("static", "static")
+    assert "every other request" not in found.reason
+
+
+@pytest.mark.parametrize("lengths", [(20, 2980), (2980, 20), (20, 2960, 20)])
+def test_a_long_request_beside_short_ones_is_no_small_sample(lengths: tuple[int, ...]) -> None:
+    request = np.repeat(np.arange(len(lengths)), lengths)
+    found = judged(routed(skewed, 3000, 1)._replace(request=request))
+    assert found.verdict == "static", found.reason
+    assert "every other request" not in found.reason, "20 tokens tell nothing"
+    if len(lengths) == 2:
+        assert found.interleaved_verdict == "small"
 
 
 @pytest.mark.parametrize("weights", [even, skewed])
@@ -83,12 +131,12 @@ def test_a_small_sample_is_called_small_however_skewed_it_looks(weights: Weights
 
 def test_a_small_even_sample_looks_skewed_where_it_is_measured_on_itself() -> None:
     """That is why there is another half, and an even router beside it."""
-    found = judged(routed(even, 60, 10))
     own = sorted(np.bincount(routed(even, 60, 10).expert), reverse=True)
     assert sum(own[:16]) / sum(own) > 0.3
-    gate = next(one for one in found.total.coverage if one.percent == 25)
-    assert gate.share == pytest.approx(0.25, abs=0.05)
-    assert gate.even_share == pytest.approx(0.25, abs=0.02)
+    tops = [judged(routed(even, 60, 10, seed)).total.coverage[2] for seed in range(20)]
+    assert tops[0].percent == 25
+    assert np.mean([one.share for one in tops]) == pytest.approx(0.25, abs=0.03)
+    assert np.mean([one.even_share for one in tops]) == pytest.approx(0.25, abs=0.02)
 
 
 def test_coverage_is_learned_on_one_half_and_measured_on_the_other() -> None:
@@ -96,8 +144,8 @@ def test_coverage_is_learned_on_one_half_and_measured_on_the_other() -> None:
 
     def other(token: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
         weights = np.full(EXPERTS, 1e-9)
-        weights[: EXPERTS // 2] = token % 2 == 0
-        weights[EXPERTS // 2 :] = token % 2 == 1
+        weights[: EXPERTS // 2] = token < 400
+        weights[EXPERTS // 2 :] = token >= 400
         return weights + 1e-9
 
     found = judged(routed(other, 800, 1))
@@ -141,18 +189,25 @@ def test_prefill_is_left_out_unless_there_is_nothing_else() -> None:
 def test_the_margins_of_the_verdict() -> None:
     """Shares that differ by less than five points are called equal."""
 
-    def verdict(share: float, even_share: float, latest: float, met: int) -> str:
-        coverage = (concentration.TopCoverage(25, 16, share, even_share, latest),)
-        total = concentration.Skew(None, 64, 0, 2 * met * 64, 1.0, 0.0, coverage)
-        counts = np.full(64, met, np.int64)
-        return concentration.judge(total, Half(100, counts))[0]
+    def word(share: float, even_share: float, latest: float, met: int) -> str:
+        return verdict.judge(Evidence(share, even_share, met), latest)
 
-    assert verdict(0.50, 0.25, 0.54, 100) == "static"
-    assert verdict(0.50, 0.25, 0.56, 100) == "recency"
-    assert verdict(0.29, 0.25, 0.30, 100) == "even"
-    assert verdict(0.31, 0.25, 0.30, 100) == "static"
-    assert verdict(0.50, 0.25, 0.30, 10) == "static"
-    assert verdict(0.50, 0.25, 0.30, 9) == "small", "of the half that is learned from"
+    assert word(0.50, 0.25, 0.54, 100) == "static"
+    assert word(0.50, 0.25, 0.56, 100) == "recency"
+    assert word(0.29, 0.25, 0.30, 100) == "even"
+    assert word(0.31, 0.25, 0.30, 100) == "static"
+    assert word(0.50, 0.25, 0.30, 10) == "static"
+    assert word(0.50, 0.25, 0.30, 9) == "small"
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.57, "what is hot changes"), (0.54, None), (0.46, None), (0.43, "are not alike")],
+)
+def test_the_margins_of_what_is_said_of_other_halves(share: float, said: str | None) -> None:
+    text = verdict.explain(Evidence(0.5, 0.25, 100), Evidence(share, 0.25, 100), 0.3)
+    assert ("every other request" in text) == (said is not None)
+    assert said is None or said in text
 
 
 def test_the_top_is_rounded_and_unmet_layers_have_no_cache() -> None:
@@ -190,35 +245,6 @@ def test_counts_alone_have_no_other_half() -> None:
     assert (found.verdict, found.halves, found.token_count) == ("unknown", None, 77)
     assert all(one.share is None for one in found.total.coverage)
     assert found.request_count is None
-
-
-def test_halves_are_of_equal_size_and_of_other_requests() -> None:
-    counter = SelectionCounter()
-    counter.add(ORIGIN)
-    counter.add(routed(even, 100, 10))
-    by, learned, measured = counter.halves() or pytest.fail("there are two")
-    assert (by, learned.token_count, measured.token_count) == ("requests", 50, 50)
-    assert (learned.counts + measured.counts == counter.counts).all()
-
-
-@pytest.mark.parametrize("token_count", [2, 3, 64, 65, 1000, 5000])
-def test_one_request_is_halved_in_time(token_count: int) -> None:
-    counter = SelectionCounter()
-    counter.add(ORIGIN)
-    tokens = Tokens(
-        np.zeros(token_count, np.int64),
-        np.zeros(token_count, np.uint8),
-        np.arange(token_count + 1),
-        np.zeros(token_count, np.uint16),
-        (np.arange(token_count) * 2 // token_count).astype(np.uint16),
-    )
-    counter.add(tokens)
-    by, learned, measured = counter.halves() or pytest.fail("there are two")
-    assert by == "time"
-    assert learned.token_count + measured.token_count == token_count
-    assert abs(learned.token_count - measured.token_count) <= max(1, token_count // 16)
-    assert learned.counts[0] >= learned.token_count * 0.9
-    assert measured.counts[1] >= measured.token_count * 0.9
 
 
 def test_phases_can_be_left_out_and_unknown_ones_never_are() -> None:
