@@ -76,12 +76,10 @@ class Timeline:
 
     def _enter(self, begins_request: bool) -> None:
         """Begin a new stretch where the next token has to."""
-        if self.token_count % self._cell_length == 0:
-            self._cell_has_request = False
-        elif self._cell_has_request or not begins_request:
-            return
-        self._cell_has_request = begins_request
-        self._stretches.append(_Stretch(self.token_count, begins_request, np.zeros(0)))
+        is_cell = self.token_count % self._cell_length == 0
+        if is_cell or (begins_request and not self._cell_has_request):
+            self._cell_has_request = begins_request
+            self._stretches.append(_Stretch(self.token_count, begins_request, np.zeros(0)))
 
     def _join_cells(self) -> None:
         """Make one cell of each two, and keep only the first request that begins in it."""

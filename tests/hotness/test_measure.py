@@ -158,6 +158,14 @@ def test_what_is_held_out_has_its_own_tokens() -> None:
     found = measure.load(str(TRACE))
     assert found.held_out is not None
     assert found.held_out.token_count == 96
+    rows = [line.split(",") for line in TRACE.read_text().splitlines()[1:]]
+    later: dict[ExpertKey, int] = {}
+    held_out = sorted({(int(call), int(token)) for call, token, *_ in rows})[96:]
+    for call, token, layer, _, experts in rows:
+        for expert in experts.split() if (int(call), int(token)) in held_out else ():
+            key = ExpertKey(int(layer), int(expert))
+            later[key] = later.get(key, 0) + 1
+    assert found.held_out.counts == later
 
 
 def test_a_foreign_expert_in_a_hotness_file_is_left_out_and_counted(tmp_path: Path) -> None:
