@@ -8,6 +8,8 @@ from typing import NamedTuple, Self
 
 ROUTED_FAMILY = "ffn_exps"
 """The family that a layer's router chooses from: its experts are what traces name."""
+CHUNK_FAMILY = "ffn_chexps"
+"""Experts that groups of the routed ones share: number C serves C * G to C * G + G - 1."""
 
 
 class FamilyShape(NamedTuple):
@@ -49,6 +51,18 @@ class ModelShape(NamedTuple):
     def expert_counts(self) -> dict[int, int]:
         """By layer, how many experts its router chooses from."""
         return {layer: family.expert_count for layer, family in self.routed.items()}
+
+    @property
+    def chunk_sizes(self) -> dict[int, int]:
+        """By layer, how many experts share one chunk expert, where they divide evenly."""
+        counts = self.expert_counts
+        return {
+            family.layer: counts[family.layer] // family.expert_count
+            for family in self.families
+            if family.name == CHUNK_FAMILY
+            and counts.get(family.layer, 0)
+            and counts[family.layer] % family.expert_count == 0
+        }
 
     @property
     def experts_used(self) -> int | None:

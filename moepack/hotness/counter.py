@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moepack.hotness.chunks import ChunkCounter
 from moepack.hotness.timeline import Timeline, Weighted, add_counts, count_places
 from moepack.keys import ExpertKey
+from moepack.shape import ModelShape
 from moepack.trace.expert_places import ExpertPlaces
 from moepack.trace.model import Counts, Ints, Item, Origin, Phase, Unknown
 from moepack.trace.steps import ALL_PHASES, Steps, StepStream
@@ -37,9 +39,12 @@ class SelectionCounter:
 
     `phases` are those that count; those that are unknown always do. Selections may have a weight;
     tokens and requests are counted without it. Counts are by place: `places` says of which expert.
+    With the model's `shape`, its chunk experts are counted too.
     """
 
-    def __init__(self, phases: frozenset[Phase] = ALL_PHASES) -> None:
+    def __init__(
+        self, phases: frozenset[Phase] = ALL_PHASES, shape: ModelShape | None = None
+    ) -> None:
         self._phases = phases | {Phase.UNKNOWN}
         self._steps = StepStream(self._phases)
         self.places = ExpertPlaces()
@@ -51,6 +56,8 @@ class SelectionCounter:
         self._odd: Weighted = np.zeros(0)
         """Of the requests of odd number."""
         self._odd_token_count = 0
+        chunk_sizes = shape.chunk_sizes if shape else {}
+        self._chunks = ChunkCounter(chunk_sizes) if chunk_sizes else None
 
     @property
     def token_count(self) -> int:
@@ -119,6 +126,13 @@ class SelectionCounter:
         odd = self._half(self._odd_token_count, self._odd)
         return Halves("requests", self._half(even_token_count, even), odd)
 
+    def chunk_counts(self) -> dict[ExpertKey, int] | None:
+        """Return how many tokens needed each chunk expert, by layer and its number.
+
+        None where not all tokens are known, or no model has said that it has such experts.
+        """
+        return None if self.loose_count or self._chunks is None else self._chunks.counts()
+
     def by_expert(self, counts: Ints) -> dict[ExpertKey, int]:
         """Return counts by expert, in the order of layers and experts, without zeros."""
         layers, experts = self.places.keys(np.flatnonzero(counts))
@@ -141,6 +155,8 @@ class SelectionCounter:
         of_odd = places[steps.of_selections(is_odd)]
         self._odd = add_counts(self._odd, count_places(of_odd, weight))
         self._odd_token_count += int(np.count_nonzero(is_odd))
+        if self._chunks is not None:
+            self._chunks.add(steps, weight)
 
 
 def _whole(counts: Weighted) -> Ints:

@@ -64,6 +64,8 @@ class Hotness(NamedTuple):
 
     `token_count` and `request_count` are None where they are not known. `held_out` is the part of
     `counts` that is held out. `origins` describe the traces. `digest` is the file's.
+    `chunk_counts` says how many tokens needed each chunk expert, by layer and its number; it is
+    None where only the counts of experts are known, as from a hotness file.
     """
 
     path: str
@@ -74,6 +76,7 @@ class Hotness(NamedTuple):
     held_out: HeldOut | None = None
     origins: tuple[dict[str, Any], ...] = ()
     coverage: Coverage | None = None
+    chunk_counts: Mapping[ExpertKey, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the provenance as the manifest holds it."""
@@ -90,6 +93,19 @@ class Hotness(NamedTuple):
         """Return the counts without what is held out."""
         held = self.held_out.counts if self.held_out else {}
         return {key: count - held.get(key, 0) for key, count in self.counts.items()}
+
+    def chunk_count(self, layer: int, chunk: int, size: int) -> int:
+        """Return how many tokens needed a chunk expert that serves `size` experts.
+
+        Where that was not counted, the most that it can be is returned: as if no token had chosen
+        two of them, but not more than there are tokens.
+        """
+        if self.chunk_counts is not None:
+            return self.chunk_counts.get(ExpertKey(layer, chunk), 0)
+        experts = range(chunk * size, (chunk + 1) * size)
+        counts = [self.counts.get(ExpertKey(layer, expert), 0) for expert in experts]
+        most = sum(counts) if self.token_count is None else min(sum(counts), self.token_count)
+        return max(most, *counts)  # counts may have weights, tokens have none
 
     def check_fits(self, shape: ModelShape) -> None:
         """Raise TraceError where the counts name a layer or an expert that the model has not."""

@@ -85,7 +85,7 @@ def load(path: str, shape: ModelShape | None = None) -> Hotness:
         form = registry.format_of(stream)
         if form.name == "counts":
             return file.read(stream, checks)
-        counter = SelectionCounter()
+        counter = SelectionCounter(shape=shape)
         for item in form.read(stream, checks):
             counter.add(item)
     return from_counter(counter, path)
@@ -110,7 +110,8 @@ def measure_hotness(
     if len(weights) != len(paths) or not all(0 < weight <= MAX_WEIGHT for weight in weights):
         expected = f"{len(paths)} numbers above 0, one for each file"
         raise RequestError("not weights", expected=expected, found=list(weights))
-    counter = SelectionCounter(DECODE_PHASES if phases == "decode" else ALL_PHASES)
+    counted = DECODE_PHASES if phases == "decode" else ALL_PHASES
+    counter = SelectionCounter(counted, options.shape)
     warnings: Counter[str] = Counter()
     for path, weight in zip(paths, weights, strict=True):
         warnings += registry.feed([path], options, lambda item, w=weight: counter.add(item, w))  # type: ignore[misc]
@@ -145,5 +146,12 @@ def from_counter(counter: SelectionCounter, path: str) -> Hotness:
         held_out=held_out,
         origins=tuple(origin.to_json() for origin in counter.origins),
         digest=0,
+        chunk_counts=counter.chunk_counts(),
     )
-    return hotness._replace(digest=digest.of(file.encode(hotness)))
+    return hotness._replace(digest=digest.of(file.encode(hotness) + _encoded_chunks(hotness)))
+
+
+def _encoded_chunks(hotness: Hotness) -> bytes:
+    """Encode what decides an order too, though a hotness file does not hold it; often nothing."""
+    counts = sorted((hotness.chunk_counts or {}).items())
+    return "".join(f"{key.layer},{key.expert},{count}\n" for key, count in counts).encode()

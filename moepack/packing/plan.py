@@ -15,7 +15,7 @@ from moepack.hotness import coverage
 from moepack.hotness.file import Hotness
 from moepack.keys import ExpertKey
 from moepack.packing.layout import Layout
-from moepack.shape import ROUTED_FAMILY
+from moepack.shape import CHUNK_FAMILY, ROUTED_FAMILY
 from moepack.sizes import align
 from moepack.source.experts import Experts, SourceFamily, SourcePart
 
@@ -137,17 +137,17 @@ def make(
     the limits of the format.
     """
     families = _select(experts, layers)
-    measured: Mapping[ExpertKey, int] = hotness.counts if hotness else {}
-    templates = _templates(families, layout, {layer for layer, _ in measured})
+    measured_layers = {layer for layer, _ in hotness.counts} if hotness else set()
+    templates = _templates(families, layout, measured_layers)
     in_source = [
         BlobKey(number, expert)
         for number, template in enumerate(templates)
         for expert in range(template.family.expert_count)
     ]
     counts = {
-        blob: _count(templates[blob.template].family, experts, measured, blob.expert)
+        blob: _count(templates[blob.template].family, experts, hotness, blob.expert)
         for blob in in_source
-        if templates[blob.template].hotness_measured
+        if hotness and templates[blob.template].hotness_measured
     }
     # Sorting is stable: experts of equal hotness, and those not measured, keep the source's order.
     order = sorted(in_source, key=lambda blob: -counts.get(blob, -1))
@@ -187,20 +187,12 @@ def _select(experts: Experts, layers: Sequence[int] | None) -> list[SourceFamily
     return [family for family in experts.families if family.layer in set(layers)]
 
 
-def _count(
-    family: SourceFamily, experts: Experts, counts: Mapping[ExpertKey, int], expert: int
-) -> int:
-    """Return the hotness of one expert; a chunk's is that of the experts that it serves.
-
-    In grovemoe, chunk C belongs to experts C * G to C * G + G - 1, and is used when one of them is.
-    The sum counts a token twice that chose two of them: an upper bound.
-    """
+def _count(family: SourceFamily, experts: Experts, hotness: Hotness, expert: int) -> int:
+    """Return the hotness of one expert; a chunk expert's follows from those that it serves."""
     if family.name == ROUTED_FAMILY:
-        return counts.get(ExpertKey(family.layer, expert), 0)
+        return hotness.counts.get(ExpertKey(family.layer, expert), 0)
     main = next(f for f in experts.families if f.layer == family.layer)
-    group = main.expert_count // family.expert_count
-    served = (ExpertKey(family.layer, expert * group + n) for n in range(group))
-    return sum(counts.get(key, 0) for key in served)
+    return hotness.chunk_count(family.layer, expert, main.expert_count // family.expert_count)
 
 
 def _templates(
@@ -213,7 +205,7 @@ def _templates(
         parts = tuple(sorted(family.parts, key=lambda part: _part_order(part, layout)))
         offsets, length = _offsets(parts, layout)
         divides = family.name == ROUTED_FAMILY or (
-            family.name == "ffn_chexps"
+            family.name == CHUNK_FAMILY
             and main_counts.get(family.layer, 1) % family.expert_count == 0
         )
         measured = family.layer in measured_layers and divides
