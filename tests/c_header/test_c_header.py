@@ -30,25 +30,14 @@ from tests.support.broken_packs import (
     sealed,
     swapped_files,
 )
+from tests.support.c_compiler import SANITIZERS, compiled
 from tests.support.gguf_builder import F32, Q8_0, moe
 from tests.support.hostile_input import mutate, random_edits
 from tests.support.models import REAL_MODELS, flip, pack_model
 
 ROOT = Path(__file__).parents[2]
-HEADER = ROOT / "include" / "moepack.h"
-WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
-POSIX = ("-D_POSIX_C_SOURCE=200809L", "-D_FILE_OFFSET_BITS=64", f"-I{HEADER.parent}")
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
 C_COMPILERS = ("cc", "gcc", "clang")
 CXX_COMPILERS = ("c++", "g++", "clang++")
-
-
-def compiled(compiler: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a compiler with all warnings as errors; skip where there is none."""
-    if shutil.which(compiler) is None:
-        pytest.skip(f"there is no {compiler} here")
-    command = [compiler, *WARNINGS, *POSIX, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="session")
