@@ -4,7 +4,6 @@
  *     reader_test list PACK...    the same, and read every part and check its digest
  *     reader_test misuse PACK     ask for what there is not
  *     reader_test starve PACK     open it while one system call or allocation after the other fails
- *     reader_test hash            XXH3 of standard input: of its first 0 to 2100 bytes, and whole
  *
  * Exits with 1 where a pack was refused; the last line about a pack says whether it was. */
 #include <assert.h>
@@ -236,21 +235,6 @@ static int misuse(const char *path) {
     return 0;
 }
 
-static int hash(void) {
-    static char bytes[1 << 22];
-    size_t length = fread(bytes, 1, sizeof bytes, stdin), i;
-    for (i = 0; i <= length; i++) {
-        char *copy; /* with nothing behind it: a sanitizer watches */
-        if (i > 2100) i = length;
-        copy = (char *)malloc(i ? i : 1);
-        assert(copy);
-        memcpy(copy, bytes, i);
-        printf("%zu %016" PRIx64 "\n", i, moepack_xxh3(copy, i));
-        free(copy);
-    }
-    return 0;
-}
-
 /* Opening, also where it fails, must leave nothing behind: no descriptor, no mapping. (Memory is
  * for the leak sanitizer.) `lowest` is the descriptor that was free at the start. */
 static void check_leaks(int lowest) {
@@ -280,7 +264,6 @@ static int starve(const char *path, int lowest) {
 int main(int argc, char **argv) {
     int i, refused = 0, lowest = open("/dev/null", O_RDONLY);
     close(lowest);
-    if (argc == 2 && strcmp(argv[1], "hash") == 0) return hash();
     if (argc == 3 && strcmp(argv[1], "misuse") == 0) return misuse(argv[2]);
     if (argc == 3 && strcmp(argv[1], "starve") == 0) return starve(argv[2], lowest);
     if (argc < 3) return 2;
