@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import copies, models, opening, reading, tracing
+from benchmarks import copies, header, models, opening, reading, tracing
 from benchmarks.table import Row
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -18,6 +18,7 @@ def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
     yield from opening.starting(FRESH_ROUNDS)
     yield from opening.sources(folder, FRESH_ROUNDS)
     yield from opening.packs(folder, FRESH_ROUNDS)
+    yield from header.digests(folder, FRESH_ROUNDS)
     yield from tracing.working_set(folder, TRACE_LENGTH, rounds)
     yield from tracing.formats(folder, TRACE_LENGTH // 2, rounds)
     shards = models.write_model(folder, layers)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import everything
+from benchmarks import everything, header
 from benchmarks.measure import Run, limit_row, ratio_row
 from benchmarks.table import HEADING, Machine, Outcome, Row, Spread, cells, ending, line
 from moepack.report.json_text import json_text
@@ -113,6 +113,14 @@ def test_make_fails_where_the_command_does(status: int, tmp_path: Path) -> None:
     command = ["make", "bench", f"VENV={tmp_path}"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode == 0) == (status == 0), run.stderr
+
+
+def test_without_a_c_compiler_its_row_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (row,) = header.digests(tmp_path, 1)
+    assert (row.moepack, row.met) == ("there is no C compiler", None)
 
 
 def test_it_can_be_asked_what_it_takes() -> None:
