@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import copies, header, models, opening, reading, tracing
+from benchmarks import as_it_comes, copies, header, models, opening, reading, tracing
 from benchmarks.table import Row
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -27,6 +27,8 @@ def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
     yield from copies.verifying(shards, folder, 2 * rounds)
     yield from reading.first_expert(folder / "many", FRESH_ROUNDS)
     yield from reading.packs_against_shards(folder / "layers", shards, 2 * rounds)
+    yield from as_it_comes.from_the_drive(folder, rounds)
+    yield from as_it_comes.from_memory(folder, rounds)
     yield from reading.against_fio(shards[0], rounds)
     for name in ("copy", *copies.LAYOUTS):
         shutil.rmtree(folder / name)

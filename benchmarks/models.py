@@ -2,11 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+import moepack
 from tests.support.gguf_builder import GgufBuilder, TensorSpec, moe, shard_names
 
 EXPERTS = 128
@@ -17,9 +19,24 @@ VOCABULARY = 250_000
 MANY_LAYERS, MANY_EXPERTS = 60, 512
 """Of Qwen3.5-397B-A17B: 30,720 blobs."""
 
+
+class BlobSize(NamedTuple):
+    """Experts of three matrices of 1024 x `n_ff` 16-bit numbers: blobs without any padding."""
+
+    n_ff: int
+
+    @property
+    def length(self) -> int:
+        """The bytes of one blob."""
+        return 3 * 1024 * self.n_ff * 2
+
+
+SMALL, MIDDLE, LARGE = BLOBS = BlobSize(42), BlobSize(170), BlobSize(682)
+"""252, 1020 and 4092 KiB: whole pages that are next to 256 KiB, 1 MiB and 4 MiB."""
+
 _PIECE = 4 << 20
 _MAX_WORD = (1 << 64) - 1
-_Q4_K, _Q6_K, _F32 = (12, 256, 144), (14, 256, 210), (0, 1, 4)
+_Q4_K, _Q6_K, _F32, _F16 = (12, 256, 144), (14, 256, 210), (0, 1, 4), (1, 1, 2)
 _TINY_LAYOUT = """
 description = "the same with next to no bytes, to measure what the number of blobs costs"
 [files]
@@ -82,6 +99,26 @@ def write_many(folder: Path) -> tuple[Path, Path]:
     return builder.write(folder / "many.gguf"), layout
 
 
+def write_blobs(folder: Path, size: BlobSize, length: int) -> Path:
+    """Write a pack of one layer of blobs of one size, `length` bytes or a little less."""
+    count = length // size.length
+    pack = folder / f"blobs-{size.n_ff}-{count}"
+    if pack.exists():
+        return pack
+    source = folder / f"{pack.name}.gguf"
+    builder = GgufBuilder().put("general.architecture", "str", "qwen3moe")
+    builder.put("qwen3moe.block_count", "u32", 1).put("qwen3moe.expert_count", "u32", count)
+    builder.put("qwen3moe.expert_used_count", "u32", 8)
+    shapes = {"gate": (1024, size.n_ff), "up": (1024, size.n_ff), "down": (size.n_ff, 1024)}
+    tensors = [
+        (f"blk.0.ffn_{name}_exps.weight", (*shape, count), _F16) for name, shape in shapes.items()
+    ]
+    _write_shard(source, builder, tensors, np.random.Generator(np.random.SFC64(count)))
+    moepack.pack_model(source, pack)
+    source.unlink()
+    return pack
+
+
 def _tensors(layers: int) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int, int]]]:
     """Yield (name, dimensions, (type, elements in a block, bytes in a block))."""
     for layer in range(layers):
@@ -103,7 +140,7 @@ def _metadata(layers: int) -> GgufBuilder:
 def _write_shard(
     path: Path,
     builder: GgufBuilder,
-    tensors: list[tuple[str, tuple[int, ...], tuple[int, int, int]]],
+    tensors: Sequence[tuple[str, tuple[int, ...], tuple[int, int, int]]],
     random: np.random.Generator,
 ) -> None:
     """Write one shard; all lengths are multiples of the alignment, so that nothing is padded."""

@@ -1,4 +1,4 @@
-"""Reading past the page cache against fio, packs against shards, and the first expert."""
+"""The raw backends against fio, packs against shards, and the first expert."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def against_fio(path: Path, rounds: int) -> Iterator[Row]:
             sides["fio"] = partial(_fio, path, length, depth)
             speeds = in_turns(sides, rounds)
             for name in BACKENDS:
-                yield from _compare(f"{name}, {length >> 10} KiB, depth {depth}", speeds, name)
+                yield from _compare(f"raw {name}, {length >> 10} KiB, depth {depth}", speeds, name)
 
 
 def packs_against_shards(pack_path: Path, shards: list[Path], rounds: int) -> Iterator[Row]:

@@ -5,19 +5,18 @@ that, compare with the source byte for byte.
 """
 
 import re
+from collections.abc import Callable
 from mmap import mmap
 
 import xxhash
 
 _TEXT = re.compile(r"xxh3:[0-9a-f]{16}\Z")
 
+of: Callable[[bytes | bytearray | memoryview | mmap], int] = xxhash.xxh3_64_intdigest
+"""Return the XXH3-64 of some bytes."""
+
 stream = xxhash.xxh3_64
 """Start a digest that is fed piece by piece with `update` and read with `intdigest`."""
-
-
-def of(data: bytes | bytearray | memoryview | mmap) -> int:
-    """Return the XXH3-64 of `data`."""
-    return xxhash.xxh3_64_intdigest(data)
 
 
 def to_text(digest: int) -> str:

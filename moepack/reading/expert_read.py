@@ -6,6 +6,7 @@ Planned once, before anything is read: arithmetic over the catalogue. Nothing is
 from __future__ import annotations
 
 import errno
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from moepack import digest
@@ -28,6 +29,9 @@ _HINTS = MACHINE_HINTS | {
     errno.EIO: "the drive or its connection fails: see the kernel's log, then run `moepack verify`",
     errno.EINVAL: 'the file system refuses such a direct read: use backend="buffered"',
 }
+
+
+_new_request = partial(tuple.__new__, ReadRequest)
 
 
 class FileRead(NamedTuple):
@@ -72,7 +76,8 @@ class ExpertRead(NamedTuple):
     @property
     def pages_length(self) -> int:
         """The bytes of all pages that the reads touch, one behind the other."""
-        return align(self.file_reads[0].lead + self.length, PAGE)
+        lead = self.file_reads[0].offset % PAGE
+        return (lead + self.length + PAGE - 1) // PAGE * PAGE  # as `align`, for every expert read
 
     def request(self, file_read: FileRead, memory: Memory) -> ReadRequest:
         """Return what a backend is asked for one of the reads."""
@@ -81,7 +86,7 @@ class ExpertRead(NamedTuple):
         if pages is None:
             return ReadRequest(path, offset, view[start : start + length])
         if len(pages) == length:  # a blob that is whole pages
-            return ReadRequest(path, offset, pages)
+            return _new_request((path, offset, pages))
         lead = offset % PAGE
         first = start + self.file_reads[0].lead - lead
         return ReadRequest(path, offset - lead, pages[first : first + align(lead + length, PAGE)])

@@ -301,7 +301,8 @@ def _new_memory(arena: Arena, read: ExpertRead) -> Memory:
         error.place = read.place(first)
         raise
     lead = first.lead
-    return Memory(pages[lead : lead + read.length], pages)
+    view = pages[lead : lead + read.length] if lead or len(pages) > read.length else pages
+    return Memory(view, pages)
 
 
 def _pooled(pool: BufferPool, read: ExpertRead) -> Memory | None:

@@ -13,7 +13,7 @@ import ctypes
 import os
 
 from moepack.sizes import align
-from moepack.storage.backend import Completion, ReadRequest
+from moepack.storage.backend import Completion, ReadRequest, completed
 from moepack.storage.buffers import map_memory
 from moepack.storage.open_files import Alignment, OpenFiles
 
@@ -37,7 +37,7 @@ class RoundedRead:
         self._head = head = request.offset % alignment.offset
         self.offset = request.offset - head
         self._copies: list[tuple[int, memoryview]] = []
-        if is_aligned(request, alignment):
+        if is_aligned(request.offset, len(buffer), address(buffer), alignment):
             self._pieces = [buffer]
         else:
             self._pieces = self._rounded(buffer, alignment)
@@ -97,11 +97,12 @@ class RoundedRead:
 def read(files: OpenFiles, number: int, request: ReadRequest) -> Completion:
     """Do one request with positioned reads in this thread."""
     try:
-        file = files.get(request.path)
-        if is_aligned(request, file.alignment):
-            got = os.preadv(file.descriptor, [request.buffer], request.offset)
-            if got == len(request.buffer):
-                return Completion(number, got, None)
+        path, offset, buffer = request
+        file = files.get(path)
+        if is_aligned(offset, len(buffer), address(buffer), file.alignment):
+            got = os.preadv(file.descriptor, [buffer], offset)
+            if got == len(buffer):
+                return completed(number, got)
         rounded = RoundedRead(request, file.alignment)
         while not rounded.advance(
             os.preadv(file.descriptor, rounded.rest, rounded.offset + rounded.done)
@@ -112,11 +113,10 @@ def read(files: OpenFiles, number: int, request: ReadRequest) -> Completion:
     return Completion(number, rounded.finish(), None)
 
 
-def is_aligned(request: ReadRequest, alignment: Alignment) -> bool:
-    """Return whether the kernel takes a request as it is."""
-    _, offset, buffer = request
+def is_aligned(offset: int, length: int, start: int, alignment: Alignment) -> bool:
+    """Return whether the kernel takes a read to the address `start` as it is."""
     memory, block, _ = alignment
-    return not (offset % block or len(buffer) % block) and _fits(buffer, memory)
+    return not (offset % block or length % block or start % memory)
 
 
 def address(buffer: memoryview) -> int:

@@ -73,7 +73,10 @@ class Arena:
             with contextlib.suppress(OSError):  # locked memory stays
                 place.mapping.madvise(mmap.MADV_DONTNEED, place.start, length)
             free = self._empty
-        free.setdefault(length, deque()).append(place)
+        places = free.get(length)
+        if places is None:
+            places = free.setdefault(length, deque())
+        places.append(place)
 
     def close(self) -> None:
         """Hold nothing any more; what is in use goes back to the system when it is dropped."""
@@ -97,6 +100,7 @@ class Arena:
         return first
 
 
+@functools.lru_cache(1024)
 def _block_length(length: int) -> int:
     """Round up to pages, and by at most an eighth to one of few lengths: blocks fit others then."""
     return align(length, max(mmap.PAGESIZE, 1 << max(0, length.bit_length() - 4)))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from moepack.storage import aligned_read, ring
 from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address, is_aligned
-from moepack.storage.backend import Completion, ReadRequest
+from moepack.storage.backend import Completion, ReadRequest, completed
 from moepack.storage.open_files import OpenFile, OpenFiles, open_direct
 from moepack.storage.ring import Ring
 
@@ -87,16 +87,22 @@ class UringQueue:
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
         """Submit requests, all with one system call."""
         for number, request in requests:
+            path, offset, buffer = request
             try:
-                file = self._files.get(request.path)
-                alignment = file.alignment
-                read = None if is_aligned(request, alignment) else RoundedRead(request, alignment)
+                file = self._files.get(path)
+                start, length = address(buffer), len(buffer)
+                if is_aligned(offset, length, start, file.alignment):
+                    slot = self._free.pop()
+                    self._reads[slot] = (number, request, file, None)
+                    self._prepare_piece(slot, file, offset, start, length)
+                    continue
+                read = RoundedRead(request, file.alignment)
             except OSError as error:
                 self._fail(number, error)
                 continue
             slot = self._free.pop()
             self._reads[slot] = (number, request, file, read)
-            self._prepare(slot)
+            self._prepare_rest(slot, file, read)
         self._ring.submit()
 
     def finished(self, *, wait: bool) -> list[Completion]:
@@ -151,31 +157,27 @@ class UringQueue:
         if self._event is not None:
             os.eventfd_write(self._event, 1)
 
-    def _prepare(self, slot: int) -> None:
-        """Prepare a request, or what is left of it; the ring takes it when it is submitted."""
-        _, request, file, read = self._reads[slot]
-        if read is None:
-            _, offset, piece = request
-        else:
-            offset = read.offset + read.done
-            piece, *others = read.rest
-            if others:
-                return self._prepare_vector(slot, file, offset, [piece, *others])
+    def _prepare_piece(
+        self, slot: int, file: OpenFile, offset: int, start: int, length: int
+    ) -> None:
+        """Prepare a read to one place; the ring takes it when it is submitted."""
         # An entry has 32 bits for it; what is beyond is asked for again as after a short read.
-        start, length = address(piece), min(len(piece), ring.MAX_BUFFER_LENGTH)
+        length = min(length, ring.MAX_BUFFER_LENGTH)
         buffer = self._registered(start, length) if self._fixed else None
         code = ring.READ if buffer is None else ring.READ_FIXED
         self._ring.prepare(code, file.descriptor, offset, start, length, slot, buffer or 0)
 
-    def _prepare_vector(
-        self, slot: int, file: OpenFile, offset: int, pieces: list[memoryview]
-    ) -> None:
+    def _prepare_rest(self, slot: int, file: OpenFile, read: RoundedRead) -> None:
+        """Prepare what is left of a read; the kernel reads the iovecs when it is submitted."""
+        pieces, offset = read.rest, read.offset + read.done
+        if len(pieces) == 1:
+            return self._prepare_piece(slot, file, offset, address(pieces[0]), len(pieces[0]))
         first = slot * MAX_PIECES * _IOVEC.size
         for number, piece in enumerate(pieces):
             at = first + number * _IOVEC.size
             _IOVEC.pack_into(self._iovecs, at, address(piece), len(piece))
         start = address(self._iovecs[first:])
-        self._ring.prepare(ring.READV, file.descriptor, offset, start, len(pieces), slot)
+        return self._ring.prepare(ring.READV, file.descriptor, offset, start, len(pieces), slot)
 
     def _registered(self, start: int, length: int) -> int | None:
         """Return the number of the registered buffer that holds this memory; None for none."""
@@ -190,12 +192,12 @@ class UringQueue:
         if read is None and result == len(request.buffer):
             del self._reads[slot]
             self._free.append(slot)
-            return Completion(number, result, None)
+            return completed(number, result)
         if read is None:
             read = RoundedRead(request, file.alignment)
             self._reads[slot] = (number, request, file, read)
         if result in _ASK_AGAIN or (result >= 0 and not read.advance(result)):
-            self._prepare(slot)
+            self._prepare_rest(slot, file, read)
             return None
         del self._reads[slot]
         self._free.append(slot)

@@ -23,6 +23,8 @@ _FEAT_SINGLE_MMAP = 1
 _ENTER_GETEVENTS = 1
 _REGISTER_BUFFERS, _REGISTER_EVENTFD = 0, 4
 
+_FENCES = range(0 if os.uname().machine in ("x86_64", "i686") else 2)
+
 READV, READ_FIXED, READ = 1, 4, 22
 MAX_BUFFER_LENGTH = 1 << 30
 """Of one registered buffer (io_uring_register(2))."""
@@ -54,12 +56,14 @@ def _call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> 
     return result
 
 
-def _enter(descriptor: int, submit_count: int, wait_count: int) -> None:
+def _enter(descriptor: int, submit_count: int, wait_count: int) -> int:
     """Submit and wait, as `_call` would in twice the time: every read comes by here."""
     flags = _ENTER_GETEVENTS if wait_count else 0
-    if _syscall_of_enter(_ENTER, descriptor, submit_count, wait_count, flags, None, 0) < 0:
+    taken = _syscall_of_enter(_ENTER, descriptor, submit_count, wait_count, flags, None, 0)
+    if taken < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
+    return int(taken)
 
 
 class Ring:
@@ -146,8 +150,9 @@ class Ring:
 
     def submit(self) -> None:
         """Hand to the kernel what was prepared, and wait for no completion."""
-        while self._unsubmitted:
-            self._enter(0)
+        count = self._unsubmitted
+        while count and self._enter(count, 0) < count:
+            count = self._unsubmitted
 
     def completions(self, *, wait: bool) -> list[tuple[int, int]]:
         """Take (tag, result) of what has ended: bytes, or an errno below 0.
@@ -156,20 +161,24 @@ class Ring:
         """
         completions = self._take()
         while wait and not completions and self.in_flight:
-            self._enter(1)
+            self._enter(self._unsubmitted, 1)
             completions = self._take()
         return completions
 
-    def _enter(self, count: int) -> None:
-        """Submit, and wait for `count` completions; a signal may end the wait early."""
+    def _enter(self, submit_count: int, wait_count: int) -> int:
+        """Submit, and wait for completions; return how many were submitted.
+
+        A signal may end it early.
+        """
         try:
-            _enter(self._descriptor, self._unsubmitted, count)
+            return _enter(self._descriptor, submit_count, wait_count)
         except InterruptedError:
             pass  # Python runs the signal's handler between here and the next try
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EBUSY):
                 raise
             time.sleep(0.001)  # the kernel is short of memory for a moment
+        return 0
 
     def _take(self) -> list[tuple[int, int]]:
         head, tail = self._cq[self._cq_head], self._cq[self._cq_tail]
@@ -189,10 +198,10 @@ class Ring:
     def _ordered(self) -> None:
         """Let no processor move a load or store from after this to before it, or the reverse.
 
-        Python has no fence, but a lock's release followed by its acquisition is one: x86 would need
+        Python has no fence, but a lock's release followed by its acquisition is one. x86 needs
         none here, ARM and RISC-V do.
         """
-        for _ in range(2):
+        for _ in _FENCES:
             with self._barrier:
                 pass
 

@@ -275,11 +275,11 @@ def test_a_kernel_that_is_busy_is_asked_again(
     real = module._enter
     asked: list[int] = []
 
-    def busy(*arguments: int) -> None:
+    def busy(*arguments: int) -> int:
         asked.append(len(asked))
         if len(asked) < 4:
             raise OSError(code, os.strerror(code))
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(module, "_enter", busy)
     ring.prepare(READ, opened, 0, address(ARENA), 10, 1)
@@ -373,9 +373,9 @@ def test_all_reads_of_one_start_are_one_system_call(
     real = module._enter
     calls: list[int] = []
 
-    def counted(*arguments: int) -> None:
+    def counted(*arguments: int) -> int:
         calls.append(len(calls))
-        real(*arguments)
+        return real(*arguments)
 
     with nothing_left(), contextlib.closing(UringBackend()) as backend:
         queue = backend.queue(8)

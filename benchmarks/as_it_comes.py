@@ -1,0 +1,298 @@
+"""Reading experts as users get it, `for expert in pack.reader().read_many(keys)`, against peers.
+
+Digests are checked and each expert is an object with memory of its own. The peers have nothing but
+buffers that they use again: fio, and ten lines of Python with a thread pool. All have huge pages,
+read the same blobs, and take turns in a random order.
+"""
+
+import json
+import mmap
+import os
+import queue
+import random
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import moepack
+from benchmarks import models
+from benchmarks.measure import limit_row
+from benchmarks.table import Row, spread
+from moepack.errors import MachineError
+from moepack.reading.pack import Pack
+from moepack.storage import page_cache
+
+DEPTHS = (1, 4, 16)
+LENGTH = 1 << 30
+"""Bytes that each side reads in a round."""
+_GIB = 1 << 30
+_KIB = 1 << 10
+
+_FIO_LIMITS = {
+    **{(models.SMALL, 1): 0.9, (models.MIDDLE, 1): 0.9, (models.LARGE, 1): 0.9},
+    **{(models.SMALL, 16): 0.9, (models.MIDDLE, 4): 0.95, (models.MIDDLE, 16): 0.95},
+    **{(models.LARGE, 4): 0.95, (models.LARGE, 16): 0.95},
+}
+_MORE_CPU = 0.10
+"""Seconds a GiB beyond fio's, at 1 MiB and more."""
+
+
+class Usage(NamedTuple):
+    """What reading LENGTH bytes, or nearly, took: seconds, and CPU seconds of all threads."""
+
+    seconds: float
+    cpu: float
+    length: int
+
+    @property
+    def throughput(self) -> float:
+        """Bytes a second."""
+        return self.length / self.seconds
+
+    @property
+    def cpu_per_gib(self) -> float:
+        """CPU seconds a GiB."""
+        return self.cpu / (self.length / _GIB)
+
+
+def from_the_drive(folder: Path, rounds: int) -> Iterator[Row]:
+    """Compare blobs of three lengths at three depths with fio and ten lines of Python."""
+    for size in models.BLOBS:
+        with moepack.open(models.write_blobs(folder, size, LENGTH)) as pack:
+            os.sync()
+            for depth in DEPTHS:
+                yield from _one_depth(pack, size, depth, rounds)
+            yield from _against_maps(pack, size, rounds)
+
+
+def _one_depth(pack: Pack, size: models.BlobSize, depth: int, rounds: int) -> Iterator[Row]:
+    keys = [(0, expert) for expert in range(pack.expert_count(0))]
+    where = pack.locate(0, 0)
+    sides: dict[str, Callable[[int], Usage]] = {
+        "moepack": partial(_read_many, pack, keys, depth, "auto"),
+        "direct": partial(_read_many, pack, keys, depth, "direct"),
+        "ten lines": partial(_ten_lines, pack, keys, depth),
+    }
+    if shutil.which("fio") is not None:
+        sides["fio"] = partial(_fio, where.path, where.length, depth, len(keys))
+    usages = _in_random_turns(sides, rounds)
+    name = f"{where.length // _KIB} KiB, depth {depth}"
+    if "fio" in sides:
+        yield _speed_row(f"{name}: fio", usages, "fio", _FIO_LIMITS.get((size, depth)))
+        yield _cpu_row(
+            f"{name}, CPU over fio's", usages, None if size is models.SMALL else _MORE_CPU
+        )
+    else:
+        yield Row(f"{name}: fio", "fio is not installed")
+    yield _speed_row(f"{name}: ten lines of Python", usages, "ten lines", 1.0)
+    ratios = [a.cpu / b.cpu for a, b in _pairs(usages, "direct", "ten lines")]
+    yield Row(
+        f"{name}, CPU of `direct`: ten lines",
+        moepack=_cpu_text(usages["direct"]),
+        peer=_cpu_text(usages["ten lines"]),
+        value=spread(ratios),
+        limit=2,
+    )
+
+
+def _against_maps(pack: Pack, size: models.BlobSize, rounds: int) -> Iterator[Row]:
+    """Compare with memory maps of a file that is not cached: one blob is copied after another."""
+    keys = [(0, expert) for expert in range(pack.expert_count(0))]
+    sides: dict[str, Callable[[int], Usage]] = {
+        "moepack": partial(_read_many, pack, keys, 1, "auto"),
+        "mmap": partial(_mapped, pack, keys, _map_plainly),
+        "np.memmap": partial(_mapped, pack, keys, _map_with_numpy),
+    }
+    usages = _in_random_turns(sides, rounds)
+    for peer in ("mmap", "np.memmap"):
+        name = f"{pack.locate(0, 0).length // _KIB} KiB, depth 1: {peer}, cold"
+        yield _speed_row(name, usages, peer, 1.0)
+
+
+def from_memory(folder: Path, rounds: int) -> Iterator[Row]:
+    """Measure what a read costs over `os.preadv`, with files in the page cache and no digests."""
+    for size in (models.SMALL, models.MIDDLE):
+        with moepack.open(models.write_blobs(folder, size, LENGTH // 4)) as pack:
+            keys = [(0, expert) for expert in range(pack.expert_count(0))]
+            for where in {pack.locate(*key).path for key in keys}:
+                where.read_bytes()
+            name = f"{pack.locate(0, 0).length // _KIB} KiB, cached, over preadv"
+            for check, what in (("never", ""), ("always", ", with digests")):
+                alone, in_batch = _overheads(pack, keys, check, 3 * rounds)
+                limits = (40.0, 25.0) if check == "never" else (None, None)
+                yield _over_row(f"{name}: alone{what}", alone, limits[0])
+                yield _over_row(f"{name}: in a batch{what}", in_batch, limits[1])
+
+
+def _over_row(name: str, microseconds: Sequence[float], limit: float | None) -> Row:
+    if limit is not None:
+        return limit_row(name, microseconds, "us", limit)
+    value = spread(microseconds)
+    return Row(name, f"{value.median:.3g} us", value=value, unit="us")
+
+
+def _overheads(
+    pack: Pack, keys: Sequence[tuple[int, int]], check: str, rounds: int
+) -> tuple[list[float], list[float]]:
+    """Return what each blob took longer than `os.preadv`, alone and in batches of 8, in us."""
+    where = [pack.locate(*key) for key in keys]
+    descriptor = os.open(where[0].path, os.O_RDONLY)
+    buffer = _huge_buffer(where[0].length)
+    alone, in_batch = [], []
+    with pack.reader(backend="buffered", check=check) as reader:
+        for _ in range(rounds):
+            start = time.perf_counter()
+            for blob in where:
+                os.preadv(descriptor, [buffer], blob.offset)
+            plain = time.perf_counter()
+            for key in keys:
+                reader.read(*key)
+            read = time.perf_counter()
+            for first in range(0, len(keys), 8):
+                for _ in reader.read_many(keys[first : first + 8]):
+                    pass
+            end = time.perf_counter()
+            each = 1e6 / len(keys)
+            alone.append((read - plain - (plain - start)) * each)
+            in_batch.append((end - read - (plain - start)) * each)
+    os.close(descriptor)
+    return alone, in_batch
+
+
+def _in_random_turns(
+    sides: dict[str, Callable[[int], Usage]], rounds: int
+) -> dict[str, list[Usage]]:
+    """Let each side read once in a round, in an order that is drawn anew each time."""
+    draw = random.Random(0)
+    usages: dict[str, list[Usage]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in draw.sample(list(sides), len(sides)):
+            usages[name].append(sides[name](number))
+    return usages
+
+
+def _shuffled(keys: Sequence[tuple[int, int]], number: int) -> list[tuple[int, int]]:
+    return random.Random(number).sample(list(keys), len(keys))
+
+
+def _timed(work: Callable[[], None], length: int) -> Usage:
+    cpu, start = time.process_time(), time.perf_counter()
+    work()
+    return Usage(time.perf_counter() - start, time.process_time() - cpu, length)
+
+
+def _read_many(
+    pack: Pack, keys: Sequence[tuple[int, int]], depth: int, backend: str, number: int
+) -> Usage:
+    asked = _shuffled(keys, number)
+    page_cache.drop(pack.file_paths)  # what maps have left there
+
+    def work() -> None:
+        with pack.reader(depth=depth, backend=backend) as reader:
+            for _ in reader.read_many(asked):
+                pass
+
+    return _timed(work, len(keys) * pack.locate(0, 0).length)
+
+
+def _ten_lines(pack: Pack, keys: Sequence[tuple[int, int]], depth: int, number: int) -> Usage:
+    places = [pack.locate(*key) for key in _shuffled(keys, number)]
+    length = places[0].length
+
+    def work() -> None:
+        descriptor = os.open(places[0].path, os.O_RDONLY | os.O_DIRECT)
+        buffers: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
+        for _ in range(depth):
+            buffers.put(_huge_buffer(length))
+
+        def read(offset: int) -> None:
+            buffer = buffers.get()
+            os.preadv(descriptor, [buffer], offset)
+            buffers.put(buffer)
+
+        with ThreadPoolExecutor(depth) as pool:
+            for _ in pool.map(read, [place.offset for place in places]):
+                pass
+        os.close(descriptor)
+
+    return _timed(work, len(keys) * length)
+
+
+def _huge_buffer(length: int) -> mmap.mmap:
+    buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
+
+
+def _mapped(
+    pack: Pack,
+    keys: Sequence[tuple[int, int]],
+    open_map: Callable[[Path], mmap.mmap | memoryview],
+    number: int,
+) -> Usage:
+    places = [pack.locate(*key) for key in _shuffled(keys, number)]
+    page_cache.drop([places[0].path])
+    buffer = memoryview(_huge_buffer(places[0].length))
+
+    def work() -> None:
+        area = memoryview(open_map(places[0].path))
+        for place in places:
+            buffer[:] = area[place.offset : place.offset + place.length]
+
+    return _timed(work, len(keys) * places[0].length)
+
+
+def _map_plainly(path: Path) -> mmap.mmap:
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _map_with_numpy(path: Path) -> memoryview:
+    return np.memmap(path, np.uint8, "r").data
+
+
+def _fio(path: Path, length: int, depth: int, count: int, number: int) -> Usage:
+    """Read `count` blocks of `length` bytes at random, each once."""
+    command = [
+        *("fio", "--name=read", f"--filename={path}", "--rw=randread", f"--bs={length}"),
+        *("--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", "--output-format=json"),
+        *(f"--size={count * length}", f"--randseed={number + 1}"),
+    ]
+    # malloc asks for huge pages then: its buffers, like ours, are read into faster.
+    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise MachineError(f"fio failed: {done.stderr}", path=path)
+    job = json.loads(done.stdout)["jobs"][0]
+    read = job["read"]
+    seconds = read["runtime"] / 1e3
+    return Usage(seconds, (job["usr_cpu"] + job["sys_cpu"]) / 100 * seconds, read["io_bytes"])
+
+
+def _pairs(usages: dict[str, list[Usage]], ours: str, theirs: str) -> Iterator[tuple[Usage, Usage]]:
+    return zip(usages[ours], usages[theirs], strict=True)
+
+
+def _speed_row(name: str, usages: dict[str, list[Usage]], peer: str, limit: float | None) -> Row:
+    speeds = [statistics.median(u.throughput for u in usages[side]) for side in ("moepack", peer)]
+    ours, theirs = (f"{speed / 1e9:.2f} GB/s" for speed in speeds)
+    ratios = [a.throughput / b.throughput for a, b in _pairs(usages, "moepack", peer)]
+    return Row(name, ours, theirs, value=spread(ratios), limit=limit, higher_is_better=True)
+
+
+def _cpu_row(name: str, usages: dict[str, list[Usage]], limit: float | None) -> Row:
+    more = [a.cpu_per_gib - b.cpu_per_gib for a, b in _pairs(usages, "moepack", "fio")]
+    ours, theirs = (_cpu_text(usages[side]) for side in ("moepack", "fio"))
+    return Row(name, ours, theirs, value=spread(more), unit="s/GiB", limit=limit)
+
+
+def _cpu_text(usages: Sequence[Usage]) -> str:
+    return f"{statistics.median(usage.cpu_per_gib for usage in usages):.3f} s/GiB"
