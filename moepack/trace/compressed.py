@@ -1,11 +1,15 @@
-"""Open a file that may be compressed, told by its first bytes: plain, gzip or zstd."""
+"""Open a file that may be compressed, told by its first bytes: gzip, zstd, xz, bzip2, or plain."""
 
 import gzip
+import importlib
 import io
 import os
+import re
 import sys
 import zlib
-from typing import IO
+from collections.abc import Callable
+from functools import partial
+from typing import IO, Any, Protocol
 
 from moepack import digest
 from moepack.errors import MachineError, MoepackError, TraceError
@@ -17,8 +21,12 @@ else:
 
 __all__ = ["TraceStream", "zstd"]
 
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP, _ZSTD, _XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"
+_BZIP2 = re.compile(rb"BZh[1-9][1\x17]")
+_HEAD_LENGTH = 5
 _READ_LENGTH = 1 << 18
+_XZ_MEMORY = 256 << 20
+"""What unpacking xz may take, in bytes: four times what `xz -9` needs."""
 
 
 class TraceStream:
@@ -47,17 +55,33 @@ class TraceStream:
             raise self._error(error) from None
 
     def _unpack(self, file: IO[bytes]) -> IO[bytes]:
-        head = file.read(4)
+        head = b""
+        while len(head) < _HEAD_LENGTH and (more := file.read(_HEAD_LENGTH - len(head))):
+            head += more  # a pipe gives what there is
         if not file.seekable():  # a pipe: what was read of it is put back in front
-            file = io.BufferedReader(_Rejoined(head, file), _READ_LENGTH)
+            file = _buffered(_Rejoined(head, file))
         else:
             file.seek(0)
         if head.startswith(_GZIP):
             return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
         if head.startswith(_ZSTD):
             return zstd.ZstdFile(file)  # type: ignore[return-value]
+        if head.startswith(_XZ):
+            lzma = self._module("lzma", "unxz")
+            begin = partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
+            return _buffered(_Unpacked(file, begin, lzma.LZMAError))
+        if _BZIP2.match(head):
+            return _buffered(_Unpacked(file, self._module("bz2", "bunzip2").BZ2Decompressor))
         self.is_plain = self.is_file
         return file
+
+    def _module(self, name: str, tool: str) -> Any:
+        """Import a module that Python may have been built without."""
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            problem, hint = f"this Python has no {name}", f"{tool} unpacks it"
+            raise MachineError(problem, path=self.path, hint=hint) from None
 
     def __enter__(self) -> "TraceStream":
         return self
@@ -97,7 +121,7 @@ class TraceStream:
     def _read(self, length: int) -> bytes:
         try:
             return self._unpacked.read(length) or b""
-        except (EOFError, zlib.error, zstd.ZstdError, gzip.BadGzipFile, OSError) as error:
+        except (EOFError, zlib.error, zstd.ZstdError, _DamagedError, OSError) as error:
             raise self._error(error) from None
 
     def _error(self, error: Exception) -> MoepackError:
@@ -105,6 +129,72 @@ class TraceStream:
             return MachineError(f"cannot read: {error.strerror}", path=self.path)
         hint = "it was cut short or damaged: take it again from where it came"
         return TraceError(f"cannot be unpacked: {error}", path=self.path, hint=hint)
+
+
+def _buffered(file: io.RawIOBase) -> IO[bytes]:
+    return io.BufferedReader(file, _READ_LENGTH)
+
+
+class _Decompressor(Protocol):
+    """One stream that is being unpacked, as `lzma` and `bz2` have it."""
+
+    eof: bool
+    needs_input: bool
+    unused_data: bytes
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _DamagedError(Exception):
+    """What is packed is damaged."""
+
+
+class _Unpacked(io.RawIOBase):
+    """What is packed in a file, in one stream or in several that were joined.
+
+    Python's own `LZMAFile` would take as much memory as a file asks for. `error` is what `begin`'s
+    streams raise.
+    """
+
+    def __init__(
+        self, file: IO[bytes], begin: Callable[[], _Decompressor], error: type[Exception] = OSError
+    ) -> None:
+        self._file = file
+        self._begin = begin
+        self._error = error
+        self._stream = begin()
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = b""
+        while not data:
+            if self._stream.eof and not self._begin_next():
+                return 0
+            more = b""
+            if self._stream.needs_input:
+                more, self._rest = self._rest or self._file.read(_READ_LENGTH), b""
+                if not more:
+                    raise EOFError("it ends too early")
+            try:
+                data = self._stream.decompress(more, len(buffer))
+            except self._error as error:
+                raise _DamagedError(str(error)) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _begin_next(self) -> bool:
+        """Begin the stream that follows, if there is one; xz may have zeros behind a stream."""
+        rest = self._stream.unused_data.lstrip(b"\0")
+        while not rest:
+            more = self._file.read(_READ_LENGTH)
+            if not more:
+                return False
+            rest = more.lstrip(b"\0")
+        self._rest, self._stream = rest, self._begin()
+        return True
 
 
 class _Rejoined(io.RawIOBase):
