@@ -102,7 +102,7 @@ class SelectionCounter:
         if isinstance(item, Origin):
             self.origins.append(item)
         if isinstance(item, Counts) and item.phase in self._phases:
-            self.loose_count += int(item.counts.sum())
+            self.loose_count += sum(item.counts.tolist())  # may pass 64 bits
             places = self.places.of(item.layer, item.expert)
             self._loose = add_counts(self._loose, count_places(places, weight, item.counts))
         steps = self._steps.take(item)

@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from moepack.trace.model import Ints
 from moepack.trace.steps import Truths
 
-MOST_CELLS = 32
-"""An even number. There are half as many at least, so the middle is met to 1/32 of all tokens."""
+MOST_CELLS, FEWEST_CELLS = 32, 8
+"""Of these there are half as many at least, so the middle is met to 1/32 of all tokens, or 1/8
+where there are very many places."""
+_MOST_NUMBERS = 1 << 22
+"""Of all cells together: enough for 32 cells of a model of 131,072 experts."""
 LEAST_SHARE = 0.3
 """Of all tokens: rather than leave one side with less, a request is cut."""
 
@@ -71,7 +74,8 @@ class Timeline:
             stretch.counts = add_counts(stretch.counts, count_places(chosen, weight))
             self.token_count += last - first
             first = last
-            if self.token_count == MOST_CELLS * self._cell_length:
+            most = min(MOST_CELLS, max(FEWEST_CELLS, _MOST_NUMBERS // max(1, len(stretch.counts))))
+            while self.token_count >= most * self._cell_length:
                 self._join_cells()
 
     def _enter(self, begins_request: bool) -> None:
@@ -94,6 +98,7 @@ class Timeline:
             else:
                 joined[-1].counts = add_counts(joined[-1].counts, stretch.counts)
         self._stretches = joined
+        self._cell_has_request = has_request
 
     def total(self) -> Weighted:
         """Return all counts."""
