@@ -13,8 +13,8 @@ from moepack.hotness.file import HeldOut, Hotness
 from moepack.shape import ModelShape
 from moepack.trace.compressed import TraceStream
 from moepack.trace.formats import registry
-from moepack.trace.formats.counts import MAX_COUNT
 from moepack.trace.formats.registry import ReadOptions
+from moepack.trace.model import MAX_COUNT
 from moepack.trace.steps import ALL_PHASES, DECODE_PHASES
 from moepack.trace.validation import Checks
 
@@ -86,7 +86,7 @@ def load(path: str, shape: ModelShape | None = None) -> Hotness:
         if form.name == "counts":
             return file.read(stream, checks)
         counter = SelectionCounter(shape=shape)
-        for item in form.read(stream, checks):
+        for item in registry.read_as(form, stream, checks):
             counter.add(item)
     return from_counter(counter, path)
 

@@ -19,11 +19,13 @@ from moepack.storage.atomic import publish
 from moepack.trace import file_records
 from moepack.trace.compressed import TraceStream, zstd
 from moepack.trace.file_records import Kind
-from moepack.trace.model import Counts, Item, Items, Origin, Piece, Tokens
+from moepack.trace.model import Counts, Item, Items, Origin, Piece, Tokens, selected
 from moepack.trace.validation import Checks
 
 MAGIC = b"MOETRACE"
 VERSION = 1
+RECORDED = "recorded"
+"""The format of origins that came from a recording."""
 MAX_LENGTH = 1 << 26
 """Of a record, stored or not, in bytes."""
 _HEADER = struct.Struct("<8sII")
@@ -37,9 +39,9 @@ class Writer:
 
     A new file appears under its name when it is whole. Where an exception ends the `with`, what was
     written since the last `keep` is taken back, all of it where nothing was kept. One process at a
-    time writes to a file. Raises MachineError for what the system refuses, RequestError where a
-    file of an earlier, killed process is in the way, TraceError for a file to append to that is
-    none.
+    time writes to a file. What a killed import left is written over; what a killed recording left
+    is kept. Raises MachineError for what the system refuses, RequestError where a file that is
+    kept is in the way, TraceError for a file to append to that is none.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, append: bool = False) -> None:
@@ -48,25 +50,29 @@ class Writer:
         self._partial = self.path if self._appends else f"{self.path}.partial"
         self._waiting: list[Tokens] = []
         self._waiting_count = 0
+        is_left = False
         try:
-            self._file: IO[bytes] = open(self._partial, "r+b" if self._appends else "xb")  # noqa: SIM115
-        except FileExistsError:
-            problem = "the file of an earlier run that did not end is in the way"
-            hint = "what it holds can be read: rename it, or delete it"
-            raise RequestError(problem, path=self._partial, hint=hint) from None
+            try:
+                self._file: IO[bytes] = open(self._partial, "r+b" if self._appends else "xb")  # noqa: SIM115
+            except FileExistsError:
+                self._file, is_left = open(self._partial, "r+b"), True  # noqa: SIM115
         except OSError as error:
             raise self._error(error) from None
         try:
-            self._begin()
+            self._begin(is_left)
         except BaseException:
             self._file.close()
             raise
 
-    def _begin(self) -> None:
+    def _begin(self, is_left: bool) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise MachineError("another process writes to it", path=self.path) from None
+        if is_left and not _can_be_made_again(self._partial):
+            problem = "the file of an earlier run that did not end is in the way"
+            hint = "what it holds can be read: rename it, or delete it"
+            raise RequestError(problem, path=self._partial, hint=hint)
         try:
             if self._appends:
                 self._kept = _end_of_records(self.path)
@@ -74,6 +80,7 @@ class Writer:
                 self._file.seek(self._kept)
             else:
                 self._kept = 0
+                self._file.truncate(0)
                 self._file.write(_HEADER.pack(MAGIC, VERSION, 0))
         except OSError as error:
             raise self._error(error) from None
@@ -199,6 +206,18 @@ def held_items(path: str, append: bool) -> Items:
         yield from read(stream, Checks(path))
 
 
+def _can_be_made_again(path: str) -> bool:
+    """Say whether what a killed process left holds nothing, or what was imported."""
+    if not os.path.getsize(path):
+        return True
+    try:
+        with TraceStream(path) as stream:
+            first = next(read(stream, Checks(path, lenient=True)), None)
+    except TraceError:
+        return False
+    return first is None or (isinstance(first, Origin) and first.format != RECORDED)
+
+
 def _read_payload(stream: TraceStream, head: bytes, place: str) -> bytes | None:
     """Read, unpack and check one payload; None where the file ends within it."""
     if len(head) < _RECORD.size:
@@ -276,14 +295,8 @@ def _is_whole_frame(data: bytes) -> bool:
 
 def _checked(piece: Piece, checks: Checks, place: str) -> Piece:
     layer, expert = piece.layer.astype(np.int64), piece.expert.astype(np.int64)
-    right = checks.fitting(layer, expert, lambda _: place)
-    if right is None:
-        return piece
     if isinstance(piece, Counts):
-        return Counts(piece.phase, piece.layer[right], piece.expert[right], piece.counts[right])
-    starts = np.concatenate(([0], np.cumsum(right)))[piece.starts]
-    filled = np.diff(starts) > 0
-    starts = np.append(starts[:-1][filled], starts[-1])
-    return Tokens(
-        piece.request[filled], piece.phase[filled], starts, piece.layer[right], piece.expert[right]
-    )
+        return checks.counts(piece.phase, layer, expert, piece.counts, lambda _: place)
+    right = checks.fitting(layer, expert, lambda _: place)
+    fitting = piece if right is None else selected(piece, right)
+    return checks.tokens(fitting, lambda _: place)

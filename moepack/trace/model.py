@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 MAX_NUMBER = 0xFFFF
 """Layers and experts have 16 bits."""
 
+MAX_COUNT = (1 << 53) - 1
+"""Counts stay exact in every reader's numbers, JavaScript's too."""
+
 Ints = NDArray[np.int64]
 Shorts = NDArray[np.uint16]
 Bytes = NDArray[np.uint8]
@@ -97,6 +100,33 @@ Piece = Tokens | Counts
 Item = Origin | Tokens | Counts
 Items = Iterator[Item]
 """An origin, then its pieces, then perhaps another origin."""
+
+
+class Dimensions(NamedTuple):
+    """What a file says of the model it was taken on; None is what it does not say.
+
+    Layers are below `layer_count` and experts below `expert_count`; a token uses up to
+    `experts_used` experts in a layer.
+    """
+
+    layer_count: int | None = None
+    expert_count: int | None = None
+    experts_used: int | None = None
+
+    def __str__(self) -> str:
+        """List what it says."""
+        words = ("layers below {}", "experts below {}", "{} experts used")
+        pairs = zip(words, self, strict=True)
+        return ", ".join(word.format(count) for word, count in pairs if count is not None)
+
+
+def selected(tokens: Tokens, kept: NDArray[np.bool_]) -> Tokens:
+    """Keep some of the selections, and the tokens that have any of them."""
+    starts = np.concatenate(([0], np.cumsum(kept)))[tokens.starts]
+    filled = np.diff(starts) > 0
+    starts = np.append(starts[:-1][filled], starts[-1])
+    columns = (tokens.layer[kept], tokens.expert[kept])
+    return Tokens(tokens.request[filled], tokens.phase[filled], starts, *columns)
 
 
 def counts_of(phase: Phase, layer: Ints | Shorts, expert: Ints | Shorts) -> Counts:

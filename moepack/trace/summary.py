@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moepack import digest
-from moepack.trace.model import Counts, Item, Origin, Tokens, Unknown
+from moepack.trace.model import Counts, Item, Origin, Phase, Tokens, Unknown
 from moepack.trace.steps import ALL_PHASES, StepStream
 
 
@@ -22,7 +22,7 @@ class TraceTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """A trace file: its totals, what its origins do not tell, and what was `added` just now.
+    """A trace file: its totals, what is `unknown` of it, and what was `added` just now.
 
     `warnings` counts what was left out, by problem.
     """
@@ -44,6 +44,7 @@ class TraceCounter:
     def __init__(self) -> None:
         self._steps = StepStream(ALL_PHASES)
         self._selection_count = self._counted_selection_count = 0
+        self._has_unknown_phases = False
         self.origins: list[Origin] = []
 
     def add(self, item: Item) -> None:
@@ -51,9 +52,10 @@ class TraceCounter:
         if isinstance(item, Origin):
             self.origins.append(item)
         elif isinstance(item, Counts):
-            self._counted_selection_count += int(item.counts.sum())
+            self._counted_selection_count += sum(item.counts.tolist())  # may pass 64 bits
         else:
             self._selection_count += len(item.layer)
+            self._has_unknown_phases |= bool(np.any(item.phase == Phase.UNKNOWN))
         self._steps.take(item)
 
     @property
@@ -69,6 +71,8 @@ class TraceCounter:
     def summary(self, path: str, added: TraceTotals, warnings: Counter[str]) -> TraceSummary:
         """Return the summary of a file that holds what was counted."""
         words = {word for origin in self.origins for word in origin.unknown}
+        if self._has_unknown_phases:
+            words.add(Unknown.PHASES)
         return TraceSummary(
             path, *self.totals, tuple(sorted(words)), tuple(self.origins), added, warnings
         )

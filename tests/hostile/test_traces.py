@@ -18,8 +18,8 @@ from moepack.errors import TraceError
 from moepack.hotness import file
 from moepack.hotness.file import Hotness
 from moepack.keys import ExpertKey
-from moepack.trace.expert_places import MAX_PLACES
-from moepack.trace.formats.counts import MAX_COUNT
+from moepack.trace.expert_places import MAX_PLACES, PAGE
+from moepack.trace.model import MAX_COUNT
 from tests.support.hostile_input import QUICK, assert_cheap, assert_clear, measured, mutants
 from tests.support.shapes import shape_of_counts
 from tests.support.trace_forms import npy
@@ -185,6 +185,7 @@ def test_a_big_hotness_file_is_refused_within_a_second_and_100_mb(
 # Tables that grow with what was seen, not with the highest number.
 
 MEASURES = {
+    "import": ("import moepack", "moepack.import_trace([path], path + '.moetrace')"),
     "hotness": ("import moepack", "moepack.measure_hotness([path])"),
     "statistics": ("import moepack", "moepack.trace_statistics([path])"),
     "concentration": ("import moepack", "moepack.concentration([path])"),
@@ -207,7 +208,15 @@ def few_counts(path: Path) -> None:
     path.write_bytes(b"0,0,1\n65535,65535,9\n")
 
 
-@pytest.mark.parametrize("write", [few_tokens, few_counts])
+def few_lines(path: Path) -> None:
+    path.write_bytes(b"".join(b"layer %d expert %d\n" % pair for pair in HIGHEST))
+
+
+def heat(path: Path) -> None:
+    path.write_text(json.dumps({"layers": [{"abs_layer": 65535, "heat": [1] * 65536}]}))
+
+
+@pytest.mark.parametrize("write", [few_tokens, few_counts, few_lines, heat])
 @pytest.mark.parametrize("name", MEASURES)
 def test_high_numbers_cost_nothing(
     name: str, write: Callable[[Path], None], tmp_path: Path
@@ -218,6 +227,18 @@ def test_high_numbers_cost_nothing(
     assert outcome.text == ""
     assert outcome.seconds < 1
     assert outcome.memory < 150 << 20
+
+
+def test_stretches_of_many_experts_are_few(tmp_path: Path) -> None:
+    """The middle of a request is known at its end, and counts are kept in stretches until then."""
+    path = tmp_path / "trace"
+    pages = range(0, 65536, PAGE)
+    path.write_bytes(
+        b"".join(b"layer %d expert %d\n" % (n, page) for page in pages for n in range(16))
+    )
+    outcome = measured(MEASURES["hotness"], path)
+    assert outcome.text == ""
+    assert outcome.memory < 400 << 20
 
 
 @pytest.mark.parametrize("name", ["hotness", "concentration"])
@@ -269,7 +290,7 @@ def test_a_packed_array_that_ends_too_early_takes_no_memory(tmp_path: Path) -> N
 def test_counts_of_more_experts_than_any_model_has_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "counts.npz"
     layers, experts = 2048, MAX_PLACES // 2048
-    np.savez_compressed(path, logical_count=np.zeros((1, layers, experts), np.uint8))
+    np.savez_compressed(path, logical_count=np.ones((1, layers, experts), np.uint8))
     assert measured(READ, path).text == ""
     np.savez_compressed(path, logical_count=np.zeros((1, layers, experts + 1), np.uint8))
     assert "more layers or experts" in measured(READ, path).text
@@ -311,10 +332,9 @@ def test_the_heading_of_a_route_is_read_in_time(tmp_path: Path) -> None:
     assert outcome.seconds < 1
 
 
-def test_a_trace_without_selections_is_no_mistake(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_trace_without_selections_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "empty.npy"
     path.write_bytes(npy(np.full((3, 2, 2), -1)))
-    for name in ("hotness", "concentration"):
-        outcome = measured(MEASURES[name], path)
-        assert outcome.text.startswith(f"TraceError: {path}: nothing was counted")
-    assert measured(MEASURES["statistics"], path).text == ""
+    outcome = measured(MEASURES[name], path)
+    assert outcome.text.startswith(f"TraceError: {path}: no selections in it")

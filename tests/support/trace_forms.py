@@ -30,7 +30,7 @@ FEW = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 ALL = TEXTS | BINARIES
-PACKINGS = ("", ".gz", ".zst")
+PACKINGS = ("", ".gz", ".zst", ".xz", ".bz2")
 SMALL: Trace = [
     [Call(PREFILL, [{3: [7, 1], 5: [2, 0, 4]}, {3: [300, 1], 5: [1, 2, 3]}]),
      Call(DECODE, [{3: [5, 6], 4: [8], 5: [1]}])],

@@ -5,8 +5,10 @@ once, and a token its experts by layer. The tokens of a call have the same layer
 experts in each.
 """
 
+import bz2
 import gzip
 import json
+import lzma
 import random
 import struct
 from collections import Counter
@@ -110,6 +112,12 @@ def shape_of(trace: Trace) -> dict[int, int]:
     return dict.fromkeys(layers_of(trace), most + 1)
 
 
+def dimensions(trace: Trace) -> tuple[int, int]:
+    """Return how many layers and experts the model has at least."""
+    pairs = [pair for one in seen(trace).tokens for pair in one[2]]
+    return max(layer for layer, _ in pairs) + 1, max(expert for _, expert in pairs) + 1
+
+
 def selections(token: TokenExperts) -> Selections:
     """List a token's selections in order."""
     return [(layer, expert) for layer, experts in token.items() for expert in experts]
@@ -147,7 +155,13 @@ def packed(data: bytes, packing: str) -> bytes:
     """Compress a file, or not; compressed ones are of two parts, as if appended to."""
     half = len(data) // 2
     packers: dict[str, Callable[[bytes], bytes]]
-    packers = {"": bytes, ".gz": gzip.compress, ".zst": zstd.compress}
+    packers = {
+        "": bytes,
+        ".gz": gzip.compress,
+        ".zst": zstd.compress,
+        ".xz": lzma.compress,
+        ".bz2": bz2.compress,
+    }
     return b"".join(packers[packing](part) for part in (data[:half], data[half:]))
 
 
@@ -238,7 +252,8 @@ def expert_log(trace: Trace, tokens: bool = True, prompts: bool = True) -> bytes
 
 
 def _moe_flash(trace: Trace) -> bytes:
-    lines = ["moe-flash: loaded manifest: 48 layers, 128 experts/layer"]
+    layers, experts = dimensions(trace)
+    lines = [f"moe-flash: loaded manifest: {layers} layers, {experts} experts/layer"]
     for call in calls_of(trace):
         count = len(call.tokens)
         for layer, rows in by_layer(call):
@@ -274,7 +289,9 @@ def _mer(trace: Trace, spaced: bool = False) -> bytes:
 
 
 def _route_csv(trace: Trace) -> bytes:
-    lines = ["# route_trace v1", "# model=tiny.gguf arch=qwen3moe n_layer=65536 n_expert_used=8"]
+    layers, experts = dimensions(trace)
+    stated = f"n_layer={layers} n_expert={experts} n_expert_used=4"
+    lines = ["# route_trace v1", f"# model=tiny.gguf arch=qwen3moe {stated}"]
     lines += ["turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"]
     for turn, request in enumerate(trace):
         step = 0
@@ -308,7 +325,8 @@ def _selections_csv(trace: Trace) -> bytes:
 
 def _usage(trace: Trace) -> bytes:
     rows = [f"{layer} {expert} {n}" for (_, layer, expert), n in counted(trace).items()]
-    return _text(["-1 48 128", "-2 1 9f3a", *rows])
+    layers, experts = dimensions(trace)
+    return _text([f"-1 {layers - 1} {experts}", "-2 1 9f3a", *rows])
 
 
 def _gates(trace: Trace) -> bytes:

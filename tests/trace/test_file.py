@@ -1,7 +1,9 @@
 """Moepack's own trace file, whole, cut or damaged; other binary files that are; and large ones."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import random
 import re
@@ -19,10 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.errors import MachineError, RequestError, TraceError
-from moepack.trace.compressed import zstd
+from moepack.trace import file
+from moepack.trace.compressed import TraceStream, zstd
 from moepack.trace.file import Writer
 from moepack.trace.formats import registry
-from moepack.trace.model import Counts, Item, Origin, Phase, Tokens, Unknown
+from moepack.trace.model import MAX_COUNT, Counts, Item, Origin, Phase, Tokens, Unknown
 from moepack.trace.validation import Checks
 from tests.support import trace_samples as samples
 from tests.support.hostile_input import MAX_MEMORY, assert_cheap, measured
@@ -33,6 +36,7 @@ from tests.support.trace_forms import ALL, BIG, FEW, PACKINGS, SMALL, pieces_of
 from tests.support.trace_samples import flat, origin_payload, read, record
 from tests.support.trace_samples import tokens_payload as payload_of
 
+COMPRESSORS = (gzip.compress, zstd.compress, lzma.compress, bz2.compress)
 TRACE = FIXTURES / "qwen3moe-trace.csv"
 HEADER = struct.pack("<8sII", b"MOETRACE", 1, 0)
 ORIGIN = Origin("anemll", "a.jsonl", frozenset({Unknown.REQUESTS}), "tiny", 7)
@@ -57,7 +61,7 @@ def counts(phase: int, *rows: tuple[int, int, int]) -> Counts:
 ITEMS: list[Item] = [
     ORIGIN,
     tokens((0, 1, [(1, 2), (3, 300)]), (0, 2, [(1, 65535)]), (3, 0, [(65535, 0)])),
-    counts(1, (0, 1, 5), (258, 772, 1 << 62)),
+    counts(1, (0, 1, 5), (258, 772, MAX_COUNT)),
     Origin("x", "b"),
     tokens((0, 2, [(5, 6)])),
     counts(0, (1, 2, 3)),
@@ -74,8 +78,8 @@ def write(path: Path, items: Iterable[Item], append: bool = False, act: Any = id
 
 def items_of(path: Path, checks: Checks | None = None) -> list[Any]:
     """Read a file of moepack as plain values."""
-    found = registry.read(str(path), checks or Checks(str(path)), "moepack")
-    return [plain(item) for item in found]
+    with TraceStream(str(path)) as stream:
+        return [plain(item) for item in file.read(stream, checks or Checks(str(path)))]
 
 
 def plain(item: Item) -> Any:
@@ -191,8 +195,9 @@ def test_an_exception_leaves_nothing_new(act: Any, append: bool, tmp_path: Path)
 
 
 def fill(path: Path, append: bool) -> None:
-    numbers = np.random.default_rng(0).integers(0, 65536, 1 << 17).astype(np.uint16)
-    one = Tokens(np.array([0]), np.array([2], np.uint8), np.array([0, 1 << 17]), numbers, numbers)
+    numbers = np.random.default_rng(0).permutation(1 << 16).astype(np.uint16)
+    layers, experts = np.append(numbers, numbers[::-1]), np.append(numbers[::-1], numbers + 1)
+    one = Tokens(np.array([0]), np.array([2], np.uint8), np.array([0, 1 << 17]), layers, experts)
     write(path, [ORIGIN, one] * 4, append)
 
 
@@ -247,22 +252,43 @@ def test_what_was_kept_outlives_an_exception(append: bool, tmp_path: Path) -> No
     assert sorted(os.listdir(tmp_path)) == ["other", "trace"]
 
 
-def test_a_partial_file_of_another_run_is_never_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"whole prompts",
+        HEADER[:9],
+        HEADER + record(1, origin_payload(format="recorded")),
+        HEADER + record(1, origin_payload(format="recorded")) + record(1, origin_payload()),
+        HEADER + record(2, payload_of([(0, 2, [(1, 2)])])),
+    ],
+)
+def test_a_recording_that_was_left_is_never_overwritten(data: bytes, tmp_path: Path) -> None:
+    """Nor is what is no trace."""
     partial = tmp_path / "trace.partial"
-    partial.write_bytes(b"whole prompts")
+    partial.write_bytes(data)
     with pytest.raises(RequestError, match="earlier run") as caught:
         Writer(tmp_path / "trace")
     assert "rename it" in str(caught.value.hint)
-    assert partial.read_bytes() == b"whole prompts"
+    assert partial.read_bytes() == data
+
+
+@pytest.mark.parametrize("length", [0, 16, 30, None])
+def test_an_import_that_was_left_is_written_over(length: int | None, tmp_path: Path) -> None:
+    path, partial = tmp_path / "trace", tmp_path / "trace.partial"
+    whole = write(tmp_path / "other", ITEMS)
+    partial.write_bytes((whole + whole[len(HEADER) :])[:length])
+    assert write(path, ITEMS) == whole
+    assert not partial.exists()
 
 
 @pytest.mark.parametrize("append", [False, True])
 def test_one_writes_at_a_time(append: bool, tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    write(path, ITEMS)
-    with Writer(path, append=True) as writer:
+    if append:
+        write(path, ITEMS)
+    with Writer(path, append=append) as writer:
         with pytest.raises(MachineError, match="another process"):
-            Writer(path, append=True)
+            Writer(path, append=append)
         writer.add(ITEMS[0])
 
 
@@ -378,7 +404,7 @@ def test_counts_too_many_for_a_record_are_cut(tmp_path: Path) -> None:
 def test_compression_that_is_cut_or_damaged(name: str, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     data = ALL[name].write(SMALL * 20)
-    for whole in (gzip.compress(data), zstd.compress(data)):
+    for whole in (compress(data) for compress in COMPRESSORS):
         for cut in (5, 20, len(whole) // 2, len(whole) - 9, len(whole) - 1):
             path.write_bytes(whole[:cut])
             assert "cut short" in str(refused(path).hint)

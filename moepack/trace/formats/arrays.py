@@ -5,10 +5,11 @@ By the name of an array, its axes are
 `routed_experts`, `prompt_routed_experts` (vLLM): tokens, layers with experts, experts used; decode
 and prefill of one request.
 `topk_ids_of_layer` (SGLang): layers, tokens, experts used.
-`logical_count` (SGLang): steps, layers, experts; the values are counts.
+`logical_count` (SGLang): steps, layers, experts; the values are counts. Beside arrays of tokens it
+counts their selections again, and is left out: tokens say more.
 any other name, or none: tokens, layers, experts used; one request.
 
-Experts are padded with -1. mbolt's heat is an object with `layers`, each with `layer` and `heat`.
+Experts are padded with -1. mbolt's heat is in `heat`.
 """
 
 import io
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from moepack.errors import TraceError
 from moepack.trace.compressed import TraceStream
 from moepack.trace.expert_places import MAX_PLACES
+from moepack.trace.formats import heat
 from moepack.trace.model import MAX_NUMBER, Ints, Items, Origin, Phase, Piece, Tokens, Unknown
 from moepack.trace.validation import Checks, shorts
 
@@ -42,8 +44,9 @@ CONVERTER = (
 _PIECE_SELECTIONS = 1 << 18
 _HEADER_LENGTH = 1 << 16
 _PHASES = {"routed_experts": Phase.DECODE, "prompt_routed_experts": Phase.PREFILL}
-_PASSES = {"topk_ids_of_layer", "logical_count"}
-_NAMES = ("prompt_routed_experts", "routed_experts", "topk_ids_of_layer", "logical_count")
+_COUNTED = "logical_count"
+_PASSES = {"topk_ids_of_layer", _COUNTED}
+_NAMES = ("prompt_routed_experts", "routed_experts", "topk_ids_of_layer", _COUNTED)
 _LISTS = ("records", "requests")
 _ANSWERS = ("choices", "outputs")
 """Where vLLM has a request's answers: in its server's responses, and in its Python objects."""
@@ -71,7 +74,7 @@ def read_npz(stream: TraceStream, checks: Checks) -> Items:
             raise _too_long(stream.path, MAX_LENGTH)
         data.seek(0)
         with np.load(data, allow_pickle=False) as archive:
-            named = [(name, _member(archive, name)) for name in archive.files]
+            named = _once([(name, _member(archive, name)) for name in archive.files], checks)
     except (zipfile.BadZipFile, zlib.error, RuntimeError, *_BAD_ARRAYS) as error:
         raise _unreadable(stream.path, error) from None
     vllm = sorted((name, array) for name, array in named if name in _PHASES)
@@ -82,11 +85,21 @@ def read_npz(stream: TraceStream, checks: Checks) -> Items:
 def read_json(stream: TraceStream, checks: Checks) -> Items:
     """Read arrays, or objects with arrays, from JSON, or from one JSON a line."""
     documents = _parse(_whole(stream, MAX_JSON_LENGTH), stream.path)
-    if len(documents) == 1 and _is_heat(documents[0]):
-        yield from _read_heat(documents[0], stream, checks)
+    if len(documents) == 1 and heat.is_heat(documents[0]):
+        yield from heat.read(documents[0], stream, checks)
         return
     requests = [request for document in documents for request in _requests(document, stream.path)]
+    requests = [_once(request, checks) for request in requests]
     yield from _read_all(stream, checks, requests, "array")
+
+
+def _once(arrays: list[tuple[str, Array]], checks: Checks) -> list[tuple[str, Array]]:
+    """Leave out counts of the selections that other arrays have token by token."""
+    kept = [(name, array) for name, array in arrays if name != _COUNTED]
+    if not any(array.size for _, array in kept):
+        return arrays
+    checks.warn("arrays that count the selections of the others again", len(arrays) - len(kept))
+    return kept
 
 
 def _read_all(
@@ -98,7 +111,7 @@ def _read_all(
         unknown |= {Unknown.REQUESTS}
     if not names <= set(_PHASES):
         unknown |= {Unknown.PHASES}
-    if "logical_count" in names:
+    if _COUNTED in names:
         unknown |= {Unknown.TOKENS}
     if not names <= _PASSES and checks.shape is None:
         unknown |= {Unknown.LAYERS}
@@ -125,8 +138,9 @@ def _pieces(name: str, array: Array, request: int, checks: Checks) -> Iterator[P
         return
     _check_bounds(name, array.shape, checks, place)
     if array.dtype == np.uint64 and np.any(array > _MOST):
-        raise TraceError("a number out of bounds", path=checks.path, place=place)
-    if name == "logical_count":
+        found = int(array[array > _MOST][0])
+        raise _out_of_bounds(found, checks.path, place)
+    if name == _COUNTED:
         yield from _counts(array, checks, place)
         return
     if name == "topk_ids_of_layer":
@@ -137,39 +151,45 @@ def _pieces(name: str, array: Array, request: int, checks: Checks) -> Iterator[P
     phase = _PHASES.get(name, Phase.UNKNOWN)
     step = max(1, _PIECE_SELECTIONS // max(1, array.shape[1] * array.shape[2]))
     for first in range(0, len(array), step):
-        yield from _tokens(array[first : first + step], layers, request, phase, checks, place)
+        chunk = array[first : first + step]
+        yield from _tokens(chunk, first, layers, request, phase, checks, place)
 
 
 def _check_bounds(name: str, shape: tuple[int, ...], checks: Checks, place: str) -> None:
     """Refuse axes that no model has before anything of their lengths is made."""
     layer_count = shape[0] if name == "topk_ids_of_layer" else shape[1]
     is_wide = max(layer_count, shape[2]) > MAX_NUMBER + 1
-    if is_wide or (name == "logical_count" and layer_count * shape[2] > MAX_PLACES):
+    if is_wide or (name == _COUNTED and layer_count * shape[2] > MAX_PLACES):
         problem = "an array of more layers or experts than any model has"
         raise TraceError(problem, path=checks.path, place=place, found=shape)
 
 
 def _tokens(
-    array: Array, layers: Ints, request: int, phase: Phase, checks: Checks, place: str
+    array: Array, before: int, layers: Ints, request: int, phase: Phase, checks: Checks, place: str
 ) -> Iterator[Piece]:
-    """Make tokens of [tokens, layers, experts used]."""
+    """Make tokens of [tokens, layers, experts used]; there were some `before`."""
     experts = np.asarray(array, np.int64)
     is_there = experts != -1
     token, axis, _ = np.nonzero(is_there)
     layer, expert = layers[axis], experts[is_there]
-    right = checks.fitting(layer, expert, lambda index: f"{place}, token {token[index]}")
+
+    def place_of(index: int) -> str:
+        return f"{place}, token {before + token[index]}"
+
+    right = checks.fitting(layer, expert, place_of)
     if right is not None:
         token, layer, expert = token[right], layer[right], expert[right]
     starts = np.flatnonzero(np.concatenate(([True], token[1:] != token[:-1]))[: len(token)])
     count = len(starts)
     if count:
-        yield Tokens(
+        tokens = Tokens(
             np.full(count, request, np.int64),
             np.full(count, phase, np.uint8),
             np.append(starts, len(token)),
             shorts(layer),
             shorts(expert),
         )
+        yield checks.tokens(tokens, place_of)
 
 
 def _counts(array: Array, checks: Checks, place: str) -> Iterator[Piece]:
@@ -272,8 +292,11 @@ def _requests(document: Any, path: str) -> list[list[tuple[str, Array]]]:
         requests = next((document[key] for key in _LISTS if key in document), requests)
     arrays = [_arrays(item, path) for item in requests] if isinstance(requests, list) else []
     if not any(arrays):
-        expected = f"an array, or objects with {', '.join(_NAMES)}"
-        raise TraceError("no arrays of experts in it", path=path, expected=expected)
+        expected = f"an array, objects with {', '.join(_NAMES)}, or {heat.EXAMPLE}"
+        problem, found = "no arrays of experts in it", None
+        if isinstance(document, dict):
+            found = f"an object with {', '.join(document) or 'nothing'}"
+        raise TraceError(problem, path=path, expected=expected, found=found)
     return arrays
 
 
@@ -294,39 +317,25 @@ def _arrays(request: Any, path: str) -> list[tuple[str, Array]]:
 
 
 def _array(value: Any, name: str, path: str) -> Array:
+    place = f"array {name}" if name else "array"
     try:
-        return np.array(value)
+        array = np.array(value)
     except (ValueError, OverflowError) as error:
-        raise TraceError(f"not an array: {error}", path=path, place=f"array {name}") from None
+        raise TraceError(f"not an array: {error}", path=path, place=place) from None
+    if array.dtype.kind not in "iu" and (large := _first_large(value)) is not None:
+        raise _out_of_bounds(large, path, place)
+    return array
 
 
-def _is_heat(document: Any) -> bool:
-    layers = document.get("layers") if isinstance(document, dict) else None
-    return (
-        isinstance(layers, list)
-        and bool(layers)
-        and all(isinstance(layer, dict) and {"layer", "heat"} <= set(layer) for layer in layers)
+def _first_large(value: Any) -> int | None:
+    """Find a whole number beyond 64 bits, for which numpy takes fractions or objects."""
+    if isinstance(value, list):
+        return next((large for large in map(_first_large, value) if large is not None), None)
+    return value if type(value) is int and abs(value) > _MOST else None
+
+
+def _out_of_bounds(found: int, path: str, place: str) -> TraceError:
+    expected = f"<= {_MOST}"
+    return TraceError(
+        "a number out of bounds", path=path, place=place, expected=expected, found=found
     )
-
-
-def _read_heat(document: Any, stream: TraceStream, checks: Checks) -> Items:
-    tokens, model = document.get("n_decode_tokens"), document.get("model")
-    yield Origin(
-        "heat",
-        stream.name,
-        frozenset({Unknown.TOKENS, Unknown.REQUESTS}),
-        model if isinstance(model, str) else None,
-        tokens if type(tokens) is int and tokens >= 0 else None,
-    )
-    for entry in document["layers"]:
-        place = f"layer {entry['layer']}"
-        heat = _array(entry["heat"], "heat", checks.path)
-        is_layer = type(entry["layer"]) is int and 0 <= entry["layer"] <= MAX_NUMBER
-        if not is_layer or heat.ndim != 1 or heat.dtype.kind not in "iu":
-            raise TraceError("not a list of counts", path=checks.path, place=place)
-        if np.any(heat < 0) or np.any(heat > _MOST):
-            raise TraceError("a count out of bounds", path=checks.path, place=place)
-        expert = np.flatnonzero(heat)
-        layer = np.full(len(expert), entry["layer"], np.int64)
-        counts = heat[expert].astype(np.int64)
-        yield checks.counts(Phase.DECODE, layer, expert, counts, lambda _, place=place: place)  # type: ignore[misc]

@@ -11,6 +11,7 @@ import numpy as np
 
 from moepack.errors import TraceError
 from moepack.trace.model import Bytes, Ints, Shorts, Tokens
+from moepack.trace.validation import Checks
 
 MAX_CALL_SELECTIONS = 1 << 23
 
@@ -19,7 +20,8 @@ class Rows(NamedTuple):
     """Selections in the order of a file; calls begin at the indices `starts`, which rise.
 
     What comes before the first start belongs to the call before. `request` and `phase` have an item
-    for each start. `token` numbers the tokens of a call; without it each call is one token.
+    for each start. `token` numbers the tokens of a call; without it each call is one token. `place`
+    is where each selection stands: a line, or a byte.
     """
 
     starts: Ints
@@ -27,14 +29,19 @@ class Rows(NamedTuple):
     phase: Bytes
     layer: Shorts
     expert: Shorts
+    place: Ints
     token: Ints | None = None
 
 
 class Assembler:
-    """Takes rows and gives whole tokens; the last call is held back until the next one begins."""
+    """Takes rows and gives whole tokens; the last call is held back until the next one begins.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    Tokens are checked. `unit` is what places are counted in, for messages.
+    """
+
+    def __init__(self, checks: Checks, unit: str = "line") -> None:
+        self._checks = checks
+        self._unit = unit
         self._held: list[Rows] = []
         self._held_count = 0
 
@@ -52,7 +59,8 @@ class Assembler:
         held, self._held = self._held, []
         self._held_count = 0
         if held and any(len(rows.layer) for rows in held):
-            yield _to_tokens(_join(held))
+            tokens, place = _to_tokens(_join(held))
+            yield self._checks.tokens(tokens, lambda index: f"{self._unit} {place[index]}")
 
     def _hold(self, rows: Rows) -> None:
         self._held.append(rows)
@@ -60,7 +68,7 @@ class Assembler:
         if self._held_count > MAX_CALL_SELECTIONS:
             problem = "one call, or token, with too many selections"
             expected = f"<= {MAX_CALL_SELECTIONS}"
-            raise TraceError(problem, path=self._path, expected=expected)
+            raise TraceError(problem, path=self._checks.path, expected=expected)
 
 
 def _part(rows: Rows, selections: slice, calls: slice) -> Rows:
@@ -71,6 +79,7 @@ def _part(rows: Rows, selections: slice, calls: slice) -> Rows:
         rows.phase[calls],
         rows.layer[selections],
         rows.expert[selections],
+        rows.place[selections],
         None if rows.token is None else rows.token[selections],
     )
 
@@ -87,24 +96,27 @@ def _join(held: list[Rows]) -> Rows:
         np.concatenate([rows.phase for rows in held]),
         np.concatenate([rows.layer for rows in held]),
         np.concatenate([rows.expert for rows in held]),
+        np.concatenate([rows.place for rows in held]),
         np.concatenate(tokens) if tokens else None,
     )
 
 
-def _to_tokens(rows: Rows) -> Tokens:
+def _to_tokens(rows: Rows) -> tuple[Tokens, Ints]:
+    """Give the tokens of some rows, and the place of each of their selections."""
     count = len(rows.layer)
     filled = np.append(rows.starts[1:], count) > rows.starts
     starts, request, phase = rows.starts[filled], rows.request[filled], rows.phase[filled]
     if rows.token is None:
-        return Tokens(request, phase, np.append(starts, count), rows.layer, rows.expert)
+        tokens = Tokens(request, phase, np.append(starts, count), rows.layer, rows.expert)
+        return tokens, rows.place
     call = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, count)))
-    layer, expert, token = rows.layer, rows.expert, rows.token
+    layer, expert, token, place = rows.layer, rows.expert, rows.token, rows.place
     if np.any((token[1:] < token[:-1]) & (call[1:] == call[:-1])):
         order = np.lexsort((token, call))  # stable: the layers of a token stay in their order
-        layer, expert, token = layer[order], expert[order], token[order]
+        layer, expert, token, place = layer[order], expert[order], token[order], place[order]
     begins = np.ones(count, np.bool_)
     begins[1:] = (token[1:] != token[:-1]) | (call[1:] != call[:-1])
     starts = np.flatnonzero(begins)
-    return Tokens(
-        request[call[starts]], phase[call[starts]], np.append(starts, count), layer, expert
-    )
+    of_token = call[starts]
+    columns = (np.append(starts, count), layer, expert)
+    return Tokens(request[of_token], phase[of_token], *columns), place

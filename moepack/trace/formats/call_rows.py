@@ -6,8 +6,18 @@ from typing import NamedTuple
 import numpy as np
 
 from moepack.trace.formats.assembler import Assembler, Rows
-from moepack.trace.formats.number_text import Places, Text, Truths
-from moepack.trace.formats.rows import Fault, Lists, line_of, no_rows, other_lines, ranges, report
+from moepack.trace.formats.number_text import MAX_DIGITS, Places, Text, Truths
+from moepack.trace.formats.rows import (
+    Fault,
+    Lists,
+    line_of,
+    lines,
+    no_rows,
+    other_lines,
+    ranges,
+    report,
+    too_long,
+)
 from moepack.trace.model import Ints, Phase, Piece
 from moepack.trace.validation import Checks, shorts
 
@@ -30,7 +40,7 @@ class ListFormat:
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
-        self._assembler = Assembler(checks.path)
+        self._assembler = Assembler(checks)
 
     def taken(self, columns: Ints) -> Truths | None:
         """Say which rows are to be taken; None for all."""
@@ -66,7 +76,8 @@ class ListFormat:
             lists = _keep_items(lists, right)
             if not len(lists.first):
                 return
-            layer = lists.columns[:, self.layer_column][lists.owner()]
+            owner = lists.owner()
+            layer = lists.columns[:, self.layer_column][owner]
         calls = self.begins(lists.columns)
         called = lists.columns[calls]
         yield from self._assembler.add(
@@ -76,6 +87,7 @@ class ListFormat:
                 self.phases(called).astype(np.uint8),
                 shorts(layer),
                 shorts(lists.items),
+                lines(text, lists.first)[owner],
                 self.tokens(lists),
             )
         )
@@ -156,6 +168,14 @@ def without_large(text: Text, lists: Lists, expected: str, faults: list[Fault]) 
     """Leave out the rows with numbers of too many digits, and add them to the faults."""
     large = np.any(lists.columns < 0, axis=1)
     large[lists.owner()[lists.items < 0]] = True
-    for number in lists.first[large]:
-        faults.append(Fault(int(text.starts[number]), "a number out of bounds", expected))
+    for row in np.flatnonzero(large):
+        number = _first_large(text, int(lists.first[row]))
+        faults.append(too_long(text, int(text.starts[lists.first[row]]), number, expected))
     return Table(keep(lists, ~large), sorted(faults))
+
+
+def _first_large(text: Text, number: int) -> int:
+    """Return the first number of too many digits, from a row's first on."""
+    while text.ends[number] - text.starts[number] <= MAX_DIGITS:
+        number += 1
+    return number

@@ -5,11 +5,13 @@ is the part of the count that nothing is to be learned from. Lines that start wi
 of which some state facts: `# tokens=N` (over how many tokens was counted), `# requests=N`,
 `# held_out=requests` or `time`, `# held_out_tokens=N`, `# origin={…}` (JSON, one a trace).
 
-Files that were joined are one file: counts of an expert add up, and so do tokens and requests.
+Files that were joined are one file: counts of an expert add up, and so do tokens and requests,
+where each file states them.
 """
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,12 +21,10 @@ from moepack.errors import TraceError
 from moepack.trace.compressed import TraceStream
 from moepack.trace.expert_places import ExpertPlaces, padded
 from moepack.trace.formats.number_text import Places, Text
-from moepack.trace.formats.rows import Fault, line_of, other_lines, read_rows, report
-from moepack.trace.model import Counts, Ints, Items, Origin, Phase, Piece, Unknown
+from moepack.trace.formats.rows import Fault, line_of, other_lines, read_rows, report, too_long
+from moepack.trace.model import MAX_COUNT, Counts, Ints, Items, Origin, Phase, Piece, Unknown
 from moepack.trace.validation import Checks, shorts
 
-MAX_COUNT = (1 << 53) - 1
-"""Counts stay exact in every reader's numbers, JavaScript's too."""
 COLUMNS = ("layer", "expert", "count", "held_out")
 EXAMPLE = "layer,expert,count"
 
@@ -41,6 +41,7 @@ class CountFacts:
     def __init__(self, path: str) -> None:
         self._path = path
         self.numbers: dict[str, int] = {}
+        self._stated: Counter[str] = Counter()
         self.held_out_by = "requests"
         self.origins: list[dict[str, Any]] = []
 
@@ -52,11 +53,18 @@ class CountFacts:
             self.origins.append(self._origin(value, place))
         elif re.fullmatch(r"\d{1,15}", value, re.ASCII):
             self.numbers[name] = self.numbers.get(name, 0) + int(value)
+            self._stated[name] += 1
         else:
             problem = f"not a {name.removesuffix('s').replace('_', ' ')} count"
             raise TraceError(
                 problem, path=self._path, place=place, expected=f"# {name}=N", found=value
             )
+
+    def end(self, heading_count: int) -> None:
+        """Forget the numbers that only some of the files stated that were joined."""
+        for name, count in self._stated.items():
+            if count < heading_count:
+                del self.numbers[name]
 
     def _origin(self, text: str, place: str) -> dict[str, Any]:
         try:
@@ -93,7 +101,7 @@ class _CountRows:
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
         self.facts = CountFacts(checks.path)
-        self.column_count = 0
+        self.column_count = self._heading_count = 0
         self.places = ExpertPlaces()
         self.counts = self.held_out = np.zeros(0, np.int64)
 
@@ -107,12 +115,15 @@ class _CountRows:
         first = first[text.ends_line(text.ends[first + len(gaps)])]
         columns = text.columns(first, self.column_count or 2)
         others = other_lines(text, first)
+        line_count = len(others)
         for heading in _HEADINGS:
             others = others[~(text.has(others, heading) & text.ends_line(others + len(heading)))]
+        self._heading_count += line_count - len(others)
         faults = [_fault(text, int(place)) for place in others]
         is_large = np.any(columns < 0, axis=1)
-        places = text.starts[first[is_large]].tolist()
-        faults += [Fault(place, "a number out of bounds", EXAMPLE) for place in places]
+        for row in np.flatnonzero(is_large):
+            number = int(first[row] + np.argmin(columns[row]))
+            faults.append(too_long(text, int(text.starts[first[row]]), number, EXAMPLE))
         return _Rows(first[~is_large], columns[~is_large], sorted(faults))
 
     def take(self, text: Text, rows: _Rows) -> Iterator[Piece]:
@@ -134,6 +145,7 @@ class _CountRows:
 
     def end(self) -> Iterator[Piece]:
         """Nothing is held back."""
+        self.facts.end(self._heading_count)
         return iter(())
 
     def _bad_counts(self, text: Text, rows: _Rows) -> list[Fault]:

@@ -104,9 +104,7 @@ class MerLines(NumberedCalls, JsonLines):
 
 def _is_one_object_a_line(text: Text) -> bool:
     """Say whether each line ends with the only object in it; two may have been glued together."""
-    ends = text.line_ends[1:] - 1
-    ends -= text.bytes[ends] == ord("\r")
-    closes = bool(np.all(text.bytes[ends] == ord("}")))
+    closes = bool(np.all(text.bytes[text.line_ends[1:] - 1] == ord("}")))
     return closes and int(np.count_nonzero(text.bytes == ord("{"))) == text.line_count
 
 

@@ -1,7 +1,7 @@
 """Traces that engines print into their logs: lines of another kind in between are ignored."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -10,8 +10,16 @@ import numpy as np
 from moepack.trace.formats.assembler import Assembler, Rows
 from moepack.trace.formats.call_rows import LayerCalls, Table, without_large
 from moepack.trace.formats.number_text import Places, Text, Truths, word
-from moepack.trace.formats.rows import Fault, Lists, report, rows_in_brackets
-from moepack.trace.model import Ints, Phase, Piece, counts_of
+from moepack.trace.formats.rows import (
+    Fault,
+    Lists,
+    line_numbers,
+    report,
+    rows_in_brackets,
+    statements,
+    too_long,
+)
+from moepack.trace.model import Dimensions, Ints, Phase, Piece, counts_of
 from moepack.trace.validation import Checks, shorts
 
 
@@ -23,12 +31,15 @@ class _Marker(IntEnum):
 
 
 class _Selections(NamedTuple):
-    """What is in a text: `markers` are (index of the selection behind it, kind), in order."""
+    """What is in a text: `markers` are (index of the selection behind it, kind), in order.
+
+    `line` counts the lines of the text from 0.
+    """
 
     layer: Ints
     expert: Ints
+    line: Ints
     markers: list[tuple[int, _Marker]]
-    place_of: Callable[[int], int]
     faults: list[Fault]
     glued_count: int
     """How many more stand within other lines, where two programs printed at once."""
@@ -46,7 +57,7 @@ class ExpertLog:
     def __init__(self, checks: Checks, has_token_lines: bool) -> None:
         self._checks = checks
         self._has_token_lines = has_token_lines
-        self._assembler = Assembler(checks.path)
+        self._assembler = Assembler(checks)
         self._request = 0
         self._phase = Phase.UNKNOWN
         self._begins = True
@@ -61,14 +72,13 @@ class ExpertLog:
         report(self._checks, text, parsed.faults)
         self._checks.warn("selections within other lines", parsed.glued_count)
         layer, expert, markers = parsed.layer, parsed.expert, parsed.markers
+        line = parsed.line + text.first_line
         falls = self._falls(layer)
-        right = self._checks.fitting(
-            layer, expert, lambda index: f"line {text.line_of(parsed.place_of(index))}"
-        )
+        right = self._checks.fitting(layer, expert, lambda index: f"line {line[index]}")
         if right is not None:
             before = np.concatenate(([0], np.cumsum(right)))
             falls = _falls_of(falls, layer, right)
-            layer, expert = layer[right], expert[right]
+            layer, expert, line = layer[right], expert[right], line[right]
             markers = [(int(before[index]), kind) for index, kind in markers]
         start, borders = 0, []
         for index, kind in [*markers, (len(layer), _Marker.END)]:
@@ -77,7 +87,8 @@ class ExpertLog:
                 continue
             if not self._has_token_lines:
                 borders = np.flatnonzero(falls[start:index]).tolist()
-            yield from self._add(layer[start:index], expert[start:index], borders)
+            here = slice(start, index)
+            yield from self._add(layer[here], expert[here], line[here], borders)
             if kind != _Marker.END:
                 yield from self._turn(kind == _Marker.PROMPT_BEGAN)
             start, borders = index, []
@@ -99,7 +110,7 @@ class ExpertLog:
         self._phase = Phase.PREFILL if is_began else Phase.DECODE
         self._begins = True
 
-    def _add(self, layer: Ints, expert: Ints, borders: list[int]) -> Iterator[Piece]:
+    def _add(self, layer: Ints, expert: Ints, line: Ints, borders: list[int]) -> Iterator[Piece]:
         """Add selections; tokens begin at the indices `borders`, behind the last as well."""
         if self._phase == Phase.PREFILL:
             if len(layer):
@@ -112,10 +123,11 @@ class ExpertLog:
         self._begins = bool(np.any(first == len(layer)))
         request = np.full(len(starts), self._request, np.int64)
         phase = np.full(len(starts), self._phase, np.uint8)
-        rows = Rows(starts, request, phase, shorts(layer), shorts(expert))
+        rows = Rows(starts, request, phase, shorts(layer), shorts(expert), line)
         yield from self._assembler.add(rows)
 
 
+_EXPECTED = "layer L expert E"
 _ANYWHERE = re.compile(rb"layer \d+ expert \d")
 _PAIRS = np.arange(1 << 16)
 _DIGITS = [byte - 48 for byte in (_PAIRS & 0xFF, _PAIRS >> 8)]
@@ -163,8 +175,8 @@ def _usual_lines(text: Text) -> _Selections | None:
     return _Selections(
         layer.compress(right),
         expert.compress(right),
+        np.flatnonzero(right),
         markers,
-        lambda index: int(starts[np.flatnonzero(right)[index]]),
         [],
         _all_count(text) - text.line_count + len(others) if len(others) > len(markers) else 0,
     )
@@ -176,16 +188,23 @@ def _any_lines(text: Text) -> _Selections:
     first = first[text.has(text.ends[first], b" expert ")]
     first = first[text.has(text.starts[first] - 7, b"\nlayer ")]
     first = first[text.ends_line(text.ends[first + 1])]
-    places = text.starts[first]
+    glued_count = _all_count(text) - len(first)
+    faults = _cut_line(text, first)
+    columns = text.columns(first, 2)
+    for row in np.flatnonzero(np.any(columns < 0, axis=1)):
+        number = int(first[row] + np.argmin(columns[row]))
+        faults.append(too_long(text, int(text.starts[first[row]]), number, _EXPECTED))
+    right = np.all(columns >= 0, axis=1)
+    first, columns = first[right], columns[right]
     dashes = np.flatnonzero(text.bytes == ord("-"))
     dashes = dashes[text.has(dashes - 1, b"\n---")]
     return _Selections(
-        text.values(first),
-        text.values(first + 1),
-        _markers(text, dashes, np.searchsorted(places, dashes)),
-        lambda index: int(places[index]),
-        _cut_line(text, first),
-        _all_count(text) - len(first),
+        columns[:, 0],
+        columns[:, 1],
+        line_numbers(text, first) - 1,
+        _markers(text, dashes, np.searchsorted(text.starts[first], dashes)),
+        sorted(faults),
+        glued_count,
     )
 
 
@@ -230,13 +249,15 @@ def _cut_line(text: Text, first: Places) -> list[Fault]:
         return []
     if len(first) and text.starts[first[-1]] > place:
         return []
-    return [Fault(place, "not a selection", "layer L expert E")]
+    return [Fault(place, "not a selection", _EXPECTED)]
 
 
 class FlashLog(LayerCalls):
     """Lines `moe-flash: layer   7 topk=[3,14,15]`, one a layer and call, of llama-cpp-moe-flash.
 
-    A call of several tokens has ` (12 tokens)` behind it, and tells of the first alone.
+    A call of several tokens has ` (12 tokens)` behind it, and tells of the first alone. The line
+    `moe-flash: loaded manifest: 48 layers, 128 experts/layer` says how many experts the first of
+    its layers has, and how many layers, but not which (its patch I10b, 2026).
     """
 
     expected = "moe-flash: layer L topk=[E,E,…]"
@@ -253,6 +274,13 @@ class FlashLog(LayerCalls):
         columns = np.concatenate((lists.columns, _token_counts(text, lists)), axis=1)
         return without_large(text, lists._replace(columns=columns), self.expected, faults)
 
+    def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
+        """Look as well for what the log says of the model."""
+        for place, words in statements(text, b"moe-flash: loaded manifest: "):
+            if words[1:2] == ["layers,"] and words[2:3] and words[2].isdecimal():
+                self._checks.state(Dimensions(expert_count=int(words[2])), place)
+        yield from super().take(text, parsed)
+
 
 def _token_counts(text: Text, lists: Lists) -> Ints:
     """Read how many tokens each line's call had [lines, 1]."""
@@ -260,8 +288,3 @@ def _token_counts(text: Text, lists: Lists) -> Ints:
     behind = np.minimum(last + 1, len(text.starts) - 1)
     is_batch = text.has(text.ends[last], b"] (") & text.has(text.ends[behind], b" tokens)")
     return np.where(is_batch, text.values(behind), 1)[:, None]
-
-
-def has_token_lines(data: bytes) -> bool:
-    """Say whether a log, or a piece of one that begins with a line, marks its tokens."""
-    return data.startswith(b"---token") or b"\n---token" in data

@@ -8,7 +8,7 @@ import numpy as np
 from moepack.errors import TraceError
 from moepack.trace.compressed import TraceStream
 from moepack.trace.formats.assembler import MAX_CALL_SELECTIONS, Assembler, Rows
-from moepack.trace.model import Ints, Phase, Piece
+from moepack.trace.model import Dimensions, Ints, Phase, Piece
 from moepack.trace.validation import Checks, shorts
 
 MBLT_MAGIC = b"MBLT"
@@ -31,7 +31,7 @@ def read_mblt(stream: TraceStream, checks: Checks) -> Iterator[Piece]:
     if version != _VERSION:
         problem = "an MBLT stream of another version"
         raise TraceError(problem, path=stream.path, expected=_VERSION, found=version)
-    checks.expect_shape(None, expert_count)
+    checks.state(Dimensions(expert_count=expert_count), "byte 8")
     records = _Records(checks)
     rest, offset = b"", 12
     while data := stream.read_whole(_READ_LENGTH):
@@ -48,7 +48,7 @@ def read_mblt(stream: TraceStream, checks: Checks) -> Iterator[Piece]:
 class _Records:
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
-        self._assembler = Assembler(checks.path)
+        self._assembler = Assembler(checks, "byte")
         self._last_layer = 1 << 60
 
     def end(self) -> Iterator[Piece]:
@@ -84,13 +84,10 @@ class _Records:
         layer, expert = np.repeat(layers, per_record), records[:, 3:].ravel()
         record = np.repeat(np.arange(len(records)), per_record)
         token = np.tile(np.repeat(np.arange(count), used), len(records))
-
-        def place_of(index: int) -> str:
-            return f"byte {offset + index // per_record * 4 * (3 + per_record)}"
-
-        right = self._checks.fitting(layer, expert, place_of)
+        place = offset + record * 4 * (3 + per_record)
+        right = self._checks.fitting(layer, expert, lambda index: f"byte {place[index]}")
         if right is not None:
-            layer, expert = layer[right], expert[right]
+            layer, expert, place = layer[right], expert[right], place[right]
             record, token = record[right], token[right]
         if not len(layer):
             return
@@ -101,5 +98,5 @@ class _Records:
         phase = Phase.PREFILL if count > 1 else Phase.DECODE
         request = np.zeros(len(starts), np.int64)
         phases = np.full(len(starts), phase, np.uint8)
-        rows = Rows(starts, request, phases, shorts(layer), shorts(expert), token)
+        rows = Rows(starts, request, phases, shorts(layer), shorts(expert), place, token)
         yield from self._assembler.add(rows)

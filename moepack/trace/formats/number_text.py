@@ -19,6 +19,8 @@ PIECE_LENGTH = 1 << 19
 MAX_LINE_LENGTH = 16 << 20
 MAX_DIGITS = 18
 _SMALL_DIGITS = 9
+_MARK = b"\xef\xbb\xbf"
+"""The byte order mark of UTF-8, with which some programs begin a file."""
 _FRONT = b"\0" * 31 + b"\n"
 _BACK = b"\0" * 96
 MAX_LOOK = 80
@@ -35,9 +37,9 @@ class Text:
     """Some whole lines, as bytes, and where the numbers in them are.
 
     `data` begins with a newline and ends with one (and zeros beyond both, so that looking there is
-    safe). Number n is the run of digits `data[starts[n]:ends[n]]`. `first_line` is the number, from
-    1, of the first line in the file; who takes texts in order sets it. `is_cut` says that the file
-    ended without a newline.
+    safe); there are no other line ends, and no blanks around lines. Number n is the run of digits
+    `data[starts[n]:ends[n]]`. `first_line` is the number, from 1, of the first line in the file;
+    who takes texts in order sets it. `is_cut` says that the file ended without a newline.
     """
 
     def __init__(self, lines: bytes, is_cut: bool = False) -> None:
@@ -152,9 +154,8 @@ class Text:
         return right
 
     def ends_line(self, places: Places) -> Truths:
-        """Say for each of `places` whether nothing but the line's end stands there."""
-        here = self.bytes[places]
-        ended: Truths = (here == 10) | ((here == 13) & (self.bytes[places + 1] == 10))
+        """Say for each of `places` whether the line's end stands there."""
+        ended: Truths = self.bytes[places] == 10
         return ended
 
     def line_of(self, place: int) -> int:
@@ -165,7 +166,7 @@ class Text:
         """Return the start of the line in which `place` lies, for a message."""
         start = self.data.rfind(b"\n", 0, place) + 1
         end = self.data.find(b"\n", place)
-        return self.data[start : min(end, start + 100)].decode(errors="replace").rstrip("\r")
+        return self.data[start : min(end, start + 100)].decode(errors="replace")
 
 
 def word(text: bytes) -> np.uint64:
@@ -178,30 +179,62 @@ def texts(
 ) -> Iterator[Text]:
     """Cut a file into texts of whole lines of about `length` bytes, as `clean` leaves them.
 
-    Raises TraceError for UTF-16, for zero bytes, and for a line without end.
+    Raises what `whole_lines` raises.
+    """
+    for lines, is_cut in whole_lines(stream, length):
+        text = Text(clean(lines), is_cut)
+        yield Text(clean(without_blanks(lines)), is_cut) if _has_blanks(text) else text
+
+
+def whole_lines(stream: TraceStream, length: int = PIECE_LENGTH) -> Iterator[tuple[bytes, bool]]:
+    """Cut a file into whole lines that end with newlines, about `length` bytes of them at a time.
+
+    The file may have any line ends, and a byte order mark before any line, as joined files have.
+    Beside the lines it is said whether the last of them had no end. Raises TraceError for UTF-16,
+    for zero bytes, and for a line without end.
     """
     if stream.peek(2) in (b"\xff\xfe", b"\xfe\xff"):
         hint = "iconv -f UTF-16 -t UTF-8 makes it readable"
         raise TraceError("not UTF-8 text but UTF-16", path=stream.path, hint=hint)
-    if stream.peek(3) == b"\xef\xbb\xbf":
-        stream.read(3)
     offset, rest = 0, b""
     while data := stream.read(length):
         if b"\0" in data:
             raise TraceError("zero bytes in a text", path=stream.path, place=f"after byte {offset}")
         offset += len(data)
+        data = rest + data
+        # A last \r may be half of a line's end.
+        known = len(data) - data.endswith(b"\r")
+        data = plain_lines(data[:known]) + data[known:]
         end = data.rfind(b"\n") + 1
-        if not end:
-            rest += data
-            if len(rest) > MAX_LINE_LENGTH:
-                raise TraceError(
-                    "line too long",
-                    path=stream.path,
-                    place=f"before byte {offset}",
-                    expected=f"<= {MAX_LINE_LENGTH} bytes",
-                )
-            continue
-        lines, rest = rest + data[:end], data[end:]
-        yield Text(clean(lines))
+        lines, rest = data[:end], data[end:]
+        if lines:
+            yield lines, False
+        elif len(rest) > MAX_LINE_LENGTH:
+            raise TraceError(
+                "line too long",
+                path=stream.path,
+                place=f"before byte {offset}",
+                expected=f"<= {MAX_LINE_LENGTH} bytes",
+            )
     if rest:
-        yield Text(clean(rest + b"\n"), is_cut=True)
+        yield plain_lines(rest.removesuffix(b"\r")) + b"\n", not rest.endswith(b"\r")
+
+
+def plain_lines(data: bytes) -> bytes:
+    """Let lines end with newlines alone, and begin with no byte order mark."""
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if b"\xef" in data:
+        data = data.removeprefix(_MARK).replace(b"\n" + _MARK, b"\n")
+    return data
+
+
+def without_blanks(lines: bytes) -> bytes:
+    """Leave out the blanks around lines."""
+    return b"\n".join(line.strip(b" \t") for line in lines.split(b"\n"))
+
+
+def _has_blanks(text: Text) -> bool:
+    """Say whether there are blanks around any line."""
+    around = text.bytes.take(np.concatenate((text.line_ends - 1, text.line_ends + 1)))
+    return bool(np.any((around == ord(" ")) | (around == ord("\t"))))

@@ -6,6 +6,7 @@ Traces, counts, importance matrices and moepack's own files alike. A new format 
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from moepack.errors import RequestError, TraceError
@@ -14,7 +15,8 @@ from moepack.trace import file
 from moepack.trace.compressed import TraceStream
 from moepack.trace.formats import arrays, counts, imatrix, mblt
 from moepack.trace.formats.json_lines import AnemllLines, MerLines
-from moepack.trace.formats.logs import ExpertLog, FlashLog, has_token_lines
+from moepack.trace.formats.logs import ExpertLog, FlashLog
+from moepack.trace.formats.number_text import plain_lines, whole_lines, without_blanks
 from moepack.trace.formats.rows import TextFormat, read_rows
 from moepack.trace.formats.tables import (
     CALL_HEADING,
@@ -25,25 +27,43 @@ from moepack.trace.formats.tables import (
     TokenTable,
     UsageTable,
 )
-from moepack.trace.model import Item, Items, Origin, Unknown
+from moepack.trace.model import Counts, Item, Items, Origin, Tokens, Unknown
 from moepack.trace.validation import Checks
 
 _HEAD_LENGTH = 1 << 20
 _ROWS = 50
-_MOST_STATED = 1 << 10
+_ROWS_LENGTH = 1 << 16
+_MOST_NAME = 1 << 10
+_TOKEN_LINE = re.compile(rb"^[ \t]*---token", re.M)
 _NO_BORDERS = frozenset({Unknown.REQUESTS, Unknown.PHASES})
 _ONLY_COUNTS = _NO_BORDERS | {Unknown.TOKENS}
 
 
-class Format(NamedTuple):
-    """A format: its name, what it looks like, how it is recognised, and its reader.
+class Head:
+    """The first bytes of a file, unpacked: as they are, and as lines of text."""
 
-    `recognise` gets the first bytes of the file, unpacked.
-    """
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    @cached_property
+    def text(self) -> bytes:
+        """The lines as they will be read; the last may be cut."""
+        return without_blanks(plain_lines(self.data))
+
+    @cached_property
+    def rows(self) -> list[bytes]:
+        """The first lines that are neither comments nor empty, without one that may be cut."""
+        lines = self.text[:_ROWS_LENGTH].split(b"\n")
+        lines = lines if len(lines) == 1 else lines[:-1]
+        return [line for line in lines if line and not line.startswith(b"#")][:_ROWS]
+
+
+class Format(NamedTuple):
+    """A format: its name, what it looks like, how it is recognised, and its reader."""
 
     name: str
     example: str
-    recognise: Callable[[bytes], bool]
+    recognise: Callable[[Head], bool]
     read: Callable[[TraceStream, Checks], Items]
 
 
@@ -59,10 +79,37 @@ def read(path: str, checks: Checks, name: str | None = None) -> Items:
     """Read a trace file of any format, piece by piece, in memory that does not grow with it.
 
     `name` is that of a format where its content shall not decide. Raises TraceError for a file
-    that is wrong or not recognised, MachineError for one that cannot be read.
+    that is wrong, not recognised, or without any selection, MachineError for one that cannot be
+    read.
     """
     with TraceStream(path) as stream:
-        yield from format_of(stream, name).read(stream, checks)
+        yield from read_as(format_of(stream, name), stream, checks)
+
+
+def read_as(form: Format, stream: TraceStream, checks: Checks) -> Items:
+    """Read a file that is open in a format. Raises TraceError for what is wrong in it.
+
+    That nothing was chosen at all is wrong as well: what was to be measured is not there.
+    """
+    has_selections = False
+    for item in form.read(stream, checks) if stream.peek(1) else ():
+        has_selections = has_selections or _has_selections(item)
+        yield item
+    if not has_selections:
+        left_out = sum(checks.warnings.values())
+        raise TraceError(
+            "no selections in it",
+            path=stream.path,
+            expected="at least one",
+            found=f"none, and {left_out} left out" if left_out else "none",
+            hint=f"it was read as {form.name}: did the program that wrote it run to its end?",
+        )
+
+
+def _has_selections(item: Item) -> bool:
+    if isinstance(item, Counts):
+        return bool(item.counts.any())
+    return isinstance(item, Tokens) and len(item.layer) > 0
 
 
 def feed(
@@ -99,8 +146,8 @@ def format_of(stream: TraceStream, name: str | None = None) -> Format:
             if form.name == name:
                 return form
         raise RequestError("no such format", expected=", ".join(NAMES), found=name)
-    head = stream.peek(_HEAD_LENGTH)
-    _refuse(head, stream.path)
+    head = Head(stream.peek(_HEAD_LENGTH))
+    _refuse(head.data, stream.path)
     fitting = [form for form in FORMATS if form.recognise(head)]
     if len(fitting) == 1:
         return fitting[0]
@@ -108,7 +155,7 @@ def format_of(stream: TraceStream, name: str | None = None) -> Format:
     if fitting:
         names = " or ".join(form.name for form in fitting)
         raise TraceError(f"its content fits {names}", path=stream.path, hint=hint)
-    problem = "empty" if not head else "not a trace of a format that is known"
+    problem = "empty" if not head.data else "not a trace of a format that is known"
     raise TraceError(problem, path=stream.path, hint=hint)
 
 
@@ -120,13 +167,6 @@ def _refuse(head: bytes, path: str) -> None:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         hint = "iconv -f UTF-16 -t UTF-8 makes it readable"
         raise TraceError("not UTF-8 text but UTF-16", path=path, hint=hint)
-
-
-def _rows(head: bytes) -> list[bytes]:
-    """Return the first lines that are neither comments nor empty; the last may be cut."""
-    lines = head.removeprefix(b"\xef\xbb\xbf")[: 1 << 16].split(b"\n")
-    lines = [line.strip() for line in (lines if len(lines) == 1 else lines[:-1])]
-    return [line for line in lines if line and not line.startswith(b"#")][:_ROWS]
 
 
 def _text(
@@ -143,8 +183,8 @@ def _text(
 
 
 def _read_expert_log(stream: TraceStream, checks: Checks) -> Items:
-    head = stream.peek(_HEAD_LENGTH)
-    is_marked = has_token_lines(head) or (stream.is_file and _has_token_lines(stream.path))
+    head = Head(stream.peek(_HEAD_LENGTH)).text
+    is_marked = _has_token_line(head) or (stream.is_file and _has_token_lines(stream.path))
     unknown = frozenset() if b"\n---began prompt" in b"\n" + head else _NO_BORDERS
     yield Origin("expert-log", stream.name, unknown)
     yield from read_rows(stream, ExpertLog(checks, is_marked))
@@ -152,31 +192,18 @@ def _read_expert_log(stream: TraceStream, checks: Checks) -> Items:
 
 def _has_token_lines(path: str) -> bool:
     with TraceStream(path) as stream:
-        tail = b"\n"
-        while data := stream.read():
-            if has_token_lines(tail + data):
-                return True
-            tail = data[-16:]
-    return False
+        return any(_has_token_line(lines) for lines, _ in whole_lines(stream))
+
+
+def _has_token_line(lines: bytes) -> bool:
+    return b"---token" in lines and _TOKEN_LINE.search(lines) is not None
 
 
 def _read_route(stream: TraceStream, checks: Checks) -> Items:
-    stated = _stated_of_route(stream.peek(1 << 16))
-    layer_count, expert_count = (stated.get(name, "") for name in ("n_layer", "n_expert"))
-    if layer_count.isdecimal() and expert_count.isdecimal():
-        checks.expect_shape(int(layer_count), int(expert_count))
-    yield Origin("route-csv", stream.name, frozenset(), stated.get("model"))
+    model = re.search(rb"^# model=(\S+)", Head(stream.peek(_ROWS_LENGTH)).text, re.M)
+    name = model[1][:_MOST_NAME].decode(errors="replace") if model else None
+    yield Origin("route-csv", stream.name, frozenset(), name)
     yield from read_rows(stream, RouteTable(checks))
-
-
-def _stated_of_route(head: bytes) -> dict[str, str]:
-    """Read the line `# model=NAME … n_layer=N n_expert=N …`; {} where there is none."""
-    for line in head.splitlines():
-        words = line[:_MOST_STATED].decode(errors="replace").split()
-        if line.startswith(b"#") and len(words) > 1 and words[1].startswith("model="):
-            pairs = (word.partition("=") for word in words[1:])
-            return {name: value for name, _, value in pairs}
-    return {}
 
 
 def _read_mblt(stream: TraceStream, checks: Checks) -> Items:
@@ -184,50 +211,55 @@ def _read_mblt(stream: TraceStream, checks: Checks) -> Items:
     yield from mblt.read_mblt(stream, checks)
 
 
-def _all_rows(pattern: bytes) -> Callable[[bytes], bool]:
+def _all_rows(pattern: bytes) -> Callable[[Head], bool]:
     compiled = re.compile(pattern)
 
-    def fits(head: bytes) -> bool:
-        rows = _rows(head)
-        return bool(rows) and all(compiled.fullmatch(row) for row in rows)
+    def fits(head: Head) -> bool:
+        return bool(head.rows) and all(compiled.fullmatch(row) for row in head.rows)
 
     return fits
 
 
-_COUNT_ROW = rb"layer,expert(,count(,held_out)?)?|\d+ *, *\d+( *, *\d+){0,2}"
+def _is_counts(head: Head) -> bool:
+    rows = [_BLANKS.sub(b"", row) for row in head.rows]
+    has_heading = bool(rows) and _COUNT_HEADING.fullmatch(rows[0]) is not None
+    return has_heading or (bool(rows) and all(map(_COUNT_ROW.fullmatch, rows)))
+
+
+_BLANKS = re.compile(rb"(?<=,)[ \t]+|[ \t]+(?=,)")
+_COUNT_HEADING = re.compile(rb"layer,expert(,count(,held_out)?)?")
+_COUNT_ROW = re.compile(_COUNT_HEADING.pattern + rb"|\d+,\d+(,\d+){0,2}")
 
 
 def _without_spaces(lines: bytes) -> bytes:
     return lines.replace(b" ", b"")
 
 
-def _any_line(pattern: bytes) -> Callable[[bytes], bool]:
+def _any_line(pattern: bytes) -> Callable[[Head], bool]:
     compiled = re.compile(pattern, re.M)
-    return lambda head: compiled.search(head) is not None
+    return lambda head: compiled.search(head.text) is not None
 
 
-def _first_row(pattern: bytes) -> Callable[[bytes], bool]:
+def _first_row(pattern: bytes) -> Callable[[Head], bool]:
     compiled = re.compile(pattern)
 
-    def fits(head: bytes) -> bool:
-        rows = _rows(head)
-        return bool(rows) and compiled.match(rows[0]) is not None
+    def fits(head: Head) -> bool:
+        return bool(head.rows) and compiled.match(head.rows[0]) is not None
 
     return fits
 
 
-def _is_array_json(head: bytes) -> bool:
-    head = head.removeprefix(b"\xef\xbb\xbf")
-    start = re.match(rb"\s*[\[{]", head)
-    lines = re.match(rb'\s*\{\s*"(seq|token|layer)"', head)
+def _is_array_json(head: Head) -> bool:
+    start = re.match(rb"\s*[\[{]", head.text)
+    lines = re.match(rb'\s*\{\s*"(seq|token|layer)"', head.text)
     return start is not None and lines is None
 
 
 FORMATS: tuple[Format, ...] = (
-    Format("moepack", "moepack's own", lambda head: head.startswith(file.MAGIC),
+    Format("moepack", "moepack's own", lambda head: head.data.startswith(file.MAGIC),
            file.read),
     Format("expert-log", "layer 7 expert 188",
-           _any_line(rb"^layer \d+ expert \d+\r?$"), _read_expert_log),
+           _any_line(rb"^layer \d+ expert \d+$"), _read_expert_log),
     Format("moe-flash", "moe-flash: layer   7 topk=[3,14]",
            _any_line(rb"moe-flash: layer +\d+ topk=\["),
            _text(FlashLog, "moe-flash", frozenset({Unknown.REQUESTS, Unknown.LATER_TOKENS}))),
@@ -241,9 +273,10 @@ FORMATS: tuple[Format, ...] = (
            _read_route),
     Format("call-csv", CALL_HEADING.decode(), _first_row(re.escape(CALL_HEADING)),
            _text(CallTable, "call-csv", _NO_BORDERS)),
-    Format("counts", counts.EXAMPLE, _all_rows(_COUNT_ROW), counts.read),
+    Format("counts", counts.EXAMPLE, _is_counts, counts.read),
     Format("imatrix", "llama.cpp's importance matrix",
-           lambda head: head.startswith(b"GGUF") or imatrix.is_legacy(head), imatrix.read),
+           lambda head: head.data.startswith(b"GGUF") or imatrix.is_legacy(head.data),
+           imatrix.read),
     Format("colibri-usage", "layer expert count",
            _all_rows(rb"\d+ \d+ \d+|-\d .*"),
            _text(UsageTable, "colibri-usage", _ONLY_COUNTS)),
@@ -251,11 +284,11 @@ FORMATS: tuple[Format, ...] = (
            _all_rows(rb"\d+ \d+ \d+( \d+:\S+)+"), _text(GateTable, "colibri-route", _NO_BORDERS)),
     Format("potatomaxx", "token layer expert…",
            _all_rows(rb"\d+( \d+){2,}"), _text(TokenTable, "potatomaxx", _NO_BORDERS)),
-    Format("mblt", "mbolt's stream", lambda head: head.startswith(mblt.MBLT_MAGIC),
+    Format("mblt", "mbolt's stream", lambda head: head.data.startswith(mblt.MBLT_MAGIC),
            _read_mblt),
     Format("npy", "an array [tokens, layers, experts used]",
-           lambda head: head.startswith(b"\x93NUMPY"), arrays.read_npy),
-    Format("npz", "arrays", lambda head: head.startswith(b"PK\x03\x04"), arrays.read_npz),
+           lambda head: head.data.startswith(b"\x93NUMPY"), arrays.read_npy),
+    Format("npz", "arrays", lambda head: head.data.startswith(b"PK\x03\x04"), arrays.read_npz),
     Format("json", "arrays, or mbolt's heat", _is_array_json, arrays.read_json),
 )  # fmt: skip
 NAMES = tuple(form.name for form in FORMATS)

@@ -15,14 +15,20 @@ from moepack.trace.model import Ints, Piece
 from moepack.trace.validation import Checks
 
 Parsed = TypeVar("Parsed")
+_MOST_STATED = 1 << 10
+"""So much of a line is looked at for what a file says of its model, in bytes."""
 
 
 class Fault(NamedTuple):
-    """A line that is wrong: where in the text, what, and what was expected."""
+    """A line that is wrong: where in the text, what, and what was expected.
+
+    `found` is what is wrong in it; nothing where that is the line.
+    """
 
     place: int
     problem: str
     expected: str
+    found: str = ""
 
 
 class Lists(NamedTuple):
@@ -86,7 +92,7 @@ def report(checks: Checks, text: Text, faults: Sequence[Fault]) -> None:
             "the last line is cut short" if is_cut else fault.problem,
             f"line {text.line_of(fault.place)}",
             expected=fault.expected,
-            found=repr(text.line_at(fault.place)),
+            found=fault.found or repr(text.line_at(fault.place)),
             hint="--lenient leaves out and counts such lines",
         )
 
@@ -101,8 +107,7 @@ def other_lines(text: Text, rows: Places) -> Places:
     starts = text.line_ends[:-1] + 1
     others: Places = np.setdiff1d(starts, text.starts[rows], assume_unique=True)
     byte = text.bytes[others]
-    ignored = (byte == ord("#")) | (byte == 10) | ((byte == 13) & (text.bytes[others + 1] == 10))
-    unknown: Places = others[~ignored]
+    unknown: Places = others[(byte != ord("#")) & (byte != 10)]
     return unknown
 
 
@@ -172,6 +177,30 @@ def line_numbers(text: Text, numbers: Places) -> Places:
     return lines
 
 
+def lines(text: Text, numbers: Places) -> Ints:
+    """Return the number, in the file, of the line in which each number lies."""
+    return line_numbers(text, numbers) + (text.first_line - 1)
+
+
 def line_of(text: Text, numbers: Places) -> Callable[[int], str]:
     """Make what names the line of one of `numbers`, by its index, for a message."""
     return lambda index: f"line {text.line_of(int(text.starts[numbers[index]]))}"
+
+
+def too_long(text: Text, place: int, number: int, expected: str) -> Fault:
+    """Make the fault of a number with more digits than are read, as it stands in the file."""
+    digits = text.data[text.starts[number] : text.ends[number]].decode()
+    return Fault(place, "a number out of bounds", expected, digits)
+
+
+def statements(text: Text, mark: bytes) -> Iterator[tuple[str, list[str]]]:
+    """Find the lines with `mark`; give the place of each, and the words behind the mark.
+
+    A mark that begins with a newline stands at the beginning of a line.
+    """
+    end = 0
+    while (start := text.data.find(mark, end)) >= 0:
+        start += len(mark)
+        end = text.data.index(b"\n", start)
+        words = text.data[start : min(end, start + _MOST_STATED)].decode(errors="replace").split()
+        yield f"line {text.line_of(start)}", words

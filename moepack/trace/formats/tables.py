@@ -1,16 +1,26 @@
 """Traces as tables: a line a selection, or a line a layer of a token with a list of experts."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from moepack.trace.formats.call_rows import NumberedCalls, Table, with_faults
 from moepack.trace.formats.number_text import Places, Text, Truths
-from moepack.trace.formats.rows import Lists, line_numbers, line_of, ranges, report, rows_with_lists
-from moepack.trace.model import Ints, Phase, Piece
+from moepack.trace.formats.rows import (
+    Lists,
+    line_numbers,
+    line_of,
+    ranges,
+    report,
+    rows_with_lists,
+    statements,
+)
+from moepack.trace.model import Dimensions, Ints, Phase, Piece
 from moepack.trace.validation import Checks
 
 ROUTE_HEADING = b"turn,phase,step,layer,slot,expert,"
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 CALL_HEADING = b"decode_call,token_in_call,layer,occurrence,experts"
 
 
@@ -55,7 +65,8 @@ class CallTable(TableFormat):
 class RouteTable(TableFormat):
     """CSV `turn,phase,step,layer,slot,expert,…` of BigMoeOnEdge, a row a selection.
 
-    A turn is a request; phase 0 is prefill, which is written layer by layer, 1 is decode.
+    A turn is a request; phase 0 is prefill, which is written layer by layer, 1 is decode, others
+    are unknown. A line `# model=… n_layer=… n_expert=… n_expert_used=…` says what model it was.
     """
 
     expected = ROUTE_HEADING.decode() + "…"
@@ -66,6 +77,12 @@ class RouteTable(TableFormat):
     def __init__(self, checks: Checks) -> None:
         super().__init__(checks)
         self._turn = self._request = -1
+
+    def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
+        """Look as well for what the file says of the model."""
+        for place, words in statements(text, b"\n# model="):
+            self._checks.state(_dimensions(words), place)
+        yield from super().take(text, parsed)
 
     def rows(self, text: Text, first: Places) -> Lists:
         """Read six columns; what follows behind the sixth does not matter."""
@@ -137,8 +154,20 @@ class GateTable(TableFormat):
         return lists.columns[:, 1][lists.owner()]
 
 
+def _dimensions(words: Sequence[str]) -> Dimensions:
+    """Read `n_layer=N n_expert=N n_expert_used=N`, in any order, among other words."""
+    found = dict(word.partition("=")[::2] for word in words)
+    names = ("n_layer", "n_expert", "n_expert_used")
+    texts = (found.get(name, "") for name in names)
+    return Dimensions(*(int(text) if _NUMBER.fullmatch(text) else None for text in texts))
+
+
 class UsageTable:
-    """Text `layer expert count` of colibri; lines that begin with `-1` or `-2` are ignored."""
+    """Text `layer expert count` of colibri.
+
+    A line `-1 48 128` says that layers go up to 48, which is the one for multi-token prediction,
+    and that each has 128 experts; one that begins with `-2` is ignored (route_trace.h, 2026).
+    """
 
     expected = "layer expert count"
     _ignored = (b"-1 ", b"-2 ")
@@ -157,6 +186,9 @@ class UsageTable:
 
     def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
         """Check the counts."""
+        for place, words in statements(text, b"\n-1 "):
+            if len(words) == 2 and all(map(_NUMBER.fullmatch, words)):
+                self._checks.state(Dimensions(int(words[0]) + 1, int(words[1])), place)
         report(self._checks, text, parsed.faults)
         lists = parsed.lists
         layer, expert = lists.columns[:, 0], lists.columns[:, 1]

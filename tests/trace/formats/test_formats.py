@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import moepack
 from moepack.errors import RequestError, TraceError
 from moepack.trace.formats import number_text, registry
-from tests.support.trace_forms import ALL, BIG, FEW, PACKINGS, SMALL, big_trace, npy, npz, pieces_of
+from tests.support.trace_forms import ALL, BIG, FEW, PACKINGS, SMALL, npy, npz, pieces_of
 from tests.support.trace_samples import (
     DECODE,
     PREFILL,
@@ -27,7 +29,6 @@ from tests.support.trace_samples import (
     Trace,
     calls_of,
     counted,
-    expert_log,
     layers_of,
     only,
     packed,
@@ -118,7 +119,7 @@ def test_each_format_has_a_sample() -> None:
 def noisy(log: bytes, rng: random.Random) -> bytes:
     others = [
         b"slot print_timing: id  0 | task 0 | eval time = 12 ms / layer 3 expert 4",
-        b"layer 3 expert 4 was slow", b"layer 3 experts 4", b" layer 3 expert 4", b"layer", b"",
+        b"layer 3 expert 4 was slow", b"layer 3 experts 4", b"layer", b"",
         b"--- token 3", b"moe: layer 3 expert 4", b"layer 3  expert 4", b"12", b"layer 3 expert",
         b"---", b"x\xff\xfe \xc3\x28", b"x" * 300,
     ]  # fmt: skip
@@ -150,14 +151,13 @@ def test_a_token_line_may_be_the_first_or_come_twice(tmp_path: Path) -> None:
 
 
 def test_token_lines_far_behind_the_head_are_found(tmp_path: Path) -> None:
-    trace = [[*only(big_trace(60, 9), DECODE)[0]]]
     path = tmp_path / "log"
-    bare = expert_log(trace, tokens=False, prompts=False)
-    last = b"layer 90 expert 5\n---token 1\nlayer 91 expert 5\n"
-    path.write_bytes(bare + last)
+    lines = [f"layer {layer} expert {layer}" for layer in (*range(200), *range(100, 200))]
+    log = "\n".join([*lines[:200], "---token 1", *lines[200:], ""])
+    path.write_text(log)
     with pieces_of(100):
         tokens = read(path)[1].tokens
-    assert [len(one[2]) for one in tokens] == [len(bare.splitlines()) - 4 + 1, 1]
+    assert [len(one[2]) for one in tokens] == [200, 100]
 
 
 # Tables.
@@ -176,14 +176,53 @@ def test_tables_say_their_model_and_their_tokens(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(TEXTS["counts"].write(SMALL))
     assert read(path)[0][0].token_count == len(tokens_of(SMALL))
-    route = TEXTS["route-csv"].write(SMALL)
-    stated = b"n_layer=6 n_expert=1024 n_expert_used"
-    path.write_bytes(route.replace(b"n_layer=65536 n_expert_used", stated))
+    path.write_bytes(TEXTS["route-csv"].write(SMALL))
     assert read(path, shape_of(SMALL))[0][0].model == "tiny.gguf"
     with pytest.raises(TraceError, match="a model with other experts"):
         read(path, dict.fromkeys(range(6), 128))
     with pytest.raises(TraceError, match="a model with other layers"):
         read(path, dict.fromkeys(range(40), 1024))
+
+
+def test_files_of_counts_that_were_joined_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    parts = [b"layer,expert,count\n0,0,5\n1,1,1\n", b"layer,expert,count\r\n0,0,6\r\n"]
+    expected = Seen([], Counter({(UNKNOWN, 0, 0): 11, (UNKNOWN, 1, 1): 1}))
+    for data in (b"".join(parts), b"\xef\xbb\xbf".join([b"", *parts]), b"# a\n".join(parts)):
+        path.write_bytes(data)
+        assert read(path)[1] == expected
+    path.write_bytes(b"".join(parts * 30_000))
+    assert sum(read(path)[1].counts.values()) == 12 * 30_000
+    path.write_bytes(b"layer,expert\n0,0\n1,1\nlayer,expert\n0,0\n")
+    assert read(path)[1].counts == {(UNKNOWN, 0, 0): 2, (UNKNOWN, 1, 1): 1}
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, None), (1, None), (2, 14)])
+def test_tokens_of_joined_counts_are_known_where_each_says_them(
+    count: int, expected: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "counts.csv"
+    facts = [b"# tokens=7\n"] * count + [b""] * (2 - count)
+    path.write_bytes(b"".join(fact + b"layer,expert,count\n0,0,5\n" for fact in facts))
+    assert read(path)[0][0].token_count == expected
+
+
+def test_joined_counts_without_a_newline_between_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_bytes(b"layer,expert,count\n0,0,5layer,expert,count\n0,0,6\n")
+    with pytest.raises(TraceError, match="line 2: not a count.*'0,0,5layer,expert,count'"):
+        read(path)
+
+
+def test_a_phase_that_is_not_known_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "route.csv"
+    rows = "".join(f"0,{phase},{step},1,0,{step},\n" for step, phase in enumerate((0, 1, 2, 7)))
+    path.write_text("turn,phase,step,layer,slot,expert,\n" + rows)
+    assert [one[1] for one in read(path)[1].tokens] == [PREFILL, DECODE, UNKNOWN, UNKNOWN]
+    summary = moepack.import_trace([str(path)], tmp_path / "out")
+    assert summary.unknown == ("phases",)
+    path.write_text("turn,phase,step,layer,slot,expert,\n" + "".join(rows.splitlines(True)[:2]))
+    assert moepack.import_trace([str(path)], tmp_path / "other").unknown == ()
 
 
 # Arrays.
@@ -303,6 +342,29 @@ def test_counts_in_arrays(trace: Trace, tmp_path: Path) -> None:
     assert found == Seen([], counted(trace, DECODE))
     assert origins[0].unknown == {"tokens", "requests"}
     assert (origins[0].model, origins[0].token_count) == ("m", 7)
+
+
+@pytest.mark.parametrize("names", [("topk_ids_of_layer",), ("routed_experts",), ("a", "b")])
+def test_counts_beside_tokens_are_left_out(names: tuple[str, ...], tmp_path: Path) -> None:
+    """They would count the same selections again."""
+    path = tmp_path / "trace"
+    counts = np.array([[[1, 1]]])
+    arrays: dict[str, NDArray[Any]] = {name: np.array([[[0]], [[1]]]) for name in names}
+    documents = [npz(**arrays, logical_count=counts)]
+    if names != ("a", "b"):
+        record = {name: array.tolist() for name, array in arrays.items()}
+        documents.append(json.dumps(record | {"logical_count": counts.tolist()}).encode())
+    for data in documents:
+        path.write_bytes(data)
+        origins, found, warnings = read(path)
+        assert not found.counts
+        assert sum(len(one[2]) for one in found.tokens) == 2 * len(names)
+        assert "tokens" not in origins[0].unknown
+        assert warnings == {"arrays that count the selections of the others again": 1}
+    path.write_bytes(
+        npz(**{name: array[:0] for name, array in arrays.items()}, logical_count=counts)
+    )
+    assert sum(read(path)[1].counts.values()) == 2
 
 
 # Recognition.
