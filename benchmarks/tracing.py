@@ -67,17 +67,18 @@ def formats(folder: Path, length: int, rounds: int) -> Iterator[Row]:
 def write_log(path: Path, length: int) -> None:
     """Write a log of about `length` bytes whose experts are uneven, as those of real models are."""
     draw = random.Random(0)
-    weights = [[draw.paretovariate(1.5) for _ in range(EXPERTS)] for _ in range(LAYERS)]
-    names = list(range(EXPERTS))
+    rates = [[draw.paretovariate(1.5) for _ in range(EXPERTS)] for _ in range(LAYERS)]
     with open(path, "w") as file:
         while file.tell() < length:
             body = []
             for _ in range(200):
                 body.append("---token\n")
                 for layer in range(LAYERS):
-                    for expert in draw.choices(names, weights[layer], k=USED):
+                    # The first to be drawn of all, each at its rate: none is drawn twice.
+                    times = [draw.expovariate(rate) for rate in rates[layer]]
+                    for expert in sorted(range(EXPERTS), key=times.__getitem__)[:USED]:
                         body.append(f"layer {layer} expert {expert}\n")
-            file.write("".join(body) * 4)
+            file.write("".join(body) * 16)
 
 
 def _rows(tokens: list[Token], row: Callable[[int, int, list[int]], str]) -> str:

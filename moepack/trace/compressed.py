@@ -128,6 +128,8 @@ class TraceStream:
         if isinstance(error, OSError) and error.errno is not None:
             return MachineError(f"cannot read: {error.strerror}", path=self.path)
         hint = "it was cut short or damaged: take it again from where it came"
+        if "Memory usage limit" in str(error):
+            hint = f"it takes more than {_XZ_MEMORY >> 20} MiB to unpack; unxz does that"
         return TraceError(f"cannot be unpacked: {error}", path=self.path, hint=hint)
 
 

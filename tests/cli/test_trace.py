@@ -37,7 +37,7 @@ def log(tmp_path: Path) -> Path:
     for token in range(300):
         lines.append(f"---token {token}")
         for layer in (0, 1):
-            lines += [f"layer {layer} expert {(token * n + layer) % 16}" for n in (1, 2, 3)]
+            lines += [f"layer {layer} expert {(token * 3 + layer + n) % 16}" for n in (1, 5, 9)]
     path.write_text("\n".join(["main: server is listening", *lines, ""]))
     return path
 
@@ -305,6 +305,40 @@ def test_a_model_larger_than_memory_needs_an_option(tmp_path: Path, moepack_comm
     assert "hint: --no-repack" in refused.stderr
     run = moepack_command("trace", "record", *arguments, "--no-repack")
     assert "llama.cpp cannot load the model" in run.stderr
+
+
+def test_a_killed_import_does_not_block_the_next(
+    log: Path, tmp_path: Path, moepack_command: Run
+) -> None:
+    pipe, target = tmp_path / "pipe", tmp_path / "out.moetrace"
+    partial = Path(f"{target}.partial")
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "moepack", "trace", "import", str(pipe), "-o", str(target)]
+    with subprocess.Popen(command) as child, open(pipe, "wb", buffering=0) as writer:
+        writer.write(log.read_bytes())
+        deadline = time.monotonic() + 60
+        while not partial.exists():
+            assert child.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        second = moepack_command("trace", "import", log, "-o", target)
+        child.kill()
+    assert second.returncode == 6
+    assert "another process writes to it" in second.stderr
+    assert partial.exists()
+    assert not target.exists()
+    assert moepack_command("trace", "import", log, "-o", target).returncode == 0
+    assert sorted(os.listdir(tmp_path)) == sorted([log.name, pipe.name, target.name])
+
+
+def test_an_import_of_nothing_leaves_nothing(tmp_path: Path, moepack_command: Run) -> None:
+    empty = tmp_path / "counts.csv"
+    empty.write_text("layer,expert,count\n0,0,0\n")
+    for command in (["trace", "import"], ["hotness"]):
+        run = moepack_command(*command, empty, "-o", tmp_path / "out")
+        assert run.returncode == 3
+        assert f"error: {empty}: no selections in it" in run.stderr
+        assert os.listdir(tmp_path) == [empty.name]
 
 
 @pytest.mark.long

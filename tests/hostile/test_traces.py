@@ -1,11 +1,14 @@
 """Hostile traces and hotness files: each rule broken alone, giants, damage."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -321,6 +324,29 @@ def test_packed_json_is_bounded(tmp_path: Path) -> None:
     outcome = measured(READ, path)
     assert "too long" in outcome.text
     assert outcome.memory < 400 << 20
+
+
+def test_unpacking_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
+    path = tmp_path / "trace.xz"
+    data = bytearray(lzma.compress(b"layer 1 expert 2\n", filters=[{"id": lzma.FILTER_LZMA2}]))
+    header = slice(12, 12 + (data[12] + 1) * 4 - 4)
+    assert data[14:16] == b"\x21\1", "one filter, LZMA2, and the size of its dictionary"
+    data[16] = 36  # 1 GiB
+    data[header.stop : header.stop + 4] = struct.pack("<I", zlib.crc32(data[header]))
+    path.write_bytes(data)
+    outcome = measured(READ, path)
+    assert "cannot be unpacked: Memory usage limit" in outcome.text
+    assert outcome.memory < 100 << 20
+
+
+def test_much_packed_text_is_read_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    text = b"layer 1 expert 2\n---token\n" * 2_000_000
+    for compress in (lzma.compress, bz2.compress):
+        path.write_bytes(compress(text))
+        outcome = measured(READ, path)
+        assert outcome.text == ""
+        assert outcome.memory < 150 << 20
 
 
 def test_the_heading_of_a_route_is_read_in_time(tmp_path: Path) -> None:

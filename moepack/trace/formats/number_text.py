@@ -231,6 +231,9 @@ def plain_lines(data: bytes) -> bytes:
 
 def without_blanks(lines: bytes) -> bytes:
     """Leave out the blanks around lines."""
+    edged = b"\n" + lines + b"\n"
+    if not any(edge in edged for edge in (b"\n ", b"\n\t", b" \n", b"\t\n")):
+        return lines
     return b"\n".join(line.strip(b" \t") for line in lines.split(b"\n"))
 
 
