@@ -187,12 +187,12 @@ def test_a_trace_with_one_expert_a_line_is_read_token_by_token(tmp_path: Path) -
     [
         ("a,b,c\n1,2,3\n", "not a trace"),
         ("", "empty"),
-        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,1,0,16"), "line 6.*no such expert.*expert 16"),
-        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,2,0,15"), "line 6.*no such expert.*layer 2"),
+        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,1,0,16"), "line 6.*not of the model.*expert 16"),
+        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,2,0,15"), "line 6.*not of the model.*layer 2"),
         (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,x,0,15"), "line 6.*not a line"),
         (BIG_MOE.replace("0,1,0,1,0,15", "0,1"), "line 6.*not a line"),
         ("layer,expert,count\n0,1,5\n", "no tokens"),
-        (BIG_MOE[: BIG_MOE.index("0,1,0,0,0")], "no tokens"),
+        (BIG_MOE[: BIG_MOE.index("0,1,0,0,0")], "no selections"),
     ],
 )
 def test_a_trace_that_is_none_or_of_another_model_is_refused(

@@ -173,7 +173,7 @@ def heat(path: Path, *layers: dict[str, Any], **fields: Any) -> None:
 def test_the_block_is_the_layer_of_heat(tmp_path: Path) -> None:
     path = tmp_path / "heat.json"
     expected = Seen([], {(DECODE, 3, 0): 1, (DECODE, 3, 1): 2})  # type: ignore[arg-type]
-    heat(path, BLOCKS, profile_rows={"decode_rows": 7}, k=2, n_expert_per_layer=2)
+    heat(path, BLOCKS, profile_rows={"decode_rows": 7}, k=2, n_expert_per_layer=2, n_layers=1)
     origins, found, _ = read(path)
     assert found == expected
     assert origins[0].token_count == 7
