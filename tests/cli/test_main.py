@@ -214,7 +214,9 @@ def test_a_full_standard_output_is_no_traceback(packed: Path, moepack_command: R
 
 
 @pytest.mark.long
-def test_the_wheel_works_outside_of_the_checkout(tmp_path: Path) -> None:
+def test_the_wheel_works_outside_of_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Built and installed as a user would, layouts included; requirements come from this Python."""
     shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".*", "fixtures"))
     wheels = tmp_path / "wheels"
@@ -228,6 +230,7 @@ def test_the_wheel_works_outside_of_the_checkout(tmp_path: Path) -> None:
     install = [sys.executable, "-m", "pip", "--quiet", "--python", str(python), "install"]
     wheel = next(wheels.glob("*.whl"))
     subprocess.run([*install, "--no-deps", "--ignore-installed", str(wheel)], check=True)
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # it would find the checkout again
     command = [str(home / "bin" / "moepack"), "pack", str(first_shard("qwen3moe")), "--json"]
     for name in ("layers", "hot-first"):
         target = ["-o", str(tmp_path / name), "--layout", name]

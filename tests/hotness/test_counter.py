@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moepack.hotness import timeline
 from moepack.hotness.counter import Halves, SelectionCounter
 from moepack.hotness.timeline import LEAST_SHARE, MOST_CELLS
 from moepack.trace.model import Counts, Origin, Phase, Tokens, Unknown
@@ -46,6 +47,20 @@ def test_one_request_is_halved_in_time(token_count: int) -> None:
     by, learned, measured = halved([token_count])
     assert by == "time"
     assert abs(learned.token_count - measured.token_count) <= max(1, token_count // 16)
+
+
+@pytest.mark.parametrize("lengths", [[65], [1000], [5000], [1] * 300, [37, 900, 63], [7] * 500])
+@pytest.mark.parametrize("piece_length", [1 << 30, 17])
+def test_very_many_places_are_counted_in_fewer_cells(
+    lengths: list[int], piece_length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of places grows with the tokens, and so the cells are joined within a cell too."""
+    monkeypatch.setattr(timeline, "_MOST_NUMBERS", 500)
+    halves = halved(lengths, piece_length)
+    smaller = min(halves.learned.token_count, halves.measured.token_count)
+    assert smaller >= LEAST_SHARE * sum(lengths)
+    stretches = counted(lengths, piece_length)._timeline._stretches
+    assert len(stretches) <= 2 * timeline.FEWEST_CELLS
 
 
 @pytest.mark.parametrize(
