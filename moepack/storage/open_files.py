@@ -17,6 +17,9 @@ from moepack.storage.regular_file import open_addressable
 _AT_EMPTY_PATH = 0x1000
 _STATX_DIOALIGN = 0x2000
 _STATX_LENGTH = 256
+_STATFS_LENGTH = 256
+_MEMORY_FILE_SYSTEMS = {0x01021994, 0x858458F6}
+"""tmpfs and ramfs (statfs(2))."""
 _MASK = struct.Struct("<I") if sys.byteorder == "little" else struct.Struct(">I")
 _DIOALIGN_AT = 152
 """Of stx_dio_mem_align, with stx_dio_offset_align behind it, in struct statx (statx(2))."""
@@ -39,10 +42,11 @@ USUAL = Alignment(4096, 4096, reported=False)
 
 
 class OpenFile(NamedTuple):
-    """An open file and what reads of it must be aligned to."""
+    """An open file, what reads of it must be aligned to, and whether it lies in memory for sure."""
 
     descriptor: int
     alignment: Alignment
+    is_in_memory: bool = False
 
 
 class OpenFiles:
@@ -73,7 +77,22 @@ class OpenFiles:
 
 def open_buffered(path: Path) -> OpenFile:
     """Open a file to be read through the page cache."""
-    return OpenFile(open_addressable(path), ANY)
+    return OpenFile(open_addressable(path), ANY, lies_in_memory(path))
+
+
+def lies_in_memory(path: Path) -> bool:
+    """Return whether a file is on tmpfs or ramfs.
+
+    These take O_DIRECT without meaning it, and cannot say whether a read has to wait: it has not.
+    """
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    answer = ctypes.create_string_buffer(_STATFS_LENGTH)
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), answer):
+        return False
+    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF in _MEMORY_FILE_SYSTEMS
 
 
 def open_direct(path: Path) -> OpenFile:

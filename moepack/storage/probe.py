@@ -4,9 +4,7 @@ Containers forbid io_uring whatever the kernel, and file systems refuse O_DIRECT
 reads the first block of a real file, and what it got is compared with a plain read.
 """
 
-import ctypes
 import errno
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 from moepack.errors import MachineError, RequestError
 from moepack.storage.backend import Backend, ReadRequest
 from moepack.storage.buffers import allocate
+from moepack.storage.open_files import lies_in_memory
 from moepack.storage.threaded import ThreadedBackend
 
 if sys.platform == "linux":
@@ -21,7 +20,6 @@ if sys.platform == "linux":
 
 NAMES = ("auto", "uring", "direct", "buffered")
 _TRIAL_LENGTH = 4096
-_STATFS_LENGTH = 256
 
 _QUEUE_HINTS = {
     errno.EPERM: "io_uring is forbidden here (a container's seccomp profile, or the sysctl "
@@ -35,8 +33,6 @@ _READ_HINTS = {
     errno.EOPNOTSUPP: "ask for `buffered`",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
-_MEMORY_FILE_SYSTEMS = {0x01021994, 0x858458F6}
-"""tmpfs and ramfs (statfs(2))."""
 
 
 class _NotWorkingError(Exception):
@@ -75,7 +71,7 @@ def _first_that_works(
 ) -> tuple[Backend, str]:
     if path is None:
         return _make("buffered"), "there is no data file to try another on"
-    if _lies_in_memory(path):
+    if lies_in_memory(path):
         return _make("buffered"), "the files lie in memory"
     reasons = []
     for name in ("uring", "direct"):
@@ -135,16 +131,3 @@ def _read_start(backend: Backend, path: Path, depth: int) -> memoryview:
 
 def _not_working(error: OSError, hints: Mapping[int, str]) -> _NotWorkingError:
     return _NotWorkingError(error.strerror or str(error), hints.get(error.errno or 0))
-
-
-def _lies_in_memory(path: Path) -> bool:
-    """Return whether a file is on tmpfs or ramfs, which take O_DIRECT without meaning it.
-
-    There the plainest read is the best one, and a trial would not tell.
-    """
-    if sys.platform != "linux":
-        return False
-    answer = ctypes.create_string_buffer(_STATFS_LENGTH)
-    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), answer):
-        return False
-    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF in _MEMORY_FILE_SYSTEMS

@@ -11,10 +11,13 @@ from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 
 from moepack.storage import aligned_read
-from moepack.storage.backend import Completion, ReadRequest
+from moepack.storage.backend import Completion, ReadRequest, completed
 from moepack.storage.open_files import OpenFiles, open_buffered, open_direct
 
 MAX_THREADS = 64
+_MAX_CACHED = 1 << 20
+"""Bytes that are copied out of the page cache at once: in that time a thread would hardly wake."""
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _PATIENCE = 5.0
 """Seconds for a thread that has nothing to do to end: a finaliser must not wait for ever."""
 
@@ -24,6 +27,7 @@ class ThreadedBackend:
 
     def __init__(self, *, direct: bool) -> None:
         self.name = "direct" if direct else "buffered"
+        self._is_direct = direct
         self._files = OpenFiles(open_direct if direct else open_buffered)
         self._work: SimpleQueue[_Started | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -47,6 +51,21 @@ class ThreadedBackend:
                 thread.join(_PATIENCE)
         self._threads.clear()
         self._files.close()
+
+    def read_cached(self, number: int, request: ReadRequest) -> Completion | None:
+        """Do a request in this thread if that needs no waiting; None where it would."""
+        path, offset, buffer = request
+        if self._is_direct or len(buffer) > _MAX_CACHED:
+            return None
+        try:
+            file = self._files.get(path)
+            if not (_NOWAIT or file.is_in_memory):
+                return None
+            flags = 0 if file.is_in_memory else _NOWAIT
+            got = os.preadv(file.descriptor, [buffer], offset, flags)
+        except OSError:  # it is not cached, or the file system cannot tell; a thread finds out more
+            return None
+        return completed(number, got) if got == len(buffer) else None
 
     def begin(self, queue: "ThreadedQueue", number: int, request: ReadRequest) -> None:
         """Let a thread do a request and give its completion to `queue`."""
@@ -102,9 +121,15 @@ class ThreadedQueue:
         self._is_closing = False
 
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
-        """Hand requests to the threads."""
+        """Hand to the threads what is not done at once."""
         for number, request in requests:
-            self._backend.begin(self, number, request)
+            completion = self._backend.read_cached(number, request)
+            if completion is None:
+                self._backend.begin(self, number, request)
+            else:
+                self._ended.put(completion)
+                if self._signal is not None:
+                    self._signal.set()
             self._in_flight += 1
 
     def finished(self, *, wait: bool) -> list[Completion]:

@@ -69,6 +69,8 @@ def test_a_collection_in_a_thread_that_reads_does_not_wait_for_that_read(
         dropped, collected, read = threading.Event(), threading.Event(), os.preadv
 
         def collecting(*all):
+            if all[3:]:
+                raise BlockingIOError  # not cached, so that a thread reads it
             if threading.current_thread() is not threading.main_thread():
                 dropped.wait()
                 gc.collect()
@@ -95,6 +97,8 @@ def test_a_reader_dropped_with_its_batch_in_a_thread_that_reads_does_not_wait(
         dropped, read = threading.Event(), os.preadv
 
         def collecting(*all):
+            if all[3:]:
+                raise BlockingIOError  # not cached, so that a thread reads it
             dropped.wait()
             gc.collect()
             return read(*all)
@@ -173,6 +177,8 @@ def test_a_collection_in_a_thread_that_reads_does_not_wait_for_a_reader_that_clo
         dropped, read = threading.Event(), os.preadv
 
         def collecting(*all):
+            if all[3:]:
+                raise BlockingIOError  # not cached, so that a thread reads it
             dropped.wait()
             time.sleep(0.3)
             gc.collect()

@@ -10,6 +10,7 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moepack.errors import MoepackError
+from moepack.storage import page_cache
 from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address
 from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate
@@ -645,7 +647,7 @@ class TestThreads:
         with nothing_left(), closing(ThreadedBackend(direct=False)) as backend:
             before = threading.active_count()
             queue = backend.queue(200)
-            one = ask(files.ragged, 0, 0, 10)
+            one = ask(files.ragged, 0, 0, 2 * MIB)
             for number in range(20):
                 queue.start([(number, one.request)])
                 take_all(queue, 1)
@@ -655,6 +657,56 @@ class TestThreads:
             assert threading.active_count() - before == MAX_THREADS
             held.let_go()
             assert len(take_all(queue, 100)) == 100
+            queue.close()
+
+    @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system cannot read so")
+    def test_what_is_cached_needs_no_thread_and_what_is_long_or_not_cached_has_one(
+        self, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "file.bin"
+        path.write_bytes(DATA)
+        os.sync()
+        with nothing_left(), closing(ThreadedBackend(direct=False)) as backend:
+            before = threading.active_count()
+            for queue in (backend.queue(2), backend.queue(2)):
+                short, long = ask(path, 4321, 0, MIB), ask(path, 99, MIB, MIB + 1)
+                queue.start([(1, short.request)])
+                assert threading.active_count() == before
+                (completion,) = queue.finished(wait=False)
+                short.check(completion)
+                queue.close()
+            queue = backend.queue(2)
+            queue.start([(2, long.request)])
+            assert threading.active_count() == before + 1
+            long.check(take_all(queue, 1)[2])
+            queue.close()
+        page_cache.drop([path])
+        if page_cache.cached_share([path]):
+            pytest.skip("this file system keeps its files in memory")
+        with closing(ThreadedBackend(direct=False)) as backend:
+            queue = backend.queue(2)
+            queue.start([(3, short.request)])
+            assert threading.active_count() == before + 1
+            short.check(take_all(queue, 1)[3])
+            queue.close()
+
+    @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no tmpfs to be had")
+    def test_what_lies_in_memory_needs_no_thread(self) -> None:
+        with (
+            tempfile.NamedTemporaryFile(dir="/dev/shm") as file,
+            closing(ThreadedBackend(direct=False)) as backend,
+        ):
+            path = Path(file.name)
+            path.write_bytes(DATA)
+            before = threading.active_count()
+            queue = backend.queue(2)
+            signal = queue.fileno()
+            one = ask(path, 4321, 0, 5000)
+            queue.start([(1, one.request)])
+            assert threading.active_count() == before
+            assert is_readable(signal)
+            one.check(take_all(queue, 1)[1])
+            assert not is_readable(signal)
             queue.close()
 
     def test_close_does_not_begin_what_has_not_begun(self, held: HeldFile) -> None:

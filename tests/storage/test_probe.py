@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from moepack.errors import MachineError, MoepackError, RequestError
-from moepack.storage import probe
 from moepack.storage.backend import Completion, ReadRequest
-from moepack.storage.open_files import open_direct
+from moepack.storage.open_files import lies_in_memory, open_direct
 from moepack.storage.probe import choose
 from moepack.storage.threaded import ThreadedQueue
 from tests.support.machine_faults import Room
@@ -50,7 +49,7 @@ def on_disk(tmp_path: Path) -> Path:
         Ring(1).close()
     except OSError as error:
         pytest.skip(f"neither io_uring nor O_DIRECT here: {error}")
-    if probe._lies_in_memory(path):
+    if lies_in_memory(path):
         pytest.skip("temporary files are in memory here")
     return path
 
