@@ -54,6 +54,7 @@ def _machine(folder: Path) -> Machine:
         machine=f"{_processor()}, {os.cpu_count()} CPUs",
         kernel=f"{platform.system()} {platform.release()}",
         file_system=_file_system(folder),
+        huge_pages=_huge_pages(),
         python=platform.python_version(),
     )
 
@@ -63,6 +64,7 @@ def _heading(machine: Machine) -> str:
         ("machine", machine.machine),
         ("kernel", machine.kernel),
         ("file system", machine.file_system),
+        ("huge pages", machine.huge_pages),
         ("python", machine.python),
     )
     return "\n".join(f"{name + ':':13}{fact}" for name, fact in facts)
@@ -75,6 +77,14 @@ def _processor() -> str:
         return platform.machine()
     names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _huge_pages() -> str:
+    try:
+        words = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return "unknown"
+    return words.partition("[")[2].partition("]")[0]
 
 
 def _file_system(folder: Path) -> str:

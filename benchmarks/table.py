@@ -54,11 +54,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured on."""
+    """What was measured on. `huge_pages` is when the system gives them: who reads asks for them."""
 
     machine: str
     kernel: str
     file_system: str
+    huge_pages: str
     python: str
 
 

@@ -15,7 +15,7 @@ from benchmarks.table import HEADING, Machine, Outcome, Row, Spread, cells, endi
 from moepack.report.json_text import json_text
 
 ROOT = Path(__file__).parents[2]
-MACHINE = Machine("a processor, 2 CPUs", "Linux 6.18", "ext4", "3.11")
+MACHINE = Machine("a processor, 2 CPUs", "Linux 6.18", "ext4", "madvise", "3.11")
 
 MET = limit_row("import moepack", [40, 50, 70], "ms", 60)
 MISSED = limit_row("locate a part", [2, 3, 4], "us", 2)
