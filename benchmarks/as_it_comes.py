@@ -196,13 +196,18 @@ def _timed(work: Callable[[], None], length: int) -> Usage:
 
 
 def _read_many(
-    pack: Pack, keys: Sequence[tuple[int, int]], depth: int, number: int, **options: str
+    pack: Pack,
+    keys: Sequence[tuple[int, int]],
+    depth: int,
+    number: int,
+    backend: str = "auto",
+    check: str = "always",
 ) -> Usage:
     asked = _shuffled(keys, number)
     page_cache.drop(pack.file_paths)  # what maps have left there
 
     def work() -> None:
-        with pack.reader(depth=depth, **options) as reader:
+        with pack.reader(depth=depth, backend=backend, check=check) as reader:
             for _ in reader.read_many(asked):
                 pass
 
