@@ -5,35 +5,31 @@ buffers that they use again: fio, and ten lines of Python with a thread pool. Al
 read the same blobs, and take turns in a random order.
 """
 
-import json
 import mmap
 import os
 import queue
 import random
-import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 import moepack
-from benchmarks import models
+from benchmarks import fio, models
+from benchmarks.fio import Usage
 from benchmarks.measure import limit_row
 from benchmarks.table import Row, spread
-from moepack.errors import MachineError
+from moepack.reading.catalog import BlobLocation
 from moepack.reading.pack import Pack
 from moepack.storage import page_cache
 
 DEPTHS = (1, 4, 16)
-LENGTH = 1 << 30
-"""Bytes that each side reads in a round."""
-_GIB = 1 << 30
+LENGTH, PASSES = 1 << 30, 2
+"""Bytes of the blobs, and how often each side reads all of them in a round, each time shuffled."""
 _KIB = 1 << 10
 
 _FIO_LIMITS = {
@@ -43,24 +39,6 @@ _FIO_LIMITS = {
 }
 _MORE_CPU = 0.10
 """Seconds a GiB beyond fio's, at 1 MiB and more."""
-
-
-class Usage(NamedTuple):
-    """What reading LENGTH bytes, or nearly, took: seconds, and CPU seconds of all threads."""
-
-    seconds: float
-    cpu: float
-    length: int
-
-    @property
-    def throughput(self) -> float:
-        """Bytes a second."""
-        return self.length / self.seconds
-
-    @property
-    def cpu_per_gib(self) -> float:
-        """CPU seconds a GiB."""
-        return self.cpu / (self.length / _GIB)
 
 
 def from_the_drive(folder: Path, rounds: int) -> Iterator[Row]:
@@ -81,7 +59,7 @@ def _one_depth(pack: Pack, size: models.BlobSize, depth: int, rounds: int) -> It
         "direct": partial(_read_many, pack, keys, depth, backend="direct", check="never"),
         "ten lines": partial(_ten_lines, pack, keys, depth),
     }
-    if shutil.which("fio") is not None:
+    if fio.is_installed():
         sides["fio"] = partial(_fio, where.path, where.length, depth, len(keys))
     usages = _in_random_turns(sides, rounds)
     name = f"{where.length // _KIB} KiB, depth {depth}"
@@ -186,13 +164,15 @@ def _in_random_turns(
 
 
 def _shuffled(keys: Sequence[tuple[int, int]], number: int) -> list[tuple[int, int]]:
-    return random.Random(number).sample(list(keys), len(keys))
+    draw = random.Random(number)
+    return [key for _ in range(PASSES) for key in draw.sample(list(keys), len(keys))]
 
 
-def _timed(work: Callable[[], None], length: int) -> Usage:
+def _timed(work: Callable[[], None], places: Sequence[BlobLocation]) -> Usage:
     cpu, start = time.process_time(), time.perf_counter()
     work()
-    return Usage(time.perf_counter() - start, time.process_time() - cpu, length)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return Usage(seconds, cpu, sum(place.length for place in places))
 
 
 def _read_many(
@@ -211,7 +191,7 @@ def _read_many(
             for _ in reader.read_many(asked):
                 pass
 
-    return _timed(work, len(keys) * pack.locate(0, 0).length)
+    return _timed(work, [pack.locate(*key) for key in asked])
 
 
 def _ten_lines(pack: Pack, keys: Sequence[tuple[int, int]], depth: int, number: int) -> Usage:
@@ -234,7 +214,7 @@ def _ten_lines(pack: Pack, keys: Sequence[tuple[int, int]], depth: int, number: 
                 pass
         os.close(descriptor)
 
-    return _timed(work, len(keys) * length)
+    return _timed(work, places)
 
 
 def _huge_buffer(length: int) -> mmap.mmap:
@@ -258,7 +238,7 @@ def _mapped(
         for place in places:
             buffer[:] = area[place.offset : place.offset + place.length]
 
-    return _timed(work, len(keys) * places[0].length)
+    return _timed(work, places)
 
 
 def _map_plainly(path: Path) -> mmap.mmap:
@@ -271,21 +251,11 @@ def _map_with_numpy(path: Path) -> memoryview:
 
 
 def _fio(path: Path, length: int, depth: int, count: int, number: int) -> Usage:
-    """Read `count` blocks of `length` bytes at random, each once."""
-    command = [
-        *("fio", "--name=read", f"--filename={path}", "--rw=randread", f"--bs={length}"),
-        *("--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", "--output-format=json"),
-        *(f"--size={count * length}", f"--randseed={number + 1}"),
-    ]
-    # malloc asks for huge pages then: its buffers, like ours, are read into faster.
-    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise MachineError(f"fio failed: {done.stderr}", path=path)
-    job = json.loads(done.stdout)["jobs"][0]
-    read = job["read"]
-    seconds = read["runtime"] / 1e3
-    return Usage(seconds, (job["usr_cpu"] + job["sys_cpu"]) / 100 * seconds, read["io_bytes"])
+    """Read `count` blocks of `length` bytes, each as often as the others do."""
+    size = f"--size={count * length}"
+    return fio.random_reads(
+        path, length, depth, size, f"--loops={PASSES}", f"--randseed={number + 1}"
+    )
 
 
 def _pairs(usages: dict[str, list[Usage]], ours: str, theirs: str) -> Iterator[tuple[Usage, Usage]]:

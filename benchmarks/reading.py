@@ -1,23 +1,20 @@
 """The raw backends against fio, packs against shards, and the first expert."""
 
-import json
 import os
-import shutil
 import statistics
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import moepack
+from benchmarks import fio
+from benchmarks.fio import Usage
 from benchmarks.measure import fresh, limit_row
 from benchmarks.table import Row, spread
 from moepack.bench import drive, replay, workload
 from moepack.bench.replay import Measurement
 from moepack.bench.timed_reads import in_flight
 from moepack.bench.turns import in_turns
-from moepack.errors import MachineError
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
 from moepack.storage import probe
@@ -26,7 +23,6 @@ LENGTHS = (256 << 10, 1 << 20, 16 << 20)
 DEPTHS = (4, 32)
 SECONDS = 1.0
 BACKENDS = ("uring", "direct")
-_GIB = 1 << 30
 
 _FIRST_EXPERT = """
 import sys, time
@@ -42,28 +38,21 @@ print([first()])
 """
 
 
-class Speed(NamedTuple):
-    """Bytes a second, and CPU seconds a GiB."""
-
-    throughput: float
-    cpu: float
-
-
 def against_fio(path: Path, rounds: int) -> Iterator[Row]:
     """Compare random direct reads of one file with fio's (io_uring), in turns."""
-    if shutil.which("fio") is None:
+    if not fio.is_installed():
         yield Row("random direct reads: fio", "fio is not installed")
         return
     os.sync()
     for length in LENGTHS:
         for depth in DEPTHS:
-            sides: dict[str, Callable[[], Speed]] = {
+            sides: dict[str, Callable[[], Usage]] = {
                 name: partial(_ours, name, path, length, depth) for name in BACKENDS
             }
             sides["fio"] = partial(_fio, path, length, depth)
-            speeds = in_turns(sides, rounds)
+            usages = in_turns(sides, rounds)
             for name in BACKENDS:
-                yield from _compare(f"raw {name}, {length >> 10} KiB, depth {depth}", speeds, name)
+                yield from _compare(f"raw {name}, {length >> 10} KiB, depth {depth}", usages, name)
 
 
 def packs_against_shards(pack_path: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
@@ -94,43 +83,32 @@ def first_expert(pack_path: Path, rounds: int) -> Iterator[Row]:
     yield limit_row("first expert after opening, warm", times, "ms", 2)
 
 
-def _ours(name: str, path: Path, length: int, depth: int) -> Speed:
+def _ours(name: str, path: Path, length: int, depth: int) -> Usage:
     backend, _ = probe.choose(name, [path], depth)
     ranges = drive.spread([(path, path.stat().st_size)], length, "random")
     usage = in_flight(backend, ranges, depth, length, SECONDS)
     backend.close()
-    return Speed(usage.length / usage.seconds, usage.cpu_seconds / (usage.length / _GIB))
+    return Usage(usage.seconds, usage.cpu_seconds, usage.length)
 
 
-def _fio(path: Path, length: int, depth: int) -> Speed:
-    command = [
-        *("fio", "--name=read", f"--filename={path}", "--rw=randread", f"--bs={length}"),
-        *("--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", "--output-format=json"),
-        *("--time_based", f"--runtime={SECONDS:.0f}"),
-    ]
-    # Huge pages for fio's buffers as well: with small ones the same drive is slower.
-    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise MachineError(f"fio failed: {done.stderr}", path=path)
-    job = json.loads(done.stdout)["jobs"][0]
-    read = job["read"]
-    cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * read["runtime"] / 1e3
-    return Speed(read["bw_bytes"], cpu / (read["io_bytes"] / _GIB))
+def _fio(path: Path, length: int, depth: int) -> Usage:
+    return fio.random_reads(path, length, depth, "--time_based", f"--runtime={SECONDS:.0f}")
 
 
-def _compare(name: str, speeds: dict[str, list[Speed]], ours: str) -> Iterator[Row]:
-    pairs = list(zip(speeds[ours], speeds["fio"], strict=True))
+def _compare(name: str, usages: dict[str, list[Usage]], ours: str) -> Iterator[Row]:
+    pairs = list(zip(usages[ours], usages["fio"], strict=True))
     medians = [
-        statistics.median(speed.throughput for speed in speeds[side]) for side in (ours, "fio")
+        statistics.median(usage.throughput for usage in usages[side]) for side in (ours, "fio")
     ]
     yield _at_least(f"{name}: fio", medians, [a.throughput / b.throughput for a, b in pairs], 0.97)
-    cpus = [statistics.median(speed.cpu for speed in speeds[side]) for side in (ours, "fio")]
+    cpus = [
+        statistics.median(usage.cpu_per_gib for usage in usages[side]) for side in (ours, "fio")
+    ]
     yield Row(
         f"{name}, CPU: fio",
         moepack=f"{cpus[0]:.3f} s/GiB",
         peer=f"{cpus[1]:.3f} s/GiB",
-        value=spread([a.cpu / b.cpu for a, b in pairs]),
+        value=spread([a.cpu_per_gib / b.cpu_per_gib for a, b in pairs]),
         limit=3,
     )
 

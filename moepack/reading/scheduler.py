@@ -166,4 +166,5 @@ class Scheduler:
             pending.ended_count += 1
             if pending.ended_count == len(read.file_reads):
                 finished.append(pending)
-        self._budget.end(self, len(completions), length, received, errors)
+        if completions:
+            self._budget.end(self, len(completions), length, received, errors)
