@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.bench.timed_reads import Range, Usage, in_flight
+from moepack.bench.timed_reads import Usage, in_flight
+from moepack.reading.expert_read import FileRead
 from moepack.storage.backend import Backend
 
 LENGTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -36,8 +37,8 @@ def measure(
     """
     usages = {}
     for point in points:
-        ranges = spread(files, point.length, point.order)
-        usages[point] = in_flight(backend, ranges, point.depth, point.length, seconds)
+        reads = spread(files, point.length, point.order)
+        usages[point] = in_flight(backend, reads, point.depth, point.length, seconds)
         if progress is not None:
             progress()
     return usages
@@ -55,8 +56,8 @@ def grid(files: Sequence[tuple[Path, int]]) -> list[Point]:
     ]
 
 
-def spread(files: Sequence[tuple[Path, int]], length: int, order: str) -> Iterator[Range]:
-    """Yield ranges of `length` for ever: anywhere in the files, or one after another.
+def spread(files: Sequence[tuple[Path, int]], length: int, order: str) -> Iterator[FileRead]:
+    """Yield reads of `length` for ever: anywhere in the files, or one after another.
 
     Offsets are multiples of `length`. The random sequence is the same each time.
     """
@@ -66,8 +67,8 @@ def spread(files: Sequence[tuple[Path, int]], length: int, order: str) -> Iterat
         weights = [count for _, count in places]
         while True:
             path, count = draw.choices(places, weights)[0]
-            yield Range(path, draw.randrange(count) * length, length)
+            yield FileRead(path, draw.randrange(count) * length, length, 0)
     while True:
         for path, count in places:
             for number in range(count):
-                yield Range(path, number * length, length)
+                yield FileRead(path, number * length, length, 0)

@@ -1,77 +1,59 @@
-"""The same experts in the same order, read from a pack and from the shards it was made from.
+"""The same experts in the same order, as each layout holds them: what is to be read.
 
-A measurement is of a layout (whole blobs, parts, slices of the shards), a way (`direct`, with
-rounding, or `mapped`), a state of the page cache and a depth.
+A layout is whole blobs of a pack, its parts one by one, or the slices of the shards that it was
+made from. Slices hold the bytes of the parts, so that the pack's digests prove them as well.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.bench.timed_reads import Range, Ranges, Usage, through_maps, through_queue
-from moepack.bench.turns import in_turns
+from moepack.bench.timed_reads import Reads
 from moepack.bench.workload import RoutedLayer
 from moepack.errors import RequestError
-from moepack.reading.expert_read import PAGE
+from moepack.reading.catalog import PartLocation
+from moepack.reading.expert_read import PAGE, ExpertRead, FileRead, plan_read
 from moepack.reading.pack import Pack
 from moepack.sizes import align
 from moepack.source.experts import Experts, SourceFamily
 from moepack.source.shards import Source
-from moepack.storage import page_cache
-from moepack.storage.backend import Backend
 
-COLD_ENOUGH = 0.01
-"""The share of pages that may be left in the page cache: file systems keep a few."""
+Groups = Sequence[Sequence[ExpertRead]]
+"""Experts by routed layer: those of one are known together."""
 
 
-class Access(NamedTuple):
-    """A layout: the ranges that each routed layer needs, and the files that they lie in."""
+class Portion(NamedTuple):
+    """Some routed layers of one layout, which are read in one go.
 
-    layout: str
-    groups: Sequence[Ranges]
+    `exact` are the reads of each expert as they are; `rounded` outwards to pages, as engines do
+    that read shards directly: they slice what they want out of what they get. `useful_length` is
+    the bytes of the parts alone.
+    """
+
+    groups: Groups
+    exact: Sequence[Sequence[Reads]]
+    rounded: Sequence[Sequence[Reads]]
     paths: tuple[Path, ...]
+    useful_length: int
 
     @property
     def longest(self) -> int:
-        """The longest range in bytes."""
-        return max(item.length for group in self.groups for item in group)
-
-    @property
-    def length(self) -> int:
-        """The bytes of all ranges."""
-        return sum(item.length for group in self.groups for item in group)
+        """The bytes of memory that the rounded reads of an expert take at the most."""
+        experts = (expert for group in self.rounded for expert in group)
+        return max(read.start + read.length for expert in experts for read in expert)
 
 
-class Measurement(NamedTuple):
-    """What is measured: a layout, how it is read, and how deep."""
-
-    layout: str
-    way: str
-    state: str
-    depth: int
-
-
-def blobs(pack: Pack, layers: Sequence[RoutedLayer]) -> Access:
+def blobs(pack: Pack, layers: Sequence[RoutedLayer]) -> Groups:
     """Take each expert as one blob of the pack."""
-    groups = []
-    for layer, numbers in layers:
-        places = [pack.locate(layer, expert) for expert in numbers]
-        groups.append([Range(place.path, place.offset, place.length) for place in places])
-    return _access("blobs", groups)
+    return _experts(layers, lambda layer, expert: plan_read(pack, layer, expert, None, None))
 
 
-def parts(pack: Pack, layers: Sequence[RoutedLayer]) -> Access:
+def parts(pack: Pack, layers: Sequence[RoutedLayer]) -> Groups:
     """Take each expert as its parts in the pack, one read each."""
-    groups = []
-    for layer, numbers in layers:
-        names = [kind.name for kind in pack.parts(layer)]
-        places = [pack.locate(layer, expert, name) for expert in numbers for name in names]
-        groups.append([Range(place.path, place.offset, place.stored_length) for place in places])
-    return _access("parts", groups)
+    return _experts(layers, lambda layer, expert: _one_by_one(pack, _parts(pack, layer, expert)))
 
 
-def slices(source: Source, experts: Experts, pack: Pack, layers: Sequence[RoutedLayer]) -> Access:
+def slices(source: Source, experts: Experts, pack: Pack, layers: Sequence[RoutedLayer]) -> Groups:
     """Take each expert as its slices in the shards.
 
     Raises RequestError where the source is not what the pack was made from.
@@ -81,86 +63,73 @@ def slices(source: Source, experts: Experts, pack: Pack, layers: Sequence[Routed
     for layer in {routed.layer for routed in layers}:
         _check_same(pack, layer, families.get(layer))
     paths = [Path(shard.path) for shard in source.shards]
-    groups = []
-    for layer, numbers in layers:
-        places = [
-            (part.slices.at(expert), part.length)
-            for expert in numbers
-            for part in families[layer].parts
-        ]
-        groups.append([Range(paths[shard], offset, size) for (shard, offset), size in places])
-    return _access("slices", groups)
+
+    def plan(layer: int, expert: int) -> ExpertRead:
+        places = {part.name: part.slices.at(expert) for part in families[layer].parts}
+        moved = []
+        for part in _parts(pack, layer, expert):
+            shard, offset = places[part.part]
+            moved.append(part._replace(path=paths[shard], offset=offset))
+        return _one_by_one(pack, moved)
+
+    return _experts(layers, plan)
 
 
-def rounded(access: Access) -> Access:
-    """Round an access outwards to pages, as engines do that read shards directly.
-
-    They slice what they want out of what they get, so nothing is copied for it.
-    """
-    ends = {path: path.stat().st_size for path in access.paths}
-    groups = []
-    for group in access.groups:
-        ranges = []
-        for path, offset, length in group:
-            start = offset - offset % PAGE
-            end = min(align(offset + length, PAGE), ends[path])
-            ranges.append(Range(path, start, end - start))
-        groups.append(ranges)
-    return access._replace(groups=groups)
+def portions(groups: Groups, sizes: Sequence[int]) -> list[Portion]:
+    """Cut `groups` into portions of so many routed layers each. Raises OSError for a lost file."""
+    lengths: dict[Path, int] = {}
+    rest = iter(groups)
+    return [_portion([next(rest) for _ in range(size)], lengths) for size in sizes]
 
 
-def measure(
-    backend: Backend,
-    accesses: Mapping[str, Access],
-    measurements: Sequence[Measurement],
-    rounds: int,
-    progress: Callable[[], None] | None = None,
-) -> tuple[dict[Measurement, list[Usage]], bool | None]:
-    """Do all measurements `rounds` times, in turns.
-
-    Return the usages of each, round by round, and whether the cold ones were cold: None where the
-    system does not tell. `progress` is called after each measurement.
-    """
-    direct = {layout: rounded(access) for layout, access in accesses.items()}
-    cached_shares: dict[Measurement, float | None] = {}
-
-    def once(measurement: Measurement) -> Usage:
-        access = (direct if measurement.way == "direct" else accesses)[measurement.layout]
-        if measurement.state == "warm":
-            through_maps(access.groups, access.paths, access.longest)
-        else:
-            page_cache.drop(access.paths)
-            if measurement not in cached_shares:
-                cached_shares[measurement] = page_cache.cached_share(access.paths)
-        usage = _read(backend, access, measurement)
-        if progress is not None:
-            progress()
-        return usage
-
-    sides = {measurement: partial(once, measurement) for measurement in measurements}
-    return in_turns(sides, rounds), _was_cold(list(cached_shares.values()))
+def _portion(groups: Groups, lengths: dict[Path, int]) -> Portion:
+    experts = [expert for group in groups for expert in group]
+    paths = tuple(dict.fromkeys(read.path for expert in experts for read in expert.file_reads))
+    for path in paths:
+        lengths.setdefault(path, path.stat().st_size)
+    return Portion(
+        groups,
+        [[expert.file_reads for expert in group] for group in groups],
+        [[_rounded(expert, lengths) for expert in group] for group in groups],
+        paths,
+        sum(part.length for expert in experts for part in expert.parts),
+    )
 
 
-def _was_cold(cached_shares: Sequence[float | None]) -> bool | None:
-    known = [share for share in cached_shares if share is not None]
-    if not known or len(known) < len(cached_shares):
-        return None
-    return max(known) <= COLD_ENOUGH
+def _experts(layers: Sequence[RoutedLayer], plan: Callable[[int, int], ExpertRead]) -> Groups:
+    return [[plan(layer, expert) for expert in numbers] for layer, numbers in layers]
 
 
-def ratios(ours: Sequence[Usage], theirs: Sequence[Usage]) -> list[float]:
-    """Return how many times as fast as `theirs` ours were, round by round."""
-    return [b.seconds / a.seconds for a, b in zip(ours, theirs, strict=True)]
+def _parts(pack: Pack, layer: int, expert: int) -> tuple[PartLocation, ...]:
+    return pack.locate_all(layer, expert)[3]
 
 
-def _access(layout: str, groups: Sequence[Ranges]) -> Access:
-    return Access(layout, groups, tuple(dict.fromkeys(r.path for group in groups for r in group)))
+def _one_by_one(pack: Pack, places: Sequence[PartLocation]) -> ExpertRead:
+    """Plan one read for each of the parts, in pages of its own, however near they lie."""
+    first = places[0]
+    lead = first.offset % PAGE
+    reads = []
+    end = 0
+    for part in places:
+        start = end + part.offset % PAGE - lead
+        reads.append(FileRead(part.path, part.offset, part.stored_length, start))
+        end = align(lead + start + part.stored_length, PAGE)
+    length = reads[-1].start + reads[-1].length
+    names = pack.part_names(first.layer)
+    return ExpertRead(first.layer, first.expert, False, tuple(places), names, tuple(reads), length)
 
 
-def _read(backend: Backend, access: Access, measurement: Measurement) -> Usage:
-    if measurement.way == "mapped":
-        return through_maps(access.groups, access.paths, access.longest)
-    return through_queue(backend, access.groups, measurement.depth, access.longest)
+def _rounded(expert: ExpertRead, lengths: dict[Path, int]) -> Reads:
+    """Round the reads of an expert outwards to pages, but not past the end of their file."""
+    return list(_rounded_reads(expert.file_reads, lengths))
+
+
+def _rounded_reads(reads: Sequence[FileRead], lengths: dict[Path, int]) -> Iterator[FileRead]:
+    first_lead = reads[0].offset % PAGE
+    for path, offset, length, start in reads:
+        lead = offset % PAGE
+        end = min(align(offset + length, PAGE), lengths[path])
+        yield FileRead(path, offset - lead, end - offset + lead, start + first_lead - lead)
 
 
 def _check_same(pack: Pack, layer: int, family: SourceFamily | None) -> None:

@@ -3,11 +3,13 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moepack.bench.drive import Point
-from moepack.bench.replay import Measurement
+from moepack.bench.rounds import Measurement
 from moepack.bench.timed_reads import Usage
 from moepack.bench.verdict import Gain
+from moepack.bench.ways import RawBuffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,15 @@ class SurfacePoint:
 
 @dataclass(frozen=True, slots=True)
 class RoutedReads:
-    """What was read: `step_count` layers of `token_count` tokens, and where they came from.
+    """What was read: the experts of so many routed layers, and where the choice came from.
 
+    They are those of `token_count` tokens, and are read portion by portion, over and over.
     `useful_length` is the bytes of the experts' parts, without padding or rounding.
     """
 
     origin: str
-    step_count: int
+    routed_layer_count: int
+    portion_count: int
     token_count: float
     useful_length: int
 
@@ -57,7 +61,8 @@ class BenchReport:
     """All that was measured, and what it means.
 
     `why` says why `backend` read; `cold_is_assured` is None where the system does not tell what is
-    cached; `gains` are empty without a source to compare with.
+    cached. Of `round_count` rounds, `disturbed_round_count` are left out of `gains`: other
+    processes needed the CPUs. `gains` are empty without a source to compare with.
     """
 
     pack: str
@@ -67,10 +72,21 @@ class BenchReport:
     surface: tuple[SurfacePoint, ...]
     routing: RoutedReads
     readings: tuple[MeasuredReads, ...]
+    raw_buffers: RawBuffers
     cold_is_assured: bool | None
+    round_count: int
+    disturbed_round_count: int
     gains: tuple[Gain, ...]
     verdict: str
     notes: tuple[str, ...]
+
+
+class Take(NamedTuple):
+    """One reading, the useful bytes in it, and for how many tokens that was."""
+
+    usage: Usage
+    useful_length: int
+    token_count: float
 
 
 def surface_point(point: Point, usage: Usage) -> SurfacePoint:
@@ -83,22 +99,25 @@ def surface_point(point: Point, usage: Usage) -> SurfacePoint:
     )
 
 
-def measured_reads(
-    measurement: Measurement, usages: Sequence[Usage], useful_length: int, token_count: float
-) -> MeasuredReads:
+def measured_reads(measurement: Measurement, takes: Sequence[Take]) -> MeasuredReads:
     """Sum up the rounds of one measurement."""
-    speeds = [useful_length / usage.seconds for usage in usages]
+    layout, condition = measurement
+    speeds = [take.useful_length / take.usage.seconds for take in takes]
+    tokens = sum(take.token_count for take in takes)
     return MeasuredReads(
-        *measurement,
+        layout,
+        *condition,
         bytes_per_second=statistics.median(speeds),
         bytes_per_second_lowest=min(speeds),
         bytes_per_second_highest=max(speeds),
         cpu_seconds_per_gib=statistics.median(
-            _cpu_per_gib(usage, useful_length) for usage in usages
+            _cpu_per_gib(take.usage, take.useful_length) for take in takes
         ),
-        seconds_per_token=statistics.median(usage.seconds for usage in usages) / token_count,
-        reads_per_token=usages[0].read_count / token_count,
-        length_per_token=usages[0].length / token_count,
+        seconds_per_token=statistics.median(
+            take.usage.seconds / take.token_count for take in takes
+        ),
+        reads_per_token=sum(take.usage.read_count for take in takes) / tokens,
+        length_per_token=sum(take.usage.length for take in takes) / tokens,
     )
 
 

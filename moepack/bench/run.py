@@ -6,13 +6,23 @@ shards, and where that makes no difference the verdict says so.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 from moepack.bench import drive, replay, workload
-from moepack.bench.replay import Access, Measurement
-from moepack.bench.report import BenchReport, RoutedReads, measured_reads, surface_point
-from moepack.bench.timed_reads import Usage
-from moepack.bench.verdict import Gain, judge, notes, verdict
+from moepack.bench.comparison import Comparison, Machine, compare, real_machine
+from moepack.bench.meter import Meter
+from moepack.bench.replay import Groups
+from moepack.bench.report import (
+    BenchReport,
+    MeasuredReads,
+    RoutedReads,
+    Take,
+    measured_reads,
+    surface_point,
+)
+from moepack.bench.rounds import Measurement, quiet, readings_of
+from moepack.bench.verdict import judge, notes, verdict
 from moepack.bench.workload import RoutedLayer, Workload
 from moepack.errors import RequestError
 from moepack.hotness import measure
@@ -28,16 +38,19 @@ MAX_DEPTH = 256
 MAX_TOKENS = 512
 """Tokens that are taken from a trace or drawn; most drives are done with `length` bytes before."""
 
+PORTION = 16 << 20
+"""Bytes of blobs that are read in one go, at least: long enough to time, short enough for pairs."""
+
 AnyPath = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
-"""Is called after each measurement, with 1 and the number of all measurements."""
+"""Is called after each measurement, with the milliseconds since the last call and those in all."""
 
 
 class Settings(NamedTuple):
     """How much is measured: see `bench_pack`."""
 
     depths: tuple[int, ...] = (1, 4, 16)
-    rounds: int = 4
+    seconds: float = 45.0
     length: int = 256 << 20
     point_seconds: float = 0.25
 
@@ -50,9 +63,9 @@ class Settings(NamedTuple):
                 found=",".join(map(str, self.depths)),
             )
         for what, value, lowest in (
-            ("number of rounds", self.rounds, 1),
+            ("time in seconds", self.seconds, 0),
             ("length in bytes", self.length, 1),
-            ("time in seconds", self.point_seconds, 0),
+            ("time for a point in seconds", self.point_seconds, 0),
         ):
             if not value >= lowest:
                 raise RequestError(f"not a {what}", expected=f">= {lowest}", found=value)
@@ -74,7 +87,7 @@ def bench_pack(
     experts_used: int | None = None,
     backend: str = "auto",
     depths: Sequence[int] = (1, 4, 16),
-    rounds: int = 4,
+    seconds: float = 45.0,
     length: int = 256 << 20,
     point_seconds: float = 0.25,
     progress: Progress | None = None,
@@ -84,10 +97,11 @@ def bench_pack(
     `source` is what the pack was made from, to compare with. The experts that are read are those of
     a `trace`; else `experts_used` a layer (by default as many as the source says) are drawn by a
     file of `hotness`, by the pack's own, or evenly. `depths` are reads in flight, `length` the
-    bytes of blobs in each measurement, `point_seconds` the time for each point of the surface, 0
-    for no surface. Raises RequestError for what cannot be, and what opening and reading raise.
+    bytes of blobs that are read over and over, `seconds` the time for that, `point_seconds` the
+    time for each point of the surface, 0 for no surface. Raises RequestError for what cannot be,
+    and what opening and reading raise.
     """
-    settings = Settings(tuple(sorted(set(depths))), rounds, length, point_seconds)
+    settings = Settings(tuple(sorted(set(depths))), seconds, length, point_seconds)
     settings.check()
     if trace is not None and hotness is not None:
         raise RequestError("a trace and hotness at once: give one of them")
@@ -95,10 +109,12 @@ def bench_pack(
         model = None if source is None else _open_model(source)
         reads = _choose_workload(pack, model, trace, hotness, experts_used)
         chosen, why = probe.choose(backend, pack.file_paths, max(settings.depths))
-        try:
-            return _run(pack, model, reads, chosen, why, settings, progress)
-        finally:
-            chosen.close()
+        chosen.close()
+
+        def make(depth: int) -> Backend:
+            return probe.choose(chosen.name, pack.file_paths, depth)[0]
+
+        return measure_pack(pack, model, reads, real_machine(make), settings, why, progress)
 
 
 def _open_model(paths: AnyPath | Sequence[AnyPath]) -> Model:
@@ -132,45 +148,49 @@ def _choose_workload(
     return workload.from_counts(counts, shape, used, MAX_TOKENS, origin)
 
 
-def _run(
+def measure_pack(
     pack: Pack,
     model: Model | None,
     reads: Workload,
-    backend: Backend,
-    why: str,
+    machine: Machine,
     settings: Settings,
-    progress: Progress | None,
+    why: str = "",
+    progress: Progress | None = None,
 ) -> BenchReport:
     """Measure the drive's surface and the routed reads; return all that was found."""
     layers = fit(pack, reads.layers, settings.length)
-    accesses = _accesses(pack, model, layers)
-    measurements = measurements_of(tuple(accesses), settings.depths)
+    sizes = cut(pack, layers)
+    portions = {
+        layout: replay.portions(groups, sizes)
+        for layout, groups in _layouts(pack, model, layers).items()
+    }
     files = [(path, path.stat().st_size) for path in pack.file_paths]
     grid = drive.grid(files) if settings.point_seconds else []
-    total = len(grid) + settings.rounds * len(measurements)
-
-    def advance() -> None:
-        if progress is not None:
-            progress(1, total)
-
-    surface = drive.measure(backend, files, grid, settings.point_seconds, advance)
-    usages, was_cold = replay.measure(backend, accesses, measurements, settings.rounds, advance)
-    tokens = len(layers) * reads.token_count / len(reads.layers)
-    useful = accesses["parts"].length
-    gains = _judge_all(usages) if model is not None else ()
+    first = len(grid) * settings.point_seconds
+    meter = Meter(first, settings.seconds, machine.clock, progress)
+    with closing(machine.make_backend(max(settings.depths))) as backend:
+        surface = drive.measure(backend, files, grid, settings.point_seconds, meter.advance)
+    found = compare(pack, portions, machine, settings.depths, meter)
+    meter.finish()
+    gains = () if model is None else judge(found.rounds, found.conditions)
     pack_length = sum(length for _, length in files)
+    token_count = len(layers) * reads.token_count / len(reads.layers)
+    useful = sum(portion.useful_length for portion in portions["blobs"])
     return BenchReport(
         pack=str(pack.path),
         pack_length=pack_length,
         backend=backend.name,
         why=why,
         surface=tuple(surface_point(point, usage) for point, usage in surface.items()),
-        routing=RoutedReads(reads.origin, len(layers), tokens, useful),
-        readings=tuple(measured_reads(key, usages[key], useful, tokens) for key in measurements),
-        cold_is_assured=was_cold,
+        routing=RoutedReads(reads.origin, len(layers), len(sizes), token_count, useful),
+        readings=_readings(found, token_count / len(layers)),
+        raw_buffers=found.buffers,
+        cold_is_assured=found.was_cold,
+        round_count=len(found.rounds),
+        disturbed_round_count=len(found.rounds) - len(quiet(found.rounds)),
         gains=gains,
-        verdict=verdict(gains),
-        notes=notes(backend.name, pack_length, was_cold),
+        verdict=verdict(gains, found.rounds, backend.name, found.was_cold),
+        notes=notes(found.rounds, backend.name, found.was_cold, pack_length),
     )
 
 
@@ -180,33 +200,52 @@ def fit(pack: Pack, layers: Sequence[RoutedLayer], length: int) -> list[RoutedLa
     for routed in layers:
         if fitting and length <= 0:
             break
-        length -= sum(pack.locate(routed.layer, expert).length for expert in routed.experts)
+        length -= _length(pack, routed)
         fitting.append(routed)
     return fitting
 
 
-def _accesses(pack: Pack, model: Model | None, layers: Sequence[RoutedLayer]) -> dict[str, Access]:
-    """List what is compared, by its layout."""
-    accesses = {"blobs": replay.blobs(pack, layers), "parts": replay.parts(pack, layers)}
+def cut(pack: Pack, layers: Sequence[RoutedLayer]) -> list[int]:
+    """Cut routed layers into portions whose blobs have PORTION bytes; return how many each has.
+
+    What is left at the end goes to the last one.
+    """
+    sizes: list[int] = []
+    count = length = 0
+    for routed in layers:
+        count += 1
+        length += _length(pack, routed)
+        if length >= PORTION:
+            sizes.append(count)
+            count = length = 0
+    if not sizes:
+        return [count]
+    sizes[-1] += count
+    return sizes
+
+
+def _length(pack: Pack, routed: RoutedLayer) -> int:
+    return sum(pack.locate(routed.layer, expert).length for expert in routed.experts)
+
+
+def _layouts(pack: Pack, model: Model | None, layers: Sequence[RoutedLayer]) -> dict[str, Groups]:
+    """List what is compared."""
+    layouts = {"blobs": replay.blobs(pack, layers), "parts": replay.parts(pack, layers)}
     if model is not None:
-        accesses["slices"] = replay.slices(model.source, model.experts, pack, layers)
-    return accesses
+        layouts["slices"] = replay.slices(model.source, model.experts, pack, layers)
+    return layouts
 
 
-def measurements_of(layouts: Sequence[str], depths: Sequence[int]) -> list[Measurement]:
-    """List how each layout is read: direct at each depth, mapped, and both with a warm cache."""
-    ways = [
-        *(("direct", "cold", depth) for depth in depths),
-        *(("mapped", state, 1) for state in ("cold", "warm")),
-        ("direct", "warm", depths[0]),
-    ]
-    return [Measurement(layout, *way) for way in ways for layout in layouts]
-
-
-def _judge_all(usages: Mapping[Measurement, Sequence[Usage]]) -> tuple[Gain, ...]:
-    """Judge each measurement of whole blobs against the same of the shards' slices."""
-    return tuple(
-        judge(measurement, replay.ratios(ours, usages[measurement._replace(layout="slices")]))
-        for measurement, ours in usages.items()
-        if measurement.layout == "blobs"
-    )
+def _readings(found: Comparison, tokens_a_layer: float) -> tuple[MeasuredReads, ...]:
+    """Sum up each measurement: over the rounds that count, or all where none of them has it."""
+    rows = []
+    for condition in found.conditions:
+        for layout, portions in found.portions.items():
+            measurement = Measurement(layout, condition)
+            readings = readings_of(quiet(found.rounds), measurement)
+            takes = []
+            for number, usage in readings or readings_of(found.rounds, measurement):
+                tokens = len(portions[number].groups) * tokens_a_layer
+                takes.append(Take(usage, portions[number].useful_length, tokens))
+            rows.append(measured_reads(measurement, takes))
+    return tuple(rows)

@@ -1,10 +1,15 @@
-"""What measured speeds mean: whether packing gains anything here, said with care."""
+"""What measured ratios mean: whether packing gains anything here, said with care.
 
-import statistics
+The headline has two answers, and only one of them has to be proven. So a run that could not see
+enough says the same as one that saw that there is nothing.
+"""
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from moepack.bench.replay import Measurement
+from moepack.bench.interval import CONFIDENCE, interval, stretch_count
+from moepack.bench.rounds import Condition, Measurement, Round, quiet, readings_of
+from moepack.bench.timed_reads import Usage
 
 WORTH = 1.05
 """A gain below 5 % is none: nobody would repack a model for it, and few could measure it again."""
@@ -13,76 +18,129 @@ SMALL = 1 << 30
 """Bytes of a pack below which a drive's own memory may hold much of it."""
 
 
-_AS_SHARDS = "as fast as reading from the shards."
-
-
 class Gain(NamedTuple):
-    """How many times as fast as the shards the pack's blobs are: median and spread over the rounds.
+    """How many times as fast as the shards' slices the pack's blobs are, with its interval.
 
-    `word` is `gain`, `loss`, or `none` where the rounds do not agree or differ by less than 5 %.
+    `word` is `gain` where all of the interval lies above 1.05, `loss` where all of it lies below
+    1/1.05, `none` where neither is shown, and `unproven` where there are too few rounds for an
+    interval; then the numbers are None. `round_count` is how many it is from.
     """
 
     way: str
     state: str
     depth: int
-    median: float
-    lowest: float
-    highest: float
+    ratio: float | None
+    low: float | None
+    high: float | None
+    round_count: int
     word: str
 
 
-def judge(measurement: Measurement, ratios: Sequence[float]) -> Gain:
-    """Judge the ratios of all rounds of a measurement of blobs."""
-    median, lowest, highest = statistics.median(ratios), min(ratios), max(ratios)
+def judge(rounds: Sequence[Round], conditions: Sequence[Condition]) -> tuple[Gain, ...]:
+    """Compare blobs with slices under each condition, in the rounds that nothing disturbed."""
+    counting = quiet(rounds)
+    gains = []
+    for condition in conditions:
+        depth_count = sum(other[:2] == condition[:2] for other in conditions)
+        ours, theirs = (
+            [usage for _, usage in readings_of(counting, Measurement(layout, condition))]
+            for layout in ("blobs", "slices")
+        )
+        gains.append(_gain(condition, ratios(ours, theirs), stretch_count(depth_count)))
+    return tuple(gains)
+
+
+def ratios(ours: Sequence[Usage], theirs: Sequence[Usage]) -> list[float]:
+    """Return how many times as fast as `theirs` ours were, pair by pair."""
+    return [b.seconds / a.seconds for a, b in zip(ours, theirs, strict=True)]
+
+
+def _gain(condition: Condition, values: Sequence[float], stretches: int) -> Gain:
+    found = interval(values, stretches)
+    if found is None:
+        return Gain(*condition, None, None, None, len(values), "unproven")
     word = "none"
-    if median >= WORTH and lowest > 1:
+    if found.low > WORTH:
         word = "gain"
-    elif median <= 1 / WORTH and highest < 1:
+    elif found.high < 1 / WORTH:
         word = "loss"
-    _, way, state, depth = measurement
-    return Gain(way, state, depth, median, lowest, highest, word)
+    return Gain(*condition, *found, len(values), word)
 
 
-def verdict(gains: Sequence[Gain]) -> str:
-    """Say in words what packing gains, and at which depth the gain ends."""
+def verdict(
+    gains: Sequence[Gain], rounds: Sequence[Round], backend: str, was_cold: bool | None
+) -> str:
+    """Say in words whether packing gains anything, and between which bounds."""
     if not gains:
         return "No verdict: without --source there is nothing to compare the pack with."
-    direct = [gain for gain in gains if (gain.way, gain.state) == ("direct", "cold")]
-    faster = [gain for gain in direct if gain.word == "gain"]
-    slower = [gain for gain in direct if gain.word == "loss"]
-    sentences = []
-    if faster:
-        sentences.append(f"Packing gains here: {_times(faster)} {_AS_SHARDS}")
-        deeper = [gain.depth for gain in direct if gain.depth > faster[-1].depth]
-        if deeper:
-            sentences.append(f"The gain ends before depth {deeper[0]}.")
-    else:
-        depths = ", ".join(str(gain.depth) for gain in direct)
-        sentences.append(f"Packing gains nothing here for direct reads (at depth {depths}).")
-    if slower:
-        sentences.append(f"It loses: {_times(slower)} {_AS_SHARDS}")
-    mapped = [
-        f"{'as fast' if gain.word == 'none' else f'{gain.median:.2f} times as fast'} {gain.state}"
-        for gain in gains
-        if gain.way == "mapped"
+    if backend == "buffered" and not was_cold:
+        return f"{_NOTHING}: what was read may have come out of the page cache."
+    through_reader = [gain for gain in gains if (gain.way, gain.state) == ("reader", "cold")]
+    if any(gain.word == "unproven" for gain in through_reader):
+        return f"{_NOTHING}: {_too_few(rounds)}. Give more --seconds."
+    raw = [gain for gain in gains if gain.way == "raw"]
+    mapped = [gain for gain in gains if gain.way == "mapped" and gain.ratio is not None]
+    sentences = [
+        _headline(through_reader),
+        f"The bare backend {'gains' if _gaining(raw) else 'shows no gain'}: {_by_depth(raw)}.",
     ]
-    return " ".join([*sentences, f"Memory-mapped it reads {' and '.join(mapped)}."])
+    if mapped:
+        states = ", ".join(f"{_times(gain)} {gain.state}" for gain in mapped)
+        sentences.append(f"Memory-mapped: {states}.")
+    share = f"{CONFIDENCE * 100:.0f} %"
+    return " ".join([*sentences, f"In brackets: intervals of {share}."])
 
 
-def _times(gains: Sequence[Gain]) -> str:
-    """Write `at depth 1 1.94 times, at depth 4 1.20 times`."""
-    return ", ".join(f"at depth {gain.depth} {gain.median:.2f} times" for gain in gains)
+def _too_few(rounds: Sequence[Round]) -> str:
+    count = len(rounds) - len(quiet(rounds))
+    if count:
+        return f"in {count} of {len(rounds)} rounds other processes {_NO_CPU}"
+    return f"{len(rounds)} rounds are too few to tell"
 
 
-def notes(backend: str, pack_length: int, cold_is_assured: bool | None) -> tuple[str, ...]:
+def _headline(gains: Sequence[Gain]) -> str:
+    """Say what users of a Reader gain."""
+    faster = _gaining(gains)
+    if not faster:
+        return f"{_NOTHING}: moepack reads blobs {_by_depth(gains)} {_AS_SLICES}."
+    rest = [gain for gain in gains if gain not in faster]
+    said = f"Packing gains here: moepack reads blobs {_by_depth(faster)} {_AS_SLICES}."
+    return f"{said} No gain is shown elsewhere: {_by_depth(rest)}." if rest else said
+
+
+def _gaining(gains: Sequence[Gain]) -> list[Gain]:
+    return [gain for gain in gains if gain.word == "gain"]
+
+
+_NOTHING = "No gain is shown here"
+_NO_CPU = "left no CPU free"
+_AS_SLICES = "times as fast as the slices of the shards"
+
+
+def _by_depth(gains: Sequence[Gain]) -> str:
+    """Write `1.94 (1.81 to 2.06) at depth 1, 1.20 (1.11 to 1.29) at depth 4`."""
+    return ", ".join(f"{_times(gain)} at depth {gain.depth}" for gain in gains)
+
+
+def _times(gain: Gain) -> str:
+    return f"{gain.ratio:.2f} ({gain.low:.2f} to {gain.high:.2f})"
+
+
+def notes(
+    rounds: Sequence[Round], backend: str, was_cold: bool | None, pack_length: int
+) -> tuple[str, ...]:
     """Say what keeps the numbers from meaning what they seem to."""
     sentences = []
-    if cold_is_assured is None:
+    if was_cold is None:
         sentences.append("this system does not say what is cached: `cold` may not be cold")
-    elif not cold_is_assured:
+    elif not was_cold:
         sentences.append("files stayed in the page cache though dropped: `cold` is not cold")
     if backend == "buffered":
-        sentences.append("no direct reads here: `direct` went through the page cache as well")
+        sentences.append("no direct reads here: all went through the page cache")
     if pack_length < SMALL:
         sentences.append("a small pack: a drive's own memory may hold much of it")
+    count = len(rounds) - len(quiet(rounds))
+    if count:
+        left_out = f"in {count} of {len(rounds)} rounds other processes {_NO_CPU}"
+        sentences.append(f"{left_out}: the comparison leaves them out")
     return tuple(sentences)

@@ -31,18 +31,18 @@ from moepack.sizes import parse_size
     "--depths", default="1,4,16", show_default=True, help="Numbers of reads in flight to try."
 )
 @click.option(
-    "--rounds",
-    type=click.IntRange(1, 100),
-    default=4,
+    "--seconds",
+    type=click.FloatRange(0, 3600),
+    default=45,
     show_default=True,
-    help="How often each measurement is repeated.",
+    help="Time for the comparison; more makes it surer.",
 )
 @click.option(
     "--length",
     "length_text",
     default="256MiB",
     show_default=True,
-    help="Bytes of experts in each measurement.",
+    help="Bytes of experts that are read over and over.",
 )
 @click.option(
     "--point-seconds",
@@ -61,7 +61,7 @@ def bench(
     experts_used: int | None,
     backend: str,
     depths: str,
-    rounds: int,
+    seconds: float,
     length_text: str,
     point_seconds: float,
     plot_path: str | None,
@@ -70,7 +70,7 @@ def bench(
     """Measure the drive that PACK lies on, and what the pack is worth there.
 
     Reads experts, those of a trace or drawn by hotness, from the pack and, with --source, from the
-    shards: past the page cache and memory-mapped, cold and warm, in turns.
+    shards: through moepack's reader, with a bare backend and memory-mapped, in paired rounds.
 
     Example: moepack bench model.moepack --source model-00001-of-00004.gguf
     """
@@ -82,7 +82,7 @@ def bench(
             raise RequestError(
                 "there is no surface to draw", place="--plot", found="--point-seconds 0"
             )
-    with progress(None, "measuring", "") as advance:
+    with progress(None, "measuring", "ms") as advance:
         report = moepack.bench_pack(
             pack_path,
             source=source_paths or None,
@@ -91,7 +91,7 @@ def bench(
             experts_used=experts_used,
             backend=backend,
             depths=_parse_depths(depths),
-            rounds=rounds,
+            seconds=seconds,
             length=_parse_length(length_text),
             point_seconds=point_seconds,
             progress=advance,

@@ -3,12 +3,19 @@
 from collections.abc import Sequence
 
 from moepack.bench.report import BenchReport, MeasuredReads, SurfacePoint
+from moepack.bench.verdict import Gain
 from moepack.sizes import size_text
 
 _LAYOUTS = {
     "blobs": "pack, whole blobs",
     "parts": "pack, part by part",
     "slices": "shards, slice by slice",
+}
+_WORDS = {
+    "gain": "a gain",
+    "loss": "a loss",
+    "none": "neither is shown",
+    "unproven": "too few rounds to tell",
 }
 
 
@@ -18,15 +25,21 @@ def text(report: BenchReport) -> str:
     for order in dict.fromkeys(point.order for point in report.surface):
         lines += ["", f"{order} reads, MiB/s by size and reads in flight"]
         lines += _surface([point for point in report.surface if point.order == order])
-    routing = report.routing
+    routing, buffers = report.routing, report.raw_buffers
+    huge = "unknown" if buffers.huge_page_share is None else f"{buffers.huge_page_share:.0%}"
     lines += [
         "",
-        f"routed reads: {routing.token_count:.1f} tokens, {routing.step_count} layers, "
+        f"routed reads: {routing.token_count:.1f} tokens, {routing.routed_layer_count} layers, "
         f"{size_text(routing.useful_length)} of experts ({routing.origin})",
+        f"{report.round_count} rounds; raw and mapped reads go to {buffers.count} buffers of "
+        f"{size_text(buffers.length)}, in huge pages: {huge}",
         f"  {'':<22} {'':<12} {'depth':>5} {'MiB/s':>7} {'(spread)':>15} "
-        f"{'CPU s/GiB':>9} {'reads/token':>11} {'ms/token':>9}",
+        f"{'CPU s/GiB':>9} {'reads/token':>11} {'ms/token':>9} {'tok/s':>7}",
     ]
     lines += [_reads(reads) for reads in report.readings]
+    if report.gains:
+        lines += ["", "blobs of the pack, times as fast as slices of the shards (interval)"]
+        lines += [_gain(gain) for gain in report.gains]
     lines += [*(f"note: {note}" for note in report.notes), "", report.verdict]
     return "\n".join(lines)
 
@@ -50,5 +63,12 @@ def _reads(reads: MeasuredReads) -> str:
         f"  {_LAYOUTS[reads.layout]:<22} {f'{reads.way}, {reads.state}':<12} "
         f"{reads.depth:>5} {median:>7.0f} {f'({lowest:.0f} to {highest:.0f})':>15} "
         f"{reads.cpu_seconds_per_gib:>9.3f} {reads.reads_per_token:>11.0f} "
-        f"{reads.seconds_per_token * 1e3:>9.1f}"
+        f"{reads.seconds_per_token * 1e3:>9.1f} {1 / reads.seconds_per_token:>7.1f}"
     )
+
+
+def _gain(gain: Gain) -> str:
+    numbers = "–"
+    if gain.ratio is not None:
+        numbers = f"{gain.ratio:.2f} ({gain.low:.2f} to {gain.high:.2f})"
+    return f"  {f'{gain.way}, {gain.state}':<12} {gain.depth:>5}  {numbers:<22} {_WORDS[gain.word]}"

@@ -1,0 +1,139 @@
+"""The ways to read that are compared, and what each needs: readers, a backend, buffers.
+
+`reader` is moepack's Reader as users get it: its own memory, digests checked. `raw` is the bare
+backend with buffers that are used again. `mapped` copies out of memory maps.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+
+from moepack.bench.replay import Portion
+from moepack.bench.rounds import Condition, Measurement, Plan
+from moepack.bench.scratch import HUGE_PAGE, Scratch
+from moepack.bench.timed_reads import Clock, Usage, through_maps, through_queue, through_reader
+from moepack.reading.pack import Pack
+from moepack.reading.reader import Reader
+from moepack.sizes import align
+from moepack.storage import page_cache
+from moepack.storage.backend import Backend
+from moepack.storage.threaded import ThreadedBackend
+
+COLD_ENOUGH = 0.01
+"""The share of what is read that may be left in the page cache: file systems keep a few pages."""
+
+WARMING_DEPTH = 4
+"""Reads in flight that fill the page cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawBuffers:
+    """What the raw and mapped ways read into, whatever the layout.
+
+    `huge_page_share` is the share that lies in huge pages, None where the system does not say.
+    """
+
+    count: int
+    length: int
+    huge_page_share: float | None
+
+
+def plan_of(depths: Sequence[int], layouts: Sequence[str]) -> Plan:
+    """Plan how each layout is read: each way with a cold page cache, and some with a warm one."""
+    return Plan(
+        often=[Condition(way, "cold", depth) for way in ("reader", "raw") for depth in depths],
+        seldom=[
+            *(Condition("mapped", state, 1) for state in ("cold", "warm")),
+            Condition("reader", "warm", depths[0]),
+        ],
+        layouts=layouts,
+    )
+
+
+class Ways:
+    """Reads portions of layouts, by their numbers, with everything the same for all layouts."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        warming: Backend,
+        readers: Mapping[int, Reader],
+        portions: Mapping[str, Sequence[Portion]],
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._backend = backend
+        self._warming = warming
+        self._readers = readers
+        self._portions = portions
+        self._clock = clock
+        self._cached_shares: dict[Measurement, float | None] = {}
+        every = [portion for several in portions.values() for portion in several]
+        count = min(max(readers), max(len(group) for one in every for group in one.groups))
+        longest = max(portion.longest for portion in every)
+        self._scratch = Scratch(count, align(longest, HUGE_PAGE))
+
+    @property
+    def buffers(self) -> RawBuffers:
+        """The memory of the raw way."""
+        scratch = self._scratch
+        return RawBuffers(scratch.count, scratch.length, scratch.huge_page_share())
+
+    @property
+    def was_cold(self) -> bool | None:
+        """Whether all that was to be cold was; None where the system does not tell."""
+        known = [share for share in self._cached_shares.values() if share is not None]
+        if not known or len(known) < len(self._cached_shares):
+            return None
+        return max(known) <= COLD_ENOUGH
+
+    def meet(self) -> None:
+        """Read everything once, so that who keeps what was read lately keeps all layouts alike."""
+        for portions in self._portions.values():
+            for portion in portions:
+                through_queue(self._backend, portion.rounded, max(self._readers), self._scratch)
+
+    def read(self, measurement: Measurement, number: int) -> Usage:
+        """Bring the page cache into its state, then read a portion."""
+        layout, (way, state, depth) = measurement
+        portion = self._portions[layout][number]
+        if state == "warm":
+            through_queue(self._warming, portion.rounded, WARMING_DEPTH, self._scratch)
+        else:
+            page_cache.drop(portion.paths)
+            if measurement not in self._cached_shares:
+                self._cached_shares[measurement] = _cached_share(portion)
+        if way == "reader":
+            return through_reader(self._readers[depth], portion.groups, self._clock)
+        if way == "raw":
+            return through_queue(self._backend, portion.rounded, depth, self._scratch, self._clock)
+        return through_maps(portion.exact, portion.paths, self._scratch, self._clock)
+
+
+def _cached_share(portion: Portion) -> float | None:
+    """Return how much of the portion's files is cached, as a share of what is read of them."""
+    share = page_cache.cached_share(portion.paths)
+    if share is None:
+        return None
+    reads = (read for group in portion.rounded for expert in group for read in expert)
+    stored = sum(path.stat().st_size for path in portion.paths)
+    return share * stored / sum(read.length for read in reads)
+
+
+@contextmanager
+def open_ways(
+    pack: Pack,
+    make_backend: Callable[[int], Backend],
+    depths: Sequence[int],
+    portions: Mapping[str, Sequence[Portion]],
+    clock: Clock = time.perf_counter,
+) -> Iterator[Ways]:
+    """Open a reader for each of the `depths`, and a backend of its own for each of them."""
+    with ExitStack() as stack:
+        readers = {
+            depth: stack.enter_context(pack.reader(backend=make_backend(depth), depth=depth))
+            for depth in depths
+        }
+        backend = stack.enter_context(closing(make_backend(max(depths))))
+        warming = stack.enter_context(closing(ThreadedBackend(direct=False)))
+        yield Ways(backend, warming, readers, portions, clock)

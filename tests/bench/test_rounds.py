@@ -1,0 +1,289 @@
+"""Paired rounds, intervals and verdicts, held against drives of which the truth is known."""
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from moepack.bench import rounds
+from moepack.bench.free_cpus import FreeCpus
+from moepack.bench.interval import interval, stretch_count
+from moepack.bench.meter import Meter
+from moepack.bench.rounds import Condition, Measurement, Reading, Round, visiting
+from moepack.bench.timed_reads import Usage
+from moepack.bench.verdict import Gain, judge, notes, verdict
+from moepack.bench.ways import plan_of
+from tests.support.synthetic_drive import CALM, CROWDED, NOISY, ROUGH, SyntheticDrive, Weather
+
+LAYOUTS = ("blobs", "parts", "slices")
+READING = 0.02
+"""Seconds: so that 45 seconds have some 100 rounds."""
+
+GAIN, NO_GAIN = "Packing gains here", "No gain is shown here"
+
+
+def measured(drive: SyntheticDrive, seconds: float) -> list[Round]:
+    """Measure a drive, at every depth and in every way alike."""
+
+    def read(measurement: Measurement, portion: int) -> Usage:
+        takes = READING * drive.takes(measurement.layout != "blobs")
+        drive.pass_time(drive.clock() + takes)
+        return Usage(takes, 0, 1, 1)
+
+    meter = Meter(0, seconds, drive.clock, None)
+    meter.begin()
+    plan = plan_of((1, 4, 16), LAYOUTS)
+    return rounds.measure(read, plan, 12, meter, drive.clock, drive.free_cpus)
+
+
+def headlines(weather: Weather, ratio: float, count: int) -> Counter[str]:
+    """Count the headlines of so many runs on drives on which `ratio` is the truth."""
+    said = []
+    for seed in range(count):
+        done = measured(SyntheticDrive(seed, weather, ratio), 45)
+        gains = judge(done, plan_of((1, 4, 16), LAYOUTS).conditions)
+        said.append(verdict(gains, done, "uring", was_cold=True).split(":")[0])
+    return Counter(said)
+
+
+@pytest.mark.parametrize(("ratio", "headline"), [(1.0, NO_GAIN), (1.02, NO_GAIN), (1.2, GAIN)])
+@pytest.mark.parametrize("weather", [NOISY, ROUGH])
+def test_ten_runs_give_the_same_verdict_ten_times(
+    weather: Weather, ratio: float, headline: str
+) -> None:
+    assert headlines(weather, ratio, 10) == {headline: 10}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("weather", "ratio"),
+    [(CALM, 1.02), (NOISY, 0.9), (NOISY, 1.02), (ROUGH, 1.0), (ROUGH, 1.02), (CROWDED, 1.02)],
+)
+def test_no_gain_is_found_where_there_is_none(weather: Weather, ratio: float) -> None:
+    assert headlines(weather, ratio, 200) == {NO_GAIN: 200}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("weather", "ratio"), [(CALM, 1.2), (NOISY, 1.2), (ROUGH, 1.2), (ROUGH, 1.5)]
+)
+def test_a_gain_is_found_where_there_is_one(weather: Weather, ratio: float) -> None:
+    assert headlines(weather, ratio, 200) == {GAIN: 200}
+
+
+@pytest.mark.long
+def test_on_a_crowded_machine_a_gain_is_mostly_found() -> None:
+    """Not where it is crowded all the time."""
+    assert headlines(CROWDED, 1.2, 200)[GAIN] >= 190
+
+
+def test_crowded_rounds_are_left_out_and_their_time_is_given_back() -> None:
+    drive = SyntheticDrive(0, CROWDED, 1.0)
+    done = measured(drive, 45)
+    disturbed = [one for one in done if one.is_disturbed]
+    assert 0 < len(disturbed) < len(done)
+    assert 46 < drive.clock() <= 92
+    gains = judge(done, plan_of((1, 4, 16), LAYOUTS).conditions)
+    assert {gain.round_count for gain in gains if gain.way == "raw"} == {len(done) - len(disturbed)}
+    assert any("left no CPU free" in note for note in notes(done, "uring", True, 1 << 40))
+    assert not notes([one for one in done if not one.is_disturbed], "uring", True, 1 << 40)
+
+
+def test_a_machine_that_does_not_tell_of_others_is_taken_as_it_is() -> None:
+    assert not Round({}, None).is_disturbed
+    assert not Round({}, 0.9).is_disturbed
+    assert Round({}, 0.8).is_disturbed
+
+
+def test_free_cpus_are_those_that_this_process_does_not_need_from_others() -> None:
+    free_cpus = FreeCpus()
+    sum(range(3_000_000))
+    found = free_cpus()
+    if found is None:
+        pytest.skip("this system does not tell")
+    assert 0 <= found <= 10_000
+
+
+def test_two_sides_of_a_pair_are_neighbours_and_begin_equally_often() -> None:
+    plan = plan_of((1, 4), LAYOUTS)
+    visited = list(itertools.islice(visiting(plan), 200))
+    assert visited == list(itertools.islice(visiting(plan), 200)), "the same each time"
+    for condition in plan.conditions:
+        orders = [order for one in visited for visitor, order in one if visitor == condition]
+        first = [order.index("blobs") < order.index("slices") for order in orders]
+        assert all(abs(order.index("blobs") - order.index("slices")) == 1 for order in orders)
+        assert [first[n] + first[n + 1] for n in range(0, len(first) - 1, 2)] == [1] * (
+            len(first) // 2
+        )
+        assert len(set(first[::2])) == 2, "which of them begins is random"
+    assert len({tuple(condition for condition, _ in one) for one in visited[2::3]}) > 20
+
+
+def test_what_no_verdict_is_about_is_measured_in_every_third_round() -> None:
+    plan = plan_of((1, 4), LAYOUTS)
+    counts = Counter(
+        (layout, condition)
+        for one in itertools.islice(visiting(plan), 1, 31)
+        for condition, order in one
+        for layout in order
+    )
+    assert len(counts) == 3 * len(plan.conditions)
+    for (layout, condition), count in counts.items():
+        assert count == (30 if layout != "parts" and condition in plan.often else 10)
+
+
+def test_without_a_source_there_are_no_pairs_and_all_is_measured() -> None:
+    plan = plan_of((1,), ("blobs", "parts"))
+    for one in itertools.islice(visiting(plan), 2):
+        assert {condition for condition, _ in one} == set(plan.conditions)
+        assert all(sorted(order) == ["blobs", "parts"] for _, order in one)
+
+
+def test_each_visit_takes_the_next_portion_and_both_sides_the_same() -> None:
+    done = measured(SyntheticDrive(0, CALM, 1.0), 10)
+    seen: Counter[int] = Counter()
+    for one in done:
+        for measurement, (portion, _) in one.readings.items():
+            other = measurement._replace(layout="slices")
+            assert one.readings[other].portion == portion
+            seen[portion] += 1
+    assert set(seen) == set(range(12))
+
+
+def test_time_alone_ends_the_rounds_and_one_is_done_without_any() -> None:
+    assert len(measured(SyntheticDrive(0, CALM, 1.0), 0)) == 1
+    drive = SyntheticDrive(0, CALM, 1.0)
+    measured(drive, 5)
+    assert 5 <= drive.clock() < 5 + 30 * READING
+
+
+def test_the_meter_tells_milliseconds_and_the_rest_at_the_end() -> None:
+    now = [100.0]
+    told: list[tuple[int, int]] = []
+    meter = Meter(1, 2, lambda: now[0], lambda *args: told.append(args))
+    now[0] += 0.5
+    meter.advance()
+    meter.advance()
+    now[0] += 1
+    meter.begin()
+    assert not meter.is_over
+    meter.put_off(0.5)
+    meter.put_off(99)
+    now[0] += 3.9
+    assert not meter.is_over
+    now[0] += 0.1
+    assert meter.is_over
+    now[0] += 7
+    meter.finish()
+    assert told == [(500, 3000), (5000, 5500)]
+
+
+@pytest.mark.parametrize(("intervals", "count"), [(1, 6), (2, 7), (3, 7), (4, 8), (6, 8), (7, 9)])
+def test_more_intervals_need_more_stretches_to_hold_together(intervals: int, count: int) -> None:
+    """All n stretches lie on one side of the truth once in 2^(n - 1) runs."""
+    assert stretch_count(intervals) == count
+    assert intervals * 2 ** (1 - count) <= 0.05 < intervals * 2 ** (2 - count)
+
+
+def test_an_interval_goes_from_the_lowest_stretch_to_the_highest() -> None:
+    ratios = [2.0, 2.0, 8.0, 8.0, 4.0, 4.0]
+    found = interval(ratios, 3)
+    assert found is not None
+    assert found == pytest.approx((4.0, 2.0, 8.0))
+    assert interval(ratios, 7) is None
+    shared = interval([*ratios, 4.0], 3)
+    assert shared is not None
+    assert shared.low == pytest.approx(2.0)
+
+
+def test_one_round_that_is_far_off_does_not_move_its_stretch() -> None:
+    calm, struck = [1.1] * 40, [1.1] * 40
+    struck[7] = 60.0
+    assert interval(struck, 7) == pytest.approx(interval(calm, 7))
+
+
+def test_rounds_that_resemble_their_neighbours_do_not_look_like_many() -> None:
+    """Three quarters of a run at 1.0 and one at 1.75: no bound between them is passed."""
+    found = interval([1.0] * 75 + [1.75] * 25, 7)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((1.0, 1.75))
+
+
+def rounds_of(*ratios: float) -> list[Round]:
+    """Make rounds in which the slices took so many times as long as the blobs."""
+    condition = Condition("reader", "cold", 4)
+    return [
+        Round(
+            {
+                Measurement("blobs", condition): Reading(0, Usage(1, 0, 1, 1)),
+                Measurement("slices", condition): Reading(0, Usage(ratio, 0, 1, 1)),
+            },
+            None,
+        )
+        for ratio in ratios
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "word"),
+    [
+        ([1.5, 1.6, 1.4, 1.5, 1.5, 1.06], "gain"),
+        ([1.5, 1.6, 1.4, 1.5, 1.5, 1.04], "none"),
+        ([0.7, 0.8, 0.9, 0.7, 0.8, 0.95], "loss"),
+        ([0.7, 0.8, 0.9, 0.7, 0.8, 0.96], "none"),
+        ([1.0, 1.01, 0.99, 1.0, 1.0, 1.0], "none"),
+        ([9.0, 9.0, 9.0, 9.0, 9.0], "unproven"),
+    ],
+)
+def test_a_gain_is_one_where_all_of_the_interval_is(ratios: list[float], word: str) -> None:
+    (gain,) = judge(rounds_of(*ratios), [Condition("reader", "cold", 4)])
+    assert (gain.word, gain.round_count) == (word, len(ratios))
+    if word == "unproven":
+        assert (gain.ratio, gain.low, gain.high) == (None, None, None)
+    else:
+        assert (gain.low, gain.high) == pytest.approx((min(ratios), max(ratios)))
+
+
+def gain(depth: int, word: str, way: str = "reader", state: str = "cold") -> Gain:
+    ratio = {"gain": 1.5, "loss": 0.5, "none": 1.0}[word]
+    return Gain(way, state, depth, ratio, ratio - 0.1, ratio + 0.1, 40, word)
+
+
+RAW = [gain(1, "gain", "raw"), gain(4, "none", "raw")]
+MAPPED = [gain(1, "none", "mapped"), gain(1, "loss", "mapped", "warm")]
+
+
+def test_the_verdict_says_what_is_gained_and_between_which_bounds() -> None:
+    said = verdict([gain(1, "gain"), gain(4, "none"), *RAW, *MAPPED], [], "uring", was_cold=True)
+    assert said == (
+        "Packing gains here: moepack reads blobs 1.50 (1.40 to 1.60) at depth 1 times as fast as "
+        "the slices of the shards. No gain is shown elsewhere: 1.00 (0.90 to 1.10) at depth 4. "
+        "The bare backend gains: 1.50 (1.40 to 1.60) at depth 1, 1.00 (0.90 to 1.10) at depth 4. "
+        "Memory-mapped: 1.00 (0.90 to 1.10) cold, 0.50 (0.40 to 0.60) warm. "
+        "In brackets: intervals of 95 %."
+    )
+
+
+@pytest.mark.parametrize("words", [("none", "none"), ("none", "loss"), ("loss", "loss")])
+def test_all_but_a_gain_has_one_headline(words: tuple[str, str]) -> None:
+    gains = [gain(1, words[0]), gain(4, words[1]), *RAW]
+    assert verdict(gains, [], "uring", was_cold=None).startswith(f"{NO_GAIN}: moepack reads")
+
+
+def test_a_verdict_that_cannot_be_says_why() -> None:
+    assert "--source" in verdict([], [], "uring", was_cold=True)
+    few = [Gain("reader", "cold", 1, None, None, None, 2, "unproven")]
+    said = verdict(few, rounds_of(1, 1), "uring", was_cold=True)
+    assert said == f"{NO_GAIN}: 2 rounds are too few to tell. Give more --seconds."
+    crowded = [one._replace(free_cpus=0.1) for one in rounds_of(1, 1, 1)]
+    said = verdict(few, [*crowded, *rounds_of(1, 1)], "uring", was_cold=True)
+    assert "in 3 of 5 rounds other processes left no CPU free" in said
+
+
+@pytest.mark.parametrize("was_cold", [False, None])
+def test_what_may_be_memory_is_no_gain_of_a_drive(was_cold: bool | None) -> None:
+    gains = [gain(1, "gain"), *RAW, *MAPPED]
+    said = verdict(gains, [], "buffered", was_cold)
+    assert said.startswith(f"{NO_GAIN}: what was read may have come out of the page cache")
+    assert verdict(gains, [], "direct", was_cold).startswith(GAIN)
+    assert verdict(gains, [], "buffered", was_cold=True).startswith(GAIN)
