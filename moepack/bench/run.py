@@ -4,6 +4,7 @@ Nothing is known beforehand: the same experts are read in the same order from th
 shards, and where that makes no difference the verdict says so.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -67,7 +68,7 @@ class Settings(NamedTuple):
             ("length in bytes", self.length, 1),
             ("time for a point in seconds", self.point_seconds, 0),
         ):
-            if not value >= lowest:
+            if not lowest <= value < math.inf:
                 raise RequestError(f"not a {what}", expected=f">= {lowest}", found=value)
 
 

@@ -1,7 +1,7 @@
 """What measured ratios mean: whether packing gains anything here, said with care.
 
-The headline has two answers, and only one of them has to be proven. So a run that could not see
-enough says the same as one that saw that there is nothing.
+A verdict is one of two, and only a gain has to be proven: a run that saw too little for that says
+the same as one that saw that there is none. What could not be compared at all gets no verdict.
 """
 
 from collections.abc import Sequence
@@ -74,10 +74,10 @@ def verdict(
     if not gains:
         return "No verdict: without --source there is nothing to compare the pack with."
     if backend == "buffered" and not was_cold:
-        return f"{_NOTHING}: what was read may have come out of the page cache."
+        return "No verdict: what was read may have come out of the page cache."
     through_reader = [gain for gain in gains if (gain.way, gain.state) == ("reader", "cold")]
     if any(gain.word == "unproven" for gain in through_reader):
-        return f"{_NOTHING}: {_too_few(rounds)}. Give more --seconds."
+        return f"No verdict: {_too_few(rounds)}"
     raw = [gain for gain in gains if gain.way == "raw"]
     mapped = [gain for gain in gains if gain.way == "mapped" and gain.ratio is not None]
     sentences = [
@@ -94,8 +94,9 @@ def verdict(
 def _too_few(rounds: Sequence[Round]) -> str:
     count = len(rounds) - len(quiet(rounds))
     if count:
-        return f"in {count} of {len(rounds)} rounds other processes {_NO_CPU}"
-    return f"{len(rounds)} rounds are too few to tell"
+        what = f"in {count} of {len(rounds)} rounds other processes {_NO_CPU}"
+        return f"{what}. Measure when they rest, or give more --seconds."
+    return f"{len(rounds)} rounds are too few to tell. Give more --seconds."
 
 
 def _headline(gains: Sequence[Gain]) -> str:

@@ -68,6 +68,9 @@ class Ways:
         self._portions = portions
         self._clock = clock
         self._cached_shares: dict[Measurement, float | None] = {}
+        self._cached = {
+            path for several in portions.values() for portion in several for path in portion.paths
+        }
         every = [portion for several in portions.values() for portion in several]
         count = min(max(readers), max(len(group) for one in every for group in one.groups))
         longest = max(portion.longest for portion in every)
@@ -100,14 +103,22 @@ class Ways:
         if state == "warm":
             through_queue(self._warming, portion.rounded, WARMING_DEPTH, self._scratch)
         else:
-            page_cache.drop(portion.paths)
+            self._make_cold(portion)
             if measurement not in self._cached_shares:
                 self._cached_shares[measurement] = _cached_share(portion)
+        if state == "warm" or way == "mapped" or self._backend.name == "buffered":
+            self._cached.update(portion.paths)
         if way == "reader":
             return through_reader(self._readers[depth], portion.groups, self._clock)
         if way == "raw":
             return through_queue(self._backend, portion.rounded, depth, self._scratch, self._clock)
         return through_maps(portion.exact, portion.paths, self._scratch, self._clock)
+
+    def _make_cold(self, portion: Portion) -> None:
+        """Drop what may be cached, and no more: it syncs the files, which takes long."""
+        paths = self._cached.intersection(portion.paths)
+        page_cache.drop(paths)
+        self._cached -= paths
 
 
 def _cached_share(portion: Portion) -> float | None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,15 +14,15 @@ import pytest
 
 import moepack
 from moepack.bench import drive, replay, run, workload
-from moepack.bench.replay import Access, Measurement
+from moepack.bench.replay import Groups
 from moepack.bench.report import SurfacePoint
-from moepack.bench.timed_reads import Range, Usage, in_flight, through_maps, through_queue
-from moepack.bench.turns import in_turns
-from moepack.bench.verdict import Gain, judge, verdict
+from moepack.bench.scratch import Scratch
+from moepack.bench.timed_reads import in_flight, through_maps, through_queue
 from moepack.bench.workload import RoutedLayer
 from moepack.errors import MachineError, RequestError, TraceError
 from moepack.hotness import file
 from moepack.keys import ExpertKey
+from moepack.reading.expert_read import PAGE, FileRead
 from moepack.report import chart
 from moepack.shape import ROUTED_FAMILY, FamilyShape, ModelShape
 from moepack.source.experts import find_experts
@@ -48,40 +49,53 @@ def shape(expert_counts: dict[int, int]) -> ModelShape:
     return ModelShape(tuple(families))
 
 
-def content(access: Access) -> list[bytes]:
-    """Read each group's ranges, one after the other, with plain reads."""
-    groups = []
-    for group in access.groups:
-        joined = b""
-        for path, offset, length in group:
-            with path.open("rb") as file:
-                file.seek(offset)
-                joined += file.read(length)
-        groups.append(joined)
-    return groups
+def content(read: FileRead) -> bytes:
+    """Read a range of a file plainly."""
+    with read.path.open("rb") as file:
+        file.seek(read.offset)
+        return file.read(read.length)
+
+
+def contents(groups: Groups) -> list[list[bytes]]:
+    """Read the ranges of each expert plainly."""
+    return [[content(read) for read in expert.file_reads] for group in groups for expert in group]
 
 
 @pytest.mark.parametrize("model", REAL_MODELS)
 def test_slices_and_parts_are_the_same_bytes_of_the_same_experts(
     model: str, packs: dict[str, Path]
 ) -> None:
-    """Part by part, since a pack may order the parts of an expert as the source does not."""
     source = open_source([first_shard(model)])
     with moepack.open(packs[model]) as pack:
         layers = [RoutedLayer(layer, (3, 0, 1)) for layer in pack.layers]
         slices = replay.slices(source, find_experts(source), pack, layers)
         parts = replay.parts(pack, layers)
         blobs = replay.blobs(pack, layers)
-    for ours, theirs in zip(parts.groups, slices.groups, strict=True):
-        assert sorted(one.length for one in ours) == sorted(one.length for one in theirs)
-    one_by_one = [
-        [content(Access("", [[one]], ()))[0] for group in access.groups for one in group]
-        for access in (parts, slices)
-    ]
-    assert sorted(one_by_one[0]) == sorted(one_by_one[1])
-    for blob, group in zip(content(blobs), content(parts), strict=True):
-        assert len(blob) >= len(group)
-        assert blob.replace(b"\0", b"") == group.replace(b"\0", b"")
+    assert contents(slices) == contents(parts)
+    for (blob,), expert in zip(contents(blobs), contents(parts), strict=True):
+        assert len(expert) > 1
+        assert len(blob) >= sum(map(len, expert))
+        assert blob.replace(b"\0", b"") == b"".join(expert).replace(b"\0", b"")
+
+
+@pytest.mark.parametrize("layout", ["blobs", "parts", "slices"])
+def test_a_reader_reads_each_layout_and_proves_it_with_the_digests_of_the_pack(
+    layout: str, packs: dict[str, Path]
+) -> None:
+    source = open_source([first_shard("ud-mixed")])
+    with moepack.open(packs["ud-mixed"]) as pack, pack.reader() as reader:
+        layers = [RoutedLayer(layer, (3, 1)) for layer in pack.layers]
+        groups = {
+            "blobs": replay.blobs(pack, layers),
+            "parts": replay.parts(pack, layers),
+            "slices": replay.slices(source, find_experts(source), pack, layers),
+        }[layout]
+        for group, (layer, numbers) in zip(groups, layers, strict=True):
+            with reader.submit_reads(group) as batch:
+                for expert, number in zip(batch.completions(in_order=True), numbers, strict=True):
+                    for kind in pack.parts(layer):
+                        part = reader.read(layer, number, kind.name)
+                        assert expert.part(kind.name) == part
 
 
 def test_the_source_of_another_pack_is_refused(packs: dict[str, Path]) -> None:
@@ -90,74 +104,42 @@ def test_the_source_of_another_pack_is_refused(packs: dict[str, Path]) -> None:
         replay.slices(other, find_experts(other), pack, [RoutedLayer(0, (1,))])
 
 
-def test_direct_reads_of_shards_are_rounded_to_pages_and_not_past_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(10_000))
-    access = Access("slices", [[Range(path, 4100, 100), Range(path, 9000, 1000)]], (path,))
-    assert replay.rounded(access).groups == [[Range(path, 4096, 4096), Range(path, 8192, 1808)]]
+@pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss"])
+def test_raw_reads_are_rounded_to_pages_each_in_its_own_and_not_past_the_end(
+    model: str, packs: dict[str, Path]
+) -> None:
+    source = open_source([first_shard(model)])
+    with moepack.open(packs[model]) as pack:
+        last = max(pack.layers)
+        layers = [RoutedLayer(last, tuple(range(pack.expert_count(last))))]
+        groups = replay.slices(source, find_experts(source), pack, layers)
+    (portion,) = replay.portions(groups, [1])
+    assert portion.useful_length == sum(part.length for part in groups[0][0].parts) * len(groups[0])
+    for expert, rounded in zip(groups[0], portion.rounded[0], strict=True):
+        end = 0
+        for exact, whole in zip(expert.file_reads, rounded, strict=True):
+            length = exact.path.stat().st_size
+            assert whole.offset == exact.offset // PAGE * PAGE
+            assert whole.offset + whole.length == min(
+                -(-(exact.offset + exact.length) // PAGE) * PAGE, length
+            )
+            assert whole.start % PAGE == 0
+            assert whole.start >= end
+            end = whole.start + whole.length
+        assert end <= portion.longest
 
 
-@pytest.mark.parametrize(
-    ("ratios", "word"),
-    [
-        ([1.5, 1.6, 1.4, 1.5], "gain"),
-        ([1.5, 0.9, 1.4, 1.5], "none"),
-        ([1.04, 1.04, 1.02, 1.03], "none"),
-        ([0.7, 0.8, 0.9, 0.7], "loss"),
-        ([0.7, 0.8, 1.1, 0.7], "none"),
-        ([0.97, 0.96, 0.98, 0.97], "none"),
-    ],
-)
-def test_a_gain_must_be_worth_it_and_all_rounds_must_agree(ratios: list[float], word: str) -> None:
-    assert judge(Measurement("blobs", "direct", "cold", 4), ratios).word == word
-
-
-def gain(depth: int, word: str, way: str = "direct", state: str = "cold") -> Gain:
-    median = {"gain": 1.5, "loss": 0.5, "none": 1.0}[word]
-    return Gain(way, state, depth, median, median, median, word)
-
-
-def test_the_verdict_says_what_is_gained_and_where_the_gain_ends() -> None:
-    mapped = [gain(1, "none", "mapped", "cold"), gain(1, "loss", "mapped", "warm")]
-    said = verdict([gain(1, "gain"), gain(4, "none"), *mapped])
-    assert said == (
-        "Packing gains here: at depth 1 1.50 times as fast as reading from the shards. "
-        "The gain ends before depth 4. "
-        "Memory-mapped it reads as fast cold and 0.50 times as fast warm."
-    )
-    said = verdict([gain(1, "none"), gain(4, "loss"), *mapped])
-    assert said.startswith("Packing gains nothing here for direct reads (at depth 1, 4). It loses:")
-    assert "no verdict" in verdict([]).lower()
-
-
-def test_ratios_say_how_many_times_as_fast_ours_were() -> None:
-    ours, theirs = Usage(2.0, 0, 1, 1), Usage(6.0, 0, 1, 1)
-    assert replay.ratios([ours], [theirs]) == [3.0]
-
-
-def test_measurements_take_turns_there_and_back_again(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(8192))
-    seen: list[str] = []
-
-    class Watched(ThreadedBackend):
-        def queue(self, depth: int):  # type: ignore[no-untyped-def]
-            seen.append(str(depth))
-            return super().queue(depth)
-
-    access = Access("blobs", [[Range(tmp_path / "file", 0, 4096)]], (tmp_path / "file",))
-    measurements = [Measurement("blobs", "direct", "cold", depth) for depth in (1, 2, 3)]
-    backend = Watched(direct=False)
-    usages, _ = replay.measure(backend, {"blobs": access}, measurements, 2)
-    backend.close()
-    assert "".join(seen) == "123321"
-    assert [len(usages[one]) for one in measurements] == [2, 2, 2]
-
-
-def test_turns_give_each_side_its_results_in_order() -> None:
-    numbers = iter(range(6))
-    sides = {"a": lambda: next(numbers), "b": lambda: -next(numbers)}
-    assert in_turns(sides, 3) == {"a": [0, 3, 4], "b": [-1, -2, -5]}
-    assert in_turns(sides, 0) == {"a": [], "b": []}
+def test_portions_are_whole_layers_and_leave_nothing_over(
+    packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with moepack.open(packs["qwen3moe"]) as pack:
+        length = pack.locate(0, 0).length
+        layers = [RoutedLayer(0, (0,))] * 7
+        monkeypatch.setattr(run, "PORTION", 2 * length)
+        assert run.cut(pack, layers) == [2, 2, 3]
+        assert run.cut(pack, layers[:1]) == [1]
+        groups = replay.blobs(pack, layers)
+    assert [len(one.groups) for one in replay.portions(groups, [2, 2, 3])] == [2, 2, 3]
 
 
 def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
@@ -237,31 +219,37 @@ def test_the_surface_stays_inside_the_files(tmp_path: Path) -> None:
         ranges = drive.spread(files, 64 << 10, order)
         drawn = [next(ranges) for _ in range(200)]
         assert {one.path.name for one in drawn} == {"a", "b"}
-        for path, offset, length in drawn:
+        for path, offset, length, _ in drawn:
             assert length == 64 << 10
             assert offset % length == 0
             assert offset + length <= dict(files)[path]
     sequential = drive.spread(files, 64 << 10, "sequential")
     assert [next(sequential).offset >> 16 for _ in range(7)] == [0, 1, 2, 3, 0, 0, 1]
-    assert {length for length, _, _ in drive.grid(files)} == {64 << 10, 256 << 10}
+    assert {point.length for point in drive.grid(files)} == {64 << 10, 256 << 10}
 
 
 def test_timed_reads_count_what_they_read_and_refuse_what_is_short(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(100_000))
-    groups = [[Range(path, 0, 1000), Range(path, 50_000, 2000)], [Range(path, 7, 3)]]
+    first = [FileRead(path, 0, 1000, 0), FileRead(path, 50_000, 2000, 4096)]
+    groups = [[first, [FileRead(path, 9, 1, 0)]], [[FileRead(path, 7, 3, 0)]]]
     backend = ThreadedBackend(direct=False)
-    usage = through_queue(backend, groups, 1, 2000)
-    assert (usage.read_count, usage.length) == (3, 3003)
-    assert usage.seconds > 0
-    usage = through_maps(groups, [path], 2000)
-    assert (usage.read_count, usage.length) == (3, 3003)
-    usage = in_flight(backend, iter([Range(path, 0, 10)] * 5), 2, 10, 60)
+    scratch = Scratch(1, 8192)
+    for depth in (1, 2, 4):
+        usage = through_queue(backend, groups, depth, scratch)
+        assert (usage.read_count, usage.length) == (4, 3004)
+        assert usage.seconds > 0
+        assert scratch.buffers[0][:3] == content(groups[1][0][0])
+        assert scratch.buffers[0][4096:6096] == content(first[1])
+    usage = through_maps(groups, [path], scratch)
+    assert (usage.read_count, usage.length) == (4, 3004)
+    assert scratch.buffers[0][4096:6096] == content(first[1])
+    usage = in_flight(backend, iter([FileRead(path, 0, 10, 0)] * 5), 2, 10, 60)
     assert usage.read_count == 5
     with pytest.raises(MachineError, match="2000 bytes at byte 99000.*ends too early.*1000"):
-        through_queue(backend, [[Range(path, 99_000, 2000)]], 4, 2000)
+        through_queue(backend, [[[FileRead(path, 99_000, 2000, 0)]]], 4, scratch)
     with pytest.raises(MachineError, match="nothing.*cannot read: No such file"):
-        through_queue(backend, [[Range(tmp_path / "nothing", 0, 1)]], 4, 1)
+        through_queue(backend, [[[FileRead(tmp_path / "nothing", 0, 1, 0)]]], 4, scratch)
     backend.close()
 
 
@@ -285,24 +273,20 @@ def test_dropping_really_empties_the_page_cache(packs: dict[str, Path]) -> None:
     assert page_cache.cached_share(paths) == 0
 
 
-def test_what_lies_in_memory_is_not_called_cold(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_lies_in_memory_is_not_called_cold_and_gets_no_verdict() -> None:
     shared_memory = Path("/dev/shm")
     if not shared_memory.is_dir():
         pytest.skip("no tmpfs")
     target = shared_memory / f"moepack-test-{os.getpid()}"
+    source = first_shard("qwen3moe")
     try:
-        pack_model([first_shard("qwen3moe")], target)
-        with moepack.open(target) as pack:
-            access = replay.blobs(pack, [RoutedLayer(0, (0,))])
-            backend = ThreadedBackend(direct=False)
-            measurements = [Measurement("blobs", "direct", "cold", 1)]
-            _, was_cold = replay.measure(backend, {"blobs": access}, measurements, 1)
-            backend.close()
-        assert was_cold is False
+        pack_model([source], target)
+        report = run.bench_pack(target, source=source, seconds=0, point_seconds=0)
     finally:
-        for file in target.iterdir():
-            file.unlink()
-        target.rmdir()
+        shutil.rmtree(target)
+    assert report.backend == "buffered"
+    assert report.cold_is_assured is False
+    assert report.verdict == "No verdict: what was read may have come out of the page cache."
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +298,7 @@ def hot_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-QUICK = ("--point-seconds", "0.002", "--length", "300KiB", "--rounds", "2")
+QUICK = ("--point-seconds", "0.002", "--length", "300KiB", "--seconds", "0")
 
 
 def test_bench_compares_ends_with_a_verdict_and_draws(
@@ -328,9 +312,14 @@ def test_bench_compares_ends_with_a_verdict_and_draws(
     assert "note: a small pack: a drive's own memory may hold much of it" in lines
     assert "drawn by the pack's hotness, 4 experts a layer" in run.stdout
     for layout in ("pack, whole blobs", "pack, part by part", "shards, slice by slice"):
-        assert len(re.findall(f"^  {layout} +direct, cold", run.stdout, re.MULTILINE)) == 3
+        assert len(re.findall(f"^  {layout} +reader, cold", run.stdout, re.MULTILINE)) == 3
+        assert len(re.findall(f"^  {layout} +raw, cold", run.stdout, re.MULTILINE)) == 3
         assert len(re.findall(f"^  {layout} +mapped, warm", run.stdout, re.MULTILINE)) == 1
-    assert lines[-1].startswith("Packing ")
+    assert re.search(
+        r"^1 rounds; raw and mapped reads go to 4 buffers of 2.0 MiB", run.stdout, re.M
+    )
+    assert run.stdout.count("too few rounds to tell") == 9
+    assert re.match(r"No verdict: (1 rounds are too few|in 1 of 1 rounds)", lines[-1])
     assert (tmp_path / "s.svg").read_text().startswith("<?xml")
 
 
@@ -345,22 +334,25 @@ def test_bench_in_json_holds_what_was_measured(hot_pack: Path, moepack_command: 
     by_layout = {
         (one["layout"], one["way"], one["state"], one["depth"]): one for one in facts["readings"]
     }
-    assert len(by_layout) == 12
-    blob = by_layout["blobs", "direct", "cold", 2]
-    part = by_layout["parts", "direct", "cold", 2]
-    assert part["reads_per_token"] == pytest.approx(3 * blob["reads_per_token"])
-    assert part["reads_per_token"] == by_layout["slices", "direct", "cold", 2]["reads_per_token"]
-    assert blob["bytes_per_second_lowest"] <= blob["bytes_per_second"]
-    assert blob["bytes_per_second"] <= blob["bytes_per_second_highest"]
-    assert [gain["depth"] for gain in facts["gains"]] == [2, 1, 1, 2]
-    assert {gain["word"] for gain in facts["gains"]} <= {"gain", "none", "loss"}
+    assert len(by_layout) == 15
+    for way in ("reader", "raw"):
+        blob, part, piece = (by_layout[one, way, "cold", 2] for one in ("blobs", "parts", "slices"))
+        assert part["reads_per_token"] == pytest.approx(3 * blob["reads_per_token"])
+        assert part["reads_per_token"] == piece["reads_per_token"]
+        assert blob["bytes_per_second_lowest"] <= blob["bytes_per_second"]
+        assert blob["bytes_per_second"] <= blob["bytes_per_second_highest"]
+    assert facts["raw_buffers"]["length"] == 2 << 20
+    assert facts["round_count"] == 1
+    assert [gain["depth"] for gain in facts["gains"]] == [2, 2, 1, 1, 2]
+    assert {gain["word"] for gain in facts["gains"]} == {"unproven"}
+    assert {gain["low"] for gain in facts["gains"]} == {None}
     assert any("no direct reads here" in note for note in facts["notes"])
 
 
 def test_bench_without_a_source_gives_no_verdict(
     hot_pack: Path, moepack_command: Command, tmp_path: Path
 ) -> None:
-    options = ("--point-seconds", "0", "--rounds", "1", "--length", "100KiB", "--json")
+    options = ("--point-seconds", "0", "--seconds", "0", "--length", "100KiB", "--json")
     run = moepack_command("bench", hot_pack, *options, "--experts-used", "2")
     assert run.returncode == 0, run.stderr
     facts = json.loads(run.stdout)
@@ -378,7 +370,7 @@ def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
         hotness=str(FIXTURES / "qwen3moe-hotness.csv"),
         backend="buffered",
         depths=(3, 1, 3),
-        rounds=2,
+        seconds=2.0,
         length=100 << 10,
         point_seconds=0.001,
         progress=lambda count, total: calls.append((count, total)),
@@ -386,9 +378,12 @@ def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
     assert report.routing.origin.endswith("qwen3moe-hotness.csv, 4 experts a layer")
     assert report.backend == "buffered"
     assert "asked for" in report.why
-    assert [gain.depth for gain in report.gains if gain.way == "direct"] == [1, 3, 1]
-    assert len(report.readings) == 15
-    assert calls == [(1, len(report.surface) + 2 * 15)] * (len(report.surface) + 2 * 15)
+    assert [gain.depth for gain in report.gains if gain.way == "reader"] == [1, 3, 1]
+    assert len(report.readings) == 3 * 7
+    assert report.verdict.startswith(
+        ("Packing gains here: ", "No gain is shown here: ", "No verdict")
+    )
+    assert sum(count for count, _ in calls) == calls[-1][1] >= 2000
 
 
 @pytest.mark.parametrize(
@@ -396,7 +391,8 @@ def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
     [
         ({"depths": ()}, "depths"),
         ({"depths": (1, 257)}, "depths.*256.*1,257"),
-        ({"rounds": 0}, "rounds"),
+        ({"seconds": -1}, "seconds"),
+        ({"seconds": float("inf")}, "seconds"),
         ({"length": 0}, "length"),
         ({"point_seconds": float("nan")}, "seconds"),
         ({"trace": "t", "hotness": "h"}, "give one of them"),

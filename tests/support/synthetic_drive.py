@@ -21,14 +21,15 @@ _TICK = 1e-6
 class Weather:
     """What disturbs a drive.
 
-    Each read takes `noise` more or less (the deviation of a logarithm), and one in a hundred
-    `outlier` times as long. Over `drift_seconds` the drive gets half as fast. There are bad phases
-    of `phase_seconds` in the mean, `bad_share` of all: everything takes `slow` times as long then,
-    and what `factor` slows `crowded` times that, since other processes have the CPUs.
+    Each read takes `noise` more or less (the deviation of a logarithm), and `outlier_share` of them
+    take `outlier` times as long. Over `drift_seconds` the drive gets half as fast. There are bad
+    phases of `phase_seconds` in the mean, `bad_share` of all: everything takes `slow` times as long
+    then, and what `factor` slows `crowded` times that, since other processes have the CPUs.
     """
 
     noise: float = 0.0
     outlier: float = 1.0
+    outlier_share: float = 0.01
     drift_seconds: float = math.inf
     phase_seconds: float = math.inf
     bad_share: float = 0.0
@@ -105,7 +106,7 @@ class SyntheticDrive:
             self._phase_end += self._draw.expovariate(1) * weather.phase_seconds
         takes = math.exp(self._draw.gauss(0, weather.noise))
         takes *= self._factor if slowed else 1
-        takes *= weather.outlier if self._draw.random() < 0.01 else 1
+        takes *= weather.outlier if self._draw.random() < weather.outlier_share else 1
         takes *= 1 + self._time / weather.drift_seconds
         if self._is_bad:
             takes *= weather.slow * (weather.crowded if slowed else 1)

@@ -1,0 +1,147 @@
+"""All layouts get the same memory, and the whole of `bench` on a drive of which all is known."""
+
+import itertools
+import mmap
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.bench import replay, run, workload
+from moepack.bench.comparison import Machine
+from moepack.bench.report import BenchReport
+from moepack.bench.rounds import Condition, Measurement
+from moepack.bench.scratch import HUGE_PAGE, Scratch
+from moepack.bench.ways import open_ways
+from moepack.reading.pack import Pack
+from moepack.source.experts import find_experts
+from moepack.source.shards import open_source
+from moepack.storage.aligned_read import address
+from tests.support.gguf_builder import moe, split, write_shards
+from tests.support.synthetic_drive import CALM, NOISY, ROUGH, SyntheticDrive, Weather
+
+DEPTHS = (1, 4)
+SECONDS = 0.2
+"""Of the drive's time: some 50 rounds of these small reads."""
+
+
+def is_shard(path: Path) -> bool:
+    return path.suffix == ".gguf"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pack, run.Model]]:
+    """Build a model of a few large enough experts, and a pack of it."""
+    folder = tmp_path_factory.mktemp("model")
+    shards = write_shards(split(moe(experts=4, ne=(256, 64)), 6), folder)
+    moepack.pack_model(shards, folder / "pack")
+    source = open_source(shards)
+    with moepack.open(folder / "pack") as pack:
+        yield pack, run.Model(source, find_experts(source))
+
+
+def measured(
+    model: tuple[Pack, run.Model], seed: int, weather: Weather, factor: float
+) -> BenchReport:
+    """Run all of `bench` on a drive on which shards take `factor` times as long as packs."""
+    drive = SyntheticDrive(seed, weather, factor, is_shard)
+    machine = Machine(drive.backend, drive.clock, drive.free_cpus)
+    reads = workload.from_counts({}, model[0].shape, 2, 1, "")
+    settings = run.Settings(DEPTHS, seconds=SECONDS, length=100 << 10, point_seconds=0)
+    return run.measure_pack(*model, reads, machine, settings)
+
+
+def truths(model: tuple[Pack, run.Model]) -> dict[tuple[str, int], float]:
+    """Tell how many times as fast blobs are on a drive that treats all files alike."""
+    report = measured(model, 0, CALM, 1.0)
+    gains = [
+        gain for gain in report.gains if gain.way in ("reader", "raw") and gain.state == "cold"
+    ]
+    assert len(gains) == 4
+    return {(gain.way, gain.depth): gain.ratio or 0 for gain in gains}
+
+
+def test_what_is_measured_is_what_the_drive_does(model: tuple[Pack, run.Model]) -> None:
+    """One latency each for three slices against one for a blob, and more bytes by rounding."""
+    before = truths(model)
+    assert all(1 < before[way, 4] < before[way, 1] < 3 for way in ("reader", "raw"))
+    assert before["raw", 1] == pytest.approx(before["reader", 1], rel=0.02)
+    after = measured(model, 0, CALM, 1.3)
+    for gain in after.gains:
+        if gain.state == "cold" and gain.way != "mapped":
+            assert gain.ratio == pytest.approx(1.3 * before[gain.way, gain.depth], rel=0.02)
+            assert gain.word == "gain"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "weather",
+    [
+        replace(NOISY, outlier_share=0.001),
+        replace(ROUGH, outlier_share=0.001, phase_seconds=SECONDS / 8, drift_seconds=2 * SECONDS),
+    ],
+    ids=["noisy", "rough"],
+)
+@pytest.mark.parametrize(
+    ("truth", "headline"),
+    [(1.02, "No gain is shown"), (1.25, "Packing gains")],
+)
+def test_ten_runs_of_all_of_it_give_the_same_verdict_ten_times(
+    truth: float, headline: str, weather: Weather, model: tuple[Pack, run.Model]
+) -> None:
+    factor = truth / max(ratio for (way, _), ratio in truths(model).items() if way == "reader")
+    reports = [measured(model, seed, weather, factor) for seed in range(10)]
+    said = Counter(report.verdict.partition(" here")[0] for report in reports)
+    assert said == {headline: 10}, [report.verdict for report in reports]
+
+
+def test_all_layouts_get_the_same_buffers_and_whole_pages(model: tuple[Pack, run.Model]) -> None:
+    """Raw: an expert's reads lie one behind the other in a buffer, and buffers take turns."""
+    pack, (source, experts) = model
+    layers = workload.from_counts({}, pack.shape, 3, 2, "").layers
+    groups = {
+        "blobs": replay.blobs(pack, layers),
+        "parts": replay.parts(pack, layers),
+        "slices": replay.slices(source, experts, pack, layers),
+    }
+    portions = {layout: replay.portions(one, [len(layers)]) for layout, one in groups.items()}
+    drive = SyntheticDrive(0, CALM, 1.0)
+    with open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as ways:
+        assert ways.buffers.count == 3
+        assert ways.buffers.length % HUGE_PAGE == 0
+        for depth in DEPTHS:
+            used = {}
+            for layout in groups:
+                drive.requests.clear()
+                ways.read(Measurement(layout, Condition("raw", "cold", depth)), 0)
+                used[layout] = Counter(
+                    address(one.buffer) // ways.buffers.length
+                    for one in drive.requests
+                    if not address(one.buffer) % ways.buffers.length
+                )
+                assert not any(address(one.buffer) % mmap.PAGESIZE for one in drive.requests)
+                assert not any(one.offset % mmap.PAGESIZE for one in drive.requests)
+            assert used["blobs"] == used["parts"] == used["slices"]
+            assert len(used["blobs"]) == 3
+
+
+def test_scratch_begins_on_huge_pages_and_has_been_touched() -> None:
+    scratch = Scratch(3, 5000)
+    assert scratch.length == 8192
+    starts = [address(buffer) for buffer in scratch.buffers]
+    assert starts[0] % HUGE_PAGE == 0
+    assert [second - first for first, second in itertools.pairwise(starts)] == [8192, 8192]
+    share = scratch.huge_page_share()
+    assert share is None or 0 <= share <= 1
+    assert {len(buffer) for buffer in scratch.buffers} == {8192}
+
+
+def test_huge_pages_are_there_where_the_system_gives_them() -> None:
+    """On a machine that gives them to all: what is asked for alone may come to nothing."""
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.exists() or "[never]" in enabled.read_text():
+        pytest.skip("this system has none to give")
+    assert (Scratch(4, HUGE_PAGE).huge_page_share() or 0) > 0.5
