@@ -12,7 +12,7 @@ from moepack.bench.timed_reads import Reads
 from moepack.bench.workload import RoutedLayer
 from moepack.errors import RequestError
 from moepack.reading.catalog import PartLocation
-from moepack.reading.expert_read import PAGE, ExpertRead, FileRead, plan_read
+from moepack.reading.expert_read import PAGE, ExpertRead, FileRead, plan_read, read_of_parts
 from moepack.reading.pack import Pack
 from moepack.sizes import align
 from moepack.source.experts import Experts, SourceFamily
@@ -100,23 +100,14 @@ def _experts(layers: Sequence[RoutedLayer], plan: Callable[[int, int], ExpertRea
     return [[plan(layer, expert) for expert in numbers] for layer, numbers in layers]
 
 
-def _parts(pack: Pack, layer: int, expert: int) -> tuple[PartLocation, ...]:
-    return pack.locate_all(layer, expert)[3]
+def _parts(pack: Pack, layer: int, expert: int) -> list[PartLocation]:
+    return [pack.locate(layer, expert, kind.name) for kind in pack.parts(layer)]
 
 
 def _one_by_one(pack: Pack, places: Sequence[PartLocation]) -> ExpertRead:
-    """Plan one read for each of the parts, in pages of its own, however near they lie."""
-    first = places[0]
-    lead = first.offset % PAGE
-    reads = []
-    end = 0
-    for part in places:
-        start = end + part.offset % PAGE - lead
-        reads.append(FileRead(part.path, part.offset, part.stored_length, start))
-        end = align(lead + start + part.stored_length, PAGE)
-    length = reads[-1].start + reads[-1].length
-    names = pack.part_names(first.layer)
-    return ExpertRead(first.layer, first.expert, False, tuple(places), names, tuple(reads), length)
+    """Plan one read for each of the parts, however near they lie."""
+    layer, expert = places[0][:2]
+    return read_of_parts(layer, expert, places, pack.part_names(layer), 0)
 
 
 def _rounded(expert: ExpertRead, lengths: dict[Path, int]) -> Reads:
@@ -125,11 +116,11 @@ def _rounded(expert: ExpertRead, lengths: dict[Path, int]) -> Reads:
 
 
 def _rounded_reads(reads: Sequence[FileRead], lengths: dict[Path, int]) -> Iterator[FileRead]:
-    first_lead = reads[0].offset % PAGE
-    for path, offset, length, start in reads:
-        lead = offset % PAGE
+    for read in reads:
+        path, offset, length, start = read
         end = min(align(offset + length, PAGE), lengths[path])
-        yield FileRead(path, offset - lead, end - offset + lead, start + first_lead - lead)
+        first = start + reads[0].lead - read.lead
+        yield FileRead(path, offset - read.lead, end - offset + read.lead, first)
 
 
 def _check_same(pack: Pack, layer: int, family: SourceFamily | None) -> None:

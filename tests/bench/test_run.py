@@ -71,7 +71,7 @@ def test_slices_and_parts_are_the_same_bytes_of_the_same_experts(
         slices = replay.slices(source, find_experts(source), pack, layers)
         parts = replay.parts(pack, layers)
         blobs = replay.blobs(pack, layers)
-    assert contents(slices) == contents(parts)
+    assert list(map(sorted, contents(slices))) == list(map(sorted, contents(parts)))
     for (blob,), expert in zip(contents(blobs), contents(parts), strict=True):
         assert len(expert) > 1
         assert len(blob) >= sum(map(len, expert))
