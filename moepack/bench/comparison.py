@@ -1,11 +1,12 @@
 """Layouts compared in paired rounds, each read in all the ways that there are."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from moepack.bench import rounds
-from moepack.bench.free_cpus import FreeCpus
+from moepack.bench.disturbance import Disturbance, Others
 from moepack.bench.meter import Meter
 from moepack.bench.replay import Portion
 from moepack.bench.rounds import Condition, Round
@@ -18,13 +19,13 @@ from moepack.storage.backend import Backend
 class Machine(NamedTuple):
     """What a comparison runs on: the real one, or one that only calculates how long it would take.
 
-    `make_backend` makes a backend for queues of so many reads; `free_cpus` says how many CPUs other
-    processes left free since it was last asked.
+    `make_backend` makes a backend for queues of so many reads; `others` says what other processes
+    did since it was last asked.
     """
 
     make_backend: Callable[[int], Backend]
     clock: Clock
-    free_cpus: Callable[[], float | None]
+    others: Callable[[], Disturbance]
 
 
 class Comparison(NamedTuple):
@@ -40,9 +41,9 @@ class Comparison(NamedTuple):
     buffers: RawBuffers
 
 
-def real_machine(make_backend: Callable[[int], Backend]) -> Machine:
-    """Return this machine."""
-    return Machine(make_backend, time.perf_counter, FreeCpus())
+def real_machine(make_backend: Callable[[int], Backend], paths: Iterable[Path]) -> Machine:
+    """Return this machine, and the drives that `paths` lie on."""
+    return Machine(make_backend, time.perf_counter, Others(paths))
 
 
 def compare(
@@ -57,10 +58,11 @@ def compare(
     `portions` has as many of each layout. Raises what opening and reading raise.
     """
     plan = plan_of(depths, tuple(portions))
-    make_backend, clock, free_cpus = machine
+    make_backend, clock, others = machine
     with open_ways(pack, make_backend, depths, portions, clock) as ways:
         ways.meet()
         meter.begin()
+        others()
         count = len(portions["blobs"])
-        done = rounds.measure(ways.read, plan, count, meter, clock, free_cpus)
+        done = rounds.measure(ways.read, plan, count, meter, clock, others)
         return Comparison(portions, plan.conditions, done, ways.was_cold, ways.buffers)

@@ -62,7 +62,7 @@ class BenchReport:
 
     `why` says why `backend` read; `cold_is_assured` is None where the system does not tell what is
     cached. Of `round_count` rounds, `disturbed_round_count` are left out of `gains`: other
-    processes needed the CPUs. `gains` are empty without a source to compare with.
+    processes used the drive or the CPUs. `gains` are empty without a source to compare with.
     """
 
     pack: str

@@ -10,14 +10,12 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from moepack.bench.disturbance import Disturbance
 from moepack.bench.meter import Meter
 from moepack.bench.timed_reads import Clock, Usage
 
 PAIR = ("blobs", "slices")
 """The layouts that are compared."""
-
-ENOUGH_CPUS = 0.9
-"""CPUs that others must leave free for a round to count; one, but for what clocks miss."""
 
 SELDOM = 3
 """Rounds of which one measures everything: what no verdict is about needs fewer readings."""
@@ -46,18 +44,10 @@ class Reading(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Readings that were taken within little time, one of each measurement that it has.
-
-    `free_cpus` is how many CPUs others left free, None for unknown.
-    """
+    """Readings that were taken within little time, one of each measurement that it has."""
 
     readings: dict[Measurement, Reading]
-    free_cpus: float | None
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether other processes needed the CPUs."""
-        return self.free_cpus is not None and self.free_cpus < ENOUGH_CPUS
+    disturbance: Disturbance
 
 
 class Plan(NamedTuple):
@@ -75,7 +65,7 @@ class Plan(NamedTuple):
 
 def quiet(rounds: Sequence[Round]) -> list[Round]:
     """Return the rounds that nothing disturbed."""
-    return [one for one in rounds if not one.is_disturbed]
+    return [one for one in rounds if not one.disturbance.is_too_much]
 
 
 def readings_of(rounds: Sequence[Round], measurement: Measurement) -> list[Reading]:
@@ -89,7 +79,7 @@ def measure(
     portion_count: int,
     meter: Meter,
     clock: Clock,
-    free_cpus: Callable[[], float | None],
+    others: Callable[[], Disturbance],
 ) -> list[Round]:
     """Do rounds until the time is over, at least one; return them.
 
@@ -108,8 +98,8 @@ def measure(
                 measurement = Measurement(layout, condition)
                 readings[measurement] = Reading(portion, read(measurement, portion))
                 meter.advance()
-        rounds.append(Round(readings, free_cpus()))
-        if rounds[-1].is_disturbed:
+        rounds.append(Round(readings, others()))
+        if rounds[-1].disturbance.is_too_much:
             meter.put_off(clock() - start)
         if len(rounds) > 1 and meter.is_over:
             break

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import NamedTuple
 
 from moepack.bench import drive, replay, workload
@@ -115,7 +116,9 @@ def bench_pack(
         def make(depth: int) -> Backend:
             return probe.choose(chosen.name, pack.file_paths, depth)[0]
 
-        return measure_pack(pack, model, reads, real_machine(make), settings, why, progress)
+        shards = () if model is None else [Path(shard.path) for shard in model.source.shards]
+        machine = real_machine(make, (*pack.file_paths, *shards))
+        return measure_pack(pack, model, reads, machine, settings, why, progress)
 
 
 def _open_model(paths: AnyPath | Sequence[AnyPath]) -> Model:

@@ -94,7 +94,7 @@ def verdict(
 def _too_few(rounds: Sequence[Round]) -> str:
     count = len(rounds) - len(quiet(rounds))
     if count:
-        what = f"in {count} of {len(rounds)} rounds other processes {_NO_CPU}"
+        what = f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}"
         return f"{what}. Measure when they rest, or give more --seconds."
     return f"{len(rounds)} rounds are too few to tell. Give more --seconds."
 
@@ -114,7 +114,7 @@ def _gaining(gains: Sequence[Gain]) -> list[Gain]:
 
 
 _NOTHING = "No gain is shown here"
-_NO_CPU = "left no CPU free"
+_DISTURBED = "used the drive or the CPUs"
 _AS_SLICES = "times as fast as the slices of the shards"
 
 
@@ -142,6 +142,6 @@ def notes(
         sentences.append("a small pack: a drive's own memory may hold much of it")
     count = len(rounds) - len(quiet(rounds))
     if count:
-        left_out = f"in {count} of {len(rounds)} rounds other processes {_NO_CPU}"
+        left_out = f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}"
         sentences.append(f"{left_out}: the comparison leaves them out")
     return tuple(sentences)

@@ -1,18 +1,24 @@
 """Paired rounds, intervals and verdicts, held against drives of which the truth is known."""
 
 import itertools
+import os
+import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from moepack.bench import rounds
-from moepack.bench.free_cpus import FreeCpus
+from moepack.bench.disturbance import Disturbance, Others
 from moepack.bench.interval import interval, stretch_count
 from moepack.bench.meter import Meter
-from moepack.bench.rounds import Condition, Measurement, Reading, Round, visiting
+from moepack.bench.rounds import Condition, Measurement, Reading, Round, quiet, visiting
 from moepack.bench.timed_reads import Usage
 from moepack.bench.verdict import Gain, judge, notes, verdict
 from moepack.bench.ways import plan_of
+from moepack.storage.backend import ReadRequest
+from moepack.storage.buffers import map_memory
+from moepack.storage.threaded import ThreadedBackend
 from tests.support.synthetic_drive import CALM, CROWDED, NOISY, ROUGH, SyntheticDrive, Weather
 
 LAYOUTS = ("blobs", "parts", "slices")
@@ -33,7 +39,7 @@ def measured(drive: SyntheticDrive, seconds: float) -> list[Round]:
     meter = Meter(0, seconds, drive.clock, None)
     meter.begin()
     plan = plan_of((1, 4, 16), LAYOUTS)
-    return rounds.measure(read, plan, 12, meter, drive.clock, drive.free_cpus)
+    return rounds.measure(read, plan, 12, meter, drive.clock, drive.others)
 
 
 def headlines(weather: Weather, ratio: float, count: int) -> Counter[str]:
@@ -80,28 +86,50 @@ def test_on_a_crowded_machine_a_gain_is_mostly_found() -> None:
 def test_crowded_rounds_are_left_out_and_their_time_is_given_back() -> None:
     drive = SyntheticDrive(0, CROWDED, 1.0)
     done = measured(drive, 45)
-    disturbed = [one for one in done if one.is_disturbed]
-    assert 0 < len(disturbed) < len(done)
+    disturbed = len(done) - len(quiet(done))
+    assert 0 < disturbed < len(done)
     assert 46 < drive.clock() <= 92
     gains = judge(done, plan_of((1, 4, 16), LAYOUTS).conditions)
-    assert {gain.round_count for gain in gains if gain.way == "raw"} == {len(done) - len(disturbed)}
-    assert any("left no CPU free" in note for note in notes(done, "uring", True, 1 << 40))
-    assert not notes([one for one in done if not one.is_disturbed], "uring", True, 1 << 40)
+    assert {gain.round_count for gain in gains if gain.way == "raw"} == {len(done) - disturbed}
+    assert any("used the drive" in note for note in notes(done, "uring", True, 1 << 40))
+    assert not notes(
+        [one for one in done if not one.disturbance.is_too_much], "uring", True, 1 << 40
+    )
 
 
-def test_a_machine_that_does_not_tell_of_others_is_taken_as_it_is() -> None:
-    assert not Round({}, None).is_disturbed
-    assert not Round({}, 0.9).is_disturbed
-    assert Round({}, 0.8).is_disturbed
+@pytest.mark.parametrize(
+    ("shares", "is_too_much"),
+    [((None, None), False), ((0.1, 0.1), False), ((0.11, None), True), ((0, 0.11), True)],
+)
+def test_what_the_system_does_not_tell_disturbs_nothing(
+    shares: tuple[float | None, float | None], is_too_much: bool
+) -> None:
+    assert Disturbance(*shares).is_too_much is is_too_much
 
 
-def test_free_cpus_are_those_that_this_process_does_not_need_from_others() -> None:
-    free_cpus = FreeCpus()
-    sum(range(3_000_000))
-    found = free_cpus()
-    if found is None:
-        pytest.skip("this system does not tell")
-    assert 0 <= found <= 10_000
+def test_reads_of_another_process_are_seen_and_our_own_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(32 << 20))
+    os.sync()
+    others = Others([path])
+    backend = ThreadedBackend(direct=True)
+    request = ReadRequest(path, 0, map_memory(32 << 20))
+    shares = []
+    for _ in range(20):  # somebody else may read as well
+        if backend.read(request).error is not None:
+            pytest.skip("no direct reads here")
+        shares.append(others().drive_share)
+    backend.close()
+    if shares[0] is None:
+        pytest.skip("this system does not tell what drives do")
+    assert min(share for share in shares if share is not None) < 0.5
+    command = ["dd", f"if={path}", "of=/dev/null", "bs=1M", "iflag=direct"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        process.stderr.read()
+        theirs = others().drive_share  # before it is waited for: then it counts as one of us
+    assert theirs is not None
+    assert theirs > 0.5
 
 
 def test_two_sides_of_a_pair_are_neighbours_and_begin_equally_often() -> None:
@@ -218,7 +246,7 @@ def rounds_of(*ratios: float) -> list[Round]:
                 Measurement("blobs", condition): Reading(0, Usage(1, 0, 1, 1)),
                 Measurement("slices", condition): Reading(0, Usage(ratio, 0, 1, 1)),
             },
-            None,
+            Disturbance(None, None),
         )
         for ratio in ratios
     ]
@@ -275,9 +303,11 @@ def test_a_verdict_that_cannot_be_says_why() -> None:
     few = [Gain("reader", "cold", 1, None, None, None, 2, "unproven")]
     said = verdict(few, rounds_of(1, 1), "uring", was_cold=True)
     assert said == "No verdict: 2 rounds are too few to tell. Give more --seconds."
-    crowded = [one._replace(free_cpus=0.1) for one in rounds_of(1, 1, 1)]
+    crowded = [one._replace(disturbance=Disturbance(0.5, None)) for one in rounds_of(1, 1, 1)]
     said = verdict(few, [*crowded, *rounds_of(1, 1)], "uring", was_cold=True)
-    assert said.startswith("No verdict: in 3 of 5 rounds other processes left no CPU free.")
+    assert said.startswith(
+        "No verdict: in 3 of 5 rounds other processes used the drive or the CPUs."
+    )
 
 
 @pytest.mark.parametrize("was_cold", [False, None])

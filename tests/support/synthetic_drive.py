@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from moepack.bench.disturbance import Disturbance
 from moepack.storage.backend import Completion, ReadRequest
 
 _TICK = 1e-6
@@ -24,7 +25,7 @@ class Weather:
     Each read takes `noise` more or less (the deviation of a logarithm), and `outlier_share` of them
     take `outlier` times as long. Over `drift_seconds` the drive gets half as fast. There are bad
     phases of `phase_seconds` in the mean, `bad_share` of all: everything takes `slow` times as long
-    then, and what `factor` slows `crowded` times that, since other processes have the CPUs.
+    then, and what `factor` slows `crowded` times that, since others read the drive as well.
     """
 
     noise: float = 0.0
@@ -41,7 +42,7 @@ CALM = Weather()
 NOISY = Weather(noise=0.1, outlier=20)
 ROUGH = Weather(noise=0.1, outlier=20, drift_seconds=90, phase_seconds=6, bad_share=0.5, slow=2)
 CROWDED = Weather(noise=0.1, outlier=20, phase_seconds=6, bad_share=0.4, slow=1.2, crowded=1.7)
-"""As measured where other processes come and go: small reads suffer more."""
+"""As measured where others read the drive now and then: many small reads get less of it."""
 
 
 class SyntheticDrive:
@@ -75,11 +76,11 @@ class SyntheticDrive:
         self._time += _TICK
         return self._time
 
-    def free_cpus(self) -> float | None:
-        """Return how many of two CPUs were free since the last call."""
+    def others(self) -> Disturbance:
+        """Return how much of the time since the last call was crowded."""
         share = self._crowded_seconds / max(self._time - self._asked_at, _TICK)
         self._asked_at, self._crowded_seconds = self._time, 0.0
-        return 2 - 2 * share
+        return Disturbance(share / 2, None)
 
     def backend(self, depth: int) -> "SyntheticBackend":
         """Make a backend that reads from this drive."""
