@@ -225,7 +225,7 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
 ) -> None:
     shard = first_shard("qwen3moe")
     at = ("--layer", "0", "--expert", "2")
-    little = ("--rounds", "1", "--depths", "1", "--length", "64KiB", "--point-seconds", "0.001")
+    little = ("--seconds", "0", "--depths", "1", "--length", "64KiB", "--point-seconds", "0.001")
     damaged = Path(shutil.copytree(example, tmp_path / "damaged"))
     with open(next(damaged.glob("experts-*.bin")), "r+b") as data:
         data.write(bytes(64))

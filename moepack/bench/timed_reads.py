@@ -108,10 +108,14 @@ def through_queue(
 def in_flight(
     backend: Backend, reads: Iterator[FileRead], depth: int, longest: int, seconds: float
 ) -> Usage:
-    """Keep `depth` of the `reads`, of up to `longest` bytes, in flight until the `seconds` end."""
+    """Keep `depth` of the `reads`, of up to `longest` bytes, in flight until the `seconds` end.
+
+    One is done at least.
+    """
     free = deque(Scratch(depth, longest).buffers)
     with closing(backend.queue(depth)) as queue, Stopwatch() as watch:
-        until = itertools.takewhile(lambda _: watch.seconds() < seconds, reads)
+        begun = itertools.count()
+        until = itertools.takewhile(lambda _: not next(begun) or watch.seconds() < seconds, reads)
         for length in _flow(queue, ((read,) for read in until), depth, free):
             watch.count(length)
     return watch.usage()

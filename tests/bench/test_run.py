@@ -246,6 +246,7 @@ def test_timed_reads_count_what_they_read_and_refuse_what_is_short(tmp_path: Pat
     assert scratch.buffers[0][4096:6096] == content(first[1])
     usage = in_flight(backend, iter([FileRead(path, 0, 10, 0)] * 5), 2, 10, 60)
     assert usage.read_count == 5
+    assert in_flight(backend, iter([FileRead(path, 0, 10, 0)] * 5), 2, 10, 0).read_count == 1
     with pytest.raises(MachineError, match="2000 bytes at byte 99000.*ends too early.*1000"):
         through_queue(backend, [[[FileRead(path, 99_000, 2000, 0)]]], 4, scratch)
     with pytest.raises(MachineError, match="nothing.*cannot read: No such file"):
