@@ -19,7 +19,9 @@ from moepack.bench.ways import open_ways
 from moepack.reading.pack import Pack
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
+from moepack.storage import page_cache
 from moepack.storage.aligned_read import address
+from moepack.storage.threaded import ThreadedBackend, ThreadedQueue
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.synthetic_drive import CALM, NOISY, ROUGH, SyntheticDrive, Weather
 
@@ -145,3 +147,29 @@ def test_huge_pages_are_there_where_the_system_gives_them() -> None:
     if not enabled.exists() or "[never]" in enabled.read_text():
         pytest.skip("this system has none to give")
     assert (Scratch(4, HUGE_PAGE).huge_page_share() or 0) > 0.5
+
+
+@pytest.mark.parametrize("before", [("reader", "warm"), ("mapped", "cold"), ("raw", "cold")])
+def test_what_was_cached_is_dropped_before_a_cold_reading(
+    before: tuple[str, str], model: tuple[Pack, run.Model]
+) -> None:
+    pack, _ = model
+    layers = workload.from_counts({}, pack.shape, 3, 2, "").layers
+    portions = {"blobs": replay.portions(replay.blobs(pack, layers), [len(layers)])}
+    paths = portions["blobs"][0].paths
+    shares: list[float | None] = []
+
+    class Watching(ThreadedBackend):
+        """Looks into the page cache when a reading begins."""
+
+        def queue(self, depth: int) -> ThreadedQueue:
+            shares.append(page_cache.cached_share(paths))
+            return super().queue(depth)
+
+    with open_ways(pack, lambda _: Watching(direct=False), (1,), portions) as ways:
+        ways.read(Measurement("blobs", Condition(*before, 1)), 0)
+        if page_cache.cached_share(paths) in (None, 0):
+            pytest.skip("this file system's cache cannot be seen")
+        ways.read(Measurement("blobs", Condition("raw", "cold", 1)), 0)
+        assert shares[-1] == 0
+        assert ways.was_cold
