@@ -272,6 +272,18 @@ def test_a_gain_is_one_where_all_of_the_interval_is(ratios: list[float], word: s
         assert (gain.low, gain.high) == pytest.approx((min(ratios), max(ratios)))
 
 
+def test_several_depths_of_a_way_need_more_rounds_than_one() -> None:
+    other = Condition("reader", "cold", 8)
+    done = rounds_of(*[2.0] * 6)
+    for one in done:
+        for measurement, reading in list(one.readings.items()):
+            one.readings[measurement._replace(condition=other)] = reading
+    (alone,) = judge(done, [other])
+    assert alone.word == "gain"
+    both = judge(done, [Condition("reader", "cold", 4), other])
+    assert {gain.word for gain in both} == {"unproven"}
+
+
 def gain(depth: int, word: str, way: str = "reader", state: str = "cold") -> Gain:
     ratio = {"gain": 1.5, "loss": 0.5, "none": 1.0}[word]
     return Gain(way, state, depth, ratio, ratio - 0.1, ratio + 0.1, 40, word)

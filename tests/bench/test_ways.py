@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 import moepack
-from moepack.bench import replay, run, workload
+from moepack.bench import replay, run, ways, workload
 from moepack.bench.comparison import Machine
 from moepack.bench.report import BenchReport
 from moepack.bench.rounds import Condition, Measurement
 from moepack.bench.scratch import HUGE_PAGE, Scratch
-from moepack.bench.ways import open_ways
 from moepack.reading.pack import Pack
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
@@ -111,23 +110,40 @@ def test_all_layouts_get_the_same_buffers_and_whole_pages(model: tuple[Pack, run
     }
     portions = {layout: replay.portions(one, [len(layers)]) for layout, one in groups.items()}
     drive = SyntheticDrive(0, CALM, 1.0)
-    with open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as ways:
-        assert ways.buffers.count == 3
-        assert ways.buffers.length % HUGE_PAGE == 0
+    with ways.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
+        assert opened.buffers.count == 3
+        assert opened.buffers.length % HUGE_PAGE == 0
         for depth in DEPTHS:
             used = {}
             for layout in groups:
                 drive.requests.clear()
-                ways.read(Measurement(layout, Condition("raw", "cold", depth)), 0)
+                opened.read(Measurement(layout, Condition("raw", "cold", depth)), 0)
                 used[layout] = Counter(
-                    address(one.buffer) // ways.buffers.length
+                    address(one.buffer) // opened.buffers.length
                     for one in drive.requests
-                    if not address(one.buffer) % ways.buffers.length
+                    if not address(one.buffer) % opened.buffers.length
                 )
                 assert not any(address(one.buffer) % mmap.PAGESIZE for one in drive.requests)
                 assert not any(one.offset % mmap.PAGESIZE for one in drive.requests)
             assert used["blobs"] == used["parts"] == used["slices"]
             assert len(used["blobs"]) == 3
+
+
+def test_buffers_hold_the_longest_expert_of_any_layout(
+    model: tuple[Pack, run.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "HUGE_PAGE", mmap.PAGESIZE)  # else there is room to spare
+    pack, (source, experts) = model
+    layers = workload.from_counts({}, pack.shape, 3, 2, "").layers
+    portions = {
+        "blobs": replay.portions(replay.blobs(pack, layers), [len(layers)]),
+        "slices": replay.portions(replay.slices(source, experts, pack, layers), [len(layers)]),
+    }
+    drive = SyntheticDrive(0, CALM, 1.0)
+    assert portions["slices"][0].longest > portions["blobs"][0].longest
+    with ways.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
+        assert opened.buffers.length == portions["slices"][0].longest
+        opened.meet()
 
 
 def test_scratch_begins_on_huge_pages_and_has_been_touched() -> None:
@@ -166,10 +182,10 @@ def test_what_was_cached_is_dropped_before_a_cold_reading(
             shares.append(page_cache.cached_share(paths))
             return super().queue(depth)
 
-    with open_ways(pack, lambda _: Watching(direct=False), (1,), portions) as ways:
-        ways.read(Measurement("blobs", Condition(*before, 1)), 0)
+    with ways.open_ways(pack, lambda _: Watching(direct=False), (1,), portions) as opened:
+        opened.read(Measurement("blobs", Condition(*before, 1)), 0)
         if page_cache.cached_share(paths) in (None, 0):
             pytest.skip("this file system's cache cannot be seen")
-        ways.read(Measurement("blobs", Condition("raw", "cold", 1)), 0)
+        opened.read(Measurement("blobs", Condition("raw", "cold", 1)), 0)
         assert shares[-1] == 0
-        assert ways.was_cold
+        assert opened.was_cold
