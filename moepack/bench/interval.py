@@ -2,9 +2,10 @@
 
 The weather lasts longer than a round, so neighbouring rounds resemble each other, and an interval
 from single rounds would be too narrow. The run is cut into a few long stretches instead, and the
-interval goes from the lowest of them to the highest. Each has an even chance to lie on either side
-of the truth, so that all `n` lie on one side of it once in 2^(n - 1) runs, whatever the noise is
-like (the sign test). A bound is passed where it was passed in every stretch of the run.
+interval goes from the second lowest of them to the second highest: a bound is passed where it was
+passed in every stretch of the run but one. Each has an even chance to lie on either side of the
+truth, so that of nine all, or all but one, lie on one side of it in 20 of 512 runs, whatever the
+noise is like (the sign test).
 """
 
 import itertools
@@ -13,31 +14,26 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-CONFIDENCE = 0.95
-"""That intervals hold: all that are asked for together, since one of many is soon wrong."""
+STRETCHES = 9
+"""The fewest of which the second lowest and the second highest hold the truth with 95 %."""
 
 
 class Interval(NamedTuple):
-    """A ratio, and the bounds between which the true one lies, as sure as CONFIDENCE."""
+    """A ratio, and the bounds between which the true one lies: with 96 %."""
 
     ratio: float
     low: float
     high: float
 
 
-def stretch_count(interval_count: int) -> int:
-    """Return how many stretches so many intervals need, to hold together (Bonferroni)."""
-    return 1 + math.ceil(math.log2(interval_count / (1 - CONFIDENCE)))
-
-
-def interval(ratios: Sequence[float], stretches: int) -> Interval | None:
-    """Return the ratio of all rounds and its interval; None for fewer rounds than `stretches`."""
-    if len(ratios) < stretches:
+def interval(ratios: Sequence[float]) -> Interval | None:
+    """Return the ratio of all rounds and its interval; None for fewer rounds than STRETCHES."""
+    if len(ratios) < STRETCHES:
         return None
     logs = [math.log(ratio) for ratio in ratios]
-    ends = [number * len(logs) // stretches for number in range(stretches + 1)]
-    values = [_middle(logs[start:end]) for start, end in itertools.pairwise(ends)]
-    return Interval(*map(math.exp, (statistics.median(values), min(values), max(values))))
+    ends = [number * len(logs) // STRETCHES for number in range(STRETCHES + 1)]
+    values = sorted(_middle(logs[start:end]) for start, end in itertools.pairwise(ends))
+    return Interval(*map(math.exp, (statistics.median(values), values[1], values[-2])))
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -62,7 +62,8 @@ class BenchReport:
 
     `why` says why `backend` read; `cold_is_assured` is None where the system does not tell what is
     cached. Of `round_count` rounds, `disturbed_round_count` are left out of `gains`: other
-    processes used the drive or the CPUs. `gains` are empty without a source to compare with.
+    processes used the drive or the CPUs. `gains` are empty without a source to compare with;
+    `packing_gains` is whether a gain is shown, None where that cannot be said.
     """
 
     pack: str
@@ -77,6 +78,7 @@ class BenchReport:
     round_count: int
     disturbed_round_count: int
     gains: tuple[Gain, ...]
+    packing_gains: bool | None
     verdict: str
     notes: tuple[str, ...]
 

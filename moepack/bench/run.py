@@ -177,6 +177,7 @@ def measure_pack(
     found = compare(pack, portions, machine, settings.depths, meter)
     meter.finish()
     gains = () if model is None else judge(found.rounds, found.conditions)
+    packing_gains, said = verdict(gains, found.rounds, backend.name, found.was_cold)
     pack_length = sum(length for _, length in files)
     token_count = len(layers) * reads.token_count / len(reads.layers)
     useful = sum(portion.useful_length for portion in portions["blobs"])
@@ -193,7 +194,8 @@ def measure_pack(
         round_count=len(found.rounds),
         disturbed_round_count=len(found.rounds) - len(quiet(found.rounds)),
         gains=gains,
-        verdict=verdict(gains, found.rounds, backend.name, found.was_cold),
+        packing_gains=packing_gains,
+        verdict=said,
         notes=notes(found.rounds, backend.name, found.was_cold, pack_length),
     )
 

@@ -4,10 +4,11 @@ A verdict is one of two, and only a gain has to be proven: a run that saw too li
 the same as one that saw that there is none. What could not be compared at all gets no verdict.
 """
 
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from moepack.bench.interval import CONFIDENCE, interval, stretch_count
+from moepack.bench.interval import interval
 from moepack.bench.rounds import Condition, Measurement, Round, quiet, readings_of
 from moepack.bench.timed_reads import Usage
 
@@ -41,12 +42,11 @@ def judge(rounds: Sequence[Round], conditions: Sequence[Condition]) -> tuple[Gai
     counting = quiet(rounds)
     gains = []
     for condition in conditions:
-        depth_count = sum(other[:2] == condition[:2] for other in conditions)
         ours, theirs = (
             [usage for _, usage in readings_of(counting, Measurement(layout, condition))]
             for layout in ("blobs", "slices")
         )
-        gains.append(_gain(condition, ratios(ours, theirs), stretch_count(depth_count)))
+        gains.append(_gain(condition, ratios(ours, theirs)))
     return tuple(gains)
 
 
@@ -55,8 +55,8 @@ def ratios(ours: Sequence[Usage], theirs: Sequence[Usage]) -> list[float]:
     return [b.seconds / a.seconds for a, b in zip(ours, theirs, strict=True)]
 
 
-def _gain(condition: Condition, values: Sequence[float], stretches: int) -> Gain:
-    found = interval(values, stretches)
+def _gain(condition: Condition, values: Sequence[float]) -> Gain:
+    found = interval(values)
     if found is None:
         return Gain(*condition, None, None, None, len(values), "unproven")
     word = "none"
@@ -67,28 +67,55 @@ def _gain(condition: Condition, values: Sequence[float], stretches: int) -> Gain
     return Gain(*condition, *found, len(values), word)
 
 
+def at_best_depth(gains: Sequence[Gain], rounds: Sequence[Round]) -> Gain | None:
+    """Return what a Reader gains at the depth at which it reads the shards fastest.
+
+    What packing gains at a smaller depth alone, a deeper queue gives without it. And a depth that
+    is chosen for the shards is not one at which packs just had luck. None without a source.
+    """
+    counting = quiet(rounds)
+
+    def speed(gain: Gain) -> float:
+        measurement = Measurement("slices", Condition(gain.way, gain.state, gain.depth))
+        readings = readings_of(counting, measurement)
+        speeds = [usage.length / usage.seconds for _, usage in readings]
+        return statistics.median(speeds) if speeds else 0.0
+
+    return max(_of(gains, "reader", "cold"), key=speed, default=None)
+
+
 def verdict(
     gains: Sequence[Gain], rounds: Sequence[Round], backend: str, was_cold: bool | None
-) -> str:
-    """Say in words whether packing gains anything, and between which bounds."""
-    if not gains:
-        return "No verdict: without --source there is nothing to compare the pack with."
+) -> tuple[bool | None, str]:
+    """Say whether packing is shown to gain anything, and between which bounds, in words.
+
+    None, and why, where that cannot be said.
+    """
+    best = at_best_depth(gains, rounds)
+    if best is None:
+        return None, "No verdict: without --source there is nothing to compare the pack with."
     if backend == "buffered" and not was_cold:
-        return "No verdict: what was read may have come out of the page cache."
-    through_reader = [gain for gain in gains if (gain.way, gain.state) == ("reader", "cold")]
-    if any(gain.word == "unproven" for gain in through_reader):
-        return f"No verdict: {_too_few(rounds)}"
-    raw = [gain for gain in gains if gain.way == "raw"]
-    mapped = [gain for gain in gains if gain.way == "mapped" and gain.ratio is not None]
+        return None, "No verdict: what was read may have come out of the page cache."
+    if best.word == "unproven":
+        return None, f"No verdict: {_too_few(rounds)}"
+    is_gain = best.word == "gain"
     sentences = [
-        _headline(through_reader),
-        f"The bare backend {'gains' if _gaining(raw) else 'shows no gain'}: {_by_depth(raw)}.",
+        f"{'Packing gains here' if is_gain else 'No gain is shown here'}: at depth {best.depth}, "
+        f"where moepack reads the shards fastest, it reads the pack {_times(best)} times as fast."
     ]
+    rest = [gain for gain in _of(gains, "reader", "cold") if gain is not best]
+    for title, several in (("At other depths", rest), ("Bare backend", _of(gains, "raw", "cold"))):
+        if several:
+            sentences.append(f"{title}: {_by_depth(several)}.")
+    mapped = [gain for gain in gains if gain.way == "mapped" and gain.ratio is not None]
     if mapped:
         states = ", ".join(f"{_times(gain)} {gain.state}" for gain in mapped)
         sentences.append(f"Memory-mapped: {states}.")
-    share = f"{CONFIDENCE * 100:.0f} %"
-    return " ".join([*sentences, f"In brackets: intervals of {share}."])
+    return is_gain, " ".join([*sentences, "In brackets: 95 % intervals."])
+
+
+def _of(gains: Sequence[Gain], way: str, state: str) -> list[Gain]:
+    return [gain for gain in gains if (gain.way, gain.state) == (way, state)]
 
 
 def _too_few(rounds: Sequence[Round]) -> str:
@@ -96,26 +123,10 @@ def _too_few(rounds: Sequence[Round]) -> str:
     if count:
         what = f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}"
         return f"{what}. Measure when they rest, or give more --seconds."
-    return f"{len(rounds)} rounds are too few to tell. Give more --seconds."
+    return f"too few rounds to tell ({len(rounds)}). Give more --seconds."
 
 
-def _headline(gains: Sequence[Gain]) -> str:
-    """Say what users of a Reader gain."""
-    faster = _gaining(gains)
-    if not faster:
-        return f"{_NOTHING}: moepack reads blobs {_by_depth(gains)} {_AS_SLICES}."
-    rest = [gain for gain in gains if gain not in faster]
-    said = f"Packing gains here: moepack reads blobs {_by_depth(faster)} {_AS_SLICES}."
-    return f"{said} No gain is shown elsewhere: {_by_depth(rest)}." if rest else said
-
-
-def _gaining(gains: Sequence[Gain]) -> list[Gain]:
-    return [gain for gain in gains if gain.word == "gain"]
-
-
-_NOTHING = "No gain is shown here"
 _DISTURBED = "used the drive or the CPUs"
-_AS_SLICES = "times as fast as the slices of the shards"
 
 
 def _by_depth(gains: Sequence[Gain]) -> str:

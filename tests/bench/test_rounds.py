@@ -10,7 +10,7 @@ import pytest
 
 from moepack.bench import rounds
 from moepack.bench.disturbance import Disturbance, Others
-from moepack.bench.interval import interval, stretch_count
+from moepack.bench.interval import STRETCHES, interval
 from moepack.bench.meter import Meter
 from moepack.bench.rounds import Condition, Measurement, Reading, Round, quiet, visiting
 from moepack.bench.timed_reads import Usage
@@ -48,7 +48,9 @@ def headlines(weather: Weather, ratio: float, count: int) -> Counter[str]:
     for seed in range(count):
         done = measured(SyntheticDrive(seed, weather, ratio), 45)
         gains = judge(done, plan_of((1, 4, 16), LAYOUTS).conditions)
-        said.append(verdict(gains, done, "uring", was_cold=True).split(":")[0])
+        is_gain, text = verdict(gains, done, "uring", was_cold=True)
+        said.append(text.split(":")[0])
+        assert is_gain is (said[-1] == GAIN)
     return Counter(said)
 
 
@@ -71,16 +73,17 @@ def test_no_gain_is_found_where_there_is_none(weather: Weather, ratio: float) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("weather", "ratio"), [(CALM, 1.2), (NOISY, 1.2), (ROUGH, 1.2), (ROUGH, 1.5)]
+    ("weather", "ratio"), [(CALM, 1.2), (NOISY, 1.2), (ROUGH, 1.3), (ROUGH, 1.5)]
 )
 def test_a_gain_is_found_where_there_is_one(weather: Weather, ratio: float) -> None:
     assert headlines(weather, ratio, 200) == {GAIN: 200}
 
 
 @pytest.mark.long
-def test_on_a_crowded_machine_a_gain_is_mostly_found() -> None:
-    """Not where it is crowded all the time."""
-    assert headlines(CROWDED, 1.2, 200)[GAIN] >= 190
+@pytest.mark.parametrize("weather", [ROUGH, CROWDED])
+def test_in_bad_weather_a_small_gain_is_mostly_found(weather: Weather) -> None:
+    """Not where it is crowded all the time, or struck too often."""
+    assert headlines(weather, 1.2, 200)[GAIN] >= 180
 
 
 def test_crowded_rounds_are_left_out_and_their_time_is_given_back() -> None:
@@ -206,33 +209,32 @@ def test_the_meter_tells_milliseconds_and_the_rest_at_the_end() -> None:
     assert told == [(500, 3000), (5000, 5500)]
 
 
-@pytest.mark.parametrize(("intervals", "count"), [(1, 6), (2, 7), (3, 7), (4, 8), (6, 8), (7, 9)])
-def test_more_intervals_need_more_stretches_to_hold_together(intervals: int, count: int) -> None:
-    """All n stretches lie on one side of the truth once in 2^(n - 1) runs."""
-    assert stretch_count(intervals) == count
-    assert intervals * 2 ** (1 - count) <= 0.05 < intervals * 2 ** (2 - count)
+def test_nine_stretches_are_enough_for_95_percent_and_eight_are_not() -> None:
+    """Counted: how often fair coins fall so that all of them, or all but one, show one side."""
+    shares = {}
+    for coins in (STRETCHES - 1, STRETCHES):
+        bad = sum(one.bit_count() < 2 or one.bit_count() > coins - 2 for one in range(1 << coins))
+        shares[coins] = bad / 2**coins
+    assert shares[STRETCHES] == 20 / 512 <= 0.05 < shares[STRETCHES - 1]
 
 
-def test_an_interval_goes_from_the_lowest_stretch_to_the_highest() -> None:
-    ratios = [2.0, 2.0, 8.0, 8.0, 4.0, 4.0]
-    found = interval(ratios, 3)
-    assert found is not None
-    assert found == pytest.approx((4.0, 2.0, 8.0))
-    assert interval(ratios, 7) is None
-    shared = interval([*ratios, 4.0], 3)
-    assert shared is not None
-    assert shared.low == pytest.approx(2.0)
+def test_an_interval_goes_from_the_second_lowest_stretch_to_the_second_highest() -> None:
+    ratios = [2.0, 1.5, 8.0, 4.0, 9.0, 1.0, 4.0, 4.0, 4.0]
+    doubled = [ratio for ratio in ratios for _ in range(2)]
+    for values in (ratios, doubled, [*doubled, 4.0]):
+        assert interval(values) == pytest.approx((4.0, 1.5, 8.0))
+    assert interval(ratios[:8]) is None
 
 
 def test_one_round_that_is_far_off_does_not_move_its_stretch() -> None:
     calm, struck = [1.1] * 40, [1.1] * 40
     struck[7] = 60.0
-    assert interval(struck, 7) == pytest.approx(interval(calm, 7))
+    assert interval(struck) == pytest.approx(interval(calm))
 
 
 def test_rounds_that_resemble_their_neighbours_do_not_look_like_many() -> None:
     """Three quarters of a run at 1.0 and one at 1.75: no bound between them is passed."""
-    found = interval([1.0] * 75 + [1.75] * 25, 7)
+    found = interval([1.0] * 75 + [1.75] * 25)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((1.0, 1.75))
 
@@ -255,12 +257,12 @@ def rounds_of(*ratios: float) -> list[Round]:
 @pytest.mark.parametrize(
     ("ratios", "word"),
     [
-        ([1.5, 1.6, 1.4, 1.5, 1.5, 1.06], "gain"),
-        ([1.5, 1.6, 1.4, 1.5, 1.5, 1.04], "none"),
-        ([0.7, 0.8, 0.9, 0.7, 0.8, 0.95], "loss"),
-        ([0.7, 0.8, 0.9, 0.7, 0.8, 0.96], "none"),
-        ([1.0, 1.01, 0.99, 1.0, 1.0, 1.0], "none"),
-        ([9.0, 9.0, 9.0, 9.0, 9.0], "unproven"),
+        ([1.5] * 7 + [1.06, 0.5], "gain"),
+        ([1.5] * 7 + [1.04, 0.5], "none"),
+        ([0.7] * 7 + [0.95, 2.0], "loss"),
+        ([0.7] * 7 + [0.96, 2.0], "none"),
+        ([1.0] * 9, "none"),
+        ([9.0] * 8, "unproven"),
     ],
 )
 def test_a_gain_is_one_where_all_of_the_interval_is(ratios: list[float], word: str) -> None:
@@ -269,19 +271,7 @@ def test_a_gain_is_one_where_all_of_the_interval_is(ratios: list[float], word: s
     if word == "unproven":
         assert (gain.ratio, gain.low, gain.high) == (None, None, None)
     else:
-        assert (gain.low, gain.high) == pytest.approx((min(ratios), max(ratios)))
-
-
-def test_several_depths_of_a_way_need_more_rounds_than_one() -> None:
-    other = Condition("reader", "cold", 8)
-    done = rounds_of(*[2.0] * 6)
-    for one in done:
-        for measurement, reading in list(one.readings.items()):
-            one.readings[measurement._replace(condition=other)] = reading
-    (alone,) = judge(done, [other])
-    assert alone.word == "gain"
-    both = judge(done, [Condition("reader", "cold", 4), other])
-    assert {gain.word for gain in both} == {"unproven"}
+        assert (gain.low, gain.high) == pytest.approx((sorted(ratios)[1], sorted(ratios)[-2]))
 
 
 def gain(depth: int, word: str, way: str = "reader", state: str = "cold") -> Gain:
@@ -293,39 +283,63 @@ RAW = [gain(1, "gain", "raw"), gain(4, "none", "raw")]
 MAPPED = [gain(1, "none", "mapped"), gain(1, "loss", "mapped", "warm")]
 
 
+def shards_read_in(seconds: dict[int, float]) -> list[Round]:
+    """Make a round in which a reader took so many seconds for the slices, by depth."""
+    readings = {}
+    for depth, value in seconds.items():
+        condition = Condition("reader", "cold", depth)
+        readings[Measurement("slices", condition)] = Reading(0, Usage(value, 0, 1, 1))
+    return [Round(readings, Disturbance(None, None))]
+
+
 def test_the_verdict_says_what_is_gained_and_between_which_bounds() -> None:
-    said = verdict([gain(1, "gain"), gain(4, "none"), *RAW, *MAPPED], [], "uring", was_cold=True)
-    assert said == (
-        "Packing gains here: moepack reads blobs 1.50 (1.40 to 1.60) at depth 1 times as fast as "
-        "the slices of the shards. No gain is shown elsewhere: 1.00 (0.90 to 1.10) at depth 4. "
-        "The bare backend gains: 1.50 (1.40 to 1.60) at depth 1, 1.00 (0.90 to 1.10) at depth 4. "
+    gains = [gain(1, "none"), gain(4, "gain"), *RAW, *MAPPED]
+    assert verdict(gains, shards_read_in({1: 2, 4: 1}), "uring", was_cold=True) == (
+        True,
+        "Packing gains here: at depth 4, where moepack reads the shards fastest, it reads the pack "
+        "1.50 (1.40 to 1.60) times as fast. At other depths: 1.00 (0.90 to 1.10) at depth 1. "
+        "Bare backend: 1.50 (1.40 to 1.60) at depth 1, 1.00 (0.90 to 1.10) at depth 4. "
         "Memory-mapped: 1.00 (0.90 to 1.10) cold, 0.50 (0.40 to 0.60) warm. "
-        "In brackets: intervals of 95 %."
+        "In brackets: 95 % intervals.",
     )
 
 
-@pytest.mark.parametrize("words", [("none", "none"), ("none", "loss"), ("loss", "loss")])
-def test_all_but_a_gain_has_one_headline(words: tuple[str, str]) -> None:
-    gains = [gain(1, words[0]), gain(4, words[1]), *RAW]
-    assert verdict(gains, [], "uring", was_cold=None).startswith(f"{NO_GAIN}: moepack reads")
+def test_what_a_deeper_queue_gives_without_a_pack_is_no_gain_of_packing() -> None:
+    gains = [gain(1, "gain"), gain(4, "none"), gain(16, "gain"), *RAW]
+    done = shards_read_in({1: 2, 4: 1, 16: 1.5})
+    is_gain, said = verdict(gains, done, "uring", was_cold=True)
+    assert is_gain is False
+    assert said.startswith(f"{NO_GAIN}: at depth 4, ")
+    assert "1.50 (1.40 to 1.60) at depth 1, 1.50 (1.40 to 1.60) at depth 16" in said
+
+
+@pytest.mark.parametrize("word", ["none", "loss"])
+def test_all_but_a_gain_has_one_headline(word: str) -> None:
+    is_gain, said = verdict([gain(4, word), *RAW], shards_read_in({4: 1}), "uring", was_cold=None)
+    assert is_gain is False
+    assert said.startswith(f"{NO_GAIN}: at depth 4, ")
 
 
 def test_a_verdict_that_cannot_be_says_why() -> None:
-    assert "--source" in verdict([], [], "uring", was_cold=True)
-    few = [Gain("reader", "cold", 1, None, None, None, 2, "unproven")]
-    said = verdict(few, rounds_of(1, 1), "uring", was_cold=True)
-    assert said == "No verdict: 2 rounds are too few to tell. Give more --seconds."
+    is_gain, said = verdict([], [], "uring", was_cold=True)
+    assert is_gain is None
+    assert "--source" in said
+    few = [Gain("reader", "cold", 4, None, None, None, 2, "unproven")]
+    is_gain, said = verdict(few, rounds_of(1, 1), "uring", was_cold=True)
+    assert is_gain is None
+    assert said == "No verdict: too few rounds to tell (2). Give more --seconds."
     crowded = [one._replace(disturbance=Disturbance(0.5, None)) for one in rounds_of(1, 1, 1)]
-    said = verdict(few, [*crowded, *rounds_of(1, 1)], "uring", was_cold=True)
-    assert said.startswith(
-        "No verdict: in 3 of 5 rounds other processes used the drive or the CPUs."
-    )
+    is_gain, said = verdict(few, [*crowded, *rounds_of(1, 1)], "uring", was_cold=True)
+    assert is_gain is None
+    assert "No verdict: in 3 of 5 rounds other processes used the drive or the CPUs." in said
 
 
 @pytest.mark.parametrize("was_cold", [False, None])
 def test_what_may_be_memory_is_no_gain_of_a_drive(was_cold: bool | None) -> None:
-    gains = [gain(1, "gain"), *RAW, *MAPPED]
-    said = verdict(gains, [], "buffered", was_cold)
+    gains = [gain(4, "gain"), *RAW, *MAPPED]
+    done = shards_read_in({4: 1})
+    is_gain, said = verdict(gains, done, "buffered", was_cold)
+    assert is_gain is None
     assert said == "No verdict: what was read may have come out of the page cache."
-    assert verdict(gains, [], "direct", was_cold).startswith(GAIN)
-    assert verdict(gains, [], "buffered", was_cold=True).startswith(GAIN)
+    assert verdict(gains, done, "direct", was_cold)[0] is True
+    assert verdict(gains, done, "buffered", was_cold=True)[0] is True
