@@ -18,7 +18,7 @@ PAIR = ("blobs", "slices")
 """The layouts that are compared."""
 
 SELDOM = 3
-"""Rounds of which one measures everything: what no verdict is about needs fewer readings."""
+"""Of so many rounds one measures everything: what no verdict is about needs fewer readings."""
 
 
 class Condition(NamedTuple):
@@ -51,7 +51,7 @@ class Round(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is measured: some conditions in every round, and all else `SELDOM`."""
+    """What is measured: some conditions in every round, all else in one of SELDOM."""
 
     often: Sequence[Condition]
     seldom: Sequence[Condition]

@@ -91,7 +91,7 @@ class Ways:
         return max(known) <= COLD_ENOUGH
 
     def meet(self) -> None:
-        """Read everything once, so that who keeps what was read lately keeps all layouts alike."""
+        """Read everything once, so that caches that nobody can drop hold all layouts alike."""
         for portions in self._portions.values():
             for portion in portions:
                 through_queue(self._backend, portion.rounded, max(self._readers), self._scratch)

@@ -18,6 +18,7 @@ from moepack.bench.replay import Groups
 from moepack.bench.report import SurfacePoint
 from moepack.bench.scratch import Scratch
 from moepack.bench.timed_reads import in_flight, through_maps, through_queue
+from moepack.bench.turns import in_turns
 from moepack.bench.workload import RoutedLayer
 from moepack.errors import MachineError, RequestError, TraceError
 from moepack.hotness import file
@@ -140,6 +141,13 @@ def test_portions_are_whole_layers_and_leave_nothing_over(
         assert run.cut(pack, layers[:1]) == [1]
         groups = replay.blobs(pack, layers)
     assert [len(one.groups) for one in replay.portions(groups, [2, 2, 3])] == [2, 2, 3]
+
+
+def test_turns_give_each_side_its_results_in_order() -> None:
+    numbers = iter(range(6))
+    sides = {"a": lambda: next(numbers), "b": lambda: -next(numbers)}
+    assert in_turns(sides, 3) == {"a": [0, 3, 4], "b": [-1, -2, -5]}
+    assert in_turns(sides, 0) == {"a": [], "b": []}
 
 
 def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
