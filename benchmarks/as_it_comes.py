@@ -29,7 +29,10 @@ from moepack.storage import page_cache
 
 DEPTHS = (1, 4, 16)
 LENGTH, PASSES = 1 << 30, 2
-"""Bytes of the blobs, and how often each side reads all of them in a round, each time shuffled."""
+"""Bytes of the blobs, and how often each side reads all of them in a round, each time shuffled.
+
+Of maps there is one pass: in a second one they would be read from the page cache.
+"""
 _KIB = 1 << 10
 
 _FIO_LIMITS = {
@@ -85,7 +88,7 @@ def _against_maps(pack: Pack, size: models.BlobSize, rounds: int) -> Iterator[Ro
     """Compare with memory maps of a file that is not cached: one blob is copied after another."""
     keys = [(0, expert) for expert in range(pack.expert_count(0))]
     sides: dict[str, Callable[[int], Usage]] = {
-        "moepack": partial(_read_many, pack, keys, 1),
+        "moepack": partial(_read_many, pack, keys, 1, passes=1),
         "mmap": partial(_mapped, pack, keys, _map_plainly),
         "np.memmap": partial(_mapped, pack, keys, _map_with_numpy),
     }
@@ -163,9 +166,11 @@ def _in_random_turns(
     return usages
 
 
-def _shuffled(keys: Sequence[tuple[int, int]], number: int) -> list[tuple[int, int]]:
+def _shuffled(
+    keys: Sequence[tuple[int, int]], number: int, passes: int = PASSES
+) -> list[tuple[int, int]]:
     draw = random.Random(number)
-    return [key for _ in range(PASSES) for key in draw.sample(list(keys), len(keys))]
+    return [key for _ in range(passes) for key in draw.sample(list(keys), len(keys))]
 
 
 def _timed(work: Callable[[], None], places: Sequence[BlobLocation]) -> Usage:
@@ -182,8 +187,9 @@ def _read_many(
     number: int,
     backend: str = "auto",
     check: str = "always",
+    passes: int = PASSES,
 ) -> Usage:
-    asked = _shuffled(keys, number)
+    asked = _shuffled(keys, number, passes)
     page_cache.drop(pack.file_paths)  # what maps have left there
 
     def work() -> None:
@@ -229,7 +235,7 @@ def _mapped(
     open_map: Callable[[Path], mmap.mmap | memoryview],
     number: int,
 ) -> Usage:
-    places = [pack.locate(*key) for key in _shuffled(keys, number)]
+    places = [pack.locate(*key) for key in _shuffled(keys, number, passes=1)]
     page_cache.drop([places[0].path])
     buffer = memoryview(_huge_buffer(places[0].length))
 
