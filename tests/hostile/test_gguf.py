@@ -318,7 +318,7 @@ def test_layers_and_experts_are_limited(tmp_path: Path) -> None:
             experts.find_experts(open_source([path]))
 
 
-# Giants: a second and 100 MB, in a process of its own.
+# Giants: seconds and 100 MB, in a process of its own.
 
 FIND = (
     "from moepack.source import experts, shards",
@@ -400,7 +400,7 @@ GIANTS: list[tuple[str, Callable[[], GgufBuilder], int]] = [
 @pytest.mark.parametrize(
     ("make", "length"), [giant[1:] for giant in GIANTS], ids=[giant[0] for giant in GIANTS]
 )
-def test_giants_are_refused_within_a_second_and_100_mb(
+def test_giants_are_refused_within_seconds_and_100_mb(
     make: Callable[[], GgufBuilder], length: int, tmp_path: Path
 ) -> None:
     assert_cheap(FIND, sparse(make(), tmp_path / "giant.gguf", length))

@@ -475,7 +475,7 @@ def test_the_name_of_a_layout_is_looked_up_and_never_a_path(name: str) -> None:
     assert len(str(caught.value)) < 500 + len(name)
 
 
-# Giants: a second and 100 MB, in a process of its own.
+# Giants: seconds and 100 MB, in a process of its own.
 
 OPEN = ("import moepack", "moepack.open(path)")
 VERIFY_MANIFEST = (

@@ -17,7 +17,8 @@ from moepack.errors import MoepackError
 Refusal = TypeVar("Refusal", bound=MoepackError)
 
 MAX_MESSAGE_LENGTH = 1000
-MAX_SECONDS = 1.0
+MAX_SECONDS = 5.0
+"""Of a processor, on a machine that may be busy and slow: what is not bounded takes minutes."""
 MAX_MEMORY = 100 << 20
 
 _HEALTH = list(HealthCheck)
