@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import gc
 import itertools
 import mmap
 import os
@@ -22,7 +23,7 @@ from moepack.reading.pack import Pack
 from moepack.reading.reader import Reader
 from moepack.sizes import align
 from moepack.storage import aligned_read
-from tests.support.faulty_backend import NAMES, FaultyBackend, make, require
+from tests.support.faulty_backend import NAMES, Fault, FaultyBackend, make, require
 from tests.support.gguf_builder import Q8_0, moe
 from tests.support.models import REAL_MODELS, first_shard, keys_of, on_disk, pack_model
 
@@ -528,6 +529,59 @@ def test_nothing_is_copied_that_need_not_be(
         one_off = memoryview(mmap.mmap(-1, length + 4096))[1:]
         reader.read_into(one_off, 0, 0)
         assert copies.take() == [length]
+
+
+def test_memory_of_dropped_experts_is_used_again_and_of_kept_ones_is_not(
+    pack: Pack, name: str
+) -> None:
+    with pack.reader(backend=name, depth=2) as reader:
+        first = reader.read(0, 1)
+        kept = first[100:200]
+        place = address(first)
+        del first
+        others = [one.view for one in reader.read_many([(0, n) for n in range(8)])]
+        assert place not in map(address, others)
+        assert kept == on_disk(pack.locate(0, 1))[100:200]
+        del kept
+        assert place in (address(reader.read(0, 1)), address(reader.read(0, 2)))
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_an_ended_reader_keeps_no_memory(pack: Pack, name: str, end: str) -> None:
+    reader = pack.reader(backend=name)
+    arena = reader._arena
+    view = reader.read(0, 1)
+    reader.read(0, 2)
+    assert arena.kept_length
+    if end == "close":
+        reader.close()
+    del reader
+    gc.collect()
+    assert arena.kept_length == 0
+    assert view == on_disk(pack.locate(0, 1))
+    del view
+    assert arena.kept_length == 0
+
+
+def test_a_rounded_read_that_lacks_its_last_byte_is_short(fine: Path) -> None:
+    """What is read before a part, up to the start of its page, is not counted as the part's."""
+    with moepack.open(fine) as pack:
+        where = next(
+            where
+            for expert in range(8)
+            if (where := pack.locate(0, expert, "up")).offset % 4096 > 100
+        )
+        end = where.offset + where.length
+        missing = align(end, 4096) - end + 1
+        backend = FaultyBackend(make("buffered"), Fault(missing=missing))
+        with pack.reader(backend=backend) as reader:
+            for read in (
+                lambda: reader.read(0, where.expert, "up"),
+                lambda: list(reader.read_many([(0, where.expert)], parts=("up",))),
+            ):
+                found = f"expected {where.length} bytes, found {where.length - 1}"
+                with pytest.raises(PackError, match=f"the file ends too early, {found}"):
+                    read()
 
 
 def test_views_outlive_their_reader_and_pack(packs: dict[str, Path], name: str) -> None:

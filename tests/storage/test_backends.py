@@ -690,6 +690,16 @@ class TestThreads:
             short.check(take_all(queue, 1)[3])
             queue.close()
 
+    def test_a_direct_read_is_never_done_by_who_begins_it(self, files: Files) -> None:
+        with nothing_left(), closing(ThreadedBackend(direct=True)) as backend:
+            before = threading.active_count()
+            queue = backend.queue(2)
+            one = ask(files.aligned, 0, 0, 2 * PAGE)
+            queue.start([(1, one.request)])
+            assert threading.active_count() == before + 1
+            assert len(take_all(queue, 1)) == 1
+            queue.close()
+
     @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no tmpfs to be had")
     def test_what_lies_in_memory_needs_no_thread(self) -> None:
         with (
