@@ -4,14 +4,13 @@ A read into small pages takes the kernel several times as long as one into huge 
 sides whose pages differ compare the pages.
 """
 
-import contextlib
 import ctypes
 import mmap
 import re
 from pathlib import Path
 
-from moepack.errors import MachineError
 from moepack.sizes import align
+from moepack.storage.buffers import allocate_huge
 
 HUGE_PAGE = 2 << 20
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
@@ -27,13 +26,7 @@ class Scratch:
     def __init__(self, count: int, length: int) -> None:
         self.count, self.length = count, align(length, mmap.PAGESIZE)
         total = align(count * self.length, HUGE_PAGE)
-        try:
-            area = mmap.mmap(-1, total + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError, ValueError) as error:
-            raise MachineError(f"cannot allocate {total} bytes ({error})") from None
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # the kernel was built without them
-                area.madvise(mmap.MADV_HUGEPAGE)
+        area = allocate_huge(total + HUGE_PAGE)
         first = ctypes.addressof(ctypes.c_char.from_buffer(area))
         self._start = align(first, HUGE_PAGE)
         self._end = self._start + total

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from moepack.bench.interval import interval
+from moepack.bench.interval import STRETCHES, interval
 from moepack.bench.rounds import Condition, Measurement, Round, quiet, readings_of
 from moepack.bench.timed_reads import Usage
 
@@ -101,7 +101,8 @@ def verdict(
     is_gain = best.word == "gain"
     sentences = [
         f"{'Packing gains here' if is_gain else 'No gain is shown here'}: at depth {best.depth}, "
-        f"where moepack reads the shards fastest, it reads the pack {_times(best)} times as fast."
+        f"where moepack reads the shards fastest, it reads the pack {_times(best)} times "
+        "as fast as them."
     ]
     rest = [gain for gain in _of(gains, "reader", "cold") if gain is not best]
     for title, several in (("At other depths", rest), ("Bare backend", _of(gains, "raw", "cold"))):
@@ -122,8 +123,11 @@ def _too_few(rounds: Sequence[Round]) -> str:
     count = len(rounds) - len(quiet(rounds))
     if count:
         what = f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}"
-        return f"{what}. Measure when they rest, or give more --seconds."
-    return f"too few rounds to tell ({len(rounds)}). Give more --seconds."
+        needed = f"; {len(rounds) - count} are left, and {STRETCHES} are needed"
+        return f"{what}{needed}. Measure when they rest, or give more --seconds."
+    return (
+        f"it takes {STRETCHES} rounds, and there was time for {len(rounds)}. Give more --seconds."
+    )
 
 
 _DISTURBED = "used the drive or the CPUs"

@@ -297,7 +297,8 @@ def test_the_verdict_says_what_is_gained_and_between_which_bounds() -> None:
     assert verdict(gains, shards_read_in({1: 2, 4: 1}), "uring", was_cold=True) == (
         True,
         "Packing gains here: at depth 4, where moepack reads the shards fastest, it reads the pack "
-        "1.50 (1.40 to 1.60) times as fast. At other depths: 1.00 (0.90 to 1.10) at depth 1. "
+        "1.50 (1.40 to 1.60) times as fast as them. "
+        "At other depths: 1.00 (0.90 to 1.10) at depth 1. "
         "Bare backend: 1.50 (1.40 to 1.60) at depth 1, 1.00 (0.90 to 1.10) at depth 4. "
         "Memory-mapped: 1.00 (0.90 to 1.10) cold, 0.50 (0.40 to 0.60) warm. "
         "In brackets: 95 % intervals.",
@@ -327,11 +328,12 @@ def test_a_verdict_that_cannot_be_says_why() -> None:
     few = [Gain("reader", "cold", 4, None, None, None, 2, "unproven")]
     is_gain, said = verdict(few, rounds_of(1, 1), "uring", was_cold=True)
     assert is_gain is None
-    assert said == "No verdict: too few rounds to tell (2). Give more --seconds."
+    assert said == "No verdict: it takes 9 rounds, and there was time for 2. Give more --seconds."
     crowded = [one._replace(disturbance=Disturbance(0.5, None)) for one in rounds_of(1, 1, 1)]
     is_gain, said = verdict(few, [*crowded, *rounds_of(1, 1)], "uring", was_cold=True)
     assert is_gain is None
-    assert "No verdict: in 3 of 5 rounds other processes used the drive or the CPUs." in said
+    crowd = "in 3 of 5 rounds other processes used the drive or the CPUs; 2 are left"
+    assert f"No verdict: {crowd}, and 9 are needed." in said
 
 
 @pytest.mark.parametrize("was_cold", [False, None])
