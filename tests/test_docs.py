@@ -62,6 +62,7 @@ def test_the_session_on_the_first_screen_is_what_the_demo_prints(tmp_path: Path)
     block = README[first : README.index("\n\n", first)]
     assert [line[4:] for line in block.splitlines()] == run.stdout.splitlines()
     assert "Everything went as expected" in run.stdout.splitlines()[-1]
+    assert moepack.verify(tmp_path / "build" / "demo" / "qwen3.moepack").passed  # to try more on
 
 
 @pytest.mark.long
