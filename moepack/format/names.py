@@ -2,16 +2,51 @@
 
 import re
 
+from moepack.errors import PackError
+
 JOURNAL_NAME = "pack.journal"
 """The packer's journal: a directory that has it and no manifest is a pack that is not whole."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9._-]+\Z", re.ASCII)
 _RESERVED_NAMES = {"index.bin", "manifest.json", "manifest.json.tmp", JOURNAL_NAME}
+_DEVICES = {"con", "prn", "aux", "nul"}
+_DEVICES |= {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
+"""What Windows takes for devices, whatever stands behind a dot."""
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether `name` may name a data file: letters, digits and `._-`, and no name in use."""
-    return bool(_FILE_NAME.match(name)) and name.lower() not in _RESERVED_NAMES
+    """Return whether `name` may name a data file, on every system: see FORMAT.md."""
+    lower = name.lower()
+    return (
+        bool(_FILE_NAME.match(name))
+        and not name.endswith(".")
+        and lower not in _RESERVED_NAMES
+        and lower.partition(".")[0] not in _DEVICES
+    )
+
+
+def padded_text(field: bytes, path: str, place: str) -> str:
+    """Read a text that is padded with zeros; raise PackError."""
+    text, _, padding = field.partition(b"\0")
+    if not text:
+        raise PackError("an empty name", path=path, place=place)
+    if len(text) == len(field) or any(padding):
+        problem = "a name is not padded with zeros"
+        raise PackError(problem, path=path, place=place, found=field[:80])
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        raise PackError("a name is not UTF-8", path=path, place=place, found=text[:80]) from None
+
+
+def padded_name(field: bytes, path: str, place: str) -> str:
+    """Read the name of a section, family, part or type, padded with zeros; raise PackError."""
+    name = padded_text(field, path, place)
+    if not _NAME.match(name):
+        expected = "letters, digits, '.', '_', '-'"
+        raise PackError("not a name", path=path, place=place, expected=expected, found=repr(name))
+    return name
 
 
 def projection(part: str) -> str:

@@ -2,42 +2,45 @@
 
 Each class is one record of the format: its fields stand in the order of the bytes, `LAYOUT` is
 their little-endian form, and `pack`/`unpack` are a pair. What the numbers must satisfy is checked
-by `index`; nothing here opens a file.
+by the decoders; nothing here opens a file. A section's records may be longer than these: what
+follows the fields that are known here is left alone.
 """
 
 import struct
 from typing import Any, ClassVar, NamedTuple, Self
 
-from moepack.sizes import align
-
 MAGIC = b"MOEPACK\0"
 FORMAT_VERSION = 1
-
-EXTERNAL_FILES = 1 << 0
-CODECS = 1 << 1
-FEATURE_NAMES = {EXTERNAL_FILES: "external files", CODECS: "codecs"}
-KNOWN_FEATURES = 0
-"""The required features that this version reads. The named ones are reserved for later ones."""
 
 SECTION_ALIGNMENT = 64
 TRAILER = struct.Struct("<Q")
 RANK = struct.Struct("<I")
 
 # A reader that keeps to these opens any pack, hostile ones too, within a second and 100 MB.
+MAX_SECTIONS = 256
+MAX_RECORD_LENGTH = 1 << 16
 MAX_FILES = 1 << 13
 MAX_FAMILIES = 1 << 12
 MAX_PART_KINDS = 1 << 15
 MAX_PARTS_IN_BLOB = 64
 MAX_EXPERTS = 1 << 16
 MAX_BLOBS = 1 << 24
+MAX_PARTS = MAX_BLOBS * MAX_PARTS_IN_BLOB
+MAX_TENSORS = 1 << 20
+MAX_SHARDS = 1 << 16
 MAX_ALIGNMENT = 1 << 30
 MAX_LENGTH = (1 << 63) - 1
 
 CODEC_RAW = 0
-FILE_IN_PACK = 0
 
+DATA_FILE = 0
+SHARD_FILE = 1
+
+SECTION_REQUIRED = 1 << 0
+WITHOUT_DIGESTS = 1 << 0
 HOTNESS_MEASURED = 1 << 0
 TYPE_INFERRED = 1 << 0
+OWN_TENSORS = 1 << 1
 
 
 class Record:
@@ -59,43 +62,45 @@ class _Header(NamedTuple):
     magic: bytes
     format_version: int
     header_length: int
-    required_features: int
-    optional_features: int
     index_length: int
-    file_count: int
-    family_count: int
-    part_kind_count: int
-    blob_count: int
-    part_count: int
-    files_offset: int
-    families_offset: int
-    part_kinds_offset: int
-    blobs_offset: int
-    parts_offset: int
-    ranks_offset: int
+    section_count: int
+    section_record_length: int
     blob_alignment: int
     part_alignment: int
-    reserved: int
+    tensor_alignment: int
 
 
 class Header(Record, _Header):
-    """The first 128 bytes; offsets count from the start of index.bin, alignments are bytes."""
+    """The first 56 bytes, with the directory of sections behind them; alignments are bytes."""
 
-    LAYOUT = struct.Struct("<8s II QQQ IIII Q QQQQQQ II Q")
+    LAYOUT = struct.Struct("<8s II Q II QQQ")
+
+
+class _SectionRecord(NamedTuple):
+    name: bytes
+    offset: int
+    record_count: int
+    record_length: int
+    flags: int
+
+
+class SectionRecord(Record, _SectionRecord):
+    """A section: its name, its offset from the start of index.bin, its count of records."""
+
+    LAYOUT = struct.Struct("<24s QQ II")
 
 
 class _FileRecord(NamedTuple):
     name: bytes
     length: int
     kind: int
-    reserved: int
-    reserved_more: bytes
+    flags: int
 
 
 class FileRecord(Record, _FileRecord):
-    """A data file: its plain name (NUL padded), its length in bytes, where it lies (`kind`)."""
+    """A data file: its plain name (NUL padded), its length in bytes, what it is (`kind`)."""
 
-    LAYOUT = struct.Struct("<256s Q I I 16s")
+    LAYOUT = struct.Struct("<256s Q II")
 
 
 class _FamilyRecord(NamedTuple):
@@ -125,12 +130,16 @@ class _PartKindRecord(NamedTuple):
     ne1: int
     length: int
     type_name: bytes
+    shard: int
+    first_slice: int
+    shard_offset: int
+    stride: int
 
 
 class PartKindRecord(Record, _PartKindRecord):
-    """What one part is for every expert of a family: name, GGML type, shape, length in bytes."""
+    """What one part is for every expert of a family, and where its slices lay in the source."""
 
-    LAYOUT = struct.Struct("<64s IIII QQ Q 24s")
+    LAYOUT = struct.Struct("<64s IIII QQ Q 24s II QQ")
 
 
 class BlobRecord(NamedTuple):
@@ -154,32 +163,87 @@ class PartRecord(NamedTuple):
     digest: int
     file: int
     codec: int
-    reserved: int
 
 
-PART = struct.Struct("<QQQIHH")
+PART = struct.Struct("<QQQII")
 
 
-def section_offsets(
-    file_count: int, family_count: int, part_kind_count: int, blob_count: int, part_count: int
-) -> tuple[int, int, int, int, int, int, int]:
-    """Return the offsets of the six sections, in order, and the length of the whole index.
+class _SliceRecord(NamedTuple):
+    shard: int
+    shard_offset: int
 
-    The layout of the sections follows from the counts alone, so that a reader can check the
-    header's offsets instead of trusting them.
-    """
-    sizes = (
-        file_count * FileRecord.LAYOUT.size,
-        family_count * FamilyRecord.LAYOUT.size,
-        part_kind_count * PartKindRecord.LAYOUT.size,
-        blob_count * BLOB.size,
-        part_count * PART.size,
-        blob_count * RANK.size,
-    )
-    offsets = []
-    position = Header.LAYOUT.size
-    for size in sizes:
-        offsets.append(position)
-        position = align(position + size, SECTION_ALIGNMENT)
-    files, families, kinds, blobs, parts, ranks = offsets
-    return files, families, kinds, blobs, parts, ranks, position + TRAILER.size
+
+class SliceRecord(Record, _SliceRecord):
+    """Where the slice of one expert lay that had a tensor of its own."""
+
+    LAYOUT = struct.Struct("<QQ")
+
+
+class _TensorRecord(NamedTuple):
+    name: bytes
+    type_name: bytes
+    type_id: int
+    flags: int
+    dimension_count: int
+    file: int
+    ne0: int
+    ne1: int
+    ne2: int
+    ne3: int
+    length: int
+    offset: int
+    stored_length: int
+    digest: int
+    shard: int
+    codec: int
+    shard_offset: int
+
+
+class TensorRecord(Record, _TensorRecord):
+    """A dense tensor: what it is, where it lies, and where it lay in the source."""
+
+    LAYOUT = struct.Struct("<64s 24s IIII QQQQ QQQQ II Q")
+
+
+class _ShardBytesRecord(NamedTuple):
+    shard: int
+    file: int
+    shard_offset: int
+    length: int
+    offset: int
+    digest: int
+
+
+class ShardBytesRecord(Record, _ShardBytesRecord):
+    """Bytes of a shard that are no tensor's: its header, or padding that is not zero."""
+
+    LAYOUT = struct.Struct("<II QQQQ")
+
+
+RECORD_LENGTHS = {
+    "files": FileRecord.LAYOUT.size,
+    "families": FamilyRecord.LAYOUT.size,
+    "part_kinds": PartKindRecord.LAYOUT.size,
+    "blobs": BLOB.size,
+    "parts": PART.size,
+    "ranks": RANK.size,
+    "slices": SliceRecord.LAYOUT.size,
+    "tensors": TensorRecord.LAYOUT.size,
+    "shard_bytes": ShardBytesRecord.LAYOUT.size,
+}
+"""The sections of this version, in the order in which they are written, and their records."""
+
+COUNTS = {
+    "files": (1, MAX_FILES),
+    "families": (1, MAX_FAMILIES),
+    "part_kinds": (1, MAX_PART_KINDS),
+    "blobs": (1, MAX_BLOBS),
+    "parts": (1, MAX_PARTS),
+    "ranks": (1, MAX_BLOBS),
+    "slices": (0, MAX_PARTS),
+    "tensors": (0, MAX_TENSORS),
+    "shard_bytes": (0, MAX_TENSORS),
+}
+"""How many records each of them may have."""
+
+NEEDED_SECTIONS = ("files", "families", "part_kinds", "blobs", "parts", "ranks")

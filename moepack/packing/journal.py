@@ -17,21 +17,14 @@ import json
 import os
 from array import array
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from moepack import digest
 from moepack.errors import MoepackError, RequestError
+from moepack.storage.copying import WrittenFile
 from moepack.storage.regular_file import NotRegularError, open_regular
 
 MAX_LINE_LENGTH = 16 << 20
-
-
-class FinishedFile(NamedTuple):
-    """A data file that is safely on disk: its digest, and its parts' in the order of offsets."""
-
-    name: str
-    digest: int
-    part_digests: array[int]
 
 
 class Journal:
@@ -41,20 +34,19 @@ class Journal:
         self.path = path
         self._file = file
         self.is_new = os.fstat(file.fileno()).st_size == 0
-        self.finished: dict[str, FinishedFile] = {}
+        self.finished: dict[str, WrittenFile] = {}
 
     def begin(self, identity: dict[str, Any]) -> None:
         """Start afresh with the identity of the input."""
         self._file.truncate(0)
         self._append(identity)
 
-    def add(self, file: FinishedFile) -> None:
+    def add(self, file: WrittenFile) -> None:
         """Record a file that has been synced, and sync the record."""
-        entry = {"name": file.name, "digest": digest.to_text(file.digest)}
         # Before the record: an interruption that comes behind it must not cost the file.
         self.finished[file.name] = file
         try:
-            self._append(entry | {"parts": file.part_digests.tobytes().hex()})
+            self._append({"name": file.name, "digests": file.digests.tobytes().hex()})
         except OSError:
             del self.finished[file.name]
             raise
@@ -97,8 +89,8 @@ class Journal:
             self.finished.pop(str(entry["forgotten"]), None)
             return True
         try:
-            parts = array("Q", bytes.fromhex(entry["parts"]))
-            file = FinishedFile(str(entry["name"]), digest.from_text(entry["digest"]), parts)
+            digests = array("Q", bytes.fromhex(entry["digests"]))
+            file = WrittenFile(str(entry["name"]), digests)
         except (KeyError, TypeError, ValueError):
             return False
         self.finished[file.name] = file

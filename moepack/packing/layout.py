@@ -7,7 +7,7 @@ is read: a `Layout` that exists makes sense.
 import os
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ from moepack import installed
 from moepack.errors import RequestError
 from moepack.format import records
 from moepack.format.names import is_plain_name
-from moepack.sizes import parse_size
+from moepack.sizes import parse_size, size_text
 
 MAX_FILE_LENGTH = 1 << 13
 DEFAULT = "layers"
@@ -39,6 +39,26 @@ class Layout:
     projections: tuple[str, ...]
     part_alignment: int
     small_alignment: int
+    tensor_alignment: int
+
+    def with_alignment(self, alignment: int) -> "Layout":
+        """Return the same layout with blobs, weights and dense tensors at other multiples.
+
+        Raises RequestError for what is no alignment.
+        """
+        if alignment < 1 or alignment.bit_count() != 1 or alignment > records.MAX_ALIGNMENT:
+            raise RequestError(
+                "not an alignment",
+                expected=f"a power of two up to {size_text(records.MAX_ALIGNMENT)}",
+                found=f"{alignment:,} bytes",
+            )
+        return replace(
+            self,
+            blob_alignment=alignment,
+            part_alignment=alignment,
+            small_alignment=min(self.small_alignment, alignment),
+            tensor_alignment=alignment,
+        )
 
     def file_named(self, number: int) -> str:
         """Name the file of layer `number`, or file `number` where files are grouped by size."""
@@ -55,6 +75,7 @@ class Layout:
                 "alignment": self.part_alignment,
                 "small_alignment": self.small_alignment,
             },
+            "dense": {"alignment": self.tensor_alignment},
         }
 
 
@@ -100,10 +121,11 @@ class _LayoutDecoder:
             body = tomllib.loads(data.decode())
         except (ValueError, RecursionError) as error:
             self.fail("", f"not TOML ({str(error)[:80]})")
-        self.known(body, "", ("description", "files", "blobs", "parts"))
+        self.known(body, "", ("description", "files", "blobs", "parts", "dense"))
         files = self.table(body, "files", ("group", "name", "max_length"))
         blobs = self.table(body, "blobs", ("order", "alignment"))
         parts = self.table(body, "parts", ("projections", "alignment", "small_alignment"))
+        dense = self.table(body, "dense", ("alignment",))
         group = self.choice(files, "files.group", tuple(_GROUPS))
         layout = Layout(
             name=name,
@@ -116,6 +138,7 @@ class _LayoutDecoder:
             projections=self.projections(parts),
             part_alignment=self.alignment(parts, "parts.alignment"),
             small_alignment=self.alignment(parts, "parts.small_alignment"),
+            tensor_alignment=self.alignment(dense, "dense.alignment"),
         )
         self.check_alignments(layout)
         return layout
@@ -180,8 +203,8 @@ class _LayoutDecoder:
             self.fail("files.name", "wrong placeholders", f"{{{placeholder}}} once", name)
         if not is_plain_name(rest) or len(name) > 100 or not rest.endswith(".bin"):
             self.fail("files.name", "not a plain file name ending in .bin", found=repr(name))
-        if rest == "index.bin":
-            self.fail("files.name", "the index has this name", found=name)
+        if rest.lower() == "dense.bin":
+            self.fail("files.name", "the dense part has this name", found=name)
         return name
 
     def max_length(self, files: dict[str, Any], group: str) -> int | None:

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moepack.errors import RequestError
-from moepack.format.index import DataFile
+from moepack.format.tables import DataFile
 from moepack.hotness import measure
 from moepack.hotness.file import Hotness
 from moepack.packing import packer
 from moepack.packing.layout import DEFAULT, Layout, load
 from moepack.packing.packer import DEFAULT_THREADS, Progress
 from moepack.packing.plan import Plan, make
-from moepack.packing.target_directory import free_space
+from moepack.packing.source_identity import describe_shard, describe_source
+from moepack.packing.target_directory import check_space, free_space
 from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
+from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import PathOrPaths, open_source
 
@@ -26,20 +28,27 @@ from moepack.source.shards import PathOrPaths, open_source
 class PackSummary:
     """What a pack is, or with `dry_run` would be; lengths in bytes.
 
-    `order` is what blobs are sorted by on disk, `hotness` or `source`; `free_space` is that of the
-    target before anything was written. `written_length` is the bytes of data files written now, and
-    `resumed_file_count` how many were taken over from an interrupted pack; both are None where
-    nothing was to be written.
+    `order` is what blobs are sorted by on disk, `hotness` or `source`. `is_whole` says that the
+    pack is all of the source, `dense_length` is None where it holds experts alone, and
+    `measured_blob_count` is how many blobs the hotness covers, None without one. `free_space` is
+    that of the target before anything was written. `written_length` is the bytes of data files
+    written now, and `resumed_file_count` how many were taken over from an interrupted pack; both
+    are None where nothing was to be written.
     """
 
     layout: str
     order: str
     layers: tuple[int, ...]
+    is_whole: bool
     blob_count: int
+    measured_blob_count: int | None
+    hotness_token_count: int | None
     file_count: int
     files: tuple[DataFile, ...]
     index_length: int
     data_length: int
+    expert_length: int
+    dense_length: int | None
     payload_length: int
     padding_length: int
     padding_share: float
@@ -58,35 +67,48 @@ def pack_model(
     hotness: str | os.PathLike[str] | Hotness | None = None,
     layers: str | Iterable[int] | None = None,
     mtp: bool = True,
+    experts_only: bool = False,
+    alignment: int | None = None,
+    sha256: bool = False,
     dry_run: bool = False,
     resume: bool = False,
     threads: int = DEFAULT_THREADS,
     progress: Progress | None = None,
 ) -> PackSummary:
-    """Pack the experts of a model into the directory `target`.
+    """Pack a model into the directory `target`.
 
     `source` is any one shard, a folder, or all shards. `layout` is a shipped one's name or the path
-    of a TOML file; `hotness` a file of counts, a trace, or an imatrix. `layers` names those to pack
-    (`0-3,7`, or numbers), None for all; without `mtp` those for multi-token prediction are left
-    out. `resume` continues an interrupted pack; `threads` files are written at a time. `progress`
-    is called with the bytes done since its last call and with those to do in all, from one thread
-    at a time.
+    of a TOML file, and `alignment` in bytes overrules it; `hotness` is a file of counts, a trace,
+    or an imatrix. `layers` names those to pack (`0-3,7`, or numbers), None for all; without `mtp`
+    those for multi-token prediction are left out. With `experts_only` the dense part and the
+    shards' headers are left out. `sha256` reads the source once more and notes the SHA-256 of its
+    shards, so that restoring them can be proven without them.
+
+    `resume` continues an interrupted pack; `threads` write at a time. `progress` is called with the
+    bytes done since its last call and with those to do in all, from one thread at a time.
 
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
     model = open_source(source)
     experts = find_experts(model)
     shape = shape_of(model, experts)
+    chosen = layout if isinstance(layout, Layout) else load(layout)
     plan = make(
         experts,
-        layout if isinstance(layout, Layout) else load(layout),
+        chosen if alignment is None else chosen.with_alignment(alignment),
+        dense=None if experts_only else find_dense(model, experts),
         hotness=_hotness(hotness, shape),
         layers=_chosen_layers(layers, shape, mtp),
     )
     summary = _summary(plan, target, dry_run)
     if dry_run:
+        check_space(Path(target), plan.data_length + plan.directory.index_length)
         return summary
-    result = packer.pack(model, plan, target, resume=resume, threads=threads, progress=progress)
+    shards = tuple(describe_shard(shard, sha256=sha256) for shard in model.shards)
+    described = describe_source(model, shape, shards)
+    result = packer.pack(
+        model, described, plan, target, resume=resume, threads=threads, progress=progress
+    )
     return replace(
         summary,
         written_length=result.written_length,
@@ -124,15 +146,21 @@ def _chosen_layers(
 
 def _summary(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSummary:
     padding_length = plan.data_length - plan.payload_length
+    files = tuple(DataFile(file.name, file.length) for file in plan.new_files())
     return PackSummary(
         layout=plan.layout.name,
         order=plan.sorted_by,
         layers=plan.source_layers,
+        is_whole=plan.is_whole,
         blob_count=len(plan.order),
-        file_count=len(plan.files),
-        files=tuple(DataFile(file.name, file.length) for file in plan.files),
-        index_length=plan.index_length,
+        measured_blob_count=plan.measured_blob_count if plan.hotness else None,
+        hotness_token_count=plan.hotness.token_count if plan.hotness else None,
+        file_count=len(files),
+        files=files,
+        index_length=plan.directory.index_length,
         data_length=plan.data_length,
+        expert_length=plan.expert_length,
+        dense_length=plan.dense_length,
         payload_length=plan.payload_length,
         padding_length=padding_length,
         padding_share=padding_length / plan.data_length,

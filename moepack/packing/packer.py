@@ -22,22 +22,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moepack.errors import MachineError, MoepackError, RequestError
+from moepack.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
+from moepack.format.source_entry import SourceEntry
 from moepack.packing import index_encoder
-from moepack.packing.data_files import DataFileCopier, OpenShards
-from moepack.packing.journal import FinishedFile, Journal, open_journal
-from moepack.packing.plan import Plan, PlannedFile
-from moepack.packing.source_identity import describe_shard, describe_source
+from moepack.packing.journal import Journal, open_journal
+from moepack.packing.plan import Plan
 from moepack.packing.target_directory import WatchedFiles, check_space, prepare
 from moepack.source.shards import Source
 from moepack.storage.atomic import sync_directory, write_synced
+from moepack.storage.copying import Copier, InputFile, Inputs, WrittenFile
+from moepack.storage.extents import NewFile
 from moepack.version import __version__
 
 Progress = Callable[[int, int], None]
@@ -58,6 +58,7 @@ class PackResult(NamedTuple):
 
 def pack(
     source: Source,
+    described: SourceEntry,
     plan: Plan,
     target: str | os.PathLike[str],
     *,
@@ -67,14 +68,16 @@ def pack(
 ) -> PackResult:
     """Write the pack that `plan` describes into the directory `target`.
 
-    `progress` is called from one thread at a time. Raises RequestError for an existing target,
-    SourceError for a source that fails or changes, MachineError for a machine that cannot (no
-    space, a failing device), and leaves then what `resume` can continue from.
+    `described` is the source as the manifest will state it. `progress` is called from one thread at
+    a time. Raises RequestError for an existing target, SourceError for a source that fails or
+    changes, MachineError for a machine that cannot (no space, a failing device), and leaves then
+    what `resume` can continue from.
     """
     path = Path(target)
     with _translated(path):
         created = prepare(path, resume)
-        unfinished = _UnfinishedPack(source, plan, path, _open_journal(path, created), created)
+        journal = _open_journal(path, created)
+        unfinished = _UnfinishedPack(source, described, plan, path, journal, created)
         try:
             unfinished.begin(resume)
             result = unfinished.write_files(threads, progress)
@@ -115,30 +118,35 @@ class _UnfinishedPack:
     """One pack in the making."""
 
     def __init__(
-        self, source: Source, plan: Plan, path: Path, journal: Journal, created: bool
+        self,
+        source: Source,
+        described: SourceEntry,
+        plan: Plan,
+        path: Path,
+        journal: Journal,
+        created: bool,
     ) -> None:
         self.source = source
+        self.described = described
         self.plan = plan
         self.path = path
         self.journal = journal
         self.created = created
         self.begun = False
-        self.shards: list[dict[str, Any]] = []
         self.watched = WatchedFiles(path)
-        self.lengths = {file.name: file.length for file in plan.files}
+        self.files = {file.name: file for file in plan.new_files()}
 
     def begin(self, resume: bool) -> None:
         """Take up the journal, and check that there is space for what is left to do."""
         if (self.path / manifest.NAME).exists():  # committed by another packer just now
             raise RequestError("a whole pack is here already", path=self.path)
-        self.shards = [describe_shard(shard) for shard in self.source.shards]
         identity = self._identity()
         if resume:
             self.journal.resume(identity)
             self._take_over_finished()
             self._remove_unfinished()
         files = (file.length for file in self._missing_files())
-        check_space(self.path, sum(files) + self.plan.index_length)
+        check_space(self.path, sum(files) + self.plan.directory.index_length)
         if not resume:
             self.journal.begin(identity)
         sync_directory(self.path)
@@ -150,36 +158,36 @@ class _UnfinishedPack:
         return {
             "tool": TOOL,
             "source": [
-                [shard["header_sha256"], *header.stamp]
-                for shard, header in zip(self.shards, self.source.shards, strict=True)
+                [shard.header_sha256, *header.stamp]
+                for shard, header in zip(self.described.shards, self.source.shards, strict=True)
             ],
+            "dense": plan.dense is not None,
             "layout": plan.layout.to_json(),
-            "hotness": plan.hotness.to_json() if plan.hotness else None,
+            "hotness": plan.hotness_to_json(),
             "layers": None if plan.layers is None else list(plan.layers),
         }
 
     def _take_over_finished(self) -> None:
         """Watch the files that the journal knows; redo those that are not as it says."""
-        part_counts = {
-            file.name: sum(map(len, self.plan.part_numbers(file))) for file in self.plan.files
-        }
         for finished in list(self.journal.finished.values()):
-            if len(finished.part_digests) != part_counts.get(finished.name) or not self.watched.add(
-                finished.name, self.lengths[finished.name]
+            file = self.files.get(finished.name)
+            if (
+                file is None
+                or len(finished.digests) != sum(1 for _ in file.extents())
+                or not self.watched.add(file.name, file.length)
             ):
                 self.journal.forget(finished.name)
 
     def _remove_unfinished(self) -> None:
         """Remove what a killed packer left half written: it only takes space."""
-        leftovers = [file.name for file in self.plan.files]
-        leftovers += [manifest.INDEX_NAME, _TEMPORARY_NAME]
+        leftovers = [*self.files, manifest.INDEX_NAME, _TEMPORARY_NAME]
         for name in leftovers:
             if name not in self.journal.finished:
                 with contextlib.suppress(FileNotFoundError):
                     (self.path / name).unlink()
 
-    def _missing_files(self) -> list[PlannedFile]:
-        return [file for file in self.plan.files if file.name not in self.journal.finished]
+    def _missing_files(self) -> list[NewFile]:
+        return [file for file in self.files.values() if file.name not in self.journal.finished]
 
     def write_files(self, threads: int, progress: Progress | None) -> PackResult:
         """Write, sync and record each file that is not finished yet."""
@@ -190,22 +198,22 @@ class _UnfinishedPack:
             if progress is not None:
                 progress(length, total)
 
-        with OpenShards(self.source) as shards:
-            copier = DataFileCopier(self.plan, self.path, shards, advanced)
-            copier.write(missing, threads, self._record)
-            shards.check_unchanged()
-        return PackResult(self.path, total, len(self.plan.files) - len(missing))
+        shards = [InputFile(header.path, header.stamp) for header in self.source.shards]
+        with Inputs(shards, SourceError) as inputs:
+            Copier(self.path, inputs, advanced).write(missing, threads, self._record)
+            inputs.check_unchanged()
+        return PackResult(self.path, total, len(self.files) - len(missing))
 
-    def _record(self, finished: FinishedFile) -> None:
+    def _record(self, written: WrittenFile) -> None:
         """Enter a synced file in the journal, once its name is as safe as its bytes."""
-        self.watched.add(finished.name, self.lengths[finished.name])
+        self.watched.add(written.name, self.files[written.name].length)
         sync_directory(self.path)
-        self.journal.add(finished)
+        self.journal.add(written)
 
     def _check_unchanged(self) -> None:
         """Raise MachineError where a finished file is not any more what was finished."""
         for finished in list(self.journal.finished.values()):
-            if not self.watched.is_unchanged(finished):
+            if not self.watched.is_unchanged(self.files[finished.name], finished):
                 self.journal.forget(finished.name)  # else `resume` would trust its length
                 raise MachineError(
                     "the file was changed or removed after it was written",
@@ -216,7 +224,8 @@ class _UnfinishedPack:
     def commit(self) -> None:
         """Write index and manifest; the rename of the manifest is the commit."""
         self._check_unchanged()
-        index = index_encoder.encode(self.plan, self._part_digests())
+        digests = {name: file.digests for name, file in self.journal.finished.items()}
+        index = index_encoder.encode(self.plan, digests)
         write_synced(self.path / manifest.INDEX_NAME, index)
         temporary = self.path / _TEMPORARY_NAME
         write_synced(temporary, self._manifest(index))
@@ -238,29 +247,17 @@ class _UnfinishedPack:
 
     def _manifest(self, index: bytes) -> bytes:
         plan = self.plan
-        index_digest = int.from_bytes(index[-8:], "little")
-        return manifest.encode(
+        described = manifest.Manifest(
             tool=TOOL,
-            source=describe_source(self.source, self.shards),
+            is_whole=plan.is_whole,
+            source=self.described,
             layout=plan.layout.to_json(),
-            hotness=plan.hotness.to_json() if plan.hotness else None,
+            hotness=plan.hotness_to_json(),
             layers=None if plan.layers is None else list(plan.layers),
-            index_file=manifest.FileEntry(manifest.INDEX_NAME, len(index), index_digest),
-            files=tuple(
-                manifest.FileEntry(file.name, file.length, self.journal.finished[file.name].digest)
-                for file in plan.files
-            ),
+            index_entry=manifest.describe_index(index),
+            files=tuple(manifest.FileEntry(file.name, file.length) for file in plan.new_files()),
         )
-
-    def _part_digests(self) -> array[int]:
-        count = sum(len(t.parts) * t.family.expert_count for t in self.plan.templates)
-        digests = array("Q", bytes(8 * count))
-        for file in self.plan.files:
-            in_order = iter(self.journal.finished[file.name].part_digests)
-            for numbers in self.plan.part_numbers(file):
-                for number in numbers:
-                    digests[number] = next(in_order)
-        return digests
+        return manifest.encode(described)
 
     def abandon(self, error: BaseException) -> None:
         """Clean up after a failure: what is finished stays for `resume`, the rest goes.

@@ -6,10 +6,11 @@ family (parts, offsets inside the blob, length) stands once, in its template.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from moepack.errors import RequestError
-from moepack.format import records
+from moepack.format import records, sections
 from moepack.format.names import projection
 from moepack.hotness import coverage
 from moepack.hotness.file import Hotness
@@ -17,7 +18,9 @@ from moepack.keys import ExpertKey
 from moepack.packing.layout import Layout
 from moepack.shape import CHUNK_FAMILY, ROUTED_FAMILY
 from moepack.sizes import align
-from moepack.source.experts import Experts, SourceFamily, SourcePart
+from moepack.source.dense import Dense, ShardRange, SourceTensor
+from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart
+from moepack.storage.extents import Extent, NewFile
 
 _SUFFIXES = ("weight", "bias", "scale", "input_scale")
 
@@ -69,13 +72,33 @@ class PlannedFile:
     blobs: tuple[PlannedBlob, ...]
 
 
+DENSE_NAME = "dense.bin"
+"""The file that holds the dense part."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDense:
+    """The file of the dense part: each tensor and each other range of a shard with its offset."""
+
+    tensors: tuple[tuple[SourceTensor, int], ...]
+    other_ranges: tuple[tuple[ShardRange, int], ...]
+    length: int
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield what is copied, in the order of offsets: other ranges, then tensors."""
+        for (shard, shard_offset, length), offset in self.other_ranges:
+            yield Extent(offset, length, shard, shard_offset)
+        for (shard, tensor), offset in self.tensors:
+            yield Extent(offset, tensor.length, shard, tensor.offset)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a pack will be.
 
     `order` holds all blobs, the hottest first, and `counts` how often those were chosen that were
     measured. `hotness` is where the counts came from, with its coverage of these blobs; `layers`
-    are those that were asked for, None for all.
+    are those that were asked for, None for all. `dense` is None where experts alone are packed.
     """
 
     layout: Layout
@@ -83,6 +106,7 @@ class Plan:
     files: tuple[PlannedFile, ...]
     order: tuple[BlobKey, ...]
     counts: Mapping[BlobKey, int]
+    dense: PlannedDense | None = None
     hotness: Hotness | None = None
     layers: tuple[int, ...] | None = None
 
@@ -98,22 +122,88 @@ class Plan:
         return "hotness" if measured and self.layout.order == "hotness" else "source"
 
     @property
-    def data_length(self) -> int:
-        """The bytes of all data files."""
-        return sum(file.length for file in self.files)
+    def is_whole(self) -> bool:
+        """Whether the pack will hold all of the source."""
+        return self.dense is not None and self.layers is None
 
     @property
-    def payload_length(self) -> int:
+    def data_length(self) -> int:
+        """The bytes of all data files."""
+        return sum(file.length for file in self.new_files())
+
+    @property
+    def expert_length(self) -> int:
         """The bytes of all parts, without padding."""
         return sum(t.payload_length * t.family.expert_count for t in self.templates)
 
     @property
-    def index_length(self) -> int:
-        """The bytes of index.bin."""
-        kinds = sum(len(t.parts) for t in self.templates)
-        parts = sum(len(t.parts) * t.family.expert_count for t in self.templates)
-        counts = (len(self.files), len(self.templates), kinds, len(self.order), parts)
-        return records.section_offsets(*counts)[-1]
+    def dense_length(self) -> int | None:
+        """The bytes of all dense tensors, without padding; None where they are not packed."""
+        if self.dense is None:
+            return None
+        return sum(tensor.length for (_, tensor), _ in self.dense.tensors)
+
+    @property
+    def payload_length(self) -> int:
+        """The bytes that come from the source."""
+        others = self.dense.other_ranges if self.dense else ()
+        return (
+            self.expert_length + (self.dense_length or 0) + sum(found.length for found, _ in others)
+        )
+
+    @property
+    def measured_blob_count(self) -> int:
+        """How many blobs were measured."""
+        return len(self.counts)
+
+    def hotness_to_json(self) -> dict[str, Any] | None:
+        """Return what the manifest states of the hotness; None where none was given."""
+        if self.hotness is None:
+            return None
+        counts = {"measured_blob_count": self.measured_blob_count, "blob_count": len(self.order)}
+        return self.hotness.to_json() | counts
+
+    @property
+    def directory(self) -> sections.Directory:
+        """Where the sections of index.bin will lie."""
+        kinds = sum(len(template.parts) for template in self.templates)
+        counts = {
+            "files": len(self.files) + (self.dense is not None),
+            "families": len(self.templates),
+            "part_kinds": kinds,
+            "blobs": len(self.order),
+            "parts": sum(len(t.parts) * t.family.expert_count for t in self.templates),
+            "ranks": len(self.order),
+        }
+        slices = sum(
+            len(part.slices.places)
+            for template in self.templates
+            for part in template.parts
+            if isinstance(part.slices, Scattered)
+        )
+        if slices:
+            counts["slices"] = slices
+        if self.dense is not None:
+            counts["tensors"] = len(self.dense.tensors)
+            counts["shard_bytes"] = len(self.dense.other_ranges)
+        return sections.place(counts)
+
+    def new_files(self) -> list[NewFile]:
+        """Return all data files and what is copied into them; the dense part is the last."""
+        files = [
+            NewFile(file.name, file.length, partial(self.extents, file)) for file in self.files
+        ]
+        if self.dense is not None:
+            files.append(NewFile(DENSE_NAME, self.dense.length, self.dense.extents))
+        return files
+
+    def extents(self, file: PlannedFile) -> Iterator[Extent]:
+        """Yield the parts of a file of blobs, in the order of their offsets."""
+        for blob in file.blobs:
+            template = self.templates[blob.template]
+            for part, offset in zip(template.parts, template.offsets_in_blob, strict=True):
+                shard, shard_offset = part.slices.at(blob.expert)
+                yield Extent(blob.offset + offset, part.length, shard, shard_offset)
 
     def part_numbers(self, file: PlannedFile) -> Iterator[range]:
         """Yield the part numbers of each blob of `file`, in the order of the blobs."""
@@ -127,10 +217,11 @@ def make(
     experts: Experts,
     layout: Layout,
     *,
+    dense: Dense | None = None,
     hotness: Hotness | None = None,
     layers: Sequence[int] | None = None,
 ) -> Plan:
-    """Plan a pack of `experts` (all layers, or those in `layers`) in `layout`.
+    """Plan a pack of `experts` (all layers, or those in `layers`) in `layout`, and of `dense`.
 
     Without hotness the order is the source's. A layer that the hotness does not name at all was not
     measured, and comes last. Raises RequestError for a layer without experts and for a pack beyond
@@ -159,6 +250,7 @@ def make(
         files=tuple(group(physical, templates, layout)),
         order=tuple(order),
         counts=counts,
+        dense=_place_dense(dense, layout.tensor_alignment) if dense else None,
         hotness=_with_coverage(hotness, templates) if hotness else None,
         layers=None if layers is None else tuple(layers),
     )
@@ -270,9 +362,23 @@ def _file(name: str, blobs: Sequence[BlobKey], templates: Sequence[Template]) ->
     return PlannedFile(name, offset, tuple(planned))
 
 
+def _place_dense(dense: Dense, alignment: int) -> PlannedDense:
+    position = 0
+    others, tensors = [], []
+    for found in dense.other_ranges:
+        others.append((found, position))
+        position = align(position + found.length, alignment)
+    for held in dense.tensors:
+        tensors.append((held, position))
+        position = align(position + held.tensor.length, alignment)
+    return PlannedDense(tuple(tensors), tuple(others), position)
+
+
 def _check_limits(plan: Plan) -> None:
+    dense = plan.dense.tensors if plan.dense else ()
     limits = (
-        ("files", len(plan.files), records.MAX_FILES),
+        ("files", len(plan.files) + (plan.dense is not None), records.MAX_FILES),
+        ("dense tensors", len(dense), records.MAX_TENSORS),
         ("families", len(plan.templates), records.MAX_FAMILIES),
         ("part kinds", sum(len(t.parts) for t in plan.templates), records.MAX_PART_KINDS),
         ("blobs", len(plan.order), records.MAX_BLOBS),

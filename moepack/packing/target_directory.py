@@ -4,15 +4,13 @@ import os
 import stat
 from pathlib import Path
 
-from moepack import digest
 from moepack.errors import MachineError, RequestError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
-from moepack.packing.journal import FinishedFile
 from moepack.storage.atomic import sync_directory
-from moepack.storage.regular_file import FileStamp, open_regular
-
-_PIECE_LENGTH = 1 << 20
+from moepack.storage.copying import WrittenFile, digests_of
+from moepack.storage.extents import NewFile
+from moepack.storage.regular_file import FileStamp
 
 
 def prepare(path: Path, resume: bool) -> bool:
@@ -81,7 +79,7 @@ class WatchedFiles:
         self._stamps[name] = stamp
         return True
 
-    def is_unchanged(self, file: FinishedFile) -> bool:
+    def is_unchanged(self, file: NewFile, written: WrittenFile) -> bool:
         """Say whether a file is what it was when it was added.
 
         Where its stamp differs its bytes decide: some file systems forget a file's inode number and
@@ -90,7 +88,8 @@ class WatchedFiles:
         before, now = self._stamps.get(file.name), self._stamp(file.name)
         if before is None or now is None or before.length != now.length:
             return False
-        return before == now or self._digest(file.name) == file.digest
+        path = self._path / file.name
+        return before == now or digests_of(path, iter(file.extents())) == written.digests
 
     def _stamp(self, name: str) -> FileStamp | None:
         """Return the stamp of a file; None where no regular file has that name."""
@@ -99,11 +98,3 @@ class WatchedFiles:
         except FileNotFoundError:
             return None
         return FileStamp.of(status) if stat.S_ISREG(status.st_mode) else None
-
-    def _digest(self, name: str) -> int:
-        file_digest = digest.stream()
-        descriptor = open_regular(self._path / name, os.O_RDONLY | os.O_NOFOLLOW)
-        with open(descriptor, "rb", buffering=0) as file:
-            while piece := file.read(_PIECE_LENGTH):
-                file_digest.update(piece)
-        return file_digest.intdigest()

@@ -33,6 +33,10 @@ class ExpertBytes:
         self.number = pending.number
         self.view = pending.memory.view
 
+    def __repr__(self) -> str:
+        length = f"{len(self.view):,} bytes"
+        return f"<moepack.ExpertBytes: layer {self.layer} expert {self.expert}, {length}>"
+
     @property
     def layer(self) -> int:
         """The layer."""

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from moepack.errors import PackError, RequestError
-from moepack.format.index import Index, PackedFamily, PartKind
+from moepack.format.dense import DenseTensor
+from moepack.format.index import Index
 from moepack.format.names import short_name
+from moepack.format.tables import PackedFamily, PartKind
 from moepack.keys import ExpertKey
 from moepack.sizes import ranges_text
 
@@ -29,13 +31,16 @@ class BlobLocation(NamedTuple):
     `offset` counts from the start of the file at `path`, `length` is bytes with padding. `rank` 0
     is the hottest blob of the pack. `hotness` is how often the expert was chosen, None where that
     was not measured.
+
+    In an index over shards an expert has no blob, its parts lie apart: then `path` and `offset` are
+    None, and `length` is the bytes of its parts.
     """
 
     layer: int
     expert: int
     family: str
-    path: Path
-    offset: int
+    path: Path | None
+    offset: int | None
     length: int
     rank: int
     hotness: int | None
@@ -44,9 +49,10 @@ class BlobLocation(NamedTuple):
 class PartLocation(NamedTuple):
     """Where one part lies.
 
-    `offset` counts from the start of the file at `path`, `offset_in_blob` from the blob's. `length`
-    is the part's bytes, without padding; `stored_length` is what it takes on disk, the same as long
-    as no codec is used. `digest` is the XXH3-64 of the part's bytes.
+    `offset` counts from the start of the file at `path`, `offset_in_blob` from the blob's; where
+    there is no blob, as in an index over shards, that is None. `length` is the part's bytes,
+    without padding; `stored_length` is what it takes on disk, the same as long as no codec is used.
+    `digest` is the XXH3-64 of the part's bytes, None where it is not known.
     """
 
     layer: int
@@ -54,20 +60,38 @@ class PartLocation(NamedTuple):
     part: str
     path: Path
     offset: int
-    offset_in_blob: int
+    offset_in_blob: int | None
     stored_length: int
     length: int
-    digest: int
+    digest: int | None
     codec: int
 
 
+class TensorLocation(NamedTuple):
+    """A dense tensor: what it is, and where it lies.
+
+    `shape` is in GGUF order (contiguous axis first), `length` is bytes, without padding. `offset`
+    counts from the start of the file at `path`; it is a multiple of the pack's tensor alignment,
+    4 KiB or more, but in an index over shards. `digest` is None where it is not known.
+    """
+
+    name: str
+    type_id: int
+    type_name: str
+    shape: tuple[int, ...]
+    path: Path
+    offset: int
+    length: int
+    digest: int | None
+
+
 class PartSpan(NamedTuple):
-    """A part within an expert's bytes in memory: where it starts, its length, its digest."""
+    """A part within an expert's bytes in memory: start, length, and the digest where it is known."""
 
     name: str
     start: int
     length: int
-    digest: int
+    digest: int | None
 
 
 # By its tuple, in half the time: every part of every expert that is read comes by here.
@@ -90,6 +114,7 @@ class Catalog:
         self._part_names: dict[tuple[int, str | None], PartNames] = {}
         for family in index.families:
             self._add(family)
+        self._tensors: dict[str, TensorLocation] | None = None
         self._first_blobs = [family.first_blob for family in index.families]
         self.layers = tuple(self._main_families)
 
@@ -130,7 +155,7 @@ class Catalog:
                     family.layer,
                     family.name,
                     family.expert_count,
-                    sum(kind.length for kind in family.part_kinds),
+                    _payload_length(family),
                 )
                 for family in self.index.families
             )
@@ -162,6 +187,9 @@ class Catalog:
             raise self._no_expert(owner, expert)
         offset, length, hotness, rank, file = self.index.blob(owner.first_blob + expert)
         measured = hotness if owner.hotness_measured else None
+        if not length:
+            length = _payload_length(owner)
+            return BlobLocation(layer, expert, owner.name, None, None, length, rank, measured)
         path = self.file_paths[file]
         return BlobLocation(layer, expert, owner.name, path, offset, length, rank, measured)
 
@@ -180,26 +208,30 @@ class Catalog:
 
     def locate_all(
         self, layer: int, expert: int, *, family: str | None = None
-    ) -> tuple[Path, int, int, tuple[PartSpan, ...]]:
+    ) -> tuple[Path, int, int, tuple[PartSpan, ...]] | None:
         """Return file, offset and length of an expert's blob, and where its parts lie in it.
 
-        Raises what `locate` raises.
+        None where it has no blob, since its parts lie apart. Raises what `locate` raises.
         """
         owner = self._family(layer, family)
         if not 0 <= expert < owner.expert_count:
             raise self._no_expert(owner, expert)
         blob = self.index.blob(owner.first_blob + expert)
         offset, length, _, _, file = blob
+        if not length:
+            return None
+        has_digests = self.index.files[file].has_digests
         kinds = owner.part_kinds
         spans = []
         records = self.index.parts(owner.first_part + expert * len(kinds), kinds)
-        for kind, (part_offset, stored_length, part_digest, part_file, _, _) in zip(
+        for kind, (part_offset, stored_length, part_digest, part_file, _) in zip(
             kinds, records, strict=True
         ):
             start = part_offset - offset
             if part_file != file or not 0 <= start <= length - stored_length:
                 raise self._outside(layer, expert, kind, part_file, part_offset, blob)
-            spans.append(_new_span((kind.name, start, kind.length, part_digest)))
+            known = part_digest if has_digests else None
+            spans.append(_new_span((kind.name, start, kind.length, known)))
         return self.file_paths[file], offset, length, tuple(spans)
 
     def _part(
@@ -207,12 +239,16 @@ class Catalog:
         layer: int,
         expert: int,
         kind: PartKind,
-        record: tuple[int, int, int, int, int, int],
+        record: tuple[int, int, int, int, int],
         blob: tuple[int, int, int, int, int],
     ) -> PartLocation:
-        offset, stored_length, part_digest, file, codec, _ = record
-        inside = offset - blob[0]
-        if file != blob[4] or not 0 <= inside <= blob[1] - stored_length:
+        offset, stored_length, part_digest, file, codec = record
+        inside: int | None = offset - blob[0]
+        if not blob[1]:
+            inside = None
+            if not self.index.files[file].is_shard:
+                raise self._apart(layer, expert, kind, file)
+        elif file != blob[4] or not 0 <= offset - blob[0] <= blob[1] - stored_length:
             raise self._outside(layer, expert, kind, file, offset, blob)
         path, length = self.file_paths[file], kind.length
         return PartLocation(
@@ -224,8 +260,16 @@ class Catalog:
             inside,
             stored_length,
             length,
-            part_digest,
+            part_digest if self.index.files[file].has_digests else None,
             codec,
+        )
+
+    def _apart(self, layer: int, expert: int, kind: PartKind, file: int) -> PackError:
+        return PackError(
+            "a part of an expert without a blob lies in no shard",
+            path=self.index.path,
+            place=f"layer {layer} expert {expert} {kind.name}",
+            found=f"file {file}, which is a data file",
         )
 
     def _outside(
@@ -241,8 +285,8 @@ class Catalog:
             "a part lies outside its blob",
             path=self.index.path,
             place=f"layer {layer} expert {expert} {kind.name}",
-            expected=f"file {blob[4]}, bytes {blob[0]} to {blob[0] + blob[1]}",
-            found=f"file {file}, bytes {offset} to {offset + kind.length}",
+            expected=f"file {blob[4]}, bytes {blob[0]:,} to {blob[0] + blob[1]:,}",
+            found=f"file {file}, bytes {offset:,} to {offset + kind.length:,}",
         )
 
     def part_names(self, layer: int, *, family: str | None = None) -> PartNames:
@@ -271,11 +315,46 @@ class Catalog:
             number = bisect_right(first_blobs, blob) - 1
             if not is_asked[number]:
                 continue
-            byte_budget -= index.blob(blob)[1]
+            byte_budget -= index.blob(blob)[1] or _payload_length(families[number])
             if byte_budget < 0:
                 break
             pairs.append((families[number].layer, blob - first_blobs[number]))
         return list(map(ExpertKey._make, pairs))
+
+    def dense(self) -> tuple[TensorLocation, ...]:
+        """List the dense tensors, in the order of the source; none of a pack of experts alone.
+
+        Raises PackError for a record that breaks the format.
+        """
+        self.check_open()
+        if self._tensors is None:
+            self._tensors = {
+                tensor.name: tensor for tensor in map(self._tensor, self.index.tensors())
+            }
+        return tuple(self._tensors.values())
+
+    def locate_dense(self, name: str) -> TensorLocation:
+        """Return where a dense tensor lies; raise RequestError for one that is not there."""
+        tensors = self.dense()
+        try:
+            return (self._tensors or {})[name]
+        except KeyError:
+            problem = f"the pack has no dense tensor {name}"
+            hint = None if tensors else "it holds experts alone: it was packed with --experts-only"
+            raise RequestError(problem, path=self.path, hint=hint) from None
+
+    def _tensor(self, tensor: DenseTensor) -> TensorLocation:
+        file = self.index.files[tensor.file]
+        return TensorLocation(
+            name=tensor.name,
+            type_id=tensor.type_id,
+            type_name=tensor.type_name,
+            shape=tensor.shape,
+            path=self.file_paths[tensor.file],
+            offset=tensor.offset,
+            length=tensor.length,
+            digest=tensor.digest if file.has_digests else None,
+        )
 
     def check_open(self) -> None:
         """Raise RequestError where the pack was closed."""
@@ -321,3 +400,8 @@ class Catalog:
             path=self.path,
             expected=f"0 to {family.expert_count - 1}",
         )
+
+
+def _payload_length(family: PackedFamily) -> int:
+    """Return the bytes of one expert's parts, without padding."""
+    return sum(kind.length for kind in family.part_kinds)

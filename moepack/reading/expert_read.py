@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from moepack.reading.catalog import Catalog, PartLocation, PartNames
+    from moepack.reading.catalog import Catalog, PartLocation, PartNames, TensorLocation
 
 PAGE = 4096
 """Ranges of one expert keep their place within a page, so that direct reads need no copy."""
@@ -30,6 +30,9 @@ _HINTS = MACHINE_HINTS | {
     errno.EINVAL: 'the file system refuses such a direct read: use backend="buffered"',
 }
 
+
+_PIECE_LENGTH = 16 << 20
+"""Of a dense tensor, which may be larger than one read can be."""
 
 _new_request = partial(tuple.__new__, ReadRequest)
 
@@ -72,6 +75,11 @@ class ExpertRead(NamedTuple):
     names: PartNames
     file_reads: tuple[FileRead, ...]
     length: int
+
+    @property
+    def owner(self) -> str:
+        """What a message calls it."""
+        return f"layer {self.layer} expert {self.expert}"
 
     @property
     def pages_length(self) -> int:
@@ -124,7 +132,7 @@ class ExpertRead(NamedTuple):
         parts = () if self.is_blob else self.parts
         names = [part.name for part in parts if _holds(file_read, part)]
         what = " and ".join(names) or "blob"
-        return f"layer {self.layer} expert {self.expert} {what} at byte {file_read.offset}"
+        return f"{self.owner} {what} at byte {file_read.offset:,}"
 
     def view(self, memory: memoryview, name: str) -> memoryview:
         """Return the bytes of the part `name` in `memory`, without padding.
@@ -144,24 +152,26 @@ class ExpertRead(NamedTuple):
         )
 
     def check_digests(self, memory: memoryview, parts: Iterable[PartSpan]) -> None:
-        """Compare some of the parts in `memory` with their digests; padding is not looked at.
+        """Compare some of the parts in `memory` with their digests, where these are known.
 
         Raises PackError for the first that differs.
         """
         for part in parts:
             _, start, length, expected = part
+            if expected is None:
+                continue
             actual = digest.of(memory[start : start + length])
             if actual != expected:
-                raise self._damaged(part, actual)
+                raise self._damaged(part, expected, actual)
 
-    def _damaged(self, part: PartSpan, actual: int) -> PackError:
+    def _damaged(self, part: PartSpan, expected: int, actual: int) -> PackError:
         file_read = next(read for read in self.file_reads if _holds(read, part))
         offset = file_read.offset + part.start - file_read.start
         return PackError(
             "the bytes do not have the digest in the index",
             path=file_read.path,
-            place=f"layer {self.layer} expert {self.expert} {part.name} at byte {offset}",
-            expected=digest.to_text(part.digest),
+            place=f"{self.owner} {part.name} at byte {offset:,}",
+            expected=digest.to_text(expected),
             found=digest.to_text(actual),
             hint="run `moepack verify` on the pack",
         )
@@ -172,21 +182,25 @@ def plan_read(
 ) -> ExpertRead:
     """Plan the reads of one expert: its whole blob, or the named `parts`.
 
-    Parts that lie so near each other that padding could be between them are one read. Raises
+    Parts that lie so near each other that padding could be between them are one read; so are, in an
+    index over shards, those within a page of each other. Raises
     RequestError for what the pack does not hold, PackError for a record that breaks the format.
     """
     if parts is None:
-        path, offset, length, spans = catalog.locate_all(layer, expert, family=family)
-        names = catalog.part_names(layer, family=family)
-        file_reads = (FileRead(path, offset, length, 0),)
-        return ExpertRead(layer, expert, True, spans, names, file_reads, length)
+        blob = catalog.locate_all(layer, expert, family=family)
+        if blob is not None:
+            path, offset, length, spans = blob
+            names = catalog.part_names(layer, family=family)
+            file_reads = (FileRead(path, offset, length, 0),)
+            return ExpertRead(layer, expert, True, spans, names, file_reads, length)
+        parts = [kind.name for kind in catalog.parts(layer, family=family)]
     if isinstance(parts, str):
         raise RequestError("one name where several go", expected=f"parts=({parts!r},)", found=parts)
     if not parts:
         raise RequestError("no parts were asked for", path=catalog.path)
     names = catalog.part_names(layer, family=family)
     locations = {catalog.locate(layer, expert, part, family=family) for part in parts}
-    gap = catalog.index.header.part_alignment
+    gap = max(catalog.index.header.part_alignment, PAGE)
     return read_of_parts(layer, expert, locations, names, gap)
 
 
@@ -231,3 +245,27 @@ def _gap(file_read: FileRead, part: PartLocation) -> int:
 
 def _holds(file_read: FileRead, part: PartSpan) -> bool:
     return 0 <= part.start - file_read.start < file_read.length
+
+
+class TensorRead(ExpertRead):
+    """What is to be read of one dense tensor, in pieces that can be in flight together."""
+
+    __slots__ = ()
+
+    @property
+    def owner(self) -> str:
+        """What a message calls it."""
+        return "tensor"
+
+
+def plan_tensor(tensor: TensorLocation) -> TensorRead:
+    """Plan the reads of a dense tensor into one range of memory."""
+    span = PartSpan(tensor.name, 0, tensor.length, tensor.digest)
+    starts = range(0, tensor.length, _PIECE_LENGTH) or range(1)
+    reads = tuple(
+        FileRead(
+            tensor.path, tensor.offset + start, min(_PIECE_LENGTH, tensor.length - start), start
+        )
+        for start in starts
+    )
+    return TensorRead(-1, -1, False, (span,), {}, reads, tensor.length)

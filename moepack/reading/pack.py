@@ -4,11 +4,13 @@ It reads the manifest and maps the index; the data files are opened by a `Reader
 the GGUF parser nor anything that only packing needs.
 """
 
+from __future__ import annotations
+
 import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from moepack import digest
 from moepack.errors import MachineError, PackError
@@ -18,8 +20,12 @@ from moepack.reading.budget import DEPTH, MAX_LENGTH
 from moepack.reading.catalog import Catalog
 from moepack.reading.directory import map_index, read_manifest
 from moepack.reading.reader import Reader
+from moepack.sizes import ranges_text
 from moepack.storage.backend import Backend
 from moepack.storage.buffers import BufferPool
+
+if TYPE_CHECKING:
+    from moepack.shape import ModelShape
 
 
 class Pack(Catalog):
@@ -50,6 +56,31 @@ class Pack(Catalog):
         _check_index(index, self.manifest)
         super().__init__(folder, index)
 
+    def __repr__(self) -> str:
+        if not self.layers:
+            return f"<moepack.Pack {self.path}>"
+        held = "experts and dense part" if self.index.is_whole else "experts"
+        what = f"{held}, layers {ranges_text(self.layers)}, {self.index.blob_count:,} blobs"
+        return f"<moepack.Pack {self.path}: {what}>"
+
+    @property
+    def shape(self) -> ModelShape:
+        """The shape of what the pack holds; a length is bytes without padding."""
+        from moepack.shape import ModelShape  # here, since engines do without it
+
+        source = self.manifest.source
+        shape = super().shape
+        return ModelShape(
+            families=tuple(
+                family._replace(experts_used=source.experts_used_in(family.name, family.layer))
+                for family in shape.families
+            ),
+            dense_length=sum(tensor.length for tensor in self.dense())
+            if self.index.is_whole
+            else None,
+            mtp_layers=tuple(layer for layer in source.mtp_layers if layer in self.layers),
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -77,13 +108,13 @@ class Pack(Catalog):
         """
         keys = self.hottest(byte_budget, family=family)
         blobs = [self.locate(*key, family=family) for key in keys]
-        blobs.sort(key=lambda blob: (blob.path, blob.offset))
-        scratch = bytearray(max((blob.length for blob in blobs), default=0))
+        blobs.sort(key=lambda blob: (blob.path or self.path, blob.offset or 0))
         with self.reader(backend="buffered", check="never") as reader:
-            for blob in blobs:
-                length = reader.read_into(scratch, blob.layer, blob.expert, family=family)
+            ordered = [(blob.layer, blob.expert) for blob in blobs]
+            for blob, expert in zip(blobs, reader.read_many(ordered, family=family), strict=True):
+                expert.release()
                 if progress is not None:
-                    progress(length)
+                    progress(blob.length)
         return sum(blob.length for blob in blobs)
 
     def reader(
@@ -108,7 +139,7 @@ class Pack(Catalog):
 
 def _check_index(index: Index, described: manifest.Manifest) -> None:
     """Check that index and manifest belong together and that no bit of the index has changed."""
-    expected = described.index_file.digest
+    expected = described.index_entry.digest
     for name, actual in (("stored", index.stored_digest), ("computed", index.computed_digest())):
         if actual != expected:
             raise PackError(
@@ -119,13 +150,20 @@ def _check_index(index: Index, described: manifest.Manifest) -> None:
                 found=digest.to_text(actual),
                 hint="run `moepack verify` on the pack",
             )
-    if described.index_file.length != index.header.index_length:
+    if described.index_entry.length != index.header.index_length:
         raise PackError(
             "the index is not as long as the manifest says",
             path=index.path,
-            expected=described.index_file.length,
-            found=index.header.index_length,
+            expected=f"{described.index_entry.length:,} bytes",
+            found=f"{index.header.index_length:,}",
         )
     listed = [(entry.name, entry.length) for entry in described.files]
-    if listed != list(index.files):
+    if listed != [(file.name, file.length) for file in index.files]:
         raise PackError("index and manifest list other files", path=index.path, place="files")
+    if described.is_whole != (index.is_whole and described.layers is None):
+        raise PackError(
+            "index and manifest differ on whether the pack is whole",
+            path=index.path,
+            place="whole",
+            expected=described.is_whole,
+        )

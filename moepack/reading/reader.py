@@ -15,7 +15,7 @@ from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.reading.batch import Batch, BatchReads, ExpertBytes
 from moepack.reading.budget import DEPTH, MAX_LENGTH, Budget, Statistics
 from moepack.reading.digest_check import DigestCheck
-from moepack.reading.expert_read import ExpertRead, Memory, plan_read
+from moepack.reading.expert_read import ExpertRead, Memory, plan_read, plan_tensor
 from moepack.reading.open_work import OpenWork, close_orphans
 from moepack.reading.scheduler import PendingRead, Scheduler
 from moepack.storage.buffers import writable_bytes
@@ -99,6 +99,9 @@ class Reader:
         """Whether this is a copy in a forked child, which must not read and closes nothing."""
         return self._open_work.is_forked
 
+    def __repr__(self) -> str:
+        return f"<moepack.Reader of {self._catalog.path}, {self.backend} ({self.why})>"
+
     def __enter__(self) -> Self:
         return self
 
@@ -146,6 +149,27 @@ class Reader:
         read into without a copy. Raises RequestError where it is too small.
         """
         read = self._plan(layer, expert, part, family)
+        self._fill(read, _callers_memory(buffer, read))
+        return read.length
+
+    def read_dense(self, name: str) -> memoryview:
+        """Read a dense tensor, by its name in the source; exactly its bytes.
+
+        The view is as that of `read`, and so are the errors.
+        """
+        self._open_work.enter()
+        read = plan_tensor(self._catalog.locate_dense(name))
+        memory = _new_memory(self._arena, read)
+        self._fill(read, memory)
+        return memory.view
+
+    def read_dense_into(self, buffer: Any, name: str) -> int:
+        """Read a dense tensor into the start of the caller's `buffer`; return its length in bytes.
+
+        `buffer` is as for `read_into`.
+        """
+        self._open_work.enter()
+        read = plan_tensor(self._catalog.locate_dense(name))
         self._fill(read, _callers_memory(buffer, read))
         return read.length
 

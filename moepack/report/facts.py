@@ -8,7 +8,7 @@ one expert's in GGUF order. None is what is not known.
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.format.index import DataFile, PartKind
+from moepack.format.tables import DataFile, PartKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,21 +218,21 @@ class PlacedPartFacts:
     type: str
     shape: tuple[int, ...]
     offset: int
-    offset_in_blob: int
+    offset_in_blob: int | None
     stored_length: int
     length: int
-    digest: str
+    digest: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class BlobFacts:
-    """Where an expert's blob and each of its parts lie."""
+    """Where an expert's blob and each of its parts lie; without a blob, the parts alone."""
 
     layer: int
     expert: int
     family: str
-    path: Path
-    offset: int
+    path: Path | None
+    offset: int | None
     length: int
     rank: int
     hotness: int | None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moepack import digest
-from moepack.format.index import PartKind
+from moepack.format.tables import PartKind
 from moepack.hotness.stored import routed_blobs
 from moepack.reading.catalog import PartLocation
 from moepack.reading.directory import looks_like_pack
@@ -188,7 +188,7 @@ def describe_pack(pack: Pack) -> PackFacts:
         blob_alignment=index.header.blob_alignment,
         part_alignment=index.header.part_alignment,
         blob_count=index.blob_count,
-        part_count=index.header.part_count,
+        part_count=index.part_count,
         files=tuple(index.files),
         families=tuple(
             PackedFamilyFacts(
@@ -252,5 +252,5 @@ def _placed_part(part: PartLocation, kind: PartKind) -> PlacedPartFacts:
         offset_in_blob=part.offset_in_blob,
         stored_length=part.stored_length,
         length=part.length,
-        digest=digest.to_text(part.digest),
+        digest=None if part.digest is None else digest.to_text(part.digest),
     )

@@ -1,0 +1,214 @@
+"""The tables of an index that are read as it is opened: files, families and part kinds."""
+
+import math
+from typing import Any, NamedTuple, NoReturn
+
+from moepack.errors import PackError
+from moepack.format import records
+from moepack.format.names import is_plain_name, padded_name, padded_text
+from moepack.format.sections import Directory
+
+
+class DataFile(NamedTuple):
+    """A file that holds blobs or dense tensors: plain name and length in bytes.
+
+    `is_shard` says that it is a file of the source as it was: what lies in it is not aligned.
+    `has_digests` is false where the digests of what lies in it are not known.
+    """
+
+    name: str
+    length: int
+    is_shard: bool = False
+    has_digests: bool = True
+
+
+class SliceOrigin(NamedTuple):
+    """Where the slices of a part lay in the source: `offset` bytes from the start of a shard.
+
+    Expert E's is at `offset + E * stride`. Where each expert had a tensor of its own, `first_slice`
+    is the number of expert 0's record in the section `slices`, and the rest is 0.
+    """
+
+    shard: int
+    offset: int
+    stride: int
+    first_slice: int | None = None
+
+
+class PartKind(NamedTuple):
+    """What a part is, the same for every expert of its family in one layer.
+
+    `shape` is one expert's, in GGUF order (contiguous axis first); `length` is bytes, without
+    padding; `inferred` says that the type was unknown to the packer and the length was proven by
+    the gap between tensors.
+    """
+
+    name: str
+    type_id: int
+    type_name: str
+    shape: tuple[int, ...]
+    length: int
+    inferred: bool
+    interleaved_row_count: int
+    origin: SliceOrigin
+
+
+class PackedFamily(NamedTuple):
+    """The experts of one kind in one layer, and where their records begin."""
+
+    layer: int
+    name: str
+    expert_count: int
+    part_kinds: tuple[PartKind, ...]
+    hotness_measured: bool
+    first_blob: int
+    first_part: int
+
+
+def read_files(data: Any, directory: Directory, path: str) -> tuple[DataFile, ...]:
+    """Read the table of files; raise PackError where a rule of the format is broken."""
+    decoder = _TableDecoder(data, directory, path)
+    files = tuple(decoder.file(number) for number in range(directory["files"].record_count))
+    if len({file.name.lower() for file in files}) != len(files):
+        decoder.fail("files", "two files have the same name")
+    return files
+
+
+def read_families(data: Any, directory: Directory, path: str) -> tuple[PackedFamily, ...]:
+    """Read the tables of families and part kinds; raise PackError as `read_files`."""
+    decoder = _TableDecoder(data, directory, path)
+    families = tuple(decoder.family(number) for number in range(directory["families"].record_count))
+    expected = {name: directory[name].record_count for name in decoder.next}
+    if decoder.next != expected:
+        what = next(name for name in expected if decoder.next[name] != expected[name])
+        problem = "the families' records do not add up to the section's count"
+        decoder.fail(what, problem, f"{expected[what]:,}", f"{decoder.next[what]:,}")
+    keys = [(family.layer, family.name) for family in families]
+    if len(set(keys)) != len(keys):
+        decoder.fail("families", "two families have the same layer and name")
+    layers = [family.layer for family in families]
+    if layers != sorted(layers):
+        decoder.fail("families", "not in the order of their layers")
+    return families
+
+
+class _TableDecoder:
+    """Reads records one by one; `next` counts those that belong to the families so far."""
+
+    def __init__(self, data: Any, directory: Directory, path: str) -> None:
+        self.data = data
+        self.directory = directory
+        self.path = path
+        self.next = {"blobs": 0, "part_kinds": 0, "parts": 0}
+
+    def file(self, number: int) -> DataFile:
+        place = f"file {number}"
+        record = records.FileRecord.unpack(self.data, self.directory["files"].at(number))
+        name = padded_text(record.name, self.path, place)
+        if not is_plain_name(name):
+            self.fail(place, "not a plain file name", found=repr(name))
+        if record.kind not in (records.DATA_FILE, records.SHARD_FILE):
+            expected = f"{records.DATA_FILE} (data) or {records.SHARD_FILE} (a shard)"
+            self.fail(place, "unknown kind of file", expected, record.kind)
+        self.check_flags(place, record.flags, records.WITHOUT_DIGESTS)
+        self.check_length(place, record.length)
+        is_shard = record.kind == records.SHARD_FILE
+        return DataFile(name, record.length, is_shard, not record.flags)
+
+    def family(self, number: int) -> PackedFamily:
+        place = f"family {number}"
+        record = records.FamilyRecord.unpack(self.data, self.directory["families"].at(number))
+        self.check_family(record, place)
+        kinds = tuple(
+            self.part_kind(record.first_part_kind + number, f"{place}: part {number}")
+            for number in range(record.parts_per_blob)
+        )
+        if len({kind.name for kind in kinds}) != len(kinds):
+            self.fail(place, "two parts have the same name")
+        self.next["blobs"] += record.expert_count
+        self.next["part_kinds"] += record.parts_per_blob
+        self.next["parts"] += record.expert_count * record.parts_per_blob
+        return PackedFamily(
+            layer=record.layer,
+            name=padded_name(record.name, self.path, place),
+            expert_count=record.expert_count,
+            part_kinds=kinds,
+            hotness_measured=bool(record.flags),
+            first_blob=record.first_blob,
+            first_part=record.first_part,
+        )
+
+    def check_family(self, record: records.FamilyRecord, place: str) -> None:
+        self.check_count(place, "expert_count", record.expert_count, records.MAX_EXPERTS)
+        self.check_count(place, "parts_per_blob", record.parts_per_blob, records.MAX_PARTS_IN_BLOB)
+        stated = {
+            "first_blob": (record.first_blob, self.next["blobs"]),
+            "first_part_kind": (record.first_part_kind, self.next["part_kinds"]),
+            "first_part": (record.first_part, self.next["parts"]),
+        }
+        for field, (found, expected) in stated.items():
+            if found != expected:
+                self.fail(f"{place}: {field}", "not the next record", expected, found)
+        held = self.directory["part_kinds"].record_count
+        last = record.first_part_kind + record.parts_per_blob
+        if last > held:
+            self.fail(place, "more part kinds than the index holds", f"<= {held:,}", f"{last:,}")
+        self.check_flags(place, record.flags, records.HOTNESS_MEASURED)
+
+    def part_kind(self, number: int, place: str) -> PartKind:
+        at = self.directory["part_kinds"].at(number)
+        record = records.PartKindRecord.unpack(self.data, at)
+        name = padded_name(record.name, self.path, place)
+        count = record.dimension_count
+        if count > 2:
+            self.fail(place, "dimension_count out of bounds", "0 to 2", count)
+        shape = self.shape(place, count, (record.ne0, record.ne1))
+        if not record.length:
+            self.fail(place, "a part without bytes", "a length of 1 or more", 0)
+        self.check_length(place, record.length)
+        self.check_flags(place, record.flags, records.TYPE_INFERRED | records.OWN_TENSORS)
+        return PartKind(
+            name=name,
+            type_id=record.type_id,
+            type_name=padded_name(record.type_name, self.path, place),
+            shape=shape,
+            length=record.length,
+            inferred=bool(record.flags & records.TYPE_INFERRED),
+            interleaved_row_count=record.interleaved_row_count,
+            origin=self.origin(record, place),
+        )
+
+    def shape(self, place: str, count: int, axes: tuple[int, ...]) -> tuple[int, ...]:
+        if any(axes[count:]) or 0 in axes[:count] or math.prod(axes[:count]) > records.MAX_LENGTH:
+            self.fail(place, f"not a shape of {count} dimensions", found=axes)
+        return axes[:count]
+
+    def origin(self, record: records.PartKindRecord, place: str) -> SliceOrigin:
+        has_own = bool(record.flags & records.OWN_TENSORS)
+        if record.shard >= records.MAX_SHARDS:
+            self.fail(place, "shard out of bounds", f"< {records.MAX_SHARDS:,}", record.shard)
+        stacked = (record.shard, record.shard_offset, record.stride)
+        if any(stacked) if has_own else record.first_slice or not record.stride:
+            expected = "first_slice alone" if has_own else "a stride, and no first_slice"
+            self.fail(place, "its origin is of two kinds, or of none", expected)
+        if has_own:
+            return SliceOrigin(0, 0, 0, record.first_slice)
+        self.check_length(place, record.shard_offset)
+        return SliceOrigin(*stacked)
+
+    def check_count(self, place: str, field: str, count: int, most: int) -> None:
+        if not 1 <= count <= most:
+            self.fail(f"{place}: {field}", "out of bounds", f"1 to {most:,}", f"{count:,}")
+
+    def check_flags(self, place: str, flags: int, known: int) -> None:
+        if flags & ~known:
+            self.fail(place, "unknown flags", f"none but {known:#x}", f"{flags:#x}")
+
+    def check_length(self, place: str, length: int) -> None:
+        if length > records.MAX_LENGTH:
+            self.fail(place, "length out of bounds", f"<= {records.MAX_LENGTH:,}", f"{length:,}")
+
+    def fail(
+        self, place: str, problem: str, expected: object = None, found: object = None
+    ) -> NoReturn:
+        raise PackError(problem, path=self.path, place=place, expected=expected, found=found)

@@ -1,0 +1,124 @@
+"""Where the bytes of each shard of the source lie in a whole pack: what restoring it takes.
+
+Parts, dense tensors and the other ranges of a shard are all of it; what lies between them is zeros.
+It needs no GGUF parser: the index says where everything came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from moepack.errors import PackError
+
+if TYPE_CHECKING:
+    from moepack.format.index import Index
+    from moepack.reading.pack import Pack
+
+
+class ShardPiece(NamedTuple):
+    """Bytes of a shard, and where they lie in the pack.
+
+    `shard_offset` counts from the start of the shard, `offset` from the start of file number `file`
+    of the index. `digest` is None where it is not known; `label` is what a message calls them.
+    """
+
+    shard_offset: int
+    length: int
+    file: int
+    offset: int
+    digest: int | None
+    label: str
+
+    @property
+    def end(self) -> int:
+        """Where they end in the shard."""
+        return self.shard_offset + self.length
+
+
+class ShardMap(NamedTuple):
+    """One shard: its name, its length in bytes, its pieces by rising offsets."""
+
+    name: str
+    length: int
+    pieces: tuple[ShardPiece, ...]
+
+
+def map_shards(pack: Pack) -> tuple[ShardMap, ...]:
+    """Map every shard of the source that `pack` was made from, in their order.
+
+    Raises PackError where the pack is not whole, or where pieces overlap or reach past their shard.
+    """
+    if not pack.manifest.is_whole:
+        raise _not_whole(pack)
+    entries = pack.manifest.source.shards
+    pieces: list[list[ShardPiece]] = [[] for _ in entries]
+    for shard, piece in _pieces(pack.index):
+        if shard >= len(pieces):
+            problem = "came from a shard that the manifest does not name"
+            found = f"shard {shard}"
+            expected = f"< {len(pieces)}"
+            raise _broken(pack, piece, problem, expected, found)
+        pieces[shard].append(piece)
+    maps = []
+    for entry, of_shard in zip(entries, pieces, strict=True):
+        of_shard.sort(key=attrgetter("shard_offset", "length"))
+        _check(pack, entry.name, entry.length, of_shard)
+        maps.append(ShardMap(entry.name, entry.length, tuple(of_shard)))
+    return tuple(maps)
+
+
+def _pieces(index: Index) -> Iterator[tuple[int, ShardPiece]]:
+    """Yield each piece with the number of its shard."""
+    for family in index.families:
+        kinds = family.part_kinds
+        for expert in range(family.expert_count):
+            records = index.parts(family.first_part + expert * len(kinds), kinds)
+            for kind, (offset, length, digest, file, _) in zip(kinds, records, strict=True):
+                shard, shard_offset = index.origin(family, kind, expert)
+                known = digest if index.files[file].has_digests else None
+                label = f"layer {family.layer} expert {expert} {kind.name}"
+                yield shard, ShardPiece(shard_offset, length, file, offset, known, label)
+    for tensor in index.tensors():
+        known = tensor.digest if index.files[tensor.file].has_digests else None
+        label = f"tensor {tensor.name}"
+        place = (tensor.shard_offset, tensor.length, tensor.file, tensor.offset)
+        yield tensor.shard, ShardPiece(*place, known, label)
+    for other in index.shard_bytes():
+        known = other.digest if index.files[other.file].has_digests else None
+        label = "header" if not other.shard_offset else f"padding at byte {other.shard_offset:,}"
+        place = (other.shard_offset, other.length, other.file, other.offset)
+        yield other.shard, ShardPiece(*place, known, label)
+
+
+def _check(pack: Pack, name: str, length: int, pieces: list[ShardPiece]) -> None:
+    """Check that the pieces of a shard do not overlap, and end where it does or before."""
+    end = 0
+    for piece in pieces:
+        if piece.shard_offset < end:
+            expected = f"byte {end:,} of {name} or later"
+            raise _broken(pack, piece, "overlaps another", expected, f"byte {piece.shard_offset:,}")
+        end = piece.end
+        if end > length:
+            expected = f"<= {length:,} bytes of {name}"
+            raise _broken(pack, piece, "ends behind its shard", expected, f"byte {end:,}")
+
+
+def _broken(
+    pack: Pack, piece: ShardPiece, problem: str, expected: object, found: object
+) -> PackError:
+    return PackError(
+        problem, path=pack.index.path, place=piece.label, expected=expected, found=found
+    )
+
+
+def _not_whole(pack: Pack) -> PackError:
+    layers = pack.manifest.layers
+    lacks = "the dense part" if not pack.index.is_whole else "the layers that were left out"
+    return PackError(
+        f"not a whole pack: it lacks {lacks}",
+        path=pack.path,
+        found=None if layers is None else f"layers {','.join(map(str, layers))}",
+        hint="pack the source again, without --layers, --no-mtp and --experts-only",
+    )

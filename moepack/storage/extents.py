@@ -1,0 +1,62 @@
+"""New files as a list of what is copied into them: the one shape of all that moepack writes.
+
+A pack's data files, restored shards and exported models are all this: ranges of input files at
+planned offsets, and zeros between them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+
+class Extent(NamedTuple):
+    """`length` bytes at `input_offset` of an input, and where they go.
+
+    `offset` counts from the start of the new file, `input` is the number of the input file.
+    """
+
+    offset: int
+    length: int
+    input: int
+    input_offset: int
+
+    @property
+    def end(self) -> int:
+        """Where it ends in the new file."""
+        return self.offset + self.length
+
+
+class NewFile(NamedTuple):
+    """A file to write: its plain name, its length in bytes, and what is copied into it.
+
+    `extents` gives them anew with each call, by rising offsets; what is between them is zeros.
+    """
+
+    name: str
+    length: int
+    extents: Callable[[], Iterable[Extent]]
+
+
+class Run(NamedTuple):
+    """A piece of a new file that is written in one go: from `start` to `end`, zeros included.
+
+    `first` is the number of its first extent within the file.
+    """
+
+    start: int
+    end: int
+    first: int
+    extents: tuple[Extent, ...]
+    is_last: bool
+
+
+def runs(file: NewFile, length: int) -> Iterator[Run]:
+    """Cut a file into runs of about `length` bytes; an extent is never cut."""
+    start = number = 0
+    pending: list[Extent] = []
+    for extent in file.extents():
+        if pending and extent.end - start > length:
+            yield Run(start, extent.offset, number, tuple(pending), is_last=False)
+            number += len(pending)
+            start, pending = extent.offset, []
+        pending.append(extent)
+    yield Run(start, file.length, number, tuple(pending), is_last=True)
