@@ -38,6 +38,7 @@ SHARD_FILE = 1
 
 SECTION_REQUIRED = 1 << 0
 WITHOUT_DIGESTS = 1 << 0
+"""Of a file: its parts and tensors have no digest. Shard bytes always have one."""
 HOTNESS_MEASURED = 1 << 0
 TYPE_INFERRED = 1 << 0
 OWN_TENSORS = 1 << 1

@@ -13,7 +13,7 @@ class DataFile(NamedTuple):
     """A file that holds blobs or dense tensors: plain name and length in bytes.
 
     `is_shard` says that it is a file of the source as it was: what lies in it is not aligned.
-    `has_digests` is false where the digests of what lies in it are not known.
+    `has_digests` is false where the digests of the parts and tensors in it are not known.
     """
 
     name: str

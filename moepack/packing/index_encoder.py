@@ -1,72 +1,162 @@
 """Write index.bin from a plan and the digests of what was packed (FORMAT.md, "The index")."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from moepack import digest
-from moepack.format import records
-from moepack.format.sections import Directory
-from moepack.format.sections import encode as encode_directory
-from moepack.packing.plan import DENSE_NAME, Plan, PlannedBlob, PlannedDense
+from moepack.format import records, sections
+from moepack.format.tables import DataFile, SliceOrigin
+from moepack.packing.plan import DENSE_NAME, BlobKey, Plan
 from moepack.source import ggml_types
+from moepack.source.dense import ShardRange, SourceTensor
 from moepack.source.experts import Scattered, SourcePart
 
 Digests = Mapping[str, Sequence[int]]
 """By file, the digests of its extents in the order of their offsets."""
+PlaceDigests = Mapping[tuple[int, int], int]
+"""By shard and offset in it, the digest of what begins there."""
 
 
 def encode(plan: Plan, digests: Digests) -> bytes:
-    """Return the bytes of index.bin."""
-    directory = plan.directory
-    index = bytearray(directory.index_length)
-    _put_tables(index, directory, plan)
-    _put(index, directory, "files", _file_records(plan))
-    _Places(index, directory, plan).put(digests)
+    """Return the bytes of the index of a pack."""
+    files = plan.new_files()
+    writer = _IndexWriter(plan, len(files))
+    writer.put("files", (_file_record(DataFile(file.name, file.length)) for file in files))
+    for number, file in enumerate(plan.files):
+        in_order = iter(digests[file.name])
+        for blob in file.blobs:
+            template = plan.templates[blob.template]
+            writer.put_blob(blob.key, blob.offset, template.length, number)
+            places = zip(template.parts, template.offsets_in_blob, strict=True)
+            for part, (kind, offset) in enumerate(places):
+                place = (blob.offset + offset, kind.length, next(in_order), number)
+                writer.put_part(blob.key, part, place)
     if plan.dense is not None:
-        dense_digests = iter(digests[DENSE_NAME])
-        file = len(plan.files)
-        placed = _shard_bytes_records(plan.dense, file, dense_digests)
-        _put(index, directory, "shard_bytes", placed)
-        _put(index, directory, "tensors", _tensor_records(plan.dense, file, dense_digests))
-    return _signed(index)
+        number, in_order = len(plan.files), iter(digests[DENSE_NAME])
+        writer.put(
+            "shard_bytes",
+            [
+                _shard_bytes(found, number, at, next(in_order))
+                for found, at in plan.dense.other_ranges
+            ],
+        )
+        writer.put(
+            "tensors",
+            [_tensor(held, number, at, next(in_order)) for held, at in plan.dense.tensors],
+        )
+    return writer.finish()
 
 
-def _put_tables(index: bytearray, directory: Directory, plan: Plan) -> None:
-    """Write what does not depend on where blobs lie."""
-    header = records.Header(
-        magic=records.MAGIC,
-        format_version=records.FORMAT_VERSION,
-        header_length=records.Header.LAYOUT.size,
-        index_length=len(index),
-        section_count=len(directory.sections),
-        section_record_length=records.SectionRecord.LAYOUT.size,
-        blob_alignment=plan.layout.blob_alignment,
-        part_alignment=plan.layout.part_alignment,
-        tensor_alignment=plan.layout.tensor_alignment,
-    ).pack()
-    start = header + encode_directory(directory)
-    index[: len(start)] = start
-    _put(index, directory, "families", _family_records(plan))
-    _put(index, directory, "part_kinds", _part_kind_records(plan))
-    _put(index, directory, "slices", _slice_records(plan))
+def encode_over_shards(plan: Plan, shards: Sequence[DataFile], digests: PlaceDigests) -> bytes:
+    """Return the bytes of an index over the shards themselves, where nothing was moved.
+
+    File number N of the index is shard N. `digests` has at least those of the other ranges; where
+    `shards` say so, also those of parts and tensors.
+    """
+    writer = _IndexWriter(plan, len(shards))
+    writer.put("files", map(_file_record, shards))
+    for key in plan.order:
+        template = plan.templates[key.template]
+        writer.put_blob(key, 0, 0, 0)
+        for part, kind in enumerate(template.parts):
+            shard, offset = kind.slices.at(key.expert)
+            place = (offset, kind.length, digests.get((shard, offset), 0), shard)
+            writer.put_part(key, part, place)
+    assert plan.dense is not None
+    writer.put(
+        "shard_bytes",
+        (
+            _shard_bytes(found, found.shard, found.offset, digests[found.shard, found.offset])
+            for found, _ in plan.dense.other_ranges
+        ),
+    )
+    writer.put(
+        "tensors",
+        (
+            _tensor(held, held.shard, held.tensor.offset, _digest_of_tensor(held, digests))
+            for held, _ in plan.dense.tensors
+        ),
+    )
+    return writer.finish()
 
 
-def _put(index: bytearray, directory: Directory, name: str, chunks: Iterable[bytes]) -> None:
-    offset = directory[name].offset
-    for chunk in chunks:
-        index[offset : offset + len(chunk)] = chunk
-        offset += len(chunk)
+def _digest_of_tensor(held: SourceTensor, digests: PlaceDigests) -> int:
+    # One without bytes begins where the next one does.
+    place = (held.shard, held.tensor.offset)
+    return digests.get(place, 0) if held.tensor.length else digest.of(b"")
 
 
-def _signed(index: bytearray) -> bytes:
-    body = memoryview(index)[: -records.TRAILER.size]
-    records.TRAILER.pack_into(index, len(body), digest.of(body))
-    return bytes(index)
+class _IndexWriter:
+    """An index in the making: all that depends on no place is written when it is made."""
+
+    def __init__(self, plan: Plan, file_count: int) -> None:
+        self._plan = plan
+        self._directory = plan.directory(file_count)
+        self._index = bytearray(self._directory.index_length)
+        self._ranks = [0] * len(plan.order)
+        """The rank of each blob, by its number."""
+        self._put_header()
+        self.put("families", _family_records(plan))
+        self.put("part_kinds", _part_kind_records(plan))
+        self.put("slices", _slice_records(plan))
+        self._put_ranks()
+
+    def _put_header(self) -> None:
+        layout = self._plan.layout
+        header = records.Header(
+            magic=records.MAGIC,
+            format_version=records.FORMAT_VERSION,
+            header_length=records.Header.LAYOUT.size,
+            index_length=len(self._index),
+            section_count=len(self._directory.sections),
+            section_record_length=records.SectionRecord.LAYOUT.size,
+            blob_alignment=layout.blob_alignment,
+            part_alignment=layout.part_alignment,
+            tensor_alignment=layout.tensor_alignment,
+        ).pack()
+        start = header + sections.encode(self._directory)
+        self._index[: len(start)] = start
+
+    def _put_ranks(self) -> None:
+        section = self._directory["ranks"]
+        for rank, key in enumerate(self._plan.order):
+            number = self._number(key)
+            self._ranks[number] = rank
+            records.RANK.pack_into(self._index, section.at(rank), number)
+
+    def _number(self, key: BlobKey) -> int:
+        return self._plan.templates[key.template].first_blob + key.expert
+
+    def put(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Write the records of a section."""
+        offset = self._directory[name].offset
+        for chunk in chunks:
+            self._index[offset : offset + len(chunk)] = chunk
+            offset += len(chunk)
+
+    def put_blob(self, key: BlobKey, offset: int, length: int, file: int) -> None:
+        """Write where a blob lies."""
+        number = self._number(key)
+        record = (offset, length, self._plan.counts.get(key, 0), self._ranks[number], file)
+        records.BLOB.pack_into(self._index, self._directory["blobs"].at(number), *record)
+
+    def put_part(self, key: BlobKey, part: int, place: tuple[int, int, int, int]) -> None:
+        """Write where a blob's part lies; `place` is offset, length, digest and file."""
+        template = self._plan.templates[key.template]
+        number = template.first_part + key.expert * len(template.parts) + part
+        at = self._directory["parts"].at(number)
+        records.PART.pack_into(self._index, at, *place, records.CODEC_RAW)
+
+    def finish(self) -> bytes:
+        """Sign the index and return it."""
+        body = memoryview(self._index)[: -records.TRAILER.size]
+        records.TRAILER.pack_into(self._index, len(body), digest.of(body))
+        return bytes(self._index)
 
 
-def _file_records(plan: Plan) -> Iterable[bytes]:
-    for file in plan.new_files():
-        yield records.FileRecord(file.name.encode(), file.length, records.DATA_FILE, 0).pack()
+def _file_record(file: DataFile) -> bytes:
+    kind = records.SHARD_FILE if file.is_shard else records.DATA_FILE
+    flags = 0 if file.has_digests else records.WITHOUT_DIGESTS
+    return records.FileRecord(file.name.encode(), file.length, kind, flags).pack()
 
 
 def _family_records(plan: Plan) -> Iterable[bytes]:
@@ -103,15 +193,6 @@ def _slice_records(plan: Plan) -> Iterable[bytes]:
                     yield records.SliceRecord(shard, offset).pack()
 
 
-class _Origin(NamedTuple):
-    """Where slices lay, as the fields of a record: see `SliceOrigin`."""
-
-    shard: int
-    first_slice: int
-    shard_offset: int
-    stride: int
-
-
 def _part_kind_record(part: SourcePart, first_slice: int) -> records.PartKindRecord:
     known = ggml_types.TYPES.get(part.type_id)
     ne0, ne1 = (*part.shape, 0, 0)[:2]
@@ -119,9 +200,9 @@ def _part_kind_record(part: SourcePart, first_slice: int) -> records.PartKindRec
     slices = part.slices
     if isinstance(slices, Scattered):
         flags |= records.OWN_TENSORS
-        origin = _Origin(0, first_slice, 0, 0)
+        origin = SliceOrigin(0, 0, 0, first_slice)
     else:
-        origin = _Origin(slices.shard, 0, slices.offset, slices.length)
+        origin = SliceOrigin(slices.shard, slices.offset, slices.length)
     return records.PartKindRecord(
         name=part.name.encode(),
         type_id=part.type_id,
@@ -133,81 +214,36 @@ def _part_kind_record(part: SourcePart, first_slice: int) -> records.PartKindRec
         length=part.length,
         type_name=ggml_types.type_name(part.type_id).encode(),
         shard=origin.shard,
-        first_slice=origin.first_slice,
-        shard_offset=origin.shard_offset,
+        first_slice=origin.first_slice or 0,
+        shard_offset=origin.offset,
         stride=origin.stride,
     )
 
 
-def _shard_bytes_records(dense: PlannedDense, file: int, digests: Iterable[int]) -> Iterable[bytes]:
-    # Not strict: the tensors' digests follow.
-    with_digests = zip(dense.other_ranges, digests, strict=False)
-    for ((shard, shard_offset, length), offset), known in with_digests:
-        yield records.ShardBytesRecord(shard, file, shard_offset, length, offset, known).pack()
+def _shard_bytes(found: ShardRange, file: int, offset: int, known: int) -> bytes:
+    place = (found.offset, found.length, offset, known)
+    return records.ShardBytesRecord(found.shard, file, *place).pack()
 
 
-def _tensor_records(dense: PlannedDense, file: int, digests: Iterable[int]) -> Iterable[bytes]:
-    for ((shard, tensor), offset), known in zip(dense.tensors, digests, strict=True):
-        ne0, ne1, ne2, ne3 = (*tensor.dims, 0, 0, 0, 0)[:4]
-        yield records.TensorRecord(
-            name=tensor.name.encode(),
-            type_name=ggml_types.type_name(tensor.type_id).encode(),
-            type_id=tensor.type_id,
-            flags=records.TYPE_INFERRED if tensor.inferred else 0,
-            dimension_count=len(tensor.dims),
-            file=file,
-            ne0=ne0,
-            ne1=ne1,
-            ne2=ne2,
-            ne3=ne3,
-            length=tensor.length,
-            offset=offset,
-            stored_length=tensor.length,
-            digest=known,
-            shard=shard,
-            codec=records.CODEC_RAW,
-            shard_offset=tensor.offset,
-        ).pack()
-
-
-class _Places:
-    """Writes where blobs and parts lie, and which blob stands at which rank."""
-
-    def __init__(self, index: bytearray, directory: Directory, plan: Plan) -> None:
-        self.index = index
-        self.blobs = directory["blobs"]
-        self.parts = directory["parts"]
-        self.ranks_section = directory["ranks"]
-        self.plan = plan
-        self.ranks = [0] * self.blobs.record_count
-        """The rank of each blob, by its number."""
-
-    def put(self, digests: Digests) -> None:
-        self.put_ranks()
-        for number, file in enumerate(self.plan.files):
-            in_order = iter(digests[file.name])
-            for blob in file.blobs:
-                template = self.plan.templates[blob.template]
-                self.put_blob(blob, blob.offset, template.length, number)
-                first = template.first_part + blob.expert * len(template.parts)
-                for part, (kind, offset) in enumerate(
-                    zip(template.parts, template.offsets_in_blob, strict=True)
-                ):
-                    place = (blob.offset + offset, kind.length, next(in_order), number)
-                    self.put_part(first + part, *place)
-
-    def put_ranks(self) -> None:
-        for rank, key in enumerate(self.plan.order):
-            number = self.plan.templates[key.template].first_blob + key.expert
-            self.ranks[number] = rank
-            records.RANK.pack_into(self.index, self.ranks_section.at(rank), number)
-
-    def put_blob(self, blob: PlannedBlob, offset: int, length: int, file: int) -> None:
-        number = self.plan.templates[blob.template].first_blob + blob.expert
-        hotness = self.plan.counts.get(blob.key, 0)
-        record = (offset, length, hotness, self.ranks[number], file)
-        records.BLOB.pack_into(self.index, self.blobs.at(number), *record)
-
-    def put_part(self, number: int, offset: int, length: int, known: int, file: int) -> None:
-        record = (offset, length, known, file, records.CODEC_RAW)
-        records.PART.pack_into(self.index, self.parts.at(number), *record)
+def _tensor(held: SourceTensor, file: int, offset: int, known: int) -> bytes:
+    tensor = held.tensor
+    ne0, ne1, ne2, ne3 = (*tensor.dims, 0, 0, 0, 0)[:4]
+    return records.TensorRecord(
+        name=tensor.name.encode(),
+        type_name=ggml_types.type_name(tensor.type_id).encode(),
+        type_id=tensor.type_id,
+        flags=records.TYPE_INFERRED if tensor.inferred else 0,
+        dimension_count=len(tensor.dims),
+        file=file,
+        ne0=ne0,
+        ne1=ne1,
+        ne2=ne2,
+        ne3=ne3,
+        length=tensor.length,
+        offset=offset,
+        stored_length=tensor.length,
+        digest=known,
+        shard=held.shard,
+        codec=records.CODEC_RAW,
+        shard_offset=tensor.offset,
+    ).pack()

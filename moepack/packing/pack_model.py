@@ -9,9 +9,9 @@ from pathlib import Path
 
 from moepack.errors import RequestError
 from moepack.format.tables import DataFile
-from moepack.hotness import measure
 from moepack.hotness.file import Hotness
 from moepack.packing import packer
+from moepack.packing.chosen_hotness import load_hotness
 from moepack.packing.layout import DEFAULT, Layout, load
 from moepack.packing.packer import DEFAULT_THREADS, Progress
 from moepack.packing.plan import Plan, make
@@ -97,12 +97,12 @@ def pack_model(
         experts,
         chosen if alignment is None else chosen.with_alignment(alignment),
         dense=None if experts_only else find_dense(model, experts),
-        hotness=_hotness(hotness, shape),
+        hotness=load_hotness(hotness, shape),
         layers=_chosen_layers(layers, shape, mtp),
     )
     summary = _summary(plan, target, dry_run)
     if dry_run:
-        check_space(Path(target), plan.data_length + plan.directory.index_length)
+        check_space(Path(target), plan.data_length + plan.index_length)
         return summary
     shards = tuple(describe_shard(shard, sha256=sha256) for shard in model.shards)
     described = describe_source(model, shape, shards)
@@ -114,15 +114,6 @@ def pack_model(
         written_length=result.written_length,
         resumed_file_count=result.resumed_file_count,
     )
-
-
-def _hotness(hotness: str | os.PathLike[str] | Hotness | None, shape: ModelShape) -> Hotness | None:
-    if hotness is None:
-        return None
-    if not isinstance(hotness, Hotness):
-        hotness = measure.load(os.fspath(hotness), shape)
-    hotness.check_fits(shape)
-    return hotness
 
 
 def _chosen_layers(
@@ -157,7 +148,7 @@ def _summary(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackS
         hotness_token_count=plan.hotness.token_count if plan.hotness else None,
         file_count=len(files),
         files=files,
-        index_length=plan.directory.index_length,
+        index_length=plan.index_length,
         data_length=plan.data_length,
         expert_length=plan.expert_length,
         dense_length=plan.dense_length,

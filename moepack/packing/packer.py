@@ -146,7 +146,7 @@ class _UnfinishedPack:
             self._take_over_finished()
             self._remove_unfinished()
         files = (file.length for file in self._missing_files())
-        check_space(self.path, sum(files) + self.plan.directory.index_length)
+        check_space(self.path, sum(files) + self.plan.index_length)
         if not resume:
             self.journal.begin(identity)
         sync_directory(self.path)

@@ -164,11 +164,15 @@ class Plan:
         return self.hotness.to_json() | counts
 
     @property
-    def directory(self) -> sections.Directory:
-        """Where the sections of index.bin will lie."""
+    def index_length(self) -> int:
+        """The bytes of index.bin."""
+        return self.directory(len(self.new_files())).index_length
+
+    def directory(self, file_count: int) -> sections.Directory:
+        """Return where the sections of an index of so many files will lie."""
         kinds = sum(len(template.parts) for template in self.templates)
         counts = {
-            "files": len(self.files) + (self.dense is not None),
+            "files": file_count,
             "families": len(self.templates),
             "part_kinds": kinds,
             "blobs": len(self.order),

@@ -86,7 +86,7 @@ class TensorLocation(NamedTuple):
 
 
 class PartSpan(NamedTuple):
-    """A part within an expert's bytes in memory: start, length, and the digest where it is known."""
+    """A part within an expert's bytes in memory; the digest is None where it is not known."""
 
     name: str
     start: int

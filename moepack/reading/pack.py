@@ -20,6 +20,7 @@ from moepack.reading.budget import DEPTH, MAX_LENGTH
 from moepack.reading.catalog import Catalog
 from moepack.reading.directory import map_index, read_manifest
 from moepack.reading.reader import Reader
+from moepack.reading.shard_check import check_shards
 from moepack.sizes import ranges_text
 from moepack.storage.backend import Backend
 from moepack.storage.buffers import BufferPool
@@ -55,6 +56,7 @@ class Pack(Catalog):
         index = Index(self._mapped, str(folder / manifest.INDEX_NAME))
         _check_index(index, self.manifest)
         super().__init__(folder, index)
+        check_shards(index, self.file_paths)
 
     def __repr__(self) -> str:
         if not self.layers:

@@ -86,10 +86,9 @@ def _pieces(index: Index) -> Iterator[tuple[int, ShardPiece]]:
         place = (tensor.shard_offset, tensor.length, tensor.file, tensor.offset)
         yield tensor.shard, ShardPiece(*place, known, label)
     for other in index.shard_bytes():
-        known = other.digest if index.files[other.file].has_digests else None
         label = "header" if not other.shard_offset else f"padding at byte {other.shard_offset:,}"
         place = (other.shard_offset, other.length, other.file, other.offset)
-        yield other.shard, ShardPiece(*place, known, label)
+        yield other.shard, ShardPiece(*place, other.digest, label)
 
 
 def _check(pack: Pack, name: str, length: int, pieces: list[ShardPiece]) -> None:

@@ -1,0 +1,213 @@
+"""An index over the shards of a model as they lie: nothing is copied, and a reader reads slices.
+
+The directory gets index, manifest, and a link to each shard. The links are all that knows where the
+shards are: the format itself knows no paths, and a copy that follows links is a pack by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moepack.errors import MachineError, SourceError, is_shortage
+from moepack.format import manifest
+from moepack.format.tables import DataFile
+from moepack.packing.chosen_hotness import load_hotness
+from moepack.packing.index_encoder import PlaceDigests, encode_over_shards
+from moepack.packing.layout import Layout
+from moepack.packing.packer import TOOL, Progress
+from moepack.packing.plan import Plan, make
+from moepack.packing.source_identity import describe_shard, describe_source
+from moepack.packing.target_directory import prepare
+from moepack.source.dense import find_dense
+from moepack.source.experts import find_experts, shape_of
+from moepack.source.shards import PathOrPaths, Source, open_source
+from moepack.storage.atomic import publish, sync_directory, write_synced
+from moepack.storage.copying import InputFile, Inputs, digests_of
+from moepack.storage.extents import Extent
+from moepack.storage.thread_pool import ThreadPool
+
+if TYPE_CHECKING:
+    from moepack.hotness.file import Hotness
+
+AS_IT_LIES = Layout(
+    name="shards",
+    description="the shards of the source, as they lie",
+    group="layer",
+    file_name="",
+    max_length=None,
+    order="source",
+    blob_alignment=1,
+    projections=("gate_up", "gate", "up", "down", "attn_v"),
+    part_alignment=1,
+    small_alignment=1,
+    tensor_alignment=1,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSummary:
+    """An index over shards: what it covers, in bytes and counts; `has_digests` of parts."""
+
+    path: str
+    layers: tuple[int, ...]
+    blob_count: int
+    measured_blob_count: int | None
+    files: tuple[DataFile, ...]
+    index_length: int
+    expert_length: int
+    dense_length: int
+    has_digests: bool
+
+
+def index_model(
+    source: PathOrPaths,
+    target: str | os.PathLike[str],
+    *,
+    hotness: str | os.PathLike[str] | Hotness | None = None,
+    digests: bool = False,
+    threads: int = 4,
+    progress: Progress | None = None,
+) -> IndexSummary:
+    """Write an index over the shards of a model into the new directory `target`.
+
+    Nothing is copied; the shards must stay where they are, and as they are. With `digests` they are
+    read whole, and a reader can check what it reads; without, it can check their headers alone.
+    `progress` is called with the bytes done since its last call and with those to do in all, from
+    one thread at a time.
+
+    Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
+    """
+    model = open_source(source)
+    experts = find_experts(model)
+    shape = shape_of(model, experts)
+    plan = make(
+        experts,
+        AS_IT_LIES,
+        dense=find_dense(model, experts),
+        hotness=load_hotness(hotness, shape),
+    )
+    names = _link_names(len(model.shards))
+    files = tuple(
+        DataFile(name, shard.file_length, is_shard=True, has_digests=digests)
+        for name, shard in zip(names, model.shards, strict=True)
+    )
+    found = _digests(model, plan, digests, threads, progress)
+    index = encode_over_shards(plan, files, found)
+    described = manifest.Manifest(
+        tool=TOOL,
+        is_whole=True,
+        source=describe_source(model, shape, tuple(map(describe_shard, model.shards))),
+        layout={"name": AS_IT_LIES.name},
+        hotness=plan.hotness_to_json(),
+        layers=None,
+        index_entry=manifest.describe_index(index),
+        files=tuple(manifest.FileEntry(file.name, file.length) for file in files),
+    )
+    _check_unchanged(model)
+    with _new_directory(Path(target)) as path:
+        for name, shard in zip(names, model.shards, strict=True):
+            (path / name).symlink_to(_link_target(path, Path(shard.path)))
+        write_synced(path / manifest.INDEX_NAME, index)
+        temporary = path / f"{manifest.NAME}.tmp"
+        write_synced(temporary, manifest.encode(described))
+        sync_directory(path)
+        publish(temporary, path / manifest.NAME)
+    return IndexSummary(
+        path=os.fspath(target),
+        layers=plan.source_layers,
+        blob_count=len(plan.order),
+        measured_blob_count=plan.measured_blob_count if plan.hotness else None,
+        files=files,
+        index_length=len(index),
+        expert_length=plan.expert_length,
+        dense_length=plan.dense_length or 0,
+        has_digests=digests,
+    )
+
+
+def _link_names(count: int) -> list[str]:
+    return [f"shard-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
+def _link_target(path: Path, shard: Path) -> str:
+    """Return what the link to a shard says.
+
+    Relative where both lie in one folder or the shard deeper, so that they can be moved together.
+    """
+    shard, folder = Path(os.path.abspath(shard)), Path(os.path.abspath(path))
+    if shard.is_relative_to(folder.parent):
+        return os.path.relpath(shard, folder)
+    return os.fspath(shard)
+
+
+@contextlib.contextmanager
+def _new_directory(path: Path) -> Iterator[Path]:
+    """Make the directory; remove what was put there where the block ends early."""
+    try:
+        created = prepare(path, resume=False)
+        try:
+            yield path
+        except BaseException:
+            with contextlib.suppress(OSError):
+                for name in os.listdir(path):
+                    (path / name).unlink()
+                if created:
+                    path.rmdir()
+            raise
+    except OSError as error:
+        raise MachineError(f"cannot write: {error.strerror}", path=error.filename or path) from None
+
+
+def _check_unchanged(source: Source) -> None:
+    with Inputs([InputFile(shard.path, shard.stamp) for shard in source.shards], SourceError):
+        pass
+
+
+def _digests(
+    source: Source, plan: Plan, everything: bool, threads: int, progress: Progress | None
+) -> PlaceDigests:
+    """Digest what is to be known of each shard: its other ranges, or all of it."""
+    by_shard: dict[int, list[Extent]] = defaultdict(list)
+    for extent in _extents(plan, everything):
+        by_shard[extent.input].append(extent)
+    total = sum(extent.length for extents in by_shard.values() for extent in extents)
+    found: dict[tuple[int, int], int] = {}
+
+    def digest_shard(shard: int) -> Iterator[tuple[tuple[int, int], int]]:
+        extents = sorted(extent for extent in by_shard[shard] if extent.length)
+        path = Path(os.path.realpath(source.shards[shard].path))
+        try:
+            known = digests_of(path, iter(extents))
+        except OSError as error:
+            kind = MachineError if is_shortage(error) else SourceError
+            raise kind(f"cannot read: {error.strerror}", path=path) from None
+        return zip(((shard, extent.offset) for extent in extents), known, strict=True)
+
+    with ThreadPool(max_workers=threads) as executor:
+        for shard, digests in zip(by_shard, executor.map(digest_shard, by_shard), strict=True):
+            found.update(digests)
+            if progress is not None:
+                progress(sum(extent.length for extent in by_shard[shard]), total)
+    return found
+
+
+def _extents(plan: Plan, everything: bool) -> Iterator[Extent]:
+    """Yield what is digested, at the offsets where it lies in its shard."""
+    assert plan.dense is not None
+    for (shard, offset, length), _ in plan.dense.other_ranges:
+        yield Extent(offset, length, shard, offset)
+    if not everything:
+        return
+    for (shard, tensor), _ in plan.dense.tensors:
+        yield Extent(tensor.offset, tensor.length, shard, tensor.offset)
+    for template in plan.templates:
+        for part in template.parts:
+            for expert in range(template.family.expert_count):
+                shard, offset = part.slices.at(expert)
+                yield Extent(offset, part.length, shard, offset)
