@@ -36,8 +36,9 @@ from moepack.packing.plan import Plan
 from moepack.packing.target_directory import WatchedFiles, check_space, prepare
 from moepack.source.shards import Source
 from moepack.storage.atomic import sync_directory, write_synced
-from moepack.storage.copying import Copier, InputFile, Inputs, WrittenFile
+from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import NewFile
+from moepack.storage.inputs import InputFile, Inputs
 from moepack.version import __version__
 
 Progress = Callable[[int, int], None]

@@ -28,8 +28,9 @@ from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import PathOrPaths, Source, open_source
 from moepack.storage.atomic import publish, sync_directory, write_synced
-from moepack.storage.copying import InputFile, Inputs, digests_of
 from moepack.storage.extents import Extent
+from moepack.storage.inputs import InputFile, Inputs
+from moepack.storage.stored_extents import digests_of
 from moepack.storage.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _digests(
         extents = sorted(extent for extent in by_shard[shard] if extent.length)
         path = Path(os.path.realpath(source.shards[shard].path))
         try:
-            known = digests_of(path, iter(extents))
+            known = digests_of(path, extents)
         except OSError as error:
             kind = MachineError if is_shortage(error) else SourceError
             raise kind(f"cannot read: {error.strerror}", path=path) from None

@@ -8,9 +8,10 @@ from moepack.errors import MachineError, RequestError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
 from moepack.storage.atomic import sync_directory
-from moepack.storage.copying import WrittenFile, digests_of
+from moepack.storage.copying import WrittenFile
 from moepack.storage.extents import NewFile
 from moepack.storage.regular_file import FileStamp
+from moepack.storage.stored_extents import digests_of
 
 
 def prepare(path: Path, resume: bool) -> bool:
@@ -89,7 +90,7 @@ class WatchedFiles:
         if before is None or now is None or before.length != now.length:
             return False
         path = self._path / file.name
-        return before == now or digests_of(path, iter(file.extents())) == written.digests
+        return before == now or digests_of(path, file.extents()) == written.digests
 
     def _stamp(self, name: str) -> FileStamp | None:
         """Return the stamp of a file; None where no regular file has that name."""

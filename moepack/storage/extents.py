@@ -11,13 +11,16 @@ from typing import NamedTuple
 class Extent(NamedTuple):
     """`length` bytes at `input_offset` of an input, and where they go.
 
-    `offset` counts from the start of the new file, `input` is the number of the input file.
+    `offset` counts from the start of the new file, `input` is the number of the input file. Where
+    it is known what they are, `digest` is that of the bytes; `label` is what a message calls them.
     """
 
     offset: int
     length: int
     input: int
     input_offset: int
+    digest: int | None = None
+    label: str = ""
 
     @property
     def end(self) -> int:

@@ -1,0 +1,62 @@
+"""What stands in a written file already: the digests of its extents, and whether a run is right."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from moepack import digest
+from moepack.storage.extents import Extent, Run
+from moepack.storage.regular_file import open_regular
+
+_PIECE_LENGTH = 512 << 10
+
+
+def digests_of(path: Path, extents: Iterable[Extent]) -> array[int]:
+    """Compute the digests of a written file's extents anew, from its bytes. Raises OSError."""
+    buffer = memoryview(bytearray(_PIECE_LENGTH))
+    digests = array("Q")
+    descriptor = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with open(descriptor, "rb", buffering=0) as file:
+        for extent in extents:
+            computed = digest.stream()
+            for piece in _pieces(file.fileno(), extent.offset, extent.end, buffer):
+                computed.update(piece)
+            digests.append(computed.intdigest())
+    return digests
+
+
+def is_right(descriptor: int, run: Run, buffer: memoryview) -> bool:
+    """Say whether a run stands there already: digests known and equal, and zeros between."""
+    position = run.start
+    for extent in run.extents:
+        if extent.digest is None or not _is_zero(descriptor, position, extent.offset, buffer):
+            return False
+        computed = digest.stream()
+        for piece in _pieces(descriptor, extent.offset, extent.end, buffer):
+            computed.update(piece)
+        if computed.intdigest() != extent.digest:
+            return False
+        position = extent.end
+    return _is_zero(descriptor, position, run.end, buffer)
+
+
+def _is_zero(descriptor: int, start: int, end: int, buffer: memoryview) -> bool:
+    length = 0
+    for piece in _pieces(descriptor, start, end, buffer):
+        length += len(piece)
+        if bytes(piece).count(0) != len(piece):
+            return False
+    return length == end - start
+
+
+def _pieces(descriptor: int, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
+    """Yield the bytes of a range of a file, as far as the file reaches."""
+    while start < end:
+        length = os.preadv(descriptor, [buffer[: end - start]], start)
+        if not length:
+            return
+        yield buffer[:length]
+        start += length
