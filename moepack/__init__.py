@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from moepack.analysis.concentration import concentration
     from moepack.analysis.statistics import trace_statistics
     from moepack.bench.run import bench_pack
+    from moepack.engines.stock_gguf import export_gguf
     from moepack.hotness.measure import measure_hotness
     from moepack.packing.pack_model import pack_model
+    from moepack.packing.restore import restore
+    from moepack.packing.shard_index import index_model
     from moepack.report.inspection import inspect, shape_of
     from moepack.shape import ModelShape
     from moepack.trace.formats.importing import import_trace
@@ -76,11 +79,14 @@ _ROOMS = {
     "__version__": "version",
     "bench_pack": "bench.run",
     "concentration": "analysis.concentration",
+    "export_gguf": "engines.stock_gguf",
     "import_trace": "trace.formats.importing",
+    "index_model": "packing.shard_index",
     "inspect": "report.inspection",
     "measure_hotness": "hotness.measure",
     "pack_model": "packing.pack_model",
     "record_trace": "trace.recording.recording",
+    "restore": "packing.restore",
     "shape_of": "report.inspection",
     "trace_statistics": "analysis.statistics",
     "verify": "verifying.verifier",
@@ -108,12 +114,15 @@ __all__ = [
     "__version__",
     "bench_pack",
     "concentration",
+    "export_gguf",
     "import_trace",
+    "index_model",
     "inspect",
     "measure_hotness",
     "open",
     "pack_model",
     "record_trace",
+    "restore",
     "shape_of",
     "trace_statistics",
     "verify",

@@ -29,6 +29,11 @@ def size_text(length: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def count_text(count: int, noun: str) -> str:
+    """Write a count for people: `1 file`, `1,024 files`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def parse_size(text: str) -> int:
     """Read a length in bytes, such as `4096`, `64 KiB` or `4GiB`; raise ValueError."""
     match = re.match(_SIZE, text, re.ASCII)

@@ -22,11 +22,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace.recording": {"moepack", "source", "trace"},
     "hotness": {"moepack", "storage", "reading", "trace", "trace.formats"},
     "analysis": {"moepack", "trace", "trace.formats", "hotness"},
-    "packing": {"moepack", "format", "storage", "source", "hotness"},
+    "packing": {"moepack", "format", "storage", "source", "reading", "hotness"},
+    "engines": {"moepack", "format", "storage", "source", "reading", "packing"},
     "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),
-        *("packing", "bench"),
+        *("packing", "engines", "bench"),
     },
     "cli": {"*"},
 }
@@ -47,7 +48,7 @@ BESIDE = {
 DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
-        *("hotness", "analysis", "packing", "bench", "report"),
+        *("hotness", "analysis", "packing", "engines", "bench", "report"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

@@ -11,8 +11,16 @@ import click
 
 import moepack
 from moepack import installed
+from moepack.cli import packing
 from moepack.cli.bench import bench
-from moepack.cli.terminal import json_option, progress, show, source_option, write_file
+from moepack.cli.terminal import (
+    json_option,
+    progress,
+    show,
+    source_option,
+    threads_option,
+    write_file,
+)
 from moepack.cli.trace import hotness as hotness_command
 from moepack.cli.trace import trace
 from moepack.errors import (
@@ -47,9 +55,6 @@ _EXIT_CODES: tuple[tuple[type[MoepackError], ExitCode], ...] = (
     (MoepackError, ExitCode.FAILED),
 )
 
-_threads_option = click.option(
-    "--threads", type=click.IntRange(1, 256), default=4, show_default=True, help="Files at a time."
-)
 _layer_option = click.option("--layer", type=click.IntRange(0), required=True, help="The layer.")
 _expert_option = click.option("--expert", type=click.IntRange(0), required=True, help="The expert.")
 _family_option = click.option(
@@ -79,64 +84,11 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
     show(moepack.inspect(source_or_pack), as_json, text.inspected)
 
 
-@cli.command()
-@click.argument("source", nargs=-1, required=True)
-@click.option("-o", "--output", "target", required=True, metavar="DIR", help="The pack to make.")
-@click.option(
-    "--layout",
-    "layout_name",
-    default="layers",
-    show_default=True,
-    metavar="NAME|FILE.toml",
-    help="How blobs are grouped and ordered: layers, hot-first, or a file.",
-)
-@click.option("--hotness", "hotness_path", metavar="FILE", help="Counts, a trace, or an imatrix.")
-@click.option("--layers", "layer_text", metavar="LIST", help="Only these layers: 0-3,7.")
-@click.option("--no-mtp", is_flag=True, help="Leave out multi-token-prediction layers.")
-@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
-@click.option("--resume", is_flag=True, help="Continue an interrupted pack.")
-@_threads_option
-@json_option
-def pack(
-    source: tuple[str, ...],
-    target: str,
-    layout_name: str,
-    hotness_path: str | None,
-    layer_text: str | None,
-    no_mtp: bool,
-    dry_run: bool,
-    resume: bool,
-    threads: int,
-    as_json: bool,
-) -> None:
-    """Repack the experts of SOURCE into the new directory DIR.
-
-    Example: moepack pack model-00001-of-00004.gguf --hotness hot.csv -o model.moepack
-    """
-    from moepack.packing.pack_model import pack_model
-    from moepack.report import text
-
-    with progress(None, "packing") as advanced:
-        summary = pack_model(
-            source,
-            target,
-            layout=layout_name,
-            hotness=hotness_path,
-            layers=layer_text,
-            mtp=not no_mtp,
-            dry_run=dry_run,
-            resume=resume,
-            threads=threads,
-            progress=advanced,
-        )
-    show(summary, as_json, text.packed)
-
-
 @cli.command("verify")
 @click.argument("pack_path", metavar="PACK")
 @source_option
 @click.option("--junit", "junit_path", metavar="FILE", help="Write JUnit XML as well.")
-@_threads_option
+@threads_option
 @json_option
 def verify_command(
     pack_path: str,
@@ -223,6 +175,10 @@ def include_dir() -> None:
     click.echo(installed.folder("include"))
 
 
+cli.add_command(packing.pack)
+cli.add_command(packing.index)
+cli.add_command(packing.restore)
+cli.add_command(packing.export)
 cli.add_command(bench)
 cli.add_command(trace)
 cli.add_command(hotness_command)

@@ -14,6 +14,14 @@ Facts = TypeVar("Facts")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    default=4,
+    show_default=True,
+    help="How many threads read and write.",
+)
+
 source_option = click.option(
     "--source",
     "source_paths",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,8 +33,8 @@ class PackSummary:
     pack is all of the source, `dense_length` is None where it holds experts alone, and
     `measured_blob_count` is how many blobs the hotness covers, None without one. `free_space` is
     that of the target before anything was written. `written_length` is the bytes of data files
-    written now, and `resumed_file_count` how many were taken over from an interrupted pack; both
-    are None where nothing was to be written.
+    written now, and `resumed_file_count` how many were taken over from an interrupted pack; and `seconds`
+    how long that took; all are None where nothing was to be written.
     """
 
     layout: str
@@ -57,6 +58,7 @@ class PackSummary:
     free_space: int
     written_length: int | None = None
     resumed_file_count: int | None = None
+    seconds: float | None = None
 
 
 def pack_model(
@@ -73,6 +75,7 @@ def pack_model(
     dry_run: bool = False,
     resume: bool = False,
     threads: int = DEFAULT_THREADS,
+    planned: Callable[[PackSummary], None] | None = None,
     progress: Progress | None = None,
 ) -> PackSummary:
     """Pack a model into the directory `target`.
@@ -84,7 +87,8 @@ def pack_model(
     shards' headers are left out. `sha256` reads the source once more and notes the SHA-256 of its
     shards, so that restoring them can be proven without them.
 
-    `resume` continues an interrupted pack; `threads` write at a time. `progress` is called with the
+    `resume` continues an interrupted pack; `threads` write at a time. `planned` is called with what
+    the pack will be before anything is written. `progress` is called with the
     bytes done since its last call and with those to do in all, from one thread at a time.
 
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
@@ -101,11 +105,14 @@ def pack_model(
         layers=_chosen_layers(layers, shape, mtp),
     )
     summary = _summary(plan, target, dry_run)
+    if planned is not None:
+        planned(summary)
     if dry_run:
         check_space(Path(target), plan.data_length + plan.index_length)
         return summary
     shards = tuple(describe_shard(shard, sha256=sha256) for shard in model.shards)
     described = describe_source(model, shape, shards)
+    began = time.monotonic()
     result = packer.pack(
         model, described, plan, target, resume=resume, threads=threads, progress=progress
     )
@@ -113,6 +120,7 @@ def pack_model(
         summary,
         written_length=result.written_length,
         resumed_file_count=result.resumed_file_count,
+        seconds=time.monotonic() - began,
     )
 
 

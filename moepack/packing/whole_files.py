@@ -39,6 +39,7 @@ def write_whole_files(
     files: Sequence[NewFile],
     inputs: Sequence[Path],
     *,
+    data: Sequence[bytes] = (),
     check: Callable[[Path, str], None] | None = None,
     resume: bool = False,
     force: bool = False,
@@ -47,7 +48,8 @@ def write_whole_files(
 ) -> WholeFilesResult:
     """Write `files` into `folder`, each under a name ending in `.partial` until it is whole.
 
-    `inputs` are the files of a pack that their extents name. `check` is called with each file that
+    `inputs` are the files of a pack that their extents name, `data` those inputs behind them that
+    are in memory. `check` is called with each file that
     is whole and synced, and its name, before it gets that; it raises where something is wrong.
     With `resume` what an interrupted run left is used, with `force` files of these names are
     replaced. Raises RequestError for an existing file, PackError for a pack whose bytes are not
@@ -68,7 +70,8 @@ def write_whole_files(
         if progress is not None:
             progress(length, total)
 
-    with _resumable(folder), Inputs([InputFile(str(path)) for path in inputs], PackError) as opened:
+    paths = [InputFile(str(path)) for path in inputs]
+    with _resumable(folder), Inputs(paths, PackError, data) as opened:
         copier = Copier(folder, opened, advanced, resume=resume, clone=True)
         copier.write(partials, threads, finish)
     return WholeFilesResult(total, copier.cloned_length, copier.kept_length)

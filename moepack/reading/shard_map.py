@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from moepack.errors import PackError
+from moepack.sizes import ranges_text
 
 if TYPE_CHECKING:
     from moepack.format.index import Index
@@ -50,8 +51,7 @@ def map_shards(pack: Pack) -> tuple[ShardMap, ...]:
 
     Raises PackError where the pack is not whole, or where pieces overlap or reach past their shard.
     """
-    if not pack.manifest.is_whole:
-        raise _not_whole(pack)
+    check_whole(pack)
     entries = pack.manifest.source.shards
     pieces: list[list[ShardPiece]] = [[] for _ in entries]
     for shard, piece in _pieces(pack.index):
@@ -67,6 +67,20 @@ def map_shards(pack: Pack) -> tuple[ShardMap, ...]:
         _check(pack, entry.name, entry.length, of_shard)
         maps.append(ShardMap(entry.name, entry.length, tuple(of_shard)))
     return tuple(maps)
+
+
+def check_whole(pack: Pack) -> None:
+    """Raise PackError where a pack does not hold all of its source."""
+    if pack.manifest.is_whole:
+        return
+    layers = pack.manifest.layers
+    lacks = "the layers that were left out" if pack.index.is_whole else "the dense part"
+    raise PackError(
+        f"not a whole pack: it lacks {lacks}",
+        path=pack.path,
+        found=None if layers is None else f"layers {ranges_text(layers)}",
+        hint="pack the source again, without --layers, --no-mtp and --experts-only",
+    )
 
 
 def _pieces(index: Index) -> Iterator[tuple[int, ShardPiece]]:
@@ -109,15 +123,4 @@ def _broken(
 ) -> PackError:
     return PackError(
         problem, path=pack.index.path, place=piece.label, expected=expected, found=found
-    )
-
-
-def _not_whole(pack: Pack) -> PackError:
-    layers = pack.manifest.layers
-    lacks = "the dense part" if not pack.index.is_whole else "the layers that were left out"
-    return PackError(
-        f"not a whole pack: it lacks {lacks}",
-        path=pack.path,
-        found=None if layers is None else f"layers {','.join(map(str, layers))}",
-        hint="pack the source again, without --layers, --no-mtp and --experts-only",
     )

@@ -17,7 +17,6 @@ from moepack.report.facts import (
 from moepack.sizes import ranges_text, size_text
 
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
-    from moepack.packing.pack_model import PackSummary
     from moepack.verifying.report import Report
 
 SHOWN_FINDINGS = 20
@@ -131,15 +130,16 @@ def _coverage(facts: CoverageFacts | None) -> list[str]:
 
 def blob(facts: BlobFacts) -> str:
     """Write where a blob and its parts lie."""
-    hotness = "not measured" if facts.hotness is None else facts.hotness
+    hotness = UNKNOWN if facts.hotness is None else f"{facts.hotness:,}"
+    offset = UNKNOWN if facts.offset is None else f"{facts.offset:,}"
     lines = [
-        str(facts.path),
-        f"  layer {facts.layer} expert {facts.expert}  offset {facts.offset:,}  "
+        "no blob: its parts lie apart" if facts.path is None else str(facts.path),
+        f"  layer {facts.layer} expert {facts.expert}  offset {offset}  "
         f"length {facts.length:,}  rank {facts.rank}  hotness {hotness}",
     ]
     lines += [
         f"    {part.name:<28} {part.type:<8} offset {part.offset:>14,}  "
-        f"length {part.length:>11,}  {part.digest}"
+        f"length {part.length:>11,}  {part.digest or UNKNOWN}"
         for part in facts.parts
     ]
     return "\n".join(lines)
@@ -148,23 +148,6 @@ def blob(facts: BlobFacts) -> str:
 def extracted(facts: ExtractFacts) -> str:
     """Write what was extracted."""
     return f"{facts.path}: {facts.length:,} bytes"
-
-
-def packed(summary: PackSummary) -> str:
-    """Write what a pack came to, or what it would be."""
-    files = f"{summary.file_count} files, {size_text(summary.data_length)}"
-    lines = [
-        f"layout {summary.layout}, order by {summary.order}",
-        f"  {summary.blob_count:,} blobs of layers {ranges_text(summary.layers)}",
-        f"  {files}, and an index of {size_text(summary.index_length)}",
-        f"  padding {summary.padding_share:.2%}",
-    ]
-    if summary.resumed_file_count is None:
-        lines += [f"  free space {size_text(summary.free_space)}", "nothing was written"]
-        return "\n".join(lines)
-    resumed = summary.resumed_file_count
-    written = f"{summary.path}: {summary.file_count - resumed} files written"
-    return "\n".join([*lines, written + (f", {resumed} taken over" if resumed else "")])
 
 
 def report(outcome: Report) -> str:

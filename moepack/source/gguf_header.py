@@ -10,7 +10,9 @@ inside the file. The format: ggml/docs/gguf.md.
 import math
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from moepack.errors import MachineError, SourceError
@@ -67,8 +69,9 @@ class Value:
 class GgufHeader:
     """One file's header, and what identifies the file while it is used.
 
-    `data_offset` is the length of the header with its padding: tensor data begins there. `stamp` is
-    the file's when the header was read.
+    `data_offset` is the length of the header with its padding: tensor data begins there. `pairs`
+    says where each metadata pair (key, type and value) starts and ends. `stamp` is the file's when
+    the header was read.
     """
 
     path: str
@@ -78,6 +81,7 @@ class GgufHeader:
     tensors: tuple[Tensor, ...]
     data_offset: int
     stamp: FileStamp
+    pairs: dict[str, tuple[int, int]]
 
     @property
     def file_length(self) -> int:
@@ -102,22 +106,45 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufH
     except OSError as error:
         raise MachineError(f"cannot open: {error.strerror}", path=name) from None
     try:
-        return _Parser(name, descriptor, alignment).parse()
+        read_at = partial(_read_at, descriptor)
+        return _Parser(name, read_at, FileStamp.of(os.fstat(descriptor)), alignment).parse()
     except OSError as error:
         raise MachineError(f"cannot read: {error.strerror}", path=name) from None
     finally:
         os.close(descriptor)
 
 
+def parse(data: bytes | memoryview, path: str, file_length: int) -> GgufHeader:
+    """Read a header that is in memory; `file_length` is that of the file which it begins.
+
+    `path` is for messages. Raises SourceError as `read` does.
+    """
+
+    def read_at(length: int, position: int) -> bytes:
+        return bytes(data[position : position + length])
+
+    return _Parser(path, read_at, FileStamp(0, 0, file_length, 0, 0), None).parse()
+
+
+def _read_at(descriptor: int, length: int, position: int) -> bytes:
+    return os.pread(descriptor, length, position)
+
+
 class _Parser:
     """Walks a header from its first byte to its last, through a window of the file."""
 
-    def __init__(self, path: str, descriptor: int, alignment: int | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        read_at: Callable[[int, int], bytes],
+        stamp: FileStamp,
+        alignment: int | None,
+    ) -> None:
         self.path = path
-        self.descriptor = descriptor
+        self.read_at = read_at
         self.forced_alignment = alignment
-        self.stamp = FileStamp.of(os.fstat(descriptor))
-        self.file_length = self.stamp.length
+        self.stamp = stamp
+        self.file_length = stamp.length
         self.window = b""
         self.window_offset = 0
         self.position = 0
@@ -127,18 +154,23 @@ class _Parser:
     def parse(self) -> GgufHeader:
         version, tensor_count, pair_count = self.read_preamble()
         metadata: dict[str, Value] = {}
+        pairs: dict[str, tuple[int, int]] = {}
         for number in range(pair_count):
+            start = self.position
             key, value = self.read_pair(number)
             if key in metadata:
                 self.fail(f"key {key!r}", "stands twice")
             metadata[key] = value
+            pairs[key] = (start, self.position)
         alignment = self.forced_alignment or self.alignment(metadata)
         entries = [self.read_tensor_entry(number) for number in range(tensor_count)]
         data_offset = self.position
         if tensor_count:  # llama.cpp does not pad a header without tensors either
             data_offset = align(data_offset, alignment)
         tensors = place_tensors(self.path, entries, data_offset, self.file_length, alignment)
-        return GgufHeader(self.path, version, alignment, metadata, tensors, data_offset, self.stamp)
+        return GgufHeader(
+            self.path, version, alignment, metadata, tensors, data_offset, self.stamp, pairs
+        )
 
     def fail(
         self, place: str | None, problem: str, expected: object = None, found: object = None
@@ -162,7 +194,7 @@ class _Parser:
 
     def refill(self, length: int, place: str) -> None:
         """Move the window so that it starts here and holds `length` bytes at least."""
-        self.window = os.pread(self.descriptor, max(length, _WINDOW), self.position)
+        self.window = self.read_at(max(length, _WINDOW), self.position)
         self.window_offset = self.position
         if len(self.window) < length:
             place = f"{place} at byte {self.position}"
@@ -177,7 +209,7 @@ class _Parser:
         return value
 
     def read_preamble(self) -> tuple[int, int, int]:
-        start = os.pread(self.descriptor, 64, 0)
+        start = self.read_at(64, 0)
         if start[:4] != b"GGUF":
             what, hint = sniff.describe(self.path, start)
             raise SourceError(what, path=self.path, place="byte 0", found=start[:16], hint=hint)

@@ -172,11 +172,13 @@ class Copier:
 
     def _can_clone(self, extent: Extent) -> bool:
         places = extent.offset | extent.input_offset | extent.length
-        return self._clones and extent.length > 0 and places % BLOCK == 0
+        is_file = self._inputs.descriptor(extent.input) is not None
+        return self._clones and is_file and extent.length > 0 and places % BLOCK == 0
 
     def _clone(self, extent: Extent, writer: RunWriter) -> None:
         """Clone an extent that was read and is right; copy it where that is refused."""
-        if writer.clone(self._inputs.descriptor(extent.input), extent):
+        source = self._inputs.descriptor(extent.input)
+        if source is not None and writer.clone(source, extent):
             with self._lock:
                 self.cloned_length += extent.length
             return

@@ -20,11 +20,18 @@ class InputFile(NamedTuple):
 class Inputs:
     """The open input files of a copy, for positioned reads from any thread.
 
-    `fault` is the error for an input that cannot be read, is too short or has changed.
+    `fault` is the error for an input that cannot be read, is too short or has changed. `data` are
+    inputs that are in memory; their numbers follow those of the files.
     """
 
-    def __init__(self, files: Sequence[InputFile], fault: type[MoepackError]) -> None:
+    def __init__(
+        self,
+        files: Sequence[InputFile],
+        fault: type[MoepackError],
+        data: Sequence[bytes] = (),
+    ) -> None:
         self._files = files
+        self._data = data
         self._fault = fault
         self._descriptors: list[int] = []
 
@@ -47,6 +54,10 @@ class Inputs:
 
     def read_into(self, number: int, offset: int, buffer: memoryview) -> int:
         """Read up to len(buffer) bytes from `offset` of an input; 0 never comes back."""
+        if number >= len(self._files):
+            data = self._data[number - len(self._files)][offset : offset + len(buffer)]
+            buffer[: len(data)] = data
+            return len(data)
         path, place = self._files[number].path, f"byte {offset:,}"
         try:
             length = os.preadv(self._descriptors[number], [buffer], offset)
@@ -57,9 +68,9 @@ class Inputs:
             raise self._fault("the file became shorter", path=path, place=place)
         return length
 
-    def descriptor(self, number: int) -> int:
-        """Return the descriptor of an input."""
-        return self._descriptors[number]
+    def descriptor(self, number: int) -> int | None:
+        """Return the descriptor of an input; None of one in memory."""
+        return self._descriptors[number] if number < len(self._files) else None
 
     def damaged(self, extent: Extent, computed: int) -> MoepackError:
         """Return the error for an extent that does not have its digest."""
