@@ -23,7 +23,7 @@ from benchmarks import fio, models
 from benchmarks.fio import Usage
 from benchmarks.measure import limit_row
 from benchmarks.table import Row, spread
-from moepack.reading.catalog import BlobLocation
+from moepack.reading.locations import BlobLocation
 from moepack.reading.pack import Pack
 from moepack.storage import page_cache
 

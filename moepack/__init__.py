@@ -52,7 +52,7 @@ if TYPE_CHECKING or not _STARTS_PROGRAM:
     from moepack.keys import ExpertKey
     from moepack.reading.batch import Batch, ExpertBytes
     from moepack.reading.budget import Statistics
-    from moepack.reading.catalog import BlobLocation, PartLocation
+    from moepack.reading.locations import BlobLocation, PartLocation
     from moepack.reading.pack import Pack
     from moepack.reading.reader import Reader
     from moepack.storage.buffers import BufferPool
@@ -60,7 +60,7 @@ if TYPE_CHECKING or not _STARTS_PROGRAM:
 
 _ROOMS = {
     "Batch": "reading.batch",
-    "BlobLocation": "reading.catalog",
+    "BlobLocation": "reading.locations",
     "BufferPool": "storage.buffers",
     "ExpertBytes": "reading.batch",
     "ExpertKey": "keys",
@@ -69,7 +69,7 @@ _ROOMS = {
     "MoepackError": "errors",
     "Pack": "reading.pack",
     "PackError": "errors",
-    "PartLocation": "reading.catalog",
+    "PartLocation": "reading.locations",
     "ReadOptions": "trace.formats.registry",
     "Reader": "reading.reader",
     "RequestError": "errors",

@@ -1,7 +1,7 @@
 """The hotness that a pack's index holds: no file of counts is needed to use it again."""
 
 from moepack.keys import ExpertKey
-from moepack.reading.catalog import BlobLocation
+from moepack.reading.locations import BlobLocation
 from moepack.reading.pack import Pack
 from moepack.shape import ROUTED_FAMILY
 

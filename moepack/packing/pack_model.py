@@ -33,8 +33,8 @@ class PackSummary:
     pack is all of the source, `dense_length` is None where it holds experts alone, and
     `measured_blob_count` is how many blobs the hotness covers, None without one. `free_space` is
     that of the target before anything was written. `written_length` is the bytes of data files
-    written now, and `resumed_file_count` how many were taken over from an interrupted pack; and `seconds`
-    how long that took; all are None where nothing was to be written.
+    written now, `resumed_file_count` how many were taken over from an interrupted pack, `seconds`
+    how long that took; all three are None where nothing was to be written.
     """
 
     layout: str

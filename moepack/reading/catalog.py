@@ -6,9 +6,8 @@ Pure look-ups in the index: it knows the paths of data files and opens none of t
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, overload
 
 from moepack.errors import PackError, RequestError
 from moepack.format.dense import DenseTensor
@@ -16,6 +15,13 @@ from moepack.format.index import Index
 from moepack.format.names import short_name
 from moepack.format.tables import PackedFamily, PartKind
 from moepack.keys import ExpertKey
+from moepack.reading.locations import (
+    BlobLocation,
+    PartLocation,
+    PartSpan,
+    TensorLocation,
+    new_span,
+)
 from moepack.sizes import ranges_text
 
 if TYPE_CHECKING:
@@ -23,79 +29,6 @@ if TYPE_CHECKING:
 
 PartNames = dict[str, tuple[PackedFamily, int]]
 """Each name of a part, full and short, with the family it belongs to and its number there."""
-
-
-class BlobLocation(NamedTuple):
-    """Where one expert's blob lies.
-
-    `offset` counts from the start of the file at `path`, `length` is bytes with padding. `rank` 0
-    is the hottest blob of the pack. `hotness` is how often the expert was chosen, None where that
-    was not measured.
-
-    In an index over shards an expert has no blob, its parts lie apart: then `path` and `offset` are
-    None, and `length` is the bytes of its parts.
-    """
-
-    layer: int
-    expert: int
-    family: str
-    path: Path | None
-    offset: int | None
-    length: int
-    rank: int
-    hotness: int | None
-
-
-class PartLocation(NamedTuple):
-    """Where one part lies.
-
-    `offset` counts from the start of the file at `path`, `offset_in_blob` from the blob's; where
-    there is no blob, as in an index over shards, that is None. `length` is the part's bytes,
-    without padding; `stored_length` is what it takes on disk, the same as long as no codec is used.
-    `digest` is the XXH3-64 of the part's bytes, None where it is not known.
-    """
-
-    layer: int
-    expert: int
-    part: str
-    path: Path
-    offset: int
-    offset_in_blob: int | None
-    stored_length: int
-    length: int
-    digest: int | None
-    codec: int
-
-
-class TensorLocation(NamedTuple):
-    """A dense tensor: what it is, and where it lies.
-
-    `shape` is in GGUF order (contiguous axis first), `length` is bytes, without padding. `offset`
-    counts from the start of the file at `path`; it is a multiple of the pack's tensor alignment,
-    4 KiB or more, but in an index over shards. `digest` is None where it is not known.
-    """
-
-    name: str
-    type_id: int
-    type_name: str
-    shape: tuple[int, ...]
-    path: Path
-    offset: int
-    length: int
-    digest: int | None
-
-
-class PartSpan(NamedTuple):
-    """A part within an expert's bytes in memory; the digest is None where it is not known."""
-
-    name: str
-    start: int
-    length: int
-    digest: int | None
-
-
-# By its tuple, in half the time: every part of every expert that is read comes by here.
-_new_span = partial(tuple.__new__, PartSpan)
 
 
 class Catalog:
@@ -231,7 +164,7 @@ class Catalog:
             if part_file != file or not 0 <= start <= length - stored_length:
                 raise self._outside(layer, expert, kind, part_file, part_offset, blob)
             known = part_digest if has_digests else None
-            spans.append(_new_span((kind.name, start, kind.length, known)))
+            spans.append(new_span((kind.name, start, kind.length, known)))
         return self.file_paths[file], offset, length, tuple(spans)
 
     def _part(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from moepack import digest
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.reading.catalog import PartSpan
+from moepack.reading.locations import PartSpan
 from moepack.sizes import align
 from moepack.storage.backend import ReadRequest
 from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from moepack.reading.catalog import Catalog, PartLocation, PartNames, TensorLocation
+    from moepack.reading.catalog import Catalog, PartNames
+    from moepack.reading.locations import PartLocation, TensorLocation
 
 PAGE = 4096
 """Ranges of one expert keep their place within a page, so that direct reads need no copy."""

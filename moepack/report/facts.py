@@ -8,6 +8,7 @@ one expert's in GGUF order. None is what is not known.
 from dataclasses import dataclass
 from pathlib import Path
 
+from moepack.format.source_entry import ExpertsUsed, ShardEntry
 from moepack.format.tables import DataFile, PartKind
 
 
@@ -107,22 +108,15 @@ class LayoutFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedShardFacts:
-    """A shard that a pack was made from: its plain name, and what identifies it."""
-
-    name: str | None
-    length: int | None
-    header_length: int | None
-    header_sha256: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class PackedSourceFacts:
-    """The source that a pack was made from."""
+    """The source that a pack was made from; `experts_used` is by family, see `SourceEntry`."""
 
     architecture: str | None
     name: str | None
-    shards: tuple[PackedShardFacts, ...] | None
+    experts_used: dict[str, ExpertsUsed]
+    context_length: int | None
+    mtp_layers: tuple[int, ...]
+    shards: tuple[ShardEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +165,8 @@ class HotnessFacts:
     selection_count: int | None
     origins: tuple[OriginFacts, ...] | None
     coverage: CoverageFacts | None
+    measured_blob_count: int | None
+    blob_count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +182,15 @@ class PackedFamilyFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackFacts:
-    """What a pack consists of, and what it was made from."""
+    """What a pack consists of, and what it was made from.
+
+    `dense_length` is None where it holds experts alone. An index over shards has no data of its
+    own: there `padding_length` and `padding_share` are None.
+    """
 
     kind: str = "pack"
     tool: str
+    is_whole: bool
     layout: LayoutFacts
     source: PackedSourceFacts
     hotness: HotnessFacts | None
@@ -205,9 +206,11 @@ class PackFacts:
     families: tuple[PackedFamilyFacts, ...]
     index_length: int
     data_length: int
+    expert_length: int
+    dense_length: int | None
     payload_length: int
-    padding_length: int
-    padding_share: float
+    padding_length: int | None
+    padding_share: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 from moepack import digest
 from moepack.format.tables import PartKind
 from moepack.hotness.stored import routed_blobs
-from moepack.reading.catalog import PartLocation
 from moepack.reading.directory import looks_like_pack
+from moepack.reading.locations import PartLocation
 from moepack.reading.pack import Pack
 from moepack.report import provenance
 from moepack.report.facts import (
@@ -171,13 +171,16 @@ def _layer(name: str) -> int:
 def describe_pack(pack: Pack) -> PackFacts:
     """Return the facts of a pack."""
     index, stated = pack.index, pack.manifest
-    payload_length = sum(
-        kind.length * family.expert_count for family in index.families for kind in family.part_kinds
-    )
+    shape = pack.shape
+    others = sum(held.length for held in index.shard_bytes())
+    payload_length = shape.expert_length + (shape.dense_length or 0) + others
     data_length = sum(file.length for file in index.files)
+    padding_length = data_length - payload_length
+    has_padding = not any(file.is_shard for file in index.files)
     hotness = None if stated.hotness is None else provenance.hotness_facts(stated.hotness)
     return PackFacts(
         tool=stated.tool,
+        is_whole=stated.is_whole,
         layout=provenance.layout_facts(stated.layout),
         source=provenance.source_facts(stated.source),
         hotness=hotness,
@@ -202,9 +205,11 @@ def describe_pack(pack: Pack) -> PackFacts:
         ),
         index_length=index.header.index_length,
         data_length=data_length,
+        expert_length=shape.expert_length,
+        dense_length=shape.dense_length,
         payload_length=payload_length,
-        padding_length=data_length - payload_length,
-        padding_share=(data_length - payload_length) / max(data_length, 1),
+        padding_length=padding_length if has_padding else None,
+        padding_share=padding_length / data_length if has_padding else None,
     )
 
 

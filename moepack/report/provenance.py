@@ -1,12 +1,13 @@
 """What a manifest says of its origin, as typed facts.
 
-The format leaves `source`, `layout` and `hotness` to people: a pack reads well whatever stands
-there. So nothing here is an error; what is missing, or is not of its kind, is None.
+The format leaves `layout` and `hotness` to people: a pack reads well whatever stands there. So
+nothing here is an error; what is missing, or is not of its kind, is None.
 """
 
 from collections.abc import Callable
 from typing import TypeVar
 
+from moepack.format.source_entry import SourceEntry
 from moepack.report.facts import (
     BlobRules,
     CoverageFacts,
@@ -15,7 +16,6 @@ from moepack.report.facts import (
     HotnessFacts,
     LayoutFacts,
     OriginFacts,
-    PackedShardFacts,
     PackedSourceFacts,
     PartRules,
 )
@@ -35,12 +35,15 @@ def layout_facts(value: object) -> LayoutFacts:
     )
 
 
-def source_facts(value: object) -> PackedSourceFacts:
+def source_facts(source: SourceEntry) -> PackedSourceFacts:
     """Return the source that a manifest states."""
     return PackedSourceFacts(
-        architecture=_text(value, "architecture"),
-        name=_text(value, "name"),
-        shards=_items(value, "shards", _shard),
+        architecture=source.architecture or None,
+        name=source.name,
+        experts_used=source.experts_used,
+        context_length=source.context_length,
+        mtp_layers=tuple(source.mtp_layers),
+        shards=source.shards,
     )
 
 
@@ -53,6 +56,8 @@ def hotness_facts(value: object) -> HotnessFacts:
         selection_count=_number(value, "selection_count"),
         origins=_items(value, "origins", _origin),
         coverage=_inner(value, "coverage", _coverage),
+        measured_blob_count=_number(value, "measured_blob_count"),
+        blob_count=_number(value, "blob_count"),
     )
 
 
@@ -69,15 +74,6 @@ def _part_rules(value: object) -> PartRules:
         projections=_texts(value, "projections"),
         alignment=_number(value, "alignment"),
         small_alignment=_number(value, "small_alignment"),
-    )
-
-
-def _shard(value: object) -> PackedShardFacts:
-    return PackedShardFacts(
-        name=_text(value, "name"),
-        length=_number(value, "length"),
-        header_length=_number(value, "header_length"),
-        header_sha256=_text(value, "header_sha256"),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moepack.errors import short
+from moepack.format.source_entry import ExpertsUsed
 from moepack.report.facts import (
     BlobFacts,
     CoverageFacts,
@@ -14,7 +15,8 @@ from moepack.report.facts import (
     PackFacts,
     SourceFacts,
 )
-from moepack.sizes import ranges_text, size_text
+from moepack.shape import ROUTED_FAMILY
+from moepack.sizes import count_text, ranges_text, size_text
 
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
     from moepack.verifying.report import Report
@@ -85,28 +87,64 @@ def _family(family: FamilyFacts) -> list[str]:
 
 def pack(facts: PackFacts) -> str:
     """Write the facts of a pack."""
-    shards = facts.source.shards
-    count = UNKNOWN if shards is None else len(shards)
+    source = facts.source
+    count = count_text(len(source.shards), "shard")
+    made = "indexed" if facts.padding_length is None else "packed"
+    context = UNKNOWN if source.context_length is None else f"{source.context_length:,} tokens"
+    dense = "left out" if facts.dense_length is None else size_text(facts.dense_length)
     lines = [
-        f"{_model(facts.source.name, facts.source.architecture)}, "
-        f"packed by {short(facts.tool)} from {count} shards",
-        f"  layout     {short(facts.layout.name or UNKNOWN)}: blobs aligned to "
-        f"{facts.blob_alignment}, weights to {facts.part_alignment} bytes",
+        f"{_model(source.name, source.architecture)}, {made} by {short(facts.tool)} from {count}",
+        f"  layout     {_layout(facts)}",
         f"  layers     {ranges_text(facts.layers)}",
-        f"  blobs      {facts.blob_count:,} of {facts.part_count:,} parts",
-        f"  files      {len(facts.files)}, {size_text(facts.data_length)}, "
-        f"padding {facts.padding_share:.2%}",
+        f"  blobs      {facts.blob_count:,} of {facts.part_count:,} parts, "
+        f"{size_text(facts.expert_length)}",
+        f"  used       {_used(source.experts_used)} a token; context {context}",
+        f"  dense      {dense}",
+        f"  files      {_files(facts)}",
         f"  hotness    {_hotness(facts.hotness)}",
     ]
     return "\n".join(lines + _coverage(facts.coverage))
 
 
+def _layout(facts: PackFacts) -> str:
+    name = short(facts.layout.name or UNKNOWN)
+    if facts.padding_length is None:
+        return f"{name}: everything as it lies in the source"
+    blobs, weights = facts.blob_alignment, facts.part_alignment
+    return f"{name}: blobs aligned to {size_text(blobs)}, weights to {size_text(weights)}"
+
+
+def _used(used: dict[str, ExpertsUsed]) -> str:
+    """Write how many experts a token uses, by family where there are several."""
+    texts = []
+    for family, count in used.items():
+        counts = [c for c in count if c is not None] if isinstance(count, list) else [count]
+        least, most = min(counts, default=0), max(counts, default=0)
+        text = f"{most}" if least == most else f"{least} to {most}"
+        texts.append(f"{text} experts" if family == ROUTED_FAMILY else f"{text} of {short(family)}")
+    return ", ".join(texts) or UNKNOWN
+
+
+def _files(facts: PackFacts) -> str:
+    text = f"{count_text(len(facts.files), 'file')}, {size_text(facts.data_length)}"
+    if facts.padding_share is None:
+        return f"{text} of the source"
+    return f"{text}, padding {facts.padding_share:.1%}; {'' if facts.is_whole else 'not '}whole"
+
+
 def _hotness(facts: HotnessFacts | None) -> str:
     if facts is None:
         return "not measured: the order is the source's"
-    tokens = "an unknown number of" if facts.token_count is None else facts.token_count
-    selections = UNKNOWN if facts.selection_count is None else facts.selection_count
-    return f"{selections} selections over {tokens} tokens"
+    tokens = "an unknown number of tokens"
+    if facts.token_count is not None:
+        tokens = count_text(facts.token_count, "token")
+    selections = UNKNOWN
+    if facts.selection_count is not None:
+        selections = count_text(facts.selection_count, "selection")
+    covered = ""
+    if facts.measured_blob_count is not None and facts.blob_count is not None:
+        covered = f", of {facts.measured_blob_count:,} of {count_text(facts.blob_count, 'blob')}"
+    return f"{selections} over {tokens}{covered}"
 
 
 def _coverage(facts: CoverageFacts | None) -> list[str]:

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 import moepack
-from moepack.errors import MoepackError, PackError, RequestError
-from moepack.format import records
-from moepack.format.index import Index
+from moepack.errors import PackError, RequestError
 from tests.support.gguf_builder import F32, Q8_0, moe, split, write_shards
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, flip, oracle, pack_model
 
@@ -248,10 +246,3 @@ def test_a_directory_that_is_no_pack_is_described(tmp_path: Path) -> None:
     for path, message in ((tmp_path, "no manifest"), (tmp_path / "none", "no such pack")):
         with pytest.raises(PackError, match=message):
             moepack.open(path)
-
-
-def test_a_reader_refuses_features_it_does_not_know_by_name(pack_copy: Path) -> None:
-    data = bytearray((pack_copy / "index.bin").read_bytes())
-    data[16] |= records.EXTERNAL_FILES | 1 << 5
-    with pytest.raises(MoepackError, match="external files, bit 5"):
-        Index(bytes(data), "index.bin")

@@ -163,6 +163,7 @@ def custom(folder: Path, alignment: str, small: str = "64", group: str = "layer"
         f'[blobs]\norder = "hotness"\nalignment = "{alignment}"\n'
         f'[parts]\nprojections = ["gate_up", "gate", "up", "down", "attn_v"]\n'
         f'alignment = "{alignment}"\nsmall_alignment = {small}\n'
+        f'[dense]\nalignment = "{alignment}"\n'
     )
     return layout.load(str(path))
 

@@ -193,7 +193,7 @@ def test_errors_come_in_their_turn_and_the_reader_goes_on(pack: Pack, name: str)
             for number, result in enumerate(results):
                 if number not in (2, 4, 6):
                     assert result == memoryview(on_disk(pack.locate(0, number)))
-            place = f"layer 0 expert 2 blob at byte {pack.locate(0, 2).offset}"
+            place = f"layer 0 expert 2 blob at byte {pack.locate(0, 2).offset:,}"
             path = pack.locate(0, 2).path
             assert str(results[2]) == f"{path}: {place}: cannot read: {os.strerror(errno.EIO)}"
             assert isinstance(results[2], MachineError)

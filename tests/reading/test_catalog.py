@@ -10,30 +10,34 @@ from moepack.errors import RequestError
 from moepack.keys import ExpertKey
 from moepack.reading.pack import Pack
 from moepack.shape import FamilyShape, ModelShape
-from tests.support.models import REAL_MODELS, first_shard, keys_of
+from tests.support.models import REAL_MODELS, first_shard, keys_of, pack_model
 
 
 @pytest.mark.parametrize("model", REAL_MODELS)
 def test_a_pack_and_its_source_have_the_same_experts(model: str, packs: dict[str, Path]) -> None:
-    families = moepack.shape_of(first_shard(model)).families
+    shape = moepack.shape_of(first_shard(model))
     with moepack.open(packs[model]) as pack:
-        assert pack.shape.families == tuple(
-            family._replace(experts_used=None) for family in families
-        )
+        assert pack.shape == shape
         assert pack.shape.layers == pack.layers
         assert moepack.shape_of(packs[model]) == pack.shape
 
 
-def test_lengths_have_no_padding_and_what_the_index_does_not_say_is_unknown(
-    packs: dict[str, Path],
-) -> None:
+def test_lengths_have_no_padding(packs: dict[str, Path]) -> None:
     with moepack.open(packs["gpt-oss"]) as pack:
         lengths = [kind.length for kind in pack.parts(1)]
         assert sum(lengths) < pack.locate(1, 0).length
         assert isinstance(pack.shape, ModelShape)
-        family = FamilyShape(1, "ffn_exps", pack.expert_count(1), sum(lengths), experts_used=None)
+        family = FamilyShape(1, "ffn_exps", pack.expert_count(1), sum(lengths), experts_used=2)
         assert pack.shape.families[1] == family
-        assert (pack.shape.experts_used, pack.shape.dense_length) == (None, None)
+
+
+def test_what_a_pack_of_experts_alone_does_not_know_is_unknown(tmp_path: Path) -> None:
+    pack_model([first_shard("gpt-oss")], tmp_path / "pack", experts_only=True)
+    with moepack.open(tmp_path / "pack") as pack:
+        assert (pack.shape.dense_length, pack.dense()) == (None, ())
+        with pytest.raises(RequestError, match="no dense tensor output_norm.weight") as caught:
+            pack.locate_dense("output_norm.weight")
+        assert caught.value.hint == "it holds experts alone: it was packed with --experts-only"
 
 
 def test_the_hottest_experts_are_keys_by_name(pack: Pack) -> None:

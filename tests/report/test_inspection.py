@@ -21,11 +21,8 @@ from tests.support.models import REAL_MODELS, first_shard, shards_of
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 NONSENSE: dict[str, dict[str, Any]] = {
-    "a number of shards": {"source": {"shards": 5}},
-    "shards that are none": {"source": {"shards": [5, None, [], {"name": 5, "length": "long"}]}},
-    "names that are none": {"source": {"name": 5, "architecture": ["qwen3moe"]}},
-    "half a character": {"source": {"name": "\ud800", "architecture": "\ud800"}},
-    "nothing": {"source": {}, "layout": {}, "hotness": {}},
+    "half a character": {"layout": {"name": "\ud800"}},
+    "nothing": {"layout": {}, "hotness": {}},
     "rules that are none": {"layout": {"name": [], "files": 5, "blobs": "hot", "parts": None}},
     "projections that are none": {"layout": {"parts": {"projections": [5], "alignment": -1}}},
     "counts that are none": {"hotness": {"token_count": "many", "selection_count": [5]}},
@@ -57,23 +54,26 @@ def test_what_a_manifest_does_not_say_is_a_dash_for_people_and_null_for_programs
     pack_copy: Path,
 ) -> None:
     draft = Draft(pack_copy)
-    draft.body |= {"source": {"shards": 5}, "layout": {"name": 5}, "hotness": {"coverage": 5}}
+    draft.body |= {"layout": {"name": 5}, "hotness": {"coverage": 5}}
+    unknown = {"architecture": "", "name": None, "experts_used": {}, "context_length": None}
+    draft.body["source"] |= unknown
     draft.save_manifest()
     facts = inspection.inspect(pack_copy)
     assert isinstance(facts, PackFacts)
     lines = text.pack(facts).splitlines()
     assert lines[0].startswith("a model without a name (–), packed by moepack ")
-    assert lines[0].endswith(" from – shards")
-    assert lines[1].startswith("  layout     –: blobs aligned to 4096")
-    assert lines[5] == "  hotness    – selections over an unknown number of tokens"
-    assert to_json(facts.source) == {"architecture": None, "name": None, "shards": None}
+    assert lines[0].endswith(" from 6 shards")
+    assert lines[1] == "  layout     –: blobs aligned to 4.0 KiB, weights to 4.0 KiB"
+    assert lines[4] == "  used       – a token; context –"
+    assert lines[7] == "  hotness    – over an unknown number of tokens"
     assert to_json(facts.layout) == {"name": None, "files": None, "blobs": None, "parts": None}
-    assert facts.coverage is None
+    assert (facts.source.architecture, facts.source.name, facts.coverage) == (None, None, None)
 
 
 def test_what_a_file_puts_into_a_name_cannot_move_the_cursor(pack_copy: Path) -> None:
     draft = Draft(pack_copy)
-    draft.body |= {"source": {"name": "\x1b[2J" + "long" * 1000}, "tool": "a\nb"}
+    draft.body["source"]["name"] = "\x1b[2J" + "long" * 1000
+    draft.body["tool"] = "a\nb"
     draft.save_manifest()
     facts = inspection.inspect(str(pack_copy))
     assert isinstance(facts, PackFacts)
@@ -86,7 +86,7 @@ def test_a_terminal_without_the_letters_of_a_name_gets_it_escaped(
     pack_copy: Path, moepack_command: Command
 ) -> None:
     draft = Draft(pack_copy)
-    draft.body |= {"source": {"name": "模型"}}
+    draft.body["source"]["name"] = "模型"
     draft.save_manifest()
     run = moepack_command("inspect", pack_copy, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
     assert (run.returncode, run.stderr) == (0, "")
