@@ -231,7 +231,7 @@ def cut(pack: Pack, layers: Sequence[RoutedLayer]) -> list[int]:
 
 
 def _length(pack: Pack, routed: RoutedLayer) -> int:
-    return sum(pack.locate(routed.layer, expert).length for expert in routed.experts)
+    return sum(pack.hotness(routed.layer, expert).length for expert in routed.experts)
 
 
 def _layouts(pack: Pack, model: Model | None, layers: Sequence[RoutedLayer]) -> dict[str, Groups]:

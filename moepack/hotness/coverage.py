@@ -6,9 +6,7 @@ there is that: ranked by the very counts that they are measured by, experts alwa
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from moepack.hotness.file import Coverage, CoveredLength, Hotness
+from moepack.hotness.model import Coverage, CoveredLength, Hotness
 from moepack.keys import ExpertKey
 
 PERCENTS = (50, 80, 90, 95, 99)
@@ -29,16 +27,15 @@ def of(learned: Counts, measured: Counts, lengths: Counts) -> Coverage:
 
     Experts that `learned` lacks come last, in the order of their numbers.
     """
-    keys = sorted(lengths)
-    blob_lengths = np.array([lengths[key] for key in keys], np.int64)
-    rank = np.array([learned.get(key, 0) for key in keys], np.int64)
-    order = np.argsort(-rank, kind="stable")
-    reached = np.cumsum([measured.get(keys[n], 0) for n in order])
+    hottest_first = sorted(sorted(lengths), key=lambda key: -learned.get(key, 0))
     total = sum(measured.values())
-    sizes = np.cumsum(blob_lengths[order])
     covered = []
-    for percent in PERCENTS:
-        place = int(np.searchsorted(reached, total * percent / 100)) if total else len(keys)
-        length = int(sizes[place]) if place < len(keys) else None
-        covered.append(CoveredLength(percent, length))
-    return Coverage(tuple(covered), int(sizes[-1]) if keys else 0)
+    reached = length = 0
+    percents = list(PERCENTS)
+    for key in hottest_first:
+        reached += measured.get(key, 0)
+        length += lengths[key]
+        while total and percents and reached * 100 >= total * percents[0]:
+            covered.append(CoveredLength(percents.pop(0), length))
+    covered += [CoveredLength(percent, None) for percent in percents]
+    return Coverage(tuple(covered), length)

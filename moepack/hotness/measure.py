@@ -9,7 +9,7 @@ from moepack import digest
 from moepack.errors import RequestError, TraceError
 from moepack.hotness import file
 from moepack.hotness.counter import SelectionCounter
-from moepack.hotness.file import HeldOut, Hotness
+from moepack.hotness.model import HeldOut, Hotness
 from moepack.shape import ModelShape
 from moepack.trace.compressed import TraceStream
 from moepack.trace.formats import registry

@@ -1,15 +1,15 @@
 """The hotness that a pack's index holds: no file of counts is needed to use it again."""
 
 from moepack.keys import ExpertKey
-from moepack.reading.locations import BlobLocation
+from moepack.reading.locations import ExpertHotness
 from moepack.reading.pack import Pack
 from moepack.shape import ROUTED_FAMILY
 
 
-def routed_blobs(pack: Pack) -> dict[ExpertKey, BlobLocation]:
-    """Return where the blob of each expert lies that a router chooses, by its key."""
+def routed_experts(pack: Pack) -> dict[ExpertKey, ExpertHotness]:
+    """Return how hot each expert is that a router chooses, by its key."""
     return {
-        ExpertKey(layer, expert): pack.locate(layer, expert, family=ROUTED_FAMILY)
+        ExpertKey(layer, expert): pack.hotness(layer, expert, family=ROUTED_FAMILY)
         for layer, expert_count in pack.shape.expert_counts.items()
         for expert in range(expert_count)
     }
@@ -17,4 +17,4 @@ def routed_blobs(pack: Pack) -> dict[ExpertKey, BlobLocation]:
 
 def stored_counts(pack: Pack) -> dict[ExpertKey, int]:
     """Return how often each expert was chosen; without those that were not, or not measured."""
-    return {key: blob.hotness for key, blob in routed_blobs(pack).items() if blob.hotness}
+    return {key: found.hotness for key, found in routed_experts(pack).items() if found.hotness}

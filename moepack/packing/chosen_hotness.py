@@ -2,8 +2,7 @@
 
 import os
 
-from moepack.hotness import measure
-from moepack.hotness.file import Hotness
+from moepack.hotness.model import Hotness
 from moepack.shape import ModelShape
 
 
@@ -17,6 +16,8 @@ def load_hotness(
     if hotness is None:
         return None
     if not isinstance(hotness, Hotness):
+        from moepack.hotness import measure  # here, since it brings numpy
+
         hotness = measure.load(os.fspath(hotness), shape)
     hotness.check_fits(shape)
     return hotness

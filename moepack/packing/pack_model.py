@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moepack.errors import RequestError
 from moepack.format.tables import DataFile
-from moepack.hotness.file import Hotness
+from moepack.hotness.model import Hotness
 from moepack.packing import packer
 from moepack.packing.chosen_hotness import load_hotness
 from moepack.packing.layout import DEFAULT, Layout, load

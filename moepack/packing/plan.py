@@ -13,7 +13,7 @@ from moepack.errors import RequestError
 from moepack.format import records, sections
 from moepack.format.names import projection
 from moepack.hotness import coverage
-from moepack.hotness.file import Hotness
+from moepack.hotness.model import Hotness
 from moepack.keys import ExpertKey
 from moepack.packing.layout import Layout
 from moepack.shape import CHUNK_FAMILY, ROUTED_FAMILY

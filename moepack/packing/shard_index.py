@@ -34,7 +34,7 @@ from moepack.storage.stored_extents import digests_of
 from moepack.storage.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
-    from moepack.hotness.file import Hotness
+    from moepack.hotness.model import Hotness
 
 AS_IT_LIES = Layout(
     name="shards",

@@ -17,6 +17,7 @@ from moepack.format.tables import PackedFamily, PartKind
 from moepack.keys import ExpertKey
 from moepack.reading.locations import (
     BlobLocation,
+    ExpertHotness,
     PartLocation,
     PartSpan,
     TensorLocation,
@@ -115,16 +116,35 @@ class Catalog:
         """
         if part is not None:
             return self._locate_part(layer, expert, part, family)
+        owner, blob = self._blob(layer, expert, family)
+        offset, length, hotness, rank, file = blob
+        if not length:
+            raise RequestError(
+                f"layer {layer} expert {expert} has no blob: its parts lie apart in the shards",
+                path=self.path,
+                hint=f"locate a part, such as {short_name(owner.part_kinds[0].name)}; reading"
+                " takes all of them",
+            )
+        measured = hotness if owner.hotness_measured else None
+        path = self.file_paths[file]
+        return BlobLocation(layer, expert, owner.name, path, offset, length, rank, measured)
+
+    def hotness(self, layer: int, expert: int, *, family: str | None = None) -> ExpertHotness:
+        """Return rank, hotness and length of an expert, whether it has a blob or not.
+
+        Raises what `locate` raises for an expert that the pack does not hold.
+        """
+        owner, (_, length, hotness, rank, _) = self._blob(layer, expert, family)
+        measured = hotness if owner.hotness_measured else None
+        return ExpertHotness(rank, measured, length or _payload_length(owner))
+
+    def _blob(
+        self, layer: int, expert: int, family: str | None
+    ) -> tuple[PackedFamily, tuple[int, int, int, int, int]]:
         owner = self._family(layer, family)
         if not 0 <= expert < owner.expert_count:
             raise self._no_expert(owner, expert)
-        offset, length, hotness, rank, file = self.index.blob(owner.first_blob + expert)
-        measured = hotness if owner.hotness_measured else None
-        if not length:
-            length = _payload_length(owner)
-            return BlobLocation(layer, expert, owner.name, None, None, length, rank, measured)
-        path = self.file_paths[file]
-        return BlobLocation(layer, expert, owner.name, path, offset, length, rank, measured)
+        return owner, self.index.blob(owner.first_blob + expert)
 
     def _locate_part(self, layer: int, expert: int, part: str, name: str | None) -> PartLocation:
         try:
@@ -176,9 +196,9 @@ class Catalog:
         blob: tuple[int, int, int, int, int],
     ) -> PartLocation:
         offset, stored_length, part_digest, file, codec = record
-        inside: int | None = offset - blob[0]
+        blob_offset: int | None = blob[0]
         if not blob[1]:
-            inside = None
+            blob_offset = None
             if not self.index.files[file].is_shard:
                 raise self._apart(layer, expert, kind, file)
         elif file != blob[4] or not 0 <= offset - blob[0] <= blob[1] - stored_length:
@@ -190,7 +210,7 @@ class Catalog:
             kind.name,
             path,
             offset,
-            inside,
+            blob_offset,
             stored_length,
             length,
             part_digest if self.index.files[file].has_digests else None,

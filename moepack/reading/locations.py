@@ -4,6 +4,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from moepack.errors import RequestError
+
 
 class BlobLocation(NamedTuple):
     """Where one expert's blob lies.
@@ -11,27 +13,36 @@ class BlobLocation(NamedTuple):
     `offset` counts from the start of the file at `path`, `length` is bytes with padding. `rank` 0
     is the hottest blob of the pack. `hotness` is how often the expert was chosen, None where that
     was not measured.
-
-    In an index over shards an expert has no blob, its parts lie apart: then `path` and `offset` are
-    None, and `length` is the bytes of its parts.
     """
 
     layer: int
     expert: int
     family: str
-    path: Path | None
-    offset: int | None
+    path: Path
+    offset: int
     length: int
     rank: int
     hotness: int | None
 
 
+class ExpertHotness(NamedTuple):
+    """How hot an expert is, whether it has a blob or its parts lie apart, as in an index of shards.
+
+    `rank` and `hotness` are as in BlobLocation. `length` is the bytes of its blob, or of its parts
+    where it has none.
+    """
+
+    rank: int
+    hotness: int | None
+    length: int
+
+
 class PartLocation(NamedTuple):
     """Where one part lies.
 
-    `offset` counts from the start of the file at `path`, `offset_in_blob` from the blob's; where
-    there is no blob, as in an index over shards, that is None. `length` is the part's bytes,
-    without padding; `stored_length` is what it takes on disk, the same as long as no codec is used.
+    `offset` counts from the start of the file at `path`, `blob_offset` is that of its blob; where
+    there is none, as in an index over shards, it is None. `length` is the part's bytes, without
+    padding; `stored_length` is what it takes on disk, the same as long as no codec is used.
     `digest` is the XXH3-64 of the part's bytes, None where it is not known.
     """
 
@@ -40,11 +51,19 @@ class PartLocation(NamedTuple):
     part: str
     path: Path
     offset: int
-    offset_in_blob: int | None
+    blob_offset: int | None
     stored_length: int
     length: int
     digest: int | None
     codec: int
+
+    @property
+    def offset_in_blob(self) -> int:
+        """The offset from the start of the blob; raises RequestError where there is none."""
+        if self.blob_offset is None:
+            place = f"layer {self.layer} expert {self.expert} {self.part}"
+            raise RequestError("this part lies in no blob", path=self.path, place=place)
+        return self.offset - self.blob_offset
 
 
 class TensorLocation(NamedTuple):

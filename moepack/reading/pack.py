@@ -19,6 +19,7 @@ from moepack.format.index import Index
 from moepack.reading.budget import DEPTH, MAX_LENGTH
 from moepack.reading.catalog import Catalog
 from moepack.reading.directory import map_index, read_manifest
+from moepack.reading.expert_read import plan_read
 from moepack.reading.reader import Reader
 from moepack.reading.shard_check import check_shards
 from moepack.sizes import ranges_text
@@ -109,15 +110,18 @@ class Pack(Catalog):
         of each blob. Raises what reading raises.
         """
         keys = self.hottest(byte_budget, family=family)
-        blobs = [self.locate(*key, family=family) for key in keys]
-        blobs.sort(key=lambda blob: (blob.path or self.path, blob.offset or 0))
         with self.reader(backend="buffered", check="never") as reader:
-            ordered = [(blob.layer, blob.expert) for blob in blobs]
-            for blob, expert in zip(blobs, reader.read_many(ordered, family=family), strict=True):
+            reads = [plan_read(self, *key, None, family) for key in keys]
+            reads.sort(key=lambda read: read.file_reads[0])
+            ordered = [(read.layer, read.expert) for read in reads]
+            done = 0
+            for expert in reader.read_many(ordered, family=family):
                 expert.release()
+                length = self.hotness(expert.layer, expert.expert, family=family).length
+                done += length
                 if progress is not None:
-                    progress(blob.length)
-        return sum(blob.length for blob in blobs)
+                    progress(length)
+        return done
 
     def reader(
         self,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from moepack import digest
 from moepack.format.tables import PartKind
-from moepack.hotness.stored import routed_blobs
+from moepack.hotness import coverage
+from moepack.hotness.stored import routed_experts
 from moepack.reading.directory import looks_like_pack
 from moepack.reading.locations import PartLocation
 from moepack.reading.pack import Pack
@@ -215,12 +216,9 @@ def describe_pack(pack: Pack) -> PackFacts:
 
 def _own_coverage(pack: Pack) -> CoverageFacts | None:
     """Measure by the index's own counts what the packer did not state; None without counts."""
-    # Brings numpy, which takes longer to load than all else that is needed here.
-    from moepack.hotness import coverage
-
-    blobs = routed_blobs(pack)
-    counts = {key: blob.hotness or 0 for key, blob in blobs.items()}
-    lengths = {key: blob.length for key, blob in blobs.items()}
+    experts = routed_experts(pack)
+    counts = {key: found.hotness or 0 for key, found in experts.items()}
+    lengths = {key: found.length for key, found in experts.items()}
     if not any(counts.values()):
         return None
     measured = coverage.of(counts, counts, lengths)
@@ -240,12 +238,21 @@ def describe_blob(pack: Pack, layer: int, expert: int, *, family: str | None = N
 
     Raises RequestError for an expert that the pack does not hold.
     """
-    blob = pack.locate(layer, expert, family=family)
-    parts = (
-        _placed_part(pack.locate(layer, expert, kind.name, family=blob.family), kind)
-        for kind in pack.parts(layer, family=blob.family)
+    kinds = pack.parts(layer, family=family)
+    parts = [pack.locate(layer, expert, kind.name, family=family) for kind in kinds]
+    found = pack.hotness(layer, expert, family=family)
+    has_blob = parts[0].blob_offset is not None
+    return BlobFacts(
+        layer=layer,
+        expert=expert,
+        family=family or pack.families(layer)[0],
+        path=parts[0].path if has_blob else None,
+        offset=parts[0].blob_offset,
+        length=found.length,
+        rank=found.rank,
+        hotness=found.hotness,
+        parts=tuple(map(_placed_part, parts, kinds)),
     )
-    return BlobFacts(*blob, parts=tuple(parts))
 
 
 def _placed_part(part: PartLocation, kind: PartKind) -> PlacedPartFacts:
@@ -254,7 +261,7 @@ def _placed_part(part: PartLocation, kind: PartKind) -> PlacedPartFacts:
         type=kind.type_name,
         shape=kind.shape,
         offset=part.offset,
-        offset_in_blob=part.offset_in_blob,
+        offset_in_blob=None if part.blob_offset is None else part.offset_in_blob,
         stored_length=part.stored_length,
         length=part.length,
         digest=None if part.digest is None else digest.to_text(part.digest),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from moepack.errors import TraceError
 from moepack.hotness import file
-from moepack.hotness.file import Hotness
+from moepack.hotness.model import Hotness
 from moepack.keys import ExpertKey
 from moepack.trace.expert_places import MAX_PLACES, PAGE
 from moepack.trace.model import MAX_COUNT

@@ -8,8 +8,8 @@ import pytest
 import moepack
 from moepack.hotness import file, measure
 from moepack.hotness.counter import SelectionCounter
-from moepack.hotness.file import Hotness
 from moepack.hotness.measure import measure_hotness
+from moepack.hotness.model import Hotness
 from moepack.keys import ExpertKey
 from moepack.shape import FamilyShape, ModelShape
 from moepack.trace.formats.registry import ReadOptions

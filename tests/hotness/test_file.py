@@ -7,7 +7,7 @@ import pytest
 import moepack
 from moepack.errors import TraceError
 from moepack.hotness import file
-from moepack.hotness.file import Hotness
+from moepack.hotness.model import Hotness
 from moepack.keys import ExpertKey
 from tests.support.gguf_builder import moe
 from tests.support.models import FIXTURES, first_shard

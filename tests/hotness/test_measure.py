@@ -203,6 +203,8 @@ GOOD = {"blk.0.ffn_down_exps.weight": [3.0, 1.0], "blk.0.ffn_up_exps.weight": [3
         ({"blk.0.attn_q.weight": [3.0]}, "without counts of experts"),
         ({"blk.7.ffn_down_exps.weight": [3.0, 1.0]}, "no such expert"),
         ({"blk.0.ffn_down_exps.weight": [1.0] * 17}, "no such expert"),
+        ({"blk.0.ffn_down_exps.weight": [1.0] * 15}, "layer 0: an imatrix of another model.* 15"),
+        ({"blk.0.ffn_down_exps.weight": [1.0] * 16}, "layer 1: an imatrix of another model: it la"),
     ],
 )
 def test_an_imatrix_that_is_wrong_is_refused(

@@ -55,8 +55,8 @@ def test_what_a_manifest_does_not_say_is_a_dash_for_people_and_null_for_programs
 ) -> None:
     draft = Draft(pack_copy)
     draft.body |= {"layout": {"name": 5}, "hotness": {"coverage": 5}}
-    unknown = {"architecture": "", "name": None, "experts_used": {}, "context_length": None}
-    draft.body["source"] |= unknown
+    draft.body["source"] |= {"architecture": "", "name": None}
+    draft.body["source"] |= {"experts_used": {}, "context_length": None}
     draft.save_manifest()
     facts = inspection.inspect(pack_copy)
     assert isinstance(facts, PackFacts)
@@ -131,4 +131,4 @@ def test_a_located_blob_has_the_parts_that_the_pack_lists(
         assert (facts.path, facts.offset, facts.length) == (blob.path, blob.offset, blob.length)
         assert [part.name for part in facts.parts] == [kind.name for kind in pack.parts(layer)]
         for part in facts.parts:
-            assert part.offset == blob.offset + part.offset_in_blob
+            assert part.offset == (blob.offset or 0) + (part.offset_in_blob or 0)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moepack.hotness.file import Hotness
+from moepack.hotness.model import Hotness
 from moepack.keys import ExpertKey
 from moepack.packing import pack_model as packing
 from moepack.reading.locations import BlobLocation, PartLocation
@@ -69,8 +69,6 @@ def keys_of(pack: Pack) -> list[tuple[int, int]]:
 
 def on_disk(where: BlobLocation | PartLocation) -> bytes:
     """Read a blob or a part plainly."""
-    assert where.path is not None
-    assert where.offset is not None
     with open(where.path, "rb") as file:
         file.seek(where.offset)
         return file.read(where.length)

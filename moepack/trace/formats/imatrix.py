@@ -8,7 +8,7 @@ divides the counts out and is refused.
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from moepack.trace.validation import Checks
 _COUNTS = re.compile(r"blk\.(\d{1,5})\.ffn_(down|up|gate|gate_up)_exps\.weight\.counts\Z")
 _PREFERRED = ("down", "up", "gate", "gate_up")
 _F32 = 0
+_ANOTHER_MODEL = "was it made from another model?"
 MAX_EXACT = 1 << 24
 """A 32-bit float counts no further."""
 
@@ -62,6 +63,25 @@ def read(stream: TraceStream, checks: Checks) -> Items:
     yield Origin("imatrix", stream.name, unknown, None, _token_count(header.metadata))
     for layer, by_projection in sorted(tensors.items()):
         yield _counts_of(path, layer, by_projection, checks)
+    _check_layers(path, tensors, checks)
+
+
+def _check_layers(path: str, layers: Iterable[int], checks: Checks) -> None:
+    """Raise TraceError where layers of the model lack: an imatrix has all of them, chosen or not.
+
+    But for multi-token prediction, which llama.cpp leaves out.
+    """
+    if checks.shape is None:
+        return
+    lacks = sorted(checks.shape.without_mtp().expert_counts.keys() - set(layers))
+    if lacks:
+        raise TraceError(
+            "an imatrix of another model: it lacks a layer",
+            path=path,
+            place=f"layer {lacks[0]}",
+            expected=checks.shape,
+            hint=_ANOTHER_MODEL,
+        )
 
 
 def _read_header(path: str) -> GgufHeader:
@@ -84,7 +104,20 @@ def _counts_of(
     counts = _layer_counts(path, layer, by_projection)
     expert = np.flatnonzero(counts)
     layers = np.full(len(expert), layer, np.int64)
-    return checks.counts(Phase.PREFILL, layers, expert, counts[expert], lambda _: f"layer {layer}")
+    place = f"layer {layer}"
+    counted = checks.counts(Phase.PREFILL, layers, expert, counts[expert], lambda _: place)
+    expected = checks.expert_counts.get(layer, 0)
+    if checks.shape is not None and len(counts) != expected:
+        problem = "an imatrix of another model"
+        raise TraceError(
+            problem,
+            path=path,
+            place=place,
+            expected=f"{expected} experts",
+            found=len(counts),
+            hint=_ANOTHER_MODEL,
+        )
+    return counted
 
 
 def _by_layer(header: GgufHeader) -> dict[int, dict[str, Tensor]]:
