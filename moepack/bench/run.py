@@ -97,7 +97,7 @@ def bench_pack(
     """Measure the drive that the pack at `path` lies on, and what the pack is worth there.
 
     `source` is what the pack was made from, to compare with. The experts that are read are those of
-    a `trace`; else `experts_used` a layer (by default as many as the source says) are drawn by a
+    a `trace`; else `experts_used` a layer (by default as many as the model uses) are drawn by a
     file of `hotness`, by the pack's own, or evenly. `depths` are reads in flight, `length` the
     bytes of blobs that are read over and over, `seconds` the time for that, `point_seconds` the
     time for each point of the surface, 0 for no surface. Raises RequestError for what cannot be,
@@ -139,7 +139,7 @@ def _choose_workload(
         raise RequestError("the pack has no experts that a router chooses", path=pack.path)
     if trace is not None:
         return workload.from_trace(trace, shape, MAX_TOKENS)
-    stated = None if model is None else shape_of(*model).experts_used
+    stated = pack.shape.experts_used or (model and shape_of(*model).experts_used)
     used = experts_used or stated or workload.USUAL_EXPERTS_USED
     counts: Mapping[ExpertKey, int]
     if hotness is not None:

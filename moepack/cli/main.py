@@ -158,6 +158,8 @@ def extract(
     from moepack.report.facts import ExtractFacts
 
     with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
+        if part is None:
+            opened.locate(layer, expert, family=family)  # what has no blob has parts alone
         view = reader.read(layer, expert, part, family=family)
     if target == "-":
         sys.stdout.buffer.write(view)
