@@ -52,7 +52,12 @@ if TYPE_CHECKING or not _STARTS_PROGRAM:
     from moepack.keys import ExpertKey
     from moepack.reading.batch import Batch, ExpertBytes
     from moepack.reading.budget import Statistics
-    from moepack.reading.locations import BlobLocation, PartLocation
+    from moepack.reading.locations import (
+        BlobLocation,
+        ExpertHotness,
+        PartLocation,
+        TensorLocation,
+    )
     from moepack.reading.pack import Pack
     from moepack.reading.reader import Reader
     from moepack.storage.buffers import BufferPool
@@ -63,6 +68,7 @@ _ROOMS = {
     "BlobLocation": "reading.locations",
     "BufferPool": "storage.buffers",
     "ExpertBytes": "reading.batch",
+    "ExpertHotness": "reading.locations",
     "ExpertKey": "keys",
     "MachineError": "errors",
     "ModelShape": "shape",
@@ -75,6 +81,7 @@ _ROOMS = {
     "RequestError": "errors",
     "SourceError": "errors",
     "Statistics": "reading.budget",
+    "TensorLocation": "reading.locations",
     "TraceError": "errors",
     "__version__": "version",
     "bench_pack": "bench.run",
@@ -98,6 +105,7 @@ __all__ = [
     "BlobLocation",
     "BufferPool",
     "ExpertBytes",
+    "ExpertHotness",
     "ExpertKey",
     "MachineError",
     "ModelShape",
@@ -110,6 +118,7 @@ __all__ = [
     "RequestError",
     "SourceError",
     "Statistics",
+    "TensorLocation",
     "TraceError",
     "__version__",
     "bench_pack",

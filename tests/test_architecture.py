@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hotness": {"moepack", "storage", "reading", "trace", "trace.formats"},
     "analysis": {"moepack", "trace", "trace.formats", "hotness"},
     "packing": {"moepack", "format", "storage", "source", "reading", "hotness"},
-    "engines": {"moepack", "format", "storage", "source", "reading", "packing"},
+    "engines": {"moepack", "format", "storage", "source", "reading"},
     "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),

@@ -235,6 +235,9 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
         ("inspect", shard),
         ("inspect", example),
         ("pack", shard, "-o", tmp_path / "pack"),
+        ("index", shard, "-o", tmp_path / "index"),
+        ("restore", tmp_path / "pack", "-o", tmp_path / "shards"),
+        ("export gguf", tmp_path / "pack", "-o", tmp_path / "model.gguf"),
         ("verify", damaged, "--source", shard),
         ("locate", example, *at),
         ("extract", example, *at, "-o", tmp_path / "blob.bin"),
@@ -284,7 +287,7 @@ def test_every_trace_format_is_documented() -> None:
 
 
 def test_every_shipped_layout_says_what_it_is() -> None:
-    assert layout.names() == ["hot-first", "layers"]
+    assert layout.names() == ["hot-first", "layers", "natural"]
     for name in layout.names():
         assert layout.load(name).description
         assert f"\n- `{name}`" in section("pack")

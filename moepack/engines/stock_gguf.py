@@ -18,7 +18,6 @@ from typing import NamedTuple
 from moepack import digest
 from moepack.errors import PackError, RequestError
 from moepack.format.tables import PackedFamily, PartKind
-from moepack.packing.whole_files import Progress, write_whole_files
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import check_whole
 from moepack.sizes import align, size_text
@@ -26,6 +25,7 @@ from moepack.source import gguf_header
 from moepack.source.gguf_header import GgufHeader
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.regular_file import open_regular
+from moepack.storage.whole_files import Progress, write_whole_files
 
 ALIGNMENT = 4096
 MAX_ALIGNMENT = 1 << 21

@@ -17,12 +17,12 @@ from moepack.packing.layout import DEFAULT, Layout, load
 from moepack.packing.packer import DEFAULT_THREADS, Progress
 from moepack.packing.plan import Plan, make
 from moepack.packing.source_identity import describe_shard, describe_source
-from moepack.packing.target_directory import check_space, free_space
 from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import PathOrPaths, open_source
+from moepack.storage.space import check_space, free_space
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,13 @@ from moepack.format.source_entry import SourceEntry
 from moepack.packing import index_encoder
 from moepack.packing.journal import Journal, open_journal
 from moepack.packing.plan import Plan
-from moepack.packing.target_directory import WatchedFiles, check_space, prepare
+from moepack.packing.target_directory import WatchedFiles, prepare
 from moepack.source.shards import Source
 from moepack.storage.atomic import sync_directory, write_synced
 from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import NewFile
 from moepack.storage.inputs import InputFile, Inputs
+from moepack.storage.space import check_space
 from moepack.version import __version__
 
 Progress = Callable[[int, int], None]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from moepack.errors import MachineError, PackError
 from moepack.format.tables import DataFile
-from moepack.packing.whole_files import Progress, write_whole_files
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import ShardMap, map_shards
 from moepack.storage.extents import Extent, NewFile
+from moepack.storage.whole_files import Progress, write_whole_files
 
 _PIECE_LENGTH = 1 << 20
 

@@ -45,26 +45,6 @@ def prepare(path: Path, resume: bool) -> bool:
     return False
 
 
-def free_space(path: Path) -> int:
-    """Return the bytes that are free where `path` is or will be."""
-    existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    status = os.statvfs(existing)
-    return status.f_bavail * status.f_frsize
-
-
-def check_space(path: Path, length: int) -> None:
-    """Raise MachineError where fewer than `length` bytes are free where `path` is or will be."""
-    free = free_space(path)
-    if free < length:
-        raise MachineError(
-            "not enough space",
-            path=path,
-            expected=f"{length} bytes",
-            found=f"{free} bytes free",
-            hint="free some space or choose another file system",
-        )
-
-
 class WatchedFiles:
     """The finished data files of a pack in the making, and what they were when they were added."""
 

@@ -108,12 +108,20 @@ class LayoutFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class UsedExpertsFacts:
+    """How many experts of a family a token uses: in all layers, or in each from 0 on."""
+
+    family: str
+    count: ExpertsUsed
+
+
+@dataclass(frozen=True, slots=True)
 class PackedSourceFacts:
-    """The source that a pack was made from; `experts_used` is by family, see `SourceEntry`."""
+    """The source that a pack was made from."""
 
     architecture: str | None
     name: str | None
-    experts_used: dict[str, ExpertsUsed]
+    experts_used: tuple[UsedExpertsFacts, ...]
     context_length: int | None
     mtp_layers: tuple[int, ...]
     shards: tuple[ShardEntry, ...]

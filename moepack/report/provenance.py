@@ -18,6 +18,7 @@ from moepack.report.facts import (
     OriginFacts,
     PackedSourceFacts,
     PartRules,
+    UsedExpertsFacts,
 )
 
 _MAX_NUMBER = (1 << 63) - 1
@@ -40,7 +41,7 @@ def source_facts(source: SourceEntry) -> PackedSourceFacts:
     return PackedSourceFacts(
         architecture=source.architecture or None,
         name=source.name,
-        experts_used=source.experts_used,
+        experts_used=tuple(UsedExpertsFacts(*used) for used in source.experts_used.items()),
         context_length=source.context_length,
         mtp_layers=tuple(source.mtp_layers),
         shards=source.shards,

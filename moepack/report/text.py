@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moepack.errors import short
-from moepack.format.source_entry import ExpertsUsed
 from moepack.report.facts import (
     BlobFacts,
     CoverageFacts,
@@ -14,6 +14,7 @@ from moepack.report.facts import (
     HotnessFacts,
     PackFacts,
     SourceFacts,
+    UsedExpertsFacts,
 )
 from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import count_text, ranges_text, size_text
@@ -114,14 +115,19 @@ def _layout(facts: PackFacts) -> str:
     return f"{name}: blobs aligned to {size_text(blobs)}, weights to {size_text(weights)}"
 
 
-def _used(used: dict[str, ExpertsUsed]) -> str:
+def _used(used: Sequence[UsedExpertsFacts]) -> str:
     """Write how many experts a token uses, by family where there are several."""
     texts = []
-    for family, count in used.items():
+    for found in used:
+        count = found.count
         counts = [c for c in count if c is not None] if isinstance(count, list) else [count]
         least, most = min(counts, default=0), max(counts, default=0)
         text = f"{most}" if least == most else f"{least} to {most}"
-        texts.append(f"{text} experts" if family == ROUTED_FAMILY else f"{text} of {short(family)}")
+        texts.append(
+            f"{text} experts"
+            if found.family == ROUTED_FAMILY
+            else f"{text} of {short(found.family)}"
+        )
     return ", ".join(texts) or UNKNOWN
 
 

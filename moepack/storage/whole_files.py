@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.errors import MachineError, PackError, RequestError
-from moepack.packing.target_directory import check_space
 from moepack.storage.atomic import publish
 from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import NewFile
 from moepack.storage.inputs import InputFile, Inputs
+from moepack.storage.space import check_space
 
 SUFFIX = ".partial"
 
