@@ -49,6 +49,8 @@ alignment = 64
 projections = ["gate_up", "gate", "up", "down", "attn_v"]
 alignment = 64
 small_alignment = 64
+[dense]
+alignment = 64
 """
 
 
