@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without th
     from moepack.packing.shard_index import IndexSummary
 
 UNKNOWN = "–"
+SHOWN_SECONDS = 1.0
+"""What took less has no speed worth telling."""
 
 
 def plan(summary: PackSummary) -> str:
@@ -25,8 +27,9 @@ def plan(summary: PackSummary) -> str:
         f"  hotness   {_hotness(summary)}",
         f"  files     {count_text(summary.file_count, 'file')}, {size_text(summary.data_length)} "
         f"with {summary.padding_share:.1%} padding; index {size_text(summary.index_length)}",
-        f"  free      {size_text(summary.free_space)}",
     ]
+    if summary.dry_run:
+        lines.append(f"  free      {size_text(summary.free_space)}")
     return "\n".join(lines)
 
 
@@ -66,7 +69,7 @@ def packed(summary: PackSummary) -> str:
 
 def _speed(summary: PackSummary) -> str:
     seconds = summary.seconds
-    if not seconds or summary.written_length is None:
+    if seconds is None or seconds < SHOWN_SECONDS or summary.written_length is None:
         return ""
     return f" in {seconds:.1f} s ({size_text(int(summary.written_length / seconds))}/s)"
 
