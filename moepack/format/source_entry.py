@@ -91,12 +91,13 @@ def _shard(fields: Fields) -> ShardEntry:
     if not _is_file_name(name):
         fields.fail("name", "not the name of a file", found=repr(name))
     length = fields.number("length", 1)
+    has_sha256 = fields.nullable("sha256", str) is not None
     return ShardEntry(
         name=name,
         length=length,
         header_length=fields.number("header_length", 1, length),
         header_sha256=_sha256(fields, "header_sha256"),
-        sha256=fields.nullable("sha256", str) and _sha256(fields, "sha256"),
+        sha256=_sha256(fields, "sha256") if has_sha256 else None,
     )
 
 
