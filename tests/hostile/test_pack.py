@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import moepack
 from moepack import digest
-from moepack.errors import MachineError, PackError
+from moepack.errors import MachineError, PackError, RequestError
 from moepack.format import manifest, records, sections
 from moepack.format.dense import DenseTensor, ShardBytes
 from moepack.format.index import Index
