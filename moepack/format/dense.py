@@ -99,9 +99,6 @@ class DenseDecoder:
         if any(axes[count:]) or math.prod(max(1, axis) for axis in axes) > records.MAX_LENGTH:
             self._fail(place, f"not a shape of {count} dimensions", found=axes)
         self._check_range(place, record.file, record.offset, record.length)
-        if record.offset % self.alignment and not self.files[record.file].is_shard:
-            expected = f"a multiple of {self.alignment:,}"
-            self._fail(place, "offset not aligned", expected, f"{record.offset:,}")
         self._check_shard(place, record.shard, record.shard_offset, record.length)
         return DenseTensor(
             name=name,
@@ -143,6 +140,10 @@ class DenseDecoder:
             found = f"bytes {offset:,} to {offset + length:,}"
             problem = f"ends behind the end of {self.files[file].name}"
             self._fail(place, problem, f"<= {end:,}", found)
+
+        if offset % self.alignment and not self.files[file].is_shard:
+            expected = f"a multiple of {self.alignment:,}"
+            self._fail(place, "offset not aligned", expected, f"{offset:,}")
 
     def _check_shard(self, place: str, shard: int, offset: int, length: int) -> None:
         if shard >= records.MAX_SHARDS:

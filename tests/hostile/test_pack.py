@@ -38,6 +38,7 @@ from tests.support.hostile_input import (
     assert_tidy,
     mutants,
 )
+from tests.support.messages import MESSAGES, documented
 from tests.support.pack_draft import Draft, Piece, Rule, own_tensors, sealed, without_blobs
 
 
@@ -118,6 +119,7 @@ def test_each_rule_of_the_index_is_kept_by_reader_and_verifier(rule: Rule, draft
     rule.breaks(draft)
     draft.save()
     error = refused(draft.path)
+    assert documented(error)
     assert (error.place or "").startswith(rule.place)
     assert error.problem.startswith(rule.problem)
     assert complaint(draft.path)
@@ -443,21 +445,48 @@ BAD_ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize("entry", BAD_ENTRIES, ids=lambda entry: entry.name)
-def test_each_rule_of_the_manifest_is_kept_by_reader_and_verifier(
-    entry: Entry, draft: Draft
-) -> None:
+def change(body: dict[str, Any], entry: Entry) -> None:
+    """Change a manifest, and make sure that something changed."""
     *parents, last = entry.path
-    holder: Any = draft.body
+    holder: Any = body
     for key in parents:
         holder = holder[key]
     assert holder[last] != entry.value or type(holder[last]) is not type(entry.value)
     holder[last] = entry.value
     if entry.value is MISSING:
         del holder[last]
+
+
+@pytest.mark.parametrize("entry", BAD_ENTRIES, ids=lambda entry: entry.name)
+def test_each_rule_of_the_manifest_is_kept_by_reader_and_verifier(
+    entry: Entry, draft: Draft
+) -> None:
+    change(draft.body, entry)
     draft.save_manifest()
-    assert entry.words in str(refused(draft.path))
+    error = refused(draft.path)
+    assert entry.words in str(error)
+    assert documented(error)
     assert complaint(draft.path)
+
+
+def test_the_messages_of_the_manifest_are_those_of_its_rules(draft: Draft) -> None:
+    """None is in the document that no rule has; that each is in it, the test above says."""
+    path = draft.path / "manifest.json"
+    whole = path.read_bytes()
+    broken = [whole[:-11] + b'0000000"\n}\n', b"[]", b"{", bytes(manifest.MAX_LENGTH + 1)]
+    for entry in BAD_ENTRIES:
+        draft.body = json.loads(whole)
+        change(draft.body, entry)
+        draft.save_manifest()
+        broken.append(path.read_bytes())
+    draft.body = json.loads(whole)
+    draft.body["source"]["shards"] *= 2
+    draft.save_manifest()
+    seen = set()
+    for data in (*broken, path.read_bytes()):
+        path.write_bytes(data)
+        seen.add(documented(refused(draft.path)))
+    assert not set(MESSAGES["manifest"]) - seen
 
 
 def test_shards_have_different_names(draft: Draft) -> None:

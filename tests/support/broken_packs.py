@@ -463,6 +463,7 @@ DENSE_RULES = [
             ("no file", {"file": 3}, "no such file"),
             ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
             ("of 2^64", {"length": BIG}, "ends behind the end of dense.bin"),
+            ("unaligned", {"offset": 64}, "offset not aligned"),
             ("no shard", {"shard": 65536}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
         )
@@ -494,9 +495,14 @@ SHARD_RULES = [
             ("slices of no shard", record("part_kind", 0, shard=1), "layer 0 expert 0"),
             ("a tensor of no shard", record("tensor", 1, shard=1), "tensor blk.0.attn_norm.weight"),
             (
-                "padding of no shard",
-                lambda d: (more("shard_bytes")(d), d.set("shard_bytes", 1, shard=1)),
+                "a header of no shard",
+                all_of(more("shard_bytes"), record("shard_bytes", 1, shard=1)),
                 "header",
+            ),
+            (
+                "padding of no shard",
+                all_of(more("shard_bytes"), record("shard_bytes", 1, shard=1, shard_offset=512)),
+                "padding at byte 512",
             ),
         )
     ),
