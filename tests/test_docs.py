@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,17 +16,16 @@ import click
 import pytest
 
 import moepack
-from moepack import digest
 from moepack.cli import main
-from moepack.format import manifest, records
-from moepack.hotness import file
 from moepack.packing import layout
 from moepack.trace.formats import registry
-from tests.support.models import FIXTURES, first_shard, pack_model
+from tests.support.models import FIXTURES, first_shard
+from tests.support.worked_example import example
+
+__all__ = ["example"]
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-FORMAT = (ROOT / "layouts" / "FORMAT.md").read_text()
 COMMANDS = (ROOT / "docs" / "commands.md").read_text()
 LIBRARY = (ROOT / "docs" / "library.md").read_text()
 DEVELOPMENT = (ROOT / "docs" / "development.md").read_text()
@@ -35,7 +33,7 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *(
         path
-        for name in ("docs", "layouts", "fixtures")
+        for name in ("docs", "layouts", "fixtures", "conformance")
         for path in sorted(ROOT.glob(f"{name}/*.md"))
     ),
 ]
@@ -127,56 +125,6 @@ def test_a_project_that_a_document_names_is_linked_there(path: Path) -> None:
         assert address in text or not re.search(rf"(?<![\w/.]){re.escape(name)}(?![\w/-])", text), (
             name
         )
-
-
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pack the model of the worked example."""
-    target = tmp_path_factory.mktemp("example") / "pack"
-    heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
-    pack_model([first_shard("qwen3moe")], target, counts=heat.counts, hotness=heat)
-    return target
-
-
-def test_the_hex_dump_of_the_worked_example_is_the_index(example: Path) -> None:
-    dump = re.findall(r"^    [0-9a-f]{8}: ((?:[0-9a-f]{4} ){8})", FORMAT, re.MULTILINE)
-    header = bytes.fromhex("".join(dump))
-    assert len(header) == 128
-    assert (example / "index.bin").read_bytes()[:128] == header
-
-
-def test_the_numbers_of_the_worked_example_are_true(example: Path) -> None:
-    """Each row names an integer at an offset, or an offset that the rows before lead to."""
-    data = (example / "index.bin").read_bytes()
-    section = FORMAT[FORMAT.index("## Worked example") :]
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)[1:]
-    checked = 0
-    for what, how, value in rows:
-        if match := re.match(r"(u32|u64) at (\d+)", how):
-            form = {"u32": "<I", "u64": "<Q"}[match[1]]
-            (found,) = struct.unpack_from(form, data, int(match[2]))
-            expected = digest.from_text(value) if value.startswith("xxh3:") else int(value)
-            assert found == expected, what
-            checked += 1
-        elif sums := re.findall(r"(\d+) \+ (\d+) × (\d+)", how):
-            start, count, length = map(int, sums[-1])
-            position = start + count * length
-            if "rounded up" in how:
-                position = -(-position // 64) * 64
-            assert position == int(value), what
-            checked += 1
-    assert checked >= 13
-
-
-def test_the_manifest_digest_is_what_the_format_says(example: Path) -> None:
-    data = (example / "manifest.json").read_bytes()
-    assert data[-49:].startswith(b',\n  "manifest_digest": "xxh3:')
-    assert digest.to_text(digest.of(data[:-49])).encode() == data[-25:-4]
-
-
-def test_the_trailer_is_the_digest_of_everything_before_it(example: Path) -> None:
-    data = (example / "index.bin").read_bytes()
-    assert struct.unpack("<Q", data[-8:])[0] == digest.of(data[:-8])
 
 
 def test_every_command_has_a_section_that_names_all_of_its_options() -> None:
@@ -351,18 +299,3 @@ def test_every_fixture_is_explained() -> None:
     for path in FIXTURES.iterdir():
         stem = re.sub(r"-0000\d-of-0000\d\.gguf$", "-*", path.name)
         assert path.name == "README.md" or f"`{stem}`" in text
-
-
-def test_the_digests_in_the_format_are_right() -> None:
-    for length in (0, 200, 300):
-        assert digest.to_text(digest.of(bytes(n % 256 for n in range(length)))) in FORMAT
-
-
-def test_the_limits_in_the_format_are_the_codes() -> None:
-    section = FORMAT[FORMAT.index("## Limits") : FORMAT.index("## Compatibility")]
-    for limit in (
-        *(records.MAX_FILES, records.MAX_FAMILIES, records.MAX_PART_KINDS, records.MAX_EXPERTS),
-        *(records.MAX_PARTS_IN_BLOB, records.MAX_BLOBS),
-    ):
-        assert f"| {limit:,} |" in section
-    assert f"| {manifest.MAX_LENGTH >> 20} MiB |" in section

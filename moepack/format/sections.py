@@ -95,14 +95,11 @@ class _DirectoryDecoder:
                 self.fail(section.name, "the section stands twice")
             position = self.follow(section, position)
             sections[section.name] = section
-        trailer = self.padded(position, "the trailer")
-        if trailer + records.TRAILER.size != header.index_length:
-            self.fail(
-                "index_length",
-                "does not fit the sections",
-                f"{trailer + records.TRAILER.size:,} bytes",
-                f"{header.index_length:,}",
-            )
+        length = align(position, records.SECTION_ALIGNMENT) + records.TRAILER.size
+        if length != header.index_length:
+            expected, found = f"{length:,} bytes", f"{header.index_length:,}"
+            self.fail("index_length", "does not fit the sections", expected, found)
+        self.padded(position, "the trailer")
         for name in records.NEEDED_SECTIONS:
             if name not in sections:
                 self.fail(name, "the section is missing")

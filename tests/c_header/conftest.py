@@ -1,5 +1,5 @@
 """Small packs to damage, for all tests of this room."""
 
-from tests.support.broken_packs import draft, tiny
+from tests.support.pack_draft import draft, tiny
 
 __all__ = ["draft", "tiny"]

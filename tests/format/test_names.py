@@ -29,6 +29,18 @@ def test_a_part_has_a_short_name_and_a_projection(part: str, short: str, matrix:
         ("../x", False),
         ("", False),
         (".hidden", False),
+        ("a.", False),
+        ("nul", False),
+        ("Con.bin", False),
+        ("com1.x.bin", False),
+        ("com.bin", True),
+        ("lpt10", True),
+        ("manifest.json.tmp", False),
+        ("n" * 255, True),
+        ("n" * 256, False),
+        ("ä.bin", False),
+        ("a b.bin", False),
+        ("a\n", False),
     ],
 )
 def test_a_data_file_has_a_plain_name_that_nothing_else_has(name: str, is_plain: bool) -> None:

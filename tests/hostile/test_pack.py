@@ -1,47 +1,45 @@
-"""Hostile packs, layouts and journals: each rule broken alone, giants, damage."""
+"""Hostile packs: each rule broken alone, giants, damage."""
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
 import struct
-from collections.abc import Callable
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import moepack
-from moepack import digest, installed
-from moepack.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.format import manifest, records
+from moepack import digest
+from moepack.errors import MachineError, PackError, RequestError
+from moepack.format import manifest, records, sections
+from moepack.format.dense import DenseTensor, ShardBytes
 from moepack.format.index import Index
-from moepack.packing import journal, layout, packer
+from moepack.format.source_entry import ShardEntry, SourceEntry
+from moepack.format.tables import PackedFamily
+from moepack.reading.pack import Pack
+from moepack.reading.shard_map import map_shards
 from moepack.report.inspection import describe_pack
 from moepack.report.json_text import json_text, to_json
 from moepack.verifying.verifier import verify
-from tests.support.broken_packs import (
-    BAD_NAMES,
-    INDEX_RULES,
-    SECTIONS,
-    VERIFIERS_RULES,
-    Draft,
-    Rule,
-    sealed,
-)
-from tests.support.gguf_builder import F32, moe
+from tests.support.broken_packs import BAD_NAMES, INDEX_RULES, SHARD_RULES, VERIFIERS_RULES
 from tests.support.hostile_input import (
     DEEP,
+    MAX_SECONDS,
     QUICK,
-    Edit,
     assert_cheap,
     assert_clear,
-    edits,
+    assert_tidy,
     mutants,
-    mutate,
 )
-from tests.support.models import pack_model
+from tests.support.messages import MESSAGES, documented
+from tests.support.pack_draft import Draft, Piece, Rule, own_tensors, sealed, without_blobs
 
 
 def look_up_everything(path: Path) -> None:
@@ -50,11 +48,26 @@ def look_up_everything(path: Path) -> None:
         for layer in pack.layers:
             for family in pack.families(layer):
                 for expert in range(pack.expert_count(layer, family=family)):
-                    pack.locate(layer, expert, family=family)
+                    pack.hotness(layer, expert, family=family)
+                    with contextlib.suppress(RequestError):  # its parts lie apart
+                        pack.locate(layer, expert, family=family)
                     for kind in pack.parts(layer, family=family):
                         pack.locate(layer, expert, kind.name)
         pack.hottest(1 << 62)
+        pack.dense()
+        look_up_origins(pack)
         json_text(describe_pack(pack))
+
+
+def look_up_origins(pack: Pack) -> None:
+    """Ask where everything came from."""
+    for family in pack.index.families:
+        for kind in family.part_kinds:
+            for expert in range(family.expert_count):
+                shard, _ = pack.index.origin(family, kind, expert)
+                assert shard < records.MAX_SHARDS
+    for held in pack.index.shard_bytes():
+        assert held.shard < records.MAX_SHARDS
 
 
 def complaint(path: Path) -> str:
@@ -70,12 +83,6 @@ def complaint(path: Path) -> str:
     return "\n".join(map(str, findings))
 
 
-def assert_tidy(error: MoepackError) -> None:
-    """Check what holds for every message about a pack."""
-    assert error.path is not None
-    assert_clear(error, error.path)
-
-
 def refused(path: Path) -> PackError:
     with pytest.raises(PackError) as caught:
         look_up_everything(path)
@@ -84,12 +91,17 @@ def refused(path: Path) -> PackError:
 
 
 def test_the_tiny_pack_and_an_unchanged_draft_are_sound(tiny: Path, draft: Draft) -> None:
+    draft.rebuild(draft.pieces())
     draft.save()
     assert (draft.path / "index.bin").read_bytes() == (tiny / "index.bin").read_bytes()
     assert (draft.path / "manifest.json").read_bytes() == (tiny / "manifest.json").read_bytes()
     look_up_everything(draft.path)
     assert complaint(draft.path) == ""
-    assert draft.header[6:11] == (2, 2, 6, 4, 12)
+    counts = {name: section.record_count for name, section in draft.sections.items()}
+    assert counts == {
+        **{"files": 3, "families": 2, "part_kinds": 6, "blobs": 4, "parts": 12, "ranks": 4},
+        **{"tensors": 4, "shard_bytes": 1},
+    }
 
 
 # The index, rule by rule.
@@ -106,8 +118,23 @@ def test_the_tiny_pack_and_an_unchanged_draft_are_sound(tiny: Path, draft: Draft
 def test_each_rule_of_the_index_is_kept_by_reader_and_verifier(rule: Rule, draft: Draft) -> None:
     rule.breaks(draft)
     draft.save()
-    assert rule.words in str(refused(draft.path))
+    error = refused(draft.path)
+    assert documented(error)
+    assert (error.place or "").startswith(rule.place)
+    assert error.problem.startswith(rule.problem)
     assert complaint(draft.path)
+
+
+@pytest.mark.parametrize("rule", SHARD_RULES, ids=lambda rule: rule.name)
+def test_shards_are_put_together_only_from_what_fits(rule: Rule, draft: Draft) -> None:
+    rule.breaks(draft)
+    draft.save()
+    look_up_everything(draft.path)
+    with moepack.open(draft.path) as pack, pytest.raises(PackError) as caught:
+        map_shards(pack)
+    assert_tidy(caught.value)
+    assert (caught.value.place or "").startswith(rule.place)
+    assert caught.value.problem.startswith(rule.problem)
 
 
 @pytest.mark.parametrize("rule", VERIFIERS_RULES, ids=lambda rule: rule.name)
@@ -115,18 +142,102 @@ def test_the_verifier_finds_also_what_readers_do_not_need(rule: Rule, draft: Dra
     rule.breaks(draft)
     draft.save()
     look_up_everything(draft.path)
-    assert rule.words in complaint(draft.path)
+    findings = complaint(draft.path)
+    assert rule.place in findings
+    assert rule.problem in findings
 
 
-def test_features_that_are_optional_are_ignored(draft: Draft) -> None:
-    draft.set("header", optional_features=(1 << 64) - 1)
+# What is allowed, now and in versions to come.
+
+
+def grown(draft: Draft) -> None:
+    """Make everything as large as a later version may make it, and add a section."""
+    news = Piece(b"news", b"later" * 3, 5, 0)
+    pieces = [news]
+    for piece in reversed(draft.pieces()):
+        step = 4 if piece.name.startswith(b"ranks") else 40
+        length = piece.record_length
+        starts = range(0, len(piece.data), length)
+        data = b"".join(piece.data[at : at + length] + b"\xff" * step for at in starts)
+        pieces.append(piece._replace(data=data, record_length=length + step))
+    draft.rebuild(pieces, header_more=b"\xee" * 64, section_more=b"\xdd" * 16)
+
+
+def test_longer_records_other_orders_and_unknown_sections_are_read(
+    tiny: Path, draft: Draft
+) -> None:
+    places = facts(tiny)
+    grown(draft)
     draft.save()
     look_up_everything(draft.path)
+    assert facts(draft.path) == places
     assert complaint(draft.path) == ""
 
 
+def facts(path: Path) -> list[Any]:
+    """List all that a pack says of its experts and its dense part."""
+    with moepack.open(path) as pack:
+        index = pack.index
+        numbers = range(index.blob_count)
+        parts = [
+            index.part(family.first_part + number, kind)
+            for family in index.families
+            for number in range(family.expert_count * len(family.part_kinds))
+            for kind in [family.part_kinds[number % len(family.part_kinds)]]
+        ]
+        shards = [shard.pieces for shard in map_shards(pack)]
+        blobs = [index.blob(number) for number in numbers]
+        ranks = [index.blob_at_rank(number) for number in numbers]
+        return [index.files, index.families, blobs, parts, ranks, [*index.tensors()], shards]
+
+
+def test_sections_that_readers_of_experts_do_without_may_be_missing(draft: Draft) -> None:
+    names = (b"tensors", b"shard_bytes")
+    draft.rebuild([piece for piece in draft.pieces() if piece.name.rstrip(b"\0") not in names])
+    draft.body["whole"] = False
+    draft.save()
+    look_up_everything(draft.path)
+    with moepack.open(draft.path) as pack:
+        assert pack.dense() == ()
+
+
+def test_experts_may_have_had_a_tensor_each(draft: Draft) -> None:
+    held = draft.get("part_kind")
+    own_tensors()(draft)
+    draft.save()
+    look_up_everything(draft.path)
+    with moepack.open(draft.path) as pack:
+        family = pack.index.families[0]
+        kind = family.part_kinds[0]
+        starts = [pack.index.origin(family, kind, expert) for expert in range(2)]
+    assert starts == [(0, held.shard_offset), (0, held.shard_offset + held.stride)]
+
+
+def test_an_expert_may_have_no_blob_where_its_parts_lie_in_a_shard(draft: Draft) -> None:
+    without_blobs(draft)
+    draft.save()
+    look_up_everything(draft.path)
+    with moepack.open(draft.path) as pack:
+        with pytest.raises(RequestError, match="has no blob"):
+            pack.locate(0, 1)
+        part = pack.locate(0, 1, "up")
+        assert (part.offset, part.blob_offset) == (4096, None)
+
+
+def test_the_digests_of_a_file_may_be_unknown(draft: Draft) -> None:
+    draft.set("file", 0, flags=1)
+    for number in range(6):
+        draft.set("part", number, digest=0)
+    draft.save()
+    look_up_everything(draft.path)
+    with moepack.open(draft.path) as pack, pack.reader() as reader:
+        assert pack.locate(0, 0, "up").digest is None
+        assert pack.locate(1, 0, "up").digest is not None
+        reader.read(0, 0).release()
+
+
 def test_a_name_may_be_as_long_as_a_file_system_allows(draft: Draft) -> None:
-    for name in ("x" * 251 + ".bin", "Experts_1-of-2..x.bin"):
+    for name in ("x" * 251 + ".bin", "Experts_1-of-2..x.bin", "console.bin", "com10"):
         (draft.path / draft.body["files"][1]["name"]).rename(draft.path / name)
         draft.rename(1, name)
         draft.save()
@@ -136,8 +247,7 @@ def test_a_name_may_be_as_long_as_a_file_system_allows(draft: Draft) -> None:
 
 @pytest.mark.parametrize("claimed", [1 << 40, (1 << 63) - 4096])
 def test_a_blob_that_claims_terabytes_is_not_allocated(claimed: int, draft: Draft) -> None:
-    draft.set("file", 0, length=claimed)
-    draft.body["files"][0]["length"] = claimed
+    draft.resize(0, claimed)
     draft.set("blob", 0, offset=0, length=claimed)
     draft.save()
     with (
@@ -164,71 +274,262 @@ class Entry(NamedTuple):
     words: str
 
 
-KEYS = ("tool", "source", "layout", "index", "files")
+Keys = dict[tuple[Any, ...], str]
+
+KEYS: Keys = {
+    ("tool",): "a text",
+    ("source",): "an object",
+    ("source", "architecture"): "a text",
+    ("source", "experts_used"): "an object",
+    ("source", "mtp_layers"): "a list",
+    ("source", "shards"): "a list",
+    ("source", "shards", 0, "name"): "a text",
+    ("source", "shards", 0, "length"): "a whole number",
+    ("source", "shards", 0, "header_length"): "a whole number",
+    ("source", "shards", 0, "header_sha256"): "a text",
+    ("layout",): "an object",
+    ("index",): "an object",
+    ("index", "name"): "a text",
+    ("index", "length"): "a whole number",
+    ("index", "digest"): "a text",
+    ("files",): "a list",
+    ("files", 0, "name"): "a text",
+    ("files", 0, "length"): "a whole number",
+    ("whole",): "true or false",
+}
+NULLABLE: Keys = {
+    ("hotness",): "an object",
+    ("layers",): "a list",
+    ("source", "name"): "a text",
+    ("source", "context_length"): "a whole number",
+    ("source", "shards", 0, "sha256"): "a text",
+}
+OTHER_KINDS: dict[str, Any] = {
+    "a text": 5,
+    "an object": [],
+    "a list": "[]",
+    "a whole number": 1.0,
+    "true or false": 1,
+}
+WRONG = "wrong kind of value"
+NO_DIGESTS = {
+    "in capitals": "xxh3:" + "A" * 16,
+    "too short": "xxh3:00",
+    "with more": "xxh3:" + "0" * 16 + "\n",
+    "of another kind": "sha256:00",
+}
+
+
+def written(path: tuple[Any, ...]) -> str:
+    """Write the path of a value as messages do."""
+    out = ""
+    for key in path:
+        out += f"[{key}]" if isinstance(key, int) else f".{key}"
+    return out[1:]
+
+
+def entry(name: str, path: tuple[Any, ...], value: Any, problem: str) -> Entry:
+    """Return an entry whose message names the value itself."""
+    return Entry(name, path, value, f"{written(path)}: {problem}")
+
+
+SHARD = ("source", "shards", 0)
+BAD_COUNTS: list[Any] = ["2", -1, None, 1.5, True, {}, ["2"], [-1], [1 << 63]]
 BAD_ENTRIES = [
-    Entry("another format", ("format",), "gguf", "format: not a moepack manifest"),
-    Entry("no format", ("format",), MISSING, "format: not a moepack manifest"),
-    Entry("a format of two lines", ("format",), "a\nb", "format: not a moepack manifest"),
-    Entry("version 2", ("format_version",), 2, "format_version: unknown format version"),
-    Entry("version 1.0", ("format_version",), 1.0, "format_version: unknown format version"),
-    Entry("version true", ("format_version",), True, "format_version: unknown format version"),
-    Entry("version of two lines", ("format_version",), "1\n2", "format_version: unknown"),
-    *(Entry(f"no {key}", (key,), MISSING, f"{key}: wrong kind") for key in KEYS),
-    *(Entry(f"{key} as a number", (key,), 5, f"{key}: wrong kind") for key in KEYS),
-    *(Entry(f"{key} as null", (key,), None, f"{key}: wrong kind") for key in KEYS),
-    Entry("hotness as a list", ("hotness",), [1], "hotness: wrong kind"),
-    Entry("layers as text", ("layers",), "0-3", "layers: wrong kind"),
-    Entry("layers as a number", ("layers",), 5, "layers: wrong kind"),
-    Entry("layers as an object", ("layers",), {}, "layers: wrong kind"),
-    Entry("layers as texts", ("layers",), ["0"], "layers: wrong kind"),
-    Entry("layers as booleans", ("layers",), [True], "layers: wrong kind"),
-    Entry("long layers", ("layers",), ["x" * 5000], "layers: wrong kind"),
-    Entry("a file as text", ("files", 0), "experts-00000.bin", "files[0]: wrong kind"),
-    Entry("a file without a name", ("files", 0, "name"), MISSING, "name: wrong kind"),
-    Entry("a file without a length", ("files", 0, "length"), MISSING, "length: wrong kind"),
-    Entry("a file without a digest", ("files", 0, "digest"), MISSING, "digest: wrong kind"),
     *(
-        Entry(f"a file name {what}", ("files", 1, "name"), name, "files[1]: not a plain file name")
-        for what, name in BAD_NAMES.items()
+        entry(f"{written(path)} is missing", path, MISSING, "missing")
+        for path in (*KEYS, *NULLABLE)
     ),
-    Entry("a file without letters", ("files", 1, "name"), "", "files[1]: not a plain file name"),
-    Entry("NUL in a name", ("files", 1, "name"), "a\0b", "files[1]: not a plain file name"),
-    Entry("a surrogate", ("files", 1, "name"), "\ud800", "files[1]: not a plain file name"),
-    Entry("256 letters", ("files", 1, "name"), "x" * 256, "files[1]: not a plain file name"),
-    Entry("a negative length", ("files", 0, "length"), -1, "files[0]: length out of bounds"),
-    Entry("a length of 2^63", ("files", 0, "length"), 1 << 63, "files[0]: length out of bounds"),
-    Entry("a length of 4000 digits", ("files", 0, "length"), 10**4000, "files[0]: length out of"),
-    Entry("a length of 12288.0", ("files", 0, "length"), 12288.0, "length: wrong kind"),
-    Entry("a length of true", ("files", 0, "length"), True, "length: wrong kind"),
-    Entry("a digest in capitals", ("files", 0, "digest"), "xxh3:" + "A" * 16, "not a digest"),
-    Entry("a digest too short", ("files", 0, "digest"), "xxh3:00", "not a digest"),
-    Entry("a digest with more", ("files", 0, "digest"), "xxh3:" + "0" * 16 + "\n", "not a digest"),
-    Entry("another kind of digest", ("files", 0, "digest"), "sha256:00", "not a digest"),
-    Entry("an index by another name", ("index", "name"), "other.bin", "index"),
-    Entry("an index upwards", ("index", "name"), "../index.bin", "index: "),
-    Entry("an index of another length", ("index", "length"), 1, "index"),
-    Entry("an index of another digest", ("index", "digest"), "xxh3:" + "0" * 16, "index"),
-    Entry("a file that is missing", ("files", 1), MISSING, "files"),
-    Entry("another file length", ("files", 1, "length"), 4096, "files"),
-    Entry("another file name", ("files", 1, "name"), "other.bin", "files"),
+    *(
+        entry(f"{written(path)} is no {kind}", path, OTHER_KINDS[kind], f"{WRONG}, expected {kind}")
+        for path, kind in (KEYS | NULLABLE).items()
+    ),
+    *(entry(f"{written(path)} is null", path, None, f"{WRONG}, ") for path in KEYS),
+    *(
+        entry(f"{written(path)} is true", path, True, f"{WRONG}, ")
+        for path in (*KEYS, *NULLABLE)
+        if path != ("whole",)
+    ),
+    entry("another format", ("format",), "gguf", "not a moepack manifest"),
+    entry("no format", ("format",), MISSING, "not a moepack manifest"),
+    entry("a format of two lines", ("format",), "a\nb", "not a moepack manifest"),
+    *(
+        entry(f"version {value}", ("format_version",), value, "unknown format version")
+        for value in (0, 2, 1.0, True, "1", "1\n2", None)
+    ),
+    *(
+        entry(f"layers of {value}", ("layers",), value, WRONG)
+        for value in (["0"], [True], [-1], [0.0], [1 << 63], [None], ["x" * 5000])
+    ),
+    *(
+        entry(f"MTP layers of {value}", ("source", "mtp_layers"), value, WRONG)
+        for value in (["0"], [-1], [None])
+    ),
+    *(
+        entry(f"experts used: {value}", ("source", "experts_used", "ffn_exps"), value, WRONG)
+        for value in BAD_COUNTS
+    ),
+    *(
+        entry(f"a context of {value}", ("source", "context_length"), value, "out of bounds")
+        for value in (-1, 1 << 63)
+    ),
+    entry("no shards", ("source", "shards"), [], "out of bounds"),
+    entry("a shard as text", SHARD, "m.gguf", WRONG),
+    *(
+        entry(f"a shard named {name!r}", (*SHARD, "name"), name, "not the name of a file")
+        for name in ("", ".", "..", "a/b", "/a", "a\0b", "\ud800", "x" * 256, "ä" * 128)
+    ),
+    *(
+        entry(f"a shard of {n} bytes", (*SHARD, "length"), n, "out of bounds")
+        for n in (-1, 0, 1 << 63)
+    ),
+    *(
+        entry(f"a header of {n} bytes", (*SHARD, "header_length"), n, "out of bounds")
+        for n in (-1, 0, 1 << 40)
+    ),
+    *(
+        entry(f"a {key} {what}", (*SHARD, key), value, "not a SHA-256")
+        for key in ("header_sha256", "sha256")
+        for what, value in {
+            "in capitals": "A" * 64,
+            "too short": "a" * 63,
+            "too long": "a" * 65,
+            "with a line's end": "a" * 64 + "\n",
+            "of nothing": "",
+        }.items()
+    ),
+    entry("a file as text", ("files", 0), "experts-00000.bin", WRONG),
+    *(
+        entry(f"a file name {what}", ("files", 1, "name"), name, "not a plain file name")
+        for what, name in {
+            **BAD_NAMES,
+            **{"without letters": "", "with NUL": "a\0b", "with half a letter": "\ud800"},
+            **{"of 256 letters": "x" * 256, "in other letters": "\u00e4"},
+        }.items()
+    ),
+    *(
+        entry(f"{written(path)} of {str(n)[:20]}", path, n, "out of bounds")
+        for path in (("files", 0, "length"), ("index", "length"))
+        for n in (-1, 0, 1 << 63, 10**300)
+    ),
+    *(
+        entry(f"a digest {what}", ("index", "digest"), text, "not a digest")
+        for what, text in NO_DIGESTS.items()
+    ),
+    entry("an index by another name", ("index", "name"), "other.bin", "not its name"),
+    entry("an index upwards", ("index", "name"), "../index.bin", "not its name"),
+    entry("pages as a list", ("index", "pages"), [], f"{WRONG}, expected an object"),
+    entry("pages without a length", ("index", "pages", "length"), MISSING, "missing"),
+    *(
+        entry(f"pages of {n}", ("index", "pages", "length"), n, problem)
+        for n, problem in ((4096, "out of bounds"), ("65536", WRONG))
+    ),
+    entry("pages without digests", ("index", "pages", "digests"), MISSING, "missing"),
+    entry("a page too few", ("index", "pages", "digests"), [], "not one for each page"),
+    *(
+        entry(f"a page's digest {what}", ("index", "pages", "digests"), [text], "not digests")
+        for what, text in NO_DIGESTS.items()
+    ),
+    entry("a page's digest as a number", ("index", "pages", "digests"), [5], "not digests"),
+    entry("pages of a length with a point", ("index", "pages", "length"), 65536.0, WRONG),
+    Entry("an index of another length", ("index", "length"), 65, "is not as long as the manifest"),
+    Entry("an index of another digest", ("index", "digest"), "xxh3:" + "0" * 16, "stored digest"),
+    *(
+        Entry(name, path, value, "files: index and manifest list other files")
+        for name, path, value in (
+            ("a file that is missing", ("files", 2), MISSING),
+            ("another file length", ("files", 1, "length"), 4096),
+            ("another file name", ("files", 1, "name"), "other.bin"),
+        )
+    ),
 ]
 
 
-@pytest.mark.parametrize("entry", BAD_ENTRIES, ids=lambda entry: entry.name)
-def test_each_rule_of_the_manifest_is_kept_by_reader_and_verifier(
-    entry: Entry, draft: Draft
-) -> None:
+def change(body: dict[str, Any], entry: Entry) -> None:
+    """Change a manifest, and make sure that something changed."""
     *parents, last = entry.path
-    holder: Any = draft.body
+    holder: Any = body
     for key in parents:
         holder = holder[key]
     assert holder[last] != entry.value or type(holder[last]) is not type(entry.value)
     holder[last] = entry.value
     if entry.value is MISSING:
         del holder[last]
+
+
+@pytest.mark.parametrize("entry", BAD_ENTRIES, ids=lambda entry: entry.name)
+def test_each_rule_of_the_manifest_is_kept_by_reader_and_verifier(
+    entry: Entry, draft: Draft
+) -> None:
+    change(draft.body, entry)
     draft.save_manifest()
-    assert entry.words in str(refused(draft.path))
+    error = refused(draft.path)
+    assert entry.words in str(error)
+    assert documented(error)
     assert complaint(draft.path)
+
+
+def test_the_messages_of_the_manifest_are_those_of_its_rules(draft: Draft) -> None:
+    """None is in the document that no rule has; that each is in it, the test above says."""
+    path = draft.path / "manifest.json"
+    whole = path.read_bytes()
+    broken = [whole[:-11] + b'0000000"\n}\n', b"[]", b"{", bytes(manifest.MAX_LENGTH + 1)]
+    for entry in BAD_ENTRIES:
+        draft.body = json.loads(whole)
+        change(draft.body, entry)
+        draft.save_manifest()
+        broken.append(path.read_bytes())
+    draft.body = json.loads(whole)
+    draft.body["source"]["shards"] *= 2
+    draft.save_manifest()
+    seen = set()
+    for data in (*broken, path.read_bytes()):
+        path.write_bytes(data)
+        seen.add(documented(refused(draft.path)))
+    assert not set(MESSAGES["manifest"]) - seen
+
+
+def test_shards_have_different_names(draft: Draft) -> None:
+    draft.body["source"]["shards"] *= 2
+    draft.save_manifest()
+    assert "source.shards: two shards have the same name" in str(refused(draft.path))
+
+
+def test_a_wrong_digest_of_the_manifest_is_refused(draft: Draft) -> None:
+    text = (draft.path / "manifest.json").read_bytes()
+    for damaged in (
+        text[:-10] + b'0000000"\n}\n',
+        text.replace(b'"tool"', b'"t00l": "",\n  "tool"'),
+    ):
+        (draft.path / "manifest.json").write_bytes(damaged)
+        assert "the manifest is damaged: its own digest differs" in str(refused(draft.path))
+        assert "its own digest differs" in complaint(draft.path)
+
+
+def test_keys_that_are_not_known_are_ignored_at_every_depth(draft: Draft) -> None:
+    more = {"more": [1, -2.5, {"deep": None}]}
+    for holder in (draft.body, draft.body["source"], draft.body["source"]["shards"][0]):
+        holder |= more
+    for holder in (draft.body["index"], draft.body["files"][1], draft.body["index"]["pages"]):
+        holder |= more
+    draft.save_manifest()
+    look_up_everything(draft.path)
+    assert complaint(draft.path) == ""
+
+
+def test_pages_may_be_left_out(draft: Draft) -> None:
+    del draft.body["index"]["pages"]
+    draft.save_manifest()
+    look_up_everything(draft.path)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 400, "-" + "9" * 400])
+def test_a_number_that_not_all_parsers_have_is_refused_anywhere(number: str, draft: Draft) -> None:
+    del draft.body["manifest_digest"]
+    text = json.dumps(draft.body | {"more": {"number": 5}}, indent=2)
+    (draft.path / "manifest.json").write_bytes(sealed(text.replace(": 5", f": {number}")))
+    assert "not JSON" in str(refused(draft.path))
+    assert "beyond all numbers" in complaint(draft.path)
 
 
 HUGE = "9" * 100_000
@@ -355,126 +656,6 @@ def test_a_folder_in_the_place_of_a_file_is_an_error(name: str, draft: Draft) ->
         assert_tidy(caught.value)
 
 
-# Layouts.
-
-SHIPPED = {
-    name: (installed.folder("layouts") / f"{name}.toml").read_bytes() for name in layout.names()
-}
-
-
-def edited(old: str, new: str, *, name: str = "layers") -> bytes:
-    """Return a shipped layout with one text replaced."""
-    text = SHIPPED[name].decode()
-    assert old in text
-    return text.replace(old, new, 1).encode()
-
-
-def named(name: str) -> bytes:
-    return edited('"experts-{layer:05}.bin"', json.dumps(name))
-
-
-def sized(length: str) -> bytes:
-    return edited('"4 GiB"', length, name="hot-first")
-
-
-def aligned(length: str) -> bytes:
-    return edited('alignment = "4 KiB"', f"alignment = {length}")
-
-
-PROJECTIONS = '["gate_up", "gate", "up", "down", "attn_v"]'
-BAD_LAYOUTS: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "files: missing"),
-    "not TOML": (b"<html>", "not TOML"),
-    "not UTF-8": (b'description = "\xff"', "not TOML"),
-    "NUL": (b"\0" * 100, "not TOML"),
-    "too long": (b"#" * (layout.MAX_FILE_LENGTH + 1), "too long"),
-    "deep lists": (b"a = " + b"[" * 5000, "not TOML"),
-    "deep tables": (b"a = " + b"{a=" * 2000, "not TOML"),
-    "a huge number": (b"a = " + b"9" * 5000, "not TOML"),
-    "a key twice": (edited("[files]", "[files]\n[files]"), "not TOML"),
-    "an unknown key": (b"extra = 1\n" + SHIPPED["layers"], "extra: unknown key"),
-    "an unknown key of two lines": (b'"a\\nb" = 1\n' + SHIPPED["layers"], "unknown key"),
-    "an unknown key inside": (edited("[blobs]", "[blobs]\nextra = 1"), "blobs.extra': unknown key"),
-    "no description": (edited("description", "# description"), "description: missing"),
-    "a description of two lines": (edited("one file a layer, h", "\\nh"), "description: missing"),
-    "a long description": (edited("one file a layer, h", "h" * 300), "description: missing"),
-    "no files": (edited("[files]", "[other]"), ""),
-    "files as a number": (b"files = 1", "files: missing, or not a table"),
-    "an unknown group": (edited('"layer"', '"expert"'), "files.group: unknown value"),
-    "a group of a list": (edited('"layer"', '["layer"]'), "files.group: missing"),
-    "an unknown order": (edited('"hotness"', '"heat"'), "blobs.order: unknown value"),
-    "no order": (edited("order =", "# order ="), "blobs.order: missing"),
-    "a class in the name": (named("{layer.__class__}.bin"), "files.name: wrong placeholders"),
-    "an item in the name": (named("{layer[0]}.bin"), "files.name: wrong placeholders"),
-    "a conversion in the name": (named("{layer!r}.bin"), "files.name: wrong placeholders"),
-    "a position in the name": (named("{}.bin"), "files.name: wrong placeholders"),
-    "a wide number in the name": (named("{layer:099999999}.bin"), "files.name: wrong placeholders"),
-    "a format in the name": (named("{layer:>9}.bin"), "files.name: wrong placeholders"),
-    "a brace in the name": (named("{{layer}}.bin"), "files.name: wrong placeholders"),
-    "an open brace in the name": (named("{layer}{.bin"), "files.name: wrong placeholders"),
-    "no number in the name": (named("experts.bin"), "files.name: wrong placeholders"),
-    "two numbers in the name": (named("{layer}-{layer}.bin"), "files.name: wrong placeholders"),
-    "the other number": (named("{number}.bin"), "files.name: wrong placeholders"),
-    "a name upwards": (named("../{layer}.bin"), "files.name: not a plain file name"),
-    "an absolute name": (named("/tmp/{layer}.bin"), "files.name: not a plain file name"),
-    "a name with NUL": (named("a\0{layer}.bin"), "files.name: missing"),
-    "a name of two lines": (named("a\n{layer}.bin"), "files.name: missing"),
-    "a long name": (named("x" * 120 + "{layer}.bin"), "files.name: not a plain file name"),
-    "another ending": (named("{layer}.json"), "files.name: not a plain file name"),
-    "a length by layer": (
-        edited("[blobs]", "max_length = 1\n[blobs]"),
-        "files.max_length: belongs",
-    ),
-    "no length by size": (
-        edited("max_length", "# max", name="hot-first"),
-        "files.max_length: belongs",
-    ),
-    "a length of 0": (sized("0"), "files.max_length: out of bounds"),
-    "a negative length": (sized("-1"), "files.max_length: out of bounds"),
-    "a length of 2^63": (sized(str(1 << 63)), "files.max_length: out of bounds"),
-    "a length of 2^9999": (sized(hex(1 << 9999)), "files.max_length: out of bounds"),
-    "a length in TiB": (sized('"999999999999999999 TiB"'), "files.max_length: out of bounds"),
-    "a length of 19 digits": (sized('"1000000000000000000"'), "files.max_length: not a length"),
-    "a length of NaN": (sized("nan"), "files.max_length: missing"),
-    "a length of 1.5": (sized("1.5"), "files.max_length: missing"),
-    "a length of true": (sized("true"), "files.max_length: missing"),
-    "a length of words": (sized('"four"'), "files.max_length: not a length"),
-    "alignment 0": (aligned("0"), "blobs.alignment: not an alignment"),
-    "alignment 3": (aligned("3"), "blobs.alignment: not an alignment"),
-    "alignment -4096": (aligned("-4096"), "blobs.alignment: not an alignment"),
-    "alignment 2^31": (aligned('"2 GiB"'), "blobs.alignment: not an alignment"),
-    "alignment 2^9999": (aligned(hex(1 << 9999)), "blobs.alignment: not an alignment"),
-    "alignment -2^9999": (aligned("-" + "9" * 4000), "blobs.alignment: not an alignment"),
-    "blobs below parts": (aligned('"1 KiB"'), "parts.alignment: larger than the blob's"),
-    "small above parts": (edited("= 64", "= 8192"), "parts.small_alignment: larger than"),
-    "no projections": (edited(PROJECTIONS, "[]"), "parts.projections: not an order"),
-    "a projection twice": (edited('"gate_up"', '"gate"'), "parts.projections: not an order"),
-    "a projection as a number": (edited('"gate_up"', "1"), "parts.projections: not an order"),
-    "projections as text": (edited(PROJECTIONS, '"gate"'), "parts.projections: not an order"),
-    "projections as lists": (edited('"gate_up"', '["gate_up"]'), "parts.projections: not an order"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_LAYOUTS)
-def test_each_rule_of_a_layout_has_an_error(name: str, tmp_path: Path) -> None:
-    data, words = BAD_LAYOUTS[name]
-    path = tmp_path / "bad.toml"
-    path.write_bytes(data)
-    with pytest.raises(RequestError) as caught:
-        layout.load(str(path))
-    assert_clear(caught.value, path)
-    assert words.replace("'", "") in str(caught.value).replace("'", "")
-
-
-@pytest.mark.parametrize(
-    "name", ["../layers", "none", "\0", "x" * 5000, "/etc/passwd", "/dev/null"]
-)
-def test_the_name_of_a_layout_is_looked_up_and_never_a_path(name: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        layout.load(name)
-    assert len(str(caught.value)) < 500 + len(name)
-
-
 # Giants: seconds and 100 MB, in a process of its own.
 
 OPEN = ("import moepack", "moepack.open(path)")
@@ -482,7 +663,6 @@ VERIFY_MANIFEST = (
     "from moepack.format import manifest",
     "manifest.decode(open(path, 'rb').read(), path)",
 )
-LAYOUT = ("from moepack.packing import layout", "layout.load(path)")
 
 
 def filled(piece: bytes, length: int) -> bytes:
@@ -518,185 +698,65 @@ def test_a_sparse_manifest_of_gigabytes_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stated", [True, False], ids=["stated", "not stated"])
 def test_a_sparse_index_of_gigabytes_is_refused(stated: bool, draft: Draft) -> None:
-    counts = {"blob_count": records.MAX_BLOBS, "part_count": 1 << 26}
-    held = {name: getattr(draft.header, name) for name in draft.header._fields[6:11]} | counts
-    *offsets, length = records.section_offsets(*held.values())
-    places = dict(zip((f"{name}_offset" for name in SECTIONS), offsets, strict=True))
+    counts = {name: held.record_count for name, held in draft.sections.items()}
+    counts |= {"blobs": records.MAX_BLOBS, "ranks": records.MAX_BLOBS, "parts": 1 << 26}
+    directory = sections.place(counts)
     if stated:
-        draft.set("header", index_length=length, **counts, **places)
+        draft.set("header", index_length=directory.index_length)
+        start = records.Header.LAYOUT.size
+        encoded = sections.encode(directory)
+        draft.index[start : start + len(encoded)] = encoded
     (draft.path / "index.bin").write_bytes(draft.index)
-    os.truncate(draft.path / "index.bin", length)
-    assert length > 2 << 30
+    os.truncate(draft.path / "index.bin", directory.index_length)
+    assert directory.index_length > 2 << 30
     assert_cheap(OPEN, draft.path)
 
 
 def test_tables_filled_to_their_limits_are_read_or_refused_in_time(draft: Draft) -> None:
     """All files, families and part kinds that the format allows, and a digest that is wrong."""
-    kinds = getattr(records, "MAX_PART_KINDS", records.MAX_FAMILIES * records.MAX_PARTS_IN_BLOB)
+    kinds, families = records.MAX_PART_KINDS, records.MAX_FAMILIES
     assert kinds * records.PartKindRecord.LAYOUT.size < 64 << 20, "more than a reader can check"
-    families = records.MAX_FAMILIES
     each = kinds // families
-    counts = (records.MAX_FILES, families, kinds, families, kinds)
-    *offsets, length = records.section_offsets(*counts)
-    index = bytearray(length)
-    fields: dict[str, Any] = dict(
-        zip(records.Header._fields[6:17], (*counts, *offsets), strict=True)
-    )
-    records.Header.LAYOUT.pack_into(index, 0, *draft.header._replace(index_length=length, **fields))
     file, family, kind = draft.get("file"), draft.get("family"), draft.get("part_kind")
-    for number in range(records.MAX_FILES):
-        record = file._replace(name=f"{number}.bin".encode())
-        records.FileRecord.LAYOUT.pack_into(index, offsets[0] + number * 288, *record)
-    for number in range(families):
-        record = family._replace(
-            layer=number, expert_count=1, parts_per_blob=each, first_blob=number,
-            first_part_kind=number * each, first_part=number * each,
-        )  # fmt: skip
-        records.FamilyRecord.LAYOUT.pack_into(index, offsets[1] + number * 64, *record)
-    for number in range(kinds):
-        record = kind._replace(name=f"{number % each}.weight".encode())
-        records.PartKindRecord.LAYOUT.pack_into(index, offsets[2] + number * 128, *record)
-    draft.index = index
+    tables: dict[bytes, list[bytes]] = {
+        b"files": [
+            file._replace(name=f"{number}.bin".encode()).pack()
+            for number in range(records.MAX_FILES)
+        ],
+        b"families": [
+            family._replace(
+                layer=number,
+                expert_count=1,
+                parts_per_blob=each,
+                first_blob=number,
+                first_part_kind=number * each,
+                first_part=number * each,
+            ).pack()
+            for number in range(families)
+        ],
+        b"part_kinds": [
+            kind._replace(name=f"{number % each}.weight".encode()).pack() for number in range(kinds)
+        ],
+        b"blobs": [bytes(32)] * families,
+        b"parts": [bytes(32)] * kinds,
+        b"ranks": [bytes(4)] * families,
+    }
+    draft.rebuild([Piece(name, b"".join(held), len(held[0]), 1) for name, held in tables.items()])
     draft.save()
-    assert "files" in assert_cheap(OPEN, draft.path).text
+    assert "files: index and manifest list" in assert_cheap(OPEN, draft.path).text
 
 
-LIMIT = layout.MAX_FILE_LENGTH
-BIG_LAYOUTS = {
-    "dotted keys": b"a" + filled(b".a", LIMIT - 5) + b"=1",
-    "dotted tables": filled(b"[a" + b".a" * 500 + b"]\n", LIMIT),
-    "tables": b"".join(b"[t%d]\n" % n for n in range(6000)),
-    "lists of tables": filled(b"[[a]]\n", LIMIT),
-    "lists": b"a=[" + filled(b"[],", LIMIT - 10) + b"]",
-    "inline tables": b"a=[" + filled(b"{a=1},", LIMIT - 10) + b"]",
-    "escapes": b'a="' + filled(b"\\u0041", LIMIT - 10) + b'"',
-    "quotes": b'a="""' + filled(b'""x', LIMIT - 10),
-    "dates": b"a=[" + filled(b"1979-05-27T07:32:00Z,", LIMIT - 30) + b"]",
-    "a long key": b'"' + filled(b"k", LIMIT - 10) + b'"=1',
-    "digits": b"a=" + filled(b"9", LIMIT - 10),
-    "digits with underscores": b"a=1" + filled(b"_1", LIMIT - 10),
-    "hexadecimal": b"a=0x" + filled(b"f", LIMIT - 10),
-}
-
-
-@pytest.mark.parametrize("name", BIG_LAYOUTS)
-def test_a_big_layout_is_refused_within_a_second_and_100_mb(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "big.toml"
-    path.write_bytes(BIG_LAYOUTS[name])
-    assert_cheap(LAYOUT, path)
-
-
-# The journal: it may have been cut off, or changed by who knows whom.
-
-
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Leave a pack that failed just before its index was written; read-only."""
-    folder = tmp_path_factory.mktemp("interrupted")
-    model = moe((0, 1), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(folder / "m.gguf")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packer, "write_synced", _fail)
-        with pytest.raises(MachineError):
-            pack_model([model], folder / "pack")
-    assert (folder / "pack" / "pack.journal").read_bytes().count(b"\n") == 3
-    return folder
-
-
-def _fail(path: Path, data: bytes) -> None:
-    raise OSError(28, "no space left on device")
-
-
-def resume(interrupted: Path, target: Path, data: bytes) -> bool:
-    """Go on with a journal; say whether a pack came of it, which then is as it should be."""
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(interrupted / "pack", target)
-    (target / "pack.journal").write_bytes(data)
-    model = interrupted / "m.gguf"
-    try:
-        pack_model([model], target, resume=True)
-    except MoepackError as error:
-        assert_tidy(error)
-        assert not (target / "manifest.json").exists()
-        return False
-    assert verify(target, [str(model)], threads=1).passed
-    return True
-
-
-def journal_of(interrupted: Path) -> bytes:
-    return (interrupted / "pack" / "pack.journal").read_bytes()
-
-
-def places(data: bytes) -> list[int]:
-    """Return some places in a journal, with those around the ends of its lines."""
-    ends = [at for at, byte in enumerate(data) if byte == 10]
-    around = {end + more for end in ends for more in (-1, 0, 1)} & set(range(len(data)))
-    return sorted(around | set(range(0, len(data), 29)))
-
-
-def test_a_journal_that_is_whole_is_gone_on_with(interrupted: Path, tmp_path: Path) -> None:
-    assert resume(interrupted, tmp_path / "pack", journal_of(interrupted))
-
-
-def test_a_journal_cut_at_any_place_gives_a_whole_pack(interrupted: Path, tmp_path: Path) -> None:
-    data = journal_of(interrupted)
-    for length in places(data):
-        assert resume(interrupted, tmp_path / "pack", data[:length])
-
-
-def test_a_flipped_bit_in_a_journal_never_gives_a_wrong_pack(
-    interrupted: Path, tmp_path: Path
-) -> None:
-    data = journal_of(interrupted)
-    for at in places(data):
-        damaged = bytearray(data)
-        damaged[at] ^= 1 << at % 7
-        resume(interrupted, tmp_path / "pack", bytes(damaged))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda line: line | {"parts": ""},
-        lambda line: line | {"parts": line["parts"][:16]},
-        lambda line: line | {"parts": line["parts"] * 2},
-        lambda line: line | {"parts": line["parts"][:-2]},
-        lambda line: line | {"parts": 5},
-        lambda line: line | {"parts": "zz" * 48},
-        lambda line: line | {"digest": "xxh3:0"},
-        lambda line: line | {"digest": 5},
-        lambda line: line | {"name": "../../x"},
-        lambda line: line | {"name": ["x"] * 3},
-        lambda line: line | {"name": 10**4000},
-        lambda line: {},
-    ],
-)
-def test_a_line_of_the_journal_that_makes_no_sense_is_not_trusted(
-    change: Callable[[dict[str, Any]], Any], interrupted: Path, tmp_path: Path
-) -> None:
-    """The lines are written by the journal itself: well formed, whatever they say."""
-    lines = journal_of(interrupted).decode().splitlines()
-    first, second, third = (json.JSONDecoder().raw_decode(line)[0] for line in lines)
-    held = journal.open_journal(tmp_path / "pack.journal")
-    for line in (first, change(second), third):
-        held._append(line)
-    held.close()
-    resume(interrupted, tmp_path / "pack", (tmp_path / "pack.journal").read_bytes())
-
-
-def test_a_journal_of_gigabytes_costs_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "pack.journal"
-    for start in (b"", b"{}\n", b"[" * 1000):
-        path.write_bytes(start)
-        os.truncate(path, 4 << 30)
-        call = ("from moepack.packing import journal; from pathlib import Path", _RESUME)
-        assert_cheap(call, path)
-
-
-_RESUME = """
-held = journal.open_journal(Path(path))
-held.resume({"a": 1})
-raise MoepackError("begun anew", path=path)
-"""
+def test_a_directory_filled_to_its_limits_is_read_in_time(draft: Draft) -> None:
+    known = draft.pieces()
+    more = [
+        Piece(b"news-%d" % number, b"", 1, 0) for number in range(records.MAX_SECTIONS - len(known))
+    ]
+    draft.rebuild([*more, *known], header_more=bytes(65480), section_more=bytes(65488))
+    assert draft.header.header_length == draft.header.section_record_length == 1 << 16
+    draft.save()
+    start = time.process_time()
+    look_up_everything(draft.path)
+    assert time.process_time() - start < MAX_SECONDS
 
 
 # Random damage.
@@ -724,11 +784,24 @@ def check_index(data: bytes) -> None:
     for family in index.families[:4]:
         for expert in range(min(family.expert_count, 4)):
             check_records(index, family.first_blob + expert, family.first_part, family.part_kinds)
+            check_origins(index, family, expert)
     for rank in range(min(index.blob_count, 8)):
         try:
             assert index.blob_at_rank(rank) < index.blob_count
         except PackError as error:
             assert_clear(error, "index.bin")
+    for every in (index.tensors(), index.shard_bytes()):
+        check_dense(index, itertools.islice(every, 8))
+
+
+def check_dense(index: Index, every: Iterable[DenseTensor | ShardBytes]) -> None:
+    try:
+        for held in every:
+            assert held.offset + held.length <= index.files[held.file].length
+            assert held.shard < records.MAX_SHARDS
+            assert held.shard_offset + held.length <= records.MAX_LENGTH
+    except PackError as error:
+        assert_clear(error, "index.bin")
 
 
 def check_records(index: Index, blob: int, first_part: int, kinds: tuple[Any, ...]) -> None:
@@ -737,8 +810,16 @@ def check_records(index: Index, blob: int, first_part: int, kinds: tuple[Any, ..
         assert offset + length <= index.files[file].length
         assert rank < index.blob_count
         for number, kind in enumerate(kinds):
-            start, stored_length, _, file, _, _ = index.part(first_part + number, kind)
+            start, stored_length, _, file, _ = index.part(first_part + number, kind)
             assert start + stored_length <= index.files[file].length
+    except PackError as error:
+        assert_clear(error, "index.bin")
+
+
+def check_origins(index: Index, family: PackedFamily, expert: int) -> None:
+    try:
+        for kind in family.part_kinds:
+            assert index.origin(family, kind, expert)[0] < records.MAX_SHARDS
     except PackError as error:
         assert_clear(error, "index.bin")
 
@@ -761,54 +842,86 @@ def resealed(index: bytes, tiny: Path) -> tuple[bytes, bytes]:
     del body["manifest_digest"]
     body["index"]["digest"] = digest.to_text(struct.unpack("<Q", index[-8:])[0])
     body["index"]["length"] = len(index)
+    del body["index"]["pages"]
     return index, sealed(json.dumps(body, indent=2))
 
 
 def tiny_index() -> bytes:
-    """Return an index like that of the `tiny` pack, without a pack."""
-    files = [records.FileRecord(b"%d.bin" % n, 24576, 0, 0, b"").pack() for n in range(2)]
+    """Return an index like that of the `tiny` pack, without a pack, and with slices."""
+    names = (b"gate", b"up", b"down")
     kinds = [
-        records.PartKindRecord(name + b".weight", 0, 0, 2, 1, 4, 2, 32, b"F32").pack()
-        for name in (b"gate", b"up", b"down")
+        records.PartKindRecord(
+            *(name + b".weight", 0, 2 * (n > 2), 2, 1, 4, 2, 32, b"F32"),
+            *((0, 2 * (n - 3), 0, 0) if n > 2 else (0, 0, 512 + 64 * n, 32)),
+        ).pack()
+        for n, name in enumerate(names * 2)
     ]
-    families = [
-        records.FamilyRecord(n, 2, 3, n, 2 * n, 3 * n, 6 * n, b"ffn_exps").pack() for n in range(2)
-    ]
-    blobs = [records.BLOB.pack(12288 * (n % 2), 12288, n, 3 - n, n // 2) for n in range(4)]
-    parts = [
-        records.PART.pack(12288 * (n // 3 % 2) + 4096 * (n % 3), 32, n, n // 6, 0, 0)
-        for n in range(12)
-    ]
-    ranks = [records.RANK.pack(3 - n) for n in range(4)]
-    counts = (2, 2, 6, 4, 12)
-    *offsets, length = records.section_offsets(*counts)
-    fields = (records.MAGIC, 1, 128, 0, 0, length, *counts, *offsets, 4096, 4096, 0)
-    head = records.Header.LAYOUT.pack(*fields)
-    out = bytearray(length)
-    tables = (files, families, kinds * 2, blobs, parts, ranks)
-    for offset, chunks in zip((0, *offsets), ([head], *tables), strict=True):
-        out[offset : offset + sum(map(len, chunks))] = b"".join(chunks)
+    tables: dict[str, list[bytes]] = {
+        "files": [records.FileRecord(b"%d.bin" % n, 24576, 0, 0).pack() for n in range(3)],
+        "families": [
+            records.FamilyRecord(n, 2, 3, n, 2 * n, 3 * n, 6 * n, b"ffn_exps").pack()
+            for n in range(2)
+        ],
+        "part_kinds": kinds,
+        "blobs": [records.BLOB.pack(12288 * (n % 2), 12288, n, 3 - n, n // 2) for n in range(4)],
+        "parts": [
+            records.PART.pack(12288 * (n // 3 % 2) + 4096 * (n % 3), 32, n, n // 6, 0)
+            for n in range(12)
+        ],
+        "ranks": [records.RANK.pack(3 - n) for n in range(4)],
+        "slices": [records.SliceRecord(0, 1024 + 32 * n).pack() for n in range(6)],
+        "tensors": [
+            records.TensorRecord(
+                *(b"norm%d" % n, b"F32", 0, 0, 1, 2, 4, 0, 0, 0),
+                *(16, 4096 * n, 16, n, 0, 0, 2048 + 32 * n),
+            ).pack()
+            for n in range(1, 3)
+        ],
+        "shard_bytes": [records.ShardBytesRecord(0, 2, 0, 512, 0, 7).pack()],
+    }
+    directory = sections.place({name: len(held) for name, held in tables.items()})
+    header = records.Header(
+        records.MAGIC, 1, 56, directory.index_length, len(tables), 48, 4096, 4096, 4096
+    )
+    out = bytearray(directory.index_length)
+    start = header.pack() + sections.encode(directory)
+    out[: len(start)] = start
+    for name, held in tables.items():
+        at = directory[name].offset
+        out[at : at + sum(map(len, held))] = b"".join(held)
     return bytes(out[:-8]) + struct.pack("<Q", digest.of(bytes(out[:-8])))
 
 
 INDEX = tiny_index()
 INDEXES = (
-    mutants(INDEX) | st.binary(max_size=300) | st.binary().map(lambda tail: INDEX[:128] + tail)
+    mutants(INDEX)
+    | mutants(INDEX, 512)  # most of it in the header and the directory
+    | st.binary(max_size=300)
+    | st.binary().map(lambda tail: INDEX[:512] + tail)
 )
 MANIFEST = manifest.encode(
-    tool="t",
-    source={"shards": [{"name": "m.gguf", "length": 5}], "architecture": "m", "name": None},
-    layout={"name": "layers"},
-    hotness=None,
-    layers=[0, 1],
-    index_file=manifest.FileEntry("index.bin", len(INDEX), 1),
-    files=(manifest.FileEntry("a.bin", 4096, 2),),
+    manifest.Manifest(
+        tool="t",
+        is_whole=False,
+        source=SourceEntry(
+            architecture="m",
+            name=None,
+            experts_used={"ffn_exps": 2, "ffn_chexps": [None, 1]},
+            context_length=4096,
+            mtp_layers=[1],
+            shards=(ShardEntry("m.gguf", 5, 4, "0" * 64, "1" * 64),),
+        ),
+        layout={"name": "layers"},
+        hotness=None,
+        layers=[0, 1],
+        index_entry=manifest.describe_index(INDEX),
+        files=(manifest.FileEntry("a.bin", 4096),),
+    )
 )
 BODIES = st.dictionaries(st.sampled_from([*json.loads(MANIFEST), "more"]), _JSON, max_size=4).map(
     lambda changes: json.dumps(json.loads(MANIFEST) | changes).encode()
 )
 MANIFESTS = mutants(MANIFEST) | BODIES | _JSON.map(lambda v: json.dumps(v).encode()) | st.binary()
-LAYOUTS = st.one_of(*(mutants(data) for data in SHIPPED.values())) | st.binary(max_size=100)
 
 
 def check_manifest(data: bytes) -> None:
@@ -816,33 +929,6 @@ def check_manifest(data: bytes) -> None:
         manifest.decode(data, "m.json")
     except PackError as error:
         assert_clear(error, "m.json")
-
-
-def check_layout(data: bytes) -> None:
-    try:
-        found = layout.decode(data, "l.toml", "l")
-    except RequestError as error:
-        assert_clear(error, "l.toml")
-        return
-    assert found.small_alignment <= found.part_alignment <= found.blob_alignment <= 1 << 30
-    names = {found.file_named(number) for number in (0, 1, 9, 10, 99999)}
-    assert len(names) == 5
-    assert not any("/" in name or name in ("index.bin", "manifest.json") for name in names)
-    json.dumps(found.to_json())
-
-
-def check_journal(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-    held = journal.open_journal(path)
-    try:
-        held.resume({"tool": packer.TOOL})
-    except RequestError as error:
-        assert_clear(error, path)
-    finally:
-        held.close()
-
-
-JOURNAL_EDITS = edits(1000)
 
 
 @QUICK
@@ -866,27 +952,12 @@ def test_any_manifest_is_decoded_or_refused(data: bytes) -> None:
     check_manifest(data)
 
 
-@QUICK
-@given(LAYOUTS)
-def test_any_layout_is_decoded_or_refused(data: bytes) -> None:
-    check_layout(data)
-
-
-@settings(QUICK, max_examples=100)
-@given(JOURNAL_EDITS)
-def test_any_journal_is_taken_up_or_refused(
-    scratch: Path, interrupted: Path, damage: list[Edit]
-) -> None:
-    check_journal(scratch.parent / "pack.journal", mutate(journal_of(interrupted), damage))
-
-
 @pytest.mark.slow
 @DEEP
-@given(INDEXES, MANIFESTS, LAYOUTS)
+@given(INDEXES, MANIFESTS)
 def test_any_of_many_files_is_decoded_or_refused(
-    tiny: Path, scratch: Path, index: bytes, text: bytes, profile: bytes, hot: bytes
+    tiny: Path, scratch: Path, index: bytes, text: bytes
 ) -> None:
     check_index(index)
     check_manifest(text)
-    check_layout(profile)
     check_pack(scratch, *resealed(index, tiny))

@@ -14,9 +14,9 @@ from moepack.errors import RequestError
 from moepack.report import inspection, text
 from moepack.report.facts import PackFacts, SourceFacts
 from moepack.report.json_text import to_json
-from tests.support.broken_packs import Draft
 from tests.support.gguf_builder import moe
 from tests.support.models import REAL_MODELS, first_shard, shards_of
+from tests.support.pack_draft import Draft
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

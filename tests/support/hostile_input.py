@@ -95,6 +95,12 @@ def assert_clear(error: MoepackError, path: str | Path) -> None:
     assert len(text) <= MAX_MESSAGE_LENGTH, len(text)
 
 
+def assert_tidy(error: MoepackError) -> None:
+    """Check what holds for every message about a pack, whatever file of it is at fault."""
+    assert error.path is not None
+    assert_clear(error, error.path)
+
+
 def refused_by(kind: type[Refusal], path: Path, call: Callable[[], object]) -> Refusal:
     """Make a call that must be refused; return the error, which says clearly what is wrong."""
     with pytest.raises(kind) as caught:

@@ -19,9 +19,9 @@ from moepack.source import experts, ggml_types
 from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart, Stacked
 from moepack.source.shards import open_source
 from moepack.verifying.verifier import verify
-from tests.support.broken_packs import sealed
 from tests.support.gguf_builder import F32, moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model, shards_of
+from tests.support.pack_draft import sealed
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -1,0 +1,115 @@
+"""The manifest: encode and decode are a pair, and the same values give the same bytes."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moepack import digest
+from moepack.errors import PackError
+from moepack.format import manifest, records
+from moepack.format.manifest import FileEntry, IndexEntry, Manifest
+from moepack.format.names import is_plain_name
+from moepack.format.source_entry import ShardEntry, SourceEntry
+
+NUMBERS = st.integers(0, records.MAX_LENGTH)
+LENGTHS = st.integers(1, records.MAX_LENGTH)
+DIGESTS = st.integers(0, (1 << 64) - 1)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
+SHA256S = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
+FILE_NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True).filter(is_plain_name)
+SHARD_NAMES = TEXTS.filter(lambda name: name not in ("", ".", "..") and not set(name) & set("/\0"))
+PROVENANCE: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
+    TEXTS, st.none() | TEXTS | NUMBERS | st.lists(NUMBERS, max_size=3), max_size=3
+)
+
+
+@st.composite
+def shards(draw: st.DrawFn) -> ShardEntry:
+    length = draw(LENGTHS)
+    return ShardEntry(
+        name=draw(SHARD_NAMES),
+        length=length,
+        header_length=draw(st.integers(1, length)),
+        header_sha256=draw(SHA256S),
+        sha256=draw(st.none() | SHA256S),
+    )
+
+
+SOURCES = st.builds(
+    SourceEntry,
+    architecture=TEXTS,
+    name=st.none() | TEXTS,
+    experts_used=st.dictionaries(TEXTS, NUMBERS | st.lists(st.none() | NUMBERS, max_size=4)),
+    context_length=st.none() | NUMBERS,
+    mtp_layers=st.lists(NUMBERS, max_size=3),
+    shards=st.lists(shards(), min_size=1, max_size=3, unique_by=lambda shard: shard.name).map(
+        tuple
+    ),
+)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    index = IndexEntry(
+        length=draw(st.integers(1, 3 * manifest.PAGE_LENGTH)),
+        digest=draw(DIGESTS),
+        page_digests=None,
+    )
+    if draw(st.booleans()):
+        count = -(-index.length // manifest.PAGE_LENGTH)
+        index = index._replace(page_digests=tuple(draw(DIGESTS) for _ in range(count)))
+    return Manifest(
+        tool=draw(TEXTS),
+        is_whole=draw(st.booleans()),
+        source=draw(SOURCES),
+        layout=draw(PROVENANCE),
+        hotness=draw(st.none() | PROVENANCE),
+        layers=draw(st.none() | st.lists(NUMBERS, max_size=4)),
+        index_entry=index,
+        files=tuple(FileEntry(draw(FILE_NAMES), draw(LENGTHS)) for _ in range(draw(NUMBERS) % 4)),
+    )
+
+
+@given(manifests())
+def test_what_is_encoded_is_decoded(value: Manifest) -> None:
+    data = manifest.encode(value)
+    assert manifest.decode(data, "manifest.json") == value
+    assert manifest.encode(value) == data
+
+
+@given(manifests())
+def test_the_digest_is_that_of_all_bytes_before_its_key(value: Manifest) -> None:
+    data = manifest.encode(value)
+    assert json.loads(data)["manifest_digest"] == digest.to_text(digest.of(data[:-49]))
+
+
+@given(manifests(), st.data())
+def test_a_changed_byte_is_noticed_or_refused(value: Manifest, data: st.DataObject) -> None:
+    text = bytearray(manifest.encode(value))
+    at = data.draw(st.integers(0, len(text) - 1))
+    text[at] ^= 1 << data.draw(st.integers(0, 7))
+    assert not is_sound(bytes(text))
+
+
+def is_sound(data: bytes) -> bool:
+    try:
+        return manifest.decode(data, "manifest.json").digest_matches
+    except PackError:
+        return False
+
+
+def test_an_index_is_described_by_its_pages_too() -> None:
+    index = bytes(range(256)) * 300
+    entry = manifest.describe_index(index)
+    assert entry.length == 76_800
+    assert entry.digest == digest.of(index[:-8])
+    assert entry.page_digests == (digest.of(index[:65_536]), digest.of(index[65_536:]))
+
+
+def test_experts_used_are_known_by_family_and_layer() -> None:
+    source = SourceEntry("m", None, {"ffn_exps": 2, "ffn_chexps": [None, 1]}, None, [], ())
+    assert source.experts_used_in("ffn_exps", 7) == 2
+    assert [source.experts_used_in("ffn_chexps", layer) for layer in range(3)] == [None, 1, None]
+    assert source.experts_used_in("attn_v_exps", 0) is None

@@ -1,0 +1,299 @@
+"""layouts/FORMAT.md tells the truth: records, types, limits, digests, messages and the example."""
+
+import re
+import struct
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+import moepack
+from moepack import digest
+from moepack.errors import PackError
+from moepack.format import manifest, records
+from moepack.packing import layout
+from moepack.reading.shard_map import map_shards
+from moepack.source.experts import FAMILIES
+from moepack.source.ggml_types import TYPES
+from tests.support.broken_packs import INDEX_RULES, SHARD_RULES
+from tests.support.messages import MESSAGES, Message, documented
+from tests.support.pack_draft import Draft, tiny
+from tests.support.worked_example import example
+
+__all__ = ["example", "tiny"]
+
+ROOT = Path(__file__).parent.parent
+FORMAT = (ROOT / "layouts" / "FORMAT.md").read_text()
+RECORDS: dict[str, tuple[struct.Struct, Any]] = {
+    "Header": (records.Header.LAYOUT, records.Header),
+    "Section": (records.SectionRecord.LAYOUT, records.SectionRecord),
+    "File": (records.FileRecord.LAYOUT, records.FileRecord),
+    "Family": (records.FamilyRecord.LAYOUT, records.FamilyRecord),
+    "Part kind": (records.PartKindRecord.LAYOUT, records.PartKindRecord),
+    "Blob": (records.BLOB, records.BlobRecord),
+    "Part": (records.PART, records.PartRecord),
+    "Slice": (records.SliceRecord.LAYOUT, records.SliceRecord),
+    "Tensor": (records.TensorRecord.LAYOUT, records.TensorRecord),
+    "Shard bytes": (records.ShardBytesRecord.LAYOUT, records.ShardBytesRecord),
+}
+
+
+def section(heading: str) -> str:
+    """Take what stands below a heading, up to the next one of its level or a higher one."""
+    start = FORMAT.index(f"\n{heading}\n") + len(heading) + 2
+    level = heading.index(" ")
+    found = re.search(rf"^#{{1,{level}}} ", FORMAT[start:], re.MULTILINE)
+    return FORMAT[start : start + found.start() if found else None]
+
+
+def rows(text: str) -> list[list[str]]:
+    """List the cells of the tables in a text, without their heads."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        found += [line.strip("|").split("|") for line in block.splitlines()[2:]]
+    return [[cell.strip() for cell in row] for row in found]
+
+
+# Records, types, limits, digests.
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_each_record_has_the_bytes_of_its_table(name: str) -> None:
+    form, record = RECORDS[name]
+    table = [row for row in rows(section(f"### {name}")) if row[0].isdigit()]
+    fields, codes, end = [], "<", 0
+    for at, kind, field, _ in table:
+        assert int(at) == end, field
+        length = {"u32": 4, "u64": 8}.get(kind) or int(kind.removesuffix(" bytes"))
+        codes += {"u32": "I", "u64": "Q"}.get(kind) or f"{length}s"
+        fields.append(field.strip("`"))
+        end += length
+    assert tuple(fields) == record._fields
+    assert end == form.size
+    data = bytes(n % 256 for n in range(end))
+    assert struct.unpack(codes, data) == form.unpack(data)
+
+
+def test_the_sections_are_those_that_the_index_has() -> None:
+    table = [
+        row for row in rows(section("### Section")) if row[0].startswith("`") and row[2].isdigit()
+    ]
+    assert {row[0].strip("`"): int(row[2]) for row in table} == records.RECORD_LENGTHS
+    for name, _, _, count, when in table:
+        bounds = re.fullmatch(r"([\d,]+) to ([\d,]+)", count.strip("`"))
+        assert bounds or count == "as many as blobs"
+        if bounds:
+            least, most = (int(text.replace(",", "")) for text in bounds.groups())
+            assert (least, most) == records.COUNTS[name.strip("`")]
+        assert (when == "always") == (name.strip("`") in records.NEEDED_SECTIONS)
+
+
+def test_the_types_are_those_of_the_code_and_of_the_gguf_package() -> None:
+    table = rows(section("## GGML types"))
+    found = {}
+    for number, name, *sizes in table:
+        elements, length, meta, row_count, tail = (int(cell or 0) for cell in sizes)
+        found[int(number)] = (name.strip("`"), elements, length, meta, row_count or 1, tail)
+    assert found == {
+        number: (
+            *(known.name, known.block_count, known.block_length, known.row_meta_length),
+            *(known.interleaved_row_count, known.tail_length),
+        )
+        for number, known in TYPES.items()
+    }
+    assert [int(row[0]) for row in table] == sorted(TYPES)
+    for kind, lengths in GGML_QUANT_SIZES.items():
+        if kind != GGMLQuantizationType.Q8_1:  # wrong in gguf 0.19.0: it has 36 bytes in C
+            assert found[kind.value][:3] == (kind.name, *lengths)
+
+
+def test_the_limits_are_the_codes() -> None:
+    limits = dict(rows(section("## Limits")))
+    assert {name: limits.pop(name) for name in ("length of a file", "manifest")} == {
+        "length of a file": "2^63 \N{MINUS SIGN} 1",
+        "manifest": f"{manifest.MAX_LENGTH >> 20} MiB",
+    }
+    assert {name: int(value.replace(",", "")) for name, value in limits.items()} == {
+        "sections": records.MAX_SECTIONS,
+        "length of a record, of the header": records.MAX_RECORD_LENGTH,
+        "files": records.MAX_FILES,
+        "families": records.MAX_FAMILIES,
+        "part kinds": records.MAX_PART_KINDS,
+        "experts in a family": records.MAX_EXPERTS,
+        "parts in a blob": records.MAX_PARTS_IN_BLOB,
+        "blobs": records.MAX_BLOBS,
+        "parts": records.MAX_PARTS,
+        "tensors, shard bytes": records.MAX_TENSORS,
+        "shards": records.MAX_SHARDS,
+        "alignment": records.MAX_ALIGNMENT,
+    }
+
+
+def test_the_vectors_of_the_digest_are_right() -> None:
+    vectors = {int(length.replace(",", "")): text for length, text in rows(section("## Digests"))}
+    assert {0, 4, 16, 128, 240, 1025, 100_000} <= set(vectors)
+    for length, text in vectors.items():
+        data = bytes(n % 256 for n in range(length))
+        assert text.strip("`") == digest.to_text(digest.of(data))
+
+
+def test_the_families_are_those_that_are_packed() -> None:
+    assert [row[0].strip("`") for row in rows(section("## Names"))] == list(FAMILIES)
+
+
+# The manifest and layouts.
+
+
+def test_the_keys_of_the_manifest_are_those_that_are_written(example: Path) -> None:
+    listed = [row[0].strip("`") for row in rows(section("## The manifest"))]
+    listed = listed[: listed.index("manifest_digest") + 1]
+    written = set(key_paths(Draft(example).body))
+    free = re.compile(r"(layout|hotness|source\.experts_used)\.")
+    assert {key for key in written if not free.match(key)} == set(listed)
+
+
+def test_the_keys_of_the_hotness_are_those_that_are_written(example: Path) -> None:
+    named = {
+        name
+        for row in rows(section("## The manifest"))[len(listed_keys()) :]
+        for name in re.findall(r"`(.+?)`", row[0])
+    }
+    hotness = set(key_paths(Draft(example).body["hotness"]))
+    assert {key for key in hotness if "[]" not in key} == named
+
+
+def listed_keys() -> list[str]:
+    listed = [row[0].strip("`") for row in rows(section("## The manifest"))]
+    return listed[: listed.index("manifest_digest") + 1]
+
+
+def key_paths(value: object, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of all keys, `[]` for the elements of a list."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from key_paths(inner, f"{prefix}[]")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            path = f"{prefix}.{key}".removeprefix(".")
+            yield path
+            yield from key_paths(inner, path)
+
+
+def test_the_example_of_a_layout_is_the_shipped_one() -> None:
+    text = section("## Layouts")
+    code = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    ") or not line)
+    written = code[code.index("description =") :]
+    shipped = (ROOT / "layouts" / "hot-first.toml").read_text()
+    assert tomllib.loads(written) == tomllib.loads(shipped)
+    keys = {row[0].strip("`") for row in rows(text)}
+    assert keys == {path for path in key_paths(tomllib.loads(shipped)) if "." in path} | {
+        "description"
+    }
+    assert f"up to {layout.MAX_FILE_LENGTH >> 10} KiB" in text
+
+
+# The worked example.
+
+
+def test_the_hex_dump_of_the_worked_example_is_the_index(example: Path) -> None:
+    data = (example / "index.bin").read_bytes()
+    dump = re.findall(r"^    ([0-9a-f]{8}): ((?:[0-9a-f]{4} ){8}) (.{16})$", FORMAT, re.MULTILINE)
+    assert len(dump) >= 14
+    for at, line, text in dump:
+        held = data[int(at, 16) : int(at, 16) + 16]
+        assert bytes.fromhex(line) == held
+        assert text == "".join(chr(byte) if 32 <= byte < 127 else "." for byte in held)
+
+
+def test_the_numbers_of_the_worked_example_are_true(example: Path) -> None:
+    """Each row names an integer at an offset, or an offset that the rows before lead to."""
+    data = (example / "index.bin").read_bytes()
+    checked = 0
+    for what, how, value in rows(section("## Worked example")):
+        if match := re.match(r"(u32|u64) at (\d+)", how):
+            form = {"u32": "<I", "u64": "<Q"}[match[1]]
+            (found,) = struct.unpack_from(form, data, int(match[2]))
+            expected = digest.from_text(value) if value.startswith("xxh3:") else int(value)
+            assert found == expected, what
+        else:
+            start, count, length = map(int, re.findall(r"(\d+) \+ (\d+) × (\d+)", how)[-1])
+            position = start + count * length
+            if "rounded up" in how:
+                position = -(-position // 64) * 64
+            assert position == int(value), what
+        checked += 1
+    assert checked >= 28
+
+
+def test_the_worked_example_is_where_the_library_finds_it(example: Path) -> None:
+    values = {what: value for what, _, value in rows(section("## Worked example"))}
+    with moepack.open(example) as pack:
+        blob = pack.locate(1, 3)
+        part = pack.locate(1, 3, "down")
+        tensor = pack.locate_dense("blk.0.attn_k.weight")
+        family = pack.index.families[1]
+        origin = pack.index.origin(family, family.part_kinds[2], 3)
+    assert (blob.offset, blob.length, blob.hotness, blob.rank) == (360448, 45056, 28, 15)
+    assert (part.offset, part.path.name) == (385024, "experts-00001.bin")
+    assert part.digest == digest.from_text(values["its digest"])
+    assert (tensor.offset, tensor.path.name) == (221184, "dense.bin")
+    assert origin == (4, int(values["expert 3's slice"]))
+
+
+def test_the_manifest_digest_is_what_the_format_says(example: Path) -> None:
+    data = (example / "manifest.json").read_bytes()
+    assert data[-49:].startswith(b',\n  "manifest_digest": "xxh3:')
+    assert digest.to_text(digest.of(data[:-49])).encode() == data[-25:-4]
+
+
+def test_the_trailer_is_the_digest_of_everything_before_it(example: Path) -> None:
+    data = (example / "index.bin").read_bytes()
+    assert struct.unpack("<Q", data[-8:])[0] == digest.of(data[:-8])
+
+
+# Messages.
+
+
+def test_the_messages_of_the_index_are_those_of_its_rules(tiny: Path, tmp_path: Path) -> None:
+    """Each rule's message is in the document, and none is in it that no rule has."""
+    (tmp_path / "pack").symlink_to(tiny)
+    seen: set[Message] = set()
+    for rule in (rule for rules in (*INDEX_RULES.values(), SHARD_RULES) for rule in rules):
+        folder = tmp_path / "broken"
+        folder.mkdir(exist_ok=True)
+        for path in tiny.iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+        draft = Draft(folder)
+        rule.breaks(draft)
+        draft.save()
+        error = error_of(folder)
+        found = documented(error)
+        assert found is not None, (rule.name, error.place, error.problem)
+        seen.add(found)
+    missing = set(MESSAGES["index"]) - seen  # both are tested with the manifest
+    assert {message.problem for message in missing} == {
+        "the index is damaged or of another pack: its … digest differs",
+        "the index is not as long as the manifest says",
+    }
+
+
+def error_of(path: Path) -> PackError:
+    """Return what the reader says of a pack once all of it is looked at."""
+    with pytest.raises(PackError) as caught:
+        look_at_all(path)
+    return caught.value
+
+
+def look_at_all(path: Path) -> None:
+    with moepack.open(path) as pack:
+        map_shards(pack)
+        for family in pack.index.families:
+            for expert in range(family.expert_count):
+                pack.hotness(family.layer, expert)
+                for kind in family.part_kinds:
+                    pack.locate(family.layer, expert, kind.name)
+        pack.hottest(1 << 62)
+        pack.dense()
