@@ -38,6 +38,9 @@
  *     if (moepack_read_range(&pack, fd, part.file, &range, buffer, &error)) ...
  *     if (moepack_check_part(&pack, &part, buffer + range.lead, &error)) ...
  *
+ * Digests of such parts are mostly not known (part.has_digest), but opening compares each shard's
+ * length and header with what was indexed.
+ *
  * A whole pack holds the dense tensors as well: moepack_find_tensor says where.
  *
  * Errors: a function that can fail gives MOEPACK_OK, which is 0, or a code. Where it fails it fills
@@ -180,6 +183,12 @@ typedef struct moepack_tensor_record {
     uint64_t shard_offset;
 } moepack_tensor_record;
 
+/* Bytes of a shard that are no tensor's: its header, or padding that is not zero. */
+typedef struct moepack_shard_bytes_record {
+    uint32_t shard, file;
+    uint64_t shard_offset, length, offset, digest;
+} moepack_shard_bytes_record;
+
 enum {
     MOEPACK_SECTION_REQUIRED = 1,
     MOEPACK_DATA_FILE = 0,
@@ -269,7 +278,8 @@ typedef struct moepack_range {
     uint64_t needed;         /* where they end in it; what lies behind may be behind the file */
 } moepack_range;
 
-/* Open the pack in the directory `path`: map index.bin and check it, up to its digest.
+/* Open the pack in the directory `path`: map index.bin and check it, up to its digest. Where it is
+ * an index over shards, check their lengths and headers as well.
  * Fills *pack, which must not be an open pack; close it with moepack_close. On failure *pack is
  * zeroed and holds nothing.
  * Errors: SYSTEM, NOT_A_PACK, VERSION, FEATURE, DAMAGED, DIGEST, BUFFER. */
@@ -431,12 +441,14 @@ MOEPACK__ASSERT(blob, sizeof(moepack_blob_record) == 32);
 MOEPACK__ASSERT(part, sizeof(moepack_part_record) == 32);
 MOEPACK__ASSERT(slice, sizeof(moepack_slice_record) == 16);
 MOEPACK__ASSERT(tensor, sizeof(moepack_tensor_record) == 184);
+MOEPACK__ASSERT(shard_bytes, sizeof(moepack_shard_bytes_record) == 40);
 MOEPACK__ASSERT(off_t, sizeof(off_t) == 8);
 
 #define MOEPACK__MAX_ALIGNMENT 1073741824u
 #define MOEPACK__MAX_LENGTH (UINT64_MAX >> 1)
 #define MOEPACK__MAX_RECORD 65536u
 #define MOEPACK__MAX_SHARDS 65536u
+#define MOEPACK__MAX_SHARD_HEADER (256u << 20) /* what is longer is not read */
 #define MOEPACK__MAX_PATH 4096
 
 static const char moepack__index[] = "index.bin";
@@ -1000,7 +1012,7 @@ static const moepack__known moepack__sections[MOEPACK__SECTIONS] = {
     {"ranks", sizeof(uint32_t), 1, 16777216},
     {"slices", sizeof(moepack_slice_record), 0, 1073741824},
     {"tensors", sizeof(moepack_tensor_record), 0, 1048576},
-    {"shard_bytes", 40, 0, 1048576}};
+    {"shard_bytes", sizeof(moepack_shard_bytes_record), 0, 1048576}};
 
 static moepack_table *moepack__table(moepack *pack, int number) {
     moepack_table *const tables[MOEPACK__SECTIONS] = {
@@ -1363,6 +1375,31 @@ static moepack_code moepack__check_families(const moepack *pack, moepack_error *
     return code ? code : moepack__check_order(pack, error);
 }
 
+/* ---- places in files and shards ---- */
+
+/* Check that a range lies in a file that there is. */
+static moepack_code moepack__check_range(const moepack *pack, uint32_t file, uint64_t offset,
+                                         uint64_t length, moepack__place place,
+                                         moepack_error *error) {
+    const moepack_file_record *f = moepack_file_at(pack, file);
+    MOEPACK__RULE(f, place, "file: expected less than %" PRIu64 ", found %" PRIu32,
+                  pack->files.count, file);
+    MOEPACK__RULE(length <= f->length && offset <= f->length - length, place,
+                  "%" PRIu64 " bytes at %" PRIu64 " are not inside %.40s, which has %" PRIu64,
+                  length, offset, f->name, f->length);
+    return MOEPACK_OK;
+}
+
+/* Check where something lay in the source. Its length is no more than that of a file. */
+static moepack_code moepack__check_in_shard(uint32_t shard, uint64_t offset, uint64_t length,
+                                            moepack__place place, moepack_error *error) {
+    MOEPACK__RULE(shard < MOEPACK__MAX_SHARDS, place,
+                  "shard: expected less than 65536, found %" PRIu32, shard);
+    MOEPACK__RULE(offset <= MOEPACK__MAX_LENGTH - length, place,
+                  "shard_offset: expected an end below 2^63, found %" PRIu64, offset);
+    return MOEPACK_OK;
+}
+
 /* ---- opening and closing ---- */
 
 /* The slot of a layer's main family, or the free one where it belongs. The table is at least twice
@@ -1458,6 +1495,63 @@ static moepack_code moepack__check_manifest(const moepack *pack, moepack_error *
                          "no such file: not a pack, or not a whole one");
 }
 
+static moepack_code moepack__check_header_bytes(const moepack *pack, int fd,
+                                                const moepack_shard_bytes_record *r,
+                                                moepack_error *error) {
+    const char *name = moepack_file_at(pack, r->file)->name;
+    moepack_code code;
+    uint64_t found;
+    void *bytes = malloc((size_t)r->length + 1);
+    if (!bytes) return moepack__system(error, name, "allocate memory");
+    code = moepack_read(pack, fd, r->file, r->offset, r->length, bytes, error);
+    found = code ? 0 : moepack_xxh3(bytes, (size_t)r->length);
+    free(bytes);
+    if (code || found == r->digest) return code;
+    return moepack__fail(error, MOEPACK_ERR_DIGEST, name,
+                         "the shard's header is not what was indexed: expected xxh3:%016" PRIx64
+                         ", found xxh3:%016" PRIx64,
+                         r->digest, found);
+}
+
+static moepack_code moepack__check_shard(const moepack *pack, const moepack_shard_bytes_record *r,
+                                         moepack_error *error) {
+    const moepack_file_record *f = moepack_file_at(pack, r->file);
+    struct stat status;
+    int fd = -1;
+    moepack_code code = moepack__open_file(pack, f->name, 0, &fd, &status, error);
+    if (code) return code;
+    if ((uint64_t)status.st_size != f->length)
+        code = moepack__fail(error, MOEPACK_ERR_DAMAGED, f->name,
+                             "not the shard that was indexed: expected %" PRIu64
+                             " bytes, found %" PRId64,
+                             f->length, (int64_t)status.st_size);
+    else if (r->length <= MOEPACK__MAX_SHARD_HEADER)
+        code = moepack__check_header_bytes(pack, fd, r, error);
+    close(fd);
+    return code;
+}
+
+/* Check that shards are still what was indexed: another one would be read as if nothing had
+ * happened, since the digests of its parts are mostly not known. */
+static moepack_code moepack__check_shards(const moepack *pack, moepack_error *error) {
+    const moepack_file_record *f;
+    moepack_shard_bytes_record r;
+    moepack_code code = MOEPACK_OK;
+    uint32_t n;
+    for (n = 0; (f = moepack_file_at(pack, n)) && f->kind != MOEPACK_SHARD_FILE; n++) {}
+    if (!f) return MOEPACK_OK;
+    for (n = 0; n < pack->shard_bytes.count && !code; n++) {
+        moepack__place place = moepack__at("shard_bytes", n);
+        memcpy(&r, moepack__record(&pack->shard_bytes, n), sizeof r);
+        code = moepack__check_range(pack, r.file, r.offset, r.length, place, error);
+        if (!code) code = moepack__check_in_shard(r.shard, r.shard_offset, r.length, place, error);
+        if (!code && r.shard_offset == 0 &&
+            moepack_file_at(pack, r.file)->kind == MOEPACK_SHARD_FILE)
+            code = moepack__check_shard(pack, &r, error);
+    }
+    return code;
+}
+
 moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error) {
     moepack_code code;
     memset(pack, 0, sizeof *pack);
@@ -1470,6 +1564,7 @@ moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error)
     if (!code) code = moepack__check_files(pack, error);
     if (!code) code = moepack__check_families(pack, error);
     if (!code) code = moepack__index_layers(pack, error);
+    if (!code) code = moepack__check_shards(pack, error);
     if (code) moepack_close(pack);
     return code;
 }
@@ -1511,19 +1606,6 @@ moepack_code moepack_find_part(const moepack *pack, const moepack_family *family
     return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
                          "layer %" PRIu32 ": %s has no part %.80s", family->layer, family->name,
                          name);
-}
-
-/* Check that a range lies in a file that there is. */
-static moepack_code moepack__check_range(const moepack *pack, uint32_t file, uint64_t offset,
-                                         uint64_t length, moepack__place place,
-                                         moepack_error *error) {
-    const moepack_file_record *f = moepack_file_at(pack, file);
-    MOEPACK__RULE(f, place, "file: expected less than %" PRIu64 ", found %" PRIu32,
-                  pack->files.count, file);
-    MOEPACK__RULE(length <= f->length && offset <= f->length - length, place,
-                  "%" PRIu64 " bytes at %" PRIu64 " are not inside %.40s, which has %" PRIu64,
-                  length, offset, f->name, f->length);
-    return MOEPACK_OK;
 }
 
 /* Check the record of a blob; one of no length has no place either. */
@@ -1751,11 +1833,8 @@ static moepack_code moepack__check_tensor(const moepack *pack, const moepack_ten
                   " are no shape of %" PRIu32 " dimensions",
                   r->ne[0], r->ne[1], r->ne[2], r->ne[3], r->dimension_count);
     code = moepack__check_range(pack, r->file, r->offset, r->length, place, error);
+    if (!code) code = moepack__check_in_shard(r->shard, r->shard_offset, r->length, place, error);
     if (code) return code;
-    MOEPACK__RULE(r->shard < MOEPACK__MAX_SHARDS, place,
-                  "shard: expected less than 65536, found %" PRIu32, r->shard);
-    MOEPACK__RULE(r->shard_offset <= MOEPACK__MAX_LENGTH - r->length, place,
-                  "shard_offset: expected an end below 2^63, found %" PRIu64, r->shard_offset);
     return moepack__check_name(r->type_name, sizeof r->type_name, place, "type_name", error);
 }
 
