@@ -90,7 +90,7 @@ class Draft:
     def save(self) -> None:
         trailer = digest.of(bytes(self.index[:-8]))
         self.index[-8:] = struct.pack("<Q", trailer)
-        self.body["index"] = manifest.describe_index(self.index).to_json()
+        self.body["index"] = manifest.describe_index(bytes(self.index)).to_json()
         (self.path / "index.bin").write_bytes(self.index)
         self.save_manifest()
 
@@ -223,7 +223,7 @@ def set_rank(draft: Draft, rank: int, number: int) -> None:
     draft.index[at : at + 4] = struct.pack("<I", number)
 
 
-NEEDED = records.NEEDED_SECTIONS
+SECTIONS = records.NEEDED_SECTIONS
 ALIGNMENTS = ("blob_alignment", "part_alignment", "tensor_alignment")
 BAD_NAMES = {
     "upwards": "../x",
@@ -304,7 +304,7 @@ DIRECTORY_RULES = [
     Rule("blobs of 36 bytes", section("blobs", record_length=36), "blobs: wrong record length"),
     *(
         Rule(f"no {name}", section(name, record_count=0), f"{name}: count out of bounds")
-        for name in NEEDED
+        for name in SECTIONS
     ),
     *(
         Rule(
@@ -328,7 +328,7 @@ DIRECTORY_RULES = [
             section(name, name=b"x", flags=0),
             f"{name}: the section is missing",
         )
-        for name in NEEDED
+        for name in SECTIONS
     ),
     Rule("a section twice", section("files", name=b"families"), "families: the section stands tw"),
     Rule(
@@ -472,14 +472,18 @@ RECORD_RULES = [
     ),
     Rule("a part in no file", record("part", 7, file=3), "part 7 (ffn_up_exps.weight): no such fi"),
     Rule("a part with a codec", record("part", 7, codec=1), "part 7 (ffn_up_exps.weight): unknown"),
-    Rule("a part stored shorter", record("part", 7, stored_length=31), "part 7 (ffn_up_exps.weight"),
+    Rule(
+        "a part stored shorter", record("part", 7, stored_length=31), "part 7 (ffn_up_exps.weight"
+    ),
     *(
         Rule(f"a part at {at}", record("part", 7, offset=at), "part 7 (ffn_up_exps.weight): ends b")
         for at in (1 << 40, (1 << 64) - 32, 24576 - 31)
     ),
     Rule("a part in another file", record("part", 0, file=1), "layer 0 expert 0 ffn_gate_exps.wei"),
     Rule("a part before its blob", record("part", 0, offset=0), "layer 0 expert 0 ffn_gate_exps.w"),
-    Rule("a part behind its blob", moved("part", 3, offset=12288), "layer 0 expert 1 ffn_gate_exps"),
+    Rule(
+        "a part behind its blob", moved("part", 3, offset=12288), "layer 0 expert 1 ffn_gate_exps"
+    ),
     Rule(
         "a part one byte past its blob",
         record("part", 3, offset=12288 - 31),
@@ -535,10 +539,7 @@ TENSOR_RULES = [
     ),
     Rule("shard 2^16", tensor(shard=1 << 16), _TENSOR + "shard out of bounds"),
     Rule("from 2^63 - 15", tensor(shard_offset=(1 << 63) - 15), _TENSOR + "shard_offset out of"),
-    *(
-        Rule(f"a type {what}", tensor(type_name=name), _TENSOR)
-        for what, name in BAD_WORDS.items()
-    ),
+    *(Rule(f"a type {what}", tensor(type_name=name), _TENSOR) for what, name in BAD_WORDS.items()),
 ]
 
 
