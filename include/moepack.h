@@ -1377,17 +1377,22 @@ static moepack_code moepack__check_families(const moepack *pack, moepack_error *
 
 /* ---- places in files and shards ---- */
 
-/* Check that a range lies in a file that there is. */
-static moepack_code moepack__check_range(const moepack *pack, uint32_t file, uint64_t offset,
-                                         uint64_t length, moepack__place place,
-                                         moepack_error *error) {
+/* Say whether a range lies in a file that there is. */
+static int moepack__is_inside(const moepack *pack, uint32_t file, uint64_t offset,
+                              uint64_t length) {
+    const moepack_file_record *f = moepack_file_at(pack, file);
+    return f && length <= f->length && offset <= f->length - length;
+}
+
+/* Say what is wrong with a range that does not. */
+static moepack_code moepack__outside(const moepack *pack, uint32_t file, uint64_t offset,
+                                     uint64_t length, moepack__place place, moepack_error *error) {
     const moepack_file_record *f = moepack_file_at(pack, file);
     MOEPACK__RULE(f, place, "file: expected less than %" PRIu64 ", found %" PRIu32,
                   pack->files.count, file);
-    MOEPACK__RULE(length <= f->length && offset <= f->length - length, place,
-                  "%" PRIu64 " bytes at %" PRIu64 " are not inside %.40s, which has %" PRIu64,
-                  length, offset, f->name, f->length);
-    return MOEPACK_OK;
+    return moepack__break(error, place,
+                          "%" PRIu64 " bytes at %" PRIu64 " are not inside %.40s, which has %"
+                          PRIu64, length, offset, f->name, f->length);
 }
 
 /* Check where something lay in the source. Its length is no more than that of a file. */
@@ -1543,8 +1548,9 @@ static moepack_code moepack__check_shards(const moepack *pack, moepack_error *er
     for (n = 0; n < pack->shard_bytes.count && !code; n++) {
         moepack__place place = moepack__at("shard_bytes", n);
         memcpy(&r, moepack__record(&pack->shard_bytes, n), sizeof r);
-        code = moepack__check_range(pack, r.file, r.offset, r.length, place, error);
-        if (!code) code = moepack__check_in_shard(r.shard, r.shard_offset, r.length, place, error);
+        if (!moepack__is_inside(pack, r.file, r.offset, r.length))
+            return moepack__outside(pack, r.file, r.offset, r.length, place, error);
+        code = moepack__check_in_shard(r.shard, r.shard_offset, r.length, place, error);
         if (!code && r.shard_offset == 0 &&
             moepack_file_at(pack, r.file)->kind == MOEPACK_SHARD_FILE)
             code = moepack__check_shard(pack, &r, error);
@@ -1627,8 +1633,9 @@ static moepack_code moepack__check_blob(const moepack *pack, const moepack_blob_
     MOEPACK__RULE((r->length & (alignment - 1)) == 0, moepack__at("blob", number),
                   "length: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment,
                   r->length);
-    return moepack__check_range(pack, r->file, r->offset, r->length, moepack__at("blob", number),
-                                error);
+    if (moepack__is_inside(pack, r->file, r->offset, r->length)) return MOEPACK_OK;
+    return moepack__outside(pack, r->file, r->offset, r->length, moepack__at("blob", number),
+                            error);
 }
 
 static uint64_t moepack__sum_of_parts(const moepack *pack, const moepack_family *family) {
@@ -1674,26 +1681,30 @@ static moepack_code moepack__check_part(const moepack *pack, const moepack_part_
     MOEPACK__RULE(r->stored_length == kind->length, moepack__named("part", number, kind->name),
                   "stored_length: expected %" PRIu64 " as its kind's, found %" PRIu64, kind->length,
                   r->stored_length);
-    return moepack__check_range(pack, r->file, r->offset, r->stored_length,
-                                moepack__named("part", number, kind->name), error);
+    if (moepack__is_inside(pack, r->file, r->offset, r->stored_length)) return MOEPACK_OK;
+    return moepack__outside(pack, r->file, r->offset, r->stored_length,
+                            moepack__named("part", number, kind->name), error);
 }
 
-/* A part lies in its blob; where there is none, in a shard. */
-static moepack_code moepack__check_in_blob(const moepack *pack, const moepack_part_record *r,
-                                           const moepack_blob *blob, moepack__place place,
-                                           moepack_error *error) {
-    if (blob->apart) {
-        MOEPACK__RULE(moepack_file_at(pack, r->file)->kind == MOEPACK_SHARD_FILE, place,
-                      "there is no blob, and file %" PRIu32 " is no shard", r->file);
-        return MOEPACK_OK;
-    }
-    /* An offset before the blob's wraps around to one far behind it. */
-    MOEPACK__RULE(r->file == blob->file && r->stored_length <= blob->length &&
-                      r->offset - blob->offset <= blob->length - r->stored_length,
-                  place, "%" PRIu64 " bytes at %" PRIu64 " of file %" PRIu32
-                  " are not inside the blob, %" PRIu64 " at %" PRIu64 " of %" PRIu32,
-                  r->stored_length, r->offset, r->file, blob->length, blob->offset, blob->file);
-    return MOEPACK_OK;
+/* Say whether a part lies in its blob; where there is none, in a shard. An offset before the blob's
+ * wraps around to one far behind it. */
+static int moepack__is_in_blob(const moepack *pack, const moepack_part_record *r,
+                               const moepack_blob *blob) {
+    if (blob->apart) return moepack_file_at(pack, r->file)->kind == MOEPACK_SHARD_FILE;
+    return r->file == blob->file && r->stored_length <= blob->length &&
+           r->offset - blob->offset <= blob->length - r->stored_length;
+}
+
+static moepack_code moepack__not_in_blob(const moepack_part_record *r, const moepack_blob *blob,
+                                         moepack__place place, moepack_error *error) {
+    if (blob->apart)
+        return moepack__break(error, place, "there is no blob, and file %" PRIu32 " is no shard",
+                              r->file);
+    return moepack__break(error, place,
+                          "%" PRIu64 " bytes at %" PRIu64 " of file %" PRIu32
+                          " are not inside the blob, %" PRIu64 " at %" PRIu64 " of %" PRIu32,
+                          r->stored_length, r->offset, r->file, blob->length, blob->offset,
+                          blob->file);
 }
 
 static moepack_code moepack__no_part(const moepack_family *family, uint32_t p,
@@ -1714,11 +1725,11 @@ moepack_code moepack_locate_part(const moepack *pack, const moepack_family *fami
     if (!kind) return moepack__no_part(family, p, error);
     memcpy(&r, moepack__record(&pack->parts, number), sizeof r);
     code = moepack__check_part(pack, &r, number, kind, error);
-    if (!code)
-        code = moepack__check_in_blob(
-            pack, &r, &blob, moepack__within("layer", family->layer, " expert", expert, kind->name),
-            error);
     if (code) return code;
+    if (!moepack__is_in_blob(pack, &r, &blob))
+        return moepack__not_in_blob(
+            &r, &blob, moepack__within("layer", family->layer, " expert", expert, kind->name),
+            error);
     part->offset = r.offset;
     part->offset_in_blob = blob.apart ? 0 : r.offset - blob.offset;
     part->length = kind->length;
@@ -1832,8 +1843,9 @@ static moepack_code moepack__check_tensor(const moepack *pack, const moepack_ten
                   "ne %" PRIu64 ", %" PRIu64 ", %" PRIu64 ", %" PRIu64
                   " are no shape of %" PRIu32 " dimensions",
                   r->ne[0], r->ne[1], r->ne[2], r->ne[3], r->dimension_count);
-    code = moepack__check_range(pack, r->file, r->offset, r->length, place, error);
-    if (!code) code = moepack__check_in_shard(r->shard, r->shard_offset, r->length, place, error);
+    if (!moepack__is_inside(pack, r->file, r->offset, r->length))
+        return moepack__outside(pack, r->file, r->offset, r->length, place, error);
+    code = moepack__check_in_shard(r->shard, r->shard_offset, r->length, place, error);
     if (code) return code;
     return moepack__check_name(r->type_name, sizeof r->type_name, place, "type_name", error);
 }
