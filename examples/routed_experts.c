@@ -3,6 +3,9 @@
  *     cc -I include examples/routed_experts.c                        one read after the other
  *     cc -I include examples/routed_experts.c -DUSE_URING -luring    all reads at once
  *     ./a.out model.moepack LAYER EXPERT...
+ *
+ * An index over the shards of a GGUF works as well: there each part is a read of its own, rounded
+ * outwards to blocks of the drive.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* for O_DIRECT */
@@ -10,14 +13,17 @@
 #define MOEPACK_IMPLEMENTATION
 #include "moepack.h"
 
+enum { BLOCK = 4096, MOST = 64 };
+
 static moepack pack;
 static moepack_error error;
 
-typedef struct expert {
-    moepack_blob blob;
+typedef struct one_read {
+    uint32_t file;
     int fd;
+    moepack_range range;
     char *bytes;
-} expert;
+} one_read;
 
 static void check(int failed, const char *message) {
     if (failed) fprintf(stderr, "%s\n", message), exit(1);
@@ -26,81 +32,97 @@ static void check(int failed, const char *message) {
 #ifdef USE_URING
 #include <liburing.h>
 
-static void read_all(struct io_uring *ring, expert *experts, int count) {
+static void read_all(struct io_uring *ring, one_read *reads, int count) {
     struct io_uring_cqe *done;
-    for (expert *e = experts; e < experts + count; e++) {
+    for (one_read *r = reads; r < reads + count; r++) {
         struct io_uring_sqe *ask = io_uring_get_sqe(ring);
-        io_uring_prep_read(ask, e->fd, e->bytes, (unsigned)e->blob.length, e->blob.offset);
-        io_uring_sqe_set_data(ask, e);
+        io_uring_prep_read(ask, r->fd, r->bytes, (unsigned)r->range.length, r->range.offset);
+        io_uring_sqe_set_data(ask, r);
     }
     check(io_uring_submit(ring) != count, "io_uring_submit failed");
     for (; count; count--) {
         check(io_uring_wait_cqe(ring, &done) < 0, "io_uring_wait_cqe failed");
-        expert *e = (expert *)io_uring_cqe_get_data(done);
+        one_read *r = (one_read *)io_uring_cqe_get_data(done);
         check(done->res < 0, "a read failed");
-        /* Less than all is an error, never data. */
-        check((uint64_t)done->res != e->blob.length, "a file is cut short");
+        /* Less than what is needed is an error, never data. */
+        check((uint64_t)done->res < r->range.needed, "a file is cut short");
         io_uring_cqe_seen(ring, done);
     }
 }
 #endif
 
-/* Open a data file; where the file system or the layout does not suit O_DIRECT, without it. */
+/* Open a data file; where the file system does not suit O_DIRECT, without it. */
 static int open_file(uint32_t file) {
-    int fd, direct = pack.header->blob_alignment % 4096 ? 0 : O_DIRECT;
-    moepack_code code = moepack_file_fd(&pack, file, direct, &fd, &error);
+    int fd;
+    moepack_code code = moepack_file_fd(&pack, file, O_DIRECT, &fd, &error);
     if (code == MOEPACK_ERR_SYSTEM) code = moepack_file_fd(&pack, file, 0, &fd, &error);
     check(code, error.message);
     return fd;
 }
 
+/* Plan a read, with memory for it. Blobs of packs that are aligned to blocks stay as they are. */
+static void plan(one_read *r, const int *fds, uint32_t file, uint64_t offset, uint64_t length) {
+    r->file = file;
+    r->fd = fds[file];
+    r->range = moepack_round_range(offset, length, BLOCK);
+    check(posix_memalign((void **)&r->bytes, BLOCK, r->range.length), "out of memory");
+}
+
 int main(int argc, char **argv) {
-    enum { MOST = 64 };
-    expert experts[MOST], *e;
     const moepack_family *family;
-    int count = argc - 3;
-    check(count < 1 || count > MOST, "usage: routed_experts PACK LAYER EXPERT...");
+    int chosen = argc - 3, count = 0;
+    check(chosen < 1 || chosen > MOST, "usage: routed_experts PACK LAYER EXPERT...");
 
     /* Once, when the model is loaded: the pack, its layers, files, buffers and ring. */
     check(moepack_open(argv[1], &pack, &error), error.message);
-    uint32_t layer = (uint32_t)atoi(argv[2]);
+    uint32_t layer = (uint32_t)atoi(argv[2]), files = (uint32_t)pack.files.count;
     check(moepack_find_family(&pack, layer, NULL, &family, &error), error.message);
-    int *fds = (int *)malloc(pack.header->file_count * sizeof *fds);
-    for (uint32_t i = 0; i < pack.header->file_count; i++) fds[i] = open_file(i);
+    int *fds = (int *)malloc(files * sizeof *fds);
+    for (uint32_t i = 0; i < files; i++) fds[i] = open_file(i);
+    one_read *reads = (one_read *)malloc(chosen * family->parts_per_blob * sizeof *reads);
 #ifdef USE_URING
     struct io_uring ring;
-    check(io_uring_queue_init(MOST, &ring, 0), "io_uring_queue_init failed");
+    unsigned most = (unsigned)chosen * family->parts_per_blob;
+    check(io_uring_queue_init(most, &ring, 0), "io_uring_queue_init failed");
 #endif
 
     /* For each token: locate what the router chose, and read it. */
-    for (e = experts; e < experts + count; e++) {
-        uint32_t number = (uint32_t)atoi(argv[3 + (e - experts)]);
-        check(moepack_locate_blob(&pack, family, number, &e->blob, &error), error.message);
-        e->fd = fds[e->blob.file];
-        check(posix_memalign((void **)&e->bytes, 4096, e->blob.length), "out of memory");
+    for (int i = 0; i < chosen; i++) {
+        uint32_t number = (uint32_t)atoi(argv[3 + i]);
+        moepack_blob blob;
+        check(moepack_locate_blob(&pack, family, number, &blob, &error), error.message);
+        if (!blob.apart) plan(reads + count++, fds, blob.file, blob.offset, blob.length);
+        for (uint32_t p = 0; blob.apart && p < family->parts_per_blob; p++) {
+            moepack_part part;
+            check(moepack_locate_part(&pack, family, number, p, &part, &error), error.message);
+            plan(reads + count++, fds, part.file, part.offset, part.length);
+        }
     }
 #ifdef USE_URING
-    read_all(&ring, experts, count);
+    read_all(&ring, reads, count);
 #else
-    for (e = experts; e < experts + count; e++)
-        check(moepack_read(&pack, e->fd, e->blob.file, e->blob.offset, e->blob.length, e->bytes,
-                           &error), error.message);
+    for (one_read *r = reads; r < reads + count; r++)
+        check(moepack_read_range(&pack, r->fd, r->file, &r->range, r->bytes, &error),
+              error.message);
 #endif
 
-    /* The parts lie in the blob; checking digests is for those who want to. */
-    for (e = experts; e < experts + count; e++) {
-        uint32_t number = (uint32_t)atoi(argv[3 + (e - experts)]);
+    /* The parts lie in what was read; checking digests is for those who want to. */
+    one_read *r = reads;
+    for (int i = 0; i < chosen; i++) {
+        uint32_t number = (uint32_t)atoi(argv[3 + i]);
         for (uint32_t p = 0; p < family->parts_per_blob; p++) {
             moepack_part part;
             check(moepack_locate_part(&pack, family, number, p, &part, &error), error.message);
-            const char *weights = e->bytes + part.offset_in_blob;
+            const char *weights = r->bytes + (part.offset - r->range.offset);
             check(moepack_check_part(&pack, &part, weights, &error), error.message);
-            printf("expert %u %s: %s, %llu bytes, sound\n", number, part.kind->name,
-                   part.kind->type_name, (unsigned long long)part.length);
+            printf("expert %u %s: %s, %llu bytes, %s\n", number, part.kind->name,
+                   part.kind->type_name, (unsigned long long)part.length,
+                   part.has_digest ? "sound" : "unchecked");
+            if (part.apart || p == family->parts_per_blob - 1) free(r++->bytes);
         }
-        free(e->bytes);
     }
-    for (uint32_t i = 0; i < pack.header->file_count; i++) close(fds[i]);
+    for (uint32_t i = 0; i < files; i++) close(fds[i]);
+    free(reads);
     free(fds);
     moepack_close(&pack);
     return 0;

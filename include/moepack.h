@@ -26,6 +26,23 @@
  *     if (moepack_locate_part(&pack, family, 17, 0, &part, &error)) die(error.message);
  *     if (moepack_check_part(&pack, &part, buffer + part.offset_in_blob, &error)) ...
  *
+ * An index may also lie over the shards of a GGUF as they are. Then an expert has no blob: its
+ * parts lie apart, in files that are not aligned, and blob.apart says so. Each part is a read of
+ * its own. What O_DIRECT reads starts and ends at blocks of the drive (4096 bytes suit nearly all
+ * of them), so that a part, and any other bytes that are not aligned, take a range around them:
+ *
+ *     moepack_range range = moepack_round_range(part.offset, part.length, 4096);
+ *     // now read range.length bytes at range.offset of file number part.file into an aligned
+ *     // buffer. A file need not end at a block, so its last range comes short; but up to
+ *     // range.needed all bytes must come. Here is who minds that:
+ *     if (moepack_read_range(&pack, fd, part.file, &range, buffer, &error)) ...
+ *     if (moepack_check_part(&pack, &part, buffer + range.lead, &error)) ...
+ *
+ * Digests of such parts are mostly not known (part.has_digest), but opening compares each shard's
+ * length and header with what was indexed.
+ *
+ * A whole pack holds the dense tensors as well: moepack_find_tensor says where.
+ *
  * Errors: a function that can fail gives MOEPACK_OK, which is 0, or a code. Where it fails it fills
  * the caller's moepack_error, unless that is NULL, and leaves its results as they were. Nothing is
  * printed, nothing exits, and no bytes of a pack, however odd, make these functions read or write
@@ -37,6 +54,11 @@
  * Memory: the index stays mapped while the pack is open; apart from that a pack takes a few KiB. As
  * with every mapping, who cuts index.bin short while it is in use gets a SIGBUS.
  *
+ * Later packs: the index is a directory of sections, found by name, whose records have a stated
+ * length. Sections that this reader does not know are passed over, or refused by name where they
+ * are required; records may be longer than the structures here, which are their first fields. So a
+ * table is no array: go by moepack_family_at and its like.
+ *
  * Digests are XXH3, computed here: on x86-64 with AVX2 where the processor has it, which is asked
  * at run time, else with SSE2; on AArch64 with NEON; elsewhere in plain C. `cc -O2` is enough, with
  * no -march. Macros that you may define beside MOEPACK_IMPLEMENTATION:
@@ -47,8 +69,9 @@
  *     MOEPACK_NO_AVX2      do not choose AVX2
  *     MOEPACK_NO_SIMD      choose plain C
  *
- * What is not done: the manifest is not read (it must exist), and whole packs are not verified
- * (overlaps, padding, order of ranks). `moepack verify` does that.
+ * What is not done: the manifest is not read (it must exist), whole packs are not verified
+ * (overlaps, padding, order of ranks), and shards are not restored. `moepack verify` and `moepack
+ * restore` do that.
  *
  * MIT License, Copyright (c) the moepack authors. See LICENSE.
  */
@@ -69,7 +92,7 @@ typedef enum moepack_code {
     MOEPACK_ERR_SYSTEM,     /* the system refused; system_error holds errno */
     MOEPACK_ERR_NOT_A_PACK, /* not a directory with a manifest.json: no pack, or not a whole one */
     MOEPACK_ERR_VERSION,    /* a later version of the format */
-    MOEPACK_ERR_FEATURE,    /* needs a feature that this reader does not know */
+    MOEPACK_ERR_FEATURE,    /* needs a section that this reader does not know */
     MOEPACK_ERR_DAMAGED,    /* the pack breaks a rule of the format */
     MOEPACK_ERR_NO_SUCH,    /* the pack does not hold what was asked for */
     MOEPACK_ERR_BUFFER,     /* the caller's buffer is too small, or the machine's address space */
@@ -83,27 +106,31 @@ typedef struct moepack_error {
     char message[256]; /* one line: file, place, what was expected and found */
 } moepack_error;
 
-/* The records of index.bin, as they lie in the file. All integers are little-endian. */
+/* The records of index.bin, as they lie in the file; what follows in longer ones is left alone. All
+ * integers are little-endian. */
 
 typedef struct moepack_header {
     char magic[8]; /* "MOEPACK\0" */
     uint32_t format_version, header_length;
-    uint64_t required_features, optional_features;
     uint64_t index_length;
-    uint32_t file_count, family_count, part_kind_count, blob_count;
-    uint64_t part_count;
-    uint64_t files_offset, families_offset, part_kinds_offset;
-    uint64_t blobs_offset, parts_offset, ranks_offset;
-    uint32_t blob_alignment;
-    uint32_t part_alignment; /* of parts whose name ends in .weight */
-    uint64_t reserved;
+    uint32_t section_count, section_record_length;
+    uint64_t blob_alignment;
+    uint64_t part_alignment; /* of parts whose name ends in .weight */
+    uint64_t tensor_alignment;
 } moepack_header;
+
+typedef struct moepack_section_record {
+    char name[24];
+    uint64_t offset, record_count;
+    uint32_t record_length;
+    uint32_t flags; /* MOEPACK_SECTION_REQUIRED */
+} moepack_section_record;
 
 typedef struct moepack_file_record {
     char name[256];
     uint64_t length;
-    uint32_t kind;
-    uint32_t reserved[5];
+    uint32_t kind;  /* MOEPACK_DATA_FILE or MOEPACK_SHARD_FILE */
+    uint32_t flags; /* MOEPACK_WITHOUT_DIGESTS */
 } moepack_file_record;
 
 /* The experts of one kind in one layer. The first family of a layer is its main one. */
@@ -111,22 +138,25 @@ typedef struct moepack_family {
     uint32_t layer;
     uint32_t expert_count;
     uint32_t parts_per_blob;
-    uint32_t flags; /* bit 0: hotness was measured */
+    uint32_t flags; /* MOEPACK_HOTNESS_MEASURED */
     uint32_t first_blob, first_part_kind;
     uint64_t first_part;
     char name[32]; /* such as "ffn_exps" */
 } moepack_family;
 
-/* What one part is for every expert of a family. */
+/* What one part is for every expert of a family. Of where it came from, moepack_find_origin makes
+ * sense. */
 typedef struct moepack_part_kind {
     char name[64];    /* such as "ffn_up_exps.weight" */
     uint32_t type_id; /* GGML's number */
-    uint32_t flags;   /* bit 0: the type was unknown, the gap between tensors proved the length */
+    uint32_t flags;   /* MOEPACK_TYPE_INFERRED, MOEPACK_OWN_TENSORS */
     uint32_t dimension_count;       /* of one expert's part, 0 to 2 */
     uint32_t interleaved_row_count; /* rows stored as one unit; 0 where unknown */
     uint64_t ne0, ne1;              /* ne0: elements of the contiguous axis, ne1: rows */
     uint64_t length;                /* bytes, without padding */
     char type_name[24];             /* such as "Q4_K" */
+    uint32_t shard, first_slice;
+    uint64_t shard_offset, stride;
 } moepack_part_kind;
 
 typedef struct moepack_blob_record {
@@ -136,22 +166,55 @@ typedef struct moepack_blob_record {
 
 typedef struct moepack_part_record {
     uint64_t offset, stored_length, digest;
-    uint32_t file;
-    uint16_t codec, reserved;
+    uint32_t file, codec;
 } moepack_part_record;
 
-/* An open pack. Read its fields; never write them. Header, files, families and part kinds were
- * checked when the pack was opened, and their names end with a zero byte. Blobs, parts and ranks,
- * of which there may be millions, are checked on use: go through the functions below. */
+typedef struct moepack_slice_record {
+    uint64_t shard, shard_offset;
+} moepack_slice_record;
+
+typedef struct moepack_tensor_record {
+    char name[64];
+    char type_name[24];
+    uint32_t type_id, flags, dimension_count, file;
+    uint64_t ne[4];
+    uint64_t length, offset, stored_length, digest;
+    uint32_t shard, codec;
+    uint64_t shard_offset;
+} moepack_tensor_record;
+
+/* Bytes of a shard that are no tensor's: its header, or padding that is not zero. */
+typedef struct moepack_shard_bytes_record {
+    uint32_t shard, file;
+    uint64_t shard_offset, length, offset, digest;
+} moepack_shard_bytes_record;
+
+enum {
+    MOEPACK_SECTION_REQUIRED = 1,
+    MOEPACK_DATA_FILE = 0,
+    MOEPACK_SHARD_FILE = 1,       /* a file of the source as it was: nothing in it is aligned */
+    MOEPACK_WITHOUT_DIGESTS = 1,  /* the digests of what lies in the file are not known */
+    MOEPACK_HOTNESS_MEASURED = 1,
+    MOEPACK_TYPE_INFERRED = 1,    /* the gap between tensors proved the length */
+    MOEPACK_OWN_TENSORS = 2       /* in the source each expert had a tensor of its own */
+};
+
+/* A section of the index. */
+typedef struct moepack_table {
+    const char *records; /* the first; NULL where the pack has no such section */
+    uint64_t count;
+    uint32_t record_length; /* bytes from one record to the next */
+} moepack_table;
+
+/* An open pack. Read its fields, such as files.count; never write them. Files, families and part
+ * kinds were checked when the pack was opened, and their names end with a zero byte. Blobs, parts,
+ * ranks, slices and tensors, of which there may be millions, are checked on use: go through the
+ * functions below. */
 typedef struct moepack {
     const moepack_header *header; /* the start of the mapping; NULL where no pack is open */
-    const moepack_file_record *files;
-    const moepack_family *families; /* in the order of their layers */
-    const moepack_part_kind *part_kinds;
-    const moepack_blob_record *blobs;
-    const moepack_part_record *parts;
-    const uint32_t *ranks;
-    uint64_t index_length; /* bytes that are mapped */
+    moepack_table files, families, part_kinds, blobs, parts, ranks;
+    moepack_table slices, tensors, shard_bytes; /* of these there may be none */
+    uint64_t index_length;                      /* bytes that are mapped */
     char *path;
     uint16_t *layers; /* main families, by layer: a table of layer_mask + 1 slots */
     uint32_t layer_mask;
@@ -164,19 +227,59 @@ typedef struct moepack_blob {
     uint32_t rank;           /* 0 is the hottest of the pack */
     uint32_t file;
     int measured;
+    int apart; /* there is no blob, its parts lie apart: file means nothing, offset is
+                  MOEPACK_NOWHERE, and length is the sum of the parts' */
 } moepack_blob;
 
-/* Where one part of an expert lies. */
+/* An offset at which no read succeeds. */
+#define MOEPACK_NOWHERE ((uint64_t)INT64_MAX)
+
+/* Where one part of an expert lies. `offset` counts from the start of file number `file`. */
 typedef struct moepack_part {
-    uint64_t offset, offset_in_blob;
-    uint64_t length;                   /* bytes, without padding */
-    uint64_t stored_length;            /* bytes on disk; the same, as no codec is known */
-    uint64_t digest;                   /* XXH3-64 of the part's bytes */
-    uint32_t file;                     /* the blob's */
-    const moepack_part_kind *kind;     /* name, type, shape; lives as long as the pack is open */
+    uint64_t offset;
+    uint64_t offset_in_blob;       /* means nothing where it lies apart */
+    uint64_t length;               /* bytes, without padding */
+    uint64_t stored_length;        /* bytes on disk; the same, as no codec is known */
+    uint64_t digest;               /* XXH3-64 of the part's bytes; means nothing unless known */
+    uint32_t file;                 /* the blob's, unless it lies apart */
+    int apart;                     /* there is no blob around it, and its offset is not aligned */
+    int has_digest;                /* whether the digest is known */
+    const moepack_part_kind *kind; /* name, type, shape; lives as long as the pack is open */
 } moepack_part;
 
-/* Open the pack in the directory `path`: map index.bin and check it, up to its digest.
+/* Where a slice of the source lay: `offset` counts from the start of shard number `shard`. */
+typedef struct moepack_origin {
+    uint32_t shard;
+    uint64_t offset;
+} moepack_origin;
+
+/* A dense tensor: what it is, and where it lies. */
+typedef struct moepack_tensor {
+    const char *name; /* lives as long as the pack is open, as type_name; UTF-8 */
+    const char *type_name;
+    uint32_t type_id;         /* GGML's number */
+    uint32_t flags;           /* MOEPACK_TYPE_INFERRED */
+    uint32_t dimension_count; /* 0 to 4 */
+    uint32_t file;
+    uint64_t ne[4];         /* contiguous axis first; 0 behind the last */
+    uint64_t offset;        /* in file number `file`: a multiple of header->tensor_alignment, but
+                               not in a shard */
+    uint64_t length;        /* bytes, without padding */
+    uint64_t stored_length; /* bytes on disk; the same, as no codec is known */
+    uint64_t digest;        /* XXH3-64 of the tensor's bytes; means nothing unless known */
+    int has_digest;
+    moepack_origin origin; /* where it lay in the source */
+} moepack_tensor;
+
+/* A range of a file that starts and ends at blocks, around bytes that need not. */
+typedef struct moepack_range {
+    uint64_t offset, length; /* read this */
+    uint64_t lead;           /* where the wanted bytes start in what was read */
+    uint64_t needed;         /* where they end in it; what lies behind may be behind the file */
+} moepack_range;
+
+/* Open the pack in the directory `path`: map index.bin and check it, up to its digest. Where it is
+ * an index over shards, check their lengths and headers as well.
  * Fills *pack, which must not be an open pack; close it with moepack_close. On failure *pack is
  * zeroed and holds nothing.
  * Errors: SYSTEM, NOT_A_PACK, VERSION, FEATURE, DAMAGED, DIGEST, BUFFER. */
@@ -185,6 +288,16 @@ moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error)
 /* Unmap the index, free memory and zero *pack. Descriptors that moepack_file_fd gave stay open.
  * Harmless on a pack that is closed, zeroed or could not be opened. */
 void moepack_close(moepack *pack);
+
+/* Give family number n, counted in the order of their layers; NULL from pack->families.count on. */
+const moepack_family *moepack_family_at(const moepack *pack, uint32_t n);
+
+/* Give the kind of a family's part number p; NULL from family->parts_per_blob on. */
+const moepack_part_kind *moepack_part_kind_at(const moepack *pack, const moepack_family *family,
+                                              uint32_t p);
+
+/* Give file number n; NULL from pack->files.count on. */
+const moepack_file_record *moepack_file_at(const moepack *pack, uint32_t n);
 
 /* Find a layer's family by name; NULL means the layer's main one. Constant time in the number of
  * layers. *family lives as long as the pack is open. Errors: NO_SUCH. */
@@ -205,10 +318,25 @@ moepack_code moepack_locate_blob(const moepack *pack, const moepack_family *fami
 moepack_code moepack_locate_part(const moepack *pack, const moepack_family *family, uint32_t expert,
                                  uint32_t p, moepack_part *part, moepack_error *error);
 
-/* Say which expert has a rank: 0 is the hottest, header->blob_count - 1 the coldest. Counting up
+/* Say where part number p of an expert lay in the source. Errors: NO_SUCH, DAMAGED. */
+moepack_code moepack_find_origin(const moepack *pack, const moepack_family *family, uint32_t expert,
+                                 uint32_t p, moepack_origin *origin, moepack_error *error);
+
+/* Say which expert has a rank: 0 is the hottest, pack->blobs.count - 1 the coldest. Counting up
  * gives the order in which to fill a cache. Errors: NO_SUCH, DAMAGED. */
 moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_family **family,
                              uint32_t *expert, moepack_error *error);
+
+/* Say what dense tensor number n is and where it lies, after checking its record. There are
+ * pack->tensors.count, in the order of the source; none in a pack of experts alone.
+ * Errors: NO_SUCH, DAMAGED. */
+moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *tensor,
+                               moepack_error *error);
+
+/* The same, by name. It looks through them all, so for many go by their numbers.
+ * Errors: NO_SUCH, DAMAGED. */
+moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_tensor *tensor,
+                                 moepack_error *error);
 
 /* Write the path of data file number `file` into `buffer`. Errors: NO_SUCH, BUFFER. */
 moepack_code moepack_file_path(const moepack *pack, uint32_t file, char *buffer, size_t capacity,
@@ -221,6 +349,10 @@ moepack_code moepack_file_path(const moepack *pack, uint32_t file, char *buffer,
 moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int *fd,
                              moepack_error *error);
 
+/* Round a range outwards to blocks of `block` bytes, as O_DIRECT asks. Both ends may go beyond what
+ * is wanted by less than a block, so the buffer takes up to 2 * block - 2 bytes more than that. */
+moepack_range moepack_round_range(uint64_t offset, uint64_t length, uint32_t block);
+
 /* Read `length` bytes at `offset` of `fd`, all of them, into the caller's buffer, which has room
  * for them. `file` is the number of the file that fd belongs to, for messages. With O_DIRECT,
  * offset, length and buffer must be aligned as the drive asks. On failure the buffer holds nothing
@@ -229,9 +361,19 @@ moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int 
 moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t offset,
                           uint64_t length, void *buffer, moepack_error *error);
 
-/* Check that part->length bytes, read from where the part lies, have its digest. Errors: DIGEST. */
+/* Read a range of moepack_round_range in the same way, into room for range->length bytes. Of what
+ * lies behind range->needed, the end of the file may cut off any part. Errors: as moepack_read. */
+moepack_code moepack_read_range(const moepack *pack, int fd, uint32_t file,
+                                const moepack_range *range, void *buffer, moepack_error *error);
+
+/* Check that part->length bytes, read from where the part lies, have its digest. Where that is not
+ * known, they are not looked at. Errors: DIGEST. */
 moepack_code moepack_check_part(const moepack *pack, const moepack_part *part, const void *bytes,
                                 moepack_error *error);
+
+/* The same, of tensor->length bytes of a dense tensor. Errors: DIGEST. */
+moepack_code moepack_check_tensor(const moepack *pack, const moepack_tensor *tensor,
+                                  const void *bytes, moepack_error *error);
 
 /* Compute XXH3 with 64 bits and seed 0, the digest of the format. */
 uint64_t moepack_xxh3(const void *bytes, size_t length);
@@ -290,16 +432,23 @@ extern "C" {
 
 /* The compiler's layout of the records is the format's, and files may be longer than 2 GiB. */
 #define MOEPACK__ASSERT(name, what) typedef char moepack__assert_##name[(what) ? 1 : -1]
-MOEPACK__ASSERT(header, sizeof(moepack_header) == 128);
-MOEPACK__ASSERT(file, sizeof(moepack_file_record) == 288);
+MOEPACK__ASSERT(header, sizeof(moepack_header) == 56);
+MOEPACK__ASSERT(section, sizeof(moepack_section_record) == 48);
+MOEPACK__ASSERT(file, sizeof(moepack_file_record) == 272);
 MOEPACK__ASSERT(family, sizeof(moepack_family) == 64);
-MOEPACK__ASSERT(part_kind, sizeof(moepack_part_kind) == 128);
+MOEPACK__ASSERT(part_kind, sizeof(moepack_part_kind) == 152);
 MOEPACK__ASSERT(blob, sizeof(moepack_blob_record) == 32);
 MOEPACK__ASSERT(part, sizeof(moepack_part_record) == 32);
+MOEPACK__ASSERT(slice, sizeof(moepack_slice_record) == 16);
+MOEPACK__ASSERT(tensor, sizeof(moepack_tensor_record) == 184);
+MOEPACK__ASSERT(shard_bytes, sizeof(moepack_shard_bytes_record) == 40);
 MOEPACK__ASSERT(off_t, sizeof(off_t) == 8);
 
 #define MOEPACK__MAX_ALIGNMENT 1073741824u
 #define MOEPACK__MAX_LENGTH (UINT64_MAX >> 1)
+#define MOEPACK__MAX_RECORD 65536u
+#define MOEPACK__MAX_SHARDS 65536u
+#define MOEPACK__MAX_SHARD_HEADER (256u << 20) /* what is longer is not read */
 #define MOEPACK__MAX_PATH 4096
 
 static const char moepack__index[] = "index.bin";
@@ -307,23 +456,28 @@ static const char moepack__manifest[] = "manifest.json";
 
 /* ---- errors ---- */
 
+static void moepack__say(moepack_error *error, const char *format, va_list list) {
+    size_t used = strlen(error->message);
+    vsnprintf(error->message + used, sizeof error->message - used, format, list);
+}
+
 #ifdef __GNUC__
 __attribute__((format(printf, 4, 5)))
 #endif
 static moepack_code moepack__fail(moepack_error *error, moepack_code code, const char *file,
                                   const char *format, ...) {
     va_list list;
-    size_t used;
     if (!error) return code;
     error->code = code;
     error->system_error = 0;
     snprintf(error->message, sizeof error->message, "%.100s: ", file);
-    used = strlen(error->message);
     va_start(list, format);
-    vsnprintf(error->message + used, sizeof error->message - used, format, list);
+    moepack__say(error, format, list);
     va_end(list);
     return code;
 }
+
+#define MOEPACK__DAMAGED(...) moepack__fail(error, MOEPACK_ERR_DAMAGED, moepack__index, __VA_ARGS__)
 
 static moepack_code moepack__system(moepack_error *error, const char *file, const char *what) {
     int number = errno;
@@ -332,19 +486,65 @@ static moepack_code moepack__system(moepack_error *error, const char *file, cons
     return MOEPACK_ERR_SYSTEM;
 }
 
-static moepack_code moepack__broken(moepack_error *error, const char *table, uint64_t number,
-                                    const char *field, const char *expected, uint64_t found) {
-    return moepack__fail(error, MOEPACK_ERR_DAMAGED, moepack__index,
-                         "%s[%" PRIu64 "]: %s: expected %s, found %" PRIu64, table, number, field,
-                         expected, found);
+/* The record that a message is about: "part 7 (ffn_up_exps.weight)", "family 2: part 0", or
+ * "layer 3 expert 9 ffn_up_exps.weight". Put into words only where something is wrong with it. */
+typedef struct moepack__place {
+    const char *noun, *inner_noun, *name;
+    uint64_t number, inner_number;
+} moepack__place;
+
+static moepack__place moepack__within(const char *noun, uint64_t number, const char *inner_noun,
+                                      uint64_t inner_number, const char *name) {
+    moepack__place place;
+    place.noun = noun;
+    place.inner_noun = inner_noun;
+    place.name = name;
+    place.number = number;
+    place.inner_number = inner_number;
+    return place;
+}
+
+static moepack__place moepack__at(const char *noun, uint64_t number) {
+    return moepack__within(noun, number, NULL, 0, NULL);
+}
+
+static moepack__place moepack__named(const char *noun, uint64_t number, const char *name) {
+    return moepack__within(noun, number, NULL, 0, name);
+}
+
+/* Copy a name of any bytes, with '?' for those that could move a terminal's cursor. */
+static void moepack__copy_name(char text[64], const char *name) {
+    snprintf(text, 64, "%.63s", name);
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~') *text = '?';
+}
+
+#ifdef __GNUC__
+__attribute__((format(printf, 3, 4)))
+#endif
+static moepack_code moepack__break(moepack_error *error, moepack__place place, const char *format,
+                                   ...) {
+    char inner[48] = "", name[64] = "";
+    const char *before = " ", *after = "";
+    va_list list;
+    if (place.inner_noun)
+        snprintf(inner, sizeof inner, "%.20s %" PRIu64, place.inner_noun, place.inner_number);
+    if (place.name) moepack__copy_name(name, place.name);
+    if (!place.name) before = "";
+    else if (!place.inner_noun) before = " (", after = ")";
+    MOEPACK__DAMAGED("%s %" PRIu64 "%s%s%s%s: ", place.noun, place.number, inner, before, name,
+                     after);
+    va_start(list, format);
+    if (error) moepack__say(error, format, list);
+    va_end(list);
+    return MOEPACK_ERR_DAMAGED;
 }
 
 /* One rule of the format, in a function that gives a moepack_code and has an `error`. */
-#define MOEPACK__RULE(holds, table, number, field, expected, found)                                \
+#define MOEPACK__RULE(holds, place, ...)                                                           \
     do {                                                                                           \
-        if (!(holds)) return moepack__broken(error, table, number, field, expected, found);        \
+        if (!(holds)) return moepack__break(error, place, __VA_ARGS__);                            \
     } while (0)
-#define MOEPACK__DAMAGED(...) moepack__fail(error, MOEPACK_ERR_DAMAGED, moepack__index, __VA_ARGS__)
 
 const char *moepack_code_name(moepack_code code) {
     static const char *const names[] = {"OK",      "SYSTEM",  "NOT_A_PACK", "VERSION",    "FEATURE",
@@ -710,83 +910,7 @@ uint64_t moepack_xxh3(const void *bytes, size_t length) {
 
 #endif /* MOEPACK_USE_XXHASH */
 
-/* ---- opening: header and sections ---- */
-
-static moepack_code moepack__check_header(const moepack *pack, moepack_error *error) {
-    const moepack_header *h = pack->header;
-    uint32_t blob = h->blob_alignment, part = h->part_alignment;
-    if (memcmp(h->magic, "MOEPACK", 8) != 0)
-        return MOEPACK__DAMAGED("magic: not the index of a moepack");
-    if (h->format_version != 1)
-        return moepack__fail(error, MOEPACK_ERR_VERSION, moepack__index,
-                             "format_version: expected 1, found %" PRIu32, h->format_version);
-    if (h->required_features)
-        return moepack__fail(error, MOEPACK_ERR_FEATURE, moepack__index,
-                             "required_features: this reader knows none, found bits 0x%" PRIx64,
-                             h->required_features);
-    if (h->header_length != sizeof *h)
-        return MOEPACK__DAMAGED("header_length: expected 128, found %" PRIu32, h->header_length);
-    if (h->index_length != pack->index_length)
-        return MOEPACK__DAMAGED("index_length: expected %" PRIu64 " as on disk, found %" PRIu64,
-                                pack->index_length, h->index_length);
-    if (h->reserved) return MOEPACK__DAMAGED("header: reserved: expected 0");
-    if (blob == 0 || (blob & (blob - 1)) || blob > MOEPACK__MAX_ALIGNMENT)
-        return MOEPACK__DAMAGED("blob_alignment: expected a power of two to 2^30, found %" PRIu32,
-                                blob);
-    if (part == 0 || (part & (part - 1)) || part > blob)
-        return MOEPACK__DAMAGED("part_alignment: expected a power of two up to %" PRIu32
-                                ", found %" PRIu32, blob, part);
-    return MOEPACK_OK;
-}
-
-typedef struct moepack__section {
-    const char *count_name, *name;
-    uint64_t count, most, size, offset; /* size: of a record; offset: as the header says */
-} moepack__section;
-
-/* Counts first: they are bounded, so that no sum below can overflow. */
-static moepack_code moepack__check_sections(const moepack *pack, moepack_error *error) {
-    const moepack_header *h = pack->header;
-    const moepack__section sections[6] = {
-        {"file_count", "files", h->file_count, 8192, 288, h->files_offset},
-        {"family_count", "families", h->family_count, 4096, 64, h->families_offset},
-        {"part_kind_count", "part_kinds", h->part_kind_count, 32768, 128, h->part_kinds_offset},
-        {"blob_count", "blobs", h->blob_count, 16777216, 32, h->blobs_offset},
-        {"part_count", "parts", h->part_count, 1073741824, 32, h->parts_offset},
-        {"blob_count", "ranks", h->blob_count, 16777216, 4, h->ranks_offset}};
-    const moepack__section *s, *end = sections + 6;
-    uint64_t at = sizeof *h;
-    for (s = sections; s < end; s++)
-        if (s->count == 0 || s->count > s->most)
-            return MOEPACK__DAMAGED("%s: expected 1 to %" PRIu64 ", found %" PRIu64, s->count_name,
-                                    s->most, s->count);
-    for (s = sections; s < end; s++) {
-        if (s->offset != at)
-            return MOEPACK__DAMAGED("%s_offset: expected %" PRIu64 ", found %" PRIu64, s->name, at,
-                                    s->offset);
-        at = (at + s->count * s->size + 63) / 64 * 64;
-    }
-    if (pack->index_length != at + 8)
-        return MOEPACK__DAMAGED("index_length: expected %" PRIu64 " by the counts, found %" PRIu64,
-                                at + 8, pack->index_length);
-    for (s = sections; s < end; s++)
-        for (at = s->offset + s->count * s->size; at % 64; at++)
-            if (((const char *)h)[at])
-                return MOEPACK__DAMAGED("byte %" PRIu64 ": not zero between sections", at);
-    return MOEPACK_OK;
-}
-
-static moepack_code moepack__check_trailer(const moepack *pack, moepack_error *error) {
-    const uint8_t *bytes = (const uint8_t *)pack->header;
-    uint64_t stored = moepack__u64(bytes + pack->index_length - 8);
-    uint64_t found = moepack_xxh3(bytes, (size_t)pack->index_length - 8);
-    if (stored == found) return MOEPACK_OK;
-    return moepack__fail(error, MOEPACK_ERR_DIGEST, moepack__index,
-                         "trailer: expected xxh3:%016" PRIx64 ", found xxh3:%016" PRIx64, stored,
-                         found);
-}
-
-/* ---- opening: tables ---- */
+/* ---- opening: header and directory ---- */
 
 static int moepack__is_letter_or_digit(char c) {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
@@ -806,13 +930,248 @@ static int moepack__bad_byte(const char *field, int size) {
     return -1;
 }
 
-static moepack_code moepack__check_name(const char *field, int size, const char *table,
-                                        uint32_t number, const char *what, moepack_error *error) {
+static moepack_code moepack__check_name(const char *field, int size, moepack__place place,
+                                        const char *what, moepack_error *error) {
     int bad = moepack__bad_byte(field, size);
     if (bad < 0) return MOEPACK_OK;
-    return MOEPACK__DAMAGED("%s[%" PRIu32 "]: %s: expected 1 to %d letters, digits, '.', '_', '-', "
-                            "then zeros; byte %d is 0x%02x",
-                            table, number, what, size - 1, bad, (unsigned)(uint8_t)field[bad]);
+    return moepack__break(error, place,
+                          "%s: expected 1 to %d letters, digits, '.', '_', '-', then zeros; "
+                          "byte %d is 0x%02x",
+                          what, size - 1, bad, (unsigned)(uint8_t)field[bad]);
+}
+
+static int moepack__is_alignment(uint64_t x) {
+    return x != 0 && (x & (x - 1)) == 0 && x <= MOEPACK__MAX_ALIGNMENT;
+}
+
+static moepack_code moepack__check_alignments(const moepack_header *h, moepack_error *error) {
+    static const char *const names[] = {"blob_alignment", "part_alignment", "tensor_alignment"};
+    const uint64_t alignments[] = {h->blob_alignment, h->part_alignment, h->tensor_alignment};
+    int i;
+    for (i = 0; i < 3; i++)
+        if (!moepack__is_alignment(alignments[i]))
+            return MOEPACK__DAMAGED("%s: expected a power of two up to 2^30, found %" PRIu64,
+                                    names[i], alignments[i]);
+    if (h->part_alignment > h->blob_alignment)
+        return MOEPACK__DAMAGED("part_alignment: expected up to %" PRIu64 ", found %" PRIu64,
+                                h->blob_alignment, h->part_alignment);
+    return MOEPACK_OK;
+}
+
+static uint64_t moepack__directory_end(const moepack_header *h) {
+    return h->header_length + (uint64_t)h->section_count * h->section_record_length;
+}
+
+static moepack_code moepack__check_length(const char *field, uint32_t length, size_t known,
+                                          moepack_error *error) {
+    if (length >= known && length <= MOEPACK__MAX_RECORD && length % 8 == 0) return MOEPACK_OK;
+    return MOEPACK__DAMAGED("%s: expected %zu to 65536, a multiple of 8, found %" PRIu32, field,
+                            known, length);
+}
+
+static moepack_code moepack__check_header(const moepack *pack, moepack_error *error) {
+    const moepack_header *h = pack->header;
+    moepack_code code;
+    if (memcmp(h->magic, "MOEPACK", 8) != 0)
+        return MOEPACK__DAMAGED("magic: not the index of a moepack");
+    if (h->format_version != 1)
+        return moepack__fail(error, MOEPACK_ERR_VERSION, moepack__index,
+                             "format_version: expected 1, found %" PRIu32, h->format_version);
+    if (h->index_length != pack->index_length)
+        return MOEPACK__DAMAGED("index_length: expected %" PRIu64 " as on disk, found %" PRIu64,
+                                pack->index_length, h->index_length);
+    if (h->section_count == 0 || h->section_count > 256)
+        return MOEPACK__DAMAGED("section_count: expected 1 to 256, found %" PRIu32,
+                                h->section_count);
+    code = moepack__check_length("header_length", h->header_length, sizeof *h, error);
+    if (!code)
+        code = moepack__check_length("section_record_length", h->section_record_length,
+                                     sizeof(moepack_section_record), error);
+    if (code) return code;
+    if (moepack__directory_end(h) + 8 > h->index_length)
+        return MOEPACK__DAMAGED("directory: ends at byte %" PRIu64 ", but the index at %" PRIu64,
+                                moepack__directory_end(h), h->index_length);
+    return moepack__check_alignments(h, error);
+}
+
+/* A section of this version. */
+typedef struct moepack__known {
+    const char *name;
+    size_t record_length; /* of a record that has nothing behind the fields that are known here */
+    uint64_t least, most; /* records */
+} moepack__known;
+
+enum { MOEPACK__SECTIONS = 9, MOEPACK__NEEDED = 6, MOEPACK__RANKS = 5 };
+
+static const moepack__known moepack__sections[MOEPACK__SECTIONS] = {
+    {"files", sizeof(moepack_file_record), 1, 8192},
+    {"families", sizeof(moepack_family), 1, 4096},
+    {"part_kinds", sizeof(moepack_part_kind), 1, 32768},
+    {"blobs", sizeof(moepack_blob_record), 1, 16777216},
+    {"parts", sizeof(moepack_part_record), 1, 1073741824},
+    {"ranks", sizeof(uint32_t), 1, 16777216},
+    {"slices", sizeof(moepack_slice_record), 0, 1073741824},
+    {"tensors", sizeof(moepack_tensor_record), 0, 1048576},
+    {"shard_bytes", sizeof(moepack_shard_bytes_record), 0, 1048576}};
+
+static moepack_table *moepack__table(moepack *pack, int number) {
+    moepack_table *const tables[MOEPACK__SECTIONS] = {
+        &pack->files, &pack->families, &pack->part_kinds, &pack->blobs,      &pack->parts,
+        &pack->ranks, &pack->slices,   &pack->tensors,    &pack->shard_bytes};
+    return tables[number];
+}
+
+static const moepack_section_record *moepack__section(const moepack *pack, uint32_t n) {
+    const moepack_header *h = pack->header;
+    const char *first = (const char *)h + h->header_length;
+    return (const moepack_section_record *)(const void *)(first + n * h->section_record_length);
+}
+
+static moepack_code moepack__check_known(const moepack_section_record *s,
+                                         const moepack__known *known, moepack_error *error) {
+    unsigned step = known == moepack__sections + MOEPACK__RANKS ? 4 : 8;
+    if (s->record_length < known->record_length || s->record_length % step)
+        return MOEPACK__DAMAGED("%s: record_length: expected %zu or more, a multiple of %u, "
+                                "found %" PRIu32,
+                                s->name, known->record_length, step, s->record_length);
+    if (s->record_count < known->least || s->record_count > known->most)
+        return MOEPACK__DAMAGED("%s: record_count: expected %" PRIu64 " to %" PRIu64
+                                ", found %" PRIu64,
+                                s->name, known->least, known->most, s->record_count);
+    return MOEPACK_OK;
+}
+
+/* Check what a section's record says of itself, and give its number among those that are known; -1
+ * for one that may be passed over. */
+static moepack_code moepack__check_section(const moepack *pack, uint32_t n, int *number,
+                                           moepack_error *error) {
+    const moepack_section_record *s = moepack__section(pack, n);
+    uint32_t i;
+    int known;
+    moepack_code code =
+        moepack__check_name(s->name, sizeof s->name, moepack__at("section", n), "name", error);
+    if (code) return code;
+    if (s->flags & ~(uint32_t)MOEPACK_SECTION_REQUIRED)
+        return MOEPACK__DAMAGED("%s: flags: expected 0 or 1, found 0x%" PRIx32, s->name, s->flags);
+    if (s->record_length == 0 || s->record_length > MOEPACK__MAX_RECORD)
+        return MOEPACK__DAMAGED("%s: record_length: expected 1 to 65536, found %" PRIu32, s->name,
+                                s->record_length);
+    for (known = MOEPACK__SECTIONS - 1; known >= 0; known--)
+        if (strcmp(moepack__sections[known].name, s->name) == 0) break;
+    if (known >= 0) code = moepack__check_known(s, moepack__sections + known, error);
+    else if (s->flags)
+        code = moepack__fail(error, MOEPACK_ERR_FEATURE, moepack__index,
+                             "directory: needs the section '%s', which this reader does not know",
+                             s->name);
+    if (code) return code;
+    for (i = 0; i < n; i++)
+        if (strcmp(moepack__section(pack, i)->name, s->name) == 0)
+            return MOEPACK__DAMAGED("%s: the section stands twice", s->name);
+    *number = known;
+    return MOEPACK_OK;
+}
+
+/* Round *at, which is no further than the end of the index, up to where the next section starts.
+ * Bytes in between are zero. */
+static moepack_code moepack__pad(const moepack *pack, const char *next, uint64_t *at,
+                                 moepack_error *error) {
+    const char *bytes = (const char *)pack->header;
+    uint64_t i = *at;
+    for (*at = (*at + 63) / 64 * 64; i < *at && i < pack->index_length; i++)
+        if (bytes[i])
+            return MOEPACK__DAMAGED("%s: byte %" PRIu64 " before it is not zero", next, i);
+    return MOEPACK_OK;
+}
+
+/* Sections stand one behind the other, at multiples of 64 bytes: check it, and move *at from the
+ * end of the one before to the end of this. */
+static moepack_code moepack__follow(const moepack *pack, const moepack_section_record *s,
+                                    uint64_t *at, moepack_error *error) {
+    moepack_code code = moepack__pad(pack, s->name, at, error);
+    if (code) return code;
+    if (s->offset != *at)
+        return MOEPACK__DAMAGED("%s: offset: expected %" PRIu64 ", found %" PRIu64, s->name, *at,
+                                s->offset);
+    if (*at > pack->index_length ||
+        s->record_count > (pack->index_length - *at) / s->record_length)
+        return MOEPACK__DAMAGED("%s: %" PRIu64 " records of %" PRIu32 " bytes at %" PRIu64
+                                " end behind the index, which has %" PRIu64,
+                                s->name, s->record_count, s->record_length, *at,
+                                pack->index_length);
+    *at += s->record_count * s->record_length;
+    return MOEPACK_OK;
+}
+
+static moepack_code moepack__check_needed(moepack *pack, moepack_error *error) {
+    int i;
+    for (i = 0; i < MOEPACK__NEEDED; i++)
+        if (!moepack__table(pack, i)->records)
+            return MOEPACK__DAMAGED("%s: the section is missing", moepack__sections[i].name);
+    if (pack->ranks.count != pack->blobs.count)
+        return MOEPACK__DAMAGED("ranks: record_count: expected %" PRIu64 " as of blobs, found %"
+                                PRIu64, pack->blobs.count, pack->ranks.count);
+    return MOEPACK_OK;
+}
+
+static moepack_code moepack__read_directory(moepack *pack, moepack_error *error) {
+    const moepack_header *h = pack->header;
+    uint64_t at = moepack__directory_end(h);
+    moepack_code code;
+    uint32_t n;
+    for (n = 0; n < h->section_count; n++) {
+        const moepack_section_record *s = moepack__section(pack, n);
+        int number = -1;
+        code = moepack__check_section(pack, n, &number, error);
+        if (!code) code = moepack__follow(pack, s, &at, error);
+        if (code) return code;
+        if (number >= 0) {
+            moepack_table *table = moepack__table(pack, number);
+            table->records = (const char *)h + s->offset;
+            table->count = s->record_count;
+            table->record_length = s->record_length;
+        }
+    }
+    code = moepack__pad(pack, "the trailer", &at, error);
+    if (code) return code;
+    if (pack->index_length != at + 8)
+        return MOEPACK__DAMAGED("index_length: expected %" PRIu64 " by the sections, found %"
+                                PRIu64, at + 8, pack->index_length);
+    return moepack__check_needed(pack, error);
+}
+
+static moepack_code moepack__check_trailer(const moepack *pack, moepack_error *error) {
+    const uint8_t *bytes = (const uint8_t *)pack->header;
+    uint64_t stored = moepack__u64(bytes + pack->index_length - 8);
+    uint64_t found = moepack_xxh3(bytes, (size_t)pack->index_length - 8);
+    if (stored == found) return MOEPACK_OK;
+    return moepack__fail(error, MOEPACK_ERR_DIGEST, moepack__index,
+                         "trailer: expected xxh3:%016" PRIx64 ", found xxh3:%016" PRIx64, stored,
+                         found);
+}
+
+/* ---- opening: tables ---- */
+
+/* Sections start at multiples of 64, and records are multiples of 8 bytes long, ranks of 4: so all
+ * are aligned as the compiler asks. */
+static const void *moepack__record(const moepack_table *table, uint64_t n) {
+    return table->records + n * table->record_length;
+}
+
+const moepack_family *moepack_family_at(const moepack *pack, uint32_t n) {
+    if (n >= pack->families.count) return NULL;
+    return (const moepack_family *)moepack__record(&pack->families, n);
+}
+
+const moepack_part_kind *moepack_part_kind_at(const moepack *pack, const moepack_family *family,
+                                              uint32_t p) {
+    if (p >= family->parts_per_blob) return NULL;
+    return (const moepack_part_kind *)moepack__record(&pack->part_kinds,
+                                                      (uint64_t)family->first_part_kind + p);
+}
+
+const moepack_file_record *moepack_file_at(const moepack *pack, uint32_t n) {
+    if (n >= pack->files.count) return NULL;
+    return (const moepack_file_record *)moepack__record(&pack->files, n);
 }
 
 static int moepack__lower(char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; }
@@ -823,13 +1182,27 @@ static int moepack__compare(const char *a, const char *b) {
     return moepack__lower(*a) - moepack__lower(*b);
 }
 
+/* Say whether some systems take a name for a device, whatever stands behind its first dot. */
+static int moepack__is_device(const char *name) {
+    static const char *const devices[] = {"con", "prn", "aux", "nul"};
+    size_t length = strcspn(name, "."), i;
+    char stem[5] = "";
+    if (length != 3 && length != 4) return 0;
+    for (i = 0; i < length; i++) stem[i] = (char)moepack__lower(name[i]);
+    for (i = 0; i < sizeof devices / sizeof *devices; i++)
+        if (strcmp(stem, devices[i]) == 0) return 1;
+    return length == 4 && stem[3] >= '0' && stem[3] <= '9' &&
+           (strncmp(stem, "com", 3) == 0 || strncmp(stem, "lpt", 3) == 0);
+}
+
 static int moepack__is_file_name(const char *name) {
     static const char *const taken[] = {"index.bin", "manifest.json", "manifest.json.tmp",
                                         "pack.journal"};
     size_t i;
     for (i = 0; i < sizeof taken / sizeof *taken; i++)
         if (moepack__compare(name, taken[i]) == 0) return 0;
-    return moepack__is_letter_or_digit(name[0]);
+    return moepack__is_letter_or_digit(name[0]) && name[strlen(name) - 1] != '.' &&
+           !moepack__is_device(name);
 }
 
 static int moepack__compare_files(const void *a, const void *b) {
@@ -839,12 +1212,12 @@ static int moepack__compare_files(const void *a, const void *b) {
 
 /* No two files have the same name. Sorted, as there may be thousands. */
 static moepack_code moepack__check_file_names(const moepack *pack, moepack_error *error) {
-    uint32_t i, count = pack->header->file_count;
+    uint32_t i, count = (uint32_t)pack->files.count;
     const moepack_file_record **sorted =
         (const moepack_file_record **)malloc(count * sizeof *sorted);
     moepack_code code = MOEPACK_OK;
     if (!sorted) return moepack__system(error, moepack__index, "allocate memory");
-    for (i = 0; i < count; i++) sorted[i] = pack->files + i;
+    for (i = 0; i < count; i++) sorted[i] = moepack_file_at(pack, i);
     qsort(sorted, count, sizeof *sorted, moepack__compare_files);
     for (i = 1; i < count && !code; i++)
         if (moepack__compare(sorted[i - 1]->name, sorted[i]->name) == 0)
@@ -854,58 +1227,82 @@ static moepack_code moepack__check_file_names(const moepack *pack, moepack_error
 }
 
 static moepack_code moepack__check_files(const moepack *pack, moepack_error *error) {
-    uint32_t i, j;
-    for (i = 0; i < pack->header->file_count; i++) {
-        const moepack_file_record *f = pack->files + i;
-        moepack_code code = moepack__check_name(f->name, 256, "files", i, "name", error);
+    const moepack_file_record *f;
+    uint32_t i;
+    for (i = 0; (f = moepack_file_at(pack, i)); i++) {
+        moepack__place place = moepack__at("file", i);
+        moepack_code code = moepack__check_name(f->name, sizeof f->name, place, "name", error);
         if (code) return code;
-        if (!moepack__is_file_name(f->name))
-            return MOEPACK__DAMAGED("files[%" PRIu32 "]: name: no data file's: %.80s", i, f->name);
-        MOEPACK__RULE(f->length <= MOEPACK__MAX_LENGTH, "files", i, "length", "up to 2^63 - 1",
-                      f->length);
-        MOEPACK__RULE(f->kind == 0, "files", i, "kind", "0", f->kind);
-        for (j = 0; j < 5; j++)
-            MOEPACK__RULE(f->reserved[j] == 0, "files", i, "reserved", "0", f->reserved[j]);
+        MOEPACK__RULE(moepack__is_file_name(f->name), place, "name: no data file's: %.80s",
+                      f->name);
+        MOEPACK__RULE(f->kind <= MOEPACK_SHARD_FILE, place,
+                      "kind: expected 0 (data) or 1 (a shard), found %" PRIu32, f->kind);
+        MOEPACK__RULE(f->flags <= MOEPACK_WITHOUT_DIGESTS, place,
+                      "flags: expected bit 0 or none, found 0x%" PRIx32, f->flags);
+        MOEPACK__RULE(f->length <= MOEPACK__MAX_LENGTH, place,
+                      "length: expected up to 2^63 - 1, found %" PRIu64, f->length);
     }
     return moepack__check_file_names(pack, error);
 }
 
-static int moepack__is_shape(const moepack_part_kind *kind) {
-    if (kind->dimension_count == 0) return kind->ne0 == 0 && kind->ne1 == 0;
-    if (kind->ne0 == 0 || kind->ne0 > MOEPACK__MAX_LENGTH) return 0;
-    if (kind->dimension_count == 1) return kind->ne1 == 0;
-    return kind->ne1 != 0 && kind->ne1 <= MOEPACK__MAX_LENGTH / kind->ne0;
+/* Axes behind the last are 0, and all that there are have at most 2^63 - 1 elements together. */
+static int moepack__is_shape(const uint64_t *axes, uint32_t count, uint32_t most) {
+    uint64_t elements = 1;
+    uint32_t i;
+    for (i = 0; i < most; i++) {
+        if (i >= count && axes[i]) return 0;
+        if (i >= count || axes[i] == 0) continue;
+        if (axes[i] > MOEPACK__MAX_LENGTH / elements) return 0;
+        elements *= axes[i];
+    }
+    return 1;
 }
 
-static moepack_code moepack__check_part_kind(const moepack *pack, uint32_t i,
-                                             moepack_error *error) {
-    const moepack_part_kind *k = pack->part_kinds + i;
-    moepack_code code = moepack__check_name(k->name, 64, "part_kinds", i, "name", error);
-    if (!code) code = moepack__check_name(k->type_name, 24, "part_kinds", i, "type_name", error);
-    if (code) return code;
-    MOEPACK__RULE(k->flags <= 1, "part_kinds", i, "flags", "bit 0 or none", k->flags);
-    MOEPACK__RULE(k->dimension_count <= 2, "part_kinds", i, "dimension_count", "0 to 2",
-                  k->dimension_count);
-    MOEPACK__RULE(k->length && k->length <= MOEPACK__MAX_LENGTH, "part_kinds", i, "length",
-                  "1 to 2^63 - 1", k->length);
-    if (!moepack__is_shape(k))
-        return MOEPACK__DAMAGED("part_kinds[%" PRIu32 "]: ne0 %" PRIu64 " and ne1 %" PRIu64
-                                " are no shape of %" PRIu32 " dimensions",
-                                i, k->ne0, k->ne1, k->dimension_count);
+static moepack_code moepack__check_origin(const moepack_part_kind *k, moepack__place place,
+                                          moepack_error *error) {
+    MOEPACK__RULE(k->shard < MOEPACK__MAX_SHARDS, place,
+                  "shard: expected less than 65536, found %" PRIu32, k->shard);
+    if (k->flags & MOEPACK_OWN_TENSORS)
+        MOEPACK__RULE(!k->shard && !k->shard_offset && !k->stride, place,
+                      "tensors of their own have first_slice alone, no other origin");
+    else
+        MOEPACK__RULE(k->stride && !k->first_slice, place,
+                      "its origin needs a stride, and no first_slice");
+    MOEPACK__RULE(k->shard_offset <= MOEPACK__MAX_LENGTH, place,
+                  "shard_offset: expected up to 2^63 - 1, found %" PRIu64, k->shard_offset);
     return MOEPACK_OK;
 }
 
-static moepack_code moepack__check_part_kinds(const moepack *pack, const moepack_family *family,
-                                              moepack_error *error) {
-    uint32_t i, j, first = family->first_part_kind;
-    for (i = 0; i < family->parts_per_blob; i++) {
-        const char *name = pack->part_kinds[first + i].name;
-        moepack_code code = moepack__check_part_kind(pack, first + i, error);
+static moepack_code moepack__check_part_kind(const moepack_part_kind *k, moepack__place place,
+                                             moepack_error *error) {
+    const uint64_t axes[2] = {k->ne0, k->ne1};
+    moepack_code code = moepack__check_name(k->name, sizeof k->name, place, "name", error);
+    if (code) return code;
+    MOEPACK__RULE(k->dimension_count <= 2, place,
+                  "dimension_count: expected 0 to 2, found %" PRIu32, k->dimension_count);
+    MOEPACK__RULE(moepack__is_shape(axes, k->dimension_count, 2) &&
+                      (k->ne0 || k->dimension_count < 1) && (k->ne1 || k->dimension_count < 2),
+                  place, "ne0 %" PRIu64 " and ne1 %" PRIu64 " are no shape of %" PRIu32
+                  " dimensions", k->ne0, k->ne1, k->dimension_count);
+    MOEPACK__RULE(k->length && k->length <= MOEPACK__MAX_LENGTH, place,
+                  "length: expected 1 to 2^63 - 1, found %" PRIu64, k->length);
+    MOEPACK__RULE(k->flags <= (MOEPACK_TYPE_INFERRED | MOEPACK_OWN_TENSORS), place,
+                  "flags: expected bits 0 and 1 or none, found 0x%" PRIx32, k->flags);
+    code = moepack__check_name(k->type_name, sizeof k->type_name, place, "type_name", error);
+    return code ? code : moepack__check_origin(k, place, error);
+}
+
+static moepack_code moepack__check_part_kinds(const moepack *pack, uint32_t n,
+                                              const moepack_family *family, moepack_error *error) {
+    uint32_t p, q;
+    for (p = 0; p < family->parts_per_blob; p++) {
+        const moepack_part_kind *kind = moepack_part_kind_at(pack, family, p);
+        moepack_code code = moepack__check_part_kind(
+            kind, moepack__within("family", n, ": part", p, NULL), error);
         if (code) return code;
-        for (j = 0; j < i; j++)
-            if (strcmp(pack->part_kinds[first + j].name, name) == 0)
-                return MOEPACK__DAMAGED("part_kinds[%" PRIu32 "]: name: its family has another %s",
-                                        first + i, name);
+        for (q = 0; q < p; q++)
+            MOEPACK__RULE(strcmp(moepack_part_kind_at(pack, family, q)->name, kind->name) != 0,
+                          moepack__at("family", n), "two parts are named %s", kind->name);
     }
     return MOEPACK_OK;
 }
@@ -914,61 +1311,97 @@ typedef struct moepack__sums {
     uint64_t blobs, part_kinds, parts; /* of the families so far */
 } moepack__sums;
 
-static moepack_code moepack__check_family(const moepack *pack, uint32_t i, moepack__sums *sums,
+static moepack_code moepack__check_family(const moepack *pack, uint32_t n, moepack__sums *sums,
                                           moepack_error *error) {
-    const moepack_family *f = pack->families + i;
-    moepack_code code = moepack__check_name(f->name, 32, "families", i, "name", error);
-    if (code) return code;
-    MOEPACK__RULE(f->expert_count && f->expert_count <= 65536, "families", i, "expert_count",
-                  "1 to 65536", f->expert_count);
-    MOEPACK__RULE(f->parts_per_blob && f->parts_per_blob <= 64, "families", i, "parts_per_blob",
-                  "1 to 64", f->parts_per_blob);
-    MOEPACK__RULE(f->flags <= 1, "families", i, "flags", "bit 0 or none", f->flags);
-    MOEPACK__RULE(f->first_blob == sums->blobs, "families", i, "first_blob",
-                  "the sum of those before", f->first_blob);
-    MOEPACK__RULE(f->first_part_kind == sums->part_kinds, "families", i, "first_part_kind",
-                  "the sum of those before", f->first_part_kind);
-    MOEPACK__RULE(f->first_part == sums->parts, "families", i, "first_part",
-                  "the sum of those before", f->first_part);
+    const moepack_family *f = moepack_family_at(pack, n);
+    moepack__place place = moepack__at("family", n);
+    moepack_code code;
+    MOEPACK__RULE(f->expert_count && f->expert_count <= 65536, place,
+                  "expert_count: expected 1 to 65536, found %" PRIu32, f->expert_count);
+    MOEPACK__RULE(f->parts_per_blob && f->parts_per_blob <= 64, place,
+                  "parts_per_blob: expected 1 to 64, found %" PRIu32, f->parts_per_blob);
+    MOEPACK__RULE(f->first_blob == sums->blobs, place,
+                  "first_blob: expected %" PRIu64 ", found %" PRIu32, sums->blobs, f->first_blob);
+    MOEPACK__RULE(f->first_part_kind == sums->part_kinds, place,
+                  "first_part_kind: expected %" PRIu64 ", found %" PRIu32, sums->part_kinds,
+                  f->first_part_kind);
+    MOEPACK__RULE(f->first_part == sums->parts, place,
+                  "first_part: expected %" PRIu64 ", found %" PRIu64, sums->parts, f->first_part);
     sums->blobs += f->expert_count;
     sums->part_kinds += f->parts_per_blob;
     sums->parts += (uint64_t)f->expert_count * f->parts_per_blob;
-    MOEPACK__RULE(sums->part_kinds <= pack->header->part_kind_count, "families", i,
-                  "parts_per_blob", "no more than there are part kinds", f->parts_per_blob);
-    return moepack__check_part_kinds(pack, f, error);
+    MOEPACK__RULE(sums->part_kinds <= pack->part_kinds.count, place,
+                  "parts_per_blob: expected no more than there are part kinds, found %" PRIu32,
+                  f->parts_per_blob);
+    MOEPACK__RULE(f->flags <= MOEPACK_HOTNESS_MEASURED, place,
+                  "flags: expected bit 0 or none, found 0x%" PRIx32, f->flags);
+    code = moepack__check_part_kinds(pack, n, f, error);
+    return code ? code : moepack__check_name(f->name, sizeof f->name, place, "name", error);
+}
+
+static moepack_code moepack__check_sum(uint64_t sum, const char *name, const moepack_table *table,
+                                       moepack_error *error) {
+    if (sum == table->count) return MOEPACK_OK;
+    return MOEPACK__DAMAGED("%s: the families add up to %" PRIu64 ", not %" PRIu64, name, sum,
+                            table->count);
 }
 
 /* Families come by layer, and those of one layer, which stand together, have names of their own. */
-static moepack_code moepack__check_order(const moepack *pack, uint32_t i, moepack_error *error) {
-    const moepack_family *f = pack->families + i;
-    uint32_t j;
-    MOEPACK__RULE(i == 0 || f->layer >= f[-1].layer, "families", i, "layer",
-                  "that of the one before, or more", f->layer);
-    for (j = i; j-- > 0 && pack->families[j].layer == f->layer;)
-        if (strcmp(pack->families[j].name, f->name) == 0)
-            return MOEPACK__DAMAGED("families[%" PRIu32 "]: layer %" PRIu32 " has another %s", i,
-                                    f->layer, f->name);
+static moepack_code moepack__check_order(const moepack *pack, moepack_error *error) {
+    const moepack_family *f, *other;
+    uint32_t i, j;
+    for (i = 1; (f = moepack_family_at(pack, i)); i++) {
+        other = moepack_family_at(pack, i - 1);
+        if (f->layer < other->layer)
+            return MOEPACK__DAMAGED("families: layer %" PRIu32 " stands behind layer %" PRIu32,
+                                    f->layer, other->layer);
+        for (j = i; j-- > 0 && (other = moepack_family_at(pack, j))->layer == f->layer;)
+            if (strcmp(other->name, f->name) == 0)
+                return MOEPACK__DAMAGED("families: layer %" PRIu32 " has two named %s", f->layer,
+                                        f->name);
+    }
     return MOEPACK_OK;
 }
 
 static moepack_code moepack__check_families(const moepack *pack, moepack_error *error) {
-    const moepack_header *h = pack->header;
     moepack__sums sums = {0, 0, 0};
-    uint32_t i;
-    for (i = 0; i < h->family_count; i++) {
-        moepack_code code = moepack__check_family(pack, i, &sums, error);
-        if (!code) code = moepack__check_order(pack, i, error);
-        if (code) return code;
-    }
-    if (sums.blobs != h->blob_count)
-        return MOEPACK__DAMAGED("blob_count: the families add up to %" PRIu64 ", not %" PRIu32,
-                                sums.blobs, h->blob_count);
-    if (sums.part_kinds != h->part_kind_count)
-        return MOEPACK__DAMAGED("part_kind_count: the families add up to %" PRIu64 ", not %" PRIu32,
-                                sums.part_kinds, h->part_kind_count);
-    if (sums.parts != h->part_count)
-        return MOEPACK__DAMAGED("part_count: the families add up to %" PRIu64 ", not %" PRIu64,
-                                sums.parts, h->part_count);
+    moepack_code code = MOEPACK_OK;
+    uint32_t n;
+    for (n = 0; n < pack->families.count && !code; n++)
+        code = moepack__check_family(pack, n, &sums, error);
+    if (!code) code = moepack__check_sum(sums.blobs, "blobs", &pack->blobs, error);
+    if (!code) code = moepack__check_sum(sums.part_kinds, "part_kinds", &pack->part_kinds, error);
+    if (!code) code = moepack__check_sum(sums.parts, "parts", &pack->parts, error);
+    return code ? code : moepack__check_order(pack, error);
+}
+
+/* ---- places in files and shards ---- */
+
+/* Say whether a range lies in a file that there is. */
+static int moepack__is_inside(const moepack *pack, uint32_t file, uint64_t offset,
+                              uint64_t length) {
+    const moepack_file_record *f = moepack_file_at(pack, file);
+    return f && length <= f->length && offset <= f->length - length;
+}
+
+/* Say what is wrong with a range that does not. */
+static moepack_code moepack__outside(const moepack *pack, uint32_t file, uint64_t offset,
+                                     uint64_t length, moepack__place place, moepack_error *error) {
+    const moepack_file_record *f = moepack_file_at(pack, file);
+    MOEPACK__RULE(f, place, "file: expected less than %" PRIu64 ", found %" PRIu32,
+                  pack->files.count, file);
+    return moepack__break(error, place,
+                          "%" PRIu64 " bytes at %" PRIu64 " are not inside %.40s, which has %"
+                          PRIu64, length, offset, f->name, f->length);
+}
+
+/* Check where something lay in the source. Its length is no more than that of a file. */
+static moepack_code moepack__check_in_shard(uint32_t shard, uint64_t offset, uint64_t length,
+                                            moepack__place place, moepack_error *error) {
+    MOEPACK__RULE(shard < MOEPACK__MAX_SHARDS, place,
+                  "shard: expected less than 65536, found %" PRIu32, shard);
+    MOEPACK__RULE(offset <= MOEPACK__MAX_LENGTH - length, place,
+                  "shard_offset: expected an end below 2^63, found %" PRIu64, offset);
     return MOEPACK_OK;
 }
 
@@ -978,19 +1411,19 @@ static moepack_code moepack__check_families(const moepack *pack, moepack_error *
  * as big as it is full, so that there is a free one. Layers in a row do not collide. */
 static uint16_t *moepack__slot(const moepack *pack, uint32_t layer) {
     uint32_t i = layer & pack->layer_mask;
-    while (pack->layers[i] && pack->families[pack->layers[i] - 1].layer != layer)
+    while (pack->layers[i] && moepack_family_at(pack, pack->layers[i] - 1u)->layer != layer)
         i = (i + 1) & pack->layer_mask;
     return pack->layers + i;
 }
 
 static moepack_code moepack__index_layers(moepack *pack, moepack_error *error) {
-    uint32_t i, count = pack->header->family_count, slots = 2;
+    uint32_t i, count = (uint32_t)pack->families.count, slots = 2;
     while (slots < 2 * count) slots *= 2;
     pack->layers = (uint16_t *)calloc(slots, sizeof *pack->layers);
     if (!pack->layers) return moepack__system(error, moepack__index, "allocate memory");
     pack->layer_mask = slots - 1;
     for (i = 0; i < count; i++) {
-        uint16_t *slot = moepack__slot(pack, pack->families[i].layer);
+        uint16_t *slot = moepack__slot(pack, moepack_family_at(pack, i)->layer);
         if (!*slot) *slot = (uint16_t)(i + 1); /* the first of its layer */
     }
     return MOEPACK_OK;
@@ -1030,7 +1463,7 @@ static moepack_code moepack__map(moepack *pack, moepack_error *error) {
     moepack_code code = moepack__open_file(pack, moepack__index, 0, &fd, &status, error);
     if (code) return code;
     if (status.st_size < (off_t)sizeof(moepack_header) + 8)
-        code = MOEPACK__DAMAGED("cut short: expected 136 bytes or more, found %" PRId64,
+        code = MOEPACK__DAMAGED("header: cut short: expected 64 bytes or more, found %" PRId64,
                                 (int64_t)status.st_size);
     else if ((uint64_t)status.st_size > SIZE_MAX)
         code = moepack__fail(error, MOEPACK_ERR_BUFFER, moepack__index, "too long to be mapped");
@@ -1042,18 +1475,6 @@ static moepack_code moepack__map(moepack *pack, moepack_error *error) {
     }
     close(fd); /* the mapping stays */
     return code;
-}
-
-/* The sections are known to lie in the mapping, and they start at multiples of 64. */
-static void moepack__set_tables(moepack *pack) {
-    const moepack_header *h = pack->header;
-    const char *bytes = (const char *)h;
-    pack->files = (const moepack_file_record *)(const void *)(bytes + h->files_offset);
-    pack->families = (const moepack_family *)(const void *)(bytes + h->families_offset);
-    pack->part_kinds = (const moepack_part_kind *)(const void *)(bytes + h->part_kinds_offset);
-    pack->blobs = (const moepack_blob_record *)(const void *)(bytes + h->blobs_offset);
-    pack->parts = (const moepack_part_record *)(const void *)(bytes + h->parts_offset);
-    pack->ranks = (const uint32_t *)(const void *)(bytes + h->ranks_offset);
 }
 
 static moepack_code moepack__set_path(moepack *pack, const char *path, moepack_error *error) {
@@ -1079,6 +1500,64 @@ static moepack_code moepack__check_manifest(const moepack *pack, moepack_error *
                          "no such file: not a pack, or not a whole one");
 }
 
+static moepack_code moepack__check_header_bytes(const moepack *pack, int fd,
+                                                const moepack_shard_bytes_record *r,
+                                                moepack_error *error) {
+    const char *name = moepack_file_at(pack, r->file)->name;
+    moepack_code code;
+    uint64_t found;
+    void *bytes = malloc((size_t)r->length + 1);
+    if (!bytes) return moepack__system(error, name, "allocate memory");
+    code = moepack_read(pack, fd, r->file, r->offset, r->length, bytes, error);
+    found = code ? 0 : moepack_xxh3(bytes, (size_t)r->length);
+    free(bytes);
+    if (code || found == r->digest) return code;
+    return moepack__fail(error, MOEPACK_ERR_DIGEST, name,
+                         "the shard's header is not what was indexed: expected xxh3:%016" PRIx64
+                         ", found xxh3:%016" PRIx64,
+                         r->digest, found);
+}
+
+static moepack_code moepack__check_shard(const moepack *pack, const moepack_shard_bytes_record *r,
+                                         moepack_error *error) {
+    const moepack_file_record *f = moepack_file_at(pack, r->file);
+    struct stat status;
+    int fd = -1;
+    moepack_code code = moepack__open_file(pack, f->name, 0, &fd, &status, error);
+    if (code) return code;
+    if ((uint64_t)status.st_size != f->length)
+        code = moepack__fail(error, MOEPACK_ERR_DAMAGED, f->name,
+                             "not the shard that was indexed: expected %" PRIu64
+                             " bytes, found %" PRId64,
+                             f->length, (int64_t)status.st_size);
+    else if (r->length <= MOEPACK__MAX_SHARD_HEADER)
+        code = moepack__check_header_bytes(pack, fd, r, error);
+    close(fd);
+    return code;
+}
+
+/* Check that shards are still what was indexed: another one would be read as if nothing had
+ * happened, since the digests of its parts are mostly not known. */
+static moepack_code moepack__check_shards(const moepack *pack, moepack_error *error) {
+    const moepack_file_record *f;
+    moepack_shard_bytes_record r;
+    moepack_code code = MOEPACK_OK;
+    uint32_t n;
+    for (n = 0; (f = moepack_file_at(pack, n)) && f->kind != MOEPACK_SHARD_FILE; n++) {}
+    if (!f) return MOEPACK_OK;
+    for (n = 0; n < pack->shard_bytes.count && !code; n++) {
+        moepack__place place = moepack__at("shard_bytes", n);
+        memcpy(&r, moepack__record(&pack->shard_bytes, n), sizeof r);
+        if (!moepack__is_inside(pack, r.file, r.offset, r.length))
+            return moepack__outside(pack, r.file, r.offset, r.length, place, error);
+        code = moepack__check_in_shard(r.shard, r.shard_offset, r.length, place, error);
+        if (!code && r.shard_offset == 0 &&
+            moepack_file_at(pack, r.file)->kind == MOEPACK_SHARD_FILE)
+            code = moepack__check_shard(pack, &r, error);
+    }
+    return code;
+}
+
 moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error) {
     moepack_code code;
     memset(pack, 0, sizeof *pack);
@@ -1086,12 +1565,12 @@ moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error)
     if (!code) code = moepack__check_manifest(pack, error);
     if (!code) code = moepack__map(pack, error);
     if (!code) code = moepack__check_header(pack, error);
-    if (!code) code = moepack__check_sections(pack, error);
+    if (!code) code = moepack__read_directory(pack, error);
     if (!code) code = moepack__check_trailer(pack, error);
-    if (!code) moepack__set_tables(pack);
     if (!code) code = moepack__check_files(pack, error);
     if (!code) code = moepack__check_families(pack, error);
     if (!code) code = moepack__index_layers(pack, error);
+    if (!code) code = moepack__check_shards(pack, error);
     if (code) moepack_close(pack);
     return code;
 }
@@ -1107,13 +1586,14 @@ void moepack_close(moepack *pack) {
 
 moepack_code moepack_find_family(const moepack *pack, uint32_t layer, const char *name,
                                  const moepack_family **family, moepack_error *error) {
+    const moepack_family *f;
     uint32_t i = *moepack__slot(pack, layer);
     if (i == 0)
         return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
                              "there are no experts in layer %" PRIu32, layer);
-    for (i--; i < pack->header->family_count && pack->families[i].layer == layer; i++)
-        if (!name || strcmp(pack->families[i].name, name) == 0) {
-            *family = pack->families + i;
+    for (i--; (f = moepack_family_at(pack, i)) && f->layer == layer; i++)
+        if (!name || strcmp(f->name, name) == 0) {
+            *family = f;
             return MOEPACK_OK;
         }
     return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
@@ -1122,10 +1602,10 @@ moepack_code moepack_find_family(const moepack *pack, uint32_t layer, const char
 
 moepack_code moepack_find_part(const moepack *pack, const moepack_family *family, const char *name,
                                uint32_t *p, moepack_error *error) {
-    const moepack_part_kind *kinds = pack->part_kinds + family->first_part_kind;
+    const moepack_part_kind *kind;
     uint32_t i;
-    for (i = 0; i < family->parts_per_blob; i++)
-        if (strcmp(kinds[i].name, name) == 0) {
+    for (i = 0; (kind = moepack_part_kind_at(pack, family, i)); i++)
+        if (strcmp(kind->name, name) == 0) {
             *p = i;
             return MOEPACK_OK;
         }
@@ -1134,124 +1614,305 @@ moepack_code moepack_find_part(const moepack *pack, const moepack_family *family
                          name);
 }
 
-/* Say whether a range lies in a file that there is. */
-static int moepack__is_inside(const moepack *pack, uint32_t file, uint64_t offset,
-                              uint64_t length) {
-    if (file >= pack->header->file_count) return 0;
-    return length <= pack->files[file].length && offset <= pack->files[file].length - length;
+/* Check the record of a blob; one of no length has no place either. */
+static moepack_code moepack__check_blob(const moepack *pack, const moepack_blob_record *r,
+                                        uint32_t number, moepack_error *error) {
+    uint64_t alignment = pack->header->blob_alignment;
+    MOEPACK__RULE(r->rank < pack->blobs.count, moepack__at("blob", number),
+                  "rank: expected less than %" PRIu64 ", found %" PRIu32, pack->blobs.count,
+                  r->rank);
+    if (r->length == 0) {
+        MOEPACK__RULE(!r->offset && !r->file, moepack__at("blob", number),
+                      "no length, but a place: byte %" PRIu64 " of file %" PRIu32, r->offset,
+                      r->file);
+        return MOEPACK_OK;
+    }
+    MOEPACK__RULE((r->offset & (alignment - 1)) == 0, moepack__at("blob", number),
+                  "offset: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment,
+                  r->offset);
+    MOEPACK__RULE((r->length & (alignment - 1)) == 0, moepack__at("blob", number),
+                  "length: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment,
+                  r->length);
+    if (moepack__is_inside(pack, r->file, r->offset, r->length)) return MOEPACK_OK;
+    return moepack__outside(pack, r->file, r->offset, r->length, moepack__at("blob", number),
+                            error);
+}
+
+static uint64_t moepack__sum_of_parts(const moepack *pack, const moepack_family *family) {
+    const moepack_part_kind *kind;
+    uint64_t sum = 0;
+    uint32_t p;
+    for (p = 0; (kind = moepack_part_kind_at(pack, family, p)); p++)
+        sum = kind->length < UINT64_MAX - sum ? sum + kind->length : UINT64_MAX;
+    return sum;
+}
+
+static moepack_code moepack__no_expert(const moepack_family *family, uint32_t expert,
+                                       moepack_error *error) {
+    return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
+                         "layer %" PRIu32 ": %s has %" PRIu32 " experts, not number %" PRIu32,
+                         family->layer, family->name, family->expert_count, expert);
 }
 
 moepack_code moepack_locate_blob(const moepack *pack, const moepack_family *family, uint32_t expert,
                                  moepack_blob *blob, moepack_error *error) {
-    uint32_t number, alignment = pack->header->blob_alignment;
+    uint32_t number = family->first_blob + expert;
     moepack_blob_record r; /* a copy: what is checked is what is used */
-    if (expert >= family->expert_count)
-        return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                             "layer %" PRIu32 ": %s has %" PRIu32 " experts, not number %" PRIu32,
-                             family->layer, family->name, family->expert_count, expert);
-    number = family->first_blob + expert;
-    r = pack->blobs[number];
-    if (!moepack__is_inside(pack, r.file, r.offset, r.length))
-        return MOEPACK__DAMAGED("blobs[%" PRIu32 "]: %" PRIu64 " bytes at %" PRIu64
-                                " are not inside file %" PRIu32,
-                                number, r.length, r.offset, r.file);
-    MOEPACK__RULE(r.offset % alignment == 0, "blobs", number, "offset",
-                  "a multiple of the alignment", r.offset);
-    MOEPACK__RULE(r.length && r.length % alignment == 0, "blobs", number, "length",
-                  "a multiple of the alignment, not 0", r.length);
-    MOEPACK__RULE(r.rank < pack->header->blob_count, "blobs", number, "rank",
-                  "less than there are blobs", r.rank);
-    blob->offset = r.offset;
-    blob->length = r.length;
+    moepack_code code;
+    if (expert >= family->expert_count) return moepack__no_expert(family, expert, error);
+    memcpy(&r, moepack__record(&pack->blobs, number), sizeof r);
+    code = moepack__check_blob(pack, &r, number, error);
+    if (code) return code;
+    blob->apart = r.length == 0;
+    blob->offset = blob->apart ? MOEPACK_NOWHERE : r.offset;
+    blob->length = blob->apart ? moepack__sum_of_parts(pack, family) : r.length;
     blob->hotness = r.hotness;
     blob->rank = r.rank;
     blob->file = r.file;
-    blob->measured = (int)(family->flags & 1);
+    blob->measured = family->flags & MOEPACK_HOTNESS_MEASURED;
     return MOEPACK_OK;
 }
 
-static moepack_code moepack__check_part_record(const moepack_part_record *r, uint64_t number,
-                                               const moepack_part_kind *kind,
-                                               const moepack_blob *blob, moepack_error *error) {
-    MOEPACK__RULE(r->codec == 0, "parts", number, "codec", "0", r->codec);
-    MOEPACK__RULE(r->reserved == 0, "parts", number, "reserved", "0", r->reserved);
-    MOEPACK__RULE(r->stored_length == kind->length, "parts", number, "stored_length",
-                  "its kind's length", r->stored_length);
-    MOEPACK__RULE(r->file == blob->file, "parts", number, "file", "the blob's", r->file);
-    /* The blob lies inside its file, so what lies inside the blob does. An offset before the blob's
-     * wraps around to one far behind it. */
-    if (r->stored_length > blob->length ||
-        r->offset - blob->offset > blob->length - r->stored_length)
-        return MOEPACK__DAMAGED("parts[%" PRIu64 "]: %" PRIu64 " bytes at %" PRIu64
-                                " are not inside the blob, %" PRIu64 " at %" PRIu64,
-                                number, r->stored_length, r->offset, blob->length, blob->offset);
-    return MOEPACK_OK;
+static moepack_code moepack__check_part(const moepack *pack, const moepack_part_record *r,
+                                        uint64_t number, const moepack_part_kind *kind,
+                                        moepack_error *error) {
+    MOEPACK__RULE(r->codec == 0, moepack__named("part", number, kind->name),
+                  "codec: expected 0, found %" PRIu32, r->codec);
+    MOEPACK__RULE(r->stored_length == kind->length, moepack__named("part", number, kind->name),
+                  "stored_length: expected %" PRIu64 " as its kind's, found %" PRIu64, kind->length,
+                  r->stored_length);
+    if (moepack__is_inside(pack, r->file, r->offset, r->stored_length)) return MOEPACK_OK;
+    return moepack__outside(pack, r->file, r->offset, r->stored_length,
+                            moepack__named("part", number, kind->name), error);
+}
+
+/* Say whether a part lies in its blob; where there is none, in a shard. An offset before the blob's
+ * wraps around to one far behind it. */
+static int moepack__is_in_blob(const moepack *pack, const moepack_part_record *r,
+                               const moepack_blob *blob) {
+    if (blob->apart) return moepack_file_at(pack, r->file)->kind == MOEPACK_SHARD_FILE;
+    return r->file == blob->file && r->stored_length <= blob->length &&
+           r->offset - blob->offset <= blob->length - r->stored_length;
+}
+
+static moepack_code moepack__not_in_blob(const moepack_part_record *r, const moepack_blob *blob,
+                                         moepack__place place, moepack_error *error) {
+    if (blob->apart)
+        return moepack__break(error, place, "there is no blob, and file %" PRIu32 " is no shard",
+                              r->file);
+    return moepack__break(error, place,
+                          "%" PRIu64 " bytes at %" PRIu64 " of file %" PRIu32
+                          " are not inside the blob, %" PRIu64 " at %" PRIu64 " of %" PRIu32,
+                          r->stored_length, r->offset, r->file, blob->length, blob->offset,
+                          blob->file);
+}
+
+static moepack_code moepack__no_part(const moepack_family *family, uint32_t p,
+                                     moepack_error *error) {
+    return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
+                         "layer %" PRIu32 ": %s has %" PRIu32 " parts, not number %" PRIu32,
+                         family->layer, family->name, family->parts_per_blob, p);
 }
 
 moepack_code moepack_locate_part(const moepack *pack, const moepack_family *family, uint32_t expert,
                                  uint32_t p, moepack_part *part, moepack_error *error) {
-    const moepack_part_kind *kind;
+    const moepack_part_kind *kind = moepack_part_kind_at(pack, family, p);
+    uint64_t number = family->first_part + (uint64_t)expert * family->parts_per_blob + p;
     moepack_part_record r;
     moepack_blob blob;
-    uint64_t number;
     moepack_code code = moepack_locate_blob(pack, family, expert, &blob, error);
     if (code) return code;
-    if (p >= family->parts_per_blob)
-        return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                             "layer %" PRIu32 ": %s has %" PRIu32 " parts, not number %" PRIu32,
-                             family->layer, family->name, family->parts_per_blob, p);
-    kind = pack->part_kinds + family->first_part_kind + p;
-    number = family->first_part + (uint64_t)expert * family->parts_per_blob + p;
-    r = pack->parts[number];
-    code = moepack__check_part_record(&r, number, kind, &blob, error);
+    if (!kind) return moepack__no_part(family, p, error);
+    memcpy(&r, moepack__record(&pack->parts, number), sizeof r);
+    code = moepack__check_part(pack, &r, number, kind, error);
     if (code) return code;
+    if (!moepack__is_in_blob(pack, &r, &blob))
+        return moepack__not_in_blob(
+            &r, &blob, moepack__within("layer", family->layer, " expert", expert, kind->name),
+            error);
     part->offset = r.offset;
-    part->offset_in_blob = r.offset - blob.offset;
+    part->offset_in_blob = blob.apart ? 0 : r.offset - blob.offset;
     part->length = kind->length;
     part->stored_length = r.stored_length;
     part->digest = r.digest;
     part->file = r.file;
+    part->apart = blob.apart;
+    part->has_digest = !(moepack_file_at(pack, r.file)->flags & MOEPACK_WITHOUT_DIGESTS);
     part->kind = kind;
+    return MOEPACK_OK;
+}
+
+/* Where each expert had a tensor of its own, a record of the slices says where. */
+static moepack_code moepack__find_slice(const moepack *pack, uint64_t number, moepack__place place,
+                                        moepack_origin *origin, moepack_error *error) {
+    moepack_slice_record r;
+    MOEPACK__RULE(number < pack->slices.count, place,
+                  "expected less than %" PRIu64 " slices, found number %" PRIu64,
+                  pack->slices.count, number);
+    memcpy(&r, moepack__record(&pack->slices, number), sizeof r);
+    MOEPACK__RULE(r.shard < MOEPACK__MAX_SHARDS, moepack__at("slices", number),
+                  "shard: expected less than 65536, found %" PRIu64, r.shard);
+    MOEPACK__RULE(r.shard_offset <= MOEPACK__MAX_LENGTH, moepack__at("slices", number),
+                  "shard_offset: expected up to 2^63 - 1, found %" PRIu64, r.shard_offset);
+    origin->shard = (uint32_t)r.shard;
+    origin->offset = r.shard_offset;
+    return MOEPACK_OK;
+}
+
+moepack_code moepack_find_origin(const moepack *pack, const moepack_family *family, uint32_t expert,
+                                 uint32_t p, moepack_origin *origin, moepack_error *error) {
+    const moepack_part_kind *k = moepack_part_kind_at(pack, family, p);
+    moepack__place place;
+    if (expert >= family->expert_count) return moepack__no_expert(family, expert, error);
+    if (!k) return moepack__no_part(family, p, error);
+    place = moepack__within("layer", family->layer, " expert", expert, k->name);
+    if (k->flags & MOEPACK_OWN_TENSORS)
+        return moepack__find_slice(pack, (uint64_t)k->first_slice + expert, place, origin, error);
+    MOEPACK__RULE(expert == 0 || k->stride <= (MOEPACK__MAX_LENGTH - k->shard_offset) / expert,
+                  place, "stride: expected an origin below 2^63, found %" PRIu64 " bytes an expert",
+                  k->stride);
+    origin->shard = k->shard;
+    origin->offset = k->shard_offset + k->stride * expert;
     return MOEPACK_OK;
 }
 
 moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_family **family,
                              uint32_t *expert, moepack_error *error) {
-    uint32_t low = 0, high = pack->header->family_count, number;
-    if (rank >= pack->header->blob_count)
+    uint32_t low = 0, high = (uint32_t)pack->families.count, number;
+    if (rank >= pack->ranks.count)
         return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                             "there are %" PRIu32 " ranks, not number %" PRIu32,
-                             pack->header->blob_count, rank);
-    number = pack->ranks[rank];
-    MOEPACK__RULE(number < pack->header->blob_count, "ranks", rank, "blob",
-                  "less than there are blobs", number);
+                             "there are %" PRIu64 " ranks, not number %" PRIu32, pack->ranks.count,
+                             rank);
+    memcpy(&number, moepack__record(&pack->ranks, rank), sizeof number);
+    MOEPACK__RULE(number < pack->blobs.count, moepack__at("rank", rank),
+                  "blob: expected less than %" PRIu64 ", found %" PRIu32, pack->blobs.count,
+                  number);
     while (high - low > 1) { /* the last family that does not begin behind this blob */
         uint32_t middle = (low + high) / 2;
-        if (pack->families[middle].first_blob <= number) low = middle;
+        if (moepack_family_at(pack, middle)->first_blob <= number) low = middle;
         else high = middle;
     }
-    *family = pack->families + low;
-    *expert = number - pack->families[low].first_blob;
+    *family = moepack_family_at(pack, low);
+    *expert = number - (*family)->first_blob;
     return MOEPACK_OK;
+}
+
+/* ---- dense tensors ---- */
+
+/* Give the length of the UTF-8 sequence at `s`, which ends with a zero byte; 0 for what is none. */
+static int moepack__sequence(const uint8_t *s) {
+    int length = s[0] >> 5 == 6 ? 2 : s[0] >> 4 == 14 ? 3 : s[0] >> 3 == 30 ? 4 : 0, i;
+    uint32_t code;
+    if (length == 0) return s[0] < 0x80;
+    code = s[0] & (0xFFu >> (length + 1));
+    for (i = 1; i < length; i++) {
+        if (s[i] >> 6 != 2) return 0;
+        code = code << 6 | (s[i] & 0x3Fu);
+    }
+    if (code < (length == 2 ? 0x80u : length == 3 ? 0x800u : 0x10000u)) return 0;
+    return code > 0x10FFFFu || (code >= 0xD800u && code <= 0xDFFFu) ? 0 : length;
+}
+
+/* The name of a tensor is what the source says: any text that is padded with zeros. */
+static int moepack__is_text(const char *field, size_t size) {
+    size_t end = 0, i;
+    while (end < size && field[end]) end++;
+    if (end == 0 || end == size) return 0;
+    for (i = end; i < size; i++)
+        if (field[i]) return 0;
+    for (i = 0; i < end;) {
+        int length = moepack__sequence((const uint8_t *)field + i);
+        if (!length) return 0;
+        i += (size_t)length;
+    }
+    return 1;
+}
+
+static moepack_code moepack__check_tensor(const moepack *pack, const moepack_tensor_record *r,
+                                          moepack__place place, moepack_error *error) {
+    moepack_code code;
+    MOEPACK__RULE(r->flags <= MOEPACK_TYPE_INFERRED, place,
+                  "flags: expected bit 0 or none, found 0x%" PRIx32, r->flags);
+    MOEPACK__RULE(r->codec == 0, place, "codec: expected 0, found %" PRIu32, r->codec);
+    MOEPACK__RULE(r->stored_length == r->length, place,
+                  "stored_length: expected %" PRIu64 " as its length, found %" PRIu64, r->length,
+                  r->stored_length);
+    MOEPACK__RULE(r->dimension_count <= 4, place,
+                  "dimension_count: expected 0 to 4, found %" PRIu32, r->dimension_count);
+    MOEPACK__RULE(moepack__is_shape(r->ne, r->dimension_count, 4), place,
+                  "ne %" PRIu64 ", %" PRIu64 ", %" PRIu64 ", %" PRIu64
+                  " are no shape of %" PRIu32 " dimensions",
+                  r->ne[0], r->ne[1], r->ne[2], r->ne[3], r->dimension_count);
+    if (!moepack__is_inside(pack, r->file, r->offset, r->length))
+        return moepack__outside(pack, r->file, r->offset, r->length, place, error);
+    code = moepack__check_in_shard(r->shard, r->shard_offset, r->length, place, error);
+    if (code) return code;
+    return moepack__check_name(r->type_name, sizeof r->type_name, place, "type_name", error);
+}
+
+moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *tensor,
+                               moepack_error *error) {
+    const moepack_tensor_record *r;
+    moepack_code code;
+    if (n >= pack->tensors.count)
+        return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
+                             "there are %" PRIu64 " dense tensors, not number %" PRIu32,
+                             pack->tensors.count, n);
+    r = (const moepack_tensor_record *)moepack__record(&pack->tensors, n);
+    MOEPACK__RULE(moepack__is_text(r->name, sizeof r->name), moepack__at("tensor", n),
+                  "name: expected 1 to 63 bytes of UTF-8, then zeros");
+    code = moepack__check_tensor(pack, r, moepack__named("tensor", n, r->name), error);
+    if (code) return code;
+    tensor->name = r->name;
+    tensor->type_name = r->type_name;
+    tensor->type_id = r->type_id;
+    tensor->flags = r->flags;
+    tensor->dimension_count = r->dimension_count;
+    tensor->file = r->file;
+    memcpy(tensor->ne, r->ne, sizeof tensor->ne);
+    tensor->offset = r->offset;
+    tensor->length = r->length;
+    tensor->stored_length = r->stored_length;
+    tensor->digest = r->digest;
+    tensor->has_digest = !(moepack_file_at(pack, r->file)->flags & MOEPACK_WITHOUT_DIGESTS);
+    tensor->origin.shard = r->shard;
+    tensor->origin.offset = r->shard_offset;
+    return MOEPACK_OK;
+}
+
+moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_tensor *tensor,
+                                 moepack_error *error) {
+    size_t size = strlen(name) + 1;
+    char shown[64];
+    uint32_t n;
+    for (n = 0; n < pack->tensors.count && size <= 64; n++)
+        if (memcmp(moepack__record(&pack->tensors, n), name, size) == 0)
+            return moepack_tensor_at(pack, n, tensor, error);
+    moepack__copy_name(shown, name);
+    return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
+                         "there is no dense tensor %s%s", shown,
+                         pack->tensors.count ? "" : ": the pack holds experts alone");
 }
 
 /* ---- data files ---- */
 
 static moepack_code moepack__check_file_number(const moepack *pack, uint32_t file,
                                                moepack_error *error) {
-    if (file < pack->header->file_count) return MOEPACK_OK;
+    if (file < pack->files.count) return MOEPACK_OK;
     return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                         "there are %" PRIu32 " files, not number %" PRIu32,
-                         pack->header->file_count, file);
+                         "there are %" PRIu64 " files, not number %" PRIu32, pack->files.count,
+                         file);
 }
 
 moepack_code moepack_file_path(const moepack *pack, uint32_t file, char *buffer, size_t capacity,
                                moepack_error *error) {
+    const char *name;
     moepack_code code = moepack__check_file_number(pack, file, error);
     if (code) return code;
-    if (moepack__join(pack, pack->files[file].name, buffer, capacity)) return MOEPACK_OK;
-    return moepack__fail(error, MOEPACK_ERR_BUFFER, pack->files[file].name,
-                         "its path does not fit into %zu bytes", capacity);
+    name = moepack_file_at(pack, file)->name;
+    if (moepack__join(pack, name, buffer, capacity)) return MOEPACK_OK;
+    return moepack__fail(error, MOEPACK_ERR_BUFFER, name, "its path does not fit into %zu bytes",
+                         capacity);
 }
 
 moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int *fd,
@@ -1259,41 +1920,77 @@ moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int 
     struct stat status;
     moepack_code code = moepack__check_file_number(pack, file, error);
     if (code) return code;
-    return moepack__open_file(pack, pack->files[file].name, flags, fd, &status, error);
+    return moepack__open_file(pack, moepack_file_at(pack, file)->name, flags, fd, &status, error);
 }
 
-moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t offset,
-                          uint64_t length, void *buffer, moepack_error *error) {
+moepack_range moepack_round_range(uint64_t offset, uint64_t length, uint32_t block) {
+    moepack_range range;
+    uint64_t over;
+    if (block == 0) block = 1;
+    range.lead = offset % block;
+    range.offset = offset - range.lead;
+    range.needed = range.lead + length;
+    over = range.needed % block;
+    range.length = range.needed + (over ? block - over : 0);
+    return range;
+}
+
+moepack_code moepack_read_range(const moepack *pack, int fd, uint32_t file,
+                                const moepack_range *range, void *buffer, moepack_error *error) {
     const size_t most = (size_t)1 << 30; /* in one call; some systems refuse 2 GiB */
+    const uint64_t length = range->length, offset = range->offset;
     const char *name;
     uint64_t done = 0;
     moepack_code code = moepack__check_file_number(pack, file, error);
     if (code) return code;
-    name = pack->files[file].name;
+    name = moepack_file_at(pack, file)->name;
     if (length > SIZE_MAX || offset > MOEPACK__MAX_LENGTH || length > MOEPACK__MAX_LENGTH - offset)
-        return moepack__fail(error, MOEPACK_ERR_BUFFER, name, "too much to read: %" PRIu64 " bytes",
-                             length);
-    while (done < length) {
+        return moepack__fail(error, MOEPACK_ERR_BUFFER, name,
+                             "cannot read %" PRIu64 " bytes at %" PRIu64, length, offset);
+    while (done < range->needed) {
         size_t wanted = length - done < most ? (size_t)(length - done) : most;
         ssize_t got = pread(fd, (char *)buffer + done, wanted, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return moepack__system(error, name, "read");
-        if (got == 0)
+        /* With O_DIRECT, what ends within a block is not read on from there. */
+        if (got < 0 && !(errno == EINVAL && done)) return moepack__system(error, name, "read");
+        if (got <= 0)
             return moepack__fail(error, MOEPACK_ERR_SHORT_READ, name,
                                  "expected %" PRIu64 " bytes at %" PRIu64 ", found %" PRIu64,
-                                 length, offset, done);
+                                 range->needed, offset, done);
         done += (uint64_t)got;
     }
     return MOEPACK_OK;
 }
 
+moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t offset,
+                          uint64_t length, void *buffer, moepack_error *error) {
+    moepack_range range = moepack_round_range(offset, length, 1);
+    return moepack_read_range(pack, fd, file, &range, buffer, error);
+}
+
+static moepack_code moepack__check_digest(const moepack *pack, uint32_t file, uint64_t offset,
+                                          const char *name, uint64_t expected, uint64_t found,
+                                          moepack_error *error) {
+    char shown[64];
+    if (found == expected) return MOEPACK_OK;
+    moepack__copy_name(shown, name);
+    return moepack__fail(error, MOEPACK_ERR_DIGEST, moepack_file_at(pack, file)->name,
+                         "%s at %" PRIu64 ": expected xxh3:%016" PRIx64 ", found xxh3:%016" PRIx64,
+                         shown, offset, expected, found);
+}
+
 moepack_code moepack_check_part(const moepack *pack, const moepack_part *part, const void *bytes,
                                 moepack_error *error) {
-    uint64_t found = moepack_xxh3(bytes, (size_t)part->length);
-    if (found == part->digest) return MOEPACK_OK;
-    return moepack__fail(error, MOEPACK_ERR_DIGEST, pack->files[part->file].name,
-                         "%s at %" PRIu64 ": expected xxh3:%016" PRIx64 ", found xxh3:%016" PRIx64,
-                         part->kind->name, part->offset, part->digest, found);
+    if (!part->has_digest) return MOEPACK_OK;
+    return moepack__check_digest(pack, part->file, part->offset, part->kind->name, part->digest,
+                                 moepack_xxh3(bytes, (size_t)part->length), error);
+}
+
+moepack_code moepack_check_tensor(const moepack *pack, const moepack_tensor *tensor,
+                                  const void *bytes, moepack_error *error) {
+    if (!tensor->has_digest) return MOEPACK_OK;
+    return moepack__check_digest(pack, tensor->file, tensor->offset, tensor->name, tensor->digest,
+                                 moepack_xxh3(bytes, (size_t)tensor->length), error);
 }
 
 #ifdef __cplusplus

@@ -1,5 +1,51 @@
-"""Small packs to damage, for all tests of this room."""
+"""The C test program, and small packs to read and to damage."""
 
-from tests.support.pack_draft import draft, tiny
+from pathlib import Path
+
+import pytest
+
+from moepack.packing.shard_index import index_model
+from tests.support.c_compiler import SANITIZERS, compiled
+from tests.support.c_drafts import (
+    COUNTS,
+    draft,
+    tiny,
+)
+from tests.support.gguf_builder import F32, moe
+from tests.support.models import pack_model
 
 __all__ = ["draft", "tiny"]
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the C test program once, with sanitizers."""
+    target = tmp_path_factory.mktemp("c") / "reader_test"
+    source = Path(__file__).parent / "reader_test.c"
+    run = compiled("cc", "-std=c99", *SANITIZERS, source, "-o", target)
+    assert run.returncode == 0, run.stderr
+    return target
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pack two layers of two experts, each of three parts of 32 bytes; read-only."""
+    folder = tmp_path_factory.mktemp("small")
+    model = moe((0, 1), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(folder / "m.gguf")
+    pack_model([model], folder / "pack", counts=COUNTS)
+    return folder / "pack"
+
+
+@pytest.fixture(scope="session")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Lay an index over such a model, whose digests are known; read-only."""
+    folder = tmp_path_factory.mktemp("apart")
+    model = moe((0, 1), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(folder / "m.gguf")
+    index_model(model, folder / "index", digests=True)
+    return folder / "index"
+
+
+@pytest.fixture(params=["small", "apart"])
+def either(request: pytest.FixtureRequest) -> Path:
+    """Give a pack with blobs, then an index over shards; read-only."""
+    return Path(request.getfixturevalue(request.param))

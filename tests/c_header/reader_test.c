@@ -2,6 +2,7 @@
  *
  *     reader_test check PACK...   open, and use every record
  *     reader_test list PACK...    the same, and read every part and check its digest
+ *     reader_test round           round ranges to blocks
  *     reader_test misuse PACK     ask for what there is not
  *     reader_test starve PACK     open it while one system call or allocation after the other fails
  *
@@ -68,30 +69,62 @@ typedef struct state {
     int *fds; /* NULL where nothing is read */
 } state;
 
+/* Read a range into memory that has no byte more, since a sanitizer watches; NULL where it fails. */
+static char *read_range(state *s, uint32_t file, moepack_range range, moepack_code *code) {
+    char *bytes = (char *)malloc((size_t)range.length + 1);
+    assert(bytes);
+    *code = moepack_read_range(&s->pack, s->fds[file], file, &range, bytes, &s->error);
+    if (!*code) return bytes;
+    free(bytes);
+    return NULL;
+}
+
+static moepack_code read_part(state *s, const moepack_part *part) {
+    moepack_range range = moepack_round_range(part->offset, part->stored_length, 512);
+    moepack_code code;
+    char *bytes = (char *)malloc((size_t)part->length), *rounded;
+    assert(bytes);
+    code = moepack_read(&s->pack, s->fds[part->file], part->file, part->offset,
+                        part->stored_length, bytes, &s->error);
+    if (!code) code = moepack_check_part(&s->pack, part, bytes, &s->error);
+    if (!code) {
+        printf("bytes %016" PRIx64 "\n", moepack_xxh3(bytes, (size_t)part->length));
+        rounded = read_range(s, part->file, range, &code);
+        assert(rounded && memcmp(rounded + range.lead, bytes, (size_t)part->length) == 0);
+        free(rounded);
+    }
+    free(bytes);
+    return code;
+}
+
+static void print_digest(int known, uint64_t digest) {
+    if (known) printf(" %016" PRIx64, digest);
+    else printf(" None");
+}
+
 static moepack_code list_part(state *s, const moepack_family *family, uint32_t expert, uint32_t p) {
-    const moepack_part_kind *kind = s->pack.part_kinds + family->first_part_kind + p;
+    const moepack_part_kind *kind = moepack_part_kind_at(&s->pack, family, p);
     moepack_part part;
+    moepack_origin origin;
     moepack_code code;
     uint32_t found = UINT32_MAX;
-    char *bytes;
     assert(!moepack_find_part(&s->pack, family, kind->name, &found, NULL) && found == p);
     code = moepack_locate_part(&s->pack, family, expert, p, &part, &s->error);
     if (code) return code;
     assert(part.kind == kind);
     printf("part %" PRIu32 " %s %" PRIu32 " %s %s %" PRIu32, family->layer, family->name, expert,
            kind->name, kind->type_name, kind->type_id);
-    printf(" %" PRIu32 " %" PRIu64 " %" PRIu64, part.file, part.offset, part.offset_in_blob);
-    printf(" %" PRIu64 " %" PRIu64 " %016" PRIx64 "\n", part.stored_length, part.length,
-           part.digest);
+    printf(" %" PRIu32 " %" PRIu64, part.file, part.offset);
+    if (part.apart) printf(" None");
+    else printf(" %" PRIu64, part.offset_in_blob);
+    printf(" %" PRIu64 " %" PRIu64, part.stored_length, part.length);
+    print_digest(part.has_digest, part.digest);
+    printf("\n");
     if (!s->fds) return MOEPACK_OK;
-    bytes = (char *)malloc((size_t)part.length); /* no byte more: a sanitizer watches */
-    assert(bytes);
-    code = moepack_read(&s->pack, s->fds[part.file], part.file, part.offset, part.stored_length,
-                        bytes, &s->error);
-    if (!code) code = moepack_check_part(&s->pack, &part, bytes, &s->error);
-    if (!code) printf("bytes %016" PRIx64 "\n", moepack_xxh3(bytes, (size_t)part.length));
-    free(bytes);
-    return code;
+    code = moepack_find_origin(&s->pack, family, expert, p, &origin, &s->error);
+    if (code) return code;
+    printf("origin %" PRIu32 " %" PRIu64 "\n", origin.shard, origin.offset);
+    return read_part(s, &part);
 }
 
 static moepack_code list_blob(state *s, const moepack_family *family, uint32_t expert) {
@@ -100,34 +133,45 @@ static moepack_code list_blob(state *s, const moepack_family *family, uint32_t e
     moepack_code code = moepack_locate_blob(&s->pack, family, expert, &blob, &s->error);
     if (code) return code;
     printf("blob %" PRIu32 " %s %" PRIu32, family->layer, family->name, expert);
-    printf(" %" PRIu32 " %" PRIu64 " %" PRIu64 " %" PRIu32, blob.file, blob.offset,
-           blob.length, blob.rank);
+    if (blob.apart) printf(" None None");
+    else printf(" %" PRIu32 " %" PRIu64, blob.file, blob.offset);
+    printf(" %" PRIu64 " %" PRIu32, blob.length, blob.rank);
     if (blob.measured) printf(" %" PRIu64 "\n", blob.hotness);
     else printf(" None\n");
+    if (blob.apart) { /* who does not look reads nothing */
+        char byte;
+        assert(moepack_read(&s->pack, s->fds ? s->fds[blob.file] : -1, blob.file, blob.offset,
+                            blob.length, &byte, NULL) == MOEPACK_ERR_BUFFER);
+    }
     for (p = 0; p < family->parts_per_blob && !code; p++) code = list_part(s, family, expert, p);
     return code;
 }
 
 /* A name behind the family's own part kinds is found only where it is one of its own as well. */
 static void check_names(state *s, const moepack_family *family) {
-    const moepack_part_kind *kinds = s->pack.part_kinds + family->first_part_kind;
     uint32_t i, p, count = family->parts_per_blob;
+    uint64_t behind = (uint64_t)family->first_part_kind + count;
     moepack_code expected = MOEPACK_ERR_NO_SUCH;
-    if (family->first_part_kind + count == s->pack.header->part_kind_count) return;
+    const char *name;
+    assert(!moepack_part_kind_at(&s->pack, family, count));
+    if (behind == s->pack.part_kinds.count) return;
+    name = s->pack.part_kinds.records + behind * s->pack.part_kinds.record_length;
     for (i = 0; i < count; i++)
-        if (strcmp(kinds[i].name, kinds[count].name) == 0) expected = MOEPACK_OK;
-    assert(moepack_find_part(&s->pack, family, kinds[count].name, &p, NULL) == expected);
+        if (strcmp(moepack_part_kind_at(&s->pack, family, i)->name, name) == 0)
+            expected = MOEPACK_OK;
+    assert(moepack_find_part(&s->pack, family, name, &p, NULL) == expected);
 }
 
 static moepack_code list_family(state *s, uint32_t number) {
-    const moepack_family *family = s->pack.families + number, *found = NULL, *before = family;
+    const moepack_family *family = moepack_family_at(&s->pack, number), *found = NULL;
+    uint32_t expert, first = number;
     moepack_code code = MOEPACK_OK;
-    uint32_t expert;
     assert(!moepack_find_family(&s->pack, family->layer, family->name, &found, NULL));
     assert(found == family);
     check_names(s, family);
-    while (before > s->pack.families && before[-1].layer == family->layer) before--;
-    assert(!moepack_find_family(&s->pack, family->layer, NULL, &found, NULL) && found == before);
+    while (first && moepack_family_at(&s->pack, first - 1)->layer == family->layer) first--;
+    assert(!moepack_find_family(&s->pack, family->layer, NULL, &found, NULL));
+    assert(found == moepack_family_at(&s->pack, first));
     for (expert = 0; expert < family->expert_count && !code; expert++)
         code = list_blob(s, family, expert);
     return code;
@@ -135,7 +179,7 @@ static moepack_code list_family(state *s, uint32_t number) {
 
 static moepack_code list_ranks(state *s) {
     uint32_t rank;
-    for (rank = 0; rank < s->pack.header->blob_count; rank++) {
+    for (rank = 0; rank < s->pack.blobs.count; rank++) {
         const moepack_family *family;
         uint32_t expert;
         moepack_code code = moepack_at_rank(&s->pack, rank, &family, &expert, &s->error);
@@ -146,8 +190,45 @@ static moepack_code list_ranks(state *s) {
     return MOEPACK_OK;
 }
 
+static moepack_code list_tensor(state *s, uint32_t n) {
+    moepack_tensor tensor, found;
+    moepack_range range;
+    char *bytes;
+    const char *c;
+    moepack_code code = moepack_tensor_at(&s->pack, n, &tensor, &s->error);
+    if (code) return code;
+    code = moepack_find_tensor(&s->pack, tensor.name, &found, &s->error); /* the first so called */
+    if (code) return code;
+    assert(strcmp(found.name, tensor.name) == 0 && found.name <= tensor.name);
+    printf("tensor ");
+    for (c = tensor.name; *c; c++) printf("%02x", (unsigned)(uint8_t)*c);
+    printf(" %s %" PRIu32 " %" PRIu32, tensor.type_name, tensor.type_id, tensor.flags);
+    printf(" %" PRIu32 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64, tensor.dimension_count,
+           tensor.ne[0], tensor.ne[1], tensor.ne[2], tensor.ne[3]);
+    printf(" %" PRIu32 " %" PRIu64 " %" PRIu64, tensor.file, tensor.offset, tensor.length);
+    print_digest(tensor.has_digest, tensor.digest);
+    printf(" %" PRIu32 " %" PRIu64 "\n", tensor.origin.shard, tensor.origin.offset);
+    assert(tensor.stored_length == tensor.length);
+    if (!s->fds) return MOEPACK_OK;
+    range = moepack_round_range(tensor.offset, tensor.length, 4096);
+    bytes = read_range(s, tensor.file, range, &code);
+    if (!bytes) return code;
+    code = moepack_check_tensor(&s->pack, &tensor, bytes + range.lead, &s->error);
+    if (!code)
+        printf("bytes %016" PRIx64 "\n", moepack_xxh3(bytes + range.lead, (size_t)tensor.length));
+    free(bytes);
+    return code;
+}
+
+static moepack_code list_tensors(state *s) {
+    moepack_code code = MOEPACK_OK;
+    uint32_t n;
+    for (n = 0; n < s->pack.tensors.count && !code; n++) code = list_tensor(s, n);
+    return code;
+}
+
 static moepack_code open_files(state *s) {
-    uint32_t i, count = s->pack.header->file_count;
+    uint32_t i, count = (uint32_t)s->pack.files.count;
     moepack_code code = MOEPACK_OK;
     s->fds = (int *)malloc(count * sizeof *s->fds);
     assert(s->fds);
@@ -159,7 +240,7 @@ static moepack_code open_files(state *s) {
 
 static void close_files(state *s) {
     uint32_t i;
-    for (i = 0; s->fds && i < s->pack.header->file_count; i++)
+    for (i = 0; s->fds && i < (uint32_t)s->pack.files.count; i++)
         if (s->fds[i] >= 0) close(s->fds[i]);
     free(s->fds);
 }
@@ -172,8 +253,9 @@ static int list_pack(const char *path, int reads) {
     printf("pack %s\n", path);
     code = moepack_open(path, &s.pack, &s.error);
     if (!code && reads) code = open_files(&s);
-    for (i = 0; !code && i < s.pack.header->family_count; i++) code = list_family(&s, i);
+    for (i = 0; !code && i < s.pack.families.count; i++) code = list_family(&s, i);
     if (!code) code = list_ranks(&s);
+    if (!code) code = list_tensors(&s);
     close_files(&s);
     assert(code == s.error.code);
     if (code) printf("refused %s %s\n", moepack_code_name(code), s.error.message);
@@ -195,12 +277,17 @@ static int misuse(const char *path) {
     moepack_error e;
     moepack_blob blob;
     moepack_part part;
-    uint32_t n = 77;
+    moepack_origin origin;
+    moepack_tensor tensor;
+    uint32_t n = 77, files;
     int fd = -1;
     char text[8] = "", longer[4096];
     assert(moepack_open("/nowhere/at/all", &pack, NULL) == MOEPACK_ERR_NOT_A_PACK);
     assert(!moepack_open(path, &pack, &e));
-    family = pack.families;
+    files = (uint32_t)pack.files.count;
+    family = moepack_family_at(&pack, 0);
+    assert(family && !moepack_family_at(&pack, (uint32_t)pack.families.count));
+    assert(moepack_file_at(&pack, 0) && !moepack_file_at(&pack, (uint32_t)pack.files.count));
     expect(moepack_find_family(&pack, 4096, NULL, &other, &e), MOEPACK_ERR_NO_SUCH, &e);
     expect(moepack_find_family(&pack, UINT32_MAX, NULL, &other, &e), MOEPACK_ERR_NO_SUCH, &e);
     expect(moepack_find_family(&pack, 0, "ffn", &other, &e), MOEPACK_ERR_NO_SUCH, &e);
@@ -210,16 +297,25 @@ static int misuse(const char *path) {
     expect(moepack_locate_part(&pack, family, UINT32_MAX, 0, &part, &e), MOEPACK_ERR_NO_SUCH, &e);
     expect(moepack_locate_part(&pack, family, 0, family->parts_per_blob, &part, &e),
            MOEPACK_ERR_NO_SUCH, &e);
-    expect(moepack_at_rank(&pack, pack.header->blob_count, &other, &n, &e), MOEPACK_ERR_NO_SUCH,
-           &e);
-    expect(moepack_file_fd(&pack, pack.header->file_count, 0, &fd, &e), MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_find_origin(&pack, family, family->expert_count, 0, &origin, &e),
+           MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_find_origin(&pack, family, 0, family->parts_per_blob, &origin, &e),
+           MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_at_rank(&pack, (uint32_t)pack.blobs.count, &other, &n, &e),
+           MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_tensor_at(&pack, (uint32_t)pack.tensors.count, &tensor, &e),
+           MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_find_tensor(&pack, "output\nnorm", &tensor, &e), MOEPACK_ERR_NO_SUCH, &e);
+    memset(longer, 'x', 64);
+    longer[64] = 0;
+    expect(moepack_find_tensor(&pack, longer, &tensor, &e), MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_file_fd(&pack, files, 0, &fd, &e), MOEPACK_ERR_NO_SUCH, &e);
     expect(moepack_file_path(&pack, UINT32_MAX, text, sizeof text, &e), MOEPACK_ERR_NO_SUCH, &e);
     expect(moepack_file_path(&pack, 0, text, sizeof text, &e), MOEPACK_ERR_BUFFER, &e);
     assert(!moepack_file_path(&pack, 0, longer, sizeof longer, &e));
     printf("path %s\n", longer);
     expect(moepack_file_path(&pack, 0, longer, strlen(longer), &e), MOEPACK_ERR_BUFFER, &e);
-    expect(moepack_read(&pack, -1, pack.header->file_count, 0, 8, text, &e), MOEPACK_ERR_NO_SUCH,
-           &e);
+    expect(moepack_read(&pack, -1, files, 0, 8, text, &e), MOEPACK_ERR_NO_SUCH, &e);
     expect(moepack_read(&pack, -1, 0, 0, 8, text, &e), MOEPACK_ERR_SYSTEM, &e);
     assert(e.system_error == EBADF && !other && n == 77 && fd == -1);
     expect(moepack_read(&pack, -1, 0, UINT64_MAX, 8, text, &e), MOEPACK_ERR_BUFFER, &e);
@@ -232,6 +328,28 @@ static int misuse(const char *path) {
     assert(!moepack_file_fd(&pack, 0, O_SYNC | O_APPEND, &fd, &e)); /* stand for O_DIRECT */
     assert(fcntl(fd, F_GETFL, 0) & O_SYNC && fcntl(fd, F_GETFL, 0) & O_APPEND);
     moepack_close(&pack);
+    return 0;
+}
+
+static void check_range(uint64_t offset, uint64_t length, uint32_t block, uint64_t first,
+                        uint64_t end) {
+    moepack_range range = moepack_round_range(offset, length, block);
+    assert(range.offset == first && range.length == end - first);
+    assert(range.lead == offset - first && range.needed == offset + length - first);
+}
+
+static int round_ranges(void) {
+    check_range(0, 4096, 4096, 0, 4096);
+    check_range(4095, 1, 4096, 0, 4096);
+    check_range(4095, 2, 4096, 0, 8192);
+    check_range(4096, 4097, 4096, 4096, 12288);
+    check_range(4097, 0, 4096, 4096, 8192);
+    check_range(4096, 0, 4096, 4096, 4096);
+    check_range(5, 7, 1, 5, 12);
+    check_range(5, 7, 0, 5, 12); /* no block is one of 1 */
+    check_range(5, 7, 3, 3, 12);
+    check_range((UINT64_C(1) << 63) - 2, 1, 1u << 30, (UINT64_C(1) << 63) - (1u << 30),
+                UINT64_C(1) << 63);
     return 0;
 }
 
@@ -264,6 +382,7 @@ static int starve(const char *path, int lowest) {
 int main(int argc, char **argv) {
     int i, refused = 0, lowest = open("/dev/null", O_RDONLY);
     close(lowest);
+    if (argc == 2 && strcmp(argv[1], "round") == 0) return round_ranges();
     if (argc == 3 && strcmp(argv[1], "misuse") == 0) return misuse(argv[2]);
     if (argc == 3 && strcmp(argv[1], "starve") == 0) return starve(argv[2], lowest);
     if (argc < 3) return 2;

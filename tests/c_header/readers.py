@@ -1,0 +1,135 @@
+"""What the C reader and the Python reader say of a pack, in the same words."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import moepack
+from moepack import digest
+from moepack.errors import PackError
+from moepack.reading.reader import Reader
+from tests.support.c_drafts import Draft, Rule
+
+
+class Verdict(NamedTuple):
+    """What a reader says of a pack: what it found, and the error, with its code, if it refuses.
+
+    `place` is what Python's error names apart.
+    """
+
+    found: list[str]
+    refusal: str
+    place: str = ""
+
+    def agrees(self, other: "Verdict") -> bool:
+        """Say whether both refuse, or both find the same."""
+        return bool(self.refusal and other.refusal) or self == other
+
+
+def c_says(program: Path, mode: str, packs: list[Path]) -> list[Verdict]:
+    """Run the C program on packs; a sanitizer's report, or any other words, are a failure."""
+    verdicts = []
+    for start in range(0, len(packs), 4000):
+        batch = packs[start : start + 4000]
+        run = subprocess.run(
+            [program, mode, *batch], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert run.stderr == ""
+        outputs = run.stdout.split("pack ")[1:]
+        assert len(outputs) == len(batch)
+        verdicts += [verdict_of(output) for output in outputs]
+        assert run.returncode == any(verdict.refusal for verdict in verdicts[start:])
+    return verdicts
+
+
+def verdict_of(output: str) -> Verdict:
+    _, *found, last = output.splitlines()
+    assert last == "sound" or last.startswith("refused "), last
+    assert last.isprintable()
+    assert len(last) < 256 + 20
+    return Verdict(found, last.removeprefix("refused ").removeprefix("sound"))
+
+
+def python_says(path: Path, *, reads: bool = False) -> Verdict:
+    """Look up all that a pack holds, and read it; of a refused one nothing is found."""
+    try:
+        with moepack.open(path) as pack:
+            if not reads:
+                return Verdict(everything(pack, None), "")
+            with pack.reader(backend="buffered") as reader:
+                return Verdict(everything(pack, reader), "")
+    except PackError as error:
+        return Verdict([], str(error), error.place or "")
+
+
+def everything(pack: moepack.Pack, reader: Reader | None) -> list[str]:
+    return [*experts(pack, reader), *ranks(pack), *tensors(pack, reader)]
+
+
+def experts(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
+    for family in pack.index.families:
+        for expert in range(family.expert_count):
+            blob = pack.locate(family.layer, expert, family=family.name)
+            where = f"{file_of(pack, blob.path)} {blob.offset} {blob.length}"
+            whose = f"{family.layer} {family.name} {expert}"
+            yield f"blob {whose} {where} {blob.rank} {blob.hotness}"
+            for kind in family.part_kinds:
+                part = pack.locate(family.layer, expert, kind.name, family=family.name)
+                where = f"{file_of(pack, part.path)} {part.offset} {part.offset_in_blob}"
+                yield (
+                    f"part {whose} {kind.name} {kind.type_name} {kind.type_id} {where} "
+                    f"{part.stored_length} {part.length} {digest_text(part.digest)}"
+                )
+                if reader is not None:
+                    shard, offset = pack.index.origin(family, kind, expert)
+                    yield f"origin {shard} {offset}"
+                    key = (family.layer, expert, kind.name)
+                    found = digest.of(reader.read(*key, family=family.name))
+                    yield f"bytes {found:016x}"
+
+
+def file_of(pack: moepack.Pack, path: Path | None) -> int | None:
+    """Return the number of a file."""
+    return None if path is None else pack.file_paths.index(path)
+
+
+def digest_text(known: int | None) -> str:
+    return "None" if known is None else f"{known:016x}"
+
+
+def ranks(pack: moepack.Pack) -> Iterator[str]:
+    blobs = [
+        f"{family.layer} {family.name} {expert}"
+        for family in pack.index.families
+        for expert in range(family.expert_count)
+    ]
+    for rank in range(pack.index.blob_count):
+        yield f"rank {rank} {blobs[pack.index.blob_at_rank(rank)]}"
+
+
+def tensors(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
+    for held in pack.index.tensors():
+        axes = (*held.shape, 0, 0, 0, 0)[:4]
+        known = held.digest if pack.index.files[held.file].has_digests else None
+        fields = (
+            *(held.name.encode().hex(), held.type_name, held.type_id, int(held.inferred)),
+            *(len(held.shape), *axes, held.file, held.offset, held.length),
+            *(digest_text(known), held.shard, held.shard_offset),
+        )
+        yield f"tensor {' '.join(map(str, fields))}"
+        if reader is not None:
+            yield f"bytes {digest.of(reader.read_dense(held.name)):016x}"
+
+
+def drafts(small: Path, folder: Path, rules: list[Rule]) -> list[Path]:
+    """Make a pack for each rule, with all digests right."""
+    paths = []
+    for number, rule in enumerate(rules):
+        path = Path(shutil.copytree(small, folder / str(number)))
+        draft = Draft(path)
+        rule.breaks(draft)
+        draft.save()
+        paths.append(path)
+    return paths
