@@ -10,8 +10,8 @@ import pytest
 
 import moepack
 from moepack.packing.shard_index import index_model
-from tests.c_header.readers import c_says, python_says
 from tests.support.c_compiler import SANITIZERS, compiled
+from tests.support.c_readers import c_says, python_says
 from tests.support.gguf_builder import Q8_0, moe
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
 

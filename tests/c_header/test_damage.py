@@ -8,10 +8,10 @@ from moepack import digest
 from moepack.errors import PackError
 from moepack.format import manifest
 from moepack.format.index import Index
-from tests.c_header.readers import Verdict, c_says, python_says
 from tests.support.c_drafts import (
     Draft,
 )
+from tests.support.c_readers import Verdict, c_says, python_says
 from tests.support.hostile_input import mutate, random_edits
 
 

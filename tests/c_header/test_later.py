@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moepack.format import records
-from tests.c_header.readers import c_says, python_says
+from tests.support.c_readers import c_says, python_says
 from tests.support.grown_packs import NewSection, grow
 
 SECTIONS = (*records.NEEDED_SECTIONS, "tensors", "shard_bytes")

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.c_header.readers import c_says, drafts, python_says
 from tests.support.c_drafts import (
     INDEX_RULES,
     TENSOR_RULES,
@@ -21,6 +20,7 @@ from tests.support.c_drafts import (
     tensor,
     with_section,
 )
+from tests.support.c_readers import c_says, drafts, python_says
 from tests.support.grown_packs import NewSection
 
 

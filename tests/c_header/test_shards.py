@@ -8,13 +8,13 @@ from typing import Any
 
 import moepack
 from moepack.packing.shard_index import index_model
-from tests.c_header.readers import c_says, drafts, python_says
 from tests.support.c_drafts import (
     Draft,
     Rule,
     kind,
     record,
 )
+from tests.support.c_readers import c_says, drafts, python_says
 from tests.support.gguf_builder import F32, moe
 from tests.support.grown_packs import grow
 from tests.support.models import first_shard, flip, pack_model
