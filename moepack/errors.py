@@ -37,7 +37,7 @@ class MoepackError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        where = [] if self.path is None else [_one_line(self.path)]
+        where = [] if self.path is None else [one_line(self.path)]
         if self.place is not None:
             where.append(short(self.place))
         message = ": ".join([*where, short(self.problem)])
@@ -48,7 +48,7 @@ class MoepackError(Exception):
         return message
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Escape what a file could use to fake lines or to move a terminal's cursor."""
     if text.isprintable():
         return text
@@ -61,7 +61,7 @@ def short(value: object) -> str:
         text = str(value)
     except ValueError:  # Python refuses to print a number of thousands of digits
         text = "a number of thousands of digits"
-    return _one_line(text if len(text) <= MAX_FIELD_LENGTH else text[:MAX_FIELD_LENGTH] + "…")
+    return one_line(text if len(text) <= MAX_FIELD_LENGTH else text[:MAX_FIELD_LENGTH] + "…")
 
 
 class SourceError(MoepackError):

@@ -95,7 +95,7 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufH
     try:
         descriptor = open_regular(name)
     except FileNotFoundError:
-        raise SourceError("no such file", path=name) from None
+        raise missing(name) from None
     except NotRegularError:
         hint = "name a GGUF file or a folder of them"
         raise SourceError("not a file", path=name, hint=hint) from None
@@ -107,6 +107,14 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufH
         raise MachineError(f"cannot read: {error.strerror}", path=name) from None
     finally:
         os.close(descriptor)
+
+
+def missing(path: str) -> SourceError:
+    """Return the error for a path where no file is; a link to nothing is named as what it is."""
+    if not os.path.islink(path):
+        return SourceError("no such file", path=path)
+    hint = "a cache or a drive was cleared or moved: download it again, or mend the link"
+    return SourceError("a link to what is not there", path=path, found=os.readlink(path), hint=hint)
 
 
 class _Parser:
