@@ -36,6 +36,7 @@ BESIDE = {
     "aio",
     "digest",
     "errors",
+    "extras",
     "installed",
     "keys",
     "shape",
