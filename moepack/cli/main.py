@@ -1,18 +1,33 @@
 """The command line. It parses, calls the library, prints, and turns errors into exit codes."""
 
+import contextlib
 import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 import moepack
 from moepack import installed
 from moepack.cli.bench import bench
-from moepack.cli.terminal import json_option, progress, show, source_option, write_file
+from moepack.cli.files import force_option, output_file, output_option
+from moepack.cli.parameters import InputFile, LayoutName, OutputFile, PathName
+from moepack.cli.progress import progress
+from moepack.cli.terminal import (
+    complain,
+    is_quiet,
+    is_verbose,
+    json_option,
+    quiet_option,
+    show,
+    source_option,
+    sum_up,
+    verbose_option,
+)
 from moepack.cli.trace import hotness as hotness_command
 from moepack.cli.trace import trace
 from moepack.errors import (
@@ -23,6 +38,7 @@ from moepack.errors import (
     SourceError,
     TraceError,
 )
+from moepack.storage.atomic import write_whole
 
 
 class ExitCode(IntEnum):
@@ -36,6 +52,7 @@ class ExitCode(IntEnum):
     DIFFERENCES = 5
     MACHINE_FAULT = 6
     INTERRUPTED = 130
+    PIPE_CLOSED = 141
 
 
 _EXIT_CODES: tuple[tuple[type[MoepackError], ExitCode], ...] = (
@@ -57,7 +74,31 @@ _family_option = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@contextlib.contextmanager
+def _until_nobody_reads() -> Iterator[None]:
+    """End the program where standard output is a pipe that was closed, as by `head`: no error."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left to print must not fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(ExitCode.PIPE_CLOSED) from None
+
+
+class _Commands(click.Group):
+    """The commands; click itself would end with 1 where a pipe was closed."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _until_nobody_reads():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, context: click.Context) -> Any:
+        with _until_nobody_reads():
+            return super().invoke(context)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(moepack.__version__, prog_name="moepack")
 def cli() -> None:
     """Repack the experts of a Mixture-of-Experts GGUF into aligned blobs, and prove every byte.
@@ -67,7 +108,9 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("source_or_pack", nargs=-1, required=True, metavar="SOURCE_OR_PACK")
+@click.argument(
+    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
+)
 @json_option
 def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
     """Say what a model or a pack consists of.
@@ -80,22 +123,39 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("source", nargs=-1, required=True)
-@click.option("-o", "--output", "target", required=True, metavar="DIR", help="The pack to make.")
+@click.argument("source", nargs=-1, required=True, type=PathName(), metavar="SOURCE...")
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    required=True,
+    type=PathName(),
+    metavar="DIR",
+    help="The pack to make.",
+)
 @click.option(
     "--layout",
     "layout_name",
+    type=LayoutName(),
     default="layers",
     show_default=True,
     metavar="NAME|FILE.toml",
     help="How blobs are grouped and ordered: layers, hot-first, or a file.",
 )
-@click.option("--hotness", "hotness_path", metavar="FILE", help="Counts, a trace, or an imatrix.")
+@click.option(
+    "--hotness",
+    "hotness_path",
+    type=InputFile(),
+    metavar="FILE",
+    help="Counts, a trace, or an imatrix.",
+)
 @click.option("--layers", "layer_text", metavar="LIST", help="Only these layers: 0-3,7.")
 @click.option("--no-mtp", is_flag=True, help="Leave out multi-token-prediction layers.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted pack.")
 @_threads_option
+@quiet_option
+@verbose_option
 @json_option
 def pack(
     source: tuple[str, ...],
@@ -129,19 +189,25 @@ def pack(
             threads=threads,
             progress=advanced,
         )
-    show(summary, as_json, text.packed)
+    sum_up(summary, as_json, text.packed)
 
 
 @cli.command("verify")
-@click.argument("pack_path", metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="PACK")
 @source_option
-@click.option("--junit", "junit_path", metavar="FILE", help="Write JUnit XML as well.")
+@click.option(
+    "--junit", "junit_path", type=OutputFile(), metavar="FILE", help="Write JUnit XML as well."
+)
+@force_option
 @_threads_option
+@quiet_option
+@verbose_option
 @json_option
 def verify_command(
     pack_path: str,
     source_paths: tuple[str, ...],
     junit_path: str | None,
+    force: bool,
     threads: int,
     as_json: bool,
 ) -> None:
@@ -152,17 +218,22 @@ def verify_command(
     from moepack.report import junit, text
     from moepack.verifying.verifier import verify
 
-    with progress(None, "verifying") as advanced:
-        report = verify(pack_path, source_paths or None, threads=threads, progress=advanced)
-    if junit_path:
-        write_file(junit_path, junit.encode(report))
-    show(report, as_json, text.report)
+    with contextlib.ExitStack() as outputs:
+        if junit_path:
+            junit_file = outputs.enter_context(output_file(junit_path, force=force))
+        with progress(None, "verifying") as advanced:
+            report = verify(pack_path, source_paths or None, threads=threads, progress=advanced)
+        if junit_path:
+            write_whole(junit_file, junit.encode(report))
+    if as_json or not (report.passed and is_quiet()):
+        shown = None if is_verbose() else text.SHOWN_FINDINGS
+        show(report, as_json, lambda outcome: text.report(outcome, shown))
     if not report.passed:
         raise SystemExit(ExitCode.DIFFERENCES)
 
 
 @cli.command()
-@click.argument("pack_path", metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="PACK")
 @_layer_option
 @_expert_option
 @_family_option
@@ -180,14 +251,14 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json:
 
 
 @cli.command()
-@click.argument("pack_path", metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="PACK")
 @_layer_option
 @_expert_option
 @click.option("--part", help="A part: ffn_up_exps.weight, or up for short.")
 @_family_option
-@click.option(
-    "-o", "--output", "target", required=True, metavar="FILE", help="- is standard output."
-)
+@output_option
+@force_option
+@quiet_option
 @json_option
 def extract(
     pack_path: str,
@@ -195,7 +266,8 @@ def extract(
     expert: int,
     part: str | None,
     family: str | None,
-    target: str,
+    output: str,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Write the raw bytes of an expert's blob, or of one part, to a file.
@@ -205,13 +277,11 @@ def extract(
     from moepack.report import text
     from moepack.report.facts import ExtractFacts
 
-    with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
-        view = reader.read(layer, expert, part, family=family)
-    if target == "-":
-        sys.stdout.buffer.write(view)
-        return
-    write_file(target, view)
-    show(ExtractFacts(layer, expert, part, target, len(view)), as_json, text.extracted)
+    with output_file(output, force=force) as target:
+        with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
+            view = reader.read(layer, expert, part, family=family)
+        write_whole(target, view)
+    sum_up(ExtractFacts(layer, expert, part, output, len(view)), as_json, text.extracted)
 
 
 @cli.command("include-dir")
@@ -254,15 +324,12 @@ def run(arguments: list[str]) -> int:
     except click.UsageError as error:
         return _report_usage(error)
     except (KeyboardInterrupt, click.Abort) as stop:
-        click.echo("error: interrupted", err=True)
+        complain("error", "interrupted")
         for note in getattr(stop.__cause__ or stop, "__notes__", ()):
-            click.echo(f"hint: {note}", err=True)
+            complain("hint", note)
         return ExitCode.INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.FAILED
     except OSError as error:
         return _report_error(MachineError(error.strerror or str(error), path=error.filename))
     except Exception as error:
@@ -277,14 +344,14 @@ def _report_usage(error: click.UsageError) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return ExitCode.USAGE
-    click.echo(f"error: {error.format_message()}", err=True)
+    complain("error", error.format_message())
     command = error.ctx.command_path if error.ctx else "moepack"
-    click.echo(f"hint: {command} --help", err=True)
+    complain("hint", f"{command} --help")
     return ExitCode.USAGE
 
 
 def _report_error(error: MoepackError) -> int:
-    click.echo(f"error: {error}", err=True)
+    complain("error", str(error))
     for hint in ([error.hint] if error.hint else []) + getattr(error, "__notes__", []):
-        click.echo(f"hint: {hint}", err=True)
+        complain("hint", hint)
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))

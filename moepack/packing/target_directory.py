@@ -9,7 +9,7 @@ from moepack.errors import MachineError, RequestError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
 from moepack.packing.journal import FinishedFile
-from moepack.storage.atomic import sync_directory
+from moepack.storage.atomic import require_folder_of, sync_directory
 from moepack.storage.regular_file import FileStamp, open_regular
 
 _PIECE_LENGTH = 1 << 20
@@ -17,6 +17,7 @@ _PIECE_LENGTH = 1 << 20
 
 def prepare(path: Path, resume: bool) -> bool:
     """Make the target directory; say whether it is new. An existing pack is never touched."""
+    require_folder_of(path)
     try:
         path.mkdir()
     except FileExistsError:

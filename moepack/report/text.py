@@ -167,12 +167,12 @@ def packed(summary: PackSummary) -> str:
     return "\n".join([*lines, written + (f", {resumed} taken over" if resumed else "")])
 
 
-def report(outcome: Report) -> str:
-    """Write the outcome of a verification, the first findings of many."""
-    lines = [str(finding) for finding in outcome.findings[:SHOWN_FINDINGS]]
+def report(outcome: Report, shown: int | None = SHOWN_FINDINGS) -> str:
+    """Write the outcome of a verification and its first `shown` findings; None is all of them."""
+    lines = [str(finding) for finding in outcome.findings[:shown]]
     hidden = len(outcome.findings) - len(lines)
     if hidden:
-        lines.append(f"… and {hidden} more: --json lists all")
+        lines.append(f"… and {hidden:,} more: -v lists all")
     compared = outcome.compared_length
     against = (
         "digests only" if compared is None else f"{size_text(compared)} compared with the source"
