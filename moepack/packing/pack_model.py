@@ -15,7 +15,7 @@ from moepack.packing import packer
 from moepack.packing.layout import DEFAULT, Layout, load
 from moepack.packing.packer import DEFAULT_THREADS, Progress
 from moepack.packing.plan import Plan, make
-from moepack.packing.target_directory import free_space
+from moepack.packing.target_directory import check_as_if_packing, free_space
 from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
 from moepack.source.experts import find_experts, shape_of
@@ -68,7 +68,8 @@ def pack_model(
     `source` is any one shard, a folder, or all shards. `layout` is a shipped one's name or the path
     of a TOML file; `hotness` a file of counts, a trace, or an imatrix. `layers` names those to pack
     (`0-3,7`, or numbers), None for all; without `mtp` those for multi-token prediction are left
-    out. `resume` continues an interrupted pack; `threads` files are written at a time. `progress`
+    out. `dry_run` writes nothing, and raises what packing would before it writes. `resume`
+    continues an interrupted pack; `threads` files are written at a time. `progress`
     is called with the bytes done since its last call and with those to do in all, from one thread
     at a time.
 
@@ -85,6 +86,7 @@ def pack_model(
     )
     summary = _summary(plan, target, dry_run)
     if dry_run:
+        check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
         return summary
     result = packer.pack(model, plan, target, resume=resume, threads=threads, progress=progress)
     return replace(

@@ -21,12 +21,16 @@ def prepare(path: Path, resume: bool) -> bool:
     try:
         path.mkdir()
     except FileExistsError:
-        pass
+        check_existing(path, resume)
+        return False
     except OSError as error:
         raise MachineError(f"cannot create: {error.strerror}", path=path) from None
-    else:
-        sync_directory(path.absolute().parent)
-        return True
+    sync_directory(path.absolute().parent)
+    return True
+
+
+def check_existing(path: Path, resume: bool) -> None:
+    """Raise RequestError where what is at `path` is in the way of a pack."""
     if not path.is_dir():
         raise RequestError("exists, and is no directory", path=path)
     names = {name for name in os.listdir(path) if name != "lost+found"}
@@ -44,7 +48,19 @@ def prepare(path: Path, resume: bool) -> bool:
             found=", ".join(sorted(names)[:3]),
             hint="choose a new or an empty directory",
         )
-    return False
+
+
+def check_as_if_packing(path: Path, length: int, resume: bool) -> None:
+    """Raise what a pack of `length` bytes at `path` would end with before it wrote anything.
+
+    What an interrupted pack left there is taken over or removed, so that its space is not needed.
+    """
+    require_folder_of(path)
+    held_length = 0
+    if os.path.lexists(path):
+        check_existing(path, resume)
+        held_length = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+    check_space(path, length - held_length)
 
 
 def free_space(path: Path) -> int:
