@@ -15,7 +15,8 @@ class MoepackError(Exception):
     """The base of every error that moepack raises on purpose.
 
     `path` is the file, `place` the spot in it (a tensor, a field, `byte 1234`), `hint` the next
-    step for a person. `str(error)` is one line without the hint.
+    step for a person. `str(error)` is one line without the hint. `expected` and `found` are values
+    or their text; lengths are text, with their unit.
     """
 
     def __init__(
@@ -42,10 +43,15 @@ class MoepackError(Exception):
             where.append(short(self.place))
         message = ": ".join([*where, short(self.problem)])
         if self.expected is not None:
-            message += f", expected {short(self.expected)}"
+            message += f", expected {short(_grouped(self.expected))}"
         if self.found is not None:
-            message += f", found {short(self.found)}"
+            message += f", found {short(_grouped(self.found))}"
         return message
+
+
+def _grouped(value: object) -> object:
+    """Write a number as people read it: `17,408`."""
+    return f"{value:,}" if type(value) is int and abs(value) < 1 << 64 else value
 
 
 def one_line(text: str) -> str:

@@ -29,6 +29,12 @@ def size_text(length: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def exact_size_text(length: int) -> str:
+    """Write a length for people, and to the byte: `1.5 GiB (1,610,612,736 bytes)`."""
+    exact = f"{length:,} byte{'s' * (length != 1)}"
+    return exact if length < 1024 else f"{size_text(length)} ({exact})"
+
+
 def parse_size(text: str) -> int:
     """Read a length in bytes, such as `4096`, `64 KiB` or `4GiB`; raise ValueError."""
     match = re.match(_SIZE, text, re.ASCII)

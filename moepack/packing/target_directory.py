@@ -9,6 +9,7 @@ from moepack.errors import MachineError, RequestError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
 from moepack.packing.journal import FinishedFile
+from moepack.sizes import exact_size_text
 from moepack.storage.atomic import require_folder_of, sync_directory
 from moepack.storage.regular_file import FileStamp, open_regular
 
@@ -77,8 +78,8 @@ def check_space(path: Path, length: int) -> None:
         raise MachineError(
             "not enough space",
             path=path,
-            expected=f"{length} bytes",
-            found=f"{free} bytes free",
+            expected=exact_size_text(length),
+            found=f"{exact_size_text(free)} free",
             hint="free some space or choose another file system",
         )
 

@@ -204,14 +204,16 @@ class _Parser:
         count = self.u64(place)
         limit = min(limit, (self.file_length - self.position) // smallest)
         if count > limit:
-            self.fail_short(place, "out of bounds for this file", f"<= {limit}", count)
+            self.fail_short(place, "out of bounds for this file", f"<= {limit:,}", count)
         return count
 
     def text(self, place: str, limit: int) -> str:
         at = self.position
         length = self.u64(place)
         if length > limit:
-            self.fail(f"{place} at byte {at}", "too long", f"<= {limit} bytes", length)
+            self.fail(
+                f"{place} at byte {at}", "too long", f"up to {limit:,} bytes", f"{length:,} bytes"
+            )
         try:
             return self.take(length, place).decode()
         except UnicodeDecodeError:
@@ -256,7 +258,7 @@ class _Parser:
         form = _SCALARS[type_id]
         if count > (self.file_length - self.position) // form.size:
             limit = (self.file_length - self.position) // form.size
-            self.fail_short(place, "array longer than the file", f"<= {limit}", count)
+            self.fail_short(place, "array longer than the file", f"<= {limit:,}", count)
         if count > min(KEPT_ARRAY_COUNT, KEPT_ELEMENTS - self.kept_elements):
             self.skip(count * form.size, place)
             return Value("arr", None)
@@ -266,8 +268,8 @@ class _Parser:
 
     def skip(self, length: int, place: str) -> None:
         if length > self.file_length - self.position:
-            found = f"{length} bytes from byte {self.position}"
-            in_all = f"{self.file_length} bytes in all"
+            found = f"{length:,} bytes from byte {self.position:,}"
+            in_all = f"{self.file_length:,} bytes in all"
             self.fail_short(place, "longer than the file", in_all, found)
         self.position += length
 
@@ -276,9 +278,9 @@ class _Parser:
         self.array_strings += count
         if count > (self.file_length - self.position) // 8:
             limit = (self.file_length - self.position) // 8
-            self.fail_short(place, "array longer than the file", f"<= {limit}", count)
+            self.fail_short(place, "array longer than the file", f"<= {limit:,}", count)
         if self.array_strings > MAX_ARRAY_STRINGS:
-            self.fail(place, "too many strings", f"<= {MAX_ARRAY_STRINGS}", self.array_strings)
+            self.fail(place, "too many strings", f"<= {MAX_ARRAY_STRINGS:,}", self.array_strings)
         length_at = _U64.unpack_from
         while count:
             self.take(8, place)  # moves the window where it must

@@ -632,7 +632,7 @@ def test_a_pool_that_is_too_small_is_refused_before_anything_is_read(pack: Pack)
             reader.submit([(0, 0), large])
         assert str(caught.value) == (
             f"layer {large[0]} expert {large[1]} blob at byte {where.offset}: the pool's buffers "
-            f"are too small, expected {where.length} bytes, found 36864"
+            f"are too small, expected {where.length} bytes, found 36,864"
         )
         assert backend.begun == []
         assert pool.free_count == 2
