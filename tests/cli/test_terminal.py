@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,12 +50,11 @@ def on_terminal(*command: str, columns: int = 80, **environment: str) -> str:
 @pytest.mark.parametrize("columns", [24, 40, 80, 200])
 def test_a_bar_fits_the_terminal_and_is_gone_in_the_end(columns: int) -> None:
     written = on_terminal(sys.executable, "-c", SLOW, columns=columns)
-    *frames, after, done = written.rstrip().replace("\r\n", "\n").split("\r")[1:] + [""]
+    *frames, after = written.rstrip().split("\r")[1:]
     assert len(frames) >= 2
     widths = {len(frame.removesuffix("\x1b[K")) for frame in frames}
     assert max(widths) < columns
     assert after == "\x1b[Kdone"
-    assert done == ""
     assert ("[#" in written) == (columns >= 80)
     assert re.search(r"\d+ %  \d\.0 MiB", written)
     assert columns < 80 or re.search(r"\d\.0 MiB of 8\.0 MiB  [\d.]+ MiB/s  0:0\d left", written)
@@ -68,7 +68,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(shown.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(shown, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with shown.progress(None, "packing") as advance:
         assert advance is not None
         for _ in range(100):
@@ -84,7 +84,7 @@ def test_what_is_counted_has_its_unit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(shown.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(shown, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for unit, text in (("ms", "0:30 of 1:00"), ("tokens", "30,000 tokens of 60,000 tokens")):
         with shown.progress(60_000, "working", unit) as advance:
             assert advance is not None
@@ -137,8 +137,8 @@ def test_more_is_said_where_that_is_wanted(pack_copy: Path, moepack_command: Run
 def test_colours_are_for_terminals_that_want_them() -> None:
     command = (*MOEPACK, "inspect", "nothing.gguf")
     assert "\x1b[31m\x1b[1merror:\x1b[0m nothing.gguf" in on_terminal(*command)
-    for wish in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        assert on_terminal(*command, **wish).startswith("error: nothing.gguf")
+    assert on_terminal(*command, NO_COLOR="1").startswith("error: nothing.gguf")
+    assert on_terminal(*command, TERM="dumb").startswith("error: nothing.gguf")
     piped = subprocess.run(command, capture_output=True, text=True, check=False)
     assert piped.stderr.startswith("error: nothing.gguf")
 
