@@ -140,7 +140,7 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
     default="layers",
     show_default=True,
     metavar="NAME|FILE.toml",
-    help="How blobs are grouped and ordered: layers, hot-first, or a file.",
+    help="layers, hot-first, or a file: how blobs are grouped.",
 )
 @click.option(
     "--hotness",
@@ -171,7 +171,7 @@ def pack(
 ) -> None:
     """Repack the experts of SOURCE into the new directory DIR.
 
-    Example: moepack pack model-00001-of-00004.gguf --hotness hot.csv -o model.moepack
+    Example: moepack pack model.gguf --hotness hot.csv -o model.moepack
     """
     from moepack.packing.pack_model import pack_model
     from moepack.report import text
@@ -272,7 +272,7 @@ def extract(
 ) -> None:
     """Write the raw bytes of an expert's blob, or of one part, to a file.
 
-    Example: moepack extract model.moepack --layer 3 --expert 17 --part up -o up.bin
+    Example: moepack extract m.moepack --layer 3 --expert 17 --part up -o up.bin
     """
     from moepack.report import text
     from moepack.report.facts import ExtractFacts

@@ -207,7 +207,7 @@ def record(
 
     Interrupted, it keeps the prompts that were finished.
 
-    Example: moepack trace record --model model-00001-of-00004.gguf --prompts p.txt -o chat.moetrace
+    Example: moepack trace record --model m.gguf --prompts p.txt -o m.moetrace
     """
     from moepack.report import trace_text
 

@@ -1,4 +1,4 @@
-"""What is printed where: terminals (real ones, of the system) against pipes, much against little."""
+"""What is printed where: on terminals (real ones, of the system) and pipes, much and little."""
 
 import json
 import os
@@ -7,14 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 
+import moepack
+from moepack.cli import main
 from moepack.cli import progress as shown
-from tests.support.models import FIXTURES, first_shard
+from moepack.report import text
+from moepack.report.facts import BlobFacts, PlacedPartFacts
+from moepack.sizes import count_text
+from tests.support.models import FIXTURES, REAL_MODELS, first_shard
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TRACE = FIXTURES / "qwen3moe-trace.csv"
@@ -85,12 +91,12 @@ def test_what_is_counted_has_its_unit(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(shown, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    for unit, text in (("ms", "0:30 of 1:00"), ("tokens", "30,000 tokens of 60,000 tokens")):
+    for unit, state in (("ms", "0:30 of 1:00"), ("tokens", "30,000 tokens of 60,000 tokens")):
         with shown.progress(60_000, "working", unit) as advance:
             assert advance is not None
             now[0] += 30
             advance(30_000)
-        assert capsys.readouterr().err == f"working  50 %  {text}  0:30 left\n"
+        assert capsys.readouterr().err == f"working  50 %  {state}  0:30 left\n"
     with shown.progress(None, "working", "tokens") as advance:
         assert advance is not None
         now[0] += 30
@@ -223,3 +229,59 @@ def test_bash_completes_with_what_the_document_says(tmp_path: Path) -> None:
     bash = ["bash", "--noprofile", "--norc", "-c", script]
     run = subprocess.run(bash, cwd=tmp_path, env=names, capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[:2] == ["concentration|", "hot-first|"], run.stderr
+
+
+# What fits into 80 columns.
+
+
+def test_the_help_of_each_command_fits_80_columns_and_its_example_a_line() -> None:
+    for name, command in commands(main.cli, "moepack"):
+        context = click.Context(command, info_name=name, terminal_width=80)
+        lines = command.get_help(context).splitlines()
+        assert max(map(len, lines)) <= 80, name
+        wanted = re.search(r"Example: (.*)", command.help or "")
+        assert wanted is None or f"  Example: {wanted[1].strip()}" in lines, name
+        assert not any(line.rstrip().endswith("-") for line in lines), name
+
+
+def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield all commands and groups, with their names."""
+    yield name, command
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from commands(inner, f"{name} {inner.name}")
+
+
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_tables_of_models_and_packs_fit_80_columns(
+    model: str, packs: dict[str, Path], moepack_command: Run
+) -> None:
+    with moepack.open(packs[model]) as pack:
+        layer = pack.shape.layers[0]
+    for command in (
+        ("inspect", first_shard(model)),
+        ("inspect", packs[model]),
+        ("locate", packs[model], "--layer", str(layer), "--expert", "1"),
+        ("verify", packs[model]),
+        ("pack", first_shard(model), "-o", packs[model].parent / "none", "--dry-run"),
+    ):
+        printed = moepack_command(*command).stdout
+        tables = [line for line in printed.splitlines() if str(packs[model].parent) not in line]
+        assert all(len(line) <= 80 for line in tables), printed
+
+
+def test_places_in_large_packs_fit_80_columns() -> None:
+    """With the longest common name of a part, and a file of 400 GiB."""
+    offset, length = 400 << 30, 12_386_304
+    digest = "xxh3:0123456789abcdef"
+    part = PlacedPartFacts(
+        "ffn_gate_up_exps.weight", "IQ2_XXS", (4096, 1536), offset, 0, length, length, digest
+    )
+    path = Path("experts.bin")
+    facts = BlobFacts(61, 255, "ffn_exps", path, offset, 2 * length, 15_615, 12_345_678, (part,))
+    assert max(map(len, text.blob(facts).splitlines())) <= 80
+
+
+def test_one_is_not_many() -> None:
+    assert count_text(0, "file") == "0 files"
+    assert count_text(1, "file") == "1 file"
+    assert count_text(2_000, "file") == "2,000 files"

@@ -64,7 +64,7 @@ def test_what_a_manifest_does_not_say_is_a_dash_for_people_and_null_for_programs
     lines = text.pack(facts).splitlines()
     assert lines[0].startswith("a model without a name (–), packed by moepack ")
     assert lines[0].endswith(" from – shards")
-    assert lines[1].startswith("  layout     –: blobs aligned to 4096")
+    assert lines[1].startswith("  layout     –: blobs aligned to 4,096")
     assert lines[5] == "  hotness    – selections over an unknown number of tokens"
     assert to_json(facts.source) == {"architecture": None, "name": None, "shards": None}
     assert to_json(facts.layout) == {"name": None, "files": None, "blobs": None, "parts": None}
