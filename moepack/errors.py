@@ -15,7 +15,8 @@ class MoepackError(Exception):
     """The base of every error that moepack raises on purpose.
 
     `path` is the file, `place` the spot in it (a tensor, a field, `byte 1234`), `hint` the next
-    step for a person. `str(error)` is one line without the hint.
+    step for a person. `str(error)` is one line without the hint. `expected` and `found` are values
+    or their text; lengths are text, with their unit.
     """
 
     def __init__(
@@ -37,18 +38,23 @@ class MoepackError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        where = [] if self.path is None else [_one_line(self.path)]
+        where = [] if self.path is None else [one_line(self.path)]
         if self.place is not None:
             where.append(short(self.place))
         message = ": ".join([*where, short(self.problem)])
         if self.expected is not None:
-            message += f", expected {short(self.expected)}"
+            message += f", expected {short(_grouped(self.expected))}"
         if self.found is not None:
-            message += f", found {short(self.found)}"
+            message += f", found {short(_grouped(self.found))}"
         return message
 
 
-def _one_line(text: str) -> str:
+def _grouped(value: object) -> object:
+    """Write a number as people read it: `17,408`."""
+    return f"{value:,}" if type(value) is int and abs(value) < 1 << 64 else value
+
+
+def one_line(text: str) -> str:
     """Escape what a file could use to fake lines or to move a terminal's cursor."""
     if text.isprintable():
         return text
@@ -61,7 +67,7 @@ def short(value: object) -> str:
         text = str(value)
     except ValueError:  # Python refuses to print a number of thousands of digits
         text = "a number of thousands of digits"
-    return _one_line(text if len(text) <= MAX_FIELD_LENGTH else text[:MAX_FIELD_LENGTH] + "…")
+    return one_line(text if len(text) <= MAX_FIELD_LENGTH else text[:MAX_FIELD_LENGTH] + "…")
 
 
 class SourceError(MoepackError):

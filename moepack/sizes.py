@@ -29,9 +29,15 @@ def size_text(length: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def exact_size_text(length: int) -> str:
+    """Write a length for people, and to the byte: `1.5 GiB (1,610,612,736 bytes)`."""
+    exact = count_text(length, "byte")
+    return exact if length < 1024 else f"{size_text(length)} ({exact})"
+
+
 def count_text(count: int, noun: str) -> str:
-    """Write a count for people: `1 file`, `1,024 files`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    """Write how many there are of something: `1 file`, `1,024 files`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def parse_size(text: str) -> int:

@@ -28,5 +28,6 @@ run "printf X | dd of=build/demo/qwen3.moepack/experts-00001.bin bs=1 seek=37274
 run "moepack verify build/demo/qwen3.moepack" 5
 # What is left behind is a sound pack, to try other commands on.
 rm -r build/demo/qwen3.moepack
-moepack pack "$model" --hotness fixtures/qwen3moe-hotness.csv -o build/demo/qwen3.moepack >/dev/null 2>&1
+moepack pack "$model" --hotness fixtures/qwen3moe-hotness.csv -o build/demo/qwen3.moepack -q \
+    || fail "could not pack once more"
 printf '%s\n' '# Everything went as expected: packed, verified, read one part, and found the byte that was changed.'

@@ -37,6 +37,7 @@ BESIDE = {
     "aio",
     "digest",
     "errors",
+    "extras",
     "installed",
     "keys",
     "shape",
@@ -55,7 +56,7 @@ DOORS = {
 }
 """Those of them that are doors, and where they lead."""
 
-COMMAND_LINE_ONLY = {"click", "tqdm"}
+COMMAND_LINE_ONLY = {"click"}
 
 
 def modules() -> dict[str, ast.Module]:
@@ -172,7 +173,7 @@ def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> N
     assert rooms == {"moepack", "format", "reading", "storage"}
     what_reads = {"ring", "io_uring", "threaded", "probe", "open_files", "aligned_read"}
     assert not {f"storage.{name}" for name in what_reads} & ours  # it comes with the first reader
-    assert not loaded & {"numpy", "gguf", "click", "tqdm", "tomllib", "dataclasses", "asyncio"}
+    assert not loaded & {"numpy", "gguf", "click", "tomllib", "dataclasses", "asyncio"}
     assert not loaded & {"ctypes", "inspect", "logging", "multiprocessing", "subprocess"}
 
 

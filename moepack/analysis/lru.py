@@ -77,7 +77,7 @@ class LayerLru:
         more = (len(counts) - self._last.shape[0], max(counts) - self._last.shape[1])
         if len(counts) * max(counts) > MAX_CELLS:
             problem = "more layers or experts than any model has"
-            raise TraceError(problem, expected=f"<= {MAX_CELLS} caches of one expert")
+            raise TraceError(problem, expected=f"<= {MAX_CELLS:,} caches of one expert")
         widths = ((0, more[0]), (0, max(more[1], 0)))
         self._last = np.pad(self._last, widths, constant_values=_NEVER)
         self._hits = np.pad(self._hits, widths)

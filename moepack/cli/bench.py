@@ -3,19 +3,30 @@
 import click
 
 import moepack
-from moepack.cli.terminal import json_option, progress, show, source_option
+from moepack.cli.files import force_option, picture_file
+from moepack.cli.parameters import InputFile, OutputFile, PathName
+from moepack.cli.progress import progress
+from moepack.cli.terminal import json_option, quiet_option, show, source_option, verbose_option
 from moepack.errors import RequestError
 from moepack.sizes import parse_size
 
 
 @click.command()
-@click.argument("pack_path", metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="PACK")
 @source_option
 @click.option(
-    "--trace", "trace_path", metavar="FILE", help="Read the experts that this trace chose."
+    "--trace",
+    "trace_path",
+    type=InputFile(),
+    metavar="FILE",
+    help="Read the experts that this trace chose.",
 )
 @click.option(
-    "--hotness", "hotness_path", metavar="FILE", help="Draw experts by these counts instead."
+    "--hotness",
+    "hotness_path",
+    type=InputFile(),
+    metavar="FILE",
+    help="Draw experts by these counts instead.",
 )
 @click.option(
     "--experts-used", type=click.IntRange(1, 1024), help="Experts drawn for each token and layer."
@@ -51,7 +62,16 @@ from moepack.sizes import parse_size
     show_default=True,
     help="Time for each point of the drive's surface; 0 leaves it out.",
 )
-@click.option("--plot", "plot_path", metavar="FILE", help="Draw the surface: SVG or PNG.")
+@click.option(
+    "--plot",
+    "plot_path",
+    type=OutputFile(),
+    metavar="FILE",
+    help="Draw the surface: SVG or PNG.",
+)
+@force_option
+@quiet_option
+@verbose_option
 @json_option
 def bench(
     pack_path: str,
@@ -65,6 +85,7 @@ def bench(
     length_text: str,
     point_seconds: float,
     plot_path: str | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Measure the drive that PACK lies on, and what the pack is worth there.
@@ -76,13 +97,13 @@ def bench(
     """
     from moepack.report import bench_text, chart
 
-    if plot_path:
-        chart.check(plot_path)
-        if not point_seconds:
-            raise RequestError(
-                "there is no surface to draw", place="--plot", found="--point-seconds 0"
-            )
-    with progress(None, "measuring", "ms") as advance:
+    if plot_path and not point_seconds:
+        raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
+    inputs = [path for path in (trace_path, hotness_path) if path]
+    with (
+        picture_file(plot_path, force=force, inputs=inputs) as picture,
+        progress(None, "measuring", "ms") as advance,
+    ):
         report = moepack.bench_pack(
             pack_path,
             source=source_paths or None,
@@ -96,8 +117,8 @@ def bench(
             point_seconds=point_seconds,
             progress=advance,
         )
-    if plot_path:
-        chart.surface(report.surface, f"{pack_path}, {report.backend}", plot_path)
+        if picture:
+            chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
     show(report, as_json, bench_text.text)
 
 

@@ -1,11 +1,13 @@
 """The command line. It parses, calls the library, prints, and turns errors into exit codes."""
 
+import contextlib
 import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -13,13 +15,20 @@ import moepack
 from moepack import installed
 from moepack.cli import packing
 from moepack.cli.bench import bench
+from moepack.cli.files import force_option, output_file, output_option
+from moepack.cli.parameters import OutputFile, PathName
+from moepack.cli.progress import progress
 from moepack.cli.terminal import (
+    complain,
+    is_quiet,
+    is_verbose,
     json_option,
-    progress,
+    quiet_option,
     show,
     source_option,
+    sum_up,
     threads_option,
-    write_file,
+    verbose_option,
 )
 from moepack.cli.trace import hotness as hotness_command
 from moepack.cli.trace import trace
@@ -31,6 +40,7 @@ from moepack.errors import (
     SourceError,
     TraceError,
 )
+from moepack.storage.atomic import write_whole
 
 
 class ExitCode(IntEnum):
@@ -44,6 +54,7 @@ class ExitCode(IntEnum):
     DIFFERENCES = 5
     MACHINE_FAULT = 6
     INTERRUPTED = 130
+    PIPE_CLOSED = 141
 
 
 _EXIT_CODES: tuple[tuple[type[MoepackError], ExitCode], ...] = (
@@ -62,7 +73,31 @@ _family_option = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@contextlib.contextmanager
+def _until_nobody_reads() -> Iterator[None]:
+    """End the program where standard output is a pipe that was closed, as by `head`: no error."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left to print must not fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(ExitCode.PIPE_CLOSED) from None
+
+
+class _Commands(click.Group):
+    """The commands; click itself would end with 1 where a pipe was closed."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _until_nobody_reads():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, context: click.Context) -> Any:
+        with _until_nobody_reads():
+            return super().invoke(context)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(moepack.__version__, prog_name="moepack")
 def cli() -> None:
     """Repack the experts of a Mixture-of-Experts GGUF into aligned blobs, and prove every byte.
@@ -72,7 +107,9 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("source_or_pack", nargs=-1, required=True, metavar="SOURCE_OR_PACK")
+@click.argument(
+    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
+)
 @json_option
 def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
     """Say what a model or a pack consists of.
@@ -85,15 +122,21 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 
 
 @cli.command("verify")
-@click.argument("pack_path", metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="PACK")
 @source_option
-@click.option("--junit", "junit_path", metavar="FILE", help="Write JUnit XML as well.")
+@click.option(
+    "--junit", "junit_path", type=OutputFile(), metavar="FILE", help="Write JUnit XML as well."
+)
+@force_option
 @threads_option
+@quiet_option
+@verbose_option
 @json_option
 def verify_command(
     pack_path: str,
     source_paths: tuple[str, ...],
     junit_path: str | None,
+    force: bool,
     threads: int,
     as_json: bool,
 ) -> None:
@@ -104,17 +147,22 @@ def verify_command(
     from moepack.report import junit, text
     from moepack.verifying.verifier import verify
 
-    with progress(None, "verifying") as advanced:
-        report = verify(pack_path, source_paths or None, threads=threads, progress=advanced)
-    if junit_path:
-        write_file(junit_path, junit.encode(report))
-    show(report, as_json, text.report)
+    with contextlib.ExitStack() as outputs:
+        if junit_path:
+            junit_file = outputs.enter_context(output_file(junit_path, force=force))
+        with progress(None, "verifying") as advanced:
+            report = verify(pack_path, source_paths or None, threads=threads, progress=advanced)
+        if junit_path:
+            write_whole(junit_file, junit.encode(report))
+    if as_json or not (report.passed and is_quiet()):
+        shown = None if is_verbose() else text.SHOWN_FINDINGS
+        show(report, as_json, lambda outcome: text.report(outcome, shown))
     if not report.passed:
         raise SystemExit(ExitCode.DIFFERENCES)
 
 
 @cli.command()
-@click.argument("pack_path", metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="PACK")
 @_layer_option
 @_expert_option
 @_family_option
@@ -132,14 +180,14 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json:
 
 
 @cli.command()
-@click.argument("pack_path", metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="PACK")
 @_layer_option
 @_expert_option
 @click.option("--part", help="A part: ffn_up_exps.weight, or up for short.")
 @_family_option
-@click.option(
-    "-o", "--output", "target", required=True, metavar="FILE", help="- is standard output."
-)
+@output_option
+@force_option
+@quiet_option
 @json_option
 def extract(
     pack_path: str,
@@ -147,25 +195,24 @@ def extract(
     expert: int,
     part: str | None,
     family: str | None,
-    target: str,
+    output: str,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Write the raw bytes of an expert's blob, or of one part, to a file.
 
-    Example: moepack extract model.moepack --layer 3 --expert 17 --part up -o up.bin
+    Example: moepack extract m.moepack --layer 3 --expert 17 --part up -o up.bin
     """
     from moepack.report import text
     from moepack.report.facts import ExtractFacts
 
-    with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
-        if part is None:
-            opened.locate(layer, expert, family=family)  # what has no blob has parts alone
-        view = reader.read(layer, expert, part, family=family)
-    if target == "-":
-        sys.stdout.buffer.write(view)
-        return
-    write_file(target, view)
-    show(ExtractFacts(layer, expert, part, target, len(view)), as_json, text.extracted)
+    with output_file(output, force=force) as target:
+        with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
+            if part is None:
+                opened.locate(layer, expert, family=family)  # what has no blob has parts alone
+            view = reader.read(layer, expert, part, family=family)
+        write_whole(target, view)
+    sum_up(ExtractFacts(layer, expert, part, output, len(view)), as_json, text.extracted)
 
 
 @cli.command("include-dir")
@@ -212,15 +259,12 @@ def run(arguments: list[str]) -> int:
     except click.UsageError as error:
         return _report_usage(error)
     except (KeyboardInterrupt, click.Abort) as stop:
-        click.echo("error: interrupted", err=True)
+        complain("error", "interrupted")
         for note in getattr(stop.__cause__ or stop, "__notes__", ()):
-            click.echo(f"hint: {note}", err=True)
+            complain("hint", note)
         return ExitCode.INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.FAILED
     except OSError as error:
         return _report_error(MachineError(error.strerror or str(error), path=error.filename))
     except Exception as error:
@@ -235,14 +279,14 @@ def _report_usage(error: click.UsageError) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return ExitCode.USAGE
-    click.echo(f"error: {error.format_message()}", err=True)
+    complain("error", error.format_message())
     command = error.ctx.command_path if error.ctx else "moepack"
-    click.echo(f"hint: {command} --help", err=True)
+    complain("hint", f"{command} --help")
     return ExitCode.USAGE
 
 
 def _report_error(error: MoepackError) -> int:
-    click.echo(f"error: {error}", err=True)
+    complain("error", str(error))
     for hint in ([error.hint] if error.hint else []) + getattr(error, "__notes__", []):
-        click.echo(f"hint: {hint}", err=True)
+        complain("hint", hint)
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))

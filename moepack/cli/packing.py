@@ -1,24 +1,59 @@
 """The commands that make a pack, and that make other files of one: pack, index, restore, export."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import click
 
-from moepack.cli.terminal import json_option, progress, show, threads_option
+from moepack.cli.files import force_option
+from moepack.cli.parameters import InputFile, LayoutName, PathName
+from moepack.cli.progress import progress
+from moepack.cli.terminal import (
+    is_quiet,
+    json_option,
+    quiet_option,
+    sum_up,
+    threads_option,
+    verbose_option,
+)
 from moepack.errors import RequestError
 from moepack.sizes import parse_size
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 _resume_option = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
-_force_option = click.option("--force", is_flag=True, help="Replace files that are there already.")
+_source_argument = click.argument(
+    "source", nargs=-1, required=True, type=PathName(), metavar="SOURCE..."
+)
+_pack_argument = click.argument("pack_path", type=PathName(), metavar="PACK")
 _hotness_option = click.option(
-    "--hotness", "hotness_path", metavar="FILE", help="Counts, a trace, or an imatrix."
+    "--hotness",
+    "hotness_path",
+    type=InputFile(),
+    metavar="FILE",
+    help="Counts, a trace, or an imatrix.",
 )
 
 
+def _directory_option(help_text: str) -> Callable[[Command], Command]:
+    return click.option(
+        "-o",
+        "--output",
+        "target",
+        required=True,
+        type=PathName(),
+        metavar="DIR",
+        help=help_text,
+    )
+
+
 @click.command()
-@click.argument("source", nargs=-1, required=True)
-@click.option("-o", "--output", "target", required=True, metavar="DIR", help="The pack to make.")
+@_source_argument
+@_directory_option("The pack to make.")
 @click.option(
     "--layout",
     "layout_name",
+    type=LayoutName(),
     default="layers",
     show_default=True,
     metavar="NAME|FILE.toml",
@@ -33,6 +68,8 @@ _hotness_option = click.option(
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @_resume_option
 @threads_option
+@quiet_option
+@verbose_option
 @json_option
 def pack(
     source: tuple[str, ...],
@@ -57,7 +94,7 @@ def pack(
     from moepack.report import pack_text
 
     def planned(summary: PackSummary) -> None:
-        if not as_json:
+        if not as_json and not is_quiet():
             click.echo(pack_text.plan(summary))
 
     with progress(None, "packing") as advanced:
@@ -77,15 +114,17 @@ def pack(
             planned=planned,
             progress=advanced,
         )
-    show(summary, as_json, pack_text.packed)
+    sum_up(summary, as_json, pack_text.packed)
 
 
 @click.command()
-@click.argument("source", nargs=-1, required=True)
-@click.option("-o", "--output", "target", required=True, metavar="DIR", help="The index to make.")
+@_source_argument
+@_directory_option("The index to make.")
 @_hotness_option
 @click.option("--digests", is_flag=True, help="Read the shards, so that reads can be checked.")
 @threads_option
+@quiet_option
+@verbose_option
 @json_option
 def index(
     source: tuple[str, ...],
@@ -113,15 +152,17 @@ def index(
             threads=threads,
             progress=advanced,
         )
-    show(summary, as_json, pack_text.indexed)
+    sum_up(summary, as_json, pack_text.indexed)
 
 
 @click.command()
-@click.argument("pack_path", metavar="PACK")
-@click.option("-o", "--output", "target", required=True, metavar="DIR", help="Where they go.")
+@_pack_argument
+@_directory_option("Where they go.")
 @_resume_option
-@_force_option
+@force_option
 @threads_option
+@quiet_option
+@verbose_option
 @json_option
 def restore(
     pack_path: str, target: str, resume: bool, force: bool, threads: int, as_json: bool
@@ -137,7 +178,7 @@ def restore(
         summary = restore_shards(
             pack_path, target, resume=resume, force=force, threads=threads, progress=advanced
         )
-    show(summary, as_json, pack_text.restored)
+    sum_up(summary, as_json, pack_text.restored)
 
 
 @click.group()
@@ -146,14 +187,24 @@ def export() -> None:
 
 
 @export.command()
-@click.argument("pack_path", metavar="PACK")
-@click.option("-o", "--output", "target", required=True, metavar="FILE", help="The GGUF to make.")
+@_pack_argument
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    required=True,
+    type=PathName(),
+    metavar="FILE",
+    help="The GGUF to make.",
+)
 @click.option(
     "--alignment", default="4KiB", show_default=True, metavar="SIZE", help="Of all tensors."
 )
 @_resume_option
-@_force_option
+@force_option
 @threads_option
+@quiet_option
+@verbose_option
 @json_option
 def gguf(
     pack_path: str,
@@ -181,7 +232,7 @@ def gguf(
             threads=threads,
             progress=advanced,
         )
-    show(summary, as_json, pack_text.exported)
+    sum_up(summary, as_json, pack_text.exported)
 
 
 def _size(text: str | None, option: str) -> int | None:

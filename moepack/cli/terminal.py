@@ -1,16 +1,17 @@
-"""What all commands share: options, output, and progress on a terminal."""
+"""What all commands print: results, summaries, how much of them, and in which colours."""
 
-import contextlib
+import os
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
-from moepack.errors import MachineError
+from moepack.cli.parameters import PathName, output_is_taken
 
 Facts = TypeVar("Facts")
+
+_VERBOSITY = "moepack.verbosity"
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -25,49 +26,79 @@ threads_option = click.option(
 source_option = click.option(
     "--source",
     "source_paths",
+    type=PathName(),
     multiple=True,
     metavar="SOURCE",
     help="The model that the pack was made from, to compare with; may be repeated.",
 )
 
 
+def _set_verbosity(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def remember(context: click.Context, _parameter: click.Parameter, is_given: bool) -> None:
+        if is_given and context.meta.setdefault(_VERBOSITY, level) != level:
+            raise click.UsageError("-q and -v at once")
+
+    return remember
+
+
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=_set_verbosity(-1),
+    help="Print errors alone, and JSON.",
+)
+
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=_set_verbosity(1),
+    help="Print more, such as the time that it took.",
+)
+
+
+def is_quiet() -> bool:
+    """Say whether only errors are to be printed."""
+    return _verbosity() < 0
+
+
+def is_verbose() -> bool:
+    """Say whether more than usual is to be printed."""
+    return _verbosity() > 0
+
+
+def _verbosity() -> int:
+    context: Any = click.get_current_context(silent=True)
+    return 0 if context is None else int(context.meta.get(_VERBOSITY, 0))
+
+
 def show(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
-    """Print facts: as one JSON object, or as `render` writes them for people."""
+    """Print what was asked for: as one JSON object, or as `render` writes it for people.
+
+    Where standard output is for a file, it goes to standard error.
+    """
     from moepack.report.json_text import json_text
 
-    click.echo(json_text(facts) if as_json else render(facts))
+    text = json_text(facts) if as_json else render(facts)
+    click.echo(text, err=output_is_taken())
 
 
-def write_file(path: str, data: bytes | memoryview) -> None:
-    """Write a whole file. Raises MachineError where that cannot be."""
-    try:
-        Path(path).write_bytes(data)
-    except OSError as error:
-        raise MachineError(f"cannot write: {error.strerror}", path=path) from None
+def sum_up(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
+    """Print, as `show` does, what a command has done; quiet ones print it only as JSON."""
+    if as_json or not is_quiet():
+        show(facts, as_json, render)
 
 
-class Progress(Protocol):
-    """A callback for what takes long."""
+def complain(word: str, text: str) -> None:
+    """Print a line to standard error that begins with `error` or `hint`, in colour where wanted."""
+    label = click.style(f"{word}:", fg="red" if word == "error" else "cyan", bold=True)
+    click.echo(f"{label if _has_colours() else f'{word}:'} {text}", err=True)
 
-    def __call__(self, count: int, total: int | None = None) -> None:
-        """Take `count` more as done, of `total` where that is known only now."""
 
-
-@contextlib.contextmanager
-def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Progress | None]:
-    """Show progress towards `total` on a terminal, and nowhere else.
-
-    Without a `total` it is known when the first progress says it.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "B", leave=False) as bar:
-
-        def advance(count: int, total: int | None = None) -> None:
-            bar.total = bar.total if total is None else total
-            bar.update(count)
-
-        yield advance
+def _has_colours() -> bool:
+    """Say whether standard error is a terminal with colours; NO_COLOR (no-color.org) says no."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return not is_plain and sys.stderr.isatty()

@@ -1,19 +1,26 @@
 """The commands `trace …` and `hotness`: what was measured of routing, and what it says."""
 
-import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 import moepack
-from moepack.cli.terminal import json_option, progress, show
+from moepack.cli.files import force_option, output_file, output_option, picture_file
+from moepack.cli.parameters import FormatName, InputFile, OutputFile, PathName
+from moepack.cli.progress import progress
+from moepack.cli.terminal import json_option, quiet_option, show, sum_up, verbose_option
 from moepack.errors import RequestError
 
 if TYPE_CHECKING:
     from moepack.trace.formats.registry import ReadOptions
 
 _format_option = click.option(
-    "--format", "form", metavar="NAME", help="What the files are, whatever their content says."
+    "--format",
+    "form",
+    type=FormatName(),
+    metavar="NAME",
+    help="What the files are, whatever their content says.",
 )
 _lenient_option = click.option(
     "--lenient", is_flag=True, help="Leave out and count what is wrong, instead of stopping."
@@ -21,12 +28,17 @@ _lenient_option = click.option(
 _model_option = click.option(
     "--model",
     "model_path",
+    type=PathName(),
     metavar="SOURCE",
     help="Refuse layers and experts that this model lacks.",
 )
-_pack_option = click.option("--pack", "pack_path", metavar="PACK", help="The same, of a pack.")
-_output_option = click.option("-o", "--output", required=True, metavar="FILE")
-_files_argument = click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+_pack_option = click.option(
+    "--pack", "pack_path", type=PathName(), metavar="PACK", help="The same, of a pack."
+)
+_append_option = click.option("--append", is_flag=True, help="Add to a trace file that is there.")
+_files_argument = click.argument(
+    "paths", nargs=-1, required=True, type=InputFile(), metavar="FILE..."
+)
 
 
 @click.group()
@@ -36,16 +48,19 @@ def trace() -> None:
 
 @trace.command("import")
 @_files_argument
-@_output_option
-@click.option("--append", is_flag=True, help="Add to a trace file that is there.")
+@output_option
+@_append_option
+@force_option
 @_format_option
 @_lenient_option
 @_model_option
+@quiet_option
 @json_option
 def import_(
     paths: tuple[str, ...],
     output: str,
     append: bool,
+    force: bool,
     form: str | None,
     lenient: bool,
     model_path: str | None,
@@ -58,8 +73,9 @@ def import_(
     from moepack.report import trace_text
 
     options = _options(form, lenient, model_path, None)
-    summary = moepack.import_trace(paths, output, append=append, options=options)
-    show(summary, as_json, trace_text.imported)
+    with output_file(output, force=force, append=append, inputs=paths) as target:
+        summary = moepack.import_trace(paths, target, append=append, force=force, options=options)
+    sum_up(replace(summary, path=output), as_json, trace_text.imported)
 
 
 @trace.command()
@@ -94,7 +110,14 @@ def stats(
 
 @trace.command()
 @_files_argument
-@click.option("--plot", "plot_path", metavar="FILE", help="Draw heat and coverage: SVG or PNG.")
+@click.option(
+    "--plot",
+    "plot_path",
+    type=OutputFile(),
+    metavar="FILE",
+    help="Draw heat and coverage: SVG or PNG.",
+)
+@force_option
 @_format_option
 @_lenient_option
 @_model_option
@@ -103,6 +126,7 @@ def stats(
 def concentration(
     paths: tuple[str, ...],
     plot_path: str | None,
+    force: bool,
     form: str | None,
     lenient: bool,
     model_path: str | None,
@@ -116,22 +140,34 @@ def concentration(
     from moepack.analysis.concentration import read_sample
     from moepack.report import chart, trace_text
 
-    if plot_path:
-        chart.check(plot_path)
-    sample = read_sample(paths, _options(form, lenient, model_path, pack_path))
-    facts = sample.concentration()
-    if plot_path:
-        chart.heat(*sample.heat_table(), sample.curves(), ", ".join(paths), plot_path)
+    with picture_file(plot_path, force=force, inputs=paths) as picture:
+        sample = read_sample(paths, _options(form, lenient, model_path, pack_path))
+        facts = sample.concentration()
+        if picture:
+            chart.heat(*sample.heat_table(), sample.curves(), ", ".join(paths), picture)
     show(facts, as_json, trace_text.concentration)
 
 
 @trace.command()
-@click.option("--model", "model_path", required=True, metavar="SHARD", help="The first shard.")
 @click.option(
-    "--prompts", "prompts_path", required=True, metavar="FILE", help="One a line: text, or JSON."
+    "--model",
+    "model_path",
+    required=True,
+    type=PathName(),
+    metavar="SHARD",
+    help="The first shard.",
 )
-@_output_option
-@click.option("--append", is_flag=True, help="Add to a trace file that is there.")
+@click.option(
+    "--prompts",
+    "prompts_path",
+    required=True,
+    type=InputFile(),
+    metavar="FILE",
+    help="One a line: text, or JSON.",
+)
+@output_option
+@_append_option
+@force_option
 @click.option(
     "--tokens",
     type=click.IntRange(0),
@@ -150,12 +186,15 @@ def concentration(
 @click.option(
     "--no-repack", is_flag=True, help="Leave weights in the files: for a model beyond memory."
 )
+@quiet_option
+@verbose_option
 @json_option
 def record(
     model_path: str,
     prompts_path: str,
     output: str,
     append: bool,
+    force: bool,
     tokens: int,
     context: int,
     temperature: float,
@@ -168,16 +207,21 @@ def record(
 
     Interrupted, it keeps the prompts that were finished.
 
-    Example: moepack trace record --model model-00001-of-00004.gguf --prompts p.txt -o chat.moetrace
+    Example: moepack trace record --model m.gguf --prompts p.txt -o m.moetrace
     """
     from moepack.report import trace_text
 
-    with progress(None, "recording", "") as advanced:
+    inputs = (model_path, prompts_path)
+    with (
+        output_file(output, force=force, append=append, inputs=inputs) as target,
+        progress(None, "recording", "prompts") as advanced,
+    ):
         summary = moepack.record_trace(
             model_path,
             prompts_path,
-            output,
+            target,
             append=append,
+            force=force,
             tokens=tokens,
             context=context,
             temperature=temperature,
@@ -186,12 +230,13 @@ def record(
             repack=not no_repack,
             progress=advanced,
         )
-    show(summary, as_json, trace_text.imported)
+    sum_up(replace(summary, path=output), as_json, trace_text.imported)
 
 
 @click.command()
 @_files_argument
-@_output_option
+@output_option
+@force_option
 @click.option("--weights", "weight_text", metavar="LIST", help="What each file counts: 2,1,0.5.")
 @click.option(
     "--phases",
@@ -204,10 +249,12 @@ def record(
 @_lenient_option
 @_model_option
 @_pack_option
+@quiet_option
 @json_option
 def hotness(
     paths: tuple[str, ...],
     output: str,
+    force: bool,
     weight_text: str | None,
     phases: Literal["all", "decode"],
     form: str | None,
@@ -223,16 +270,15 @@ def hotness(
     from moepack.hotness.file import save
     from moepack.report import trace_text
 
-    if any(os.path.realpath(path) == os.path.realpath(output) for path in paths):
-        raise RequestError("it is one of the files to count", path=output)
-    measured = moepack.measure_hotness(
-        paths,
-        weights=_weights(weight_text),
-        phases=phases,
-        options=_options(form, lenient, model_path, pack_path),
-    )
-    save(measured.hotness, output)
-    show(measured.facts(output), as_json, trace_text.hotness)
+    with output_file(output, force=force, inputs=paths) as target:
+        measured = moepack.measure_hotness(
+            paths,
+            weights=_weights(weight_text),
+            phases=phases,
+            options=_options(form, lenient, model_path, pack_path),
+        )
+        save(measured.hotness, target)
+    sum_up(measured.facts(output), as_json, trace_text.hotness)
 
 
 def _options(

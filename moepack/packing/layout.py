@@ -116,7 +116,7 @@ class _LayoutDecoder:
 
     def decode(self, data: bytes, name: str) -> Layout:
         if len(data) > MAX_FILE_LENGTH:
-            self.fail("", "too long", f"<= {MAX_FILE_LENGTH} bytes", None)
+            self.fail("", "too long", f"up to {MAX_FILE_LENGTH:,} bytes", None)
         try:
             body = tomllib.loads(data.decode())
         except (ValueError, RecursionError) as error:
@@ -214,7 +214,7 @@ class _LayoutDecoder:
             return None
         length = self.size(files, "files.max_length")
         if not 1 <= length <= records.MAX_LENGTH:
-            self.fail("files.max_length", "out of bounds", f"1 to {records.MAX_LENGTH}")
+            self.fail("files.max_length", "out of bounds", f"1 to {records.MAX_LENGTH:,} bytes")
         return length
 
     def projections(self, parts: dict[str, Any]) -> tuple[str, ...]:

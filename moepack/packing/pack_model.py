@@ -17,12 +17,13 @@ from moepack.packing.layout import DEFAULT, Layout, load
 from moepack.packing.packer import DEFAULT_THREADS, Progress
 from moepack.packing.plan import Plan, make
 from moepack.packing.source_identity import describe_shard, describe_source
+from moepack.packing.target_directory import check_as_if_packing
 from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import PathOrPaths, open_source
-from moepack.storage.space import check_space, free_space
+from moepack.storage.space import free_space
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,10 @@ def pack_model(
     shards' headers are left out. `sha256` reads the source once more and notes the SHA-256 of its
     shards, so that restoring them can be proven without them.
 
-    `resume` continues an interrupted pack; `threads` write at a time. `planned` is called with what
-    the pack will be before anything is written. `progress` is called with the
-    bytes done since its last call and with those to do in all, from one thread at a time.
+    `dry_run` writes nothing, and raises what packing would before it writes. `resume` continues an
+    interrupted pack; `threads` write at a time. `planned` is called with what the pack will be
+    before anything is written, `progress` with the bytes done since its last call and with those to
+    do in all, from one thread at a time.
 
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
@@ -108,7 +110,7 @@ def pack_model(
     if planned is not None:
         planned(summary)
     if dry_run:
-        check_space(Path(target), plan.data_length + plan.index_length)
+        check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
         return summary
     shards = tuple(describe_shard(shard, sha256=sha256) for shard in model.shards)
     described = describe_source(model, shape, shards)

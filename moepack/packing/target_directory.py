@@ -7,24 +7,30 @@ from pathlib import Path
 from moepack.errors import MachineError, RequestError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
-from moepack.storage.atomic import sync_directory
+from moepack.storage.atomic import require_folder_of, sync_directory
 from moepack.storage.copying import WrittenFile
 from moepack.storage.extents import NewFile
 from moepack.storage.regular_file import FileStamp
+from moepack.storage.space import check_space
 from moepack.storage.stored_extents import digests_of
 
 
 def prepare(path: Path, resume: bool) -> bool:
     """Make the target directory; say whether it is new. An existing pack is never touched."""
+    require_folder_of(path)
     try:
         path.mkdir()
     except FileExistsError:
-        pass
+        check_existing(path, resume)
+        return False
     except OSError as error:
         raise MachineError(f"cannot create: {error.strerror}", path=path) from None
-    else:
-        sync_directory(path.absolute().parent)
-        return True
+    sync_directory(path.absolute().parent)
+    return True
+
+
+def check_existing(path: Path, resume: bool) -> None:
+    """Raise RequestError where what is at `path` is in the way of a pack."""
     if not path.is_dir():
         raise RequestError("exists, and is no directory", path=path)
     names = {name for name in os.listdir(path) if name != "lost+found"}
@@ -42,7 +48,19 @@ def prepare(path: Path, resume: bool) -> bool:
             found=", ".join(sorted(names)[:3]),
             hint="choose a new or an empty directory",
         )
-    return False
+
+
+def check_as_if_packing(path: Path, length: int, resume: bool) -> None:
+    """Raise what a pack of `length` bytes at `path` would end with before it wrote anything.
+
+    What an interrupted pack left there is taken over or removed, so that its space is not needed.
+    """
+    require_folder_of(path)
+    held_length = 0
+    if os.path.lexists(path):
+        check_existing(path, resume)
+        held_length = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+    check_space(path, length - held_length)
 
 
 class WatchedFiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without th
     from moepack.verifying.report import Report
 
 SHOWN_FINDINGS = 20
+WIDTH = 80
+"""The columns of a terminal that nobody made wider."""
 
 UNKNOWN = "–"
 """What stands for a fact that is not known."""
@@ -38,7 +41,7 @@ def source(facts: SourceFacts) -> str:
     total_length = facts.expert_length + facts.dense_length
     parameters = facts.parameters
     lines = [
-        f"{_model(facts.name, facts.architecture)}, {len(facts.shards)} shards",
+        f"{_model(facts.name, facts.architecture)}, {count_text(len(facts.shards), 'shard')}",
         f"  layers with experts   {ranges_text(facts.layers)}",
         f"  experts per token     {_experts_used(facts.experts_used)}",
         f"  expert bytes          {size_text(facts.expert_length)} "
@@ -71,17 +74,18 @@ def _amount(number: int | None) -> str:
     for factor, unit in ((10**9, "B"), (10**6, "M")):
         if number >= factor:
             return f"{number / factor:.1f}{unit}"
-    return str(number)
+    return f"{number:,}"
 
 
 def _family(family: FamilyFacts) -> list[str]:
+    layers = f"layer{'s' * (len(family.layers) > 1)} {ranges_text(family.layers)}"
     lines = [
-        f"  layers {ranges_text(family.layers)}: {family.expert_count} experts of "
+        f"  {layers}: {family.expert_count:,} experts of "
         f"{family.bytes_per_expert:,} bytes ({family.family})"
     ]
     for part in family.parts:
         shape = " x ".join(map(str, part.shape)) or "one value"
-        mark = "  type unknown: length from the gap" if part.inferred else ""
+        mark = " (inferred)" if part.inferred else ""
         lines.append(f"    {part.name:<28} {part.type:<8} {shape:<14} {part.length:>11,}{mark}")
     return lines
 
@@ -166,8 +170,9 @@ def _coverage(facts: CoverageFacts | None) -> list[str]:
     if facts.held_out is not None:
         half = "later" if facts.held_out == "time" else f"divided by {short(facts.held_out)}"
         basis = f"a held-out half ({half})"
+    label = "  coverage   "
     return [
-        f"  coverage   {', '.join(shares)}",
+        *textwrap.wrap(", ".join(shares), WIDTH, initial_indent=label, subsequent_indent=" " * 13),
         f"             of {size_text(facts.total_length)}, measured on {basis}",
     ]
 
@@ -175,37 +180,46 @@ def _coverage(facts: CoverageFacts | None) -> list[str]:
 def blob(facts: BlobFacts) -> str:
     """Write where a blob and its parts lie."""
     hotness = UNKNOWN if facts.hotness is None else f"{facts.hotness:,}"
-    offset = UNKNOWN if facts.offset is None else f"{facts.offset:,}"
+    rows = [("part", "type", "offset", "length", "digest, xxh3")]
+    rows += [
+        (part.name, part.type, f"{part.offset:,}", f"{part.length:,}", _digest(part.digest))
+        for part in facts.parts
+    ]
+    name, kind, offset, length, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    where = "" if facts.offset is None else f" at byte {facts.offset:,}"
     lines = [
-        "no blob: its parts lie apart" if facts.path is None else str(facts.path),
-        f"  layer {facts.layer} expert {facts.expert}  offset {offset}  "
-        f"length {facts.length:,}  rank {facts.rank}  hotness {hotness}",
+        "no blob: its parts lie apart in the shards" if facts.path is None else str(facts.path),
+        f"  layer {facts.layer} expert {facts.expert}: {count_text(facts.length, 'byte')}{where}",
+        f"  rank {facts.rank:,}, hotness {hotness}",
     ]
     lines += [
-        f"    {part.name:<28} {part.type:<8} offset {part.offset:>14,}  "
-        f"length {part.length:>11,}  {part.digest or UNKNOWN}"
-        for part in facts.parts
+        f"  {row[0]:<{name}}  {row[1]:<{kind}} {row[2]:>{offset}} {row[3]:>{length}}  {row[4]}"
+        for row in rows
     ]
     return "\n".join(lines)
 
 
 def extracted(facts: ExtractFacts) -> str:
     """Write what was extracted."""
-    return f"{facts.path}: {facts.length:,} bytes"
+    return f"{facts.path}: {count_text(facts.length, 'byte')}"
 
 
-def report(outcome: Report) -> str:
-    """Write the outcome of a verification, the first findings of many."""
-    lines = [str(finding) for finding in outcome.findings[:SHOWN_FINDINGS]]
+def _digest(text: str | None) -> str:
+    return UNKNOWN if text is None else text[-16:]
+
+
+def report(outcome: Report, shown: int | None = SHOWN_FINDINGS) -> str:
+    """Write the outcome of a verification and its first `shown` findings; None is all of them."""
+    lines = [str(finding) for finding in outcome.findings[:shown]]
     hidden = len(outcome.findings) - len(lines)
     if hidden:
-        lines.append(f"… and {hidden} more: --json lists all")
+        lines.append(f"… and {hidden:,} more: -v lists all")
     compared = outcome.compared_length
     against = (
         "digests only" if compared is None else f"{size_text(compared)} compared with the source"
     )
     count = len(outcome.findings)
-    verdict = "whole" if outcome.passed else f"{count} finding{'s' * (count > 1)}"
+    verdict = "whole" if outcome.passed else count_text(count, "finding")
     lines.append(
         f"{outcome.path}: {verdict}. {outcome.blob_count:,} blobs, {outcome.part_count:,} parts, "
         f"{size_text(outcome.read_length)} read, {against}"

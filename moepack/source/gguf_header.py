@@ -99,7 +99,7 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufH
     try:
         descriptor = open_regular(name)
     except FileNotFoundError:
-        raise SourceError("no such file", path=name) from None
+        raise missing(name) from None
     except NotRegularError:
         hint = "name a GGUF file or a folder of them"
         raise SourceError("not a file", path=name, hint=hint) from None
@@ -128,6 +128,14 @@ def parse(data: bytes | memoryview, path: str, file_length: int) -> GgufHeader:
 
 def _read_at(descriptor: int, length: int, position: int) -> bytes:
     return os.pread(descriptor, length, position)
+
+
+def missing(path: str) -> SourceError:
+    """Return the error for a path where no file is; a link to nothing is named as what it is."""
+    if not os.path.islink(path):
+        return SourceError("no such file", path=path)
+    hint = "a cache or a drive was cleared or moved: download it again, or mend the link"
+    return SourceError("a link to what is not there", path=path, found=os.readlink(path), hint=hint)
 
 
 class _Parser:
@@ -228,14 +236,16 @@ class _Parser:
         count = self.u64(place)
         limit = min(limit, (self.file_length - self.position) // smallest)
         if count > limit:
-            self.fail_short(place, "out of bounds for this file", f"<= {limit}", count)
+            self.fail_short(place, "out of bounds for this file", f"<= {limit:,}", count)
         return count
 
     def text(self, place: str, limit: int) -> str:
         at = self.position
         length = self.u64(place)
         if length > limit:
-            self.fail(f"{place} at byte {at}", "too long", f"<= {limit} bytes", length)
+            self.fail(
+                f"{place} at byte {at}", "too long", f"up to {limit:,} bytes", f"{length:,} bytes"
+            )
         try:
             return self.take(length, place).decode()
         except UnicodeDecodeError:
@@ -280,7 +290,7 @@ class _Parser:
         form = _SCALARS[type_id]
         if count > (self.file_length - self.position) // form.size:
             limit = (self.file_length - self.position) // form.size
-            self.fail_short(place, "array longer than the file", f"<= {limit}", count)
+            self.fail_short(place, "array longer than the file", f"<= {limit:,}", count)
         if count > min(KEPT_ARRAY_COUNT, KEPT_ELEMENTS - self.kept_elements):
             self.skip(count * form.size, place)
             return Value("arr", None)
@@ -290,8 +300,8 @@ class _Parser:
 
     def skip(self, length: int, place: str) -> None:
         if length > self.file_length - self.position:
-            found = f"{length} bytes from byte {self.position}"
-            in_all = f"{self.file_length} bytes in all"
+            found = f"{length:,} bytes from byte {self.position:,}"
+            in_all = f"{self.file_length:,} bytes in all"
             self.fail_short(place, "longer than the file", in_all, found)
         self.position += length
 
@@ -300,9 +310,9 @@ class _Parser:
         self.array_strings += count
         if count > (self.file_length - self.position) // 8:
             limit = (self.file_length - self.position) // 8
-            self.fail_short(place, "array longer than the file", f"<= {limit}", count)
+            self.fail_short(place, "array longer than the file", f"<= {limit:,}", count)
         if self.array_strings > MAX_ARRAY_STRINGS:
-            self.fail(place, "too many strings", f"<= {MAX_ARRAY_STRINGS}", self.array_strings)
+            self.fail(place, "too many strings", f"<= {MAX_ARRAY_STRINGS:,}", self.array_strings)
         length_at = _U64.unpack_from
         while count:
             self.take(8, place)  # moves the window where it must

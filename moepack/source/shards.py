@@ -8,7 +8,6 @@ agree.
 """
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +15,9 @@ from typing import Any
 
 from moepack.errors import MachineError, RequestError, SourceError
 from moepack.source import gguf_header
-from moepack.source.gguf_header import GgufHeader, Value
+from moepack.source.folder import NOT_MODELS, SHARD_NAME, model_in
+from moepack.source.gguf_header import GgufHeader
 from moepack.source.tensor_table import Tensor
-
-_SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z", re.DOTALL)
-_NOT_MODELS = {
-    "imatrix": "an importance matrix, not a model",
-    "adapter": "an adapter (LoRA), not a model",
-    "mmproj": "a multimodal projector, not a model",
-}
-
 
 PathOrPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """How a source is named; see `open_source`."""
@@ -62,12 +54,13 @@ class Source:
 def open_source(named: PathOrPaths) -> Source:
     """Open the model that a path or several name: any shard, a folder, or all shards in any order.
 
+    For what a folder names see `folder.model_in`.
     Raises SourceError where shards are missing, doubled, of other models, or break the format.
     """
     paths = find_shards(named)
     if len(_listed(named)) > 1:
         return _check(_in_order(_read_all(paths)))
-    if _SHARD_NAME.match(paths[0].name) is None:
+    if SHARD_NAME.match(paths[0].name) is None:
         return _check([_read_single(paths[0])])
     return _check(_read_all(paths))
 
@@ -84,7 +77,7 @@ def find_shards(named: PathOrPaths) -> list[Path]:
         _check_list(paths)
         return paths
     try:
-        return _siblings(_in_folder(paths[0]) if paths[0].is_dir() else paths[0])
+        return _siblings(model_in(paths[0]) if paths[0].is_dir() else paths[0])
     except OSError as error:
         raise MachineError(f"cannot read the folder: {error.strerror}", path=paths[0]) from None
 
@@ -93,48 +86,38 @@ def _listed(named: PathOrPaths) -> list[Path]:
     return [Path(named)] if isinstance(named, str | os.PathLike) else [Path(path) for path in named]
 
 
-def _in_folder(folder: Path) -> Path:
-    """Return a file of the one model in a folder."""
-    models: dict[str, Path] = {}
-    for path in sorted(folder.glob("*.gguf")):
-        match = _SHARD_NAME.match(path.name)
-        model = f"{match['prefix']}-of-{match['count']}" if match else path.name
-        models.setdefault(model, path)
-    if not models:
-        pieces = sorted(folder.glob("*.gguf[.-]*"))
-        if pieces:
-            return pieces[0]
-        raise SourceError("no GGUF in this folder", path=folder)
-    if len(models) > 1:
-        models = {model: path for model, path in models.items() if _is_model(path)} or models
-    if len(models) > 1:
-        names = ", ".join(path.name for path in models.values())
-        hint = "name one file of the model that you mean"
-        raise SourceError("several models in this folder", path=folder, found=names, hint=hint)
-    return next(iter(models.values()))
-
-
-def _is_model(path: Path) -> bool:
-    """Say whether a file that lies beside others is a model, and not an imatrix or projector."""
-    try:
-        metadata = gguf_header.read(path).metadata
-    except SourceError:
-        return True
-    kind = metadata.get("general.type", Value("str", "model")).data
-    architecture = metadata.get("general.architecture", Value("str", "")).data
-    return kind not in _NOT_MODELS and architecture != "clip"
-
-
 def _siblings(path: Path) -> list[Path]:
-    """Return all shards of the model that has `path` for one of its shards."""
-    match = _SHARD_NAME.match(path.name)
+    """Return all shards of the model that has `path` for one of its shards.
+
+    A link to one shard leads to the others, where they do not lie beside the link.
+    """
+    linked = _linked_shard(path)
+    if linked is None:
+        return _beside(path)
+    try:
+        beside = _beside(path) if SHARD_NAME.match(path.name) else None
+    except SourceError:
+        beside = None
+    return beside or _siblings(linked)
+
+
+def _linked_shard(path: Path) -> Path | None:
+    """Return what a link leads to if that is named as a shard: the blobs of the hub are not."""
+    if not path.is_symlink() or not path.exists():
+        return None
+    linked = path.parent / path.readlink()
+    return linked if SHARD_NAME.match(linked.name) or linked.is_symlink() else None
+
+
+def _beside(path: Path) -> list[Path]:
+    match = SHARD_NAME.match(path.name)
     if match is None:
         return [path]
     count = int(match["count"])
     if not 1 <= int(match["number"]) <= count:
         raise SourceError("a shard number out of bounds in the name", path=path)
     if not path.exists():
-        raise SourceError("no such file", path=path)
+        raise gguf_header.missing(str(path))
     names = list(shard_names(match["prefix"], count))
     held = set(os.listdir(path.parent))
     missing = [name for name in names if name not in held]
@@ -164,7 +147,7 @@ def _check_list(paths: list[Path]) -> None:
     for path in paths:
         if paths.count(path) > 1:
             raise SourceError("the same shard is listed twice", path=path)
-    matches = [_SHARD_NAME.match(path.name) for path in paths]
+    matches = [SHARD_NAME.match(path.name) for path in paths]
     prefixes = {match["prefix"] for match in matches if match}
     if len(prefixes) > 1:
         found = ", ".join(sorted(prefixes))
@@ -228,8 +211,8 @@ def _fits(path: Path, alignment: int) -> bool:
 def _check(headers: list[GgufHeader]) -> Source:
     first = headers[0]
     kind = first.metadata.get("general.type")
-    if kind is not None and kind.data in _NOT_MODELS:
-        raise SourceError(_NOT_MODELS[str(kind.data)], path=first.path, place="key 'general.type'")
+    if kind is not None and kind.data in NOT_MODELS:
+        raise SourceError(NOT_MODELS[str(kind.data)], path=first.path, place="key 'general.type'")
     count = _split_value(first, "split.count", "u16") or 0
     if count > 1 or len(headers) > 1:
         _check_shards(headers, count)
@@ -249,7 +232,7 @@ def _check_shards(headers: list[GgufHeader], count: int) -> None:
     for number, header in enumerate(headers):
         _expect(header, "split.no", "u16", number)
         _expect(header, "split.count", "u16", count)
-        match = _SHARD_NAME.match(os.path.basename(header.path))
+        match = SHARD_NAME.match(os.path.basename(header.path))
         if match and (int(match["number"]), int(match["count"])) != (number + 1, count):
             raise SourceError(
                 "the name and the header name different shards",

@@ -62,13 +62,16 @@ def place_tensors(
                 "tensors overlap, or leave a gap",
                 path=path,
                 place=place,
-                expected=f"offset {expected} in the tensor data",
-                found=offset,
+                expected=f"byte {expected:,} of the tensor data",
+                found=f"byte {offset:,}",
             )
         if offset % alignment:  # possible behind an unknown type, whose length is the gap's
-            expected_offset = f"a multiple of {alignment}"
             raise SourceError(
-                "offset not aligned", path=path, place=place, expected=expected_offset, found=offset
+                "offset not aligned",
+                path=path,
+                place=place,
+                expected=f"a multiple of {alignment:,} bytes",
+                found=f"byte {offset:,} of the tensor data",
             )
         is_last = number + 1 == len(entries)
         end = file_length - data_offset if is_last else entries[number + 1].offset_in_data
@@ -87,7 +90,10 @@ def _place(
     if known is None:
         if gap < 0:
             raise SourceError(
-                "overlaps the next tensor", path=path, place=f"tensor {entry.name!r}", found=gap
+                "overlaps the next tensor",
+                path=path,
+                place=f"tensor {entry.name!r}",
+                found=f"{-gap:,} bytes in common",
             )
         lengths = lengths_from_gap(entry.dims, gap, alignment)
         tensor = Tensor(
@@ -103,8 +109,8 @@ def _place(
             "the file ends inside the tensor",
             path=path,
             place=f"tensor {entry.name!r}",
-            expected=f"{offset + length} bytes in the file at least",
-            found=offset + gap,
+            expected=f"a file of at least {offset + length:,} bytes",
+            found=f"{offset + gap:,} bytes",
             hint=sniff.join_hint(path) or "the download did not finish: download it again",
         )
     if is_last and gap > padded:
@@ -113,8 +119,8 @@ def _place(
             "bytes follow the last tensor",
             path=path,
             place=f"tensor {entry.name!r}",
-            expected=f"{offset + padded} bytes in the file at most",
-            found=offset + gap,
+            expected=f"a file of at most {offset + padded:,} bytes",
+            found=f"{offset + gap:,} bytes",
             hint="compare the file's length with the published one",
         )
     return Tensor(entry.name, entry.dims, entry.type_id, offset, length), padded
@@ -133,7 +139,11 @@ def _known_length(path: str, entry: TensorEntry, known: ggml_types.GgmlType) -> 
     length = known.tensor_length(ne0, row_count)
     if length >= 1 << 63:
         raise SourceError(
-            "too long", path=path, place=f"tensor {entry.name!r}", expected="< 2^63", found=length
+            "too long",
+            path=path,
+            place=f"tensor {entry.name!r}",
+            expected="less than 2^63 bytes",
+            found=f"{length:,} bytes",
         )
     return length
 

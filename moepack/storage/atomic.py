@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from moepack.errors import MachineError
+from moepack.errors import MachineError, RequestError
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
@@ -38,6 +38,28 @@ def publish(partial: str | os.PathLike[str], path: str | os.PathLike[str]) -> No
     """Return a finished, synced file its name; an older file of that name is gone then."""
     os.replace(partial, path)
     sync_directory(Path(path).absolute().parent)
+
+
+def require_folder_of(path: str | os.PathLike[str]) -> None:
+    """Raise RequestError where the folder that is to hold `path` does not exist."""
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise RequestError("no such folder", path=folder, hint="make it, or choose another")
+
+
+def refuse_existing(
+    path: str | os.PathLike[str], *, force: bool = False, append: bool | None = None
+) -> None:
+    """Raise RequestError where something is that was not asked to be written over, or added to.
+
+    `append` is None where adding is not possible at all.
+    """
+    if force and append:
+        raise RequestError("--force and --append at once", path=path)
+    if not os.path.exists(path) or force or append:
+        return
+    hint = "--force writes over it" + ("" if append is None else ", --append adds to it")
+    raise RequestError("exists already", path=path, hint=hint)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ from typing import Any
 from moepack.errors import MachineError, RequestError
 from moepack.sizes import align
 
+_TENSOR_HINT = "tensor.view(torch.uint8).numpy() is the memory of a contiguous tensor on the CPU"
+
 
 def allocate(length: int) -> memoryview:
     """Return `length` bytes of new memory that begins on a page.
@@ -49,14 +51,14 @@ def _named(length: int) -> Iterator[None]:
     try:
         yield
     except (OSError, OverflowError, ValueError) as error:
-        raise MachineError(f"cannot allocate {length} bytes ({error})") from None
+        raise MachineError(f"cannot allocate {length:,} bytes ({error})") from None
 
 
 def writable_bytes(buffer: Any, length: int) -> memoryview:
     """Return the first `length` bytes of a caller's buffer as a view.
 
-    `buffer` is anything with a contiguous, writable buffer: bytearray, mmap, a numpy array, pinned
-    memory. Raises RequestError for one that is something else, or too small.
+    `buffer` is anything with a contiguous, writable buffer: bytearray, mmap, a numpy array. Raises
+    RequestError for one that is something else, or too small.
     """
     try:
         whole = memoryview(buffer)
@@ -64,10 +66,12 @@ def writable_bytes(buffer: Any, length: int) -> memoryview:
             raise RequestError("a buffer of Python's own objects is nothing to read into")
         view = whole.cast("B")
     except (TypeError, ValueError) as error:
-        raise RequestError(f"not a contiguous buffer ({error})") from None
+        # Not called for the caller: some libraries' `numpy()` makes a copy, which nobody would see.
+        hint = _TENSOR_HINT if hasattr(buffer, "numpy") else None
+        raise RequestError(f"not a contiguous buffer ({error})", hint=hint) from None
     if view.readonly or len(view) < length:
-        found = "a read-only one" if view.readonly else f"{len(view)} bytes"
-        expected = f"{length} writable bytes"
+        found = "a read-only one" if view.readonly else f"{len(view):,} bytes"
+        expected = f"{length:,} writable bytes"
         raise RequestError("the buffer does not fit", expected=expected, found=found)
     return view[:length]
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from moepack.errors import MachineError
+from moepack.sizes import exact_size_text
 
 
 def free_space(path: Path) -> int:
@@ -20,7 +21,7 @@ def check_space(path: Path, length: int) -> None:
         raise MachineError(
             "not enough space",
             path=path,
-            expected=f"{length} bytes",
-            found=f"{free} bytes free",
+            expected=exact_size_text(length),
+            found=f"{exact_size_text(free)} free",
             hint="free some space or choose another file system",
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.errors import MachineError, PackError, RequestError
-from moepack.storage.atomic import publish
+from moepack.storage.atomic import publish, refuse_existing, require_folder_of
 from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import NewFile
 from moepack.storage.inputs import InputFile, Inputs
@@ -55,7 +55,7 @@ def write_whole_files(
     replaced. Raises RequestError for an existing file, PackError for a pack whose bytes are not
     what its index says, MachineError for a machine that cannot.
     """
-    _check_names(folder, files, resume, force)
+    _check_names(folder, files, inputs, resume, force)
     total = sum(file.length for file in files)
     check_space(folder, total - _held_length(folder, files))
     partials = [file._replace(name=file.name + SUFFIX) for file in files]
@@ -77,11 +77,17 @@ def write_whole_files(
     return WholeFilesResult(total, copier.cloned_length, copier.kept_length)
 
 
-def _check_names(folder: Path, files: Sequence[NewFile], resume: bool, force: bool) -> None:
+def _check_names(
+    folder: Path, files: Sequence[NewFile], inputs: Sequence[Path], resume: bool, force: bool
+) -> None:
     for file in files:
-        if (folder / file.name).exists() and not force:
-            hint = "choose another place, or replace it with --force"
-            raise RequestError("exists already", path=folder / file.name, hint=hint)
+        path = folder / file.name
+        require_folder_of(path)
+        if path.is_dir():
+            raise RequestError("a folder, not a file to write", path=path)
+        if path.exists() and any(os.path.samefile(path, held) for held in inputs):
+            raise RequestError("it is one of the files to read", path=path)
+        refuse_existing(path, force=force)
         partial = folder / (file.name + SUFFIX)
         if partial.exists() and not resume:
             if not force:

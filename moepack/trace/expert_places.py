@@ -109,7 +109,7 @@ class ExpertPlaces:
 
     def _too_many(self) -> TraceError:
         problem = "more layers or experts than any model has"
-        return TraceError(problem, expected=f"<= {MAX_PLACES} experts in all")
+        return TraceError(problem, expected=f"<= {MAX_PLACES:,} experts in all")
 
 
 def padded(values: NDArray[np.int64], count: int, fill: int = 0) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from moepack import digest
 from moepack.errors import MachineError, RequestError, TraceError
-from moepack.storage.atomic import publish
+from moepack.storage.atomic import publish, refuse_existing
 from moepack.trace import file_records
 from moepack.trace.compressed import TraceStream, zstd
 from moepack.trace.file_records import Kind
@@ -192,10 +192,12 @@ def read(stream: TraceStream, checks: Checks) -> Items:
         offset += _RECORD.size + _RECORD.unpack(head)[1]
 
 
-def refuse_existing(path: str, append: bool) -> None:
-    """Raise RequestError where there is a file already that is not to be added to."""
-    if not append and Path(path).exists():
-        raise RequestError("it exists already", path=path, hint="--append adds to it")
+def check_target(path: str, *, append: bool, force: bool) -> None:
+    """Raise RequestError where a trace file is not to be written."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        problem = "not a file: a trace appears under its name when it is whole"
+        raise RequestError(problem, path=path)
+    refuse_existing(path, force=force, append=append)
 
 
 def held_items(path: str, append: bool) -> Items:

@@ -579,9 +579,9 @@ def test_leaving_read_many_early_gives_buffers_back_with_the_next_call(
 @pytest.mark.parametrize(
     ("buffer", "message"),
     [
-        (bytearray(36863), "the buffer does not fit, expected 36864 writable bytes, found 36863"),
-        (bytearray(), "expected 36864 writable bytes, found 0 bytes"),
-        (bytes(36864), "expected 36864 writable bytes, found a read-only one"),
+        (bytearray(36863), "the buffer does not fit, expected 36,864 writable bytes, found 36,863"),
+        (bytearray(), "expected 36,864 writable bytes, found 0 bytes"),
+        (bytes(36864), "expected 36,864 writable bytes, found a read-only one"),
         (memoryview(bytes(40000)), "found a read-only one"),
         (np.zeros(80000, np.uint8)[::2], "not a contiguous buffer"),
         (np.zeros((200, 200), order="F"), "not a contiguous buffer"),
@@ -632,7 +632,7 @@ def test_a_pool_that_is_too_small_is_refused_before_anything_is_read(pack: Pack)
             reader.submit([(0, 0), large])
         assert str(caught.value) == (
             f"layer {large[0]} expert {large[1]} blob at byte {where.offset}: the pool's buffers "
-            f"are too small, expected {where.length} bytes, found 36864"
+            f"are too small, expected {where.length} bytes, found 36,864"
         )
         assert backend.begun == []
         assert pool.free_count == 2

@@ -101,7 +101,7 @@ def test_counts_are_limited_also_where_the_file_has_room(
     builder = GgufBuilder(trailing=bytes(2 * limit * smallest))
     setattr(builder, field, limit + 1)
     error = refused(builder.write(tmp_path / "many.gguf"))
-    assert (error.place, error.expected, error.found) == (place, f"<= {limit}", limit + 1)
+    assert (error.place, error.expected, error.found) == (place, f"<= {limit:,}", limit + 1)
 
 
 def test_strings_are_limited_over_all_arrays_together(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_more_experts_than_any_model_has_are_refused(name: str, tmp_path: Path) 
     path.write_bytes(b"".join(b"%d,%d\n" % (n, n % 7 * 9000) for n in range(10_000)))
     outcome = measured(MEASURES[name], path)
     assert f"{path}: more layers or experts than any model has" in outcome.text
-    assert str(MAX_PLACES) in outcome.text
+    assert f"{MAX_PLACES:,}" in outcome.text
     assert outcome.memory < 400 << 20
 
 

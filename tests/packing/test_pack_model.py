@@ -2,14 +2,14 @@
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import moepack
-from moepack.errors import RequestError, TraceError
+from moepack.errors import MachineError, RequestError, TraceError
 from moepack.hotness.file import load
 from moepack.packing import layout
 from moepack.packing.pack_model import pack_model
@@ -68,6 +68,58 @@ def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
     assert done.seconds
     same = replace(done, written_length=None, resumed_file_count=None, seconds=None, dry_run=True)
     assert replace(same, free_space=dry.free_space) == dry
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 1 MiB, where this may be done."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs"]
+    if subprocess.run(["mount", *options, str(folder)], capture_output=True).returncode:
+        pytest.skip("only root may mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_dry_run_ends_as_the_run_would_where_there_is_no_space(small_disk: Path) -> None:
+    target = small_disk / "pack"
+    for dry_run in (True, False):
+        with pytest.raises(MachineError, match="not enough space.*expected .*found") as caught:
+            pack_model(first_shard("qwen3moe"), target, dry_run=dry_run)
+        assert caught.value.path == str(target)
+    assert not list(small_disk.iterdir())
+    assert pack_model(first_shard("qwen3moe"), target, layers="0", dry_run=True).dry_run
+
+
+def test_a_dry_run_needs_no_space_for_what_is_there(small_disk: Path) -> None:
+    """As much as the interrupted pack has: its files are taken over, or removed."""
+    target = small_disk / "pack"
+    target.mkdir()
+    (target / "pack.journal").touch()
+    (target / "experts-00000.bin").write_bytes(bytes(600 << 10))
+    with pytest.raises(MachineError, match="not enough space"):
+        pack_model(first_shard("qwen3moe"), small_disk / "other", layers="0", dry_run=True)
+    kept = pack_model(first_shard("qwen3moe"), target, layers="0", dry_run=True, resume=True)
+    assert kept.dry_run
+
+
+@pytest.mark.parametrize("there", ["pack", "file", "other", "no/folder"])
+def test_a_dry_run_is_refused_where_the_run_would_be(there: str, tmp_path: Path) -> None:
+    target = tmp_path / there
+    if there == "pack":
+        pack_model(first_shard("qwen3moe"), target)
+    elif there == "file":
+        target.touch()
+    elif there == "other":
+        target.mkdir()
+        (target / "diary.txt").touch()
+    messages = []
+    for dry_run in (True, False):
+        with pytest.raises(RequestError) as caught:
+            pack_model(first_shard("qwen3moe"), target, dry_run=dry_run)
+        messages.append((str(caught.value), caught.value.hint))
+    assert messages[0] == messages[1]
 
 
 def test_sources_layouts_hotness_and_layers_may_be_named_or_given(tmp_path: Path) -> None:

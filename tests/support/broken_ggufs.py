@@ -139,7 +139,7 @@ COUNTS = [
 ]
 PAIRS = [
     Broken("an empty key", keyed(""), "key 5", "empty"),
-    Broken("a long key", keyed("k" * (LONGEST + 1)), "key 5", "too long", str(LONGEST)),
+    Broken("a long key", keyed("k" * (LONGEST + 1)), "key 5", "too long", f"{LONGEST:,}"),
     Broken("a key not in UTF-8", keyed("k\udcff"), "key 5", "not UTF-8"),
     Broken("a key twice", TWO_KEYS.bytes(), "key 'twice'", "twice"),
     Broken("value type 13", numbered(13, bytes(8)), "'test.key'", "value type", "0 to 12", "13"),
@@ -187,7 +187,7 @@ PAIRS = [
 NAMES = [
     Broken("no name", named(""), "tensor ''", "empty"),
     Broken("a name of 64 bytes", named("n" * 64), "tensor 1", "too long", "63", "64"),
-    Broken("a name of 2^63 bytes", long_name(), "tensor 5", "too long", "63", str(1 << 63)),
+    Broken("a name of 2^63 bytes", long_name(), "tensor 5", "too long", "63", f"{1 << 63:,}"),
     Broken("a name with NUL", named("a\0b"), r"tensor 'a\x00b'", "NUL"),
     Broken("a name upwards", named("../x"), "tensor '../x'", "path upwards"),
     Broken("a name of two dots", named(".."), "tensor '..'", "path upwards"),
@@ -204,8 +204,8 @@ DIMENSIONS = [
     Broken("2^63 elements", with_last((1 << 32, 1 << 31)), "'last'", "dimensions", "2^63"),
     Broken("2^64 elements", with_last((1 << 32, 1 << 32)), "'last'", "dimensions", "2^63"),
     Broken("2^124 elements, or none", with_last((1 << 62, 1 << 62, 0)), "'last'", "dimensions"),
-    Broken("2^64 bytes", with_last((1 << 62,)), "'last'", "too long", "2^63", str(1 << 64)),
-    Broken("2^63 bytes", with_last((1 << 61,)), "'last'", "too long", "2^63", str(1 << 63)),
+    Broken("2^64 bytes", with_last((1 << 62,)), "'last'", "too long", "2^63", f"{1 << 64:,}"),
+    Broken("2^63 bytes", with_last((1 << 61,)), "'last'", "too long", "2^63", f"{1 << 63:,}"),
     Broken("half a block", with_last((33,), Q8_0, bytes(68)), "'last'", "blocks", "32", "33"),
 ]
 OFFSETS = [
@@ -221,7 +221,7 @@ OFFSETS = [
         "32",
         "161",
     ),
-    Broken("an overlap with an unknown type", unknown_then(96), "'u'", "overlap", "", "-32"),
+    Broken("an overlap with an unknown type", unknown_then(96), "'u'", "overlap", "", "32 bytes"),
     Broken("the first one late", with_tensor(0, offset=32), "token_embd", "gap", "0", "32"),
     Broken("data in another order", reordered(), "ffn_gate", "overlap", "160", "224"),
     Broken("an offset past the end", with_tensor(5, offset=1 << 40), "output_norm", "gap", "352"),

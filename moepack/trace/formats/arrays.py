@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.errors import TraceError
+from moepack.sizes import size_text
 from moepack.trace.compressed import TraceStream
 from moepack.trace.expert_places import MAX_PLACES
 from moepack.trace.formats import heat
@@ -266,7 +267,7 @@ def _whole(stream: TraceStream, limit: int) -> bytes:
 
 
 def _too_long(path: str, limit: int) -> TraceError:
-    expected = f"<= {limit} bytes"
+    expected = f"up to {size_text(limit)}"
     return TraceError("too long", path=path, expected=expected, hint="save it as a plain .npy")
 
 

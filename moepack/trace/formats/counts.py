@@ -177,7 +177,7 @@ class _CountRows:
         sums = padded(sums, len(more)) + more.astype(np.int64)
         if sums.max(initial=0) > MAX_COUNT:
             problem = "counts of an expert add up to too many"
-            raise TraceError(problem, path=self._checks.path, expected=f"<= {MAX_COUNT}")
+            raise TraceError(problem, path=self._checks.path, expected=f"<= {MAX_COUNT:,}")
         return sums
 
 

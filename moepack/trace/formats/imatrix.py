@@ -8,12 +8,15 @@ divides the counts out and is refused.
 
 import re
 import struct
+import tempfile
 from collections.abc import Iterable, Mapping
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moepack.errors import MachineError, SourceError, TraceError
+from moepack.errors import MachineError, MoepackError, SourceError, TraceError
+from moepack.sizes import size_text
 from moepack.source import gguf_header
 from moepack.source.gguf_header import GgufHeader, Value
 from moepack.source.tensor_table import Tensor
@@ -27,6 +30,8 @@ _F32 = 0
 _ANOTHER_MODEL = "was it made from another model?"
 MAX_EXACT = 1 << 24
 """A 32-bit float counts no further."""
+MAX_UNPACKED_LENGTH = 1 << 32
+"""Of an imatrix that is compressed or comes through a pipe, in bytes."""
 
 
 def is_legacy(head: bytes) -> bool:
@@ -41,14 +46,39 @@ def is_legacy(head: bytes) -> bool:
 
 def read(stream: TraceStream, checks: Checks) -> Items:
     """Read the counts of an imatrix. Raises TraceError for a GGUF that is none, or is damaged."""
-    path = stream.path
     if is_legacy(stream.peek(1 << 10)):
         problem = "an imatrix of the old format: it has no counts of experts"
         hint = "run llama-imatrix of July 2025 or later, which writes a GGUF"
-        raise TraceError(problem, path=path, hint=hint)
-    if not stream.is_plain:
-        problem, hint = "an imatrix that is compressed or piped", "unpack it first"
-        raise TraceError(problem, path=path, hint=hint)
+        raise TraceError(problem, path=stream.path, hint=hint)
+    if stream.is_plain:
+        yield from _read_file(stream.path, stream.name, checks)
+        return
+    with tempfile.NamedTemporaryFile(prefix="moepack-") as file:
+        _unpack(stream, file)
+        try:
+            yield from _read_file(file.name, stream.name, checks)
+        except MoepackError as error:
+            error.path = stream.path
+            raise
+
+
+def _unpack(stream: TraceStream, file: IO[bytes]) -> None:
+    """Write what is compressed or comes through a pipe to a file, to be read in any order."""
+    left = MAX_UNPACKED_LENGTH
+    try:
+        while data := stream.read():
+            left -= len(data)
+            if left < 0:
+                expected = f"up to {size_text(MAX_UNPACKED_LENGTH)}"
+                raise TraceError("too long for an imatrix", path=stream.path, expected=expected)
+            file.write(data)
+        file.flush()
+    except OSError as error:
+        problem = f"cannot be unpacked to {file.name}: {error.strerror}"
+        raise MachineError(problem, path=stream.path) from None
+
+
+def _read_file(path: str, name: str, checks: Checks) -> Items:
     header = _read_header(path)
     tensors = _by_layer(header)
     if not tensors:
@@ -60,7 +90,7 @@ def read(stream: TraceStream, checks: Checks) -> Items:
             found=f"general.type {kind}",
         )
     unknown = frozenset({Unknown.TOKENS, Unknown.REQUESTS})
-    yield Origin("imatrix", stream.name, unknown, None, _token_count(header.metadata))
+    yield Origin("imatrix", name, unknown, None, _token_count(header.metadata))
     for layer, by_projection in sorted(tensors.items()):
         yield _counts_of(path, layer, by_projection, checks)
     _check_layers(path, tensors, checks)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from moepack.errors import RequestError
-from moepack.trace.file import Writer, held_items, refuse_existing
+from moepack.trace.file import Writer, check_target, held_items
 from moepack.trace.formats.registry import ReadOptions, feed
 from moepack.trace.model import Item, Origin
 from moepack.trace.summary import ContentDigest, TraceCounter, TraceSummary
@@ -16,16 +16,18 @@ def import_trace(
     target: str | os.PathLike[str],
     *,
     append: bool = False,
+    force: bool = False,
     options: ReadOptions = ReadOptions(),
 ) -> TraceSummary:
     """Write files of any format to the trace file `target`, or add them to it where `append`.
 
     The file appears when it is whole; where anything is wrong, it stays as it was. Raises
-    RequestError where it exists already, or holds the very selections of a file that is added;
-    TraceError for what is wrong in a file; MachineError for what the system refuses.
+    RequestError where it exists already and neither `append` nor `force` is given, or where it
+    holds the very selections of a file that is added; TraceError for what is wrong in a file;
+    MachineError for what the system refuses.
     """
     path = os.fspath(target)
-    refuse_existing(path, append)
+    check_target(path, append=append, force=force)
     whole, contents = TraceCounter(), _Contents()
     with Writer(path, append=append) as writer:
         for item in held_items(path, append):

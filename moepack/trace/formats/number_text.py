@@ -214,7 +214,7 @@ def whole_lines(stream: TraceStream, length: int = PIECE_LENGTH) -> Iterator[tup
                 "line too long",
                 path=stream.path,
                 place=f"before byte {offset}",
-                expected=f"<= {MAX_LINE_LENGTH} bytes",
+                expected=f"up to {MAX_LINE_LENGTH:,} bytes",
             )
     if rest:
         yield plain_lines(rest.removesuffix(b"\r")) + b"\n", not rest.endswith(b"\r")

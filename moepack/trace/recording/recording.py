@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from moepack.errors import RequestError
-from moepack.trace.file import Writer, held_items, refuse_existing
+from moepack.trace.file import Writer, check_target, held_items
 from moepack.trace.file_records import join
 from moepack.trace.recording.prompts import read_prompts
 from moepack.trace.recording.recorder import Recorder
@@ -18,6 +18,7 @@ def record_trace(
     target: str | os.PathLike[str],
     *,
     append: bool = False,
+    force: bool = False,
     tokens: int = 128,
     context: int = 4096,
     threads: int | None = None,
@@ -33,10 +34,11 @@ def record_trace(
     space loses the request that it is at, no more; the exception has a note of how many are kept.
     `progress` is called with 1 after each, and with how many there are. For `temperature` and
     `seed` see `Recorder.generate`, for `repack` see `Recorder`. Raises what `Recorder` and `Writer`
-    raise, and RequestError for a prompt that is longer than the context, before anything is run.
+    raise, and RequestError, before anything is run, for a prompt that is longer than the context,
+    or where `target` exists and neither `append` nor `force` is given.
     """
     path = os.fspath(target)
-    refuse_existing(path, append)
+    check_target(path, append=append, force=force)
     texts = _texts(prompts)
     whole, added = TraceCounter(), TraceCounter()
     with (

@@ -1,5 +1,6 @@
 """Every format of traces: what is written is read, selection by selection."""
 
+import gzip
 import json
 import os
 import random
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 import moepack
 from moepack.errors import RequestError, TraceError
+from moepack.hotness import measure
 from moepack.trace.formats import number_text, registry
+from tests.support.models import FIXTURES
 from tests.support.trace_forms import ALL, BIG, FEW, PACKINGS, SMALL, npy, npz, pieces_of
 from tests.support.trace_samples import (
     DECODE,
@@ -401,3 +404,18 @@ def test_format_overrules_the_content(tmp_path: Path) -> None:
     assert read(path, form="colibri-usage")[1] == Seen([], counts)
     with pytest.raises(RequestError, match="no such format"):
         read(path, form="csv")
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_an_imatrix_may_be_compressed(tmp_path: Path, fault: bool) -> None:
+    """As other traces; what is wrong in it is said of the file that was named."""
+    data = (FIXTURES / "qwen3moe-imatrix.gguf").read_bytes()
+    packed = tmp_path / "imatrix.gz"
+    packed.write_bytes(gzip.compress(data[:1000] if fault else data))
+    if fault:
+        with pytest.raises(TraceError) as caught:
+            measure.load(str(packed))
+        assert caught.value.path == str(packed)
+        return
+    plain = measure.load(str(FIXTURES / "qwen3moe-imatrix.gguf"))
+    assert measure.load(str(packed)).counts == plain.counts

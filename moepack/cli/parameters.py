@@ -1,0 +1,94 @@
+"""What options and arguments take: what `-` means in them, and how they complete."""
+
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from moepack.errors import RequestError
+
+STANDARD_STREAM = "-"
+_STANDARD_INPUT = "/dev/stdin"
+_INPUT_IS_TAKEN = "moepack.input_is_taken"
+_OUTPUT_IS_TAKEN = "moepack.output_is_taken"
+
+
+def output_is_taken() -> bool:
+    """Say whether standard output is for a file, so that nothing else may be printed there."""
+    return bool(click.get_current_context().meta.get(_OUTPUT_IS_TAKEN))
+
+
+class PathName(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no arguments
+    """The path of what is read in many places, a source or a pack: never standard input."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path. Raises RequestError for `-`."""
+        if value == STANDARD_STREAM:
+            hint = "only files that are read from start to end; ./- is a file of that name"
+            raise RequestError("not read from standard input", path=value, hint=hint)
+        return str(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Leave paths to the shell."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+class InputFile(PathName):
+    """The path of a file that is read from start to end; `-` is standard input."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path. Raises RequestError for a second `-`."""
+        if value != STANDARD_STREAM:
+            return str(value)
+        if ctx is not None and ctx.meta.setdefault(_INPUT_IS_TAKEN, param) is not param:
+            raise RequestError("standard input can be read only once", path=value)
+        return _STANDARD_INPUT
+
+
+class OutputFile(PathName):
+    """The path of a file to write; `-` is standard output, where nothing else is printed then."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path, or `-`."""
+        if value == STANDARD_STREAM and ctx is not None:
+            ctx.meta[_OUTPUT_IS_TAKEN] = True
+        return str(value)
+
+
+class LayoutName(InputFile):
+    """The name of a layout, or the path of one."""
+
+    name = "layout"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Offer the layouts that come with moepack, and paths where none fits."""
+        from moepack.packing import layout
+
+        fitting = [name for name in layout.names() if name.startswith(incomplete)]
+        if fitting:
+            return [CompletionItem(name) for name in fitting]
+        return super().shell_complete(ctx, param, incomplete)
+
+
+class FormatName(click.ParamType):  # type: ignore[type-arg]
+    """The name of a trace format."""
+
+    name = "format"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Offer the formats that are known."""
+        from moepack.trace.formats import registry
+
+        return [CompletionItem(name) for name in registry.NAMES if name.startswith(incomplete)]

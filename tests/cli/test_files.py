@@ -1,0 +1,226 @@
+"""Files of commands: `-`, what exists already, what is never written over, folders that lack."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from tests.support.models import FIXTURES, first_shard, shards_of
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+TRACE = FIXTURES / "qwen3moe-trace.csv"
+HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
+IMATRIX = FIXTURES / "qwen3moe-imatrix.gguf"
+LAYOUT = FIXTURES.parent / "layouts" / "layers.toml"
+AT = ("--layer", "0", "--expert", "2")
+
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "extract": ("extract", "{pack}", *AT, "-o"),
+    "trace import": ("trace", "import", str(TRACE), "-o"),
+    "hotness": ("hotness", str(TRACE), "-o"),
+    "verify": ("verify", "{pack}", "--junit"),
+    "trace concentration": ("trace", "concentration", str(TRACE), "--plot"),
+    "bench": (
+        *("bench", "{pack}", "--seconds", "0", "--depths", "1", "--length", "64KiB"),
+        *("--point-seconds", "0.001", "--plot"),
+    ),
+}
+"""What writes a file, up to its name. Recording is in test_trace.py: it needs llama.cpp."""
+
+
+@pytest.fixture(params=OUTPUTS)
+def command(request: pytest.FixtureRequest, packs: dict[str, Path]) -> list[str]:
+    """Name each command that writes a file, up to the file."""
+    return [word.format(pack=packs["qwen3moe"]) for word in OUTPUTS[request.param]]
+
+
+def test_what_exists_is_written_over_only_when_that_is_asked_for(
+    command: list[str], tmp_path: Path, moepack_command: Run
+) -> None:
+    target = tmp_path / "file.svg"
+    assert moepack_command(*command, target).returncode == 0
+    new = target.read_bytes()
+    target.write_text("old")
+    refused = moepack_command(*command, target)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"error: {target}: exists already\nhint: --force writes over")
+    assert target.read_text() == "old"
+    forced = moepack_command(*command, target, "--force")
+    assert (forced.returncode, forced.stderr) == (0, "")
+    assert target.read_bytes()[:20] == new[:20]
+    assert os.listdir(tmp_path) == [target.name]
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model.gguf.part1of2", "shard", "link", "pack"])
+def test_shards_and_packs_are_never_written_over(
+    command: list[str], name: str, tmp_path: Path, pack_copy: Path, moepack_command: Run
+) -> None:
+    target = tmp_path / name
+    if name == "pack":
+        target = pack_copy / "experts-00000.bin"
+    elif name == "link":
+        target.symlink_to(shutil.copy(first_shard("qwen3moe"), tmp_path / "model"))
+    elif name == "shard":
+        shutil.copy(first_shard("qwen3moe"), target)
+    else:
+        target.write_text("a piece of a shard has no magic number")
+    before = target.read_bytes()
+    for force in ((), ("--force",)):
+        run = moepack_command(*command, target, *force)
+        assert run.returncode == 2
+        assert "is never written over" in run.stderr
+        assert target.read_bytes() == before
+
+
+def test_a_pack_that_is_being_made_is_not_written_over(
+    command: list[str], pack_copy: Path, moepack_command: Run
+) -> None:
+    (pack_copy / "manifest.json").rename(pack_copy / "pack.journal")
+    run = moepack_command(*command, pack_copy / "experts-00000.bin", "--force")
+    assert (run.returncode, "a file of a pack" in run.stderr) == (2, True)
+
+
+def test_a_missing_folder_is_named(
+    command: list[str], tmp_path: Path, moepack_command: Run
+) -> None:
+    run = moepack_command(*command, tmp_path / "no" / "file.svg")
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"error: {tmp_path / 'no'}: no such folder\nhint: ")
+    run = moepack_command(*command, tmp_path)
+    assert (run.returncode, "a folder, not a file" in run.stderr) == (2, True)
+
+
+def test_standard_output_is_a_file_like_others(
+    command: list[str], tmp_path: Path, moepack_command: Run
+) -> None:
+    """Also where it is a file that the shell opened; what is printed goes to the other stream."""
+    target = tmp_path / "file.svg"
+    assert moepack_command(*command, target, "--json").returncode == 0
+    for options in ((), ("--json",)):
+        run: Any = moepack_command(*command, "-", *options, text=False)
+        assert run.returncode == 0
+        assert similar(run.stdout, target.read_bytes())
+    assert json.loads(run.stderr)
+    with open(tmp_path / "redirected", "wb") as file:
+        file.write(b"before ")
+        file.flush()
+        moepack_command(*command, "-", capture_output=False, stdout=file, stderr=subprocess.DEVNULL)
+    assert similar((tmp_path / "redirected").read_bytes().removeprefix(b"before "), run.stdout)
+
+
+def similar(one: bytes, other: bytes) -> bool:
+    """Say whether two outputs are of the same kind: times that were measured differ."""
+    return len(one) > 100 and one[:64] == other[:64]
+
+
+def test_nothing_is_added_to_standard_output(tmp_path: Path, moepack_command: Run) -> None:
+    run = moepack_command("trace", "import", TRACE, "-o", "-", "--append")
+    assert (run.returncode, run.stdout) == (2, "")
+    run = moepack_command("trace", "import", TRACE, "-o", tmp_path / "t", "--append", "--force")
+    assert (run.returncode, "at once" in run.stderr) == (2, True)
+
+
+def test_a_failure_puts_nothing_on_standard_output(tmp_path: Path, moepack_command: Run) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("layer,expert,count\n0,1,1\n0,x,1\n")
+    for command in (("hotness",), ("trace", "import")):
+        run = moepack_command(*command, bad, "-o", "-")
+        assert (run.returncode, run.stdout) == (3, "")
+
+
+def test_a_file_that_is_read_is_not_written_over(tmp_path: Path, moepack_command: Run) -> None:
+    trace = Path(shutil.copy(TRACE, tmp_path / "trace.csv"))
+    (tmp_path / "link").symlink_to(trace)
+    for command in (("hotness",), ("trace", "import")):
+        for target in (trace, tmp_path / "link"):
+            run = moepack_command(*command, trace, "-o", target, "--force")
+            assert (run.returncode, "one of the files to read" in run.stderr) == (2, True)
+    assert trace.read_bytes() == TRACE.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data"),
+    [
+        (("trace", "import", "-", "-o", "{tmp}/t"), TRACE),
+        (("trace", "stats", "-"), TRACE),
+        (("trace", "concentration", "-"), TRACE),
+        (("hotness", "-", "-o", "{tmp}/h"), TRACE),
+        (("hotness", "-", "-o", "-"), IMATRIX),
+        (("pack", "{model}", "-o", "{tmp}/p", "--hotness", "-"), HOTNESS),
+        (("pack", "{model}", "-o", "{tmp}/p", "--hotness", "-"), IMATRIX),
+        (
+            ("pack", "{model}", "-o", "{tmp}/p", "--layout", "-"),
+            LAYOUT,
+        ),
+        (("bench", "{pack}", "--trace", "-", "--seconds=0", "--point-seconds=0"), TRACE),
+        (("bench", "{pack}", "--hotness", "-", "--seconds=0", "--point-seconds=0"), HOTNESS),
+    ],
+    ids=lambda value: value.name if isinstance(value, Path) else "-".join(value[:2]),
+)
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_standard_input_is_read_like_a_file(
+    arguments: tuple[str, ...],
+    data: Path,
+    kind: str,
+    tmp_path: Path,
+    packs: dict[str, Path],
+    moepack_command: Run,
+) -> None:
+    names = {"tmp": tmp_path, "model": first_shard("qwen3moe"), "pack": packs["qwen3moe"]}
+    words = [word.format(**names) for word in arguments]
+    if kind == "pipe":
+        run = moepack_command(*words, input=data.read_bytes(), text=False)
+    else:
+        with open(data, "rb") as file:
+            run = moepack_command(*words, stdin=file)
+    assert run.returncode == 0, run.stderr
+
+
+def test_hotness_from_standard_input_is_that_of_the_file(
+    tmp_path: Path, moepack_command: Run
+) -> None:
+    for name, word, options in (("a", str(TRACE), {}), ("b", "-", {"input": TRACE.read_text()})):
+        run = moepack_command("hotness", word, "-o", tmp_path / name, **options)
+        assert run.returncode == 0, run.stderr
+    one, other = ((tmp_path / name).read_text().splitlines() for name in ("a", "b"))
+    assert [line for line in one if line[0] != "#"] == [line for line in other if line[0] != "#"]
+
+
+def test_standard_input_is_read_once(moepack_command: Run, packs: dict[str, Path]) -> None:
+    run = moepack_command("bench", packs["qwen3moe"], "--trace", "-", "--hotness", "-")
+    assert (run.returncode, "only once" in run.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("word", ["inspect", "verify", "pack"])
+def test_models_and_packs_are_not_read_from_standard_input(
+    word: str, tmp_path: Path, moepack_command: Run
+) -> None:
+    more = ("-o", tmp_path / "p") if word == "pack" else ()
+    run = moepack_command(word, "-", *more)
+    assert (run.returncode, "standard input" in run.stderr) == (2, True)
+
+
+def test_a_trace_is_not_written_in_the_place_of_a_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for force in (False, True):
+        with pytest.raises(moepack.RequestError, match="not a file"):
+            moepack.import_trace([str(TRACE)], tmp_path / "pipe", force=force)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_the_library_writes_over_a_trace_when_it_is_told_to(tmp_path: Path) -> None:
+    target = tmp_path / "trace"
+    target.write_text("old")
+    with pytest.raises(moepack.RequestError, match="exists already"):
+        moepack.import_trace([str(TRACE)], target)
+    assert moepack.import_trace([str(TRACE)], target, force=True).token_count == 192
+
+
+def test_all_shards_of_the_fixture_are_still_there() -> None:
+    assert all(Path(path).stat().st_size for path in shards_of("qwen3moe"))
