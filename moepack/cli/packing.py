@@ -88,7 +88,7 @@ def pack(
 ) -> None:
     """Turn SOURCE into the new pack DIR: all of the model, one aligned blob an expert.
 
-    Example: moepack pack model-00001-of-00004.gguf --hotness hot.csv -o model.moepack
+    Example: moepack pack model.gguf --hotness hot.csv -o model.moepack
     """
     from moepack.packing.pack_model import PackSummary, pack_model
     from moepack.report import pack_text

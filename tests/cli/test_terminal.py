@@ -191,7 +191,7 @@ def completed(*words: str) -> list[str]:
         (("ins",), ["plain,inspect"]),
         (("trace", "con"), ["plain,concentration"]),
         (("pack", "--lay"), ["plain,--layout", "plain,--layers"]),
-        (("pack", "--layout", ""), ["plain,hot-first", "plain,layers"]),
+        (("pack", "--layout", ""), ["plain,hot-first", "plain,layers", "plain,natural"]),
         (("pack", "--layout", "h"), ["plain,hot-first"]),
         (("pack", "--layout", "./my"), ["file,./my"]),
         (("pack", "/models/qw"), ["file,/models/qw"]),
