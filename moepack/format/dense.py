@@ -47,52 +47,62 @@ class ShardBytes(NamedTuple):
     digest: int
 
 
-def read_tensors(
-    data: Any, directory: Directory, files: Sequence[DataFile], path: str
-) -> Iterator[DenseTensor]:
-    """Yield the dense tensors in the order of their records; raise PackError for a broken one."""
-    decoder = _DenseDecoder(data, directory, files, path)
-    for number in range(directory["tensors"].record_count):
-        yield decoder.tensor(number)
+class DenseDecoder:
+    """Reads the records of the dense part; raises PackError for one that breaks a rule."""
 
-
-def read_shard_bytes(
-    data: Any, directory: Directory, files: Sequence[DataFile], path: str
-) -> Iterator[ShardBytes]:
-    """Yield the ranges of shards that belong to no tensor; raise PackError for a broken one."""
-    decoder = _DenseDecoder(data, directory, files, path)
-    for number in range(directory["shard_bytes"].record_count):
-        yield decoder.shard_bytes(number)
-
-
-class _DenseDecoder:
     def __init__(
-        self, data: Any, directory: Directory, files: Sequence[DataFile], path: str
+        self,
+        data: Any,
+        directory: Directory,
+        files: Sequence[DataFile],
+        alignment: int,
+        path: str,
     ) -> None:
         self.data = data
         self.directory = directory
         self.files = files
+        self.alignment = alignment
         self.path = path
 
+    def tensors(self) -> Iterator[DenseTensor]:
+        """Yield the dense tensors in the order of their records."""
+        names = set()
+        for number in range(self.directory["tensors"].record_count):
+            tensor = self.tensor(number)
+            if tensor.name in names:
+                self._fail(f"tensor {number} ({tensor.name})", "another tensor has the same name")
+            names.add(tensor.name)
+            yield tensor
+
+    def shard_bytes(self) -> Iterator[ShardBytes]:
+        """Yield the ranges of shards that belong to no tensor."""
+        for number in range(self.directory["shard_bytes"].record_count):
+            yield self.range_of_shard(number)
+
     def tensor(self, number: int) -> DenseTensor:
+        """Read one record of a tensor."""
         record = records.TensorRecord.unpack(self.data, self.directory["tensors"].at(number))
         name = padded_text(record.name, self.path, f"tensor {number}")
         place = f"tensor {number} ({name})"
         if record.flags & ~records.TYPE_INFERRED:
             known = f"none but {records.TYPE_INFERRED:#x}"
-            self.fail(place, "unknown flags", known, f"{record.flags:#x}")
+            self._fail(place, "unknown flags", known, f"{record.flags:#x}")
         if record.codec != records.CODEC_RAW:
-            self.fail(place, "unknown codec", records.CODEC_RAW, record.codec)
+            self._fail(place, "unknown codec", records.CODEC_RAW, record.codec)
         if record.stored_length != record.length:
-            self.fail(place, "stored_length is not its length", record.length, record.stored_length)
+            expected, found = f"{record.length:,} bytes", f"{record.stored_length:,}"
+            self._fail(place, "stored_length is not the tensor's length", expected, found)
         count = record.dimension_count
         axes = (record.ne0, record.ne1, record.ne2, record.ne3)
         if count > len(axes):
-            self.fail(place, "dimension_count out of bounds", "0 to 4", count)
+            self._fail(place, "dimension_count out of bounds", "0 to 4", f"{count:,}")
         if any(axes[count:]) or math.prod(max(1, axis) for axis in axes) > records.MAX_LENGTH:
-            self.fail(place, f"not a shape of {count} dimensions", found=axes)
-        self.check_range(place, record.file, record.offset, record.length)
-        self.check_shard(place, record.shard, record.shard_offset, record.length)
+            self._fail(place, f"not a shape of {count} dimensions", found=axes)
+        self._check_range(place, record.file, record.offset, record.length)
+        if record.offset % self.alignment and not self.files[record.file].is_shard:
+            expected = f"a multiple of {self.alignment:,}"
+            self._fail(place, "offset not aligned", expected, f"{record.offset:,}")
+        self._check_shard(place, record.shard, record.shard_offset, record.length)
         return DenseTensor(
             name=name,
             type_id=record.type_id,
@@ -107,12 +117,15 @@ class _DenseDecoder:
             shard_offset=record.shard_offset,
         )
 
-    def shard_bytes(self, number: int) -> ShardBytes:
+    def range_of_shard(self, number: int) -> ShardBytes:
+        """Read one record of shard bytes."""
         at = self.directory["shard_bytes"].at(number)
         record = records.ShardBytesRecord.unpack(self.data, at)
         place = f"shard_bytes {number}"
-        self.check_range(place, record.file, record.offset, record.length)
-        self.check_shard(place, record.shard, record.shard_offset, record.length)
+        if not record.length:
+            self._fail(place, "length out of bounds", "1 or more", 0)
+        self._check_range(place, record.file, record.offset, record.length)
+        self._check_shard(place, record.shard, record.shard_offset, record.length)
         return ShardBytes(
             shard=record.shard,
             shard_offset=record.shard_offset,
@@ -122,21 +135,23 @@ class _DenseDecoder:
             digest=record.digest,
         )
 
-    def check_range(self, place: str, file: int, offset: int, length: int) -> None:
+    def _check_range(self, place: str, file: int, offset: int, length: int) -> None:
         if file >= len(self.files):
-            self.fail(place, "no such file", f"< {len(self.files)}", file)
+            self._fail(place, "no such file", f"< {len(self.files)}", file)
         end = self.files[file].length
         if offset + length > end:
             found = f"bytes {offset:,} to {offset + length:,}"
-            self.fail(place, "ends behind its file", f"<= {end:,}", found)
+            problem = f"ends behind the end of {self.files[file].name}"
+            self._fail(place, problem, f"<= {end:,}", found)
 
-    def check_shard(self, place: str, shard: int, offset: int, length: int) -> None:
+    def _check_shard(self, place: str, shard: int, offset: int, length: int) -> None:
         if shard >= records.MAX_SHARDS:
-            self.fail(place, "shard out of bounds", f"< {records.MAX_SHARDS:,}", shard)
+            self._fail(place, "shard out of bounds", f"< {records.MAX_SHARDS:,}", shard)
         if offset + length > records.MAX_LENGTH:
-            self.fail(place, "shard_offset out of bounds", found=f"{offset:,}")
+            most = f"<= {records.MAX_LENGTH - length:,}"
+            self._fail(place, "shard_offset out of bounds", most, f"{offset:,}")
 
-    def fail(
+    def _fail(
         self, place: str, problem: str, expected: object = None, found: object = None
     ) -> NoReturn:
         raise PackError(problem, path=self.path, place=place, expected=expected, found=found)

@@ -12,8 +12,8 @@ from mmap import mmap
 
 from moepack import digest
 from moepack.errors import PackError
-from moepack.format import dense, records, sections, tables
-from moepack.format.dense import DenseTensor, ShardBytes
+from moepack.format import records, sections, tables
+from moepack.format.dense import DenseDecoder, DenseTensor, ShardBytes
 from moepack.format.tables import PackedFamily, PartKind
 
 
@@ -42,6 +42,8 @@ class Index:
         self._blobs_at = self.directory["blobs"].offset
         self._parts_at = self.directory["parts"].offset
         self._alignment = self.header.blob_alignment
+        # A blob lies in a data file: in a shard there is no room for one.
+        self._blob_ends = tuple(0 if file.is_shard else file.length for file in self.files)
 
     @property
     def is_whole(self) -> bool:
@@ -63,7 +65,7 @@ class Index:
         start, length, _, rank, file = record
         if (
             file >= len(self.files)
-            or start + length > self.files[file].length
+            or start + length > self._blob_ends[file]
             or start % self._alignment
             or length % self._alignment
             or rank >= self.blob_count
@@ -112,11 +114,15 @@ class Index:
 
     def tensors(self) -> Iterator[DenseTensor]:
         """Yield the dense tensors; none where the pack holds experts alone."""
-        return dense.read_tensors(self._data, self.directory, self.files, self.path)
+        return self._dense_decoder().tensors()
 
     def shard_bytes(self) -> Iterator[ShardBytes]:
         """Yield the ranges of shards that belong to no tensor."""
-        return dense.read_shard_bytes(self._data, self.directory, self.files, self.path)
+        return self._dense_decoder().shard_bytes()
+
+    def _dense_decoder(self) -> DenseDecoder:
+        alignment = self.header.tensor_alignment
+        return DenseDecoder(self._data, self.directory, self.files, alignment, self.path)
 
     def origin(self, family: PackedFamily, kind: PartKind, expert: int) -> tuple[int, int]:
         """Return where an expert's slice lay in the source: shard, and offset from its start."""
@@ -201,6 +207,8 @@ class Index:
             if value % self._alignment:
                 expected = f"a multiple of {self._alignment:,}"
                 return self._error(place, f"{field} not aligned", expected, f"{value:,}")
+        if self.files[record.file].is_shard:
+            return self._error(place, "a blob in a shard", "a data file", f"file {record.file}")
         return self._past_the_end(place, record.file, record.offset, record.length)
 
     def _bad_part(self, number: int, record: records.PartRecord, kind: PartKind) -> PackError:

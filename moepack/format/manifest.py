@@ -5,12 +5,12 @@ before that key's line, so that a flipped bit anywhere in it is found.
 """
 
 import json
-import math
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from moepack import digest
 from moepack.errors import PackError
-from moepack.format import records, source_entry
+from moepack.format import json_fields, records, source_entry
+from moepack.format.json_fields import Fields
 from moepack.format.names import is_plain_name
 from moepack.format.source_entry import SourceEntry
 from moepack.sizes import divide_up
@@ -109,145 +109,80 @@ def decode(data: bytes, path: str) -> Manifest:
 
     A wrong own digest is reported in `digest_matches`, not raised: the verifier goes on from there.
     """
-    return _ManifestDecoder(path).decode(data)
+    if len(data) > MAX_LENGTH:
+        expected, found = f"<= {MAX_LENGTH:,} bytes", f"{len(data):,}"
+        raise PackError("too long", path=path, expected=expected, found=found)
+    fields = json_fields.parse(data, path)
+    _check_version(fields)
+    layers = fields.nullable("layers", list)
+    if layers is not None and not json_fields.are_counts(layers):
+        fields.fail("layers", "wrong kind of value", "null or a list of numbers", layers)
+    return Manifest(
+        tool=fields.typed("tool", str),
+        is_whole=fields.typed("whole", bool),
+        source=source_entry.decode(fields.inner("source")),
+        layout=fields.typed("layout", dict),
+        hotness=fields.nullable("hotness", dict),
+        layers=layers,
+        index_entry=_index(fields.inner("index")),
+        files=tuple(map(_file, fields.objects("files"))),
+        digest_matches=_digest_matches(data, fields.typed("manifest_digest", str)),
+    )
 
 
-class _ManifestDecoder:
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def decode(self, data: bytes) -> Manifest:
-        if len(data) > MAX_LENGTH:
-            self.fail("", "too long", f"<= {MAX_LENGTH} bytes", len(data))
-        body = self.json(data)
-        if body.get("format") != FORMAT:
-            self.fail("format", "not a moepack manifest", FORMAT, body.get("format"))
-        version = body.get("format_version")
-        if type(version) is not int or version != records.FORMAT_VERSION:
-            raise PackError(
-                "unknown format version",
-                path=self.path,
-                place="format_version",
-                expected=records.FORMAT_VERSION,
-                found=version,
-                hint="read it with a newer moepack",
-            )
-        return Manifest(
-            tool=self.typed(body, "tool", str),
-            is_whole=self.flag(body, "whole"),
-            source=source_entry.decode(self.typed(body, "source", dict), self.path),
-            layout=self.typed(body, "layout", dict),
-            hotness=self.nullable(body, "hotness", dict),
-            layers=self.layers(body),
-            index_entry=self.index(self.typed(body, "index", dict)),
-            files=self.files(self.typed(body, "files", list)),
-            digest_matches=self.digest_matches(data, self.typed(body, "manifest_digest", str)),
-        )
-
-    def json(self, data: bytes) -> dict[str, Any]:
-        try:
-            body = json.loads(
-                data.decode(),
-                object_pairs_hook=self.no_duplicates,
-                parse_constant=self.no_constant,
-                parse_float=self.finite,
-            )
-        except (ValueError, RecursionError) as error:
-            self.fail("", f"not JSON ({error})")
-        if not isinstance(body, dict):
-            self.fail("", "wrong kind of JSON", "an object", type(body).__name__)
-        return body
-
-    def no_duplicates(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in pairs}) != len(pairs):
-            raise ValueError("an object has the same key twice")
-        return dict(pairs)
-
-    def no_constant(self, text: str) -> NoReturn:
-        raise ValueError(f"{text} is not JSON")
-
-    def finite(self, text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value):
-            raise ValueError(f"{text[:40]} is beyond all numbers")
-        return value
-
-    def digest_matches(self, data: bytes, stored: str) -> bool:
-        signed = memoryview(data)[: max(0, len(data) - _DIGEST_ENTRY_LENGTH)]
-        try:
-            expected = digest.from_text(stored)
-        except ValueError:
-            return False
-        in_place = bytes(data[len(signed) : len(signed) + len(_DIGEST_KEY)]) == _DIGEST_KEY
-        return in_place and data.endswith(b'"\n}\n') and digest.of(signed) == expected
-
-    def typed(self, body: dict[str, Any], key: str, kind: type) -> Any:
-        return source_entry.typed(body, key, kind, self.path)
-
-    def nullable(self, body: dict[str, Any], key: str, kind: type) -> Any:
-        return source_entry.nullable(body, key, kind, self.path)
-
-    def flag(self, body: dict[str, Any], key: str) -> bool:
-        value = body.get(key)
-        if not isinstance(value, bool):
-            self.fail(key, "wrong kind of value", "true or false", type(value).__name__)
-        return value
-
-    def layers(self, body: dict[str, Any]) -> list[int] | None:
-        layers: list[int] | None = self.nullable(body, "layers", list)
-        if layers is not None and not source_entry.are_counts(layers):
-            self.fail("layers", "wrong kind of value", "null or a list of numbers", layers)
-        return layers
-
-    def index(self, entry: dict[str, Any]) -> IndexEntry:
-        if entry.get("name") != INDEX_NAME:
-            self.fail("index.name", "not its name", INDEX_NAME, entry.get("name"))
-        length = self.length(entry, "index")
-        pages = entry.get("pages")
-        return IndexEntry(
-            length=length,
-            digest=self.digest(entry.get("digest"), "index.digest"),
-            page_digests=None if pages is None else self.pages(pages, length),
-        )
-
-    def pages(self, pages: Any, length: int) -> tuple[int, ...]:
-        if not isinstance(pages, dict) or pages.get("length") != PAGE_LENGTH:
-            self.fail("index.pages", "not pages", f'"length": {PAGE_LENGTH}', pages)
-        digests = self.typed(pages, "digests", list)
-        expected = divide_up(length, PAGE_LENGTH)
-        if len(digests) != expected:
-            self.fail("index.pages", "wrong number of digests", expected, len(digests))
-        return tuple(
-            self.digest(text, f"index.pages.digests[{number}]")
-            for number, text in enumerate(digests)
-        )
-
-    def files(self, entries: list[Any]) -> tuple[FileEntry, ...]:
-        return tuple(self.file(entry, f"files[{n}]") for n, entry in enumerate(entries))
-
-    def file(self, entry: Any, place: str) -> FileEntry:
-        if not isinstance(entry, dict):
-            self.fail(place, "wrong kind of value", "an object", type(entry).__name__)
-        name = self.typed(entry, "name", str)
-        if not is_plain_name(name):
-            self.fail(place, "not a plain file name", found=name)
-        return FileEntry(name, self.length(entry, place))
-
-    def length(self, entry: dict[str, Any], place: str) -> int:
-        length: int = self.typed(entry, "length", int)
-        if not 1 <= length <= records.MAX_LENGTH:
-            self.fail(place, "length out of bounds", f"1 to {records.MAX_LENGTH:,}", length)
-        return length
-
-    def digest(self, text: Any, place: str) -> int:
-        try:
-            return digest.from_text(text if isinstance(text, str) else "")
-        except ValueError as error:
-            self.fail(place, f"not a digest: {error}")
-
-    def fail(
-        self, place: str, problem: str, expected: object = None, found: object = None
-    ) -> NoReturn:
+def _check_version(fields: Fields) -> None:
+    found = fields.body.get("format")
+    if found != FORMAT:
+        fields.fail("format", "not a moepack manifest", FORMAT, found)
+    version = fields.body.get("format_version")
+    if type(version) is not int or version != records.FORMAT_VERSION:
         raise PackError(
-            problem, path=self.path, place=place or None, expected=expected, found=found
+            "unknown format version",
+            path=fields.path,
+            place="format_version",
+            expected=records.FORMAT_VERSION,
+            found=version,
+            hint="read it with a newer moepack",
         )
+
+
+def _index(fields: Fields) -> IndexEntry:
+    name = fields.typed("name", str)
+    if name != INDEX_NAME:
+        fields.fail("name", "not its name", INDEX_NAME, name)
+    length = fields.number("length", 1)
+    has_pages = fields.body.get("pages") is not None
+    return IndexEntry(
+        length=length,
+        digest=fields.digest("digest"),
+        page_digests=_pages(fields.inner("pages"), length) if has_pages else None,
+    )
+
+
+def _pages(fields: Fields, length: int) -> tuple[int, ...]:
+    fields.number("length", PAGE_LENGTH, PAGE_LENGTH)
+    texts = fields.typed("digests", list)
+    expected = divide_up(length, PAGE_LENGTH)
+    if len(texts) != expected:
+        fields.fail("digests", "not one for each page", f"{expected:,}", f"{len(texts):,}")
+    try:
+        return tuple(map(digest.from_text, texts))
+    except (ValueError, TypeError):
+        fields.fail("digests", "not digests", "each xxh3: and 16 hexadecimal digits")
+
+
+def _file(fields: Fields) -> FileEntry:
+    name = fields.typed("name", str)
+    if not is_plain_name(name):
+        fields.fail("name", "not a plain file name", found=repr(name))
+    return FileEntry(name, fields.number("length", 1))
+
+
+def _digest_matches(data: bytes, stored: str) -> bool:
+    signed = memoryview(data)[: max(0, len(data) - _DIGEST_ENTRY_LENGTH)]
+    try:
+        expected = digest.from_text(stored)
+    except ValueError:
+        return False
+    in_place = bytes(data[len(signed) : len(signed) + len(_DIGEST_KEY)]) == _DIGEST_KEY
+    return in_place and data.endswith(b'"\n}\n') and digest.of(signed) == expected

@@ -6,7 +6,6 @@ not.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from moepack.errors import PackError
@@ -34,12 +33,12 @@ class Section(NamedTuple):
         return self.offset + number * self.record_length
 
 
-@dataclass(frozen=True, slots=True)
 class Directory:
     """All sections of an index by name, and what the index takes with them, in bytes."""
 
-    sections: dict[str, Section]
-    index_length: int
+    def __init__(self, sections: dict[str, Section], index_length: int) -> None:
+        self.sections = sections
+        self.index_length = index_length
 
     def __getitem__(self, name: str) -> Section:
         """Return the section of that name; an empty one where the index has none."""

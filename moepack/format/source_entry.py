@@ -4,10 +4,10 @@ Restoring the shards relies on it, so unlike other provenance it is checked.
 """
 
 import re
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from moepack.errors import PackError
 from moepack.format import records
+from moepack.format.json_fields import Fields, are_counts
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _MAX_NAME_LENGTH = 255
@@ -57,73 +57,54 @@ class SourceEntry(NamedTuple):
         return used
 
 
-def decode(body: dict[str, Any], path: str) -> SourceEntry:
+def decode(fields: Fields) -> SourceEntry:
     """Read `source` of a manifest; raise PackError where a rule of the format is broken."""
-    shards = typed(body, "shards", list, path)
+    shards = tuple(map(_shard, fields.objects("shards")))
     if not 1 <= len(shards) <= records.MAX_SHARDS:
-        _fail(path, "source.shards", "out of bounds", f"1 to {records.MAX_SHARDS:,}", len(shards))
-    context_length = nullable(body, "context_length", int, path)
-    if context_length is not None and not are_counts([context_length]):
-        _fail(path, "source.context_length", "out of bounds", found=context_length)
-    mtp_layers = typed(body, "mtp_layers", list, path)
+        fields.fail("shards", "out of bounds", f"1 to {records.MAX_SHARDS:,}", f"{len(shards):,}")
+    if len({shard.name for shard in shards}) != len(shards):
+        fields.fail("shards", "two shards have the same name")
+    is_known = fields.nullable("context_length", int) is not None
+    mtp_layers = fields.typed("mtp_layers", list)
     if not are_counts(mtp_layers):
-        _fail(path, "source.mtp_layers", "wrong kind of value", "a list of numbers", mtp_layers)
+        fields.fail("mtp_layers", "wrong kind of value", "a list of numbers", mtp_layers)
     return SourceEntry(
-        architecture=typed(body, "architecture", str, path),
-        name=nullable(body, "name", str, path),
-        experts_used=_experts_used(typed(body, "experts_used", dict, path), path),
-        context_length=context_length,
+        architecture=fields.typed("architecture", str),
+        name=fields.nullable("name", str),
+        experts_used=_experts_used(fields.inner("experts_used")),
+        context_length=fields.number("context_length", 0) if is_known else None,
         mtp_layers=mtp_layers,
-        shards=tuple(_shard(shard, f"source.shards[{n}]", path) for n, shard in enumerate(shards)),
+        shards=shards,
     )
 
 
-def typed(body: dict[str, Any], key: str, kind: type, path: str) -> Any:
-    """Return the value of a key, which has to be there and of that kind."""
-    if key not in body:
-        _fail(path, key, "missing")
-    value = body[key]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        _fail(path, key, "wrong kind of value", _KINDS[kind], _kind_of(value))
-    return value
-
-
-def nullable(body: dict[str, Any], key: str, kind: type, path: str) -> Any:
-    """Return the value of a key, which has to be there, of that kind or null."""
-    if key in body and body[key] is None:
-        return None
-    return typed(body, key, kind, path)
-
-
-def are_counts(values: list[Any]) -> bool:
-    """Say whether all values are whole numbers that the format has room for."""
-    return all(type(value) is int and 0 <= value <= records.MAX_LENGTH for value in values)
-
-
-def _experts_used(used: dict[str, Any], path: str) -> dict[str, ExpertsUsed]:
-    for family, count in used.items():
+def _experts_used(fields: Fields) -> dict[str, ExpertsUsed]:
+    for family, count in fields.body.items():
         counts = [c for c in count if c is not None] if isinstance(count, list) else [count]
         if not are_counts(counts):
-            place = f"source.experts_used.{family}"
-            _fail(path, place, "wrong kind of value", "a number, or a list of them", count)
-    return used
+            fields.fail(family, "wrong kind of value", "a number, or a list of them", count)
+    return fields.body
 
 
-def _shard(entry: Any, place: str, path: str) -> ShardEntry:
-    if not isinstance(entry, dict):
-        _fail(path, place, "wrong kind of value", "an object", _kind_of(entry))
-    name = typed(entry, "name", str, path)
+def _shard(fields: Fields) -> ShardEntry:
+    name = fields.typed("name", str)
     if not _is_file_name(name):
-        _fail(path, f"{place}.name", "not the name of a file", found=repr(name))
-    length, header_length = (typed(entry, key, int, path) for key in ("length", "header_length"))
-    if not are_counts([length]) or not 0 <= header_length <= length:
-        expected = "0 <= header_length <= length < 2^63"
-        _fail(path, place, "lengths out of bounds", expected, f"{header_length}, {length}")
-    sha256s = [typed(entry, "header_sha256", str, path), nullable(entry, "sha256", str, path)]
-    for sha256 in sha256s:
-        if sha256 is not None and not _SHA256.match(sha256):
-            _fail(path, place, "not a SHA-256", "64 hexadecimal digits", sha256)
-    return ShardEntry(name, length, header_length, *sha256s)
+        fields.fail("name", "not the name of a file", found=repr(name))
+    length = fields.number("length", 1)
+    return ShardEntry(
+        name=name,
+        length=length,
+        header_length=fields.number("header_length", 1, length),
+        header_sha256=_sha256(fields, "header_sha256"),
+        sha256=fields.nullable("sha256", str) and _sha256(fields, "sha256"),
+    )
+
+
+def _sha256(fields: Fields, key: str) -> str:
+    text: str = fields.typed(key, str)
+    if not _SHA256.match(text):
+        fields.fail(key, "not a SHA-256", "64 hexadecimal digits in lower case", text)
+    return text
 
 
 def _is_file_name(name: str) -> bool:
@@ -135,23 +116,3 @@ def _is_file_name(name: str) -> bool:
     return (
         1 <= length <= _MAX_NAME_LENGTH and name not in (".", "..") and not set(name) & set("/\0")
     )
-
-
-_KINDS: dict[type, str] = {
-    str: "a text",
-    int: "a whole number",
-    list: "a list",
-    dict: "an object",
-}
-
-
-def _kind_of(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return str(value).lower().replace("none", "null")
-    return _KINDS.get(type(value), "another number")
-
-
-def _fail(
-    path: str, place: str, problem: str, expected: object = None, found: object = None
-) -> NoReturn:
-    raise PackError(problem, path=path, place=place, expected=expected, found=found)

@@ -111,7 +111,7 @@ class _TableDecoder:
             expected = f"{records.DATA_FILE} (data) or {records.SHARD_FILE} (a shard)"
             self.fail(place, "unknown kind of file", expected, record.kind)
         self.check_flags(place, record.flags, records.WITHOUT_DIGESTS)
-        self.check_length(place, record.length)
+        self.check_range(place, "length", record.length, 1)
         is_shard = record.kind == records.SHARD_FILE
         return DataFile(name, record.length, is_shard, not record.flags)
 
@@ -120,7 +120,7 @@ class _TableDecoder:
         record = records.FamilyRecord.unpack(self.data, self.directory["families"].at(number))
         self.check_family(record, place)
         kinds = tuple(
-            self.part_kind(record.first_part_kind + number, f"{place}: part {number}")
+            self.part_kind(record, number, f"{place}: part {number}")
             for number in range(record.parts_per_blob)
         )
         if len({kind.name for kind in kinds}) != len(kinds):
@@ -155,17 +155,15 @@ class _TableDecoder:
             self.fail(place, "more part kinds than the index holds", f"<= {held:,}", f"{last:,}")
         self.check_flags(place, record.flags, records.HOTNESS_MEASURED)
 
-    def part_kind(self, number: int, place: str) -> PartKind:
-        at = self.directory["part_kinds"].at(number)
+    def part_kind(self, family: records.FamilyRecord, number: int, place: str) -> PartKind:
+        at = self.directory["part_kinds"].at(family.first_part_kind + number)
         record = records.PartKindRecord.unpack(self.data, at)
         name = padded_name(record.name, self.path, place)
         count = record.dimension_count
         if count > 2:
             self.fail(place, "dimension_count out of bounds", "0 to 2", count)
         shape = self.shape(place, count, (record.ne0, record.ne1))
-        if not record.length:
-            self.fail(place, "a part without bytes", "a length of 1 or more", 0)
-        self.check_length(place, record.length)
+        self.check_range(place, "length", record.length, 1)
         self.check_flags(place, record.flags, records.TYPE_INFERRED | records.OWN_TENSORS)
         return PartKind(
             name=name,
@@ -175,7 +173,7 @@ class _TableDecoder:
             length=record.length,
             inferred=bool(record.flags & records.TYPE_INFERRED),
             interleaved_row_count=record.interleaved_row_count,
-            origin=self.origin(record, place),
+            origin=self.origin(record, family.expert_count, place),
         )
 
     def shape(self, place: str, count: int, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -183,7 +181,7 @@ class _TableDecoder:
             self.fail(place, f"not a shape of {count} dimensions", found=axes)
         return axes[:count]
 
-    def origin(self, record: records.PartKindRecord, place: str) -> SliceOrigin:
+    def origin(self, record: records.PartKindRecord, expert_count: int, place: str) -> SliceOrigin:
         has_own = bool(record.flags & records.OWN_TENSORS)
         if record.shard >= records.MAX_SHARDS:
             self.fail(place, "shard out of bounds", f"< {records.MAX_SHARDS:,}", record.shard)
@@ -193,7 +191,8 @@ class _TableDecoder:
             self.fail(place, "its origin is of two kinds, or of none", expected)
         if has_own:
             return SliceOrigin(0, 0, 0, record.first_slice)
-        self.check_length(place, record.shard_offset)
+        end = record.shard_offset + expert_count * record.stride
+        self.check_range(place, "end of its slices", end)
         return SliceOrigin(*stacked)
 
     def check_count(self, place: str, field: str, count: int, most: int) -> None:
@@ -204,9 +203,10 @@ class _TableDecoder:
         if flags & ~known:
             self.fail(place, "unknown flags", f"none but {known:#x}", f"{flags:#x}")
 
-    def check_length(self, place: str, length: int) -> None:
-        if length > records.MAX_LENGTH:
-            self.fail(place, "length out of bounds", f"<= {records.MAX_LENGTH:,}", f"{length:,}")
+    def check_range(self, place: str, what: str, value: int, least: int = 0) -> None:
+        if not least <= value <= records.MAX_LENGTH:
+            expected = f"{least} to {records.MAX_LENGTH:,}"
+            self.fail(place, f"{what} out of bounds", expected, f"{value:,}")
 
     def fail(
         self, place: str, problem: str, expected: object = None, found: object = None

@@ -169,3 +169,12 @@ def _check_index(index: Index, described: manifest.Manifest) -> None:
             place="whole",
             expected=described.is_whole,
         )
+    held = sorted({family.layer for family in index.families})
+    if described.layers is not None and described.layers != held:
+        raise PackError(
+            "index and manifest list other layers",
+            path=index.path,
+            place="layers",
+            expected=ranges_text(described.layers),
+            found=ranges_text(held),
+        )

@@ -15,6 +15,7 @@ from moepack.sizes import ranges_text
 
 if TYPE_CHECKING:
     from moepack.format.index import Index
+    from moepack.format.source_entry import ShardEntry
     from moepack.reading.pack import Pack
 
 
@@ -64,6 +65,7 @@ def map_shards(pack: Pack) -> tuple[ShardMap, ...]:
     maps = []
     for entry, of_shard in zip(entries, pieces, strict=True):
         of_shard.sort(key=attrgetter("shard_offset", "length"))
+        _check_header(pack, entry, of_shard)
         _check(pack, entry.name, entry.length, of_shard)
         maps.append(ShardMap(entry.name, entry.length, tuple(of_shard)))
     return tuple(maps)
@@ -103,6 +105,17 @@ def _pieces(index: Index) -> Iterator[tuple[int, ShardPiece]]:
         label = "header" if not other.shard_offset else f"padding at byte {other.shard_offset:,}"
         place = (other.shard_offset, other.length, other.file, other.offset)
         yield other.shard, ShardPiece(*place, other.digest, label)
+
+
+def _check_header(pack: Pack, entry: ShardEntry, pieces: list[ShardPiece]) -> None:
+    """Check that a shard's header is its first piece."""
+    if not pieces or (pieces[0].shard_offset, pieces[0].length) != (0, entry.header_length):
+        raise PackError(
+            "the header of a shard is missing",
+            path=pack.index.path,
+            place=entry.name,
+            expected=f"shard bytes 0 to {entry.header_length:,}",
+        )
 
 
 def _check(pack: Pack, name: str, length: int, pieces: list[ShardPiece]) -> None:

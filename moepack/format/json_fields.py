@@ -1,0 +1,135 @@
+"""The JSON of a manifest: what is no JSON for everybody is refused, and keys have their kinds.
+
+Parsers differ in keys that stand twice and in numbers beyond all bounds. Such are refused anywhere,
+also in values that no reader looks at.
+"""
+
+import json
+import math
+from typing import Any, NoReturn
+
+from moepack import digest
+from moepack.errors import PackError
+from moepack.format import records
+
+
+def parse(data: bytes, path: str) -> "Fields":
+    """Parse the object that is all of a manifest; raise PackError."""
+    try:
+        body = json.loads(
+            data.decode(),
+            object_pairs_hook=_without_duplicates,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_finite_int,
+        )
+    except (ValueError, RecursionError) as error:
+        raise PackError(f"not JSON ({error})", path=path) from None
+    if not isinstance(body, dict):
+        found = kind_of(body)
+        raise PackError("wrong kind of JSON", path=path, expected="an object", found=found)
+    return Fields(body, "", path)
+
+
+class Fields:
+    """The keys of one object of the manifest; `place` is what messages call the object."""
+
+    def __init__(self, body: Any, place: str, path: str) -> None:
+        self.place = place
+        self.path = path
+        self.body: dict[str, Any] = body
+        if not isinstance(body, dict):
+            self.fail("", "wrong kind of value", _KINDS[dict], kind_of(body))
+
+    def typed(self, key: str, kind: type) -> Any:
+        """Return the value of a key, which has to be there and of that kind."""
+        if key not in self.body:
+            self.fail(key, "missing")
+        value = self.body[key]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            self.fail(key, "wrong kind of value", _KINDS[kind], kind_of(value))
+        return value
+
+    def nullable(self, key: str, kind: type) -> Any:
+        """Return the value of a key, which has to be there, of that kind or null."""
+        if key in self.body and self.body[key] is None:
+            return None
+        return self.typed(key, kind)
+
+    def number(self, key: str, least: int, most: int = records.MAX_LENGTH) -> int:
+        """Return a whole number between two bounds."""
+        value: int = self.typed(key, int)
+        if not least <= value <= most:
+            self.fail(key, "out of bounds", f"{least:,} to {most:,}", value)
+        return value
+
+    def digest(self, key: str) -> int:
+        """Return a digest."""
+        try:
+            return digest.from_text(self.typed(key, str))
+        except ValueError:
+            self.fail(key, "not a digest", "xxh3: and 16 hexadecimal digits", self.body[key])
+
+    def inner(self, key: str) -> "Fields":
+        """Return the object that is the value of a key."""
+        return Fields(self.typed(key, dict), self._at(key), self.path)
+
+    def objects(self, key: str) -> list["Fields"]:
+        """Return the objects in the list that is the value of a key."""
+        values: list[Any] = self.typed(key, list)
+        place = self._at(key)
+        return [Fields(value, f"{place}[{n}]", self.path) for n, value in enumerate(values)]
+
+    def fail(
+        self, key: str, problem: str, expected: object = None, found: object = None
+    ) -> NoReturn:
+        """Raise PackError for a key, or for the object itself where that is empty."""
+        raise PackError(
+            problem, path=self.path, place=self._at(key) or None, expected=expected, found=found
+        )
+
+    def _at(self, key: str) -> str:
+        return ".".join(filter(None, (self.place, key)))
+
+
+def are_counts(values: list[Any]) -> bool:
+    """Say whether all values are whole numbers that the format has room for."""
+    return all(type(value) is int and 0 <= value <= records.MAX_LENGTH for value in values)
+
+
+def kind_of(value: Any) -> str:
+    """Say what kind of JSON a value is."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return _KINDS.get(type(value), "another number")
+
+
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    str: "a text",
+    int: "a whole number",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return dict(pairs)
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is beyond all numbers")
+    return value
+
+
+def _finite_int(text: str) -> int:
+    _finite(text)
+    return int(text)
