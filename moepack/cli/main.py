@@ -87,29 +87,48 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 @cli.command("verify")
 @click.argument("pack_path", metavar="PACK")
 @source_option
+@click.option("--layers", "layer_text", metavar="LIST", help="Look at these layers alone: 0-3,7.")
+@click.option("--sample", metavar="SHARE", help="Look at this share of blobs and tensors: 10%.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Another number draws another sample."
+)
+@click.option("--sha256", is_flag=True, help="Compare the SHA-256 of the shards as well.")
 @click.option("--junit", "junit_path", metavar="FILE", help="Write JUnit XML as well.")
 @threads_option
 @json_option
 def verify_command(
     pack_path: str,
     source_paths: tuple[str, ...],
+    layer_text: str | None,
+    sample: str | None,
+    seed: int,
+    sha256: bool,
     junit_path: str | None,
     threads: int,
     as_json: bool,
 ) -> None:
-    """Prove that a pack is whole: structure, padding, digests, and every byte of the source.
+    """Prove a pack: its structure, padding and digests, and every byte against the source.
 
     Example: moepack verify model.moepack --source model-00001-of-00004.gguf
     """
-    from moepack.report import junit, text
+    from moepack.report import junit, verification_text
     from moepack.verifying.verifier import verify
 
     with progress(None, "verifying") as advanced:
-        report = verify(pack_path, source_paths or None, threads=threads, progress=advanced)
+        report = verify(
+            pack_path,
+            source_paths or None,
+            layers=layer_text,
+            sample=sample,
+            seed=seed,
+            sha256=sha256,
+            threads=threads,
+            progress=advanced,
+        )
     if junit_path:
         write_file(junit_path, junit.encode(report))
-    show(report, as_json, text.report)
-    if not report.passed:
+    show(report, as_json, verification_text.report)
+    if report.findings:
         raise SystemExit(ExitCode.DIFFERENCES)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from moepack.errors import short
 from moepack.report.facts import (
     BlobFacts,
@@ -15,11 +13,6 @@ from moepack.report.facts import (
     SourceFacts,
 )
 from moepack.sizes import ranges_text, size_text
-
-if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
-    from moepack.verifying.report import Report
-
-SHOWN_FINDINGS = 20
 
 UNKNOWN = "–"
 """What stands for a fact that is not known."""
@@ -148,22 +141,3 @@ def blob(facts: BlobFacts) -> str:
 def extracted(facts: ExtractFacts) -> str:
     """Write what was extracted."""
     return f"{facts.path}: {facts.length:,} bytes"
-
-
-def report(outcome: Report) -> str:
-    """Write the outcome of a verification, the first findings of many."""
-    lines = [str(finding) for finding in outcome.findings[:SHOWN_FINDINGS]]
-    hidden = len(outcome.findings) - len(lines)
-    if hidden:
-        lines.append(f"… and {hidden} more: --json lists all")
-    compared = outcome.compared_length
-    against = (
-        "digests only" if compared is None else f"{size_text(compared)} compared with the source"
-    )
-    count = len(outcome.findings)
-    verdict = "whole" if outcome.passed else f"{count} finding{'s' * (count > 1)}"
-    lines.append(
-        f"{outcome.path}: {verdict}. {outcome.blob_count:,} blobs, {outcome.part_count:,} parts, "
-        f"{size_text(outcome.read_length)} read, {against}"
-    )
-    return "\n".join(lines)

@@ -1,0 +1,73 @@
+"""Where the index says that everything came from: inside of its shard, and nothing from one place.
+
+Restoring and exporting rely on it. Whether it is true is compared with the source itself.
+"""
+
+from collections.abc import Iterator
+
+from moepack.errors import PackError
+from moepack.format import manifest
+from moepack.format.index import Index
+from moepack.format.manifest import Manifest
+from moepack.verifying.places import Place, Where, check_apart
+from moepack.verifying.report import Findings
+
+
+def check(index: Index, described: Manifest, findings: Findings) -> None:
+    """Check all origins against the shards that the manifest lists, and against each other."""
+    shards = described.source.shards
+    places: list[list[Place]] = [[] for _ in shards]
+    for shard, place in _origins(index, findings):
+        if shard >= len(shards):
+            message = f"it came from shard {shard:,}, the manifest lists {len(shards):,}"
+            findings.add("origin", message, **place.where)
+            continue
+        entry = shards[shard]
+        if place.end > entry.length:
+            message = f"it came from bytes {place.start:,} to {place.end:,} of {entry.name}, "
+            message += f"which is {entry.length:,} bytes long"
+            findings.add("origin", message, **place.where)
+            continue
+        places[shard].append(place)
+    holds_headers = "shard_bytes" in index.directory.sections
+    for entry, of_shard in zip(shards, places, strict=True):
+        header = (0, entry.header_length)
+        if holds_headers and not any(place[:2] == header for place in of_shard):
+            message = f"its header, bytes 0 to {entry.header_length:,}, is not in the pack"
+            findings.add("missing", message, file=entry.name)
+
+        def overlaps(place: Place, other: Place, name: str = entry.name) -> None:
+            message = f"it came from byte {place.start:,} of {name}, as a {other.what} did that "
+            message += f"ends at byte {other.end:,}"
+            findings.add("origin", message, **place.where)
+
+        check_apart(of_shard, overlaps)
+
+
+def _origins(index: Index, findings: Findings) -> Iterator[tuple[int, Place]]:
+    """Yield the number of the shard and the range there of all that has a sound origin."""
+    for family in index.families:
+        for kind in family.part_kinds:
+            for expert in range(family.expert_count):
+                where: Where = {"layer": family.layer, "expert": expert, "part": kind.name}
+                try:
+                    shard, start = index.origin(family, kind, expert)
+                except PackError as error:
+                    findings.add("origin", str(error), **where)
+                    continue
+                yield shard, Place(start, start + kind.length, "part", where)
+    for number in range(index.tensor_count):
+        try:
+            tensor = index.tensor(number)
+        except PackError:
+            continue  # the inventory has it
+        end = tensor.shard_offset + tensor.length
+        yield tensor.shard, Place(tensor.shard_offset, end, "tensor", {"tensor": tensor.name})
+    for number in range(index.shard_range_count):
+        try:
+            held = index.shard_range(number)
+        except PackError:
+            continue
+        end = held.shard_offset + held.length
+        where = {"file": manifest.INDEX_NAME}
+        yield held.shard, Place(held.shard_offset, end, "range of other bytes", where)
