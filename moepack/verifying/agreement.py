@@ -29,7 +29,7 @@ def open_index(path: Path, described: Manifest, findings: Findings) -> Index | N
     except PackError as error:
         if error.place in ("format_version", "kind of file") or "newer" in (error.hint or ""):
             raise
-        findings.add("index", str(error), file=name)
+        findings.add_error("index", error, file=name)
     _check_pages(data, described, findings)
     return index
 

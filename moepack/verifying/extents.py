@@ -4,6 +4,7 @@ An item is a blob, a dense tensor, or bytes of a shard. It is what a sample is d
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 RUN_LENGTH = 8 << 20
@@ -81,4 +82,6 @@ def item_runs(file: int, items: Iterable[Item]) -> Iterator[Run]:
 
 
 def _run(file: int, start: int, end: int, items: Sequence[Item]) -> Run:
-    return Run(file, start, end, tuple(extent for item in items for extent in item.extents))
+    # In order, also where the index has them inside of each other.
+    extents = sorted((extent for item in items for extent in item.extents), key=itemgetter(0))
+    return Run(file, start, end, tuple(extents))

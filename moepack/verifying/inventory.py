@@ -97,7 +97,7 @@ class _Inventory:
         try:
             blob = BlobRecord(*self.index.blob(number))
         except PackError as error:
-            self.findings.add("record", str(error), **where)
+            self.findings.add_error("record", error, **where)
             return
         if blob.length:
             place = Place(blob.offset, blob.offset + blob.length, "blob", where)
@@ -110,7 +110,7 @@ class _Inventory:
             try:
                 part = PartRecord(*self.index.part(first + step, kind))
             except PackError as error:
-                self.findings.add("record", str(error), part=kind.name, **where)
+                self.findings.add_error("record", error, part=kind.name, **where)
                 continue
             extent = self.part_extent(family, kind, expert, part)
             if blob.length and self.is_inside(extent, part, blob, before):
@@ -188,7 +188,7 @@ class _Inventory:
         try:
             tensor = self.index.tensor(number)
         except PackError as error:
-            self.findings.add("record", str(error), file=manifest.INDEX_NAME)
+            self.findings.add_error("record", error, file=manifest.INDEX_NAME)
             return
         where: Where = {"tensor": tensor.name}
         if tensor.name in self.names:
@@ -211,7 +211,7 @@ class _Inventory:
         try:
             held = self.index.shard_range(number)
         except PackError as error:
-            self.findings.add("record", str(error), file=manifest.INDEX_NAME)
+            self.findings.add_error("record", error, file=manifest.INDEX_NAME)
             return
         source = self.sources.shard_bytes(held)
         extent = Extent(held.offset, held.length, held.digest, source=source)
@@ -248,7 +248,7 @@ class _Inventory:
                 number = self.index.blob_at_rank(rank)
                 blob = BlobRecord(*self.index.blob(number))
             except PackError as error:
-                self.find_rank(str(error))
+                self.findings.add_error("rank", error, file=manifest.INDEX_NAME)
                 continue
             if blob.rank != rank:
                 self.find_rank(

@@ -53,7 +53,7 @@ def _origins(index: Index, findings: Findings) -> Iterator[tuple[int, Place]]:
                 try:
                     shard, start = index.origin(family, kind, expert)
                 except PackError as error:
-                    findings.add("origin", str(error), **where)
+                    findings.add_error("origin", error, **where)
                     continue
                 yield shard, Place(start, start + kind.length, "part", where)
     for number in range(index.tensor_count):

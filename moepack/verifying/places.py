@@ -1,7 +1,6 @@
 """Whether ranges of bytes keep apart, as their places in files and in shards have to."""
 
 from collections.abc import Callable, Iterable
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 Where = dict[str, Any]
@@ -18,9 +17,12 @@ class Place(NamedTuple):
 
 
 def check_apart(places: Iterable[Place], overlaps: Callable[[Place, Place], None]) -> None:
-    """Call `overlaps` with each range that overlaps one before it, and with that."""
+    """Call `overlaps` with each range that overlaps one before it, and with that.
+
+    Of two that start at the same byte, the longer one comes before.
+    """
     reached: Place | None = None
-    for place in sorted(places, key=itemgetter(0, 1)):
+    for place in sorted(places, key=lambda place: (place.start, -place.end)):
         if place.start == place.end:
             continue
         if reached is not None and place.start < reached.end:

@@ -1,6 +1,8 @@
 """The outcome of a verification: findings, what they have in common, and how much was looked at."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from moepack.errors import MoepackError
 
 
 class Finding(NamedTuple):
@@ -88,9 +90,12 @@ class Findings:
         """Add one."""
         self.all.append(Finding(kind, message, layer, expert, part, tensor, file, offset))
 
-    def kinds(self) -> set[str]:
-        """Return the kinds that there are."""
-        return {finding.kind for finding in self.all}
+    def add_error(self, kind: str, error: MoepackError, **where: Any) -> None:
+        """Add what an error says; its file is the finding's to name."""
+        bare = MoepackError(
+            error.problem, place=error.place, expected=error.expected, found=error.found
+        )
+        self.add(kind, str(bare), **where)
 
     def in_order(self) -> tuple[Finding, ...]:
         """Return all: those of the pack as such, of tensors, then by layer and expert."""

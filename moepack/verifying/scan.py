@@ -179,15 +179,16 @@ class _Reader:
         self._check_padding(run, position, run.end)
 
     def _check_padding(self, run: Run, position: int, end: int) -> None:
-        """Report the first byte of each piece of padding that is not zero."""
-        while position < end:
-            length = min(end - position, PIECE_LENGTH)
-            self._fill(self._ours, length, position)
-            first = self._ours.first_difference(_ZEROS, length)
+        """Report the first byte of a range that is not zero."""
+        is_zero = True
+        for at in range(position, end, PIECE_LENGTH):
+            length = min(end - at, PIECE_LENGTH)
+            self._fill(self._ours, length, at)
+            first = self._ours.first_difference(_ZEROS, length) if is_zero else None
             if first is not None:
+                is_zero = False
                 message = f"is {self._ours.view[first]:#04x}, not zero"
-                self._find("padding", message, run, offset=position + first)
-            position += length
+                self._find("padding", message, run, offset=at + first)
 
     def _check_extent(self, run: Run, extent: Extent) -> None:
         computed = None if extent.digest is None else digest.stream()
