@@ -6,9 +6,9 @@ from typing import Any
 
 from moepack import digest
 from moepack.errors import PackError
-from moepack.format import manifest
+from moepack.format import manifest, records
 from moepack.format.index import Index
-from moepack.format.manifest import Manifest
+from moepack.format.manifest import IndexEntry, Manifest
 from moepack.reading.directory import map_index
 from moepack.sizes import ranges_text
 from moepack.verifying.report import Findings
@@ -17,44 +17,57 @@ from moepack.verifying.report import Findings
 def open_index(path: Path, described: Manifest, findings: Findings) -> Index | None:
     """Decode the index of the pack at `path`; what keeps it from being decoded is a finding.
 
-    Raises PackError where this version does not know the format, or there is no regular file.
+    Raises PackError where it is no regular file, and where it is of a format that this version does
+    not know, and that is no damage.
     """
-    name = manifest.INDEX_NAME
     data: Any = b""
     index = None
     try:
         data = map_index(path)
-        index = Index(data, str(path / name))
-        _check_digests(index, described.index_entry.digest, findings)
+        index = Index(data, str(path / manifest.INDEX_NAME))
     except PackError as error:
-        if error.place in ("format_version", "kind of file") or "newer" in (error.hint or ""):
+        is_newer = "newer" in (error.hint or "") and _is_described(data, described)
+        if is_newer or error.place == "kind of file":
             raise
-        findings.add_error("index", error, file=name)
-    _check_pages(data, described, findings)
+        findings.add_error("index", error, file=manifest.INDEX_NAME)
+    with memoryview(data) as view:
+        _check_bytes(view, index is not None, described.index_entry, findings)
     return index
 
 
-def _check_digests(index: Index, expected: int, findings: Findings) -> None:
-    for which, actual in (("stored", index.stored_digest), ("computed", index.computed_digest())):
-        if actual != expected:
-            message = f"its {which} digest is {digest.to_text(actual)}, "
-            message += f"the manifest says {digest.to_text(expected)}"
-            findings.add("index", message, file=manifest.INDEX_NAME)
-
-
-def _check_pages(data: Any, described: Manifest, findings: Findings) -> None:
-    """Check length and pages; where a length is wrong, its last pages cannot be right."""
-    entry = described.index_entry
-    if entry.length != len(data):
-        message = f"it is {len(data):,} bytes long, the manifest says {entry.length:,}"
-        findings.add("index", message, file=manifest.INDEX_NAME)
-        return
+def _is_described(data: Any, described: Manifest) -> bool:
     with memoryview(data) as view:
-        for number, expected in enumerate(entry.page_digests or ()):
-            start = number * manifest.PAGE_LENGTH
-            if digest.of(view[start : start + manifest.PAGE_LENGTH]) != expected:
-                message = f"page {number:,} does not have the digest that the manifest states"
-                findings.add("index", message, file=manifest.INDEX_NAME, offset=start)
+        return digest.of(view[: -records.TRAILER.size]) == described.index_entry.digest
+
+
+def _check_bytes(data: memoryview, is_decoded: bool, entry: IndexEntry, findings: Findings) -> None:
+    """Check the index's bytes; one that is sound by itself is not damaged, but of another pack."""
+    trailer = data[-records.TRAILER.size :].tobytes()
+    computed = digest.of(data[: -records.TRAILER.size])
+    is_sound = is_decoded and trailer == records.TRAILER.pack(computed)
+    is_described = (computed, len(data)) == (entry.digest, entry.length)
+    if not is_described:
+        ours, theirs = (
+            f"{length:,} bytes with the digest {digest.to_text(known)}"
+            for length, known in ((len(data), computed), (entry.length, entry.digest))
+        )
+        if is_sound:
+            message = f"it describes an index of {theirs}, this one has {ours}"
+            findings.add("manifest", message, file=manifest.NAME)
+            return
+        message = f"it has {ours}, the manifest says {theirs}"
+        findings.add("index", message, file=manifest.INDEX_NAME)
+    elif is_decoded and not is_sound:
+        message = "its trailer is not the digest of the bytes before it"
+        findings.add("index", message, file=manifest.INDEX_NAME)
+    kind, file = ("manifest", manifest.NAME) if is_described else ("index", manifest.INDEX_NAME)
+    for number, expected in enumerate(entry.page_digests or ()):
+        start = number * manifest.PAGE_LENGTH
+        if digest.of(data[start : start + manifest.PAGE_LENGTH]) != expected:
+            message = (
+                f"page {number:,} of the index does not have the digest that the manifest says"
+            )
+            findings.add(kind, message, file=file, offset=start)
 
 
 def check(index: Index, described: Manifest, findings: Findings) -> None:

@@ -62,6 +62,26 @@ class Run(NamedTuple):
     extents: tuple[Extent, ...]
 
 
+def cut(items: Sequence[Item], length: int) -> tuple[list[Item], int]:
+    """Return what there is of `items` in a file of `length` bytes, and up to where it is known.
+
+    Of an extent that is cut nothing is left; of an item all extents before are.
+    """
+    cut_offsets = (
+        extent.offset for item in items for extent in item.extents if extent.end > length
+    )
+    known = min(cut_offsets, default=length)
+    left = [
+        item._replace(
+            end=min(item.end, known),
+            extents=tuple(extent for extent in item.extents if extent.end <= known),
+        )
+        for item in items
+        if item.start < known
+    ]
+    return left, known
+
+
 def whole_runs(file: int, items: Iterable[Item], length: int) -> Iterator[Run]:
     """Cut the `length` bytes of a file into runs; an item is never cut. `items` are by `start`."""
     start = 0

@@ -4,20 +4,33 @@ Restoring and exporting rely on it. Whether it is true is compared with the sour
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from moepack.errors import PackError
 from moepack.format import manifest
 from moepack.format.index import Index
 from moepack.format.manifest import Manifest
+from moepack.format.tables import PackedFamily, PartKind
 from moepack.verifying.places import Place, Where, check_apart
 from moepack.verifying.report import Findings
+
+
+class _Origin(NamedTuple):
+    """A range of shard number `shard`.
+
+    `lies_at` is the offset where an index over shards has it, None where it lies in a data file.
+    """
+
+    shard: int
+    place: Place
+    lies_at: int | None
 
 
 def check(index: Index, described: Manifest, findings: Findings) -> None:
     """Check all origins against the shards that the manifest lists, and against each other."""
     shards = described.source.shards
     places: list[list[Place]] = [[] for _ in shards]
-    for shard, place in _origins(index, findings):
+    for shard, place, lies_at in _origins(index, findings):
         if shard >= len(shards):
             message = f"it came from shard {shard:,}, the manifest lists {len(shards):,}"
             findings.add("origin", message, **place.where)
@@ -28,6 +41,9 @@ def check(index: Index, described: Manifest, findings: Findings) -> None:
             message += f"which is {entry.length:,} bytes long"
             findings.add("origin", message, **place.where)
             continue
+        if lies_at not in (None, place.start):
+            message = f"it lies at byte {lies_at:,} of a shard, and came from byte {place.start:,}"
+            findings.add("origin", message, **place.where)
         places[shard].append(place)
     holds_headers = "shard_bytes" in index.directory.sections
     for entry, of_shard in zip(shards, places, strict=True):
@@ -44,10 +60,10 @@ def check(index: Index, described: Manifest, findings: Findings) -> None:
         check_apart(of_shard, overlaps)
 
 
-def _origins(index: Index, findings: Findings) -> Iterator[tuple[int, Place]]:
-    """Yield the number of the shard and the range there of all that has a sound origin."""
+def _origins(index: Index, findings: Findings) -> Iterator[_Origin]:
+    """Yield the origins of all that has a sound record; the inventory finds the others."""
     for family in index.families:
-        for kind in family.part_kinds:
+        for number, kind in enumerate(family.part_kinds):
             for expert in range(family.expert_count):
                 where: Where = {"layer": family.layer, "expert": expert, "part": kind.name}
                 try:
@@ -55,19 +71,37 @@ def _origins(index: Index, findings: Findings) -> Iterator[tuple[int, Place]]:
                 except PackError as error:
                     findings.add_error("origin", error, **where)
                     continue
-                yield shard, Place(start, start + kind.length, "part", where)
+                place = Place(start, start + kind.length, "part", where)
+                yield _Origin(shard, place, _lies_at(index, family, number, kind, expert))
     for number in range(index.tensor_count):
         try:
             tensor = index.tensor(number)
         except PackError:
-            continue  # the inventory has it
+            continue
         end = tensor.shard_offset + tensor.length
-        yield tensor.shard, Place(tensor.shard_offset, end, "tensor", {"tensor": tensor.name})
+        place = Place(tensor.shard_offset, end, "tensor", {"tensor": tensor.name})
+        is_there = index.files[tensor.file].is_shard
+        yield _Origin(tensor.shard, place, tensor.offset if is_there else None)
     for number in range(index.shard_range_count):
         try:
             held = index.shard_range(number)
         except PackError:
             continue
         end = held.shard_offset + held.length
-        where = {"file": manifest.INDEX_NAME}
-        yield held.shard, Place(held.shard_offset, end, "range of other bytes", where)
+        what = {"file": manifest.INDEX_NAME}
+        place = Place(held.shard_offset, end, "range of other bytes", what)
+        is_there = index.files[held.file].is_shard
+        yield _Origin(held.shard, place, held.offset if is_there else None)
+
+
+def _lies_at(
+    index: Index, family: PackedFamily, number: int, kind: PartKind, expert: int
+) -> int | None:
+    if not any(file.is_shard for file in index.files):
+        return None
+    first = family.first_part + expert * len(family.part_kinds)
+    try:
+        offset, _, _, file, _ = index.part(first + number, kind)
+    except PackError:
+        return None
+    return offset if index.files[file].is_shard else None

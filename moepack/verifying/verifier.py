@@ -19,7 +19,7 @@ from moepack.storage.regular_file import open_regular
 from moepack.storage.thread_pool import ThreadPool
 from moepack.verifying import agreement, headline, inventory, origins, scope
 from moepack.verifying.comparison import Comparison, sha256_of
-from moepack.verifying.extents import Item, Run, item_runs, whole_runs
+from moepack.verifying.extents import Item, Run, cut, item_runs, whole_runs
 from moepack.verifying.report import Findings, Report
 from moepack.verifying.scan import Gap, Scan
 from moepack.verifying.scope import Scope
@@ -132,8 +132,9 @@ class _Verification:
             held = items[number]
             if chosen.items is not None:
                 held = [item for item in held if item.number in chosen.items]
-            self._leave_out(item for item in held if item.end > length)
-            held = [item for item in held if item.end <= length]
+            if length < file.length:
+                self._leave_out(item for item in held if item.end > length)
+                held, length = cut(held, length)
             if file.is_shard:
                 known = [item for item in held if _can_be_checked(item)]
                 if self.comparison is None or number not in self.comparison.same_files:
