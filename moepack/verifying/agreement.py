@@ -60,7 +60,8 @@ def _check_bytes(data: memoryview, is_decoded: bool, entry: IndexEntry, findings
     elif is_decoded and not is_sound:
         message = "its trailer is not the digest of the bytes before it"
         findings.add("index", message, file=manifest.INDEX_NAME)
-    kind, file = ("manifest", manifest.NAME) if is_described else ("index", manifest.INDEX_NAME)
+    is_right = is_sound and is_described
+    kind, file = ("manifest", manifest.NAME) if is_right else ("index", manifest.INDEX_NAME)
     for number, expected in enumerate(entry.page_digests or ()):
         start = number * manifest.PAGE_LENGTH
         if digest.of(data[start : start + manifest.PAGE_LENGTH]) != expected:

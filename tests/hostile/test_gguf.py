@@ -324,7 +324,7 @@ FIND = (
     "from moepack.source import experts, shards",
     "experts.find_experts(shards.open_source([path]))",
 )
-WITNESS = ("from moepack.verifying import witness", "witness.find_slices([path])")
+WITNESS = ("from moepack.verifying import witness", "witness.hear([path])")
 
 
 def sparse(builder: GgufBuilder, path: Path, length: int = (1 << 30) + (1 << 28)) -> Path:

@@ -64,8 +64,8 @@ def test_damage_is_found_where_it_is_looked_for(layer: int, is_found: bool, pack
 
 def test_padding_inside_of_a_blob_is_looked_at_with_it(pack: Path) -> None:
     with moepack.open(pack) as opened:
-        blob = opened.locate(1, 7)
-    flip(blob.path, blob.offset + blob.length - 1)
+        part = opened.locate(1, 8, "gate")  # with which the next blob begins
+    flip(part.path, part.offset - 1)
     (finding,) = verify(pack, layers=[1]).findings
     assert finding.kind == "padding"
 
