@@ -7,6 +7,7 @@ buffer that stays in the processor's cache, and all that is to be known about it
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -69,8 +70,9 @@ class Scan:
             shards = [self._open_shard(path, stack) for path in self.shard_paths]
             executor = stack.enter_context(ThreadPool(max_workers=threads))
             try:
-                done = [executor.submit(self._work, shared, shards) for _ in range(threads)]
-                for future in done:
+                futures = [executor.submit(self._work, shared, shards) for _ in range(threads)]
+                # Not one after the other: a thread that was stopped would hide the one that failed.
+                for future in wait(futures, return_when=FIRST_EXCEPTION).done:
                     future.result()
             except BaseException:
                 self._stop.set()
@@ -86,14 +88,10 @@ class Scan:
         return descriptor
 
     def _work(self, work: Iterator[Run | Gap], shards: Sequence[int]) -> None:
-        try:
-            with _Reader(self, shards) as reader:
-                while (taken := self._next(work)) is not None:
-                    reader.look_at(taken)
-                    self._add(reader)
-        except BaseException:
-            self._stop.set()
-            raise
+        with _Reader(self, shards) as reader:
+            while (taken := self._next(work)) is not None:
+                reader.look_at(taken)
+                self._add(reader)
 
     def _next(self, work: Iterator[Run | Gap]) -> Run | Gap | None:
         with self._lock:
