@@ -124,6 +124,12 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 @cli.command("verify")
 @click.argument("pack_path", type=PathName(), metavar="PACK")
 @source_option
+@click.option("--layers", "layer_text", metavar="LIST", help="Look at these layers alone: 0-3,7.")
+@click.option("--sample", metavar="SHARE", help="Look at this share of blobs and tensors: 10%.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Another number draws another sample."
+)
+@click.option("--sha256", is_flag=True, help="Compare the SHA-256 of the shards as well.")
 @click.option(
     "--junit", "junit_path", type=OutputFile(), metavar="FILE", help="Write JUnit XML as well."
 )
@@ -135,29 +141,42 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 def verify_command(
     pack_path: str,
     source_paths: tuple[str, ...],
+    layer_text: str | None,
+    sample: str | None,
+    seed: int,
+    sha256: bool,
     junit_path: str | None,
     force: bool,
     threads: int,
     as_json: bool,
 ) -> None:
-    """Prove that a pack is whole: structure, padding, digests, and every byte of the source.
+    """Prove a pack: its structure, padding and digests, and every byte against the source.
 
     Example: moepack verify model.moepack --source model-00001-of-00004.gguf
     """
-    from moepack.report import junit, text
+    from moepack.report import junit, verification_text
     from moepack.verifying.verifier import verify
 
     with contextlib.ExitStack() as outputs:
         if junit_path:
             junit_file = outputs.enter_context(output_file(junit_path, force=force))
         with progress(None, "verifying") as advanced:
-            report = verify(pack_path, source_paths or None, threads=threads, progress=advanced)
+            report = verify(
+                pack_path,
+                source_paths or None,
+                layers=layer_text,
+                sample=sample,
+                seed=seed,
+                sha256=sha256,
+                threads=threads,
+                progress=advanced,
+            )
         if junit_path:
             write_whole(junit_file, junit.encode(report))
-    if as_json or not (report.passed and is_quiet()):
-        shown = None if is_verbose() else text.SHOWN_FINDINGS
-        show(report, as_json, lambda outcome: text.report(outcome, shown))
-    if not report.passed:
+    if as_json or report.findings or not is_quiet():
+        shown = None if is_verbose() else verification_text.SHOWN_FINDINGS
+        show(report, as_json, lambda outcome: verification_text.report(outcome, shown))
+    if report.findings:
         raise SystemExit(ExitCode.DIFFERENCES)
 
 

@@ -36,6 +36,8 @@ class Index:
             raise self._error("ranks", "not one for each blob", f"{self.blob_count:,}", found)
         self.files = tables.read_files(data, self.directory, path)
         self.families = tables.read_families(data, self.directory, path)
+        self.tensor_count = self.directory["tensors"].record_count
+        self.shard_range_count = self.directory["shard_bytes"].record_count
         self.stored_digest: int = records.TRAILER.unpack_from(data, len(data) - 8)[0]
         self._blob = _padded(records.BLOB, self.directory["blobs"].record_length)
         self._part = _padded(records.PART, self.directory["parts"].record_length)
@@ -119,6 +121,14 @@ class Index:
     def shard_bytes(self) -> Iterator[ShardBytes]:
         """Yield the ranges of shards that belong to no tensor."""
         return self._dense_decoder().shard_bytes()
+
+    def tensor(self, number: int) -> DenseTensor:
+        """Return dense tensor `number`, checked against the rules of the format."""
+        return self._dense_decoder().tensor(number)
+
+    def shard_range(self, number: int) -> ShardBytes:
+        """Return range `number` of those that belong to no tensor, checked as a tensor is."""
+        return self._dense_decoder().range_of_shard(number)
 
     def _dense_decoder(self) -> DenseDecoder:
         alignment = self.header.tensor_alignment

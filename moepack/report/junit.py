@@ -9,26 +9,40 @@ _FORBIDDEN = {code: "�" for code in range(32) if code not in (9, 10, 13)}
 
 
 def encode(report: Report) -> bytes:
-    """Return a report as JUnit XML: one test for the pack as such, and one for each layer."""
+    """Return a report as JUnit XML: one test for the pack as such, and one for each layer.
+
+    A test for what was not looked at as a whole is skipped, unless there are findings.
+    """
     by_layer: dict[int | None, list[Finding]] = defaultdict(list)
     for finding in report.findings:
         by_layer[finding.layer].append(finding)
     cases = [None, *sorted({*report.layers, *(layer for layer in by_layer if layer is not None)})]
+    left_out = {*cases} - {*report.checked_layers, *by_layer}
+    if not report.not_looked_at:
+        left_out.discard(None)
     suite = ElementTree.Element(
         "testsuite",
         name="moepack verify",
         tests=str(len(cases)),
         failures=str(len(by_layer)),
         errors="0",
+        skipped=str(len(left_out)),
     )
     for layer in cases:
         name = "pack" if layer is None else f"layer {layer}"
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(report.path), name=name)
-        if findings := by_layer[layer]:
-            failure = ElementTree.SubElement(case, "failure", message=f"{len(findings)} findings")
+        if findings := by_layer.get(layer):
+            failure = ElementTree.SubElement(case, "failure", message=_message(findings))
             failure.text = _xml("\n".join(map(str, findings)))
+        elif layer in left_out:
+            message = f"not looked at: {', '.join(report.not_looked_at)}"
+            ElementTree.SubElement(case, "skipped", message=_xml(message))
     data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
     return data
+
+
+def _message(findings: list[Finding]) -> str:
+    return "1 finding" if len(findings) == 1 else f"{len(findings):,} findings"
 
 
 def _xml(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from moepack.errors import short
 from moepack.report.facts import (
@@ -20,10 +19,6 @@ from moepack.report.facts import (
 from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import count_text, ranges_text, size_text
 
-if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
-    from moepack.verifying.report import Report
-
-SHOWN_FINDINGS = 20
 WIDTH = 80
 """The columns of a terminal that nobody made wider."""
 
@@ -206,22 +201,3 @@ def extracted(facts: ExtractFacts) -> str:
 
 def _digest(text: str | None) -> str:
     return UNKNOWN if text is None else text[-16:]
-
-
-def report(outcome: Report, shown: int | None = SHOWN_FINDINGS) -> str:
-    """Write the outcome of a verification and its first `shown` findings; None is all of them."""
-    lines = [str(finding) for finding in outcome.findings[:shown]]
-    hidden = len(outcome.findings) - len(lines)
-    if hidden:
-        lines.append(f"… and {hidden:,} more: -v lists all")
-    compared = outcome.compared_length
-    against = (
-        "digests only" if compared is None else f"{size_text(compared)} compared with the source"
-    )
-    count = len(outcome.findings)
-    verdict = "whole" if outcome.passed else count_text(count, "finding")
-    lines.append(
-        f"{outcome.path}: {verdict}. {outcome.blob_count:,} blobs, {outcome.part_count:,} parts, "
-        f"{size_text(outcome.read_length)} read, {against}"
-    )
-    return "\n".join(lines)

@@ -160,7 +160,7 @@ def no_manifest(packed: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "arguments", "code", "word"),
     [
-        (None, ("verify", "{pack}"), 0, "whole"),
+        (None, ("verify", "{pack}"), 0, "sound"),
         (None, ("locate", "{pack}"), 2, "--layer"),
         (None, ("locate", "{pack}", "--layer", "9", "--expert", "0"), 2, "no experts in layer 9"),
         (None, ("pack", "{model}", "-o", "{pack}"), 2, "a whole pack is here already"),

@@ -1,27 +1,28 @@
 """Verification finds what a packer can do wrong, and what time and disks do."""
 
+import contextlib
 import dataclasses
-import json
+import hashlib
+import shutil
 import subprocess
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import pytest
 
 import moepack
-from moepack.errors import SourceError
-from moepack.packing import data_files, layout, packer, plan
-from moepack.report import junit
-from moepack.report.json_text import json_text
+from moepack.errors import PackError, SourceError
+from moepack.packing import layout, packer, plan
+from moepack.packing.source_identity import describe_shard, describe_source
 from moepack.source import experts, ggml_types
+from moepack.source.dense import find_dense
 from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart, Stacked
-from moepack.source.shards import open_source
+from moepack.source.shards import Source, open_source
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import F32, moe, split, write_shards
+from tests.support.index_edit import IndexEdit
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model, shards_of
-from tests.support.pack_draft import sealed
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -31,14 +32,22 @@ def test_a_sound_pack_of_a_real_model_has_no_findings(model: str, packs: dict[st
     digests_only = verify(packs[model])
     assert digests_only.passed
     assert digests_only.compared_length is None
-    with_source = verify(packs[model], shards_of(model))
+    shards = shards_of(model)
+    with_source = verify(packs[model], shards)
     assert with_source.passed
-    with moepack.open(packs[model]) as pack:
-        kinds = ((layer, kind) for layer in pack.layers for kind in pack.parts(layer))
-        payload = sum(kind.length * pack.expert_count(layer) for layer, kind in kinds)
-    assert with_source.compared_length == payload
-    files = packs[model].glob("experts-*.bin")
-    assert with_source.read_length == sum(file.stat().st_size for file in files)
+    assert with_source.headline is None
+    assert with_source.compared_length == sum(Path(shard).stat().st_size for shard in shards)
+    files = packs[model].glob("*.bin")
+    data_length = sum(file.stat().st_size for file in files if file.name != "index.bin")
+    assert with_source.read_length == with_source.data_length == data_length
+
+
+def test_a_pack_of_experts_alone_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
+    pack_model([first_shard("mixtral")], tmp_path / "pack", experts_only=True)
+    report = verify(tmp_path / "pack", first_shard("mixtral"))
+    assert report.passed
+    with moepack.open(tmp_path / "pack") as pack:
+        assert report.compared_length == pack.shape.expert_length
 
 
 IK_TYPES = [t for t in ggml_types.TYPES.values() if t.type_id > 42 and t.sliceable]
@@ -64,9 +73,16 @@ def test_types_that_only_one_engine_knows_are_packed_and_verified(
 def broken_pack(change: Callable[[Experts], Experts], folder: Path) -> tuple[Path, list[str]]:
     """Pack qwen3moe with a packer that got its experts wrong; return it and the true shards."""
     source = open_source([first_shard("qwen3moe")])
-    planned = plan.make(change(experts.find_experts(source)), layout.load("layers"))
-    packer.pack(source, planned, folder / "broken")
+    found = experts.find_experts(source)
+    write_pack(source, found, change(found), folder / "broken")
     return folder / "broken", [shard.path for shard in source.shards]
+
+
+def write_pack(source: Source, found: Experts, wrong: Experts, target: Path) -> None:
+    planned = plan.make(wrong, layout.load("layers"), dense=find_dense(source, found))
+    shards = tuple(map(describe_shard, source.shards))
+    described = describe_source(source, experts.shape_of(source, found), shards)
+    packer.pack(source, described, planned, target)
 
 
 def with_part(
@@ -160,29 +176,34 @@ def wrong_shape(model: Experts) -> Experts:
 
 
 @pytest.mark.parametrize(
-    ("change", "kinds", "layer"),
+    ("change", "kinds", "layer", "kinds_alone"),
     [
-        (wrong_block_size, {"shape", "bytes"}, 0),
-        (off_by_one_stride, {"bytes"}, 1),
-        (wrong_data_offset, {"bytes"}, 1),
-        (swapped_projections, {"bytes"}, 0),
-        (swapped_experts, {"bytes"}, 1),
-        (missing_layer, {"missing"}, 1),
-        (missing_part, {"missing"}, 0),
-        (missing_expert, {"shape"}, 0),
-        (wrong_type, {"shape"}, 0),
-        (wrong_shape, {"shape"}, 0),
+        (wrong_block_size, {"record", "shape"}, 0, {"record"}),
+        (off_by_one_stride, {"origin", "bytes"}, 1, {"origin"}),
+        (wrong_data_offset, {"origin", "bytes"}, 1, {"origin"}),
+        (swapped_projections, {"origin", "bytes"}, 0, set()),
+        (swapped_experts, {"origin", "bytes"}, 1, set()),
+        (missing_layer, {"missing"}, 1, set()),
+        (missing_part, {"missing"}, 0, set()),
+        (missing_expert, {"shape"}, 0, set()),
+        (wrong_type, {"record", "shape"}, 0, {"record"}),
+        (wrong_shape, {"record", "shape"}, 0, {"record"}),
     ],
 )
 def test_a_packers_mistake_is_found(
-    change: Callable[[Experts], Experts], kinds: set[str], layer: int, tmp_path: Path
+    change: Callable[[Experts], Experts],
+    kinds: set[str],
+    layer: int,
+    kinds_alone: set[str],
+    tmp_path: Path,
 ) -> None:
     """The digests of such a pack are all right: only the verifier's own way to the bytes helps."""
     broken, shards = broken_pack(change, tmp_path)
-    assert verify(broken).passed
+    assert {finding.kind for finding in verify(broken).findings} == kinds_alone
     report = verify(broken, shards)
     assert {finding.kind for finding in report.findings} == kinds
     assert layer in {finding.layer for finding in report.findings}
+    assert "a mistake of the program that wrote it" in (report.headline or "")
 
 
 def test_a_wrong_size_table_in_the_packer_makes_verification_fail(
@@ -204,14 +225,14 @@ def test_a_wrong_size_table_in_the_packer_makes_verification_fail(
         )
 
     model = with_part(model, 0, "ffn_up_exps.weight", resized)
-    packer.pack(source, plan.make(model, layout.load("layers")), tmp_path / "pack")
+    write_pack(source, model, model, tmp_path / "pack")
     kinds = {finding.kind for finding in verify(tmp_path / "pack", [str(path)]).findings}
-    assert kinds == {"shape", "bytes"}
+    assert kinds == {"record", "shape"}
 
 
 def test_swapped_experts_are_named_with_every_place(tmp_path: Path) -> None:
     broken, shards = broken_pack(swapped_experts, tmp_path)
-    findings = verify(broken, shards).findings
+    findings = [f for f in verify(broken, shards).findings if f.kind == "bytes"]
     assert {(f.layer, f.expert, f.part, f.file) for f in findings} == {
         (1, expert, "ffn_down_exps.weight", "experts-00001.bin") for expert in (3, 11)
     }
@@ -234,14 +255,7 @@ def test_a_stale_source_is_found_to_the_byte(position: str, tmp_path: Path) -> N
     (finding,) = verify(tmp_path / "pack", [str(path) for path in paths]).findings
     assert (finding.kind, finding.layer, finding.expert) == ("bytes", family.layer, 2)
     assert finding.part == part.name
-    assert f"at byte {offset} of {paths[shard].name}" in finding.message
-
-
-def test_a_pack_of_another_model_is_not_taken_for_this_one(packs: dict[str, Path]) -> None:
-    kinds = {f.kind for f in verify(packs["qwen3moe"], shards_of("ud-mixed")).findings}
-    assert {"source", "shape"} <= kinds
-    kinds = {f.kind for f in verify(packs["qwen3moe"], shards_of("mixtral")).findings}
-    assert {"source", "shape", "missing"} & kinds
+    assert f"at byte {offset:,} of {paths[shard].name}" in finding.message
 
 
 def test_another_header_is_another_source(tmp_path: Path) -> None:
@@ -250,8 +264,12 @@ def test_another_header_is_another_source(tmp_path: Path) -> None:
     paths = [str(builder.write(tmp_path / "m.gguf"))]
     pack_model([Path(paths[0])], tmp_path / "pack")
     builder.put("general.name", "str", "Built for a tesT").write(tmp_path / "m.gguf")
-    (finding,) = verify(tmp_path / "pack", paths).findings
-    assert finding.kind == "source"
+    report = verify(tmp_path / "pack", paths)
+    assert {(f.kind, f.file) for f in report.findings} == {
+        ("source", "m.gguf"),
+        ("bytes", "dense.bin"),
+    }
+    assert report.headline == "these shards were changed since packing: m.gguf"
 
 
 def test_what_was_left_out_on_purpose_is_not_missing(tmp_path: Path) -> None:
@@ -260,43 +278,6 @@ def test_what_was_left_out_on_purpose_is_not_missing(tmp_path: Path) -> None:
     report = verify(tmp_path / "pack", [str(path)])
     assert report.passed
     assert report.layers == (0, 2)
-
-
-def test_padding_that_is_not_zero_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dirty(self: data_files.DigestingWriter, offset: int) -> None:
-        while (missing := offset - self._flushed - self._filled) > 0:
-            space = self.space(missing)
-            space[:] = b"\xee" * len(space)
-            self.advance(len(space))
-
-    monkeypatch.setattr(data_files.DigestingWriter, "pad_to", dirty)
-    pack_model([first_shard("qwen3moe")], tmp_path / "pack")
-    findings = verify(tmp_path / "pack").findings
-    assert {finding.kind for finding in findings} == {"padding"}
-
-
-def test_every_flipped_bit_of_a_data_file_is_found(pack_copy: Path) -> None:
-    with moepack.open(pack_copy) as pack:
-        part = pack.locate(1, 7, "up")
-        blob = pack.locate(1, 7)
-    padding = part.offset - 1
-    assert padding > blob.offset
-    for offset, kinds in (
-        (part.offset, {"digest", "file"}),
-        (part.offset + part.length - 1, {"digest", "file"}),
-        (padding, {"padding", "file"}),
-    ):
-        flip(part.path, offset)
-        findings = verify(pack_copy).findings
-        assert {finding.kind for finding in findings} == kinds
-        named = [f for f in findings if f.kind != "file"]
-        assert named[0].file == part.path.name
-        if "digest" in kinds:
-            assert (named[0].layer, named[0].expert, named[0].part) == (1, 7, part.part)
-        else:
-            assert named[0].offset == offset
-        flip(part.path, offset)
-    assert verify(pack_copy).passed
 
 
 def test_damage_in_several_places_gives_all_findings(pack_copy: Path) -> None:
@@ -317,14 +298,16 @@ def test_a_data_file_of_another_length_is_found(pack_copy: Path, change: str) ->
     else:
         path.write_bytes(data[:-5] if change == "cut" else data + bytes(4096))
     findings = verify(pack_copy).findings
-    assert {finding.kind for finding in findings} == {"file"}
-    assert findings[0].file == path.name
+    (finding,) = findings
+    assert (finding.kind, finding.file) == ("file", path.name)
+    assert ("1 of 16 blobs and tensors in it are cut" in finding.message) == (change == "cut")
 
 
 def test_a_damaged_index_and_manifest_are_findings(pack_copy: Path) -> None:
     index = pack_copy / "index.bin"
     flip(index, len(index.read_bytes()) - 1)
-    assert {finding.kind for finding in verify(pack_copy).findings} == {"index"}
+    findings = verify(pack_copy).findings
+    assert {finding.kind for finding in findings} == {"index"}
     flip(index, len(index.read_bytes()) - 1)
     manifest = pack_copy / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"Qwen3Moe"', '"Qwen3MoE"'))
@@ -339,21 +322,6 @@ def test_a_shard_that_cannot_be_read_is_the_sources_fault(
     cut.write_bytes(Path(shards[2]).read_bytes()[:300])
     with pytest.raises(SourceError):
         verify(packs["qwen3moe"], [*shards[:2], str(cut), *shards[3:]])
-
-
-@pytest.mark.parametrize("shards", [5, [5], None, "x", [{"length": -1, "header_length": -1}]])
-def test_a_manifest_that_describes_no_shards_is_a_finding_and_can_be_inspected(
-    shards: Any, pack_copy: Path, moepack_command: Command
-) -> None:
-    path = pack_copy / "manifest.json"
-    body = json.loads(path.read_bytes())
-    body["source"]["shards"] = shards
-    del body["manifest_digest"]
-    path.write_bytes(sealed(json.dumps(body, indent=2)))
-    findings = verify(pack_copy, first_shard("qwen3moe")).findings
-    assert {finding.kind for finding in findings} == {"source"}
-    run = moepack_command("inspect", pack_copy)
-    assert run.returncode == 0, run.stderr
 
 
 def test_the_source_may_be_a_shard_a_folder_or_all_shards_in_any_order(tmp_path: Path) -> None:
@@ -378,35 +346,6 @@ def test_what_is_no_gguf_is_the_sources_fault(data: bytes, pack_copy: Path, tmp_
         verify(pack_copy, tmp_path / "m.gguf")
 
 
-def test_the_report_has_stable_fields(pack_copy: Path) -> None:
-    with moepack.open(pack_copy) as pack:
-        where = pack.locate(0, 2, "up")
-    flip(where.path, where.offset)
-    report = verify(pack_copy, shards_of("qwen3moe"))
-    body: dict[str, Any] = json.loads(json_text(report))
-    assert set(body) == {
-        *("passed", "path", "findings", "layers", "blob_count", "part_count"),
-        *("read_length", "compared_length"),
-    }
-    digest = next(finding for finding in body["findings"] if finding["kind"] == "digest")
-    assert (digest["layer"], digest["expert"]) == (0, 2)
-    assert (digest["file"], digest["offset"]) == (where.path.name, where.offset)
-
-
-def test_junit_has_a_test_for_each_layer_and_names_the_failures(pack_copy: Path) -> None:
-    with moepack.open(pack_copy) as pack:
-        where = pack.locate(1, 2, "up")
-    flip(where.path, where.offset)
-    suite = ElementTree.fromstring(junit.encode(verify(pack_copy)))
-    cases = {case.get("name"): case.find("failure") for case in suite}
-    assert set(cases) == {"pack", "layer 0", "layer 1"}
-    assert cases["layer 0"] is None
-    failure = cases["layer 1"]
-    assert failure is not None
-    assert "expert 2 ffn_up_exps.weight" in (failure.text or "")
-    assert suite.get("failures") == "2"
-
-
 def test_scales_of_four_bytes_are_compared_too(tmp_path: Path) -> None:
     builder = moe((0,)).tensor("blk.0.ffn_up_exps.scale", (4,), F32, 16)
     path = builder.write(tmp_path / "m.gguf")
@@ -417,3 +356,136 @@ def test_scales_of_four_bytes_are_compared_too(tmp_path: Path) -> None:
     flip(path, scale.slices.at(3)[1])
     (finding,) = verify(tmp_path / "pack", [str(path)]).findings
     assert (finding.part, finding.expert) == ("ffn_up_exps.scale", 3)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a model with padding everywhere, some of it not zero, and pack it into `pack`."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "model").mkdir()
+    builder = moe((0, 1), 3, ne=(5, 3), type_id=F32, block=(1, 4))
+    builder.tensor("blk.0.ffn_up_exps.scale", (3,), F32, 12)
+    builder.tensor("blk.1.ffn_norm.bias", (7,), F32, 28)
+    paths = write_shards(split(builder, 4), folder / "model")
+    gap = open_source(paths).shards[0].tensors[1]
+    flip(paths[0], gap.offset + gap.length)
+    pack_model(paths, folder / "pack", layout_name="hot-first")
+    return folder
+
+
+def test_every_flipped_bit_of_a_pack_is_found(small: Path, tmp_path: Path) -> None:
+    """Of parts, tensors, headers and padding, of the index and of the manifest."""
+    pack = Path(shutil.copytree(small / "pack", tmp_path / "pack"))
+    assert verify(pack).passed
+    random = Random(1)
+    for path in sorted(pack.iterdir()):
+        data = path.read_bytes()
+        offsets = {0, len(data) - 1, *random.sample(range(len(data)), 120)}
+        if path.name == "dense.bin":
+            offsets |= {start + step for start in range(0, len(data), 4096) for step in (0, 1, 20)}
+        for offset in offsets:
+            changed = bytearray(data)
+            changed[offset] ^= 1 << random.randrange(8)
+            path.write_bytes(changed)
+            try:
+                report = verify(pack, threads=1)
+            except PackError:
+                assert path.name == "manifest.json"
+            else:
+                assert report.findings, (path.name, offset)
+                assert report.passed is False
+                if path.name not in ("index.bin", "manifest.json"):
+                    assert report.findings[0].file == path.name
+                    assert report.headline == f"a damaged file: {path.name}"
+        path.write_bytes(data)
+    assert verify(pack).passed
+
+
+def test_every_flipped_bit_of_the_source_is_found(small: Path, tmp_path: Path) -> None:
+    """Of expert tensors, dense tensors, headers, and padding, whether it was zero or not."""
+    model = Path(shutil.copytree(small / "model", tmp_path / "model"))
+    assert verify(small / "pack", model).passed
+    random = Random(2)
+    for number, path in enumerate(sorted(model.iterdir())):
+        data = path.read_bytes()
+        start = open_source(model).shards[number].data_offset
+        for offset in {start - 1, start, len(data) - 1, *random.sample(range(len(data)), 150)}:
+            changed = bytearray(data)
+            changed[offset] ^= 1 << random.randrange(8)
+            path.write_bytes(changed)
+            if offset >= start:
+                assert verify(small / "pack", model, threads=1).findings, (path.name, offset)
+                continue
+            with contextlib.suppress(SourceError):  # a header that says nonsense
+                assert verify(small / "pack", model, threads=1).findings, (path.name, offset)
+        path.write_bytes(data)
+    assert verify(small / "pack", model).passed
+
+
+def test_a_dense_tensor_and_a_header_that_differ_are_named(small: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(small / "model", tmp_path / "model"))
+    source = open_source(model)
+    shard, tensor = next(held for held in source.tensors() if held[1].name.endswith("norm.bias"))
+    flip(Path(source.shards[shard].path), tensor.offset + 5)
+    (finding,) = verify(small / "pack", model).findings
+    assert (finding.kind, finding.tensor, finding.file) == ("bytes", tensor.name, "dense.bin")
+    assert finding.message.startswith("byte 5 of it is ")
+
+
+def test_padding_of_the_source_that_the_pack_does_not_hold_is_missing(
+    small: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(small / "model", tmp_path / "model"))
+    shard = open_source(model).shards[1]
+    end = shard.tensors[1].offset + shard.tensors[1].length
+    assert end < shard.tensors[2].offset
+    flip(Path(shard.path), end + 2)
+    (finding,) = verify(small / "pack", model).findings
+    assert (finding.kind, finding.offset) == ("missing", end + 2)
+    assert finding.file == Path(shard.path).name
+
+
+@pytest.mark.parametrize(
+    ("section", "number", "change"),
+    [
+        ("part_kinds", 0, {"shard_offset": 4}),
+        ("part_kinds", 0, {"stride": 4}),
+        ("tensors", 1, {"shard_offset": -32}),
+        ("tensors", 1, {"shard": 1}),
+    ],
+)
+def test_an_origin_that_is_wrong_is_found(
+    section: str, number: int, change: dict[str, int], small: Path, tmp_path: Path
+) -> None:
+    """The pack's own bytes are all right: only where they came from is not."""
+    edit = IndexEdit(Path(shutil.copytree(small / "pack", tmp_path / "pack")))
+    held = edit.get(section, number)
+    edit.set(section, number, **{name: getattr(held, name) + n for name, n in change.items()})
+    edit.save()
+    findings = verify(edit.path, small / "model").findings
+    assert {finding.kind for finding in findings} == {"origin"}
+    assert any("it lies at byte" in finding.message for finding in findings)
+
+
+def test_tensors_that_only_one_side_has_are_found(small: Path, tmp_path: Path) -> None:
+    edit = IndexEdit(Path(shutil.copytree(small / "pack", tmp_path / "pack")))
+    name = edit.get("tensors", 1).name
+    edit.set("tensors", 1, name=name.replace(b"blk.0", b"blk.7"))
+    edit.save()
+    findings = verify(edit.path, small / "model").findings
+    assert {(finding.kind, finding.tensor) for finding in findings} == {
+        ("missing", "blk.0.attn_norm.weight"),
+        ("surplus", "blk.7.attn_norm.weight"),
+    }
+
+
+def test_a_header_length_that_is_wrong_is_found(small: Path, tmp_path: Path) -> None:
+    """The SHA-256 of the shorter header is right: only the shard knows where the header ends."""
+    edit = IndexEdit(Path(shutil.copytree(small / "pack", tmp_path / "pack")))
+    shard = edit.body["source"]["shards"][0]
+    shard["header_length"] -= 32
+    data = (small / "model" / shard["name"]).read_bytes()
+    shard["header_sha256"] = hashlib.sha256(data[: shard["header_length"]]).hexdigest()
+    edit.save()
+    kinds = [finding.kind for finding in verify(edit.path, small / "model").findings]
+    assert kinds == ["missing", "source"]

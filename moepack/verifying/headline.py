@@ -1,0 +1,78 @@
+"""What the findings of a verification have in common, in one line: whose fault it is."""
+
+from collections.abc import Iterable
+
+from moepack.errors import short
+from moepack.format.manifest import Manifest
+from moepack.verifying.comparison import Comparison
+from moepack.verifying.report import Finding
+
+_SHOWN_NAMES = 3
+
+
+def write(
+    findings: Iterable[Finding], described: Manifest, comparison: Comparison | None
+) -> str | None:
+    """Write the headline; None where there are no findings."""
+    found = list(findings)
+    if not found:
+        return None
+    of_kind = {finding.kind: [] for finding in found}  # type: dict[str, list[Finding]]
+    for finding in found:
+        of_kind[finding.kind].append(finding)
+    if comparison is not None and comparison.is_another_model:
+        return _another_model(described, comparison)
+    damaged = [f for kind in ("file", "digest", "padding") for f in of_kind.get(kind, [])]
+    for kind in ("index", "manifest"):
+        if kind in of_kind:
+            return _metadata(kind, of_kind[kind])
+    if damaged:
+        return _damaged(damaged)
+    if comparison is not None and comparison.changed_headers:
+        return f"these shards were changed since packing: {_names(comparison.changed_headers)}"
+    if of_kind.keys() & {"record", "rank"}:
+        return "the index breaks the rules of the format: a mistake of the program that wrote it"
+    if of_kind.keys() == {"bytes"}:
+        return "the source has other bytes, though the pack's digests are right: the shards were "\
+            "changed since packing, or packed wrongly"  # fmt: skip
+    if of_kind.keys() == {"source"}:
+        return "these shards were changed since packing, by their SHA-256"
+    return "the index does not say what the source holds: a mistake of the program that wrote it"
+
+
+def _another_model(described: Manifest, comparison: Comparison) -> str:
+    witness, entry = comparison.witness, described.source
+    ours = _model(entry.name, entry.architecture, len(entry.shards))
+    theirs = _model(
+        witness.text("general.name"), witness.text("general.architecture"), len(witness.shards)
+    )
+    if ours == theirs:
+        return f"this is another version of the model: {theirs}, in other types or shapes"
+    return f"this is another model: {theirs}; the pack was made from {ours}"
+
+
+def _model(name: str | None, architecture: str | None, shard_count: int) -> str:
+    shards = "1 shard" if shard_count == 1 else f"{shard_count:,} shards"
+    return f"{short(name or 'a model without a name')} ({short(architecture or '–')}, {shards})"
+
+
+def _metadata(kind: str, findings: list[Finding]) -> str:
+    """Tell damage of the index or the manifest from files that do not belong together."""
+    file = "index.bin" if kind == "index" else "manifest.json"
+    is_torn = kind == "manifest" and all("digest differs" not in f.message for f in findings)
+    if is_torn:
+        return "index.bin and manifest.json do not belong together"
+    return f"a damaged file: {file}"
+
+
+def _damaged(findings: list[Finding]) -> str:
+    names = list(dict.fromkeys(f.file for f in findings if f.file is not None))
+    count = len(findings)
+    places = "" if count == 1 else f", in {count:,} places"
+    return f"{'a damaged file' if len(names) == 1 else 'damaged files'}: {_names(names)}{places}"
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    hidden = len(names) - _SHOWN_NAMES
+    return f"{shown} and {hidden:,} more" if hidden > 0 else shown

@@ -1,0 +1,294 @@
+"""One rule, one finding, one test: each breaks just that rule in a pack that is sound otherwise."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from moepack import digest
+from moepack.packing.shard_index import index_model
+from moepack.verifying.verifier import verify
+from tests.support.gguf_builder import F32, moe, split, write_shards
+from tests.support.index_edit import IndexEdit
+from tests.support.models import flip, pack_model
+
+COUNTS = {(0, 0): 5, (0, 1): 9, (1, 0): 7, (1, 1): 0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build two layers of two experts of three parts of 32 bytes, in three shards, and pack them.
+
+    `pack` has the hotness of all blobs, `lain` is an index over the shards with all digests.
+    """
+    folder = tmp_path_factory.mktemp("rules")
+    (folder / "model").mkdir()
+    builder = moe((0, 1), 2, ne=(4, 2), type_id=F32, block=(1, 4))
+    paths = write_shards(split(builder, 5), folder / "model")
+    pack_model(paths, folder / "pack", counts=COUNTS)
+    index_model(paths, folder / "lain", digests=True)
+    return folder
+
+
+@pytest.fixture
+def edit(model: Path, tmp_path: Path) -> IndexEdit:
+    return IndexEdit(Path(shutil.copytree(model / "pack", tmp_path / "pack")))
+
+
+class Rule(NamedTuple):
+    """One broken rule: how, and the kind of the one finding and words of it."""
+
+    name: str
+    breaks: Callable[[IndexEdit], object]
+    kind: str
+    words: str
+
+
+def record(section: str, number: int, /, **fields: Any) -> Callable[[IndexEdit], None]:
+    return lambda edit: edit.set(section, number, **fields)
+
+
+def moved(section: str, number: int, /, **steps: int) -> Callable[[IndexEdit], None]:
+    """Add to fields of a record."""
+
+    def change(edit: IndexEdit) -> None:
+        held = edit.get(section, number)
+        edit.set(section, number, **{name: getattr(held, name) + n for name, n in steps.items()})
+
+    return change
+
+
+def stated(**keys: Any) -> Callable[[IndexEdit], None]:
+    """Change keys of the manifest, `a__b` for `b` in `a`."""
+
+    def change(edit: IndexEdit) -> None:
+        for name, value in keys.items():
+            *outer, key = name.split("__")
+            body = edit.body
+            for step in outer:
+                body = body[step]
+            assert body.get(key) != value
+            body[key] = value
+
+    return change
+
+
+def overlapping_blobs(edit: IndexEdit) -> None:
+    """Put expert 0 where expert 1 lies, parts, digests and all, and zeros where it was."""
+    old = edit.get("blobs", 0)
+    edit.set("blobs", 0, offset=edit.get("blobs", 1).offset)
+    for number in range(3):
+        other = edit.get("parts", 3 + number)
+        edit.set("parts", number, offset=other.offset, digest=other.digest)
+    zero(edit, 0, old.offset, old.length)
+
+
+def zero(edit: IndexEdit, file: int, offset: int, length: int) -> None:
+    with open(edit.path / edit.body["files"][file]["name"], "r+b") as held:
+        held.seek(offset)
+        held.write(bytes(length))
+
+
+def move_part(edit: IndexEdit, number: int, step: int) -> None:
+    """Move a part with its bytes, and leave zeros where it was."""
+    part = edit.get("parts", number)
+    path = edit.path / edit.body["files"][part.file]["name"]
+    data = bytearray(path.read_bytes())
+    held = bytes(data[part.offset : part.offset + part.stored_length])
+    data[part.offset : part.offset + part.stored_length] = bytes(len(held))
+    start = part.offset + step
+    data[start : start + len(held)] = held
+    path.write_bytes(data)
+    edit.set("parts", number, offset=start)
+
+
+def swapped_parts(edit: IndexEdit) -> None:
+    """Let two parts of a blob change their places, so that they are not in their order."""
+    first, second = edit.get("parts", 0), edit.get("parts", 1)
+    edit.set("parts", 0, offset=second.offset, digest=second.digest)
+    edit.set("parts", 1, offset=first.offset, digest=first.digest)
+
+
+def overlapping_parts(edit: IndexEdit) -> None:
+    """Let a part begin with the last bytes of the one before it, which is no weight."""
+    name = edit.get("part_kinds", 1).name
+    edit.set("part_kinds", 1, name=name.replace(b"weight", b"bias\0\0"))
+    first = edit.get("parts", 0)
+    move_part(edit, 1, first.offset + 16 - edit.get("parts", 1).offset)
+    resign(edit, 0)
+    resign(edit, 1)
+
+
+def resign(edit: IndexEdit, number: int) -> None:
+    """State the digest of the bytes that lie where a part is."""
+    part = edit.get("parts", number)
+    data = (edit.path / edit.body["files"][part.file]["name"]).read_bytes()
+    known = digest.of(data[part.offset : part.offset + part.stored_length])
+    if known != part.digest:
+        edit.set("parts", number, digest=known)
+
+
+def outside(edit: IndexEdit) -> None:
+    """Put a part of expert 0 into the padding of expert 1's blob."""
+    blob, other = edit.get("blobs", 0), edit.get("blobs", 1)
+    move_part(edit, 0, other.offset + 256 - blob.offset)
+
+
+def tensor_over_tensor(edit: IndexEdit) -> None:
+    """Put a norm over the first row of the embedding."""
+    over, under = edit.get("tensors", 1), edit.get("tensors", 0)
+    assert over.length <= under.length
+    zero(edit, over.file, over.offset, over.length)
+    data = (edit.path / "dense.bin").read_bytes()
+    known = digest.of(data[under.offset : under.offset + over.length])
+    edit.set("tensors", 1, offset=under.offset, digest=known)
+
+
+def tensor_over_blob(edit: IndexEdit) -> None:
+    """Put a norm where a part begins."""
+    tensor, part = edit.get("tensors", 1), edit.get("parts", 0)
+    zero(edit, tensor.file, tensor.offset, tensor.length)
+    data = (edit.path / edit.body["files"][part.file]["name"]).read_bytes()
+    known = digest.of(data[part.offset : part.offset + tensor.length])
+    edit.set("tensors", 1, offset=part.offset, file=part.file, digest=known)
+
+
+def unaligned(section: str) -> Callable[[IndexEdit], None]:
+    """Move something in dense.bin by 64 bytes, and let it be zeros."""
+
+    def change(edit: IndexEdit) -> None:
+        held = edit.get(section, 0)
+        zero(edit, held.file, held.offset, held.length)
+        edit.set(section, 0, offset=held.offset + 64, digest=digest.of(bytes(held.length)))
+
+    return change
+
+
+def renamed_tensor(edit: IndexEdit) -> None:
+    edit.set("tensors", 1, name=edit.get("tensors", 0).name)
+
+
+def same_origin(edit: IndexEdit) -> None:
+    held = edit.get("tensors", 1)
+    edit.set("tensors", 2, shard=held.shard, shard_offset=held.shard_offset)
+
+
+def beyond_its_shard(edit: IndexEdit) -> None:
+    held = edit.get("tensors", 0)
+    length = edit.body["source"]["shards"][held.shard]["length"]
+    edit.set("tensors", 0, shard_offset=length - held.length + 1)
+
+
+def no_header(edit: IndexEdit) -> None:
+    held = edit.get("shard_bytes", 1)
+    edit.set("shard_bytes", 1, shard_offset=1, length=held.length - 1, offset=held.offset)
+    data = (edit.path / "dense.bin").read_bytes()
+    known = digest.of(data[held.offset : held.offset + held.length - 1])
+    edit.set("shard_bytes", 1, digest=known)
+    end = held.offset + held.length - 1
+    zero(edit, held.file, end, 1)
+
+
+def dirty(name: str, offset: int) -> Callable[[IndexEdit], None]:
+    return lambda edit: flip(edit.path / name, offset)
+
+
+def wrong_page(edit: IndexEdit) -> None:
+    edit.body["index"]["pages"]["digests"][0] = digest.to_text(1)
+
+
+def part_bytes(edit: IndexEdit) -> None:
+    part = edit.get("parts", 4)
+    flip(edit.path / edit.body["files"][part.file]["name"], part.offset + 31)
+
+
+def tensor_bytes(edit: IndexEdit) -> None:
+    tensor = edit.get("tensors", 2)
+    flip(edit.path / "dense.bin", tensor.offset + tensor.length - 1)
+
+
+def header_bytes(edit: IndexEdit) -> None:
+    flip(edit.path / "dense.bin", edit.get("shard_bytes", 2).offset)
+
+
+RULES = [
+    Rule("blobs overlap", overlapping_blobs, "record", "the blob overlaps another"),
+    Rule("parts overlap", overlapping_parts, "record", "overlaps the part before it"),
+    Rule("parts out of order", swapped_parts, "record", "stands before the part before it"),
+    Rule("a part outside its blob", outside, "record", "lies outside its blob"),
+    Rule("a weight unaligned", lambda e: move_part(e, 2, 512), "record", "not aligned to 4,096"),
+    Rule("tensors overlap", tensor_over_tensor, "record", "the tensor overlaps another"),
+    Rule("a tensor in a blob", tensor_over_blob, "record", "the tensor overlaps a blob"),
+    Rule("a header unaligned", unaligned("shard_bytes"), "record", "not aligned to 4,096"),
+    Rule("two tensors of one name", renamed_tensor, "record", "two tensors have this name"),
+    Rule("a tensor unaligned", unaligned("tensors"), "record", "offset not aligned"),
+    Rule("a file of blobs, its end", lambda e: e.lengthen(0, bytes(64)), "record", "its length is"),
+    Rule("a file of tensors, its end", lambda e: e.lengthen(2, bytes(64)), "record", "its length"),
+    Rule("a part too long for its type", record("part_kinds", 0, ne1=3), "record", "48 bytes long"),
+    Rule("a type's name", record("part_kinds", 0, type_name=b"F16"), "record", "type 0 is F32"),
+    Rule("half a block", record("part_kinds", 0, type_id=8, type_name=b"Q8_0"), "record", "blocks"),
+    Rule("rows", record("part_kinds", 0, interleaved_row_count=4), "record", "interleaves no rows"),
+    Rule("a tensor too long", record("tensors", 0, ne1=9), "record", "is 144 bytes long"),
+    Rule("a rank twice", lambda e: e.set_rank(1, 1), "rank", "its record says 0"),
+    Rule("hotness that rises", record("blobs", 3, hotness=100), "rank", "is hotter than"),
+    Rule("a part's bytes", part_bytes, "digest", "the digest is"),
+    Rule("a tensor's bytes", tensor_bytes, "digest", "the digest is"),
+    Rule("a header's bytes", header_bytes, "digest", "the digest is"),
+    Rule("a part's digest", record("parts", 4, digest=1), "digest", "xxh3:0000000000000001"),
+    Rule("padding in a blob", dirty("experts-00000.bin", 4095), "padding", "is 0x01, not zero"),
+    Rule("padding behind a blob", lambda e: e.lengthen(0, bytes(4095) + b"x"), "padding", "0x78"),
+    Rule("padding of tensors", dirty("dense.bin", 4095), "padding", "is 0x01, not zero"),
+    Rule("a shard that is not listed", record("tensors", 0, shard=3), "origin", "lists 2"),
+    Rule("an origin behind its shard", beyond_its_shard, "origin", "bytes long"),
+    Rule("two of one origin", same_origin, "origin", "as a tensor did"),
+    Rule("a shard without its header", no_header, "missing", "its header, bytes 0 to"),
+    Rule("a page of the index", wrong_page, "manifest", "page 0"),
+    Rule("not whole", stated(whole=False), "manifest", "it says that the pack is not whole"),
+    Rule("layers", stated(layers=[0], whole=False), "manifest", "it lists layers 0"),
+    Rule("experts used", stated(source__experts_used={"ffn_exps": 3}), "manifest", "uses 3"),
+    Rule("measured", stated(hotness__measured_blob_count=3), "manifest", "blob_count is 3"),
+    Rule("blobs", stated(hotness__blob_count=5), "manifest", "hotness.blob_count is 5"),
+    Rule("no hotness", stated(hotness=None), "manifest", "it knows of no hotness"),
+    Rule("files", lambda e: e.body["files"].reverse(), "manifest", "it lists other files"),
+    Rule("fewer files", lambda e: e.body["files"].pop(), "manifest", "it lists 2 files"),
+]
+SEVERAL = {
+    "a part too long for its type": {"48 bytes"},
+    "experts used": {"in layer 0", "in layer 1"},
+    "files": {"file 0", "file 2"},
+}
+"""Rules that cannot be broken in one place alone, and words of each of the findings."""
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_each_broken_rule_is_one_finding(rule: Rule, edit: IndexEdit) -> None:
+    assert verify(edit.path).passed
+    rule.breaks(edit)
+    if rule.kind in ("manifest", "index"):
+        edit.save_manifest()
+    else:
+        edit.save()
+    report = verify(edit.path)
+    assert report.passed is False
+    assert report.headline
+    assert {finding.kind for finding in report.findings} == {rule.kind}, report.findings
+    assert any(rule.words in finding.message for finding in report.findings), report.findings
+    if rule.name not in SEVERAL:
+        assert len(report.findings) == 1, report.findings
+    for words in SEVERAL.get(rule.name, ()):
+        assert any(words in finding.message for finding in report.findings)
+
+
+def test_what_lies_in_shards_is_verified_where_digests_are_known(
+    model: Path, tmp_path: Path
+) -> None:
+    lain = IndexEdit(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
+    report = verify(lain.path)
+    assert report.passed
+    assert report.read_length
+    part = lain.get("parts", 0)
+    flip(lain.path / lain.body["files"][part.file]["name"], part.offset)
+    (finding,) = verify(lain.path).findings
+    assert (finding.kind, finding.layer, finding.expert) == ("digest", 0, 0)
