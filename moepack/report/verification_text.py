@@ -60,6 +60,5 @@ def _looked_at(outcome: Report) -> str:
 
 
 def _share(checked: int, count: int, noun: str) -> str:
-    return (
-        count_text(count, noun) if checked == count else f"{checked:,} of {count_text(count, noun)}"
-    )
+    in_all = count_text(count, noun)
+    return in_all if checked == count else f"{checked:,} of {in_all}"

@@ -93,7 +93,7 @@ def test_a_machine_that_opens_no_more_files_is_at_fault_and_not_the_pack_nor_the
     model: Path,
 ) -> None:
     """Whatever the number of files that may still be opened, there are no findings."""
-    outcomes: list[bool | str] = []
+    outcomes: list[bool | str | None] = []
     for count in range(12):
         with open_files(count):
             try:

@@ -112,7 +112,7 @@ def test_few_findings_of_each_kind_are_shown_and_all_are_kept(pack_copy: Path) -
     lines = verification_text.report(report).splitlines()
     assert lines[:2] == [report.headline, "  digest: 16 findings"]
     assert lines[2].startswith("    layer 0 expert 0 ffn_gate_exps.weight in experts-00000.bin at ")
-    assert lines[5] == "    … and 13 more: --json lists all"
+    assert lines[5] == "    … and 13 more: -v lists all"
     assert lines[6].startswith(f"{pack_copy}: 16 findings. 32 blobs, ")
     assert len(lines) == 7
 
