@@ -37,6 +37,7 @@ BESIDE = {
     "aio",
     "digest",
     "errors",
+    "extras",
     "installed",
     "keys",
     "shape",

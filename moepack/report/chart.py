@@ -1,6 +1,6 @@
 """Pictures: the surface of a drive, and where the selections of a trace fall.
 
-Needs matplotlib, which is an extra: `pip install "moepack[plot]"`.
+Needs matplotlib, which is the extra `plot`.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moepack import extras
 from moepack.bench.report import SurfacePoint
 from moepack.errors import MachineError, RequestError
 from moepack.sizes import divide_up
@@ -23,7 +24,7 @@ def check(path: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        hint = 'pip install "moepack[plot]"'
+        hint = extras.hint("plot")
         raise MachineError("plotting needs matplotlib", path=path, hint=hint) from None
 
 

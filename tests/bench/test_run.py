@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import moepack
+from moepack import extras
 from moepack.bench import drive, replay, run, workload
 from moepack.bench.replay import Groups
 from moepack.bench.report import SurfacePoint
@@ -454,4 +455,4 @@ def test_plotting_without_matplotlib_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MachineError, match="needs matplotlib") as caught:
         chart.check(str(tmp_path / "s.svg"))
-    assert "moepack[plot]" in (caught.value.hint or "")
+    assert caught.value.hint == extras.hint("plot")

