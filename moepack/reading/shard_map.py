@@ -49,10 +49,14 @@ class ShardMap(NamedTuple):
 def map_shards(pack: Pack) -> tuple[ShardMap, ...]:
     """Map every shard of the source that `pack` was made from, in their order.
 
-    Raises PackError where the pack is not whole, or where pieces overlap or reach past their shard.
+    Raises PackError where the pack is not whole, where two shards have one name, or where pieces
+    overlap or reach past their shard.
     """
     check_whole(pack)
     entries = pack.manifest.source.shards
+    if len({entry.name for entry in entries}) != len(entries):
+        problem = "two shards of the source had the same name"
+        raise PackError(problem, path=pack.path, place="source.shards")
     pieces: list[list[ShardPiece]] = [[] for _ in entries]
     for shard, piece in _pieces(pack.index):
         if shard >= len(pieces):
