@@ -2,9 +2,7 @@
 
 import click
 
-from moepack.cli.terminal import json_option, progress, show, threads_option
-from moepack.errors import RequestError
-from moepack.sizes import parse_size
+from moepack.cli.terminal import json_option, length_of, progress, show, threads_option
 
 _resume_option = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 _force_option = click.option("--force", is_flag=True, help="Replace files that are there already.")
@@ -65,7 +63,7 @@ def pack(
             source,
             target,
             layout=layout_name,
-            alignment=_size(alignment, "--alignment"),
+            alignment=length_of(alignment, "--alignment"),
             hotness=hotness_path,
             layers=layer_text,
             mtp=not no_mtp,
@@ -175,20 +173,10 @@ def gguf(
         summary = export_gguf(
             pack_path,
             target,
-            alignment=_size(alignment, "--alignment") or ALIGNMENT,
+            alignment=length_of(alignment, "--alignment") or ALIGNMENT,
             resume=resume,
             force=force,
             threads=threads,
             progress=advanced,
         )
     show(summary, as_json, pack_text.exported)
-
-
-def _size(text: str | None, option: str) -> int | None:
-    """Read the length that an option was given; raise RequestError."""
-    if text is None:
-        return None
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise RequestError(f"not a length: {error}", place=option) from None

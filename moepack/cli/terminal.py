@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 
 import click
 
-from moepack.errors import MachineError
+from moepack.errors import MachineError, RequestError
+from moepack.sizes import parse_size
 
 Facts = TypeVar("Facts")
 
@@ -71,3 +72,13 @@ def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Progress
             bar.update(count)
 
         yield advance
+
+
+def length_of(text: str | None, option: str) -> int | None:
+    """Read the length that an option was given; raise RequestError."""
+    if text is None:
+        return None
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise RequestError(f"not a length: {error}", place=option) from None

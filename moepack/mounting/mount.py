@@ -100,7 +100,9 @@ def _fuse_server() -> Callable[[FileSystem, str], object]:
 
 def _check_lengths(pack: Pack, inputs: Inputs) -> None:
     for number, file in enumerate(pack.index.files):
-        found = os.fstat(inputs.descriptor(number)).st_size
+        descriptor = inputs.descriptor(number)
+        assert descriptor is not None
+        found = os.fstat(descriptor).st_size
         if found < file.length:
             raise PackError(
                 "the file is cut short",

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from moepack.errors import MachineError, RequestError
+from moepack.sizes import count_text
 
 READ_AHEAD_LENGTH = 1 << 20
 """The longest range that libfuse asks for at once; the kernel's own choice is 128 KiB."""
@@ -33,7 +34,7 @@ def check_mount_point(folder: Path) -> None:
         raise RequestError(problem, path=folder, hint=unmount_command(folder))
     if names:
         problem = "the folder to mount at is not empty"
-        expected, found = "an empty folder", f"{len(names):,} entries"
+        expected, found = "an empty folder", count_text(len(names), "name")
         raise RequestError(problem, path=folder, expected=expected, found=found)
 
 

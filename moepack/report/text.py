@@ -184,6 +184,7 @@ def blob(facts: BlobFacts) -> str:
     lines += [
         f"    {part.name:<28} {part.type:<8} offset {part.offset:>14,}  "
         f"length {part.length:>11,}  {part.digest or UNKNOWN}"
+        + (f"  {part.path.name}" if facts.path is None else "")
         for part in facts.parts
     ]
     return "\n".join(lines)
