@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moepack import extras
 from moepack.errors import MachineError, MoepackError, PackError
 from moepack.format import manifest
-from moepack.format.tables import DataFile
 from moepack.mounting.file_system import FileSystem
-from moepack.mounting.mount_point import check_mount_point, lengthen_read_ahead, unmount_command
+from moepack.mounting.mount_point import check_mount_point, unmount_command
 from moepack.mounting.shard_view import ShardView
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import map_shards
@@ -29,12 +29,19 @@ if TYPE_CHECKING:
 _DEVICE = "/dev/fuse"
 
 
+class MountedFile(NamedTuple):
+    """A shard that is shown as a file, `length` bytes long."""
+
+    name: str
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class MountFacts:
     """What is mounted where: the shards, `length` bytes in all, and the command that ends it."""
 
     path: str
-    files: tuple[DataFile, ...]
+    files: tuple[MountedFile, ...]
     length: int
     unmount: str
 
@@ -43,16 +50,16 @@ def mount(
     pack: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    started: Callable[[MountFacts], None] = lambda facts: None,
-    failed: Callable[[MoepackError], None] = lambda error: None,
+    started: Callable[[MountFacts], None] | None = None,
+    failed: Callable[[MoepackError], None] | None = None,
 ) -> None:
     """Show the shards that a whole pack was made from as files in the empty folder `target`.
 
     Nothing is stored, and no digest is compared. Returns when it was unmounted: by the command, or
     by SIGINT, SIGTERM or SIGHUP, which libfuse handles meanwhile; so call it in the main thread of
-    a process that does nothing else. `started` is called once the files are there, `failed` with
-    what could not be read, once for each part or tensor: its reader gets EIO. Both are called from
-    other threads.
+    a process that does nothing else. `started` is called once it is mounted and must not look at
+    the files, which wait for it; `failed` with what could not be read, once for each part or
+    tensor: its reader gets EIO. Both are called from other threads.
 
     Raises RequestError for a folder that will not do, PackError where the pack is not whole, and
     MachineError where there is no FUSE.
@@ -66,18 +73,21 @@ def mount(
         with Inputs(files, PackError) as inputs:
             _check_lengths(opened, inputs)
             facts = _facts(os.fspath(target), folder, shards)
-            start = threading.Thread(target=_start, args=(folder, facts, started), daemon=True)
             system = FileSystem(
                 [ShardView(shard, inputs) for shard in shards],
                 time_ns=os.stat(opened.path / manifest.NAME).st_mtime_ns,
-                started=start.start,
-                failed=failed,
+                started=(lambda: started(facts)) if started else _nothing,
+                failed=failed or _nothing,
             )
             _serve(serve, system, folder)
 
 
+def _nothing(*_: object) -> None:
+    """Tell nobody."""
+
+
 def _facts(target: str, folder: Path, shards: tuple[ShardMap, ...]) -> MountFacts:
-    files = tuple(DataFile(shard.name, shard.length) for shard in shards)
+    files = tuple(MountedFile(shard.name, shard.length) for shard in shards)
     length = sum(shard.length for shard in shards)
     return MountFacts(target, files, length, unmount_command(folder))
 
@@ -92,7 +102,7 @@ def _fuse_server() -> Callable[[FileSystem, str], object]:
     except (OSError, AttributeError):  # so mfusepy says that there is none, or one of another kind
         problem, hint = "mounting needs libfuse", "apt-get install fuse3"
         raise MachineError(problem, hint=hint) from None
-    if not os.access(_DEVICE, os.R_OK | os.W_OK):
+    if sys.platform == "linux" and not os.access(_DEVICE, os.R_OK | os.W_OK):
         hint = "modprobe fuse; for a container: --device /dev/fuse --cap-add SYS_ADMIN"
         raise MachineError("this machine lets nobody mount with FUSE", path=_DEVICE, hint=hint)
     return FuseServer
@@ -110,12 +120,6 @@ def _check_lengths(pack: Pack, inputs: Inputs) -> None:
                 expected=f"{file.length:,} bytes",
                 found=f"{found:,}",
             )
-
-
-def _start(folder: Path, facts: MountFacts, started: Callable[[MountFacts], None]) -> None:
-    """Do what asks the mounted files, which libfuse's own thread must not."""
-    lengthen_read_ahead(folder)
-    started(facts)
 
 
 def _serve(serve: Callable[[FileSystem, str], object], system: FileSystem, folder: Path) -> None:

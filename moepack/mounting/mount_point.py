@@ -1,6 +1,5 @@
-"""The folder that a mount covers: what it must be, and how the kernel reads from it."""
+"""The folder that a mount covers: what it must be, and the command that ends the mount."""
 
-import contextlib
 import errno
 import os
 import shlex
@@ -9,9 +8,6 @@ from pathlib import Path
 
 from moepack.errors import MachineError, RequestError
 from moepack.sizes import count_text
-
-READ_AHEAD_LENGTH = 1 << 20
-"""The longest range that libfuse asks for at once; the kernel's own choice is 128 KiB."""
 
 
 def check_mount_point(folder: Path) -> None:
@@ -42,18 +38,3 @@ def unmount_command(folder: Path) -> str:
     """Return what a person types to unmount it."""
     program = "umount" if sys.platform == "darwin" else "fusermount3 -u"
     return f"{program} {shlex.quote(os.fspath(folder))}"
-
-
-def lengthen_read_ahead(folder: Path) -> None:
-    """Let the kernel read ahead more of what is mounted at `folder`, where we may say so.
-
-    A request costs two changes of process, so it is fewer and longer ones that make it fast. Waits
-    for the kernel to have mounted it; does nothing for who is not root.
-    """
-    with contextlib.suppress(OSError):
-        device = os.stat(folder).st_dev
-        if device == os.stat(folder.parent).st_dev:  # it was unmounted already
-            return
-        name = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
-        with open(name, "w") as file:
-            file.write(str(READ_AHEAD_LENGTH >> 10))
