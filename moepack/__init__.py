@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from moepack.bench.run import bench_pack
     from moepack.engines.stock_gguf import export_gguf
     from moepack.hotness.measure import measure_hotness
+    from moepack.mounting.mount import mount
     from moepack.packing.pack_model import pack_model
     from moepack.packing.restore import restore
     from moepack.packing.shard_index import index_model
     from moepack.report.inspection import inspect, shape_of
+    from moepack.report.listing import list_pack
     from moepack.shape import ModelShape
     from moepack.trace.formats.importing import import_trace
     from moepack.trace.formats.registry import ReadOptions
@@ -90,7 +92,9 @@ _ROOMS = {
     "import_trace": "trace.formats.importing",
     "index_model": "packing.shard_index",
     "inspect": "report.inspection",
+    "list_pack": "report.listing",
     "measure_hotness": "hotness.measure",
+    "mount": "mounting.mount",
     "pack_model": "packing.pack_model",
     "record_trace": "trace.recording.recording",
     "restore": "packing.restore",
@@ -127,7 +131,9 @@ __all__ = [
     "import_trace",
     "index_model",
     "inspect",
+    "list_pack",
     "measure_hotness",
+    "mount",
     "open",
     "pack_model",
     "record_trace",

@@ -24,10 +24,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analysis": {"moepack", "trace", "trace.formats", "hotness"},
     "packing": {"moepack", "format", "storage", "source", "reading", "hotness"},
     "engines": {"moepack", "format", "storage", "source", "reading"},
+    "mounting": {"moepack", "format", "storage", "reading"},
     "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),
-        *("packing", "engines", "bench"),
+        *("packing", "engines", "mounting", "bench"),
     },
     "cli": {"*"},
 }
@@ -49,7 +50,7 @@ BESIDE = {
 DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
-        *("hotness", "analysis", "packing", "engines", "bench", "report"),
+        *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

@@ -13,7 +13,7 @@ import click
 
 import moepack
 from moepack import installed
-from moepack.cli import packing
+from moepack.cli import packing, packs
 from moepack.cli.bench import bench
 from moepack.cli.files import force_option, output_file, output_option
 from moepack.cli.parameters import OutputFile, PathName
@@ -247,6 +247,8 @@ cli.add_command(packing.pack)
 cli.add_command(packing.index)
 cli.add_command(packing.restore)
 cli.add_command(packing.export)
+cli.add_command(packs.list_)
+cli.add_command(packs.mount)
 cli.add_command(bench)
 cli.add_command(trace)
 cli.add_command(hotness_command)

@@ -11,13 +11,12 @@ from moepack.cli.progress import progress
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
+    length_of,
     quiet_option,
     sum_up,
     threads_option,
     verbose_option,
 )
-from moepack.errors import RequestError
-from moepack.sizes import parse_size
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -102,7 +101,7 @@ def pack(
             source,
             target,
             layout=layout_name,
-            alignment=_size(alignment, "--alignment"),
+            alignment=length_of(alignment, "--alignment"),
             hotness=hotness_path,
             layers=layer_text,
             mtp=not no_mtp,
@@ -226,20 +225,10 @@ def gguf(
         summary = export_gguf(
             pack_path,
             target,
-            alignment=_size(alignment, "--alignment") or ALIGNMENT,
+            alignment=length_of(alignment, "--alignment") or ALIGNMENT,
             resume=resume,
             force=force,
             threads=threads,
             progress=advanced,
         )
     sum_up(summary, as_json, pack_text.exported)
-
-
-def _size(text: str | None, option: str) -> int | None:
-    """Read the length that an option was given; raise RequestError."""
-    if text is None:
-        return None
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise RequestError(f"not a length: {error}", place=option) from None

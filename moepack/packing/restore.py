@@ -60,7 +60,6 @@ def restore(
     folder = Path(target)
     with Pack(pack) as opened:
         shards = map_shards(opened)
-        _check_names(opened, shards)
         sha256s = {entry.name: entry.sha256 for entry in opened.manifest.source.shards}
         _make(folder)
         result = write_whole_files(
@@ -87,13 +86,6 @@ def _extents(shard: ShardMap) -> Iterable[Extent]:
     for piece in shard.pieces:
         place = (piece.shard_offset, piece.length, piece.file, piece.offset)
         yield Extent(*place, piece.digest, piece.label)
-
-
-def _check_names(pack: Pack, shards: tuple[ShardMap, ...]) -> None:
-    names = {shard.name for shard in shards}
-    if len(names) != len(shards):
-        problem = "two shards of the source had the same name"
-        raise PackError(problem, path=pack.path, place="source.shards")
 
 
 def _make(folder: Path) -> None:

@@ -26,6 +26,8 @@ from moepack.reading.locations import (
 from moepack.sizes import ranges_text
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from moepack.shape import ModelShape
 
 PartNames = dict[str, tuple[PackedFamily, int]]
@@ -249,16 +251,23 @@ class Catalog:
         except KeyError:
             raise self._no_family(layer, family) from None
 
-    def hottest(self, byte_budget: int, *, family: str | None = None) -> list[ExpertKey]:
+    def hottest(
+        self,
+        byte_budget: int,
+        *,
+        family: str | None = None,
+        layers: Container[int] | None = None,
+    ) -> list[ExpertKey]:
         """List experts, hottest first, until the next blob would exceed `byte_budget`.
 
-        Counts blobs with their padding, of each layer's main family or of the `family` named.
-        Without measured hotness the order is the source's.
+        Counts blobs with their padding, of each layer's main family or of the `family` named, in
+        all layers or in `layers`. Without measured hotness the order is the source's.
         """
         self.check_open()
         index = self.index
         is_asked = [
             (self._main_families[owner.layer].name if family is None else family) == owner.name
+            and (layers is None or owner.layer in layers)
             for owner in index.families
         ]
         families, first_blobs = index.families, self._first_blobs

@@ -50,7 +50,8 @@ class ShardMap(NamedTuple):
 def map_shards(pack: Pack) -> tuple[ShardMap, ...]:
     """Map every shard of the source that `pack` was made from, in their order.
 
-    Raises PackError where the pack is not whole, or where pieces overlap or reach past their shard.
+    Raises PackError where the pack is not whole, where two shards have one name, or where pieces
+    overlap or reach past their shard.
     """
     check_whole(pack)
     entries = pack.manifest.source.shards

@@ -228,6 +228,7 @@ class PlacedPartFacts:
     name: str
     type: str
     shape: tuple[int, ...]
+    path: Path
     offset: int
     offset_in_blob: int | None
     stored_length: int

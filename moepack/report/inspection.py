@@ -260,6 +260,7 @@ def _placed_part(part: PartLocation, kind: PartKind) -> PlacedPartFacts:
         name=kind.name,
         type=kind.type_name,
         shape=kind.shape,
+        path=part.path,
         offset=part.offset,
         offset_in_blob=None if part.blob_offset is None else part.offset_in_blob,
         stored_length=part.stored_length,

@@ -1,4 +1,4 @@
-"""What packing, indexing, restoring and exporting came to, as text for people."""
+"""What packing, indexing, restoring, exporting and mounting came to, as text for people."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from moepack.sizes import count_text, ranges_text, size_text
 
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
     from moepack.engines.stock_gguf import ExportSummary
+    from moepack.mounting.mount import MountFacts
     from moepack.packing.pack_model import PackSummary
     from moepack.packing.restore import RestoreSummary
     from moepack.packing.shard_index import IndexSummary
@@ -98,6 +99,15 @@ def exported(summary: ExportSummary) -> str:
     """Write what was exported."""
     count = count_text(summary.tensor_count, "tensor")
     return f"{summary.path}: {count}, {_how(summary)}; every part had its digest"
+
+
+def mounted(facts: MountFacts) -> str:
+    """Write what is served where, and how to end it."""
+    count = count_text(len(facts.files), "shard")
+    return (
+        f"{facts.path}: {count}, {size_text(facts.length)}, read-only; nothing is stored\n"
+        f"  Ctrl-C ends it, or: {facts.unmount}"
+    )
 
 
 def _how(summary: RestoreSummary | ExportSummary) -> str:

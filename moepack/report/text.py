@@ -175,9 +175,16 @@ def _coverage(facts: CoverageFacts | None) -> list[str]:
 def blob(facts: BlobFacts) -> str:
     """Write where a blob and its parts lie."""
     hotness = UNKNOWN if facts.hotness is None else f"{facts.hotness:,}"
-    rows = [("part", "type", "offset", "length", "digest, xxh3")]
+    is_apart = facts.path is None
+    rows = [("part", "type", "offset", "length", "file" if is_apart else "digest, xxh3")]
     rows += [
-        (part.name, part.type, f"{part.offset:,}", f"{part.length:,}", _digest(part.digest))
+        (
+            part.name,
+            part.type,
+            f"{part.offset:,}",
+            f"{part.length:,}",
+            part.path.name if is_apart else _digest(part.digest),
+        )
         for part in facts.parts
     ]
     name, kind, offset, length, _ = (max(map(len, column)) for column in zip(*rows, strict=True))

@@ -51,6 +51,7 @@ def test_each_command_prints_one_json_object_with_documented_fields(
         ("verify", packed, "--source", first_shard("qwen3moe")),
         ("locate", packed, *at),
         ("extract", packed, *at, "-o", tmp_path / "blob.bin"),
+        ("list", packed),
         ("trace", "import", FIXTURES / "qwen3moe-trace.csv", "-o", tmp_path / "trace"),
         ("trace", "stats", tmp_path / "trace", "--pack", packed),
         ("trace", "concentration", tmp_path / "trace"),

@@ -273,10 +273,10 @@ def test_places_in_large_packs_fit_80_columns() -> None:
     """With the longest common name of a part, and a file of 400 GiB."""
     offset, length = 400 << 30, 12_386_304
     digest = "xxh3:0123456789abcdef"
-    part = PlacedPartFacts(
-        "ffn_gate_up_exps.weight", "IQ2_XXS", (4096, 1536), offset, 0, length, length, digest
-    )
     path = Path("experts.bin")
+    part = PlacedPartFacts(
+        "ffn_gate_up_exps.weight", "IQ2_XXS", (4096, 1536), path, offset, 0, length, length, digest
+    )
     facts = BlobFacts(61, 255, "ffn_exps", path, offset, 2 * length, 15_615, 12_345_678, (part,))
     assert max(map(len, text.blob(facts).splitlines())) <= 80
 

@@ -1,0 +1,64 @@
+"""The commands that look at a pack without changing anything: list, mount."""
+
+import contextlib
+import sys
+
+import click
+
+import moepack
+from moepack.cli.parameters import PathName
+from moepack.cli.terminal import complain, json_option, length_of, show
+from moepack.errors import MoepackError, RequestError
+
+
+@click.command("list")
+@click.argument("pack_path", type=PathName(), metavar="PACK")
+@click.option("--hottest", metavar="SIZE", help="Only the hottest blobs of up to 8GiB, say.")
+@click.option("--layers", "layer_text", metavar="LIST", help="Only these layers: 0-3,7.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@json_option
+def list_(
+    pack_path: str, hottest: str | None, layer_text: str | None, as_csv: bool, as_json: bool
+) -> None:
+    """List every blob and dense tensor: what it is, where it lies, how hot it is.
+
+    Example: moepack list model.moepack --hottest 8GiB --csv
+    """
+    from moepack.report import listing_text
+
+    if as_csv and as_json:
+        raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
+    rows = moepack.list_pack(pack_path, hottest=length_of(hottest, "--hottest"), layers=layer_text)
+    write = listing_text.table
+    if as_csv:
+        write = listing_text.csv_text
+    if as_json:
+        write = listing_text.json_text
+    sys.stdout.writelines(write(rows))
+
+
+@click.command()
+@click.argument("pack_path", type=PathName(), metavar="PACK")
+@click.argument("target", type=PathName(), metavar="DIR")
+@json_option
+def mount(pack_path: str, target: str, as_json: bool) -> None:
+    """Show the shards that a whole pack was made from as files in the empty folder DIR.
+
+    Nothing is stored. It serves them until Ctrl-C, or until DIR is unmounted.
+
+    Example: moepack mount model.moepack shards
+    """
+    from moepack.mounting.mount import MountFacts
+    from moepack.report import pack_text
+
+    def started(facts: MountFacts) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it, but the files are there
+            show(facts, as_json, pack_text.mounted)
+            sys.stdout.flush()
+
+    def failed(error: MoepackError) -> None:
+        complain("error", str(error))
+
+    moepack.mount(pack_path, target, started=started, failed=failed)
+    if not as_json:
+        click.echo(f"{target}: unmounted")

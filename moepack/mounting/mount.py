@@ -1,0 +1,153 @@
+"""Mount a pack: the original shards as read-only files, until somebody ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from moepack import extras
+from moepack.errors import MachineError, MoepackError, PackError
+from moepack.format import manifest
+from moepack.mounting.file_system import FileSystem
+from moepack.mounting.mount_point import check_mount_point, unmount_command
+from moepack.mounting.shard_view import ShardView
+from moepack.reading.pack import Pack
+from moepack.reading.shard_map import map_shards
+from moepack.storage.inputs import InputFile, Inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from moepack.reading.shard_map import ShardMap
+
+_DEVICE = "/dev/fuse"
+
+
+class MountedFile(NamedTuple):
+    """A shard that is shown as a file, `length` bytes long."""
+
+    name: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class MountFacts:
+    """What is mounted where: the shards, `length` bytes in all, and the command that ends it."""
+
+    path: str
+    files: tuple[MountedFile, ...]
+    length: int
+    unmount: str
+
+
+def mount(
+    pack: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    started: Callable[[MountFacts], None] | None = None,
+    failed: Callable[[MoepackError], None] | None = None,
+) -> None:
+    """Show the shards that a whole pack was made from as files in the empty folder `target`.
+
+    Nothing is stored, and no digest is compared. Returns when it was unmounted: by the command, or
+    by SIGINT, SIGTERM or SIGHUP, which libfuse handles meanwhile; so call it in the main thread of
+    a process that does nothing else. `started` is called once it is mounted and must not look at
+    the files, which wait for it; `failed` with what could not be read, once for each part or
+    tensor: its reader gets EIO. Both are called from other threads.
+
+    Raises RequestError for a folder that will not do, PackError where the pack is not whole, and
+    MachineError where there is no FUSE.
+    """
+    serve = _fuse_server()
+    folder = Path(os.path.abspath(target))
+    check_mount_point(folder)
+    with Pack(pack) as opened:
+        shards = map_shards(opened)
+        files = [InputFile(os.fspath(path)) for path in opened.file_paths]
+        with Inputs(files, PackError) as inputs:
+            _check_lengths(opened, inputs)
+            facts = _facts(os.fspath(target), folder, shards)
+            system = FileSystem(
+                [ShardView(shard, inputs) for shard in shards],
+                time_ns=os.stat(opened.path / manifest.NAME).st_mtime_ns,
+                started=(lambda: started(facts)) if started else _nothing,
+                failed=failed or _nothing,
+            )
+            _serve(serve, system, folder)
+
+
+def _nothing(*_: object) -> None:
+    """Tell nobody."""
+
+
+def _facts(target: str, folder: Path, shards: tuple[ShardMap, ...]) -> MountFacts:
+    files = tuple(MountedFile(shard.name, shard.length) for shard in shards)
+    length = sum(shard.length for shard in shards)
+    return MountFacts(target, files, length, unmount_command(folder))
+
+
+def _fuse_server() -> Callable[[FileSystem, str], object]:
+    """Return what mounts and serves; raise MachineError where the machine lacks it."""
+    try:
+        from moepack.mounting.fuse_server import FuseServer
+    except ImportError:
+        problem, hint = "mounting needs mfusepy", extras.hint("mount")
+        raise MachineError(problem, hint=hint) from None
+    except (OSError, AttributeError):  # so mfusepy says that there is none, or one of another kind
+        problem, hint = "mounting needs libfuse", "apt-get install fuse3"
+        raise MachineError(problem, hint=hint) from None
+    if sys.platform == "linux" and not os.access(_DEVICE, os.R_OK | os.W_OK):
+        hint = "modprobe fuse; for a container: --device /dev/fuse --cap-add SYS_ADMIN"
+        raise MachineError("this machine lets nobody mount with FUSE", path=_DEVICE, hint=hint)
+    return FuseServer
+
+
+def _check_lengths(pack: Pack, inputs: Inputs) -> None:
+    for number, file in enumerate(pack.index.files):
+        descriptor = inputs.descriptor(number)
+        assert descriptor is not None
+        found = os.fstat(descriptor).st_size
+        if found < file.length:
+            raise PackError(
+                "the file is cut short",
+                path=pack.file_paths[number],
+                expected=f"{file.length:,} bytes",
+                found=f"{found:,}",
+            )
+
+
+def _serve(serve: Callable[[FileSystem, str], object], system: FileSystem, folder: Path) -> None:
+    try:
+        with _signals_left_to_libfuse():
+            serve(system, os.fspath(folder))
+    except RuntimeError as error:
+        if system.has_started:  # a signal ended it
+            return
+        raise MachineError(
+            "cannot mount",
+            path=folder,
+            found=f"libfuse's code {error}",
+            hint="is fuse3 installed (apt-get install fuse3), and may you write to the folder?",
+        ) from None
+
+
+@contextlib.contextmanager
+def _signals_left_to_libfuse() -> Iterator[None]:
+    """Give SIGTERM back to the system meanwhile: libfuse handles what nobody else does.
+
+    A handler of Python's would wait for the end of libfuse, which would wait for the handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: Any = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

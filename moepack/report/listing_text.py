@@ -1,0 +1,96 @@
+"""The rows of a pack as a table for people, as CSV and as JSON: written one by one."""
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+
+from moepack.errors import short
+from moepack.report.listing import BlobRow, Row, TensorRow
+from moepack.report.text import UNKNOWN
+
+
+def table(rows: Iterable[Row]) -> Iterator[str]:
+    """Write rows for people: a table of blobs, then one of tensors; yields lines."""
+    for kind, group in groupby(rows, attrgetter("kind")):
+        yield _HEADINGS[kind]
+        line: Callable[[Row], str] = _LINES[kind]
+        yield from map(line, group)
+
+
+def _blob_line(row: BlobRow) -> str:
+    return (
+        f"{row.layer:>5} {row.expert:>6} {row.family:<12} {row.rank:>9,} {_known(row.hotness):>12} "
+        f"{_known(row.offset):>17} {row.length:>13,}  {_file(row.path)}\n"
+    )
+
+
+def _tensor_line(row: TensorRow) -> str:
+    shape = " x ".join(map(str, row.shape)) or "one value"
+    return (
+        f"{_known(row.layer):>5} {short(row.name):<34} {row.type:<8} {shape:<18} "
+        f"{row.offset:>17,} {row.length:>13,}  {_file(row.path)}\n"
+    )
+
+
+def _known(number: int | None) -> str:
+    return UNKNOWN if number is None else f"{number:,}"
+
+
+def _file(path: Path | None) -> str:
+    return UNKNOWN if path is None else path.name
+
+
+_HEADINGS = {
+    "blob": f"{'layer':>5} {'expert':>6} {'family':<12} {'rank':>9} {'hotness':>12} "
+    f"{'offset':>17} {'length':>13}  file\n",
+    "tensor": f"{'layer':>5} {'tensor':<34} {'type':<8} {'shape':<18} "
+    f"{'offset':>17} {'length':>13}  file\n",
+}
+_LINES: dict[str, Callable[..., str]] = {"blob": _blob_line, "tensor": _tensor_line}
+
+COLUMNS = (
+    *("kind", "layer", "expert", "family", "path", "offset", "length", "rank", "hotness"),
+    *("name", "type", "shape"),
+)
+"""Of CSV; what a row does not have, or is not known, is empty."""
+
+
+def csv_text(rows: Iterable[Row]) -> Iterator[str]:
+    """Write rows as CSV with a heading; yields lines. A shape is `2048x768`."""
+    line = csv.writer(_Lines(), lineterminator="\n").writerow
+    yield line(COLUMNS)
+    for row in rows:
+        values = row._asdict()
+        if isinstance(row, TensorRow):
+            values["shape"] = "x".join(map(str, row.shape))
+        yield line([row.kind, *map(values.get, COLUMNS[1:])])
+
+
+class _Lines:
+    """A file that gives back what is written to it."""
+
+    def write(self, line: str) -> str:
+        return line
+
+
+def json_text(rows: Iterable[Row]) -> Iterator[str]:
+    """Write rows as one JSON object, `blobs` and `tensors`, a row on each line; yields pieces."""
+    yield '{\n  "blobs": ['
+    encode = json.JSONEncoder(default=os.fspath).encode  # a generic way takes twice as long
+    kind, separator = "blob", "\n    "
+    for row in rows:
+        if row.kind != kind:
+            yield _TENSORS
+            kind, separator = row.kind, "\n    "
+        yield separator + encode(row._asdict())
+        separator = ",\n    "
+    if kind == "blob":
+        yield _TENSORS
+    yield "\n  ]\n}\n"
+
+
+_TENSORS = '\n  ],\n  "tensors": ['

@@ -1,0 +1,64 @@
+"""Packs mounted by the command, in a process of its own, as long as a test needs them."""
+
+import contextlib
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_CAP_SYS_ADMIN = 21
+
+
+def why_not() -> str | None:
+    """Say why nothing can be mounted here; None where it can."""
+    try:
+        importlib.import_module("mfusepy")
+    except ImportError:
+        return "mfusepy is not installed"
+    except OSError:
+        return "there is no libfuse"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "there is no /dev/fuse for us"
+    status = Path("/proc/self/status").read_text()
+    capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
+    if not capabilities >> _CAP_SYS_ADMIN & 1 and not shutil.which("fusermount3"):
+        return "we may not mount, and there is no fusermount3"
+    return None
+
+
+needs_fuse = pytest.mark.skipif(why_not() is not None, reason=f"no FUSE: {why_not()}")
+
+
+def start(pack: Path, folder: Path) -> subprocess.Popen[str]:
+    """Begin to mount a pack."""
+    command = [sys.executable, "-m", "moepack", "mount", str(pack), str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def mounted(pack: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Mount a pack until the block ends, then unmount it and see that it ended well."""
+    folder.mkdir(exist_ok=True)
+    with start(pack, folder) as process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first, process.communicate()[1]
+            yield process
+            if process.poll() is None:
+                process.terminate()
+                process.wait(timeout=30)
+        finally:
+            process.kill()
+            unmount(folder)
+    assert process.returncode == 0
+
+
+def unmount(folder: Path) -> None:
+    """Unmount what is left of a mount; nothing where there is none."""
+    subprocess.run(["fusermount3", "-u", "-z", "-q", str(folder)], check=False)
