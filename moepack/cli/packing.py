@@ -90,7 +90,8 @@ def pack(
 
     Example: moepack pack model.gguf --hotness hot.csv -o model.moepack
     """
-    from moepack.packing.pack_model import PackSummary, pack_model
+    from moepack.packing.pack_model import pack_model
+    from moepack.packing.pack_summary import PackSummary
     from moepack.report import pack_text
 
     def planned(summary: PackSummary) -> None:

@@ -33,5 +33,5 @@ def with_digests(draft: bytes, digests: Mapping[tuple[int, int], int], path: str
             packed = record._replace(digest=known).pack()
             data[at : at + len(packed)] = packed
     body = memoryview(data)[: -records.TRAILER.size]
-    trailer = records.TRAILER.pack(len(body), digest.of(body))
+    trailer = records.TRAILER.pack(digest.of(body))
     return bytes(body) + trailer

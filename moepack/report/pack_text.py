@@ -8,7 +8,7 @@ from moepack.sizes import count_text, ranges_text, size_text
 
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
     from moepack.engines.stock_gguf import ExportSummary
-    from moepack.packing.pack_model import PackSummary
+    from moepack.packing.pack_summary import PackSummary
     from moepack.packing.restore import RestoreSummary
     from moepack.packing.shard_index import IndexSummary
 
