@@ -32,7 +32,7 @@ from moepack.format.manifest import Manifest
 from moepack.format.names import IN_PLACE_NAME
 from moepack.format.source_entry import SourceEntry
 from moepack.packing import in_place_refusals, index_encoder
-from moepack.packing.in_place_journal import Beginning, Shard
+from moepack.packing.in_place_journal import Beginning, Goal, Shard
 from moepack.packing.in_place_work import InPlaceRestored, Work, margin
 from moepack.packing.packer import TOOL, Progress, encode_manifest
 from moepack.packing.plan import Plan
@@ -44,6 +44,9 @@ from moepack.reading.pack import Pack
 from moepack.reading.shard_map import map_shards
 from moepack.source.shards import Source
 from moepack.storage import holes
+
+_MEANWHILE = "pack without --in-place, or copy the model first"
+_INSTEAD = "restore without --in-place"
 
 
 class InPlacePlan(NamedTuple):
@@ -75,7 +78,7 @@ def examine(
     _, _, draft = _draft(path, described, plan)
     found = list(_of_plan(plan, path))
     if not found:
-        found += in_place_refusals.refusals(paths, path)
+        found += in_place_refusals.refusals(paths, path, _MEANWHILE)
     length = unit_length(draft.index)
     if not plan.is_whole:
         return InPlacePlan(0, length, 0, tuple(found))
@@ -127,6 +130,8 @@ def pack_in_place(
     """
     refusals = examine(source, described, plan, target).refusals
     if refusals:
+        for other in refusals[1:]:
+            refusals[0].add_note(f"also: {other}")
         raise refusals[0]
     path = Path(target)
     with _translated(path):
@@ -152,8 +157,28 @@ def resume_in_place(
 ) -> None:
     """Go on to the pack in the directory `target`, whichever way was taken before."""
     path = Path(target)
-    with _translated(path), _opened(path, threads, progress) as work:
-        work.pack()
+    goal = settle(path)
+    if goal is Goal.SHARDS:
+        raise RequestError(
+            "the shards are back where they belong: nothing is left to pack", path=path
+        )
+    if goal is None:
+        with _translated(path), _opened(path, threads, progress) as work:
+            work.pack()
+
+
+def settle(path: Path) -> Goal | None:
+    """Tidy up what an interruption left when all was done; return what that was, else None."""
+    if not is_unfinished(path):
+        return None
+    unfinished = Unfinished(path)
+    try:
+        if not unfinished.journal.is_done:
+            return None
+        unfinished.tidy()
+        return unfinished.journal.goal
+    finally:
+        unfinished.close()
 
 
 def restore_in_place(
@@ -187,7 +212,7 @@ def _begin_from_pack(path: Path, folder: Path | None, force: bool) -> None:
         length = unit_length(pack.index)
         _check_what_is_cut(pack, Units(maps, file_lengths(pack.index), length))
         files = pack.file_paths
-    for refusal in in_place_refusals.refusals(files, path):
+    for refusal in in_place_refusals.refusals(files, path, _INSTEAD):
         raise refusal
     homes = [os.path.abspath(folder / shard.name) for shard in maps]
     check_homes(homes, path, force)

@@ -12,15 +12,16 @@ from moepack.errors import MachineError, MoepackError, RequestError
 from moepack.sizes import size_text
 from moepack.storage import holes, sharing
 
-_MEANWHILE = "pack without --in-place, or copy the model first"
 
+def refusals(paths: Sequence[Path], target: Path, instead: str) -> Iterator[MoepackError]:
+    """Yield what speaks against turning the files `paths` into others in the directory `target`.
 
-def refusals(paths: Sequence[Path], target: Path) -> Iterator[MoepackError]:
-    """Yield what speaks against turning the files `paths` into others in the directory `target`."""
+    `instead` is what can be done without, for hints.
+    """
     folder = existing(target)
     for path in paths:
-        yield from _of_file(path, folder)
-    yield from _of_folders({folder, *(path.absolute().parent for path in paths)})
+        yield from _of_file(path, folder, instead)
+    yield from _of_folders({folder, *(path.absolute().parent for path in paths)}, instead)
 
 
 def existing(path: Path) -> Path:
@@ -56,10 +57,10 @@ def check_open(path: Path) -> MoepackError | None:
     )
 
 
-def _of_file(path: Path, folder: Path) -> Iterator[MoepackError]:
+def _of_file(path: Path, folder: Path, instead: str) -> Iterator[MoepackError]:
     if path.is_symlink():
         hint = (
-            f"a cache that others use owns the file: {_MEANWHILE}; or take it out of the cache "
+            f"a cache that others use owns the file: {instead}; or take it out of the cache "
             "(move the file that the link names here) and let the cache go"
         )
         found = os.path.realpath(path)
@@ -67,7 +68,7 @@ def _of_file(path: Path, folder: Path) -> Iterator[MoepackError]:
         return
     status = os.stat(path)
     if status.st_nlink > 1:
-        hint = f"they are the same bytes: remove the others; or {_MEANWHILE}"
+        hint = f"they are the same bytes: remove the others; or {instead}"
         found = f"{status.st_nlink} names"
         yield RequestError(
             "the file has other names (hard links)", path=path, found=found, hint=hint
@@ -78,7 +79,7 @@ def _of_file(path: Path, folder: Path) -> Iterator[MoepackError]:
         yield RequestError(problem, path=path, hint=hint)
     yield from _of_permission(path, status)
     try:
-        yield from _of_blocks(path)
+        yield from _of_blocks(path, instead)
     except OSError as error:
         yield MachineError(f"cannot open: {error.strerror}", path=path)
 
@@ -99,7 +100,7 @@ def _of_permission(path: Path, status: os.stat_result) -> Iterator[MoepackError]
         yield RequestError(f"cannot be written to: {problem}", path=path, hint=hint)
 
 
-def _of_blocks(path: Path) -> Iterator[MoepackError]:
+def _of_blocks(path: Path, instead: str) -> Iterator[MoepackError]:
     refusal = check_open(path)
     if refusal:
         yield refusal
@@ -114,13 +115,13 @@ def _of_blocks(path: Path) -> Iterator[MoepackError]:
             yield RequestError(
                 "a snapshot or a clone shares its blocks: nothing would be saved",
                 path=path,
-                hint=f"remove the snapshots and clones; or {_MEANWHILE}",
+                hint=f"remove the snapshots and clones; or {instead}",
             )
     finally:
         os.close(descriptor)
 
 
-def _of_folders(folders: set[Path]) -> Iterator[MoepackError]:
+def _of_folders(folders: set[Path], instead: str) -> Iterator[MoepackError]:
     for folder in sorted(folders):
         if not os.access(folder, os.W_OK | os.X_OK):
             yield RequestError("this folder cannot be written to", path=folder)
@@ -132,9 +133,7 @@ def _of_folders(folders: set[Path]) -> Iterator[MoepackError]:
             continue
         if not can_punch:
             problem = "this file system cannot free a part of a file"
-            yield RequestError(
-                problem, path=folder, hint=f"use ext4, xfs or btrfs; or {_MEANWHILE}"
-            )
+            yield RequestError(problem, path=folder, hint=f"use ext4, xfs or btrfs; or {instead}")
         snapshots = _zfs_snapshots(folder)
         if snapshots:
             problem = "a snapshot keeps all blocks: nothing would be saved"

@@ -33,10 +33,10 @@ MARGIN_OF_PIECE = 64
 
 
 class InPlaceRestored(NamedTuple):
-    """What is home again: the folder, the shards, and the bytes of them that had left them."""
+    """The shards, where they are, and how many of their bytes had been in the pack."""
 
-    folder: Path
     entries: tuple[ShardEntry, ...]
+    homes: tuple[str, ...]
     carried_length: int
 
 
@@ -62,22 +62,21 @@ class Work:
     def pack(self) -> None:
         """Bring all units into the pack, and commit it."""
         journal, beginning = self._journal, self._beginning
-        if not journal.is_done:
-            journal.set_goal(Goal.PACK, journal.homes)
-            self._unfinished.withdraw()
-            self._unfinished.take_shards(beginning.shards)
-            with self._sides() as (shards, pack):
-                first = journal.packed_count
-                if first < len(self._units.units):
-                    pack.truncate(self._units.units[first])
-                self._check_space(self._room().to_pack(first))
-                conversion = self._conversion(shards, pack, self._units.units[first:])
-                conversion.pack(self._blocks())
-                index = self._index(conversion, pack)
-            described = self._manifest._replace(index_entry=manifest.describe_index(index))
-            self._unfinished.commit(manifest.encode(described), index)
-            journal.finish()
-        self._unfinished.tidy_pack(len(beginning.shards))
+        journal.set_goal(Goal.PACK, journal.homes)
+        self._unfinished.withdraw()
+        self._unfinished.take_shards(beginning.shards)
+        with self._sides() as (shards, pack):
+            first = journal.packed_count
+            if first < len(self._units.units):
+                pack.truncate(self._units.units[first])
+            self._check_space(self._room().to_pack(first))
+            conversion = self._conversion(shards, pack, self._units.units[first:])
+            conversion.pack(self._blocks())
+            index = self._index(conversion, pack)
+        described = self._manifest._replace(index_entry=manifest.describe_index(index))
+        self._unfinished.commit(manifest.encode(described), index)
+        journal.finish()
+        self._unfinished.tidy()
 
     def restore(self, folder: Path | None, force: bool) -> InPlaceRestored:
         """Bring all units back into the shards, and these home."""
@@ -86,19 +85,18 @@ class Work:
         if folder is not None:
             homes = [os.path.abspath(folder / os.path.basename(shard.home)) for shard in shards]
         count = journal.packed_count
-        if not journal.is_done:
-            check_homes(homes, self._unfinished.path, force, shards)
-            self._unfinished.take_shards(shards)
-            journal.set_goal(Goal.SHARDS, homes)
-            self._unfinished.withdraw()
-            self._check_space(self._room().to_restore(count) + self._absent_length())
-            with self._sides() as (shard_side, pack):
-                self._conversion(shard_side, pack, self._units.units[:count]).restore()
-            self._unfinished.send_home(shards)
-            journal.finish()
-        self._unfinished.tidy_shards([file.name for file in self._manifest.files])
-        carried = sum(unit.length for unit in self._units.units[:count])
-        return InPlaceRestored(Path(homes[0]).parent, self._manifest.source.shards, carried)
+        check_homes(homes, self._unfinished.path, force, shards)
+        self._unfinished.take_shards(shards)
+        journal.set_goal(Goal.SHARDS, homes)
+        self._unfinished.withdraw()
+        self._check_space(self._room().to_restore(count) + self._absent_length())
+        with self._sides() as (shard_side, pack):
+            self._conversion(shard_side, pack, self._units.units[:count]).restore()
+        self._unfinished.send_home(shards)
+        journal.finish()
+        self._unfinished.tidy()
+        carried = sum(p.length for unit in self._units.units[:count] for p in unit.pieces)
+        return InPlaceRestored(self._manifest.source.shards, tuple(homes), carried)
 
     def undo(self) -> None:
         """Put the shards back where nothing was carried over yet; else leave all as it is."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from moepack.errors import MachineError, RequestError
 from moepack.format import manifest
 from moepack.format.names import IN_PLACE_NAME
-from moepack.packing.in_place_journal import InPlaceJournal, Shard
+from moepack.packing.in_place_journal import Goal, InPlaceJournal, Shard
 from moepack.packing.in_place_refusals import check_open
 from moepack.packing.line_log import open_log
 from moepack.storage.atomic import sync_directory, write_synced
@@ -117,21 +117,25 @@ class Unfinished:
                 (self.path / name).unlink()
         sync_directory(self.path)
 
-    def tidy_pack(self, shard_count: int) -> None:
-        """Remove what a pack that is committed needs no more."""
-        self._remove([*self.shard_paths(shard_count), *self._draft()])
-        self.journal.remove()
+    def tidy(self) -> None:
+        """Remove what nothing needs any more once the journal says that the work is done."""
+        journal = self.journal
+        assert journal.is_done
+        assert journal.beginning is not None
+        draft = self.inner / manifest.NAME
+        if journal.goal is Goal.PACK:
+            self._remove(self.shard_paths(len(journal.beginning.shards)))
+        elif draft.exists():  # it goes after the files that it names
+            described = manifest.decode(draft.read_bytes(), str(draft))
+            self._remove([self.path / file.name for file in described.files])
+        self._remove([draft, self.inner / manifest.INDEX_NAME])
+        journal.remove()
         self.inner.rmdir()
         sync_directory(self.path)
-
-    def tidy_shards(self, data_names: Sequence[str]) -> None:
-        """Remove what is left of a pack when its shards are home again."""
-        self._remove([*(self.path / name for name in data_names), *self._draft()])
-        self.journal.remove()
-        self.inner.rmdir()
-        with contextlib.suppress(OSError):  # what else is in there is not ours
-            self.path.rmdir()
-        sync_directory(self.path.absolute().parent)
+        if journal.goal is Goal.SHARDS:
+            with contextlib.suppress(OSError):  # what else is in there is not ours
+                self.path.rmdir()
+            sync_directory(self.path.absolute().parent)
 
     def _remove(self, paths: Sequence[Path]) -> None:
         for path in paths:
@@ -139,9 +143,6 @@ class Unfinished:
                 path.unlink()
         sync_directory(self.inner)
         sync_directory(self.path)
-
-    def _draft(self) -> list[Path]:
-        return [self.inner / manifest.NAME, self.inner / manifest.INDEX_NAME]
 
     def _places(self, shards: Sequence[Shard]) -> list[tuple[Shard, Path, Path]]:
         """Return each shard with where it belongs and where it is while it has holes."""
@@ -177,6 +178,9 @@ def check_homes(
         if folder.stat().st_dev != beside.stat().st_dev:
             problem = "on another file system: the shards cannot be moved there"
             raise RequestError(problem, path=folder, hint="choose a folder beside the pack")
+    if len(set(homes)) != len(homes):
+        problem = "two shards had the same name, in different folders"
+        raise RequestError(problem, hint="leave --output away: each goes back where it was")
     for home in map(Path, homes):
         is_own = any(_is(home, shard) for shard in shards)
         if os.path.lexists(home) and not is_own and not force:
