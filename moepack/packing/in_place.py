@@ -159,9 +159,7 @@ def resume_in_place(
     path = Path(target)
     goal = settle(path)
     if goal is Goal.SHARDS:
-        raise RequestError(
-            "the shards are back where they belong: nothing is left to pack", path=path
-        )
+        raise RequestError("the shards are where they belong already", path=path)
     if goal is None:
         with _translated(path), _opened(path, threads, progress) as work:
             work.pack()
@@ -173,10 +171,13 @@ def settle(path: Path) -> Goal | None:
         return None
     unfinished = Unfinished(path)
     try:
-        if not unfinished.journal.is_done:
-            return None
-        unfinished.tidy()
-        return unfinished.journal.goal
+        if unfinished.journal.is_done:
+            unfinished.tidy()
+            return unfinished.journal.goal
+        if unfinished.journal.beginning is None and (path / manifest.NAME).exists():
+            unfinished.abandon()  # killed before the way back had begun: the pack is whole
+            return Goal.PACK
+        return None
     finally:
         unfinished.close()
 
@@ -197,6 +198,7 @@ def restore_in_place(
     """
     path = Path(target)
     with _translated(path):
+        settle(path)
         if not is_unfinished(path):
             _begin_from_pack(path, None if folder is None else Path(folder), force)
         with _opened(path, threads, progress) as work:

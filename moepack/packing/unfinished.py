@@ -137,6 +137,13 @@ class Unfinished:
                 self.path.rmdir()
             sync_directory(self.path.absolute().parent)
 
+    def abandon(self) -> None:
+        """Remove what was made here when nothing had begun."""
+        self._remove([path for path in self.inner.iterdir() if path.name != JOURNAL_NAME])
+        self.journal.remove()
+        self.inner.rmdir()
+        sync_directory(self.path)
+
     def _remove(self, paths: Sequence[Path]) -> None:
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
