@@ -76,9 +76,11 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 class Crashes:
     """Loses power at each step of some work on `model`, which is on a disk of its own."""
 
-    def __init__(self, kind: str, model: Model, folder: Path, room: Room) -> None:
+    def __init__(
+        self, kind: str, model: Model, folder: Path, room: Room, *, has_cache: bool = False
+    ) -> None:
         self.model = model
-        self.disk = LoopDisk(kind, folder, room)
+        self.disk = LoopDisk(kind, folder, room, has_cache=has_cache)
         self.source = self.disk.path / "source"
         self.target = self.disk.path / "model.moepack"
         self.images = folder / "images"
@@ -225,16 +227,20 @@ def test_nothing_is_lost_at_some_steps(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("record", RECORDS)
-@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+@pytest.mark.parametrize(
+    ("kind", "has_cache"), [("ext4", False), ("xfs", False), ("ext4", True), ("xfs", True)]
+)
 def test_nothing_is_lost_at_any_step(
     kind: str,
+    has_cache: bool,
     record: Record,
     model: Model,
     tmp_path: Path,
     room: Room,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    crashes = Crashes(kind, model, tmp_path, room)
+    """Also where the disk loses what it was not told to flush."""
+    crashes = Crashes(kind, model, tmp_path, room, has_cache=has_cache)
     check(crashes, record(crashes, monkeypatch))
 
 
