@@ -1,7 +1,11 @@
 """The commands that make a pack, and that make other files of one: pack, index, restore, export."""
 
+from __future__ import annotations
+
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,6 +21,9 @@ from moepack.cli.terminal import (
     threads_option,
     verbose_option,
 )
+
+if TYPE_CHECKING:
+    from moepack.packing.pack_summary import PackSummary
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -34,12 +41,12 @@ _hotness_option = click.option(
 )
 
 
-def _directory_option(help_text: str) -> Callable[[Command], Command]:
+def _directory_option(help_text: str, *, required: bool = True) -> Callable[[Command], Command]:
     return click.option(
         "-o",
         "--output",
         "target",
-        required=True,
+        required=required,
         type=PathName(),
         metavar="DIR",
         help=help_text,
@@ -47,7 +54,7 @@ def _directory_option(help_text: str) -> Callable[[Command], Command]:
 
 
 @click.command()
-@_source_argument
+@click.argument("source", nargs=-1, type=PathName(), metavar="SOURCE...")
 @_directory_option("The pack to make.")
 @click.option(
     "--layout",
@@ -64,6 +71,8 @@ def _directory_option(help_text: str) -> Callable[[Command], Command]:
 @click.option("--layers", "layer_text", metavar="LIST", help="Only experts of these layers: 0-3,7.")
 @click.option("--no-mtp", is_flag=True, help="Leave out multi-token-prediction layers.")
 @click.option("--sha256", is_flag=True, help="Note the SHA-256 of each shard, to restore by.")
+@click.option("--in-place", is_flag=True, help="Turn the shards themselves into the pack.")
+@click.option("--yes-delete-source", "confirmed", is_flag=True, help="Do not ask before that.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @_resume_option
 @threads_option
@@ -80,6 +89,8 @@ def pack(
     layer_text: str | None,
     no_mtp: bool,
     sha256: bool,
+    in_place: bool,
+    confirmed: bool,
     dry_run: bool,
     resume: bool,
     threads: int,
@@ -87,33 +98,60 @@ def pack(
 ) -> None:
     """Turn SOURCE into the new pack DIR: all of the model, one aligned blob an expert.
 
+    With --in-place --resume, SOURCE is left away: all that it takes is in DIR.
+
     Example: moepack pack model.gguf --hotness hot.csv -o model.moepack
     """
-    from moepack.packing.pack_model import PackSummary, pack_model
+    from moepack.packing.pack_model import pack_model
     from moepack.report import pack_text
+
+    if not source and not (in_place and resume):
+        raise click.UsageError("Missing argument 'SOURCE...'.")
 
     def planned(summary: PackSummary) -> None:
         if not as_json and not is_quiet():
             click.echo(pack_text.plan(summary))
 
+    call = partial(
+        pack_model,
+        source,
+        target,
+        layout=layout_name,
+        alignment=length_of(alignment, "--alignment"),
+        hotness=hotness_path,
+        layers=layer_text,
+        mtp=not no_mtp,
+        experts_only=experts_only,
+        sha256=sha256,
+        in_place=in_place,
+        resume=resume,
+        threads=threads,
+    )
+    if in_place and not (confirmed or dry_run or resume):
+        _ask_for_shards(call(dry_run=True))
     with progress(None, "packing") as advanced:
-        summary = pack_model(
-            source,
-            target,
-            layout=layout_name,
-            alignment=length_of(alignment, "--alignment"),
-            hotness=hotness_path,
-            layers=layer_text,
-            mtp=not no_mtp,
-            experts_only=experts_only,
-            sha256=sha256,
-            dry_run=dry_run,
-            resume=resume,
-            threads=threads,
-            planned=planned,
-            progress=advanced,
-        )
+        summary = call(dry_run=dry_run, planned=planned, progress=advanced)
     sum_up(summary, as_json, pack_text.packed)
+    if dry_run and summary.in_place and summary.in_place.refusals:
+        raise RequestError("it would be refused", hint="see above")
+
+
+def _ask_for_shards(summary: PackSummary) -> None:
+    """Ask whether the shards may be given up; where it will be refused, that is said first."""
+    from moepack.report import pack_text
+
+    assert summary.in_place is not None
+    if not summary.in_place.refusals:
+        _ask(pack_text.what_is_given_up(summary), "--yes-delete-source")
+
+
+def _ask(what: str, option: str) -> None:
+    """Ask on the terminal for the word that deletes; raise RequestError for anything else."""
+    if not sys.stdin.isatty():
+        raise RequestError(what, hint=f"this is asked for on a terminal: say it with {option}")
+    click.echo(what, err=True)
+    if click.prompt("Type delete to go on", default="", show_default=False, err=True) != "delete":
+        raise RequestError("not confirmed: nothing was touched")
 
 
 @click.command()
@@ -156,7 +194,9 @@ def index(
 
 @click.command()
 @_pack_argument
-@_directory_option("Where they go.")
+@_directory_option("Where they go.", required=False)
+@click.option("--in-place", is_flag=True, help="Turn the pack itself into the shards.")
+@click.option("--yes-delete-pack", "confirmed", is_flag=True, help="Do not ask before that.")
 @_resume_option
 @force_option
 @threads_option
@@ -164,18 +204,37 @@ def index(
 @verbose_option
 @json_option
 def restore(
-    pack_path: str, target: str, resume: bool, force: bool, threads: int, as_json: bool
+    pack_path: str,
+    target: str | None,
+    in_place: bool,
+    confirmed: bool,
+    resume: bool,
+    force: bool,
+    threads: int,
+    as_json: bool,
 ) -> None:
     """Write the shards that a whole pack was made from, bit for bit.
+
+    A pack that is made in place, and is not finished, goes back to its shards: where they were, or
+    into DIR.
 
     Example: moepack restore model.moepack -o shards
     """
     from moepack.packing.restore import restore as restore_shards
     from moepack.report import pack_text
 
+    if in_place and not confirmed:
+        what = f"{pack_path} will be turned into the shards that it was made from, and be gone"
+        _ask(what, "--yes-delete-pack")
     with progress(None, "restoring") as advanced:
         summary = restore_shards(
-            pack_path, target, resume=resume, force=force, threads=threads, progress=advanced
+            pack_path,
+            target,
+            in_place=in_place,
+            resume=resume,
+            force=force,
+            threads=threads,
+            progress=advanced,
         )
     sum_up(summary, as_json, pack_text.restored)
 

@@ -7,6 +7,9 @@ from moepack.errors import PackError
 JOURNAL_NAME = "pack.journal"
 """The packer's journal: a directory that has it and no manifest is a pack that is not whole."""
 
+IN_PLACE_NAME = "in-place"
+"""The folder in a directory that is turned from shards into a pack in place, or back."""
+
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z", re.ASCII)
 _RESERVED_NAMES = {"index.bin", "manifest.json", "manifest.json.tmp", JOURNAL_NAME}

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from moepack.errors import RequestError
+from moepack.format.source_entry import SourceEntry
 from moepack.format.tables import DataFile
 from moepack.hotness.model import Hotness
 from moepack.packing import packer
 from moepack.packing.chosen_hotness import load_hotness
+from moepack.packing.in_place import examine, pack_in_place, resume_in_place
 from moepack.packing.layout import DEFAULT, Layout, load
+from moepack.packing.pack_summary import InPlaceFacts, PackSummary, of_pack, of_plan
 from moepack.packing.packer import DEFAULT_THREADS, Progress
 from moepack.packing.plan import Plan, make
 from moepack.packing.source_identity import describe_shard, describe_source
@@ -22,48 +25,11 @@ from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
-from moepack.source.shards import PathOrPaths, open_source
-from moepack.storage.space import free_space
-
-
-@dataclass(frozen=True, slots=True)
-class PackSummary:
-    """What a pack is, or with `dry_run` would be; lengths in bytes.
-
-    `order` is what blobs are sorted by on disk, `hotness` or `source`. `is_whole` says that the
-    pack is all of the source, `dense_length` is None where it holds experts alone, and
-    `measured_blob_count` is how many blobs the hotness covers, None without one. `free_space` is
-    that of the target before anything was written. `written_length` is the bytes of data files
-    written now, `resumed_file_count` how many were taken over from an interrupted pack, `seconds`
-    how long that took; all three are None where nothing was to be written.
-    """
-
-    layout: str
-    order: str
-    layers: tuple[int, ...]
-    is_whole: bool
-    blob_count: int
-    measured_blob_count: int | None
-    hotness_token_count: int | None
-    file_count: int
-    files: tuple[DataFile, ...]
-    index_length: int
-    data_length: int
-    expert_length: int
-    dense_length: int | None
-    payload_length: int
-    padding_length: int
-    padding_share: float
-    path: str
-    dry_run: bool
-    free_space: int
-    written_length: int | None = None
-    resumed_file_count: int | None = None
-    seconds: float | None = None
+from moepack.source.shards import PathOrPaths, Source, open_source
 
 
 def pack_model(
-    source: PathOrPaths,
+    source: PathOrPaths | None,
     target: str | os.PathLike[str],
     *,
     layout: str | os.PathLike[str] | Layout = DEFAULT,
@@ -75,6 +41,7 @@ def pack_model(
     sha256: bool = False,
     dry_run: bool = False,
     resume: bool = False,
+    in_place: bool = False,
     threads: int = DEFAULT_THREADS,
     planned: Callable[[PackSummary], None] | None = None,
     progress: Progress | None = None,
@@ -88,6 +55,10 @@ def pack_model(
     shards' headers are left out. `sha256` reads the source once more and notes the SHA-256 of its
     shards, so that restoring them can be proven without them.
 
+    `in_place` turns the shards into the pack, with room for little more than a layer: they are gone
+    then, and `restore` brings them back. With `resume` all that it takes is in `target`: `source`
+    may be None, and it and all other choices are not looked at.
+
     `dry_run` writes nothing, and raises what packing would before it writes. `resume` continues an
     interrupted pack; `threads` write at a time. `planned` is called with what the pack will be
     before anything is written, `progress` with the bytes done since its last call and with those to
@@ -95,6 +66,10 @@ def pack_model(
 
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
+    if in_place and resume:
+        return _resumed_in_place(target, threads, progress)
+    if source is None:
+        raise RequestError("no source given")
     model = open_source(source)
     experts = find_experts(model)
     shape = shape_of(model, experts)
@@ -106,24 +81,57 @@ def pack_model(
         hotness=load_hotness(hotness, shape),
         layers=_chosen_layers(layers, shape, mtp),
     )
-    summary = _summary(plan, target, dry_run)
+    summary = of_plan(plan, target, dry_run)
+    shards = tuple(describe_shard(shard, sha256=sha256 and not dry_run) for shard in model.shards)
+    described = describe_source(model, shape, shards)
+    if in_place:
+        summary = replace(summary, in_place=_in_place_facts(model, described, plan, target))
     if planned is not None:
         planned(summary)
     if dry_run:
-        check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
+        if not in_place:
+            check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
         return summary
-    shards = tuple(describe_shard(shard, sha256=sha256) for shard in model.shards)
-    described = describe_source(model, shape, shards)
     began = time.monotonic()
-    result = packer.pack(
-        model, described, plan, target, resume=resume, threads=threads, progress=progress
+    if in_place:
+        pack_in_place(model, described, plan, target, threads=threads, progress=progress)
+        written, resumed = plan.data_length, 0
+    else:
+        _, written, resumed = packer.pack(
+            model, described, plan, target, resume=resume, threads=threads, progress=progress
+        )
+    seconds = time.monotonic() - began
+    return replace(summary, written_length=written, resumed_file_count=resumed, seconds=seconds)
+
+
+def _in_place_facts(
+    source: Source, described: SourceEntry, plan: Plan, target: str | os.PathLike[str]
+) -> InPlaceFacts:
+    found = examine(source, described, plan, target)
+    return InPlaceFacts(
+        shards=tuple(DataFile(header.path, header.file_length) for header in source.shards),
+        unit_count=found.unit_count,
+        unit_length=found.unit_length,
+        extra_length=found.extra_length,
+        refusals=tuple(map(str, found.refusals)),
     )
-    return replace(
-        summary,
-        written_length=result.written_length,
-        resumed_file_count=result.resumed_file_count,
-        seconds=time.monotonic() - began,
-    )
+
+
+def _resumed_in_place(
+    target: str | os.PathLike[str], threads: int, progress: Progress | None
+) -> PackSummary:
+    began, written = time.monotonic(), 0
+
+    def advanced(length: int, total: int) -> None:
+        nonlocal written
+        written += length
+        if progress is not None:
+            progress(length, total)
+
+    resume_in_place(target, threads=threads, progress=advanced)
+    seconds = time.monotonic() - began
+    summary = of_pack(target)
+    return replace(summary, written_length=written, resumed_file_count=0, seconds=seconds)
 
 
 def _chosen_layers(
@@ -143,29 +151,3 @@ def _chosen_layers(
     if not chosen:
         raise RequestError("no layers are left to pack")
     return None if chosen == set(shape.layers) else sorted(chosen)
-
-
-def _summary(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSummary:
-    padding_length = plan.data_length - plan.payload_length
-    files = tuple(DataFile(file.name, file.length) for file in plan.new_files())
-    return PackSummary(
-        layout=plan.layout.name,
-        order=plan.sorted_by,
-        layers=plan.source_layers,
-        is_whole=plan.is_whole,
-        blob_count=len(plan.order),
-        measured_blob_count=plan.measured_blob_count if plan.hotness else None,
-        hotness_token_count=plan.hotness.token_count if plan.hotness else None,
-        file_count=len(files),
-        files=files,
-        index_length=plan.index_length,
-        data_length=plan.data_length,
-        expert_length=plan.expert_length,
-        dense_length=plan.dense_length,
-        payload_length=plan.payload_length,
-        padding_length=padding_length,
-        padding_share=padding_length / plan.data_length,
-        path=os.fspath(target),
-        dry_run=dry_run,
-        free_space=free_space(Path(target)),
-    )

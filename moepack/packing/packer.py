@@ -230,7 +230,7 @@ class _UnfinishedPack:
         index = index_encoder.encode(self.plan, digests)
         write_synced(self.path / manifest.INDEX_NAME, index)
         temporary = self.path / _TEMPORARY_NAME
-        write_synced(temporary, self._manifest(index))
+        write_synced(temporary, encode_manifest(self.plan, self.described, index))
         sync_directory(self.path)
         temporary.rename(self.path / manifest.NAME)
         self._settle()
@@ -246,20 +246,6 @@ class _UnfinishedPack:
             problem = f"the pack is whole, but {problem}: {error.strerror}"
             hint = "find out what is wrong with the drive, then run `moepack verify`"
             raise _UnsettledError(problem, path=self.path, hint=hint) from error
-
-    def _manifest(self, index: bytes) -> bytes:
-        plan = self.plan
-        described = manifest.Manifest(
-            tool=TOOL,
-            is_whole=plan.is_whole,
-            source=self.described,
-            layout=plan.layout.to_json(),
-            hotness=plan.hotness_to_json(),
-            layers=None if plan.layers is None else list(plan.layers),
-            index_entry=manifest.describe_index(index),
-            files=tuple(manifest.FileEntry(file.name, file.length) for file in plan.new_files()),
-        )
-        return manifest.encode(described)
 
     def abandon(self, error: BaseException) -> None:
         """Clean up after a failure: what is finished stays for `resume`, the rest goes.
@@ -283,6 +269,21 @@ class _UnfinishedPack:
             error.hint = error.hint or hint
         else:
             error.add_note(hint)
+
+
+def encode_manifest(plan: Plan, described: SourceEntry, index: bytes) -> bytes:
+    """Return the bytes of the manifest of the pack that `plan` describes, with that index."""
+    held = manifest.Manifest(
+        tool=TOOL,
+        is_whole=plan.is_whole,
+        source=described,
+        layout=plan.layout.to_json(),
+        hotness=plan.hotness_to_json(),
+        layers=None if plan.layers is None else list(plan.layers),
+        index_entry=manifest.describe_index(index),
+        files=tuple(manifest.FileEntry(file.name, file.length) for file in plan.new_files()),
+    )
+    return manifest.encode(held)
 
 
 def _open_journal(path: Path, created: bool) -> Journal:

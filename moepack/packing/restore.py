@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from moepack.errors import MachineError, PackError
+from moepack.errors import MachineError, PackError, RequestError
 from moepack.format.tables import DataFile
+from moepack.packing.in_place import restore_in_place, settle
+from moepack.packing.in_place_journal import Goal
+from moepack.packing.unfinished import is_unfinished
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import ShardMap, map_shards
 from moepack.storage.extents import Extent, NewFile
@@ -27,7 +30,8 @@ class RestoreSummary:
     """The shards that were restored, and how; lengths in bytes.
 
     `cloned_length` is shared with the pack, `kept_length` was there from an interrupted run.
-    `sha256_count` is how many shards were compared with a SHA-256 that was known.
+    `sha256_count` is how many shards were compared with a SHA-256 that was known. With
+    `is_in_place` the pack was turned into the shards, and is gone.
     """
 
     path: str
@@ -36,12 +40,14 @@ class RestoreSummary:
     cloned_length: int
     kept_length: int
     sha256_count: int
+    is_in_place: bool = False
 
 
 def restore(
     pack: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
     *,
+    in_place: bool = False,
     resume: bool = False,
     force: bool = False,
     threads: int = 4,
@@ -54,9 +60,19 @@ def restore(
     continued, with `force` files of the shards' names are replaced. `progress` is called with the
     bytes done since its last call and with those to do in all, from one thread at a time.
 
+    With `in_place` the pack is turned into the shards, with room for little more than a layer, and
+    is gone then. So is one that is made in place and unfinished, in any case; its shards go back to
+    where they were where no `target` is given.
+
     Raises PackError where the pack is not whole or its bytes are not right, RequestError for files
     that are there already, MachineError for a machine that cannot.
     """
+    if settle(Path(pack)) is Goal.SHARDS:
+        raise RequestError("the shards are where they belong already", path=pack)
+    if in_place or is_unfinished(Path(pack)):
+        return _restore_in_place(pack, target, force=force, threads=threads, progress=progress)
+    if target is None:
+        raise RequestError("no folder is given for the shards", hint="name one with --output")
     folder = Path(target)
     with Pack(pack) as opened:
         shards = map_shards(opened)
@@ -79,6 +95,30 @@ def restore(
         cloned_length=result.cloned_length,
         kept_length=result.kept_length,
         sha256_count=sum(sha256 is not None for sha256 in sha256s.values()),
+    )
+
+
+def _restore_in_place(
+    pack: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None,
+    *,
+    force: bool,
+    threads: int,
+    progress: Progress | None,
+) -> RestoreSummary:
+    done = restore_in_place(pack, target, force=force, threads=threads, progress=progress)
+    sha256s = {entry.name: entry.sha256 for entry in done.entries}
+    for entry, home in zip(done.entries, done.homes, strict=True):
+        _check_sha256(sha256s, Path(home), entry.name)
+    length = sum(entry.length for entry in done.entries)
+    return RestoreSummary(
+        path=os.path.dirname(done.homes[0]),
+        files=tuple(DataFile(entry.name, entry.length) for entry in done.entries),
+        length=length,
+        cloned_length=0,
+        kept_length=length - done.carried_length,
+        sha256_count=sum(sha256 is not None for sha256 in sha256s.values()),
+        is_in_place=True,
     )
 
 

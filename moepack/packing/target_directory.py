@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moepack.errors import MachineError, RequestError
 from moepack.format import manifest
-from moepack.format.names import JOURNAL_NAME
+from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
 from moepack.storage.atomic import require_folder_of, sync_directory
 from moepack.storage.copying import WrittenFile
 from moepack.storage.extents import NewFile
@@ -37,6 +37,10 @@ def check_existing(path: Path, resume: bool) -> None:
     if manifest.NAME in names:
         hint = "choose another directory, or remove it"
         raise RequestError("a whole pack is here already", path=path, hint=hint)
+    if IN_PLACE_NAME in names:
+        problem = "a pack that is made in place is here, unfinished: it may hold the only copy"
+        hint = "go on with --in-place --resume, or back with `moepack restore`; do not remove it"
+        raise RequestError(problem, path=path, hint=hint)
     if JOURNAL_NAME in names and not resume:
         hint = "continue it with --resume, or remove the directory"
         problem = "an interrupted pack is here, or one that is being written"

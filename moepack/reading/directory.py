@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moepack.errors import MachineError, MoepackError, PackError
 from moepack.format import manifest
-from moepack.format.names import JOURNAL_NAME
+from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
 from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError, open_regular
 
 _HINT = "a pack is the directory that `moepack pack` made"
@@ -18,7 +18,7 @@ _HINT = "a pack is the directory that `moepack pack` made"
 
 def looks_like_pack(path: Path) -> bool:
     """Return whether the directory `path` holds any file that only a pack has."""
-    names = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME)
+    names = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME, IN_PLACE_NAME)
     return any((path / name).exists() for name in names)
 
 
@@ -55,6 +55,12 @@ def _not_a_pack(path: Path) -> PackError:
     if not path.is_dir():
         problem = "not a pack: not a directory" if path.exists() else "no such pack"
         return PackError(problem, path=path, hint=_HINT)
+    if (path / IN_PLACE_NAME).exists():
+        hint = (
+            "it is made in place: go on with `moepack pack --in-place --resume`, or back with"
+            " `moepack restore`; do not remove it, it holds the model"
+        )
+        return PackError("not a whole pack: no manifest.json", path=path, hint=hint)
     if (path / JOURNAL_NAME).exists():
         hint = "it was interrupted: run the same `moepack pack` again with --resume"
         return PackError("not a whole pack: no manifest.json", path=path, hint=hint)

@@ -8,15 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from moepack.errors import PackError
 from moepack.sizes import ranges_text
 
 if TYPE_CHECKING:
     from moepack.format.index import Index
+    from moepack.format.manifest import Manifest
     from moepack.format.source_entry import ShardEntry
-    from moepack.reading.pack import Pack
+
+
+class Described(Protocol):
+    """A pack, or what describes one that is not there yet."""
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it is."""
+
+    @property
+    def index(self) -> Index:
+        """Where everything lies."""
 
 
 class ShardPiece(NamedTuple):
@@ -47,7 +64,7 @@ class ShardMap(NamedTuple):
     pieces: tuple[ShardPiece, ...]
 
 
-def map_shards(pack: Pack) -> tuple[ShardMap, ...]:
+def map_shards(pack: Described) -> tuple[ShardMap, ...]:
     """Map every shard of the source that `pack` was made from, in their order.
 
     Raises PackError where the pack is not whole, where two shards have one name, or where pieces
@@ -72,7 +89,7 @@ def map_shards(pack: Pack) -> tuple[ShardMap, ...]:
     return tuple(maps)
 
 
-def check_whole(pack: Pack) -> None:
+def check_whole(pack: Described) -> None:
     """Raise PackError where a pack does not hold all of its source."""
     if pack.manifest.is_whole:
         return
@@ -108,7 +125,7 @@ def _pieces(index: Index) -> Iterator[tuple[int, ShardPiece]]:
         yield other.shard, ShardPiece(*place, other.digest, label)
 
 
-def _check_header(pack: Pack, entry: ShardEntry, pieces: list[ShardPiece]) -> None:
+def _check_header(pack: Described, entry: ShardEntry, pieces: list[ShardPiece]) -> None:
     """Check that a shard's header is its first piece."""
     if not pieces or (pieces[0].shard_offset, pieces[0].length) != (0, entry.header_length):
         raise PackError(
@@ -119,7 +136,7 @@ def _check_header(pack: Pack, entry: ShardEntry, pieces: list[ShardPiece]) -> No
         )
 
 
-def _check(pack: Pack, name: str, length: int, pieces: list[ShardPiece]) -> None:
+def _check(pack: Described, name: str, length: int, pieces: list[ShardPiece]) -> None:
     """Check that the pieces of a shard do not overlap, and end where it does or before."""
     end = 0
     for piece in pieces:
@@ -133,7 +150,7 @@ def _check(pack: Pack, name: str, length: int, pieces: list[ShardPiece]) -> None
 
 
 def _broken(
-    pack: Pack, piece: ShardPiece, problem: str, expected: object, found: object
+    pack: Described, piece: ShardPiece, problem: str, expected: object, found: object
 ) -> PackError:
     return PackError(
         problem, path=pack.index.path, place=piece.label, expected=expected, found=found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from moepack.sizes import count_text, ranges_text, size_text
@@ -9,7 +10,7 @@ from moepack.sizes import count_text, ranges_text, size_text
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
     from moepack.engines.stock_gguf import ExportSummary
     from moepack.mounting.mount import MountFacts
-    from moepack.packing.pack_model import PackSummary
+    from moepack.packing.pack_summary import InPlaceFacts, PackSummary
     from moepack.packing.restore import RestoreSummary
     from moepack.packing.shard_index import IndexSummary
 
@@ -31,7 +32,27 @@ def plan(summary: PackSummary) -> str:
     ]
     if summary.dry_run:
         lines.append(f"  free      {size_text(summary.free_space)}")
+    if summary.in_place is not None:
+        lines += _in_place(summary.in_place)
     return "\n".join(lines)
+
+
+def _in_place(facts: InPlaceFacts) -> list[str]:
+    units = f"{count_text(facts.unit_count, 'unit')} of up to {size_text(facts.unit_length)}"
+    lines = [f"  in place  {units}, {size_text(facts.extra_length)} have to be free meanwhile"]
+    return lines + [f"  refused   {refusal}" for refusal in facts.refusals]
+
+
+def what_is_given_up(summary: PackSummary) -> str:
+    """Write what packing in place does to the shards."""
+    assert summary.in_place is not None
+    shards = summary.in_place.shards
+    length = size_text(sum(shard.length for shard in shards))
+    folder = os.path.dirname(os.path.abspath(shards[0].name))
+    return (
+        f"{count_text(len(shards), 'shard')} in {folder} ({length}) will be turned into"
+        f" {summary.path}, and be gone; `moepack restore` makes them again"
+    )
 
 
 def _order(summary: PackSummary) -> str:
@@ -64,7 +85,8 @@ def packed(summary: PackSummary) -> str:
         + (f", {resumed} taken over" if resumed else "")
     ]
     if summary.is_whole:
-        lines.append(f"next: moepack verify {summary.path} --source SOURCE")
+        source = "" if summary.in_place else " --source SOURCE"
+        lines.append(f"next: moepack verify {summary.path}{source}")
     return "\n".join(lines)
 
 
@@ -92,7 +114,8 @@ def restored(summary: RestoreSummary) -> str:
     if summary.sha256_count:
         proven += f", {count_text(summary.sha256_count, 'shard')} the SHA-256 of the source"
     count = count_text(len(summary.files), "shard")
-    return f"{summary.path}: {count}, {_how(summary)}; {proven}"
+    gone = "; the pack is gone" if summary.is_in_place else ""
+    return f"{summary.path}: {count}, {_how(summary)}; {proven}{gone}"
 
 
 def exported(summary: ExportSummary) -> str:

@@ -1,0 +1,128 @@
+"""What a pack is, or would be: the facts that packing gives back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from moepack.format.tables import DataFile
+from moepack.packing.plan import Plan
+from moepack.reading.pack import Pack
+from moepack.storage.space import free_space
+
+
+@dataclass(frozen=True, slots=True)
+class InPlaceFacts:
+    """What packing in place takes: units, the bytes of the largest, what must be free meanwhile.
+
+    `shards` are the files that are given up, `refusals` what speaks against it.
+    """
+
+    shards: tuple[DataFile, ...]
+    unit_count: int
+    unit_length: int
+    extra_length: int
+    refusals: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackSummary:
+    """What a pack is, or with `dry_run` would be; lengths in bytes.
+
+    `order` is what blobs are sorted by on disk, `hotness` or `source`. `is_whole` says that the
+    pack is all of the source, `dense_length` is None where it holds experts alone, and
+    `measured_blob_count` is how many blobs the hotness covers, None without one. `free_space` is
+    that of the target before anything was written. `written_length` is the bytes of data files
+    written now, `resumed_file_count` how many were taken over from an interrupted pack, `seconds`
+    how long that took; all three are None where nothing was to be written.
+    """
+
+    layout: str
+    order: str
+    layers: tuple[int, ...]
+    is_whole: bool
+    blob_count: int
+    measured_blob_count: int | None
+    hotness_token_count: int | None
+    file_count: int
+    files: tuple[DataFile, ...]
+    index_length: int
+    data_length: int
+    expert_length: int
+    dense_length: int | None
+    payload_length: int
+    padding_length: int
+    padding_share: float
+    path: str
+    dry_run: bool
+    free_space: int
+    written_length: int | None = None
+    resumed_file_count: int | None = None
+    seconds: float | None = None
+    in_place: InPlaceFacts | None = None
+
+
+def of_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSummary:
+    """Sum up what is planned."""
+    padding_length = plan.data_length - plan.payload_length
+    files = tuple(DataFile(file.name, file.length) for file in plan.new_files())
+    return PackSummary(
+        layout=plan.layout.name,
+        order=plan.sorted_by,
+        layers=plan.source_layers,
+        is_whole=plan.is_whole,
+        blob_count=len(plan.order),
+        measured_blob_count=plan.measured_blob_count if plan.hotness else None,
+        hotness_token_count=plan.hotness.token_count if plan.hotness else None,
+        file_count=len(files),
+        files=files,
+        index_length=plan.index_length,
+        data_length=plan.data_length,
+        expert_length=plan.expert_length,
+        dense_length=plan.dense_length,
+        payload_length=plan.payload_length,
+        padding_length=padding_length,
+        padding_share=padding_length / plan.data_length,
+        path=os.fspath(target),
+        dry_run=dry_run,
+        free_space=free_space(Path(target)),
+    )
+
+
+def of_pack(path: str | os.PathLike[str]) -> PackSummary:
+    """Sum up a whole pack that is there."""
+    with Pack(path) as pack:
+        index, hotness = pack.index, pack.manifest.hotness or {}
+        expert_length = sum(
+            family.expert_count * sum(kind.length for kind in family.part_kinds)
+            for family in index.families
+        )
+        dense_length = sum(tensor.length for tensor in index.tensors())
+        payload_length = (
+            expert_length + dense_length + sum(other.length for other in index.shard_bytes())
+        )
+        data_length = sum(file.length for file in index.files)
+        is_hot = any(family.hotness_measured for family in index.families)
+        layout = pack.manifest.layout
+        return PackSummary(
+            layout=str(layout.get("name")),
+            order="hotness" if is_hot and layout.get("order") == "hotness" else "source",
+            layers=tuple(sorted({family.layer for family in index.families})),
+            is_whole=pack.manifest.is_whole,
+            blob_count=index.blob_count,
+            measured_blob_count=hotness.get("measured_blob_count"),
+            hotness_token_count=hotness.get("token_count"),
+            file_count=len(index.files),
+            files=index.files,
+            index_length=index.header.index_length,
+            data_length=data_length,
+            expert_length=expert_length,
+            dense_length=dense_length,
+            payload_length=payload_length,
+            padding_length=data_length - payload_length,
+            padding_share=(data_length - payload_length) / data_length,
+            path=os.fspath(path),
+            dry_run=False,
+            free_space=free_space(Path(path)),
+        )

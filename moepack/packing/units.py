@@ -1,0 +1,236 @@
+"""Units: what is moved between shards and pack in one go, where there is room for one copy only.
+
+Pure: no file is opened. A unit is a stretch of a data file with the pieces of shards that belong
+there. Units go from the first file's start to the last one's end. Packing takes them by rising
+numbers and restoring by falling ones, so that at any moment those before some number are in the
+pack, and the others in the shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from moepack.format.index import Index
+from moepack.reading.shard_map import ShardMap
+from moepack.sizes import align
+
+MAX_LENGTH = 256 << 20
+"""Of a unit; one layer where that is less. A run loses no more than this when it is interrupted."""
+CUT_ALIGNMENT = 64 << 10
+"""Of the places where what is larger than a unit is cut."""
+
+
+class Piece(NamedTuple):
+    """The same bytes in two places: in file number `file` of the pack, and in a shard.
+
+    Offsets count from the start of the file and of the shard, and `length` is in bytes. `digest` is
+    None where it is not known.
+    """
+
+    length: int
+    file: int
+    offset: int
+    shard: int
+    shard_offset: int
+    digest: int | None
+    label: str
+
+    @property
+    def end(self) -> int:
+        """Where they end in the file."""
+        return self.offset + self.length
+
+    def cut(self, length: int) -> Iterator[Piece]:
+        """Yield it in pieces of up to `length` bytes; the digests of these are not known."""
+        if self.length <= length:
+            yield self
+            return
+        for start in range(0, self.length, length):
+            yield self._replace(
+                length=min(length, self.length - start),
+                offset=self.offset + start,
+                shard_offset=self.shard_offset + start,
+                digest=None,
+            )
+
+
+class Unit(NamedTuple):
+    """From `start` to `end` of file number `file` of the pack; zeros between its pieces."""
+
+    number: int
+    file: int
+    start: int
+    end: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def length(self) -> int:
+        """The bytes that it takes in the pack."""
+        return self.end - self.start
+
+
+def file_lengths(index: Index) -> list[int]:
+    """Return the lengths of the data files."""
+    return [file.length for file in index.files]
+
+
+def unit_length(index: Index) -> int:
+    """Return the length of a unit: that of all blobs of the largest layer, at most MAX_LENGTH."""
+    layers: dict[int, int] = {}
+    for family in index.families:
+        length = family.expert_count * index.blob(family.first_blob)[1]
+        layers[family.layer] = layers.get(family.layer, 0) + length
+    largest = align(max(layers.values()), CUT_ALIGNMENT)
+    return min(largest, MAX_LENGTH)
+
+
+def pieces_of(shards: Sequence[ShardMap]) -> list[Piece]:
+    """List what all shards consist of, in the order of the pack; what has no bytes is left out."""
+    pieces = [
+        Piece(p.length, p.file, p.offset, shard, p.shard_offset, p.digest, p.label)
+        for shard, mapped in enumerate(shards)
+        for p in mapped.pieces
+        if p.length
+    ]
+    return sorted(pieces, key=lambda piece: (piece.file, piece.offset))
+
+
+def cut(pieces: Sequence[Piece], file_lengths: Sequence[int], length: int) -> list[Unit]:
+    """Cut the data files into units of at most `length` bytes, a multiple of CUT_ALIGNMENT.
+
+    Only a piece that is longer than that is cut itself.
+    """
+    units: list[Unit] = []
+    by_file: list[list[Piece]] = [[] for _ in file_lengths]
+    for piece in pieces:
+        by_file[piece.file].append(piece)
+    for file, file_length in enumerate(file_lengths):
+        start, held = 0, list[Piece]()
+        for piece in (small for whole in by_file[file] for small in whole.cut(length)):
+            if held and piece.end - start > length:
+                units.append(Unit(len(units), file, start, piece.offset, tuple(held)))
+                start, held = piece.offset, []
+            held.append(piece)
+        if file_length > start:
+            units.append(Unit(len(units), file, start, file_length, tuple(held)))
+    return units
+
+
+class FreeableBlocks:
+    """Which blocks of the shards hold nothing any more that is not in the pack.
+
+    A block is `block` bytes, and neighbours share those at their borders: only when both are in the
+    pack may it go. Zeros between pieces are nobody's.
+    """
+
+    def __init__(self, shards: Sequence[ShardMap], block: int) -> None:
+        self._block = block
+        self._lengths = [shard.length for shard in shards]
+        self._end_of: list[dict[int, int]] = []
+        """By shard, where each range that may go ends, by where it starts."""
+        self._start_of: list[dict[int, int]] = []
+        for shard in shards:
+            self._end_of.append({})
+            self._start_of.append({})
+            position = 0
+            for piece in shard.pieces:
+                self._join(len(self._end_of) - 1, position, piece.shard_offset)
+                position = piece.end
+            self._join(len(self._end_of) - 1, position, shard.length)
+
+    def add(self, piece: Piece) -> tuple[int, int] | None:
+        """Note that a piece is in the pack; return where the blocks start and end that may go now.
+
+        A shard's header stays to the end: it says what the file was.
+        """
+        if piece.shard_offset == 0:
+            return None
+        shard, start = piece.shard, piece.shard_offset
+        end = start + piece.length
+        joined_start, joined_end = self._join(shard, start, end)
+        if joined_end == self._lengths[shard]:  # nothing of another file is in the last block
+            joined_end = align(joined_end, self._block)
+        block = self._block
+        first = max(align(joined_start, block), start - start % block)
+        last = min(joined_end - joined_end % block, align(end, block))
+        return (first, last) if first < last else None
+
+    def _join(self, shard: int, start: int, end: int) -> tuple[int, int]:
+        """Add a range to those beside it, and return what they are together."""
+        if start >= end:
+            return start, end
+        ends, starts = self._end_of[shard], self._start_of[shard]
+        joined_start = starts.pop(start, start)
+        joined_end = ends.pop(end, end)
+        ends[joined_start] = joined_end
+        starts[joined_end] = joined_start
+        return joined_start, joined_end
+
+
+class Room(NamedTuple):
+    """How many bytes pack and shards together take beyond the shards, as the units go over.
+
+    `before[n]` is with the units before n in the pack and nowhere else, `during[n]` while unit n is
+    in both. `before` has one more, for when all are in the pack.
+    """
+
+    before: tuple[int, ...]
+    during: tuple[int, ...]
+
+    def to_pack(self, first: int) -> int:
+        """Return what it takes more to pack from unit `first` on."""
+        return max((*self.during[first:], self.before[-1])) - self.before[first]
+
+    def to_restore(self, count: int) -> int:
+        """Return what it takes more to restore the first `count` units."""
+        return max((*self.during[:count], 0)) - self.before[count]
+
+
+def room(units: Sequence[Unit], blocks: FreeableBlocks) -> Room:
+    """Compute what room the units take; `blocks` is fresh, and is used up."""
+    over = 0
+    before, during = [0], []
+    for unit in units:
+        over += unit.length
+        during.append(over)
+        for piece in unit.pieces:
+            freed = blocks.add(piece)
+            if freed is not None:
+                over -= freed[1] - freed[0]
+        before.append(over)
+    return Room(tuple(before), tuple(during))
+
+
+class Units:
+    """The units of a model: its pieces, and the data files cut into stretches of `length` bytes.
+
+    Without `has_digests` what the pieces say of digests is nothing.
+    """
+
+    def __init__(
+        self,
+        maps: Sequence[ShardMap],
+        file_lengths: Sequence[int],
+        length: int,
+        has_digests: bool = True,
+    ) -> None:
+        self._maps = maps
+        self._length = length
+        pieces = pieces_of(maps)
+        if not has_digests:
+            pieces = [piece._replace(digest=None) for piece in pieces]
+        self.pieces = pieces
+        self.units = cut(pieces, file_lengths, length)
+
+    def cut_pieces(self) -> list[Piece]:
+        """List what is larger than a unit, in one piece each."""
+        return [piece for piece in self.pieces if piece.length > self._length]
+
+    def blocks(self, block: int) -> FreeableBlocks:
+        """Return the blocks of the shards, of `block` bytes each."""
+        return FreeableBlocks(self._maps, block)
+
+    def room(self, block: int) -> Room:
+        """Compute what room they take where blocks of shards are of `block` bytes."""
+        return room(self.units, self.blocks(block))

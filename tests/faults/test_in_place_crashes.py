@@ -1,0 +1,318 @@
+"""Power is lost at any step of packing in place, or of going back: no byte of the model is lost.
+
+A real file system on a loop device. At each step a copy of the device is taken without a sync; then
+each copy is mounted as after a loss of power, every piece of every shard is looked for, and the
+work is taken up in both directions.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from moepack.errors import MachineError, MoepackError, RequestError
+from moepack.packing import units
+from moepack.packing.conversion import Conversion
+from moepack.packing.in_place_journal import InPlaceJournal, State
+from moepack.packing.pack_model import pack_model
+from moepack.packing.restore import restore
+from moepack.packing.unit_files import PackSide, Side
+from moepack.packing.units import Unit
+from moepack.reading.pack import Pack
+from moepack.reading.shard_map import map_shards
+from moepack.storage import holes
+from tests.support import gguf_builder
+from tests.support.loop_disk import LoopDisk, copy_sparse
+from tests.support.machine_faults import Room
+from tests.support.models import contents
+
+UNIT_LENGTH = 64 << 10
+STEPS = ((os, "fsync"), (os, "rename"), (os, "replace"), (os, "unlink"), (os, "ftruncate"))
+
+
+class Model(NamedTuple):
+    """A model, what an undisturbed pack of it holds, and where each piece of a shard lies in it."""
+
+    source: Path
+    shards: dict[str, bytes]
+    packed: dict[str, bytes]
+    pieces: list[tuple[str, int, int, str, int]]
+    """Shard, offset and length there, data file, offset there."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Build a model of 600 KiB: three layers in two shards."""
+    folder = tmp_path_factory.mktemp("model")
+    source = folder / "source"
+    source.mkdir()
+    gguf_builder.write_shards(gguf_builder.split(gguf_builder.moe(ne=(128, 96)), 8), source)
+    pack_model(source, folder / "pack")
+    with Pack(folder / "pack") as pack:
+        names = [file.name for file in pack.index.files]
+        pieces = [
+            (shard.name, piece.shard_offset, piece.length, names[piece.file], piece.offset)
+            for shard in map_shards(pack)
+            for piece in shard.pieces
+        ]
+    return Model(source, contents(source), contents(folder / "pack"), pieces)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    with Room() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be several units, and pieces that are larger than one."""
+    monkeypatch.setattr(units, "MAX_LENGTH", UNIT_LENGTH)
+
+
+class Crashes:
+    """Loses power at each step of some work on `model`, which is on a disk of its own."""
+
+    def __init__(
+        self, kind: str, model: Model, folder: Path, room: Room, *, has_cache: bool = False
+    ) -> None:
+        self.model = model
+        self.disk = LoopDisk(kind, folder, room, has_cache=has_cache)
+        self.source = self.disk.path / "source"
+        self.target = self.disk.path / "model.moepack"
+        self.images = folder / "images"
+        self.images.mkdir()
+        shutil.copytree(model.source, self.source)
+        os.sync()
+
+    def record(self, work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+        """Do `work`; return what was on the disk before each of its steps, and at the end."""
+        found: dict[str, Path] = {}
+
+        def snapshot() -> None:
+            image = self.images / f"{len(found):04}"
+            digest = self.disk.snapshot(image)
+            if found.setdefault(digest, image) is not image:
+                image.unlink()
+
+        def stepping(call: Callable[..., Any]) -> Callable[..., Any]:
+            def step(*arguments: Any, **options: Any) -> Any:
+                if not recording:
+                    return call(*arguments, **options)
+                recording.clear()  # what a snapshot does is no step
+                snapshot()
+                recording.append(True)
+                return call(*arguments, **options)
+
+            return step
+
+        recording = [True]
+        with monkeypatch.context() as patch:
+            for place, name in (*STEPS, (holes, "punch")):
+                patch.setattr(place, name, stepping(getattr(place, name)))
+            work()
+        snapshot()
+        self.disk.unmount()
+        return list(found.values())
+
+    def after(self, image: Path, *works: Callable[[], Any]) -> Any:
+        """Do `works` on a copy of what a loss of power left; return what the last one does."""
+        copy = self.images / "copy"
+        copy.unlink(missing_ok=True)
+        copy_sparse(image, copy)
+        self.disk.mount(copy)
+        try:
+            return [work() for work in works][-1]
+        finally:
+            self.disk.unmount()
+
+    def lost(self) -> list[tuple[str, int]]:
+        """List the pieces that are neither in a shard nor in the pack."""
+        shards = {name: read(path) for name, path in self.shard_paths().items()}
+        files = {name: read(self.target / name) for name in self.model.packed}
+        lost = []
+        for shard, shard_offset, length, file, offset in self.model.pieces:
+            expected = self.model.shards[shard][shard_offset : shard_offset + length]
+            in_shard = shards[shard][shard_offset : shard_offset + length]
+            if expected not in (in_shard, files[file][offset : offset + length]):
+                lost.append((shard, shard_offset))
+        return lost
+
+    def shard_paths(self) -> dict[str, Path]:
+        """Return where each shard is: under its own name, or under one that no program loads."""
+        count = len(self.model.shards)
+        inner = self.target / "in-place"
+        paths = {}
+        for number, name in enumerate(sorted(self.model.shards), 1):
+            moved = inner / f"shard-{number:05}-of-{count:05}.moepack-source"
+            home = self.source / name
+            paths[name] = home if home.exists() else moved
+            if home.exists() and not moved.exists():
+                assert home.read_bytes() == self.model.shards[name], "a shard with holes has a name"
+        return paths
+
+    def resume(self) -> None:
+        """Go on to the pack, or begin where nothing was begun."""
+        if not (self.target / "manifest.json").exists() or (self.target / "in-place").exists():
+            try:
+                pack_model(None, self.target, in_place=True, resume=True)
+            except RequestError:
+                assert contents(self.source) == self.model.shards
+                pack_model(self.source, self.target, in_place=True)
+        assert contents(self.target) == self.model.packed
+
+    def restore(self) -> None:
+        """Go back to the shards."""
+        if self.target.exists() and os.listdir(self.target):
+            try:
+                restore(self.target, self.source, in_place=True)
+            except MoepackError:
+                assert contents(self.source) == self.model.shards
+        assert contents(self.source) == self.model.shards
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+Record = Callable[[Crashes, pytest.MonkeyPatch], list[Path]]
+
+
+def check(crashes: Crashes, images: Sequence[Path]) -> None:
+    """See that nothing is lost, and that both ways can be taken."""
+
+    def nothing_is_lost() -> None:
+        assert crashes.lost() == []
+
+    for image in images:
+        crashes.after(image, nothing_is_lost, crashes.resume)
+        crashes.after(image, crashes.restore)
+
+
+def record_packing(crashes: Crashes, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Pack in place."""
+    return crashes.record(
+        lambda: pack_model(crashes.source, crashes.target, in_place=True, threads=1), monkeypatch
+    )
+
+
+def record_restoring(crashes: Crashes, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Turn a whole pack back into its shards."""
+    pack_model(crashes.source, crashes.target, in_place=True)
+    os.sync()
+    return crashes.record(
+        lambda: restore(crashes.target, crashes.source, in_place=True, threads=1), monkeypatch
+    )
+
+
+RECORDS = [record_packing, record_restoring]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_nothing_is_lost_at_some_steps(
+    record: Record, model: Model, tmp_path: Path, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashes = Crashes("ext4", model, tmp_path, room)
+    images = record(crashes, monkeypatch)
+    assert len(images) > 30
+    check(crashes, images[::12])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("record", RECORDS)
+@pytest.mark.parametrize(
+    ("kind", "has_cache"), [("ext4", False), ("xfs", False), ("ext4", True), ("xfs", True)]
+)
+def test_nothing_is_lost_at_any_step(
+    kind: str,
+    has_cache: bool,
+    record: Record,
+    model: Model,
+    tmp_path: Path,
+    room: Room,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the disk loses what it was not told to flush."""
+    crashes = Crashes(kind, model, tmp_path, room, has_cache=has_cache)
+    check(crashes, record(crashes, monkeypatch))
+
+
+def without_sync(patch: pytest.MonkeyPatch) -> None:
+    """Give one side up before what was written on the other is on the disk, and was read there.
+
+    Dropping what is cached makes the system write it, so that has to be left out as well.
+    """
+    patch.setattr(Side, "sync", lambda *_: None)
+    patch.setattr(Side, "forget", lambda *_: None)
+
+
+def without_comparing(patch: pytest.MonkeyPatch) -> None:
+    """Write to a drive that changes a bit now and then, and believe it."""
+    write = PackSide.write
+    patch.setattr(Conversion, "_compare", lambda *_: None)
+
+    def write_badly(side: PackSide, file: int, offset: int, data: memoryview | bytes) -> None:
+        is_padding = not any(data)
+        write(side, file, offset, data if is_padding else bytes([data[0] ^ 1]) + bytes(data[1:]))
+
+    patch.setattr(PackSide, "write", write_badly)
+
+
+def punched_first(patch: pytest.MonkeyPatch) -> None:
+    """Say that a unit is packed only when its place in the shards is a hole already."""
+    note = InPlaceJournal.note
+
+    def note_late(journal: InPlaceJournal, unit: Unit, state: State, *digests: Any) -> None:
+        if state is State.PUNCHED:
+            note(journal, unit, State.PACKED, journal._digests[unit.number])
+            note(journal, unit, state)
+        else:
+            journal._states[unit.number] = state
+            journal._digests[unit.number] = digests[0]
+
+    patch.setattr(InPlaceJournal, "note", note_late)
+
+
+@pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mutant", [without_sync, without_comparing])
+def test_without_a_step_of_the_order_bytes_are_lost(
+    kind: str,
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    model: Model,
+    tmp_path: Path,
+    room: Room,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tests above can fail: they find it where the order is broken."""
+    crashes = Crashes(kind, model, tmp_path, room)
+    with monkeypatch.context() as patch:
+        mutant(patch)
+        images = record_packing(crashes, monkeypatch)
+    losses = [len(crashes.after(image, crashes.lost)) for image in images]
+    assert sum(map(bool, losses)) >= 4, losses
+
+
+@pytest.mark.slow
+def test_where_the_journal_comes_late_nobody_can_go_on(
+    model: Model, tmp_path: Path, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole that the journal does not know of is never copied into the pack."""
+    crashes = Crashes("ext4", model, tmp_path, room)
+    with monkeypatch.context() as patch:
+        punched_first(patch)
+        images = record_packing(crashes, monkeypatch)
+    problems = []
+    for image in images:
+        try:
+            crashes.after(image, crashes.resume)
+        except MachineError as error:
+            problems.append(str(error))
+    assert problems
+    assert all("has a hole" in problem for problem in problems)

@@ -1,0 +1,634 @@
+"""Shards become a pack in place, and come back: what it takes, what it leaves, what it refuses."""
+
+import contextlib
+import itertools
+import os
+import pty
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moepack.errors import MachineError, MoepackError, PackError, RequestError
+from moepack.packing import units
+from moepack.packing.pack_model import pack_model
+from moepack.packing.restore import restore
+from moepack.packing.unit_files import PackSide, ShardSide, Side
+from moepack.packing.units import FreeableBlocks, Piece, Units
+from moepack.reading.shard_map import ShardMap, ShardPiece
+from moepack.storage import holes
+from moepack.verifying.verifier import verify
+from tests.support import gguf_builder
+from tests.support.machine_faults import wait_until
+from tests.support.models import FIXTURES, REAL_MODELS, contents, shards_of
+
+HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def copy_of(model: str, folder: Path) -> Path:
+    """Copy the shards of a real model."""
+    source = folder / "source"
+    source.mkdir()
+    for shard in shards_of(model):
+        shutil.copy(shard, source)
+    return source
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Return the shards of a small model."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    gguf_builder.write_shards(gguf_builder.split(gguf_builder.moe(ne=(128, 96)), 8), folder)
+    return folder
+
+
+@pytest.fixture(params=["layers", "pieces"])
+def unit_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let units be layers; or so small that experts and tensors are cut."""
+    if request.param == "pieces":
+        monkeypatch.setattr(units, "MAX_LENGTH", units.CUT_ALIGNMENT)
+    return str(request.param)
+
+
+class StopHereError(Exception):
+    """Raised by a test's progress callback."""
+
+
+def stop_after(share: float) -> Callable[[int, int], None]:
+    """Return a progress callback that interrupts when a share of the bytes is done."""
+    done = 0
+
+    def progress(length: int, total: int) -> None:
+        nonlocal done
+        done += length
+        if done >= share * total:
+            raise StopHereError
+
+    return progress
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "MAX_LENGTH", units.CUT_ALIGNMENT)
+
+
+# What it leaves
+
+
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_the_pack_is_the_one_that_a_copy_makes_and_the_shards_come_back(
+    model: str, unit_size: str, tmp_path: Path
+) -> None:
+    source = copy_of(model, tmp_path)
+    before = contents(source)
+    times = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
+    pack_model(source, tmp_path / "copy", sha256=True)
+    summary = pack_model(source, tmp_path / "pack", in_place=True, sha256=True)
+    assert contents(tmp_path / "pack") == contents(tmp_path / "copy")
+    assert contents(source) == {}
+    assert summary.in_place is not None
+    assert summary.in_place.unit_count >= (20 if unit_size == "pieces" else 3)
+    restored = restore(tmp_path / "pack", source, in_place=True)
+    assert contents(source) == before
+    assert restored.is_in_place
+    assert restored.sha256_count == len(before)
+    assert not (tmp_path / "pack").exists()
+    assert times.keys() == before.keys()
+
+
+@pytest.mark.parametrize("layout", ["hot-first", "natural"])
+def test_other_layouts_become_what_a_copy_makes(
+    layout: str, unit_size: str, tmp_path: Path
+) -> None:
+    source = copy_of("qwen3moe", tmp_path)
+    options: dict[str, Any] = {"layout": layout, "hotness": HOTNESS, "alignment": 16 << 10}
+    pack_model(source, tmp_path / "copy", **options)
+    pack_model(source, tmp_path / "pack", in_place=True, **options)
+    assert contents(tmp_path / "pack") == contents(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.99])
+def test_what_was_interrupted_goes_on_from_what_lies_in_the_directory(
+    share: float, source: Path, small_units: None, tmp_path: Path
+) -> None:
+    """Neither the shards' names nor the hotness are asked for again."""
+    options: dict[str, Any] = {"layout": "hot-first"}
+    pack_model(source, tmp_path / "copy", **options)
+    target = tmp_path / "pack"
+    with pytest.raises(StopHereError):
+        pack_model(source, target, in_place=True, progress=stop_after(share), threads=1, **options)
+    if share:
+        assert contents(source) == {}
+        summary = pack_model(None, target, in_place=True, resume=True)
+    else:  # nothing was in the pack: all is as it was
+        assert not target.exists()
+        summary = pack_model(source, target, in_place=True, **options)
+    assert contents(target) == contents(tmp_path / "copy")
+    assert summary.layout == "hot-first"
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.99])
+def test_what_was_interrupted_goes_back(
+    share: float, source: Path, small_units: None, tmp_path: Path
+) -> None:
+    before = contents(source)
+    times = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
+    target = tmp_path / "pack"
+    with pytest.raises(StopHereError):
+        pack_model(source, target, in_place=True, progress=stop_after(share), threads=1)
+    assert contents(source) == {}
+    restored = restore(target)
+    assert contents(source) == before
+    assert {path.name: path.stat().st_mtime_ns for path in source.iterdir()} == times
+    assert not target.exists()
+    assert 0 < restored.kept_length < restored.length
+
+
+def test_it_turns_around_as_often_as_wanted(
+    source: Path, small_units: None, tmp_path: Path
+) -> None:
+    before = contents(source)
+    pack_model(source, tmp_path / "copy")
+    target, elsewhere = tmp_path / "pack", tmp_path / "elsewhere"
+    with pytest.raises(StopHereError):
+        pack_model(source, target, in_place=True, progress=stop_after(0.8), threads=1)
+    for _ in range(3):
+        with pytest.raises(StopHereError):
+            restore(target, elsewhere, progress=stop_after(0.5), threads=1)
+        with pytest.raises(StopHereError):
+            pack_model(
+                None, target, in_place=True, resume=True, progress=stop_after(0.7), threads=1
+            )
+    pack_model(None, target, in_place=True, resume=True)
+    assert contents(target) == contents(tmp_path / "copy")
+    with pytest.raises(StopHereError):
+        restore(target, elsewhere, in_place=True, progress=stop_after(0.5), threads=1)
+    assert not (target / "manifest.json").exists()
+    pack_model(None, target, in_place=True, resume=True)
+    assert contents(target) == contents(tmp_path / "copy")
+    restore(target, elsewhere, in_place=True)
+    assert contents(elsewhere) == before
+
+
+def test_at_no_moment_has_a_file_with_holes_a_name_that_programs_load(
+    source: Path, small_units: None, tmp_path: Path
+) -> None:
+    def look(_length: int, _total: int) -> None:
+        for path in tmp_path.rglob("*.gguf*"):
+            with open(path, "rb") as file:
+                assert holes.hole_in(file.fileno(), 0, path.stat().st_size) is None
+
+    def unit_seen(length: int, total: int) -> None:
+        seen.append(length)
+        look(length, total)
+
+    seen: list[int] = []
+    pack_model(source, tmp_path / "pack", in_place=True, progress=unit_seen)
+    restore(tmp_path / "pack", source, in_place=True, progress=unit_seen)
+    assert len(seen) > 20
+
+
+def test_it_takes_no_more_space_than_it_says(
+    source: Path, small_units: None, tmp_path: Path
+) -> None:
+    """Shards and pack together grow by a unit, padding, and the blocks at borders."""
+
+    def taken() -> int:
+        paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+        return sum(512 * path.stat().st_blocks for path in paths if path.exists())
+
+    def look(_length: int, _total: int) -> None:
+        most.append(taken())
+
+    most: list[int] = []
+    before = taken()
+    summary = pack_model(source, tmp_path / "pack", in_place=True, progress=look, threads=1)
+    assert summary.in_place is not None
+    model_length = sum(shard.length for shard in summary.in_place.shards)
+    measured = max(most) - before
+    assert measured <= summary.in_place.extra_length
+    assert measured < model_length // 2  # a copy would take all of it
+    most.clear()
+    before = taken()
+    restore(tmp_path / "pack", source, in_place=True, progress=look, threads=1)
+    assert max(most) - before <= summary.in_place.extra_length
+
+
+# Drives that lie
+
+
+def flip_on_read(side: type[Side], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the n-th digest that is read back from one side be that of other bytes."""
+    digest = side.digest
+    numbers = itertools.count(1)
+
+    def flipped(self: Side, piece: Piece) -> int:
+        is_wrong = next(numbers) == number
+        return digest(self, piece) ^ is_wrong
+
+    monkeypatch.setattr(side, "digest", flipped)
+
+
+@pytest.mark.parametrize("side", [PackSide, ShardSide])
+def test_what_is_read_back_wrongly_is_not_punched(
+    side: type[Side], source: Path, small_units: None, tmp_path: Path
+) -> None:
+    before = contents(source)
+    target = tmp_path / "pack"
+    punched: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        flip_on_read(side, patch, 1)
+        patch.setattr(holes, "punch", lambda *place: punched.append(place))
+        patch.setattr(holes, "can_punch", lambda _: True)
+        with pytest.raises(MachineError, match="not what was copied"):
+            pack_model(source, target, in_place=True)
+    assert not punched
+    assert contents(source) == before
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("side", [PackSide, ShardSide])
+def test_what_is_read_back_wrongly_later_leaves_what_goes_on_or_back(
+    side: type[Side], source: Path, small_units: None, tmp_path: Path
+) -> None:
+    before = contents(source)
+    pack_model(source, tmp_path / "copy")
+    target = tmp_path / "pack"
+    with pytest.MonkeyPatch.context() as patch:
+        flip_on_read(side, patch, 9)
+        with pytest.raises(MachineError, match="not what was copied") as caught:
+            pack_model(source, target, in_place=True)
+    assert "nothing was given up" in (caught.value.hint or "")
+    shutil.copytree(target, tmp_path / "again")  # holes and all; inodes are others
+    pack_model(None, target, in_place=True, resume=True)
+    assert contents(target) == contents(tmp_path / "copy")
+    with pytest.MonkeyPatch.context() as patch:
+        flip_on_read(side, patch, 9)
+        with pytest.raises(MachineError, match="not what was copied"):
+            restore(target, source, in_place=True)
+    restore(target)
+    assert contents(source) == before
+
+
+def test_a_damaged_pack_is_not_turned_into_shards(
+    source: Path, small_units: None, tmp_path: Path
+) -> None:
+    target = tmp_path / "pack"
+    pack_model(source, target, in_place=True)
+    path = target / "dense.bin"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(PackError, match="damaged"):
+        restore(target, source, in_place=True)
+    assert path.read_bytes()[100] == data[100]
+
+
+def test_a_pack_that_is_damaged_where_it_is_cut_is_left_as_it_is(
+    tmp_path: Path, small_units: None
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    gguf_builder.moe(ne=(512, 512), experts=2).write(source / "model.gguf")
+    target = tmp_path / "pack"
+    pack_model(source, target)
+    path = target / "experts-00002.bin"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    before = contents(target)
+    with pytest.raises(PackError, match="damaged"):
+        restore(target, tmp_path / "elsewhere", in_place=True)
+    assert contents(target) == before
+
+
+def test_a_hole_that_the_journal_does_not_know_is_not_packed(
+    source: Path, small_units: None, tmp_path: Path
+) -> None:
+    target = tmp_path / "pack"
+    with pytest.raises(StopHereError):
+        pack_model(source, target, in_place=True, progress=stop_after(0.5), threads=1)
+    journal = target / "in-place" / "journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:2]))
+    with pytest.raises(MachineError, match="hole at byte .*, of which it knows not") as caught:
+        pack_model(None, target, in_place=True, resume=True)
+    assert "do not remove" in (caught.value.hint or "")
+
+
+# What it refuses
+
+
+def refused(source: Path, target: Path, **options: Any) -> list[str]:
+    """Return what speaks against packing in place; it is refused, and nothing is touched."""
+    before = contents(source)
+    dry = pack_model(source, target, in_place=True, dry_run=True, **options)
+    assert dry.in_place is not None
+    if dry.in_place.refusals:
+        with pytest.raises(MoepackError) as caught:
+            pack_model(source, target, in_place=True, **options)
+        assert str(caught.value) == dry.in_place.refusals[0]
+        assert len(getattr(caught.value, "__notes__", [])) == len(dry.in_place.refusals) - 1
+    assert contents(source) == before
+    assert not (target / "in-place").exists()
+    return list(dry.in_place.refusals)
+
+
+def shard(source: Path) -> Path:
+    return sorted(source.iterdir())[1]
+
+
+def test_nothing_speaks_against_plain_files(source: Path, tmp_path: Path) -> None:
+    assert refused(source, tmp_path / "pack") == []
+
+
+@pytest.mark.parametrize("options", [{"experts_only": True}, {"layers": "0"}])
+def test_what_would_be_lost_is_not_left_out(
+    options: dict[str, Any], source: Path, tmp_path: Path
+) -> None:
+    (found,) = refused(source, tmp_path / "pack", **options)
+    assert "would be lost" in found
+
+
+def test_other_names_of_a_file_are_refused(source: Path, tmp_path: Path) -> None:
+    os.link(shard(source), tmp_path / "other")
+    (found,) = refused(source, tmp_path / "pack")
+    assert "hard links" in found
+    assert "2 names" in found
+
+
+def test_links_are_refused(source: Path, tmp_path: Path) -> None:
+    path, blob = shard(source), tmp_path / "blob"
+    path.rename(blob)
+    path.symlink_to(blob)
+    (found,) = refused(source, tmp_path / "pack")
+    assert "a link to a file elsewhere" in found
+
+
+def test_read_only_files_are_refused(source: Path, tmp_path: Path) -> None:
+    shard(source).chmod(0o444)
+    (found,) = refused(source, tmp_path / "pack")
+    assert "marked read-only" in found
+
+
+@pytest.mark.parametrize("how", ["open", "mapped"])
+def test_files_in_use_are_refused_and_their_user_is_named(
+    how: str, source: Path, tmp_path: Path
+) -> None:
+    code = "import mmap, sys; f = open(sys.argv[1], 'rb')\n"
+    if how == "mapped":
+        code += "m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); f.close()\n"
+    code += "print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, shard(source)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as user:
+        assert user.stdout is not None
+        assert user.stdout.readline() == b"ready\n"
+        (found,) = refused(source, tmp_path / "pack")
+        user.communicate()
+    assert "open, or mapped" in found
+    assert f"({user.pid})" in found
+
+
+def test_files_with_holes_are_refused(source: Path, tmp_path: Path) -> None:
+    path = shard(source)
+    with open(path, "r+b") as file:
+        holes.punch(file.fileno(), path.stat().st_size // 4096 // 2 * 4096, 4096)
+    (found,) = refused(source, tmp_path / "pack")
+    assert "has holes already" in found
+
+
+def test_another_file_system_is_refused(source: Path) -> None:
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shared.stat().st_dev == source.stat().st_dev:
+        pytest.skip("no other file system")
+    found = refused(source, shared / f"moepack-{os.getpid()}" / "pack")
+    assert len(found) == len(list(source.iterdir()))
+    assert "nothing would be saved" in found[0]
+
+
+def test_a_file_system_without_holes_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fallocate(*_: int) -> int:
+        return 0  # as if it were done
+
+    monkeypatch.setattr(holes, "_find_fallocate", lambda: fallocate)
+    found = refused(source, tmp_path / "pack")
+    assert ["cannot free a part of a file" in one for one in found] == [True, True]
+
+
+def test_too_little_space_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moepack.packing import in_place_work
+
+    monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)
+    (found,) = refused(source, tmp_path / "pack")
+    assert "not enough space" in found
+
+
+def test_a_directory_that_is_unfinished_is_refused_to_all_but_those_who_finish_it(
+    source: Path, small_units: None, tmp_path: Path, packs: dict[str, Path]
+) -> None:
+    target = tmp_path / "pack"
+    with pytest.raises(StopHereError):
+        pack_model(source, target, in_place=True, progress=stop_after(0.5), threads=1)
+    other = shards_of("qwen3moe")
+    for resume in (False, True):
+        with pytest.raises(RequestError, match="may hold the only copy"):
+            pack_model(other, target, resume=resume)
+    with pytest.raises(PackError, match="not a whole pack") as caught:
+        verify(target)
+    assert "do not remove it" in (caught.value.hint or "")
+    assert (target / "in-place").exists()
+
+
+def test_a_shard_in_the_way_is_not_overwritten(
+    source: Path, small_units: None, tmp_path: Path
+) -> None:
+    target, name = tmp_path / "pack", shard(source)
+    before = contents(source)
+    pack_model(source, target, in_place=True)
+    name.write_text("another")
+    with pytest.raises(RequestError, match="exists already"):
+        restore(target, source, in_place=True)
+    assert name.read_text() == "another"
+    assert (target / "manifest.json").exists()
+    restore(target, source, in_place=True, force=True)
+    assert contents(source) == before
+
+
+# Units and blocks, which are arithmetic
+
+
+def mapped(*lengths: int) -> ShardMap:
+    """Map a shard of pieces with 32 bytes of zeros between them, first to last in one file."""
+    pieces, offset, shard_offset = [], 0, 0
+    for length in lengths:
+        pieces.append(ShardPiece(shard_offset, length, 0, offset, None, "piece"))
+        offset += -(-length // 4096) * 4096
+        shard_offset += length + 32
+    return ShardMap("shard", shard_offset - 32, tuple(pieces))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40_000), min_size=1, max_size=12),
+    order=st.randoms(use_true_random=False),
+)
+def test_a_block_may_go_when_all_in_it_may_and_not_before(
+    lengths: list[int], order: random.Random
+) -> None:
+    """Whatever the order: each range that is freed has no byte of a piece that is not packed."""
+    shard = mapped(*lengths)
+    blocks = FreeableBlocks([shard], 4096)
+    pieces = units.pieces_of([shard])
+    order.shuffle(pieces)
+    left = {piece.shard_offset: piece for piece in pieces}
+    freed: set[int] = set()
+    for piece in pieces:
+        if piece.shard_offset:
+            del left[piece.shard_offset]
+        start, end = blocks.add(piece) or (0, 0)
+        assert start % 4096 == end % 4096 == 0
+        new = set(range(start, end, 4096))
+        assert not new & freed
+        freed |= new
+        for other in left.values():
+            other_end = other.shard_offset + other.length
+            assert not any(at < other_end and at + 4096 > other.shard_offset for at in new)
+    first_free = -(-lengths[0] // 4096) * 4096  # the first piece is the header, which stays
+    assert freed == set(range(first_free, shard.length, 4096))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(lengths=st.lists(st.integers(1, 400_000), min_size=1, max_size=12), of=st.integers(1, 4))
+def test_units_are_all_of_the_files_and_none_is_too_long(lengths: list[int], of: int) -> None:
+    shard, length = mapped(*lengths), of * units.CUT_ALIGNMENT
+    file_length = sum(-(-length // 4096) * 4096 for length in lengths)
+    held = Units([shard], [file_length], length)
+    assert [unit.number for unit in held.units] == list(range(len(held.units)))
+    assert held.units[0].start == 0
+    assert held.units[-1].end == file_length
+    for before, after in itertools.pairwise(held.units):
+        assert before.end == after.start
+    assert max(unit.length for unit in held.units) <= length + 4096
+    for unit in held.units:
+        assert all(unit.start <= piece.offset < piece.end <= unit.end for piece in unit.pieces)
+    assert sum(piece.length for unit in held.units for piece in unit.pieces) == sum(lengths)
+    needed = held.room(4096)
+    assert needed.to_pack(0) >= length if file_length > 2 * length else True
+    assert needed.to_pack(len(held.units)) == 0
+    assert needed.to_restore(0) == 0
+
+
+# The command
+
+
+def test_the_command_asks_for_a_word_on_a_terminal_and_for_an_option_elsewhere(
+    source: Path, tmp_path: Path, moepack_command: Command
+) -> None:
+    before = contents(source)
+    pack_model(source, tmp_path / "copy")
+    target = tmp_path / "pack"
+    packing = ("pack", source, "-o", target, "--in-place")
+    run = moepack_command(*packing, stdin=subprocess.DEVNULL)
+    assert run.returncode == 2
+    assert "--yes-delete-source" in run.stderr
+    for word, code in ((b"yes\n", 2), (b"delete\n", 0)):
+        assert contents(source) == before
+        assert on_a_terminal(word, *packing) == code
+    assert contents(target) == contents(tmp_path / "copy")
+    restoring = ("restore", target, "-o", source, "--in-place")
+    assert moepack_command(*restoring, stdin=subprocess.DEVNULL).returncode == 2
+    assert moepack_command(*restoring, "--yes-delete-pack").returncode == 0
+    assert contents(source) == before
+
+
+def on_a_terminal(typed: bytes, *arguments: str | Path) -> int:
+    """Run the command on a terminal, type something, and return its exit code."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "moepack", *map(str, arguments)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        os.write(ours, typed)
+        with contextlib.suppress(OSError):  # the terminal ends with the process
+            while os.read(ours, 4096):
+                pass
+        os.close(ours)
+        return process.wait(60)
+
+
+def test_the_command_shows_the_plan_and_all_that_speaks_against_it(
+    source: Path, tmp_path: Path, moepack_command: Command
+) -> None:
+    os.link(shard(source), tmp_path / "other")
+    shard(source).chmod(0o444)
+    packing = ("pack", source, "-o", tmp_path / "pack", "--in-place")
+    dry = moepack_command(*packing, "--dry-run")
+    assert dry.returncode == 2
+    assert dry.stdout.count("refused") == 2
+    run = moepack_command(*packing, "--yes-delete-source")
+    assert run.returncode == 2
+    assert "hard links" in run.stderr
+    assert "also: " in run.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_killed_at_any_moment_it_goes_on_and_back(
+    number: signal.Signals, tmp_path: Path, moepack_command: Command
+) -> None:
+    """Moments are shares of the journal that a whole run writes."""
+    source = tmp_path / "source"
+    source.mkdir()
+    built = gguf_builder.moe(tuple(range(6)), 16, ne=(256, 256))
+    gguf_builder.write_shards(gguf_builder.split(built, 12), source)
+    before = contents(source)
+    pack_model(source, tmp_path / "copy")
+    target = tmp_path / "pack"
+    journal = target / "in-place" / "journal"
+    packing = [sys.executable, "-m", "moepack", "pack", "-o", str(target), "--in-place"]
+    lines_in_all = 2 * 7 + 2
+    for moment in range(0, lines_in_all, 3):
+        with subprocess.Popen(
+            [*packing, str(source), "--yes-delete-source"], stderr=subprocess.PIPE, text=True
+        ) as process:
+            wait_until(partial(has_lines, journal, moment), process)
+            process.send_signal(number)
+            process.communicate()
+        if journal.exists() and moment % 2:
+            run = moepack_command("pack", "--in-place", "--resume", "-o", target)
+            assert run.returncode == 0 or "before a shard was touched" in run.stderr, run.stderr
+        if (target / "manifest.json").exists() and not journal.exists():
+            assert contents(target) == contents(tmp_path / "copy")
+            assert (
+                moepack_command(
+                    "restore", target, "-o", source, "--in-place", "--yes-delete-pack"
+                ).returncode
+                == 0
+            )
+        elif journal.exists():
+            run = moepack_command("restore", target)
+            assert run.returncode == 0 or "before a shard was touched" in run.stderr, run.stderr
+        shutil.rmtree(target, ignore_errors=True) if contents(source) == before else None
+        assert contents(source) == before
+
+
+def has_lines(journal: Path, count: int) -> bool:
+    """Say whether the journal has that many lines."""
+    try:
+        return journal.read_bytes().count(b"\n") >= count
+    except FileNotFoundError:
+        return count == 0
