@@ -65,7 +65,7 @@ def pack(
             source,
             target,
             layout=layout_name,
-            alignment=_size(alignment, "--alignment"),
+            alignment=None if alignment is None else _size(alignment, "--alignment"),
             hotness=hotness_path,
             layers=layer_text,
             mtp=not no_mtp,
@@ -168,14 +168,14 @@ def gguf(
 
     Example: moepack export gguf model.moepack -o model.gguf
     """
-    from moepack.engines.stock_gguf import ALIGNMENT, export_gguf
+    from moepack.engines.stock_gguf import export_gguf
     from moepack.report import pack_text
 
     with progress(None, "exporting") as advanced:
         summary = export_gguf(
             pack_path,
             target,
-            alignment=_size(alignment, "--alignment") or ALIGNMENT,
+            alignment=_size(alignment, "--alignment"),
             resume=resume,
             force=force,
             threads=threads,
@@ -184,10 +184,8 @@ def gguf(
     show(summary, as_json, pack_text.exported)
 
 
-def _size(text: str | None, option: str) -> int | None:
+def _size(text: str, option: str) -> int:
     """Read the length that an option was given; raise RequestError."""
-    if text is None:
-        return None
     try:
         return parse_size(text)
     except ValueError as error:
