@@ -113,7 +113,7 @@ def _shard(entry: Any, place: str, path: str) -> ShardEntry:
     if not isinstance(entry, dict):
         _fail(path, place, "wrong kind of value", "an object", _kind_of(entry))
     name = typed(entry, "name", str, path)
-    if not _is_file_name(name):
+    if not is_file_name(name):
         _fail(path, f"{place}.name", "not the name of a file", found=repr(name))
     length, header_length = (typed(entry, key, int, path) for key in ("length", "header_length"))
     if not are_counts([length]) or not 0 <= header_length <= length:
@@ -126,7 +126,7 @@ def _shard(entry: Any, place: str, path: str) -> ShardEntry:
     return ShardEntry(name, length, header_length, *sha256s)
 
 
-def _is_file_name(name: str) -> bool:
+def is_file_name(name: str) -> bool:
     """Say whether a name may be given to a file in any folder, and names nothing outside of it."""
     try:
         length = len(name.encode())

@@ -16,7 +16,7 @@ from moepack.packing.chosen_hotness import load_hotness
 from moepack.packing.layout import DEFAULT, Layout, load
 from moepack.packing.packer import DEFAULT_THREADS, Progress
 from moepack.packing.plan import Plan, make
-from moepack.packing.source_identity import describe_shard, describe_source
+from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import check_space, free_space
 from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
@@ -110,7 +110,7 @@ def pack_model(
     if dry_run:
         check_space(Path(target), plan.data_length + plan.index_length)
         return summary
-    shards = tuple(describe_shard(shard, sha256=sha256) for shard in model.shards)
+    shards = describe_shards(model, sha256=sha256, threads=threads, progress=progress)
     described = describe_source(model, shape, shards)
     began = time.monotonic()
     result = packer.pack(
