@@ -157,9 +157,7 @@ def split(builder: GgufBuilder, tensors_each: int) -> list[GgufBuilder]:
     ]
     shards = []
     for number, group in enumerate(groups):
-        shard = GgufBuilder(
-            tensors=group, alignment=builder.alignment, padding=builder.padding
-        )
+        shard = GgufBuilder(tensors=group, alignment=builder.alignment, padding=builder.padding)
         shard.metadata = list(builder.metadata) if number == 0 else []
         shard.put("split.no", "u16", number)
         shard.put("split.count", "u16", len(groups))
