@@ -21,6 +21,7 @@ from moepack.cli.terminal import (
     threads_option,
     verbose_option,
 )
+from moepack.errors import RequestError
 
 if TYPE_CHECKING:
     from moepack.packing.pack_summary import PackSummary
@@ -277,14 +278,14 @@ def gguf(
 
     Example: moepack export gguf model.moepack -o model.gguf
     """
-    from moepack.engines.stock_gguf import ALIGNMENT, export_gguf
+    from moepack.engines.stock_gguf import export_gguf
     from moepack.report import pack_text
 
     with progress(None, "exporting") as advanced:
         summary = export_gguf(
             pack_path,
             target,
-            alignment=length_of(alignment, "--alignment") or ALIGNMENT,
+            alignment=length_of(alignment, "--alignment") or 0,
             resume=resume,
             force=force,
             threads=threads,

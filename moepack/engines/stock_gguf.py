@@ -24,7 +24,7 @@ from moepack.sizes import align, size_text
 from moepack.source import gguf_header
 from moepack.source.gguf_header import GgufHeader
 from moepack.storage.extents import Extent, NewFile
-from moepack.storage.regular_file import open_regular
+from moepack.storage.inputs import InputFile, Inputs
 from moepack.storage.whole_files import Progress, write_whole_files
 
 ALIGNMENT = 4096
@@ -39,6 +39,7 @@ class ExportSummary:
     """The file that was exported, and how; lengths in bytes.
 
     `cloned_length` is shared with the pack, `kept_length` was there from an interrupted run.
+    `has_digests` says that every part was compared with its digest.
     """
 
     path: str
@@ -47,6 +48,7 @@ class ExportSummary:
     length: int
     cloned_length: int
     kept_length: int
+    has_digests: bool
 
 
 class _Tensor(NamedTuple):
@@ -72,9 +74,9 @@ def export_gguf(
     """Write the model of a whole pack as one GGUF that stock llama.cpp loads.
 
     Metadata is the source's, without what says that it was split, and with `alignment` (bytes) for
-    all tensors. Every part is compared with its digest on the way; ranges are shared with the pack
-    where the file system can. With `resume` an interrupted run is continued, with `force` a file at
-    `target` is replaced. `progress` is as for `restore`.
+    all tensors. Every part whose digest is known is compared with it on the way; ranges are shared
+    with the pack where the file system can. With `resume` an interrupted run is continued, with
+    `force` a file at `target` is replaced. `progress` is as for `restore`.
 
     Raises PackError where the pack is not whole or its bytes are not right, RequestError for a file
     that is there already, MachineError for a machine that cannot.
@@ -87,6 +89,7 @@ def export_gguf(
         check_whole(opened)
         tensors = [*_dense(opened), *_experts(opened)]
         data = _header(opened, tensors, alignment)
+        has_digests = all(file.has_digests for file in opened.index.files)
         new = _NewGguf(data, tensors, alignment, len(opened.file_paths))
         result = write_whole_files(
             path.parent,
@@ -105,6 +108,7 @@ def export_gguf(
         length=result.length,
         cloned_length=result.cloned_length,
         kept_length=result.kept_length,
+        has_digests=has_digests,
     )
 
 
@@ -191,9 +195,8 @@ def _source_header(pack: Pack) -> tuple[memoryview, GgufHeader]:
     if held is None:
         raise PackError("the header of the first shard is missing", path=pack.index.path)
     path = pack.file_paths[held.file]
-    with open(path, "rb", opener=open_regular) as file:
-        file.seek(held.offset)
-        data = file.read(held.length)
+    with Inputs([InputFile(str(path))], PackError) as inputs:
+        data = inputs.read(0, held.offset, held.length)
     computed = digest.of(data)
     if computed != held.digest:
         raise PackError(

@@ -88,7 +88,7 @@ def _experts_used(fields: Fields) -> dict[str, ExpertsUsed]:
 
 def _shard(fields: Fields) -> ShardEntry:
     name = fields.typed("name", str)
-    if not _is_file_name(name):
+    if not is_file_name(name):
         fields.fail("name", "not the name of a file", found=repr(name))
     length = fields.number("length", 1)
     has_sha256 = fields.nullable("sha256", str) is not None
@@ -108,7 +108,7 @@ def _sha256(fields: Fields, key: str) -> str:
     return text
 
 
-def _is_file_name(name: str) -> bool:
+def is_file_name(name: str) -> bool:
     """Say whether a name may be given to a file in any folder, and names nothing outside of it."""
     try:
         length = len(name.encode())

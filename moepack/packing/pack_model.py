@@ -19,7 +19,7 @@ from moepack.packing.layout import DEFAULT, Layout, load
 from moepack.packing.pack_summary import InPlaceFacts, PackSummary, of_pack, of_plan
 from moepack.packing.packer import DEFAULT_THREADS, Progress
 from moepack.packing.plan import Plan, make
-from moepack.packing.source_identity import describe_shard, describe_source
+from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import check_as_if_packing
 from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
@@ -82,7 +82,9 @@ def pack_model(
         layers=_chosen_layers(layers, shape, mtp),
     )
     summary = of_plan(plan, target, dry_run)
-    shards = tuple(describe_shard(shard, sha256=sha256 and not dry_run) for shard in model.shards)
+    shards = describe_shards(
+        model, sha256=sha256 and not dry_run, threads=threads, progress=progress
+    )
     described = describe_source(model, shape, shards)
     if in_place:
         summary = replace(summary, in_place=_in_place_facts(model, described, plan, target))

@@ -30,8 +30,9 @@ class RestoreSummary:
     """The shards that were restored, and how; lengths in bytes.
 
     `cloned_length` is shared with the pack, `kept_length` was there from an interrupted run.
-    `sha256_count` is how many shards were compared with a SHA-256 that was known. With
-    `is_in_place` the pack was turned into the shards, and is gone.
+    `sha256_count` is how many shards were compared with a SHA-256 that was known, `has_digests`
+    says that every part was compared with its digest. With `is_in_place` the pack was turned into
+    the shards, and is gone.
     """
 
     path: str
@@ -40,6 +41,7 @@ class RestoreSummary:
     cloned_length: int
     kept_length: int
     sha256_count: int
+    has_digests: bool = True
     is_in_place: bool = False
 
 
@@ -55,7 +57,8 @@ def restore(
 ) -> RestoreSummary:
     """Write the shards that a whole pack was made from into the folder `target`.
 
-    Every part is compared with its digest on the way, and a shard whose SHA-256 is known with that.
+    Every part whose digest is known is compared with it on the way, and a shard whose SHA-256 is
+    known with that.
     Ranges are shared with the pack where the file system can. With `resume` an interrupted run is
     continued, with `force` files of the shards' names are replaced. `progress` is called with the
     bytes done since its last call and with those to do in all, from one thread at a time.
@@ -77,6 +80,7 @@ def restore(
     with Pack(pack) as opened:
         shards = map_shards(opened)
         sha256s = {entry.name: entry.sha256 for entry in opened.manifest.source.shards}
+        has_digests = all(file.has_digests for file in opened.index.files)
         _make(folder)
         result = write_whole_files(
             folder,
@@ -94,6 +98,7 @@ def restore(
         length=result.length,
         cloned_length=result.cloned_length,
         kept_length=result.kept_length,
+        has_digests=has_digests,
         sha256_count=sum(sha256 is not None for sha256 in sha256s.values()),
     )
 
@@ -150,6 +155,6 @@ def _check_sha256(sha256s: dict[str, str | None], path: Path, name: str) -> None
             path=path,
             expected=expected,
             found=sha256.hexdigest(),
-            hint="every part had its digest: the source changed while it was packed, or the SHA-256"
-            " was stated wrongly",
+            hint="every part is as it was packed: the source was damaged then, or its SHA-256 was"
+            f" stated wrongly; the shard is kept as {path.name}",
         )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from moepack.packing.index_encoder import PlaceDigests, encode_over_shards
 from moepack.packing.layout import Layout
 from moepack.packing.packer import TOOL, Progress
 from moepack.packing.plan import Plan, make
-from moepack.packing.source_identity import describe_shard, describe_source
+from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import prepare
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
@@ -31,7 +32,7 @@ from moepack.storage.atomic import publish, sync_directory, write_synced
 from moepack.storage.extents import Extent
 from moepack.storage.inputs import InputFile, Inputs
 from moepack.storage.stored_extents import digests_of
-from moepack.storage.thread_pool import ThreadPool
+from moepack.storage.thread_pool import run_each
 
 if TYPE_CHECKING:
     from moepack.hotness.model import Hotness
@@ -103,7 +104,7 @@ def index_model(
     described = manifest.Manifest(
         tool=TOOL,
         is_whole=True,
-        source=describe_source(model, shape, tuple(map(describe_shard, model.shards))),
+        source=describe_source(model, shape, describe_shards(model)),
         layout={"name": AS_IT_LIES.name},
         hotness=plan.hotness_to_json(),
         layers=None,
@@ -141,7 +142,8 @@ def _link_target(path: Path, shard: Path) -> str:
 
     Relative where both lie in one folder or the shard deeper, so that they can be moved together.
     """
-    shard, folder = Path(os.path.abspath(shard)), Path(os.path.abspath(path))
+    # The folders' real paths, since a link is followed from there; a link to a shard stays one.
+    shard, folder = shard.parent.resolve() / shard.name, path.resolve()
     if shard.is_relative_to(folder.parent):
         return os.path.relpath(shard, folder)
     return os.fspath(shard)
@@ -152,11 +154,12 @@ def _new_directory(path: Path) -> Iterator[Path]:
     """Make the directory; remove what was put there where the block ends early."""
     try:
         created = prepare(path, resume=False)
+        held = set(os.listdir(path))
         try:
             yield path
         except BaseException:
             with contextlib.suppress(OSError):
-                for name in os.listdir(path):
+                for name in set(os.listdir(path)) - held:
                     (path / name).unlink()
                 if created:
                     path.rmdir()
@@ -175,27 +178,29 @@ def _digests(
 ) -> PlaceDigests:
     """Digest what is to be known of each shard: its other ranges, or all of it."""
     by_shard: dict[int, list[Extent]] = defaultdict(list)
-    for extent in _extents(plan, everything):
-        by_shard[extent.input].append(extent)
+    for extent in sorted(_extents(plan, everything)):
+        if extent.length:
+            by_shard[extent.input].append(extent)
     total = sum(extent.length for extents in by_shard.values() for extent in extents)
-    found: dict[tuple[int, int], int] = {}
 
-    def digest_shard(shard: int) -> Iterator[tuple[tuple[int, int], int]]:
-        extents = sorted(extent for extent in by_shard[shard] if extent.length)
+    def advanced(length: int) -> None:
+        if progress is not None:
+            progress(length, total)
+
+    def digest_shard(shard: int, advanced: Callable[[int], None]) -> array[int]:
         path = Path(os.path.realpath(source.shards[shard].path))
         try:
-            known = digests_of(path, extents)
+            return digests_of(path, by_shard[shard], advanced)
         except OSError as error:
             kind = MachineError if is_shortage(error) else SourceError
             raise kind(f"cannot read: {error.strerror}", path=path) from None
-        return zip(((shard, extent.offset) for extent in extents), known, strict=True)
 
-    with ThreadPool(max_workers=threads) as executor:
-        for shard, digests in zip(by_shard, executor.map(digest_shard, by_shard), strict=True):
-            found.update(digests)
-            if progress is not None:
-                progress(sum(extent.length for extent in by_shard[shard]), total)
-    return found
+    digests = run_each(digest_shard, list(by_shard), threads, advanced)
+    return {
+        (shard, extent.offset): known
+        for shard, of_shard in zip(by_shard, digests, strict=True)
+        for extent, known in zip(by_shard[shard], of_shard, strict=True)
+    }
 
 
 def _extents(plan: Plan, everything: bool) -> Iterator[Extent]:

@@ -9,22 +9,51 @@ from pathlib import Path
 
 from moepack.errors import MachineError, SourceError, is_shortage
 from moepack.format import records
-from moepack.format.source_entry import ExpertsUsed, ShardEntry, SourceEntry
+from moepack.format.source_entry import ExpertsUsed, ShardEntry, SourceEntry, is_file_name
 from moepack.shape import ModelShape
 from moepack.source.dense import header_length
 from moepack.source.gguf_header import GgufHeader
 from moepack.source.shards import Source
 from moepack.storage.regular_file import open_regular
+from moepack.storage.thread_pool import run_each
+
+Progress = Callable[[int, int], None]
+
+
+def describe_shards(
+    source: Source, *, sha256: bool = False, threads: int = 1, progress: Progress | None = None
+) -> tuple[ShardEntry, ...]:
+    """Return the identity of each shard, as `describe_shard` does.
+
+    With `sha256` several `threads` read, and `progress` is called with the bytes read since its
+    last call and with those to read in all, from one thread at a time.
+    """
+    if not sha256:
+        return tuple(map(describe_shard, source.shards))
+    total = sum(shard.file_length for shard in source.shards)
+
+    def advanced(length: int) -> None:
+        if progress is not None:
+            progress(length, total)
+
+    def describe(shard: GgufHeader, advanced: Callable[[int], None]) -> ShardEntry:
+        return describe_shard(shard, sha256=True, advanced=advanced)
+
+    return tuple(run_each(describe, source.shards, threads, advanced))
 
 
 def describe_shard(
-    shard: GgufHeader, *, sha256: bool = False, advanced: Callable[[int], None] | None = None
+    shard: GgufHeader, *, sha256: bool = False, advanced: Callable[[int], None] = lambda _: None
 ) -> ShardEntry:
     """Return a shard's identity: name, length, digest of its header, SHA-256 where it is known.
 
-    With `sha256` the whole file is read to compute it, and `advanced` called with the bytes read
-    since its last call; without, it is known where the hub's cache states it.
+    With `sha256` the whole file is read to compute it; without, it is known where the hub's cache
+    states it. `advanced` is called with the bytes read since its last call. Raises SourceError for
+    a shard that cannot be read, or has a name that a manifest has no room for.
     """
+    name = os.path.basename(shard.path).encode("utf-8", "backslashreplace").decode()
+    if not is_file_name(name):
+        raise SourceError("too long a name to note", path=shard.path, hint="rename the shard")
     length = header_length(shard)
     try:
         with open(open_regular(shard.path), "rb") as file:
@@ -34,17 +63,17 @@ def describe_shard(
             while left and (piece := file.read(min(left, 1 << 20))):
                 of_header.update(piece)
                 left -= len(piece)
+                advanced(len(piece))
             if sha256:
                 of_all = of_header.copy()
                 while piece := file.read(1 << 20):
                     of_all.update(piece)
-                    if advanced is not None:
-                        advanced(len(piece))
+                    advanced(len(piece))
     except OSError as error:
         kind = MachineError if is_shortage(error) else SourceError
         raise kind(f"cannot read: {error.strerror}", path=shard.path) from None
     return ShardEntry(
-        name=os.path.basename(shard.path).encode("utf-8", "backslashreplace").decode(),
+        name=name,
         length=shard.file_length,
         header_length=length,
         header_sha256=of_header.hexdigest(),

@@ -166,7 +166,9 @@ class ExpertRead(NamedTuple):
                 raise self._damaged(part, expected, actual)
 
     def _damaged(self, part: PartSpan, expected: int, actual: int) -> PackError:
-        file_read = next(read for read in self.file_reads if _holds(read, part))
+        file_read = next(
+            (read for read in self.file_reads if _holds(read, part)), self.file_reads[0]
+        )
         offset = file_read.offset + part.start - file_read.start
         return PackError(
             "the bytes do not have the digest in the index",
@@ -257,6 +259,10 @@ class TensorRead(ExpertRead):
     def owner(self) -> str:
         """What a message calls it."""
         return "tensor"
+
+    def place(self, file_read: FileRead) -> str:
+        """Return what a message calls one of the reads."""
+        return f"tensor {self.parts[0].name} at byte {file_read.offset:,}"
 
 
 def plan_tensor(tensor: TensorLocation) -> TensorRead:

@@ -14,7 +14,7 @@ from moepack import digest
 from moepack.errors import MachineError, PackError
 from moepack.format.dense import ShardBytes
 from moepack.format.index import Index
-from moepack.storage.regular_file import open_regular
+from moepack.storage.regular_file import NotRegularError, open_regular
 
 MAX_HEADER_LENGTH = 256 << 20
 """Ten times what the largest vocabulary takes; what is longer is not read."""
@@ -50,6 +50,8 @@ def _check(path: Path, length: int, header: ShardBytes) -> None:
     except FileNotFoundError:
         hint = "it was moved: link to it again, or run `moepack index` again"
         raise PackError("the shard is missing", path=path, hint=hint) from None
+    except NotRegularError as error:
+        raise PackError("not a regular file", path=path, found=error.kind, hint=_HINT) from None
     except OSError as error:
         raise MachineError(f"cannot read: {error.strerror}", path=path) from None
     if digest.of(data) != header.digest:

@@ -110,7 +110,7 @@ def indexed(summary: IndexSummary) -> str:
 
 def restored(summary: RestoreSummary) -> str:
     """Write which shards were restored, and how they were proven."""
-    proven = "every part had its digest"
+    proven = _proven(summary)
     if summary.sha256_count:
         proven += f", {count_text(summary.sha256_count, 'shard')} the SHA-256 of the source"
     count = count_text(len(summary.files), "shard")
@@ -121,7 +121,11 @@ def restored(summary: RestoreSummary) -> str:
 def exported(summary: ExportSummary) -> str:
     """Write what was exported."""
     count = count_text(summary.tensor_count, "tensor")
-    return f"{summary.path}: {count}, {_how(summary)}; every part had its digest"
+    return f"{summary.path}: {count}, {_how(summary)}; {_proven(summary)}"
+
+
+def _proven(summary: RestoreSummary | ExportSummary) -> str:
+    return "every part had its digest" if summary.has_digests else "digests are not known"
 
 
 def mounted(facts: MountFacts) -> str:

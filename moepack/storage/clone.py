@@ -5,7 +5,9 @@ the file system's block, which is 4 KiB on nearly all.
 """
 
 import errno
+import os
 import struct
+import tempfile
 
 BLOCK = 4096
 _FICLONERANGE = 0x4020940D
@@ -29,3 +31,12 @@ def clone_range(source: int, source_offset: int, length: int, target: int, offse
             return False
         raise
     return True
+
+
+def can_clone(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Say whether a file can share its blocks with new ones in `folder`, by sharing one."""
+    try:
+        with open(source, "rb") as file, tempfile.TemporaryFile(dir=folder) as new:
+            return clone_range(file.fileno(), 0, BLOCK, new.fileno(), 0)
+    except OSError:
+        return False

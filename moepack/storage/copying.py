@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack import digest
-from moepack.storage.clone import BLOCK
 from moepack.storage.extents import Extent, NewFile, Run, runs
 from moepack.storage.inputs import Inputs
 from moepack.storage.run_writer import RunWriter
 from moepack.storage.stored_extents import is_right
-from moepack.storage.thread_pool import ThreadPool
+from moepack.storage.thread_pool import SharedProgress, ThreadPool
 
 BUFFER_LENGTH = 512 << 10
-RUN_LENGTH = 8 << 20
 
 
 class WrittenFile(NamedTuple):
@@ -33,10 +31,6 @@ class WrittenFile(NamedTuple):
 
     name: str
     digests: array[int]
-
-
-class CanceledError(Exception):
-    """Another thread failed, or the user interrupted: this one stops."""
 
 
 class Copier:
@@ -59,15 +53,13 @@ class Copier:
     ) -> None:
         self._target = target
         self._inputs = inputs
-        self._advanced = advanced
+        self._advance = SharedProgress(advanced)
         self._resume = resume
         self._clones = clone
         self.cloned_length = 0
         self.kept_length = 0
         self._lock = threading.Lock()
         self._making: list[_FileInMaking] = []
-        self._progress_lock = threading.Lock()
-        self._stop = threading.Event()
 
     def write(
         self, files: Sequence[NewFile], threads: int, finished: Callable[[WrittenFile], None]
@@ -90,7 +82,7 @@ class Copier:
                         item.result()
                         threads -= 1
             except BaseException:
-                self._stop.set()
+                self._advance.stop()
                 executor.shutdown(cancel_futures=True)
                 raise
             finally:
@@ -103,7 +95,7 @@ class Copier:
         for file in files:
             making = _FileInMaking(file, self._target, self._resume)
             self._making.append(making)
-            for run in runs(file, RUN_LENGTH):
+            for run in runs(file):
                 making.begin(run)
                 yield making, run
 
@@ -142,18 +134,30 @@ class Copier:
     def _copy(self, extent: Extent, writer: RunWriter) -> int:
         """Copy one extent and return its digest; raise where that is not the one expected."""
         writer.pad_to(extent.offset)
-        computed = digest.stream()
         if self._can_clone(extent):
             scratch = writer.scratch()
-            for piece in self._read(extent, lambda left: scratch[:left]):
-                computed.update(piece)
-            self._check(extent, computed.intdigest())
-            self._clone(extent, writer)
-            return computed.intdigest()
-        for piece in self._read(extent, writer.space):
+            computed = self._digest(extent, lambda left: scratch[:left])
+            if self._clone(extent, writer):
+                return computed
+        return self._digest(extent, writer.space, writer.advance)
+
+    def _digest(
+        self,
+        extent: Extent,
+        space_for: Callable[[int], memoryview],
+        taken: Callable[[int], None] | None = None,
+    ) -> int:
+        """Read an extent into the space that is given for what is left of it; check its digest.
+
+        `taken` is called with how much of the space each piece has filled.
+        """
+        computed = digest.stream()
+        for piece in self._read(extent, space_for):
             computed.update(piece)
-            writer.advance(len(piece))
-        self._check(extent, computed.intdigest())
+            if taken is not None:
+                taken(len(piece))
+        if extent.digest is not None and extent.digest != computed.intdigest():
+            raise self._inputs.damaged(extent, computed.intdigest())
         return computed.intdigest()
 
     def _read(self, extent: Extent, space_for: Callable[[int], memoryview]) -> Iterator[memoryview]:
@@ -166,31 +170,19 @@ class Copier:
             left -= length
             offset += length
 
-    def _check(self, extent: Extent, computed: int) -> None:
-        if extent.digest is not None and extent.digest != computed:
-            raise self._inputs.damaged(extent, computed)
-
     def _can_clone(self, extent: Extent) -> bool:
-        places = extent.offset | extent.input_offset | extent.length
         is_file = self._inputs.descriptor(extent.input) is not None
-        return self._clones and is_file and extent.length > 0 and places % BLOCK == 0
+        return self._clones and is_file and extent.is_blocks
 
-    def _clone(self, extent: Extent, writer: RunWriter) -> None:
-        """Clone an extent that was read and is right; copy it where that is refused."""
+    def _clone(self, extent: Extent, writer: RunWriter) -> bool:
+        """Clone an extent that was read and is right; say whether the file system did."""
         source = self._inputs.descriptor(extent.input)
-        if source is not None and writer.clone(source, extent):
-            with self._lock:
-                self.cloned_length += extent.length
-            return
-        self._clones = False
-        for piece in self._read(extent, writer.space):
-            writer.advance(len(piece))
-
-    def _advance(self, length: int) -> None:
-        if self._stop.is_set():
-            raise CanceledError
-        with self._progress_lock:
-            self._advanced(length)
+        if source is None or not writer.clone(source, extent):
+            self._clones = False
+            return False
+        with self._lock:
+            self.cloned_length += extent.length
+        return True
 
 
 class _FileInMaking:

@@ -7,6 +7,11 @@ planned offsets, and zeros between them.
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from moepack.storage.clone import BLOCK
+
+RUN_LENGTH = 8 << 20
+"""About how many bytes of a new file are written in one go."""
+
 
 class Extent(NamedTuple):
     """`length` bytes at `input_offset` of an input, and where they go.
@@ -26,6 +31,11 @@ class Extent(NamedTuple):
     def end(self) -> int:
         """Where it ends in the new file."""
         return self.offset + self.length
+
+    @property
+    def is_blocks(self) -> bool:
+        """Whether it is whole blocks in both files, which can be shared."""
+        return self.length > 0 and (self.offset | self.length | self.input_offset) % BLOCK == 0
 
 
 class NewFile(NamedTuple):
@@ -52,7 +62,7 @@ class Run(NamedTuple):
     is_last: bool
 
 
-def runs(file: NewFile, length: int) -> Iterator[Run]:
+def runs(file: NewFile, length: int = RUN_LENGTH) -> Iterator[Run]:
     """Cut a file into runs of about `length` bytes; an extent is never cut."""
     start = number = 0
     pending: list[Extent] = []

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 from moepack import digest
 from moepack.errors import MachineError, MoepackError, is_shortage
 from moepack.storage.extents import Extent
-from moepack.storage.regular_file import FileStamp, open_regular
+from moepack.storage.regular_file import FileStamp, NotRegularError, open_regular
 
 
 class InputFile(NamedTuple):
@@ -38,11 +38,8 @@ class Inputs:
     def __enter__(self) -> Self:
         try:
             for file in self._files:
-                self._descriptors.append(open_regular(file.path))
+                self._descriptors.append(self._open(file.path))
             self.check_unchanged()
-        except OSError as error:
-            self.__exit__()
-            raise MachineError(f"cannot open: {error.strerror}", path=error.filename) from None
         except BaseException:
             self.__exit__()
             raise
@@ -51,6 +48,16 @@ class Inputs:
     def __exit__(self, *exception: object) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+    def _open(self, path: str) -> int:
+        try:
+            return open_regular(path)
+        except FileNotFoundError:
+            raise self._fault("the file is missing", path=path) from None
+        except NotRegularError as error:
+            raise self._fault("not a regular file", path=path, found=error.kind) from None
+        except OSError as error:
+            raise MachineError(f"cannot open: {error.strerror}", path=path) from None
 
     def read_into(self, number: int, offset: int, buffer: memoryview) -> int:
         """Read up to len(buffer) bytes from `offset` of an input; 0 never comes back."""
@@ -67,6 +74,14 @@ class Inputs:
         if not length:
             raise self._fault("the file became shorter", path=path, place=place)
         return length
+
+    def read(self, number: int, offset: int, length: int) -> bytes:
+        """Read exactly `length` bytes from `offset` of an input."""
+        data = bytearray(length)
+        view, done = memoryview(data), 0
+        while done < length:
+            done += self.read_into(number, offset + done, view[done:])
+        return bytes(data)
 
     def descriptor(self, number: int) -> int | None:
         """Return the descriptor of an input; None of one in memory."""

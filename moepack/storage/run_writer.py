@@ -33,6 +33,7 @@ class RunWriter:
 
     def pad_to(self, offset: int) -> None:
         """Write zeros up to `offset` from the start of the file."""
+        assert offset >= self._flushed + self._filled, "extents overlap, or are not in order"
         while (missing := offset - self._flushed - self._filled) > 0:
             space = self.space(missing)
             space[:] = bytes(len(space))

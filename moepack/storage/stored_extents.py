@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from moepack import digest
-from moepack.storage.extents import Extent, Run
+from moepack.storage.extents import Extent, NewFile, Run, runs
 from moepack.storage.regular_file import open_regular
 
 _PIECE_LENGTH = 512 << 10
 
 
-def digests_of(path: Path, extents: Iterable[Extent]) -> array[int]:
-    """Compute the digests of a written file's extents anew, from its bytes. Raises OSError."""
+def digests_of(
+    path: Path, extents: Iterable[Extent], advanced: Callable[[int], None] | None = None
+) -> array[int]:
+    """Compute the digests of a file's extents, from its bytes, in the order given.
+
+    `advanced` is called with the bytes read since its last call. Raises OSError.
+    """
     buffer = memoryview(bytearray(_PIECE_LENGTH))
     digests = array("Q")
     descriptor = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -24,8 +29,28 @@ def digests_of(path: Path, extents: Iterable[Extent]) -> array[int]:
             computed = digest.stream()
             for piece in _pieces(file.fileno(), extent.offset, extent.end, buffer):
                 computed.update(piece)
+                if advanced is not None:
+                    advanced(len(piece))
             digests.append(computed.intdigest())
     return digests
+
+
+def is_whole(path: Path, file: NewFile, advanced: Callable[[int], None]) -> bool:
+    """Say whether `file` stands at `path` to the byte, as far as its digests are known.
+
+    `advanced` is called with the bytes that were found right since its last call. Raises OSError.
+    """
+    if path.is_symlink() or not path.is_file():
+        return False
+    buffer = memoryview(bytearray(_PIECE_LENGTH))
+    with open(path, "rb", buffering=0, opener=open_regular) as held:
+        if os.fstat(held.fileno()).st_size != file.length:
+            return False
+        for run in runs(file):
+            if not is_right(held.fileno(), run, buffer):
+                return False
+            advanced(run.end - run.start)
+    return True
 
 
 def is_right(descriptor: int, run: Run, buffer: memoryview) -> bool:

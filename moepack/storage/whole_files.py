@@ -13,14 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from moepack import digest
 from moepack.errors import MachineError, PackError, RequestError
-from moepack.storage.atomic import publish, refuse_existing, require_folder_of
+from moepack.storage.atomic import publish, require_folder_of
+from moepack.storage.clone import can_clone
 from moepack.storage.copying import Copier, WrittenFile
-from moepack.storage.extents import NewFile
+from moepack.storage.extents import Extent, NewFile
 from moepack.storage.inputs import InputFile, Inputs
 from moepack.storage.space import check_space
+from moepack.storage.stored_extents import is_whole
+from moepack.storage.thread_pool import run_each
 
 SUFFIX = ".partial"
+MAX_NAME_LENGTH = 255
+"""In bytes: that of Linux."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done since its last call, and the bytes that are to be done in all."""
@@ -49,62 +55,108 @@ def write_whole_files(
     """Write `files` into `folder`, each under a name ending in `.partial` until it is whole.
 
     `inputs` are the files of a pack that their extents name, `data` those inputs behind them that
-    are in memory. `check` is called with each file that
-    is whole and synced, and its name, before it gets that; it raises where something is wrong.
-    With `resume` what an interrupted run left is used, with `force` files of these names are
-    replaced. Raises RequestError for an existing file, PackError for a pack whose bytes are not
-    what its index says, MachineError for a machine that cannot.
-    """
-    _check_names(folder, files, inputs, resume, force)
-    total = sum(file.length for file in files)
-    check_space(folder, total - _held_length(folder, files))
-    partials = [file._replace(name=file.name + SUFFIX) for file in files]
+    are in memory. `check` is called with each file that is whole and synced, and its name, before
+    it gets that; it raises where something is wrong. With `resume` what an interrupted run left is
+    used, and a file that is whole already stays; with `force` files of these names are replaced.
 
-    def finish(written: WrittenFile) -> None:
-        name = written.name.removesuffix(SUFFIX)
-        if check is not None:
-            check(folder / written.name, name)
-        publish(folder / written.name, folder / name)
+    Raises RequestError for an existing file, PackError for a pack whose bytes are not what its
+    index says, MachineError for a machine that cannot.
+    """
+    total = sum(file.length for file in files)
 
     def advanced(length: int) -> None:
         if progress is not None:
             progress(length, total)
 
-    paths = [InputFile(str(path)) for path in inputs]
-    with _resumable(folder), Inputs(paths, PackError, data) as opened:
-        copier = Copier(folder, opened, advanced, resume=resume, clone=True)
-        copier.write(partials, threads, finish)
-    return WholeFilesResult(total, copier.cloned_length, copier.kept_length)
+    def is_there(file: NewFile, advanced: Callable[[int], None]) -> bool:
+        return is_whole(folder / file.name, file, advanced)
+
+    def finish(written: WrittenFile) -> None:
+        name = names[written.name]
+        if check is not None:
+            check(folder / written.name, name)
+        publish(folder / written.name, folder / name)
+
+    with _resumable(folder):
+        there = run_each(is_there, files, threads, advanced) if resume else [False] * len(files)
+        missing = [file for file, is_done in zip(files, there, strict=True) if not is_done]
+        kept = [file for file, is_done in zip(files, there, strict=True) if is_done]
+        _check_targets(folder, missing, inputs, resume, force)
+        check_space(folder, _needed_length(folder, missing, inputs))
+        names = {partial_name(file.name): file.name for file in missing}
+        partials = [file._replace(name=partial_name(file.name)) for file in missing]
+        if check is not None:
+            for file in kept:
+                check(folder / file.name, file.name)
+        with Inputs([InputFile(str(path)) for path in inputs], PackError, data) as opened:
+            copier = Copier(folder, opened, advanced, resume=resume, clone=True)
+            copier.write(partials, threads, finish)
+    kept_length = copier.kept_length + sum(file.length for file in kept)
+    return WholeFilesResult(total, copier.cloned_length, kept_length)
 
 
-def _check_names(
+def partial_name(name: str) -> str:
+    """Return what a file is called until it is whole; never longer than a name can be."""
+    if len(os.fsencode(name + SUFFIX)) <= MAX_NAME_LENGTH:
+        return name + SUFFIX
+    return f"{digest.of(os.fsencode(name)):016x}{SUFFIX}"
+
+
+def _check_targets(
     folder: Path, files: Sequence[NewFile], inputs: Sequence[Path], resume: bool, force: bool
 ) -> None:
-    for file in files:
-        path = folder / file.name
-        require_folder_of(path)
-        if path.is_dir():
-            raise RequestError("a folder, not a file to write", path=path)
-        if path.exists() and any(os.path.samefile(path, held) for held in inputs):
-            raise RequestError("it is one of the files to read", path=path)
-        refuse_existing(path, force=force)
-        partial = folder / (file.name + SUFFIX)
-        if partial.exists() and not resume:
-            if not force:
-                hint = "continue it with --resume, or begin again with --force"
-                raise RequestError("an interrupted run left this file", path=partial, hint=hint)
-            partial.unlink()
+    """Refuse what stands in the way of `files`; remove what an interrupted run left and is no use.
 
-
-def _held_length(folder: Path, files: Sequence[NewFile]) -> int:
-    """Return the bytes that an interrupted run has taken already."""
-    held = 0
+    Raises RequestError; PackError where the names of the files are in each other's way.
+    """
+    names = {file.name for file in files} | {partial_name(file.name) for file in files}
+    if len(names) < 2 * len(files):
+        problem = "two files would get the same name"
+        raise PackError(problem, path=folder, found=", ".join(file.name for file in files))
     for file in files:
-        try:
-            held += min(file.length, 512 * os.stat(folder / (file.name + SUFFIX)).st_blocks)
-        except FileNotFoundError:
+        _check_target(folder / file.name, inputs, resume, force)
+        partial = folder / partial_name(file.name)
+        if not os.path.lexists(partial) or resume:
             continue
-    return held
+        if not force:
+            hint = "continue it with --resume, or begin again with --force"
+            raise RequestError("an interrupted run left this file", path=partial, hint=hint)
+        partial.unlink()
+
+
+def _check_target(path: Path, inputs: Sequence[Path], resume: bool, force: bool) -> None:
+    require_folder_of(path)
+    if not os.path.lexists(path):
+        return
+    if path.is_dir():
+        raise RequestError("a folder has this name", path=path, hint="choose another place")
+    if path.exists() and any(held.exists() and path.samefile(held) for held in inputs):
+        raise RequestError("belongs to what is read", path=path, hint="choose another place")
+    if not force:
+        problem = "exists already" + (", and is not the file that would be written" * resume)
+        hint = "choose another place, or replace it with --force"
+        raise RequestError(problem, path=path, hint=hint)
+
+
+def _needed_length(folder: Path, files: Sequence[NewFile], inputs: Sequence[Path]) -> int:
+    """Return the bytes of space that writing takes.
+
+    What an interrupted run has written or shared already takes none, nor does what can be shared.
+    """
+
+    def is_shared(extent: Extent) -> bool:
+        return extent.input < len(inputs) and extent.is_blocks
+
+    largest = max(filter(os.path.isfile, inputs), key=os.path.getsize, default=None)
+    shares = largest is not None and can_clone(largest, folder)
+    needed = 0
+    for file in files:
+        partial = folder / partial_name(file.name)
+        held = 512 * os.stat(partial).st_blocks if partial.exists() else 0
+        if shares:
+            held = max(held, sum(extent.length for extent in file.extents() if is_shared(extent)))
+        needed += max(0, file.length - held)
+    return needed
 
 
 @contextmanager

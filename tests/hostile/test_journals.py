@@ -115,7 +115,7 @@ def test_a_line_of_the_journal_that_makes_no_sense_is_not_trusted(
     first, second, *others = (json.JSONDecoder().raw_decode(line)[0] for line in lines)
     held = journal.open_journal(tmp_path / "pack.journal")
     for line in (first, change(second), *others):
-        held._append(line)
+        held._log.append(line)
     held.close()
     resume(interrupted, tmp_path / "pack", (tmp_path / "pack.journal").read_bytes())
 

@@ -45,6 +45,8 @@ class GgufBuilder:
     tensor_count: int | None = None
     pair_count: int | None = None
     trailing: bytes = b""
+    padding: int = 0
+    """What each byte of padding behind the header and behind tensors is."""
 
     def put(self, key: str, type_name: str, value: Any) -> "GgufBuilder":
         """Add a metadata value, in place of one with the same key."""
@@ -77,14 +79,18 @@ class GgufBuilder:
             out += struct.pack("<IQ", spec.type_id, placed)
             offset += _padded(len(spec.data), self.alignment)
         if self.tensors:
-            out += bytes(_padded(len(out), self.alignment) - len(out))
+            out += self.pad(len(out))
         return bytes(out)
+
+    def pad(self, length: int) -> bytes:
+        """Return the padding behind `length` bytes."""
+        return bytes([self.padding]) * (_padded(length, self.alignment) - length)
 
     def bytes(self) -> bytes:
         """Return the whole file."""
         out = bytearray(self.header())
         for spec in self.tensors:
-            out += spec.data + bytes(_padded(len(spec.data), self.alignment) - len(spec.data))
+            out += spec.data + self.pad(len(spec.data))
         return bytes(out) + self.trailing
 
     def write(self, path: Path) -> Path:
@@ -151,7 +157,7 @@ def split(builder: GgufBuilder, tensors_each: int) -> list[GgufBuilder]:
     ]
     shards = []
     for number, group in enumerate(groups):
-        shard = GgufBuilder(tensors=group, alignment=builder.alignment)
+        shard = GgufBuilder(tensors=group, alignment=builder.alignment, padding=builder.padding)
         shard.metadata = list(builder.metadata) if number == 0 else []
         shard.put("split.no", "u16", number)
         shard.put("split.count", "u16", len(groups))
