@@ -3,9 +3,12 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from moepack.errors import RequestError
-from moepack.trace.file import Writer, held_items, refuse_existing
+from moepack.shape import ModelShape
+from moepack.trace.file import CUT
+from moepack.trace.file_writer import Writer, refuse_existing
 from moepack.trace.formats.registry import ReadOptions, feed
 from moepack.trace.model import Item, Origin
 from moepack.trace.summary import ContentDigest, TraceCounter, TraceSummary
@@ -28,18 +31,30 @@ def import_trace(
     refuse_existing(path, append)
     whole, contents = TraceCounter(), _Contents()
     with Writer(path, append=append) as writer:
-        for item in held_items(path, append):
+        for item in writer.held_items():
             whole.add(item)
             contents.add(item)
         contents.end()
         added = TraceCounter()
-        warnings: Counter[str] = Counter()
+        warnings = Counter([CUT] * writer.was_cut)
+
+        def add(item: Item) -> None:
+            item = _described(item, options.shape)
+            for take in (writer.add, whole.add, added.add, contents.add):
+                take(item)
+
         for source in paths:
             contents.path = source
-            takers = (writer.add, whole.add, added.add, contents.add)
-            warnings += feed([source], options, *takers)
+            warnings += feed([source], options, add)
             contents.end()
     return whole.summary(path, added.totals, warnings)
+
+
+def _described(item: Item, shape: ModelShape | None) -> Item:
+    """Let an origin say which experts there are, where it does not and the model does."""
+    if isinstance(item, Origin) and item.expert_counts is None and shape is not None:
+        return replace(item, expert_counts=shape.expert_counts)
+    return item
 
 
 class _Contents:

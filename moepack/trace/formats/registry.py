@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from moepack.errors import RequestError, TraceError
 from moepack.shape import ModelShape
-from moepack.trace import file
+from moepack.trace import file, file_frames
 from moepack.trace.compressed import TraceStream
 from moepack.trace.formats import arrays, counts, imatrix, mblt
 from moepack.trace.formats.json_lines import AnemllLines, MerLines
@@ -256,7 +256,7 @@ def _is_array_json(head: Head) -> bool:
 
 
 FORMATS: tuple[Format, ...] = (
-    Format("moepack", "moepack's own", lambda head: head.data.startswith(file.MAGIC),
+    Format("moepack", "moepack's own", lambda head: head.data.startswith(file_frames.MAGIC),
            file.read),
     Format("expert-log", "layer 7 expert 188",
            _any_line(rb"^layer \d+ expert \d+$"), _read_expert_log),
