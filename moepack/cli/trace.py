@@ -132,6 +132,7 @@ def concentration(
 )
 @_output_option
 @click.option("--append", is_flag=True, help="Add to a trace file that is there.")
+@click.option("--resume", is_flag=True, help="Record the prompts that are missing.")
 @click.option(
     "--tokens",
     type=click.IntRange(0),
@@ -156,6 +157,7 @@ def record(
     prompts_path: str,
     output: str,
     append: bool,
+    resume: bool,
     tokens: int,
     context: int,
     temperature: float,
@@ -166,18 +168,19 @@ def record(
 ) -> None:
     """Run llama.cpp on prompts and record what the router chooses.
 
-    Interrupted, it keeps the prompts that were finished.
+    Interrupted, it keeps the prompts that were finished; with --resume it goes on with the others.
 
     Example: moepack trace record --model model-00001-of-00004.gguf --prompts p.txt -o chat.moetrace
     """
     from moepack.report import trace_text
 
-    with progress(None, "recording", "") as advanced:
+    with progress(None, "recording", " tokens") as advanced:
         summary = moepack.record_trace(
             model_path,
             prompts_path,
             output,
             append=append,
+            resume=resume,
             tokens=tokens,
             context=context,
             temperature=temperature,
