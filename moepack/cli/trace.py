@@ -65,7 +65,7 @@ def import_(
 @trace.command()
 @_files_argument
 @click.option(
-    "--window", type=click.IntRange(1), default=128, show_default=True, help="Tokens in a window."
+    "--window", type=click.IntRange(1), help="Tokens in a window; by default 128, or what fits."
 )
 @_format_option
 @_lenient_option
@@ -74,7 +74,7 @@ def import_(
 @json_option
 def stats(
     paths: tuple[str, ...],
-    window: int,
+    window: int | None,
     form: str | None,
     lenient: bool,
     model_path: str | None,

@@ -146,13 +146,30 @@ def test_a_fault_while_appending_leaves_what_was_there(
 
 def test_stats_in_bytes(log: Path, packs: dict[str, Path], moepack_command: Run) -> None:
     plain = moepack_command("trace", "stats", log)
-    assert "2 windows of 128 tokens in 1 requests" in plain.stdout
+    assert "2 windows of 128 tokens in 1 request\n" in plain.stdout
     for option, value in (("--pack", packs["qwen3moe"]), ("--model", first_shard("qwen3moe"))):
         facts = body(moepack_command("trace", "stats", log, option, value, "--json"))
         last = facts["working_set"][-1]
         assert last["expert_count"] == 32
         assert last["length"] == length_of_all(packs["qwen3moe"])
         assert "KiB" in moepack_command("trace", "stats", log, option, value).stdout
+
+
+def test_stats_of_a_short_trace(log: Path, tmp_path: Path, moepack_command: Run) -> None:
+    """The window fits, and what is not known is no number."""
+    short = tmp_path / "short.log"
+    short.write_text(log.read_text().partition("---token 40\n")[0])
+    run = moepack_command("trace", "stats", short)
+    assert "2 windows of 16 tokens in 1 request\n" in run.stdout
+    for window, unknown in (
+        ("21", {"new_count", "new_length"}),
+        ("41", {"expert_count", "length"}),
+    ):
+        arguments = ("trace", "stats", short, "--window", window)
+        row = body(moepack_command(*arguments, "--json"))["working_set"][-1]
+        assert all(row[key] is None for key in unknown | {"new_count", "new_length"})
+        line = moepack_command(*arguments).stdout.splitlines()[9].split()
+        assert line == ["100.0%", "–" if window == "41" else "32.00", "–"]
 
 
 def length_of_all(pack_path: Path) -> int:
