@@ -114,9 +114,27 @@ def test_the_same_selections_are_not_added_twice(
     for again in ([log], [renamed], [another(log), log]):
         run = moepack_command("trace", "import", *again, "-o", target, "--append")
         assert run.returncode == 2
-        assert f"{again[-1]}: its selections are in the trace already" in run.stderr
+        assert f"{again[-1]}: its selections came already" in run.stderr
         assert target.read_bytes() == before
     assert moepack_command("trace", "import", log, log, "-o", tmp_path / "b").returncode == 2
+
+
+def test_a_file_is_not_counted_twice(log: Path, tmp_path: Path, moepack_command: Run) -> None:
+    """Nor a copy of it in another format."""
+    copy, target = tmp_path / "copy.moetrace", tmp_path / "hot.csv"
+    moepack_command("trace", "import", log, "-o", copy)
+    for command in (
+        ["trace", "concentration"],
+        ["trace", "stats"],
+        ["hotness", "-o", target],
+        ["hotness", "--weights", "2,1", "-o", target],
+    ):
+        for again in (log, copy):
+            run = moepack_command(*command, log, again)
+            assert run.returncode == 2
+            assert f"{again}: its selections came already" in run.stderr
+        assert moepack_command(*command, log, another(log)).returncode == 0
+    assert moepack_command("hotness", IMATRIX, IMATRIX, "-o", target).returncode == 2
 
 
 def test_a_fault_leaves_nothing_behind(log: Path, tmp_path: Path, moepack_command: Run) -> None:
