@@ -82,6 +82,8 @@ def bench(
             raise RequestError(
                 "there is no surface to draw", place="--plot", found="--point-seconds 0"
             )
+    if not source_paths:
+        click.echo("note: without --source there is nothing to compare the pack with", err=True)
     with progress(None, "measuring", "ms") as advance:
         report = moepack.bench_pack(
             pack_path,

@@ -11,34 +11,40 @@ class Contents:
     """Notices files whose selections came before, in another.
 
     The two halves that hotness is judged by would be copies of each other, and anything would look
-    as if it were worth pinning.
+    as if it were worth pinning. What two models chose is never the same.
     """
 
     def __init__(self) -> None:
-        self._before: set[bytes] = set()
-        self._in_file: set[bytes] = set()
+        self._before: dict[bytes, set[str | None]] = {}
+        """The models that each digest was seen with."""
+        self._in_file: list[tuple[bytes, str | None]] = []
         self._current = _ContentDigest()
+        self._model: str | None = None
 
     def add(self, item: Item) -> None:
         """Take the next piece of a file."""
         if isinstance(item, Origin):
             self._end_origin()
+            self._model = item.model
         else:
             self._current.add(item)
 
     def end(self, path: str) -> None:
         """Take the end of a file. Raises RequestError where all or some of it came before."""
         self._end_origin()
-        if self._in_file & self._before:
-            hint = "leave it out: a copy adds no information"
-            raise RequestError("its selections came already", path=path, hint=hint)
-        self._before |= self._in_file
-        self._in_file = set()
+        for value, model in self._in_file:
+            models = self._before.get(value, set())
+            if models and (model is None or models & {None, model}):
+                hint = "leave it out: a copy adds no information"
+                raise RequestError("its selections came already", path=path, hint=hint)
+        for value, model in self._in_file:
+            self._before.setdefault(value, set()).add(model)
+        self._in_file = []
 
     def _end_origin(self) -> None:
         value, self._current = self._current.value, _ContentDigest()
         if value is not None:
-            self._in_file.add(value)
+            self._in_file.append((value, self._model))
 
 
 class _ContentDigest:
