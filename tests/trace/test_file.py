@@ -424,6 +424,14 @@ def test_going_on_drops_the_last_request_of_a_file_without_end(tmp_path: Path) -
         path.unlink()
 
 
+def test_going_on_drops_no_request_of_the_origin_before(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    items: list[Item] = [ORIGIN, tokens((0, 1, [(1, 2)])), OTHER]
+    path.write_bytes(without_end(write(path, items)))
+    with Writer(path, resume=True) as writer:
+        assert [plain(item) for item in writer.held_items()] == [plain(item) for item in items]
+
+
 def test_a_compressed_file_is_not_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     data = gzip.compress(write(path, ITEMS))
