@@ -5,12 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 define CHECK
-$(BIN)/ruff check moepack tests benchmarks
-$(BIN)/ruff format --check moepack tests benchmarks
+$(BIN)/ruff check moepack tests benchmarks conformance
+$(BIN)/ruff format --check moepack tests benchmarks conformance
 $(BIN)/mypy
 endef
 
-.PHONY: demo quick test bench fuzz format clean
+.PHONY: demo quick test bench conformance fuzz format clean
 
 demo: $(VENV)/installed
 	@BIN=$(BIN) sh tests/demo.sh
@@ -27,12 +27,16 @@ test: $(VENV)/developing
 bench: $(VENV)/developing
 	@$(BIN)/python -m benchmarks $(if $(JSON),--json)
 
+# The files are committed: other implementations are tested with them.
+conformance: $(VENV)/developing
+	$(BIN)/python conformance/make_traces.py
+
 fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 format: $(VENV)/developing
-	$(BIN)/ruff check --fix moepack tests benchmarks
-	$(BIN)/ruff format moepack tests benchmarks
+	$(BIN)/ruff check --fix moepack tests benchmarks conformance
+	$(BIN)/ruff format moepack tests benchmarks conformance
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

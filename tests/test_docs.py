@@ -127,6 +127,26 @@ def test_a_project_that_a_document_names_is_linked_there(path: Path) -> None:
         )
 
 
+def test_the_example_of_a_trace_file_is_true() -> None:
+    """Each row names an integer at an offset, or an offset as a sum."""
+    data = (ROOT / "conformance" / "traces" / "example.moetrace").read_bytes()
+    text = (ROOT / "layouts" / "TRACE.md").read_text()
+    dump = re.findall(r"^    [0-9a-f]{8}: ((?:[0-9a-f]{2,4} )+) ", text, re.MULTILINE)
+    assert bytes.fromhex("".join(dump)) == data
+    section = text[text.index("## Example") :]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)[2:]
+    assert len(rows) == 30
+    for what, how, value in rows:
+        if match := re.match(r"u(8|32|64) at (\d+)", how):
+            form = {"8": "<B", "32": "<I", "64": "<Q"}[match[1]]
+            (found,) = struct.unpack_from(form, data, int(match[2]))
+            expected = digest.from_text(value) if value.startswith("xxh3:") else int(value)
+            assert found == expected, what
+        else:
+            assert sum(map(int, how.split(" + "))) == int(value), what
+    assert int(rows[-1][2]) == len(data)
+
+
 def test_every_command_has_a_section_that_names_all_of_its_options() -> None:
     listed = dict(commands(main.cli, ""))
     assert set(re.findall(r"^## moepack (.+)$", COMMANDS, re.MULTILINE)) == set(listed)

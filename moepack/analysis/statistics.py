@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moepack.analysis.reuse import Reuse, ReuseFacts
-from moepack.analysis.working_set import WINDOW, WorkingSet, WorkingSetRow
+from moepack.analysis.working_set import FittingWindow, WorkingSet, WorkingSetRow
 from moepack.trace.formats.registry import ReadOptions, feed
 
 
@@ -23,17 +23,19 @@ class TraceStatistics:
 
 
 def trace_statistics(
-    paths: Sequence[str], *, window: int = WINDOW, options: ReadOptions = ReadOptions()
+    paths: Sequence[str], *, window: int | None = None, options: ReadOptions = ReadOptions()
 ) -> TraceStatistics:
     """Measure the working set and the reuse of traces, in one pass over them.
 
-    With a shape in `options` the working set has lengths in bytes. Raises TraceError for what is
-    wrong in a file.
+    `window` is in tokens; by default it is the longest that fits, of 128 at most. With a shape in
+    `options` the working set has lengths in bytes. Raises TraceError for what is wrong in a file.
     """
-    working_set, reuse = WorkingSet(window, options.shape), Reuse()
-    warnings = feed(paths, options, working_set.add, reuse.add)
+    fitting, reuse = FittingWindow(options.shape), Reuse()
+    stated = None if window is None else WorkingSet(window, options.shape)
+    warnings = feed(paths, options, (stated or fitting).add, reuse.add)
+    working_set = stated or fitting.chosen
     return TraceStatistics(
-        window,
+        working_set.window,
         working_set.window_count,
         working_set.request_count,
         options.shape is not None,

@@ -23,12 +23,13 @@ WINDOW = 128
 class WorkingSetRow(NamedTuple):
     """One share of the selections: the experts that make it up, and the new ones, on average.
 
-    Lengths are bytes, None where the model is not known.
+    Lengths are bytes, None where the model is not known. All are None where there is no window, and
+    the new ones where no window follows another in its request.
     """
 
     share: float
-    expert_count: float
-    new_count: float
+    expert_count: float | None
+    new_count: float | None
     length: float | None
     new_length: float | None
 
@@ -52,7 +53,8 @@ class WorkingSet:
         self._steps = StepStream()
         self._places = ExpertPlaces()
         self._lengths = None if shape is None else _lengths(shape)
-        self._pair_count = 0
+        self.pair_count = 0
+        """How many windows follow another in their request."""
         self._sizes, self._new_counts, self._size_lengths, self._new_lengths = (
             np.zeros(len(SHARES)) for _ in range(4)
         )
@@ -114,7 +116,7 @@ class WorkingSet:
 
     def _add_new(self, window: _Window, lengths: Ints, before: _Window) -> None:
         """Count, for each share, the experts that were not among those of the window before."""
-        self._pair_count += 1
+        self.pair_count += 1
         rank_before = np.full(self._places.count, len(before.places), np.int64)
         rank_before[before.places] = np.arange(len(before.places))
         rank = rank_before[window.places]
@@ -124,19 +126,51 @@ class WorkingSet:
             self._new_lengths[number] += lengths[:size][is_new].sum()
 
     def rows(self) -> tuple[WorkingSetRow, ...]:
-        """Return the averages over all windows; zeros where there is none."""
-        per_window, per_pair = max(self.window_count, 1), max(self._pair_count, 1)
+        """Return the averages over all windows."""
         has_lengths = self._lengths is not None
+        length_count = self.window_count if has_lengths else 0
+        new_length_count = self.pair_count if has_lengths else 0
         return tuple(
             WorkingSetRow(
                 share,
-                float(self._sizes[number] / per_window),
-                float(self._new_counts[number] / per_pair),
-                float(self._size_lengths[number] / per_window) if has_lengths else None,
-                float(self._new_lengths[number] / per_pair) if has_lengths else None,
+                _average(self._sizes[number], self.window_count),
+                _average(self._new_counts[number], self.pair_count),
+                _average(self._size_lengths[number], length_count),
+                _average(self._new_lengths[number], new_length_count),
             )
             for number, share in enumerate(SHARES)
         )
+
+
+class FittingWindow:
+    """Finds the longest window that fits: `WINDOW` tokens, or half as many until one does.
+
+    It fits where a request has two of them, so that what is new in the second is known; where no
+    request has two tokens, one will do.
+    """
+
+    def __init__(self, shape: ModelShape | None = None) -> None:
+        windows = [WINDOW >> shift for shift in range(WINDOW.bit_length())]
+        self._sets = [WorkingSet(window, shape) for window in windows]
+
+    def add(self, item: Item) -> None:
+        """Take the next piece of a trace."""
+        for number, one in enumerate(self._sets):
+            one.add(item)
+            if one.pair_count:
+                del self._sets[number + 1 :]  # no shorter one will be chosen
+                return
+
+    @property
+    def chosen(self) -> WorkingSet:
+        """The working set for the longest window that fits what came so far."""
+        fits = (one for one in self._sets if one.pair_count)
+        has_one = (one for one in self._sets if one.window_count)
+        return next(fits, None) or next(has_one, None) or self._sets[0]
+
+
+def _average(total: np.float64, count: int) -> float | None:
+    return float(total / count) if count else None
 
 
 def _lengths(shape: ModelShape) -> Ints:

@@ -6,7 +6,15 @@ import moepack
 from moepack.cli.files import force_option, picture_file
 from moepack.cli.parameters import InputFile, OutputFile, PathName
 from moepack.cli.progress import progress
-from moepack.cli.terminal import json_option, quiet_option, show, source_option, verbose_option
+from moepack.cli.terminal import (
+    complain,
+    is_quiet,
+    json_option,
+    quiet_option,
+    show,
+    source_option,
+    verbose_option,
+)
 from moepack.errors import RequestError
 from moepack.sizes import parse_size
 
@@ -99,6 +107,8 @@ def bench(
 
     if plot_path and not point_seconds:
         raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
+    if not source_paths and not is_quiet():
+        complain("note", "without --source there is nothing to compare the pack with")
     inputs = [path for path in (trace_path, hotness_path) if path]
     with (
         picture_file(plot_path, force=force, inputs=inputs) as picture,

@@ -81,7 +81,7 @@ def import_(
 @trace.command()
 @_files_argument
 @click.option(
-    "--window", type=click.IntRange(1), default=128, show_default=True, help="Tokens in a window."
+    "--window", type=click.IntRange(1), help="Tokens in a window; by default 128, or what fits."
 )
 @_format_option
 @_lenient_option
@@ -90,7 +90,7 @@ def import_(
 @json_option
 def stats(
     paths: tuple[str, ...],
-    window: int,
+    window: int | None,
     form: str | None,
     lenient: bool,
     model_path: str | None,
@@ -167,6 +167,7 @@ def concentration(
 )
 @output_option
 @_append_option
+@click.option("--resume", is_flag=True, help="Record the prompts that are missing.")
 @force_option
 @click.option(
     "--tokens",
@@ -194,6 +195,7 @@ def record(
     prompts_path: str,
     output: str,
     append: bool,
+    resume: bool,
     force: bool,
     tokens: int,
     context: int,
@@ -205,7 +207,7 @@ def record(
 ) -> None:
     """Run llama.cpp on prompts and record what the router chooses.
 
-    Interrupted, it keeps the prompts that were finished.
+    Interrupted, it keeps the prompts that were finished; with --resume it goes on with the others.
 
     Example: moepack trace record --model m.gguf --prompts p.txt -o m.moetrace
     """
@@ -213,14 +215,15 @@ def record(
 
     inputs = (model_path, prompts_path)
     with (
-        output_file(output, force=force, append=append, inputs=inputs) as target,
-        progress(None, "recording", "prompts") as advanced,
+        output_file(output, force=force, append=append or resume, inputs=inputs) as target,
+        progress(None, "recording", "tokens") as advanced,
     ):
         summary = moepack.record_trace(
             model_path,
             prompts_path,
             target,
             append=append,
+            resume=resume,
             force=force,
             tokens=tokens,
             context=context,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from moepack import digest
@@ -12,6 +13,7 @@ from moepack.hotness.counter import SelectionCounter
 from moepack.hotness.model import HeldOut, Hotness
 from moepack.shape import ModelShape
 from moepack.trace.compressed import TraceStream
+from moepack.trace.contents import Contents
 from moepack.trace.formats import registry
 from moepack.trace.formats.registry import ReadOptions
 from moepack.trace.model import MAX_COUNT
@@ -102,7 +104,7 @@ def measure_hotness(
 
     With `phases` of `decode` prefill is left out; a phase that is unknown always counts. Raises
     TraceError for what is wrong in a file, and where nothing was counted; RequestError for weights
-    that are none.
+    that are none, and for a file whose selections were counted already.
     """
     if not paths:
         raise RequestError("no files to count")
@@ -113,8 +115,10 @@ def measure_hotness(
     counted = DECODE_PHASES if phases == "decode" else ALL_PHASES
     counter = SelectionCounter(counted, options.shape)
     warnings: Counter[str] = Counter()
+    contents = Contents()
     for path, weight in zip(paths, weights, strict=True):
-        warnings += registry.feed([path], options, lambda item, w=weight: counter.add(item, w))  # type: ignore[misc]
+        take = partial(counter.add, weight=weight)
+        warnings += registry.feed([path], options, take, contents=contents)
     names = (origin.model for origin in counter.origins if origin.model is not None)
     hotness = from_counter(counter, paths[0])
     return MeasuredHotness(hotness, warnings, tuple(dict.fromkeys(names)))

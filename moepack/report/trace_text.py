@@ -49,18 +49,23 @@ def hotness(facts: HotnessFacts) -> str:
 
 def stats(facts: TraceStatistics) -> str:
     """Write the working-set table and the reuse of traces."""
+    windows = f"{facts.window_count:,} window{'s' * (facts.window_count != 1)}"
+    requests = f"{facts.request_count:,} request{'s' * (facts.request_count != 1)}"
+    tokens = f"{facts.window:,} token{'s' * (facts.window != 1)}"
     lines = [
-        f"{facts.window_count} windows of {facts.window} tokens in {facts.request_count} requests",
+        f"{windows} of {tokens} in {requests}",
         f"{'share':<8} {'experts (U)':>12} {'new (D)':>12}"
         + (f" {'bytes':>10} {'new bytes':>10}" if facts.has_lengths else ""),
     ]
     for row in facts.working_set:
-        line = f"{row.share:<8.1%} {row.expert_count:>12.2f} {row.new_count:>12.2f}"
-        for length in (row.length, row.new_length):
-            line += "" if length is None else f" {size_text(round(length)):>10}"
+        line = f"{row.share:<8.1%} {_average(row.expert_count):>12} {_average(row.new_count):>12}"
+        if facts.has_lengths:
+            line += "".join(f" {_size(length):>10}" for length in (row.length, row.new_length))
         lines.append(line)
     if not facts.window_count:
         lines.append("no request has a whole window of tokens that are known one by one")
+    elif facts.working_set[-1].new_count is None:
+        lines.append("no request has two windows: what is new in the second is not known")
     return "\n".join([*lines, *_reuse(facts.reuse), *_left_out(facts.warnings)])
 
 
@@ -107,6 +112,14 @@ def _shares(shares: Iterable[float | None]) -> str:
 
 def _percent(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share:.1%}"
+
+
+def _average(average: float | None) -> str:
+    return UNKNOWN if average is None else f"{average:.2f}"
+
+
+def _size(length: float | None) -> str:
+    return UNKNOWN if length is None else size_text(round(length))
 
 
 def _number(number: int | None) -> str:

@@ -1,23 +1,59 @@
-"""The payloads of a trace file's records, as layouts/TRACE.md specifies them."""
+"""The payloads of a trace file's records, as layouts/TRACE.md specifies them.
+
+What is wrong in one is a TraceError without path and place, which whoever reads the file adds.
+"""
 
 import json
 import struct
-from enum import IntEnum
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from moepack.trace.model import Counts, Ints, Item, Origin, Phase, Shorts, Tokens, Unknown
+from moepack.errors import TraceError
+from moepack.shape import ROUTED_FAMILY
+from moepack.trace.file_frames import Kind
+from moepack.trace.model import (
+    MAX_COUNT,
+    MAX_NUMBER,
+    Counts,
+    Item,
+    Origin,
+    Phase,
+    Shorts,
+    Tokens,
+    Unknown,
+)
 
+MAX_ORIGIN_LENGTH = 1 << 20
+"""Of an origin's payload, in bytes."""
 _COUNTS = struct.Struct("<II")
+_END = struct.Struct("<QQQQ")
+_ORIGIN_KEYS = (
+    *("format", "name", "family", "unknown", "model"),
+    *("token_count", "expert_counts", "experts_used"),
+)
 
 
-class Kind(IntEnum):
-    """What a record holds."""
+class Totals(NamedTuple):
+    """What the records before the end hold, and the chain of their digests."""
 
-    ORIGIN = 1
-    TOKENS = 2
-    COUNTS = 3
+    record_count: int = 0
+    token_count: int = 0
+    selection_count: int = 0
+    chain: int = 0
+
+    def encode(self) -> bytes:
+        """Encode the payload of the end."""
+        return _END.pack(*self)
+
+    def check_end(self, payload: bytes) -> None:
+        """Raise TraceError where the payload of an end says something else."""
+        _expect_length(payload, _END.size)
+        for name, expected, found in zip(self._fields, self, _END.unpack(payload), strict=True):
+            if found != expected:
+                words = name.replace("_", " ")
+                raise _wrong(f"its {words} is not that of the file", expected, found)
 
 
 def join(pieces: list[Tokens]) -> Tokens:
@@ -56,9 +92,10 @@ def parts(tokens: Tokens, selection_count: int) -> list[Tokens]:
 
 
 def parts_of_counts(counts: Counts, count: int) -> list[Counts]:
-    """Cut counts into some of `count` experts, which fit into a record."""
-    starts = range(0, len(counts.layer), count)
-    columns = (counts.layer, counts.expert, counts.counts)
+    """Cut counts into some of `count` experts, which fit into a record; leave zeros out."""
+    is_chosen = counts.counts > 0
+    columns = [column[is_chosen] for column in (counts.layer, counts.expert, counts.counts)]
+    starts = range(0, len(columns[0]), count)
     return [
         Counts(counts.phase, *(column[start : start + count] for column in columns))  # type: ignore[arg-type]
         for start in starts
@@ -67,7 +104,17 @@ def parts_of_counts(counts: Counts, count: int) -> list[Counts]:
 
 def encode_origin(origin: Origin) -> bytes:
     """Encode an origin."""
-    return json.dumps(origin.to_json(), sort_keys=True).encode()
+    counts = origin.expert_counts
+    body: dict[str, Any] = origin.to_json() | {
+        "family": ROUTED_FAMILY,
+        "expert_counts": None if counts is None else {str(n): counts[n] for n in counts},
+        "experts_used": origin.experts_used,
+    }
+    if origin.recording is not None:
+        body["recording"] = origin.recording
+    for name in ("format", "name", "model"):  # names of files may be no Unicode
+        body[name] = body[name] and body[name].encode(errors="replace").decode()
+    return json.dumps(body, sort_keys=True).encode()
 
 
 def encode_tokens(tokens: Tokens) -> bytes:
@@ -101,34 +148,110 @@ def _planes(numbers: Shorts) -> tuple[bytes, bytes]:
 
 
 def decode(kind: Kind, payload: bytes) -> Item:
-    """Decode one record's payload. Raises ValueError, KeyError, TypeError or struct.error."""
+    """Decode the payload of an origin, of tokens or of counts. Raises TraceError."""
     if kind == Kind.ORIGIN:
-        return _decode_origin(json.loads(payload))
+        return _decode_origin(payload)
     return _decode_tokens(payload) if kind == Kind.TOKENS else _decode_counts(payload)
 
 
-def _decode_origin(body: Any) -> Origin:
-    unknown = frozenset(Unknown(word) for word in body["unknown"])
-    texts = [body["format"], body["name"], *([body["model"]] if body["model"] is not None else [])]
-    count = body["token_count"]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a name that is no text")
-    if count is not None and (type(count) is not int or count < 0):
-        raise ValueError("a token count that is none")
-    return Origin(body["format"], body["name"], unknown, body["model"], count)
+def _decode_origin(payload: bytes) -> Origin:
+    if len(payload) > MAX_ORIGIN_LENGTH:
+        expected, found = f"<= {MAX_ORIGIN_LENGTH:,}", f"{len(payload):,}"
+        raise _wrong("the length of an origin out of bounds", expected, found)
+    try:
+        body = json.loads(payload.decode(), object_pairs_hook=_object, parse_constant=_constant)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise _wrong("not a JSON object")
+    for key in _ORIGIN_KEYS:
+        if key not in body:
+            raise _wrong(f'no "{key}"')
+    if _text(body, "family") != ROUTED_FAMILY:
+        raise _wrong("selections of a family that is not known", ROUTED_FAMILY, body["family"])
+    recording = body.get("recording")
+    return Origin(
+        format=_text(body, "format"),
+        name=_text(body, "name"),
+        unknown=_unknown(body["unknown"]),
+        model=None if body["model"] is None else _text(body, "model"),
+        token_count=_number(body, "token_count", 0, MAX_COUNT),
+        expert_counts=_expert_counts(body["expert_counts"]),
+        experts_used=_number(body, "experts_used", 1, MAX_NUMBER + 1),
+        recording=recording if isinstance(recording, str) else None,
+    )
+
+
+def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in body:
+            raise ValueError(f'"{key}" stands there twice')
+        body[key] = value
+    return body
+
+
+def _constant(word: str) -> Any:
+    raise ValueError(f"{word} is no number")
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    text = body[key]
+    if not isinstance(text, str) or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise _wrong(f'"{key}" is not text', found=ascii(text))
+    return text
+
+
+def _number(body: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
+    number = body[key]
+    if number is None or (type(number) is int and least <= number <= most):
+        return number
+    raise _wrong(f'"{key}" out of bounds', f"{least} to {most}, or null", number)
+
+
+def _unknown(words: Any) -> frozenset[Unknown]:
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise _wrong('"unknown" is not a list of words', found=words)
+    for word in words:
+        if word not in set(Unknown) or words.count(word) > 1:
+            raise _wrong('"unknown" has a word that is not known, or one twice', found=word)
+    return frozenset(map(Unknown, words))
+
+
+def _expert_counts(body: Any) -> dict[int, int] | None:
+    if body is None:
+        return None
+    if not isinstance(body, dict) or not body:
+        raise _wrong('"expert_counts" has no layers', found=body)
+    for layer, count in body.items():
+        if not (layer.isascii() and layer.isdecimal() and len(layer) <= 5) or (
+            str(int(layer)) != layer or int(layer) > MAX_NUMBER
+        ):
+            raise _wrong('"expert_counts" has a layer that is none', f"0 to {MAX_NUMBER}", layer)
+        if type(count) is not int or not 1 <= count <= MAX_NUMBER + 1:
+            expected = f"1 to {MAX_NUMBER + 1}"
+            raise _wrong(f'"expert_counts" of layer {layer} out of bounds', expected, count)
+    return {int(layer): count for layer, count in body.items()}
 
 
 def _decode_tokens(payload: bytes) -> Tokens:
-    token_count, count = _COUNTS.unpack_from(payload)
-    if len(payload) != _COUNTS.size + 9 * token_count + 4 * count:
-        raise ValueError("its length is not that of its columns")
+    token_count, count = _head(payload)
+    _expect_length(payload, _COUNTS.size + 9 * token_count + 4 * count)
+    if not token_count:
+        raise _wrong("tokens without any")
     at = _COUNTS.size
     request = np.frombuffer(payload, "<u4", token_count, at).astype(np.int64)
     lengths = np.frombuffer(payload, "<u4", token_count, at + 4 * token_count).astype(np.int64)
     phase = np.frombuffer(payload, np.uint8, token_count, at + 8 * token_count)
     starts = np.concatenate(([0], np.cumsum(lengths)))
-    if starts[-1] != count or np.any(phase > max(Phase)) or np.any(np.diff(request) < 0):
-        raise ValueError("its columns contradict each other")
+    if not lengths.all():
+        raise _wrong("a token without selections")
+    if starts[-1] != count:
+        raise _wrong("the selections of its tokens do not add up", count, starts[-1])
+    if np.any(phase > max(Phase)):
+        raise _wrong("a phase that is none", f"0 to {max(Phase)}", phase.max())
+    if np.any(np.diff(request) < 0):
+        raise _wrong("requests that fall")
     planes = np.frombuffer(payload, np.uint8, 4 * count, at + 9 * token_count).reshape(4, count)
     low_layer, high_layer, low_expert, high_expert = planes.astype(np.uint16)
     layer = (low_layer | high_layer << 8).astype(np.uint16)
@@ -137,12 +260,32 @@ def _decode_tokens(payload: bytes) -> Tokens:
 
 
 def _decode_counts(payload: bytes) -> Counts:
-    phase, count = _COUNTS.unpack_from(payload)
-    if len(payload) != _COUNTS.size + 12 * count:
-        raise ValueError("its length is not that of its columns")
+    phase, count = _head(payload)
+    _expect_length(payload, _COUNTS.size + 12 * count)
+    if not count:
+        raise _wrong("counts without any")
+    if phase > max(Phase):
+        raise _wrong("a phase that is none", f"0 to {max(Phase)}", phase)
     layer = np.frombuffer(payload, "<u2", count, _COUNTS.size).astype(np.uint16)
     expert = np.frombuffer(payload, "<u2", count, _COUNTS.size + 2 * count).astype(np.uint16)
-    counts: Ints = np.frombuffer(payload, "<u8", count, _COUNTS.size + 4 * count).astype(np.int64)
-    if np.any(counts < 0):
-        raise ValueError("a count out of bounds")
-    return Counts(Phase(phase), layer, expert, counts)
+    counts = np.frombuffer(payload, "<u8", count, _COUNTS.size + 4 * count)
+    wrong = counts[(counts == 0) | (counts > MAX_COUNT)]
+    if len(wrong):
+        raise _wrong("a count out of bounds", f"1 to {MAX_COUNT}", wrong[0])
+    return Counts(Phase(phase), layer, expert, counts.astype(np.int64))
+
+
+def _head(payload: bytes) -> tuple[int, int]:
+    if len(payload) < _COUNTS.size:
+        raise _wrong("too short", f">= {_COUNTS.size}", len(payload))
+    first, second = _COUNTS.unpack_from(payload)
+    return int(first), int(second)
+
+
+def _expect_length(payload: bytes, length: int) -> None:
+    if len(payload) != length:
+        raise _wrong("the payload has another length", f"{length:,}", f"{len(payload):,}")
+
+
+def _wrong(problem: str, expected: Any = None, found: Any = None) -> TraceError:
+    return TraceError(problem, expected=expected, found=found)

@@ -5,7 +5,7 @@ handled in pieces, so that one of any length passes through little memory. What 
 say is unknown here, and never guessed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
@@ -76,7 +76,9 @@ class Origin:
     """Where the pieces that follow come from: a format, a file, and what these do not tell.
 
     `model` is the model's name where the file has it; `token_count` is how many tokens the counts
-    were taken over, for formats of counts that say it.
+    were taken over, for formats of counts that say it. `expert_counts` are by layer, all that have
+    experts; `experts_used` is how many of them a token uses in a layer at most. `recording` tells
+    a recording from others: it is the same for the same prompts and options.
     """
 
     format: str
@@ -84,9 +86,12 @@ class Origin:
     unknown: frozenset[Unknown] = frozenset()
     model: str | None = None
     token_count: int | None = None
+    expert_counts: Mapping[int, int] | None = None
+    experts_used: int | None = None
+    recording: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return this as JSON values, the same for the same facts."""
+        """Return what is said of where counts come from, the same for the same facts."""
         return {
             "format": self.format,
             "name": self.name,

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moepack import digest
-from moepack.trace.model import Counts, Item, Origin, Phase, Tokens, Unknown
+from moepack.trace.model import Counts, Item, Origin, Phase, Unknown
 from moepack.trace.steps import ALL_PHASES, StepStream
 
 
@@ -76,26 +75,3 @@ class TraceCounter:
         return TraceSummary(
             path, *self.totals, tuple(sorted(words)), tuple(self.origins), added, warnings
         )
-
-
-class ContentDigest:
-    """A digest of the selections of one origin, however they were cut into pieces."""
-
-    def __init__(self) -> None:
-        self._columns = [digest.stream() for _ in range(4)]
-        self._is_empty = True
-
-    def add(self, piece: Tokens | Counts) -> None:
-        """Add the next piece."""
-        numbers = np.diff(piece.starts) if isinstance(piece, Tokens) else piece.counts
-        phase = piece.phase if isinstance(piece, Tokens) else np.full(1, piece.phase, np.uint8)
-        for column, values in zip(
-            self._columns, (numbers, phase, piece.layer, piece.expert), strict=True
-        ):
-            column.update(np.ascontiguousarray(values).data)
-        self._is_empty &= not len(piece.layer)
-
-    @property
-    def value(self) -> bytes | None:
-        """The digest; None of nothing."""
-        return None if self._is_empty else b"".join(column.digest() for column in self._columns)

@@ -1,7 +1,7 @@
 """How strictly a trace is taken: against a model's shape, and what becomes of bad lines."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,10 @@ class Checks:
         self.warnings: Counter[str] = Counter()
         self._stated: Dimensions | None = None
         self._layer_bound = self._expert_bound = MAX_NUMBER + 1
-        self._limits = np.full(MAX_NUMBER + 1, MAX_NUMBER + 1 if shape is None else 0, np.int64)
         self.expert_counts = {} if shape is None else shape.expert_counts
-        for layer, count in self.expert_counts.items():
-            self._limits[layer] = count
+        self._shape_limits = None if shape is None else _limits(self.expert_counts)
+        self._limits = self._shape_limits
+        """By layer, the bound of its experts; None where no model is known."""
 
     def fault(self, problem: str, place: str | None, count: int = 1, **details: Any) -> None:
         """Raise TraceError, or count `count` items as left out."""
@@ -81,6 +81,25 @@ class Checks:
         self._expert_bound = stated.expert_count or MAX_NUMBER + 1
         self._expect_shape(stated, place)
 
+    def state_experts(
+        self, expert_counts: Mapping[int, int] | None, experts_used: int | None, place: str
+    ) -> None:
+        """Take what a file says, layer by layer, of the model that what follows was taken on.
+
+        Raises TraceError at once where the shape lacks such a layer, or has other experts in it.
+        """
+        self._stated = Dimensions(experts_used=experts_used)
+        self._limits = self._shape_limits
+        if expert_counts is None:
+            return
+        for layer, count in expert_counts.items():
+            if self.shape is not None and self.expert_counts.get(layer, 0) != count:
+                what, expected = f"experts in layer {layer}", self.expert_counts.get(layer, 0)
+                raise self._another_model(what, place, expected, count)
+        most = max(expert_counts.values())
+        self._stated = Dimensions(max(expert_counts) + 1, most, experts_used)
+        self._limits = _limits(expert_counts)
+
     def _expect_shape(self, stated: Dimensions, place: str | None) -> None:
         """Compare layers and experts; users let engines use fewer experts than the model does."""
         if self.shape is None:
@@ -112,13 +131,15 @@ class Checks:
 
         `place_of` names the place of a selection for a message, by its index.
         """
-        if self.shape is None and not (
+        if self._limits is None and not (
             _any_beyond(layer, self._layer_bound) or _any_beyond(expert, self._expert_bound)
         ):
             return None
         beyond = (layer < 0) | (layer >= self._layer_bound)
         beyond |= (expert < 0) | (expert >= self._expert_bound)
-        wrong = beyond | (expert >= self._limits[np.where(beyond, 0, layer)])
+        wrong = beyond
+        if self._limits is not None:
+            wrong = beyond | (expert >= self._limits[np.where(beyond, 0, layer)])
         if not wrong.any():
             return None
         first, count = int(np.argmax(wrong)), int(np.count_nonzero(wrong))
@@ -129,6 +150,8 @@ class Checks:
             problem, expected, hint = "out of bounds", _ANY, None
         else:
             problem, expected = "not of the model that the file says it is of", self._stated
+            if self._limits is not None and not beyond[first]:
+                expected = f"{self._limits[layer[first]]} experts in layer {layer[first]}"
             hint = "is it damaged, or were files of several models joined?"
         found = f"layer {layer[first]} expert {expert[first]}"
         self.fault(problem, place_of(first), count, expected=expected, found=found, hint=hint)
@@ -193,6 +216,13 @@ class Checks:
         if right is not None:
             layer, expert, counts = layer[right], expert[right], counts[right]
         return Counts(phase, shorts(layer), shorts(expert), counts)
+
+
+def _limits(expert_counts: Mapping[int, int]) -> Ints:
+    """Return by layer how many experts it has, none where no count is given."""
+    limits = np.zeros(MAX_NUMBER + 1, np.int64)
+    limits[list(expert_counts)] = list(expert_counts.values())
+    return limits
 
 
 def _any_beyond(numbers: Ints, bound: int) -> bool:

@@ -241,3 +241,14 @@ def test_the_wheel_works_outside_of_the_checkout(
     found = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert str(home) in found.stdout
     assert (packages / "moepack" / "py.typed").exists()
+
+
+@pytest.mark.parametrize("has_source", [False, True])
+def test_bench_says_early_that_nothing_is_compared(
+    has_source: bool, packs: dict[str, Path], moepack_command: Run
+) -> None:
+    source = ("--source", first_shard("qwen3moe")) if has_source else ()
+    little = ("--seconds", "0", "--depths", "1", "--length", "64KiB", "--point-seconds", "0")
+    run = moepack_command("bench", packs["qwen3moe"], *source, *little)
+    assert run.returncode == 0, run.stderr
+    assert ("nothing to compare the pack with" in run.stderr) != has_source

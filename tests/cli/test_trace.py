@@ -114,9 +114,27 @@ def test_the_same_selections_are_not_added_twice(
     for again in ([log], [renamed], [another(log), log]):
         run = moepack_command("trace", "import", *again, "-o", target, "--append")
         assert run.returncode == 2
-        assert f"{again[-1]}: its selections are in the trace already" in run.stderr
+        assert f"{again[-1]}: its selections came already" in run.stderr
         assert target.read_bytes() == before
     assert moepack_command("trace", "import", log, log, "-o", tmp_path / "b").returncode == 2
+
+
+def test_a_file_is_not_counted_twice(log: Path, tmp_path: Path, moepack_command: Run) -> None:
+    """Nor a copy of it in another format."""
+    copy, target = tmp_path / "copy.moetrace", tmp_path / "hot.csv"
+    moepack_command("trace", "import", log, "-o", copy)
+    for command in (
+        ["trace", "concentration"],
+        ["trace", "stats"],
+        ["hotness", "-o", target],
+        ["hotness", "--weights", "2,1", "-o", target],
+    ):
+        for again in (log, copy):
+            run = moepack_command(*command, log, again)
+            assert run.returncode == 2
+            assert f"{again}: its selections came already" in run.stderr
+        assert moepack_command(*command, log, another(log)).returncode == 0
+    assert moepack_command("hotness", IMATRIX, IMATRIX, "-o", target).returncode == 2
 
 
 def test_a_fault_leaves_nothing_behind(log: Path, tmp_path: Path, moepack_command: Run) -> None:
@@ -146,13 +164,30 @@ def test_a_fault_while_appending_leaves_what_was_there(
 
 def test_stats_in_bytes(log: Path, packs: dict[str, Path], moepack_command: Run) -> None:
     plain = moepack_command("trace", "stats", log)
-    assert "2 windows of 128 tokens in 1 requests" in plain.stdout
+    assert "2 windows of 128 tokens in 1 request\n" in plain.stdout
     for option, value in (("--pack", packs["qwen3moe"]), ("--model", first_shard("qwen3moe"))):
         facts = body(moepack_command("trace", "stats", log, option, value, "--json"))
         last = facts["working_set"][-1]
         assert last["expert_count"] == 32
         assert last["length"] == length_of_all(packs["qwen3moe"])
         assert "KiB" in moepack_command("trace", "stats", log, option, value).stdout
+
+
+def test_stats_of_a_short_trace(log: Path, tmp_path: Path, moepack_command: Run) -> None:
+    """The window fits, and what is not known is no number."""
+    short = tmp_path / "short.log"
+    short.write_text(log.read_text().partition("---token 40\n")[0])
+    run = moepack_command("trace", "stats", short)
+    assert "2 windows of 16 tokens in 1 request\n" in run.stdout
+    for window, unknown in (
+        ("21", {"new_count", "new_length"}),
+        ("41", {"expert_count", "length"}),
+    ):
+        arguments = ("trace", "stats", short, "--window", window)
+        row = body(moepack_command(*arguments, "--json"))["working_set"][-1]
+        assert all(row[key] is None for key in unknown | {"new_count", "new_length"})
+        line = moepack_command(*arguments).stdout.splitlines()[9].split()
+        assert line == ["100.0%", "–" if window == "41" else "32.00", "–"]
 
 
 def length_of_all(pack_path: Path) -> int:

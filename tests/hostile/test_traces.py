@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance import make_traces
 from moepack.errors import TraceError
 from moepack.hotness import file
 from moepack.hotness.model import Hotness
@@ -33,7 +34,6 @@ from tests.support.hostile_input import (
 )
 from tests.support.shapes import shape_of_counts
 from tests.support.trace_forms import npy
-from tests.support.trace_samples import origin_payload, record, tokens_payload
 
 LINE = b"0,0,5\n"
 BAD_HOTNESS: dict[str, tuple[bytes, str]] = {
@@ -210,8 +210,7 @@ HIGHEST = [(65535, 65535), (0, 65535), (65535, 0)]
 def few_tokens(path: Path) -> None:
     """Write a trace file of a few hundred bytes whose layers and experts are the highest."""
     rows = [(0, 2, HIGHEST), (0, 2, HIGHEST), (1, 2, HIGHEST)]
-    records = [record(1, origin_payload()), record(2, tokens_payload(rows))]
-    path.write_bytes(b"".join([struct.pack("<8sII", b"MOETRACE", 1, 0), *records]))
+    path.write_bytes(make_traces.file(make_traces.origin(), make_traces.tokens(*rows)))
 
 
 def few_counts(path: Path) -> None:

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from moepack.storage.whole_files import partial_name
 
 from moepack.errors import MachineError, PackError, RequestError
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.packing.shard_index import index_model
+from moepack.storage.whole_files import partial_name
 from tests.support import gguf_builder, odd_models
 from tests.support.gguf_builder import moe
 from tests.support.machine_faults import Room

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 from hypothesis import strategies as st
 
+from conformance import make_traces
 from moepack.trace.compressed import zstd
 from moepack.trace.formats import registry
 from moepack.trace.model import Counts, Item, Origin, Tokens
@@ -353,40 +353,13 @@ def mblt(trace: Trace) -> bytes:
     return struct.pack(f"<{len(numbers)}i", *numbers)
 
 
-def record(kind: int, payload: bytes) -> bytes:
-    """Make a record of moepack's own file."""
-    stored = zstd.compress(payload)
-    digest = xxhash.xxh3_64_intdigest(payload)
-    return struct.pack("<IIIIQ", kind, len(stored), len(payload), 0, digest) + stored
-
-
-def origin_payload(unknown: Sequence[str] = (), **fields: Any) -> bytes:
-    """Make the payload of an origin."""
-    body = {"format": "x", "name": "a", "unknown": unknown, "model": None, "token_count": None}
-    return json.dumps(body | fields).encode()
-
-
-def tokens_payload(rows: list[tuple[int, int, Selections]]) -> bytes:
-    """Make the payload of a record of tokens."""
-    pairs = [pair for row in rows for pair in row[2]]
-    columns = [struct.pack("<2I", len(rows), len(pairs))]
-    columns.append(struct.pack(f"<{len(rows)}I", *(row[0] for row in rows)))
-    columns.append(struct.pack(f"<{len(rows)}I", *(len(row[2]) for row in rows)))
-    columns.append(bytes(row[1] for row in rows))
-    for side in (0, 1):
-        columns.append(bytes(pair[side] & 255 for pair in pairs))
-        columns.append(bytes(pair[side] >> 8 for pair in pairs))
-    return b"".join(columns)
-
-
 def own(trace: Trace) -> bytes:
     """Write moepack's own file, a record a request."""
-    header = struct.pack("<8sII", b"MOETRACE", 1, 0)
     records = [
-        record(2, tokens_payload([(n, *row[1:]) for row in seen([one]).tokens]))
+        make_traces.tokens(*((n, *row[1:]) for row in seen([one]).tokens))
         for n, one in enumerate(trace)
     ]
-    return b"".join([header, record(1, origin_payload()), *records])
+    return make_traces.file(make_traces.origin(), *records)
 
 
 class Sample(NamedTuple):

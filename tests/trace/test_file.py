@@ -6,24 +6,27 @@ import json
 import lzma
 import os
 import random
-import re
 import resource
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance import make_traces
+from conformance.make_traces import HEADER, end_payload, origin_payload, record
+from conformance.make_traces import tokens_payload as payload_of
 from moepack.errors import MachineError, RequestError, TraceError
 from moepack.trace import file
 from moepack.trace.compressed import TraceStream, zstd
-from moepack.trace.file import Writer
+from moepack.trace.file_writer import Writer
 from moepack.trace.formats import registry
 from moepack.trace.model import MAX_COUNT, Counts, Item, Origin, Phase, Tokens, Unknown
 from moepack.trace.validation import Checks
@@ -33,13 +36,20 @@ from tests.support.machine_faults import Room
 from tests.support.models import FIXTURES, flip
 from tests.support.trace_faults import refused
 from tests.support.trace_forms import ALL, BIG, FEW, PACKINGS, SMALL, pieces_of
-from tests.support.trace_samples import flat, origin_payload, read, record
-from tests.support.trace_samples import tokens_payload as payload_of
+from tests.support.trace_samples import flat, read
 
 COMPRESSORS = (gzip.compress, zstd.compress, lzma.compress, bz2.compress)
 TRACE = FIXTURES / "qwen3moe-trace.csv"
-HEADER = struct.pack("<8sII", b"MOETRACE", 1, 0)
-ORIGIN = Origin("anemll", "a.jsonl", frozenset({Unknown.REQUESTS}), "tiny", 7)
+ORIGIN = Origin(
+    "anemll",
+    "a.jsonl",
+    frozenset({Unknown.REQUESTS}),
+    "tiny",
+    7,
+    expert_counts={1: 65536, 3: 512, 65535: 1},
+    experts_used=8,
+    recording="mine",
+)
 
 
 def tokens(*rows: tuple[int, int, list[tuple[int, int]]]) -> Tokens:
@@ -58,18 +68,25 @@ def counts(phase: int, *rows: tuple[int, int, int]) -> Counts:
     return Counts(Phase(phase), layer, expert, np.array([row[2] for row in rows], np.int64))
 
 
+OTHER = Origin("x", "b")
 ITEMS: list[Item] = [
     ORIGIN,
     tokens((0, 1, [(1, 2), (3, 300)]), (0, 2, [(1, 65535)]), (3, 0, [(65535, 0)])),
-    counts(1, (0, 1, 5), (258, 772, MAX_COUNT)),
-    Origin("x", "b"),
+    counts(1, (1, 1, 5), (3, 257, MAX_COUNT)),
+    OTHER,
     tokens((0, 2, [(5, 6)])),
     counts(0, (1, 2, 3)),
 ]
 
 
-def write(path: Path, items: Iterable[Item], append: bool = False, act: Any = id) -> bytes:
-    with Writer(path, append=append) as writer:
+def write(
+    path: Path,
+    items: Iterable[Item],
+    append: bool = False,
+    act: Any = id,
+    resume: bool = False,
+) -> bytes:
+    with Writer(path, append=append, resume=resume) as writer:
         for item in items:
             writer.add(item)
         act(writer)
@@ -107,19 +124,47 @@ def test_what_is_imported_is_read(trace: Any, packing: str, name: str, tmp_path:
     assert write(path, found) == written
 
 
+class Stored(NamedTuple):
+    """A record as it stands in a file."""
+
+    offset: int
+    kind: int
+    head: bytes
+    payload: bytes
+
+
+def records_of(data: bytes) -> list[Stored]:
+    """Take a sound file apart, by none of moepack's code."""
+    at, records = len(HEADER), []
+    while at < len(data):
+        kind, stored, length, flags, digest = struct.unpack_from("<IIIIQ", data, at)
+        payload = zstd.decompress(data[at + 24 : at + 24 + stored])
+        assert (len(payload), flags) == (length, 0)
+        assert digest == xxhash.xxh3_64_intdigest(payload)
+        records.append(Stored(at, kind, data[at : at + 24], payload))
+        at += 24 + stored
+    return records
+
+
 def test_the_layout_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(samples.own(SMALL))
     assert read(path)[1] == samples.seen(SMALL)
     data = write(path, ITEMS[:2])
     assert data.startswith(HEADER)
-    kind, stored, length, zero, _ = struct.unpack_from("<IIIIQ", data, 16)
-    assert (kind, zero) == (1, 0)
-    body = zstd.decompress(data[40 : 40 + stored])
-    assert len(body) == length
-    assert json.loads(body) == ORIGIN.to_json()
+    records = records_of(data)
+    assert [one.kind for one in records] == [1, 2, 4]
+    payloads = [one.payload for one in records]
+    assert json.loads(payloads[0]) == {
+        **ORIGIN.to_json(),
+        "family": "ffn_exps",
+        "expert_counts": {"1": 65536, "3": 512, "65535": 1},
+        "experts_used": 8,
+        "recording": "mine",
+    }
     rows = [(0, 1, [(1, 2), (3, 300)]), (0, 2, [(1, 65535)]), (3, 0, [(65535, 0)])]
-    assert zstd.decompress(data[40 + stored + 24 :]) == payload_of(rows)
+    assert payloads[1] == payload_of(rows)
+    assert payloads[2] == end_payload([one.head for one in records[:2]], 3, 4)
 
 
 def test_all_that_was_written_is_read(tmp_path: Path) -> None:
@@ -142,7 +187,7 @@ def test_the_real_trace_becomes_small(tmp_path: Path) -> None:
 def test_small_pieces_are_gathered_and_large_ones_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moepack.trace.file._RECORD_SELECTIONS", 8)
+    monkeypatch.setattr("moepack.trace.file_writer._RECORD_SELECTIONS", 8)
     path = tmp_path / "trace"
     rng = random.Random(0)
     rows = [
@@ -150,7 +195,7 @@ def test_small_pieces_are_gathered_and_large_ones_cut(
         for n in range(200)
     ]
     pieces = [tokens(*rows[a:b]) for a, b in pairwise((0, 1, 2, 3, 50, 51, 199, 200))]
-    write(path, [ORIGIN, *pieces])
+    write(path, [OTHER, *pieces])
     assert read(path)[1].tokens == rows
 
 
@@ -198,7 +243,7 @@ def fill(path: Path, append: bool) -> None:
     numbers = np.random.default_rng(0).permutation(1 << 16).astype(np.uint16)
     layers, experts = np.append(numbers, numbers[::-1]), np.append(numbers[::-1], numbers + 1)
     one = Tokens(np.array([0]), np.array([2], np.uint8), np.array([0, 1 << 17]), layers, experts)
-    write(path, [ORIGIN, one] * 4, append)
+    write(path, [OTHER, one] * 4, append)
 
 
 def too_full(path: Path) -> None:
@@ -247,9 +292,22 @@ def test_what_was_kept_outlives_an_exception(append: bool, tmp_path: Path) -> No
     before = write(path, ITEMS) if append else b""
     with pytest.raises(KeyboardInterrupt):
         write(path, ITEMS, append, lambda w: interrupt(w, w.keep(), w.add(ORIGIN)))
-    whole = write(tmp_path / "other", ITEMS)
-    assert path.read_bytes() == (before + whole[len(HEADER) :] if append else whole)
-    assert sorted(os.listdir(tmp_path)) == ["other", "trace"]
+    expected = tmp_path / "expected"
+    if append:
+        expected.write_bytes(before)
+    assert path.read_bytes() == write(expected, ITEMS, append)
+    assert sorted(os.listdir(tmp_path)) == ["expected", "trace"]
+
+
+def test_what_is_kept_has_an_end_at_once(tmp_path: Path) -> None:
+    """So a recording that is killed while its model runs leaves a whole file."""
+    partial = tmp_path / "trace.partial"
+    with Writer(tmp_path / "trace") as writer:
+        for count, item in enumerate(ITEMS, start=1):
+            writer.add(item)
+            writer.keep()
+            assert items_of(partial) == PLAIN[:count]
+    assert items_of(tmp_path / "trace") == PLAIN
 
 
 @pytest.mark.parametrize(
@@ -295,35 +353,92 @@ def test_one_writes_at_a_time(append: bool, tmp_path: Path) -> None:
 def test_a_cut_tail_is_overwritten_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     whole = write(path, ITEMS)
-    path.write_bytes(whole + record(2, payload_of([(0, 2, [(n, n) for n in range(900)])]))[:-1])
+    path.write_bytes(
+        without_end(whole) + record(2, payload_of([(0, 2, [(n, n) for n in range(900)])]))[:-1]
+    )
     assert len(write(path, [ORIGIN], append=True)) < len(whole) + 300
     assert items_of(path)[-1] == ORIGIN
 
 
+def without_end(data: bytes) -> bytes:
+    """Cut the end off a file."""
+    return data[: records_of(data)[-1].offset]
+
+
 def test_a_file_that_is_cut_anywhere(tmp_path: Path) -> None:
-    """It is an error, or a prefix of its records; what is appended then is read."""
+    """It is an error, and a prefix of its records; what is appended then is read."""
     path = tmp_path / "trace"
     whole = write(path, ITEMS)
     more = [plain(ORIGIN), plain(ITEMS[1])]
     borders: set[int] = set()
-    for length in range(len(HEADER), len(whole) + 1):
+    for length in range(len(HEADER), len(whole)):
         path.write_bytes(whole[:length])
         checks = Checks(str(path), lenient=True)
         found = items_of(path, checks)
         assert found == PLAIN[: len(found)]
-        if checks.warnings:
-            assert checks.warnings == {"the last record is cut short": 1}
-            assert refused(path).place == f"record at byte {max(borders)}"
-        else:
-            borders.add(length)
-            assert items_of(path) == found
-        appended = write(path, [ORIGIN, ITEMS[1]], append=True)
-        assert appended.startswith(whole[: max(borders)])
+        assert checks.warnings == {file.CUT: 1}
+        error = refused(path)
+        assert error.problem == "the file has no end: it was cut, or is still being written"
+        borders.add(int(str(error.place).removeprefix("byte ")))
+        with Writer(path, append=True) as writer:
+            assert writer.was_cut
+            assert [plain(item) for item in writer.held_items()] == found
+            for item in (ORIGIN, ITEMS[1]):
+                writer.add(item)
+        assert path.read_bytes().startswith(whole[: max(borders)])
         assert items_of(path) == found + more
     assert len(borders) == len(ITEMS) + 1
     for length in range(len(HEADER)):
         path.write_bytes(whole[:length])
         refused(path, lenient=True, form="moepack")
+
+
+def look(writer: Writer, found: list[Any]) -> None:
+    """Note what a writer found in its file, and be interrupted."""
+    found += [plain(item) for item in writer.held_items()]
+    raise KeyboardInterrupt
+
+
+def test_going_on_drops_the_last_request_of_a_file_without_end(tmp_path: Path) -> None:
+    """It may be cut between two of its records."""
+    path, partial = tmp_path / "trace", tmp_path / "trace.partial"
+    first, again = tokens((0, 1, [(1, 2)])), tokens((1, 1, [(1, 3)]), (1, 2, [(1, 4)]))
+    with Writer(path) as writer:
+        for item in (ORIGIN, first, again):
+            writer.add(item)
+            writer.keep()
+    whole = path.read_bytes()
+    path.rename(partial)
+    for data, count in ((whole, 3), (without_end(whole), 2), (whole[:16], 0)):
+        partial.write_bytes(data)
+        found: list[Any] = []
+        with pytest.raises(KeyboardInterrupt):
+            write(path, [], resume=True, act=lambda writer, found=found: look(writer, found))
+        assert found == [plain(item) for item in (ORIGIN, first, again)[:count]]
+        assert partial.read_bytes() == data, "nothing was written, so nothing is changed"
+        with Writer(path, resume=True) as writer:
+            for item in (ORIGIN, first, again)[count:]:
+                writer.add(item)
+                writer.keep()
+        assert path.read_bytes() == whole
+        path.unlink()
+
+
+def test_going_on_drops_no_request_of_the_origin_before(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    items: list[Item] = [ORIGIN, tokens((0, 1, [(1, 2)])), OTHER]
+    path.write_bytes(without_end(write(path, items)))
+    with Writer(path, resume=True) as writer:
+        assert [plain(item) for item in writer.held_items()] == [plain(item) for item in items]
+
+
+def test_a_compressed_file_is_not_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    data = gzip.compress(write(path, ITEMS))
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="it is compressed"):
+        Writer(path, append=True)
+    assert path.read_bytes() == data
 
 
 def flipped(path: Path, data: bytes, masks: Iterable[int], places: Iterable[int]) -> None:
@@ -345,9 +460,9 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_length_that_swallows_the_next_record_is_noticed(tmp_path: Path) -> None:
-    one, two = (record(2, payload_of([(0, 2, [(n, n)])])) for n in (1, 2))
-    first = HEADER + record(1, origin_payload())
-    flipped(tmp_path / "trace", first + one + two, range(1, 256), [len(first) + 4])
+    one, two = (make_traces.tokens((0, 2, [(n, n)])) for n in (1, 2))
+    data = make_traces.file(make_traces.origin(), one, two)
+    flipped(tmp_path / "trace", data, range(1, 256), [records_of(data)[1].offset + 4])
 
 
 def test_appending_to_a_damaged_file_cuts_nothing_off(tmp_path: Path) -> None:
@@ -359,45 +474,13 @@ def test_appending_to_a_damaged_file_cuts_nothing_off(tmp_path: Path) -> None:
     assert len(path.read_bytes()) == len(before)
 
 
-TOKENS = payload_of([(0, 2, [(1, 2)]), (1, 1, [(3, 4)])])
-
-
-@pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        (HEADER.replace(b"\1", b"\2"), "another version, expected 1, found 2"),
-        (HEADER[:12] + b"\1\0\0\0", "another version"),
-        (HEADER + record(2, TOKENS), "record at byte 16: a record before any origin"),
-        *(
-            (HEADER + record(1, origin_payload()) + one, "record at byte [0-9]+: not a record")
-            for one in (
-                record(4, b""), record(0, TOKENS), record(1, TOKENS), record(3, TOKENS),
-                record(2, TOKENS + b"\0"), record(2, TOKENS[:-1]), record(2, b""), record(3, b"\0"),
-                record(1, b"[]"), record(1, b"{}"), record(1, origin_payload(name=5)),
-                record(1, origin_payload(["weather"])), record(1, origin_payload(token_count=-1)),
-                record(1, origin_payload(model=5)), record(2, payload_of([(0, 3, [(1, 2)])])),
-                record(2, payload_of([(1, 2, [(1, 2)]), (0, 2, [(1, 2)])])),
-                record(2, struct.pack("<4I", 1, 1, 0, 2) + bytes(5)),
-                record(3, struct.pack("<2I", 9, 0)),
-                record(3, struct.pack("<2IHHQ", 0, 1, 1, 2, 1 << 63)),
-                struct.pack("<IIIIQ", 2, 1 << 27, 5, 0, 0) + bytes(99),
-                struct.pack("<IIIIQ", 2, 5, 1 << 27, 0, 0) + bytes(99),
-                struct.pack("<IIIIQ", 2, 5, 5, 1, 0) + bytes(99),
-            )
-        ),
-    ],
-)  # fmt: skip
-def test_records_that_are_none(data: bytes, problem: str, tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(data)
-    assert re.search(problem, str(refused(path, lenient=True)))
-
-
-def test_counts_too_many_for_a_record_are_cut(tmp_path: Path) -> None:
+def test_counts_too_many_for_a_record_are_cut_and_zeros_left_out(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     many = np.zeros(6_000_000, np.uint16)
-    write(path, [ORIGIN, Counts(Phase.DECODE, many, many, many.astype(np.int64))])
-    assert sum(len(one[2]) for one in items_of(path)[1:]) == len(many)
+    numbers = many.astype(np.int64) + 1
+    numbers[::3] = 0
+    write(path, [OTHER, Counts(Phase.DECODE, many, many, numbers)])
+    assert sum(len(one[2]) for one in items_of(path)[1:]) == 4_000_000
 
 
 @pytest.mark.parametrize("name", ["log", "mblt", "moepack"])

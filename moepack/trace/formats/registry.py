@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from moepack.errors import RequestError, TraceError
 from moepack.shape import ModelShape
-from moepack.trace import file
+from moepack.trace import file, file_frames
 from moepack.trace.compressed import TraceStream
+from moepack.trace.contents import Contents
 from moepack.trace.formats import arrays, counts, imatrix, mblt
 from moepack.trace.formats.json_lines import AnemllLines, MerLines
 from moepack.trace.formats.logs import ExpertLog, FlashLog
@@ -113,13 +114,19 @@ def _has_selections(item: Item) -> bool:
 
 
 def feed(
-    paths: Sequence[str], options: ReadOptions, *takers: Callable[[Item], None]
+    paths: Sequence[str],
+    options: ReadOptions,
+    *takers: Callable[[Item], None],
+    contents: Contents | None = None,
 ) -> Counter[str]:
     """Read one file after another, and hand each piece to all `takers`.
 
-    Return how much was left out, by problem. Raises what `read` and the takers raise.
+    Return how much was left out, by problem. Raises what `read` and the takers raise, and
+    RequestError for a file whose selections came before, in one of these or in `contents`.
     """
     warnings: Counter[str] = Counter()
+    contents = contents or Contents()
+    takers = (contents.add, *takers)
     for path in paths:
         checks = Checks(path, options.shape, options.lenient)
         try:
@@ -129,6 +136,7 @@ def feed(
         except TraceError as error:
             error.path = error.path or path
             raise
+        contents.end(path)
         warnings += checks.warnings
     return warnings
 
@@ -256,7 +264,7 @@ def _is_array_json(head: Head) -> bool:
 
 
 FORMATS: tuple[Format, ...] = (
-    Format("moepack", "moepack's own", lambda head: head.data.startswith(file.MAGIC),
+    Format("moepack", "moepack's own", lambda head: head.data.startswith(file_frames.MAGIC),
            file.read),
     Format("expert-log", "layer 7 expert 188",
            _any_line(rb"^layer \d+ expert \d+$"), _read_expert_log),

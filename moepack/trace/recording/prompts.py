@@ -15,9 +15,9 @@ _HINT = 'give one prompt a line, or JSON lines: a string or {"prompt": string}'
 def read_prompts(path: str) -> list[str]:
     """Read prompts: a text with one a line, or JSON lines, each a string or {"prompt": string}.
 
-    The first line tells which: one that begins with `{` or is a JSON string is JSON. May be
-    compressed. Raises TraceError for a file without prompts or a line that is none, with its
-    number, and for what is not UTF-8; MachineError where it cannot be read.
+    Blank lines are skipped. The first other line tells which: one that begins with `{` or is a
+    JSON string is JSON. May be compressed. Raises TraceError for a file without prompts or a line
+    that is none, with its number, and for what is not UTF-8; MachineError where it cannot be read.
     """
     with TraceStream(path) as stream:
         data = stream.read_whole(MAX_LENGTH + 1)
@@ -25,14 +25,15 @@ def read_prompts(path: str) -> list[str]:
         raise TraceError("too long", path=path, expected=f"up to {MAX_LENGTH} bytes")
     try:
         # Not splitlines: the line ends that only Unicode knows are part of a prompt.
-        lines = data.decode("utf-8-sig").removesuffix("\n").split("\n")
+        lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise TraceError("not UTF-8 text", path=path, place=f"byte {error.start}") from None
-    if lines == [""]:
+    numbered = [(number, line.removesuffix("\r")) for number, line in enumerate(lines, start=1)]
+    numbered = [(number, line) for number, line in numbered if line.strip()]
+    if not numbered:
         raise TraceError("no prompts", path=path, hint=_HINT)
-    lines = [line.removesuffix("\r") for line in lines]
-    prompt_of = _json_prompt if _is_json(lines[0]) else str
-    return [_prompt(prompt_of, line, path, number) for number, line in enumerate(lines, start=1)]
+    prompt_of = _json_prompt if _is_json(numbered[0][1]) else str
+    return [_prompt(prompt_of, line, path, number) for number, line in numbered]
 
 
 def _prompt(prompt_of: Callable[[str], object], line: str, path: str, number: int) -> str:

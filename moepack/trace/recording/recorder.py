@@ -20,6 +20,7 @@ from moepack.errors import MachineError, RequestError, SourceError
 from moepack.sizes import size_text
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
+from moepack.trace.file import RECORDED
 from moepack.trace.file_records import join
 from moepack.trace.model import Origin, Phase, Tokens
 from moepack.trace.recording import llama_library
@@ -30,6 +31,7 @@ BATCH_COUNT = 256
 MAX_CONTEXT = 1 << 24
 MAX_TEMPERATURE = 100
 
+_MOST_NAME = 1 << 10
 _PREFIX = b"ffn_moe_topk-"
 _NAME = re.compile(r"ffn_moe_topk-(\d+)", re.ASCII)
 
@@ -66,11 +68,10 @@ class Recorder:
         self.path = source.shards[0].path
         if repack:
             _check_fits_memory(source)
-        self.expert_counts = shape_of(source, find_experts(source)).without_mtp().expert_counts
+        self.origin = origin_of(source)
+        self.expert_counts = self.origin.expert_counts or {}
         """Experts of each layer whose router is watched."""
         self.context_length = context_length
-        name = source.value("general.name") or None
-        self.origin = Origin("recorded", os.path.basename(self.path), model=name and str(name))
         self._library: Any = llama_library.load()
         self._routers = _Routers(self._library)
         self._is_open = True
@@ -280,6 +281,19 @@ def _layer_of(name: str) -> int | None:
 def _outputs(count: int) -> NDArray[np.int8]:
     """Ask for the logits of all tokens: the last layer's router runs for those alone."""
     return np.ones(count, np.int8)
+
+
+def origin_of(source: Source) -> Origin:
+    """Return what a recording says of its model. Raises SourceError where it has no experts."""
+    shape = shape_of(source, find_experts(source)).without_mtp()
+    name = source.value("general.name") or None
+    return Origin(
+        RECORDED,
+        os.path.basename(source.shards[0].path),
+        model=name and str(name)[:_MOST_NAME],
+        expert_counts=shape.expert_counts,
+        experts_used=shape.experts_used,
+    )
 
 
 def _check_fits_memory(source: Source) -> None:

@@ -1,15 +1,36 @@
 """Record a trace: run a model on prompts, and keep what its routers chose."""
 
+import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+from moepack import digest
 from moepack.errors import RequestError
-from moepack.trace.file import Writer, check_target, held_items
-from moepack.trace.file_records import join
+from moepack.source.shards import open_source
+from moepack.trace.file import CUT
+from moepack.trace.file_records import encode_origin, join
+from moepack.trace.file_writer import Writer, check_target
+from moepack.trace.model import Item, Origin, Tokens
 from moepack.trace.recording.prompts import read_prompts
-from moepack.trace.recording.recorder import Recorder
+from moepack.trace.recording.recorder import Recorder, origin_of
 from moepack.trace.summary import TraceCounter, TraceSummary
+
+
+class _Options(NamedTuple):
+    """What a recording depends on, beside the model and the prompts."""
+
+    tokens: int
+    context: int
+    temperature: float
+    seed: int
+    repack: bool
+
+    def name_of(self, prompts: Sequence[str]) -> str:
+        """Return what tells the recording of these prompts from others."""
+        return digest.to_text(digest.of(json.dumps([prompts, self]).encode()))
 
 
 def record_trace(
@@ -18,6 +39,7 @@ def record_trace(
     target: str | os.PathLike[str],
     *,
     append: bool = False,
+    resume: bool = False,
     force: bool = False,
     tokens: int = 128,
     context: int = 4096,
@@ -32,49 +54,126 @@ def record_trace(
     `prompts` are texts, or the path of a file of them (`prompts.read_prompts`). Each is a request
     of its own, and is kept when it is through: a process that is killed, interrupted, or out of
     space loses the request that it is at, no more; the exception has a note of how many are kept.
-    `progress` is called with 1 after each, and with how many there are. For `temperature` and
-    `seed` see `Recorder.generate`, for `repack` see `Recorder`. Raises what `Recorder` and `Writer`
-    raise, and RequestError, before anything is run, for a prompt that is longer than the context,
-    or where `target` exists and neither `append` nor `force` is given.
+    With `resume`, the same call records the prompts that are missing, and begins where there is no
+    file. `progress` is called with how many tokens are done since the last call, and with how many
+    there are at most. For `temperature` and `seed` see `Recorder.generate`, for `repack` see
+    `Recorder`. Raises what `Recorder` and `Writer` raise, and RequestError, before anything is run,
+    for a prompt that is longer than the context, where `target` exists and none of `append`,
+    `resume` and `force` is given, and for a file to resume that is another recording's.
     """
     path = os.fspath(target)
-    check_target(path, append=append, force=force)
-    texts = _texts(prompts)
-    whole, added = TraceCounter(), TraceCounter()
-    with (
-        Writer(path, append=append) as writer,
-        Recorder(
-            os.fspath(model), context_length=context, threads=threads, repack=repack
-        ) as recorder,
-    ):
-        for item in held_items(path, append):
+    _check_target(path, append, resume, force)
+    texts = read_prompts(os.fspath(prompts)) if isinstance(prompts, str | os.PathLike) else prompts
+    options = _Options(tokens, context, temperature, seed, repack)
+    origin = replace(origin_of(open_source([os.fspath(model)])), recording=options.name_of(texts))
+    whole, added, done = TraceCounter(), TraceCounter(), _Done()
+    with Writer(path, append=append, resume=resume) as writer:
+        for item in writer.held_items():
             whole.add(item)
-        requests = _tokenize(recorder, texts)
-        for taker in (writer, whole, added):
-            taker.add(recorder.origin)
+            done.add(item)
+        first = done.expect(origin, path) if resume else 0
+
+        def add(item: Item) -> None:
+            for taker in (writer, whole, added):
+                taker.add(item)
+
+        if not (resume and done.origin):
+            add(origin)
         try:
-            for number, prompt in enumerate(requests):
-                pieces = recorder.generate(
-                    prompt, tokens, request=number, temperature=temperature, seed=seed
-                )
-                piece = join(list(pieces))
-                for taker in (writer, whole, added):
-                    taker.add(piece)
-                writer.keep()
-                if progress is not None:
-                    progress(1, len(requests))
+            if first < len(texts):
+                with Recorder(
+                    os.fspath(model), context_length=context, threads=threads, repack=repack
+                ) as recorder:
+                    run = _Run(recorder, _tokenize(recorder, texts), options, progress)
+                    for piece in run.requests(first):
+                        add(piece)
+                        writer.keep()
         except BaseException as error:
-            if added.totals.request_count:
-                kept = f"{added.totals.request_count} of {len(requests)} prompts are kept"
-                error.add_note(f"{kept} in {writer.path}")
+            if count := first + added.totals.request_count:
+                kept = f"{count} of {len(texts)} prompts are kept in {writer.path}"
+                error.add_note(f"{kept}; --resume records the others")
             raise
-    return whole.summary(path, added.totals, Counter())
+    left_out = [CUT] * (writer.was_cut and not resume)
+    return whole.summary(path, added.totals, Counter(left_out))
 
 
-def _texts(prompts: str | os.PathLike[str] | Sequence[str]) -> Sequence[str]:
-    if isinstance(prompts, str | os.PathLike):
-        return read_prompts(os.fspath(prompts))
-    return prompts
+class _Done:
+    """Notices what a file holds already of the recording that is to go on."""
+
+    def __init__(self) -> None:
+        self.origin: Origin | None = None
+        self._request_count = 0
+
+    def add(self, item: Item) -> None:
+        """Take the next piece of the file."""
+        if isinstance(item, Origin):
+            self.origin, self._request_count = item, 0
+        elif isinstance(item, Tokens):
+            self._request_count = int(item.request[-1]) + 1
+
+    def expect(self, origin: Origin, path: str) -> int:
+        """Return how many prompts are done. Raises RequestError for another recording."""
+        if self.origin is not None and encode_origin(self.origin) != encode_origin(origin):
+            problem = "what was recorded last is of other prompts or options, or another model"
+            hint = "--append adds another recording to it"
+            raise RequestError(problem, path=path, hint=hint)
+        return self._request_count
+
+
+class _Run:
+    """Runs a model on prompts, and tells how many tokens are done."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        prompts: Sequence[Sequence[int]],
+        options: _Options,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._recorder = recorder
+        self._prompts = prompts
+        self._options = options
+        self._progress = progress
+
+    def requests(self, first: int) -> Iterator[Tokens]:
+        """Yield what was chosen for each prompt, from number `first` on."""
+        options = self._options
+        total = sum(map(self._most_tokens, self._prompts[first:]))
+        for number, prompt in enumerate(self._prompts[first:], start=first):
+            pieces = []
+            for piece in self._recorder.generate(
+                prompt,
+                options.tokens,
+                request=number,
+                temperature=options.temperature,
+                seed=options.seed,
+            ):
+                pieces.append(piece)
+                self._advance(len(piece.request), total)
+            request = join(pieces)
+            total -= self._most_tokens(prompt) - len(request.request)
+            yield request
+            self._advance(0, total)
+
+    def _most_tokens(self, prompt: Sequence[int]) -> int:
+        return min(len(prompt) + self._options.tokens, self._options.context)
+
+    def _advance(self, count: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(count, total)
+
+
+def _check_target(path: str, append: bool, resume: bool, force: bool) -> None:
+    if append and resume:
+        problem = "to append and to resume at once"
+        hint = "--resume goes on with a recording, --append begins another in the same file"
+        raise RequestError(problem, path=path, hint=hint)
+    try:
+        check_target(path, append=append or resume, force=force)
+    except RequestError as error:
+        if error.hint is not None:
+            error.hint += ", --resume records the prompts that are missing"
+        raise
 
 
 def _tokenize(recorder: Recorder, prompts: Sequence[str]) -> list[list[int]]:

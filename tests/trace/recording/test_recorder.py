@@ -22,7 +22,7 @@ from moepack.trace import file
 from moepack.trace.compressed import TraceStream
 from moepack.trace.file_records import join
 from moepack.trace.model import Items, Origin, Phase, Tokens
-from moepack.trace.recording import llama_library
+from moepack.trace.recording import llama_library, recording
 from moepack.trace.recording.prompts import read_prompts
 from moepack.trace.recording.recorder import Recorder, _layer_of
 from moepack.trace.validation import Checks
@@ -491,8 +491,10 @@ def test_each_prompt_is_a_request_of_prefill_and_decode(tmp_path: Path) -> None:
         tmp_path / "trace", progress=lambda count, total: calls.append((count, total))
     )
     origin, *rest = items_of(tmp_path / "trace")
+    assert isinstance(origin, Origin)
     name = first_shard("qwen3moe").name
-    assert origin == Origin("recorded", name, frozenset(), "Qwen3Moe", None)
+    assert (origin.format, origin.name, origin.model) == ("recorded", name, "Qwen3Moe")
+    assert (origin.expert_counts, origin.experts_used) == ({0: 16, 1: 16}, 4)
     assert not any(isinstance(item, Origin) for item in rest)
     tokens = tokens_of(tmp_path / "trace")
     with Recorder(str(first_shard("qwen3moe")), context_length=64) as opened:
@@ -501,11 +503,29 @@ def test_each_prompt_is_a_request_of_prefill_and_decode(tmp_path: Path) -> None:
         phases = tokens.phase[tokens.request == number].tolist()
         assert phases[:length] == [Phase.PREFILL] * length
         assert set(phases[length:]) <= {Phase.DECODE}
-    assert calls == [(1, 3)] * 3
     assert summary.request_count == 3
     assert int(np.count_nonzero(tokens.phase == Phase.PREFILL)) == sum(lengths)
     assert summary.token_count == len(tokens.request)
     assert summary.selection_count == len(tokens.expert) == 8 * len(tokens.request)
+    assert calls[0] == (lengths[0], sum(lengths) + 3 * 8)
+    assert calls[1][0] == 1
+    assert sum(count for count, _ in calls) == summary.token_count == calls[-1][1]
+
+
+@needs_llama
+def test_answers_that_end_early_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int]] = []
+    generate = Recorder.generate
+
+    def brief(self: Recorder, prompt: Sequence[int], count: int, **options: Any) -> Any:
+        return generate(self, prompt, min(count, 3), **options)
+
+    monkeypatch.setattr(Recorder, "generate", brief)
+    summary = record_to(tmp_path / "trace", progress=lambda *call: calls.append(call))
+    assert sum(count for count, _ in calls) == summary.token_count == calls[-1][1]
+    assert calls[0][1] == summary.token_count + 3 * 5
 
 
 @needs_llama
@@ -526,6 +546,71 @@ def test_a_prompt_that_is_too_long_is_named_before_anything_is_run(tmp_path: Pat
         )
     assert not calls
     assert not list(tmp_path.iterdir())
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, request: int) -> None:
+    """Interrupt a recording within the answer to a prompt."""
+    decode = Recorder._decode
+
+    def stopped(self: Recorder, tokens: Sequence[int], number: int, phase: Phase) -> Tokens:
+        if number == request and len(tokens) == 1:
+            raise KeyboardInterrupt
+        return decode(self, tokens, number, phase)
+
+    monkeypatch.setattr(Recorder, "_decode", stopped)
+
+
+@needs_llama
+@pytest.mark.parametrize("before", [False, True])
+def test_an_interrupted_recording_goes_on_with_the_prompts_that_are_missing(
+    before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bytes of one that was not interrupted, behind another recording too."""
+    path, whole = tmp_path / "trace", tmp_path / "whole"
+    for target in (path, whole):
+        if before:
+            record_to(target, PROMPTS[1:], seed=7)
+    record_to(whole, append=before)
+    for request in (1, 2):
+        with monkeypatch.context() as patch:
+            stop_at(patch, request)
+            append = before and request == 1
+            with pytest.raises(KeyboardInterrupt) as caught:
+                record_to(path, append=append, resume=not append)
+        assert caught.value.__notes__ == [
+            f"{request} of 3 prompts are kept in {path}; --resume records the others"
+        ]
+        assert path.exists()
+    calls: list[tuple[int, int]] = []
+    summary = record_to(path, resume=True, progress=lambda *call: calls.append(call))
+    assert summary.added.request_count == 1
+    assert summary.request_count == 3 + 2 * before
+    assert sum(count for count, _ in calls) == summary.added.token_count
+    assert path.read_bytes() == whole.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(recording, "Recorder", None)  # nothing is missing: no model is loaded
+        assert record_to(path, resume=True).added.request_count == 0
+    assert path.read_bytes() == whole.read_bytes()
+
+
+@needs_llama
+@pytest.mark.parametrize(
+    "other",
+    [{"prompts": PROMPTS[:2]}, {"seed": 1}, {"tokens": 9}, {"temperature": 0}, {"repack": False}],
+)
+def test_another_recording_is_not_gone_on_with(other: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    record_to(path)
+    before = path.read_bytes()
+    with pytest.raises(RequestError, match="other prompts or options, or another model") as caught:
+        record_to(path, **other, resume=True)
+    assert "--append" in str(caught.value.hint)
+    with pytest.raises(RequestError, match="it exists already") as caught:
+        record_to(path)
+    assert "--resume records the prompts that are missing" in str(caught.value.hint)
+    with pytest.raises(RequestError, match="to append and to resume at once"):
+        record_to(path, append=True, resume=True)
+    assert path.read_bytes() == before
 
 
 @needs_llama
@@ -553,6 +638,12 @@ record_to(Path({str(path)!r}))
     first = whole.request < 2
     assert np.array_equal(kept.request, whole.request[first])
     assert np.array_equal(kept.expert, whole.expert[: len(kept.expert)])
+    with pytest.raises(RequestError, match="earlier run") as caught:
+        record_to(path)
+    assert "--resume goes on with it" in str(caught.value.hint)
+    assert record_to(path, resume=True).added.request_count == 1
+    assert path.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["trace", "whole"]
 
 
 # Prompts
@@ -569,6 +660,8 @@ record_to(Path({str(path)!r}))
         (b'"one\\ntwo"\n"three"\n', ["one\ntwo", "three"]),
         (b'{"prompt": "one", "id": 3}\n"two"\n', ["one", "two"]),
         (b"12\n13\n", ["12", "13"]),
+        (b"\none\n\n  \r\n two\n\n\n", ["one", " two"]),
+        (b'\n"one"\n\n{"prompt": "two"}\n', ["one", "two"]),
     ],
 )
 def test_prompts_are_lines_or_json_lines(data: bytes, prompts: list[str], tmp_path: Path) -> None:
@@ -582,12 +675,11 @@ def test_prompts_are_lines_or_json_lines(data: bytes, prompts: list[str], tmp_pa
     [
         (b"", "no prompts"),
         (b"\n", "no prompts"),
-        (b"one\n\ntwo\n", "line 2: an empty prompt"),
-        (b"one\n  \n", "line 2: an empty prompt"),
+        (b"  \n\t\r\n", "no prompts"),
         (b"one\n\xff\n", "byte 4: not UTF-8 text"),
         (b'"one"\n"two\n', "line 2: not JSON"),
         (b'"one"\n2\n', "line 2: not a prompt"),
-        (b'"one"\n""\n', "line 2: an empty prompt"),
+        (b'"one"\n\n""\n', "line 3: an empty prompt"),
         (b'{"prompt": "one"}\n{"text": "two"}\n', "line 2: not a prompt"),
         (b'{"prompt": "one\n', "line 1: not JSON"),
         (b'{"prompt": "one"}\n' + b"[" * 100_000, "line 2: not JSON"),

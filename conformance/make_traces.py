@@ -1,0 +1,510 @@
+"""Make the conformance traces: small trace files, sound, cut and broken, and their verdicts.
+
+Written after layouts/TRACE.md alone, by none of moepack's code: `python conformance/make_traces.py`
+writes traces/, the same bytes each time. Frames are put together by hand, so that no version of
+zstd has a say in them.
+"""
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+FOLDER = Path(__file__).parent / "traces"
+ORIGIN, TOKENS, COUNTS, END = 1, 2, 3, 4
+UNKNOWN, PREFILL, DECODE = 0, 1, 2
+OPTIONAL = 1
+MOST = 1 << 26
+"""Of both lengths of a record."""
+ZSTD = bytes.fromhex("28b52ffd")
+HEADER = struct.pack("<8sII", b"MOETRACE", 1, 0)
+
+KEYS = (
+    *("format", "name", "family", "unknown", "model"),
+    *("token_count", "expert_counts", "experts_used"),
+)
+"""Those of an origin."""
+
+Selections = Sequence[tuple[int, int]]
+
+
+class Token(NamedTuple):
+    """A token: its request, its phase, and its selections (layer, expert)."""
+
+    request: int
+    phase: int
+    selections: Selections
+
+
+class Record(NamedTuple):
+    """A record: its bytes, and what it holds for those who count."""
+
+    data: bytes
+    tokens: Sequence[Token] = ()
+    counts: Sequence[tuple[int, int, int]] = ()
+    is_origin: bool = False
+
+
+def frame(payload: bytes) -> bytes:
+    """Store bytes in a zstd frame as they are: one segment, its size in four bytes, raw blocks."""
+    parts = [payload[at : at + (1 << 17)] for at in range(0, len(payload), 1 << 17)] or [b""]
+    blocks = [block(0, len(part), part, is_last=False) for part in parts[:-1]]
+    blocks.append(block(0, len(parts[-1]), parts[-1]))
+    return ZSTD + b"\xa0" + struct.pack("<I", len(payload)) + b"".join(blocks)
+
+
+def block(kind: int, size: int, data: bytes, is_last: bool = True) -> bytes:
+    """Make a block of a zstd frame: 0 raw, 1 one byte `size` times, 2 compressed."""
+    return (is_last | kind << 1 | size << 3).to_bytes(3, "little") + data
+
+
+def record(kind: int, payload: bytes, **other: Any) -> bytes:
+    """Make a record; `other` replaces what its header or its frame would be."""
+    stored: bytes = other.get("stored", frame(payload))
+    head = (
+        kind,
+        other.get("stored_length", len(stored)),
+        other.get("length", len(payload)),
+        other.get("flags", 0),
+        other.get("digest", xxhash.xxh3_64_intdigest(payload)),
+    )
+    return struct.pack("<IIIIQ", *head) + stored
+
+
+def origin_payload(*, without: str = "", **fields: Any) -> bytes:
+    """Make the payload of an origin."""
+    body = {
+        "format": "mer",
+        "name": "chat.jsonl",
+        "family": "ffn_exps",
+        "unknown": [],
+        "model": None,
+        "token_count": None,
+        "expert_counts": None,
+        "experts_used": None,
+    } | fields
+    body.pop(without, None)
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def tokens_payload(tokens: Sequence[tuple[int, int, Selections]]) -> bytes:
+    """Make the payload of a record of tokens."""
+    pairs = [pair for _, _, selections in tokens for pair in selections]
+    columns = [struct.pack("<2I", len(tokens), len(pairs))]
+    columns.append(struct.pack(f"<{len(tokens)}I", *(token[0] for token in tokens)))
+    columns.append(struct.pack(f"<{len(tokens)}I", *(len(token[2]) for token in tokens)))
+    columns.append(bytes(token[1] for token in tokens))
+    for side in (0, 1):
+        columns.append(bytes(pair[side] & 255 for pair in pairs))
+        columns.append(bytes(pair[side] >> 8 for pair in pairs))
+    return b"".join(columns)
+
+
+def counts_payload(phase: int, rows: Sequence[tuple[int, int, int]]) -> bytes:
+    """Make the payload of a record of counts."""
+    layers, experts, numbers = zip(*rows, strict=True) if rows else ((), (), ())
+    return b"".join(
+        (
+            struct.pack("<2I", phase, len(rows)),
+            struct.pack(f"<{len(rows)}H", *layers),
+            struct.pack(f"<{len(rows)}H", *experts),
+            struct.pack(f"<{len(rows)}Q", *numbers),
+        )
+    )
+
+
+def end_payload(records: Sequence[bytes], token_count: int, selection_count: int) -> bytes:
+    """Make the payload of the end of some records."""
+    chain = 0
+    for one in records:
+        chain = xxhash.xxh3_64_intdigest(chain.to_bytes(8, "little") + one[:24])
+    return struct.pack("<4Q", len(records), token_count, selection_count, chain)
+
+
+def origin(**fields: Any) -> Record:
+    """Make an origin."""
+    return Record(record(ORIGIN, origin_payload(**fields)), is_origin=True)
+
+
+def tokens(*rows: tuple[int, int, Selections], **other: Any) -> Record:
+    """Make a record of tokens."""
+    return Record(record(TOKENS, tokens_payload(rows), **other), [Token(*row) for row in rows])
+
+
+def counts(phase: int, *rows: tuple[int, int, int]) -> Record:
+    """Make a record of counts."""
+    return Record(record(COUNTS, counts_payload(phase, rows)), counts=rows)
+
+
+def raw(kind: int, payload: bytes, rows: Sequence[Token] = (), **other: Any) -> Record:
+    """Make a record of a payload as it is, which holds `rows` for those who count."""
+    return Record(record(kind, payload, **other), rows)
+
+
+def end_of(before: Sequence[Record], /, **wrong: int) -> bytes:
+    """Make the end of some records, with some of its four numbers replaced."""
+    every = [token for one in before for token in one.tokens]
+    selection_count = sum(len(token.selections) for token in every)
+    numbers = struct.unpack(
+        "<4Q", end_payload([one.data for one in before], len(every), selection_count)
+    )
+    names = ("records", "tokens", "selections", "chain")
+    right = dict(zip(names, numbers, strict=True))
+    return record(END, struct.pack("<4Q", *(right | wrong).values()))
+
+
+def file(*records: Record, end: bytes | None = None) -> bytes:
+    """Make a file of some records, and an end."""
+    body = b"".join(one.data for one in records)
+    return HEADER + body + (end_of(records) if end is None else end)
+
+
+class Case(NamedTuple):
+    """A file: its verdict, what breaks, and the records that may be used."""
+
+    verdict: str
+    breaks: str | None
+    data: bytes
+    records: Sequence[Record] = ()
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """Return what verdicts.json says of it."""
+        facts: dict[str, Any] = {"file": name, "verdict": self.verdict, "breaks": self.breaks}
+        if self.verdict == "broken":
+            return facts
+        chosen: Counter[tuple[int, int]] = Counter()
+        requests, origin_count = set(), 0
+        for one in self.records:
+            origin_count += one.is_origin
+            for token in one.tokens:
+                requests.add((origin_count, token.request))
+                chosen.update(token.selections)
+            for layer, expert, count in one.counts:
+                chosen[layer, expert] += count
+        every = [token for one in self.records for token in one.tokens]
+        return facts | {
+            "origins": origin_count,
+            "requests": len(requests),
+            "tokens": len(every),
+            "selections": sum(len(token.selections) for token in every),
+            "counted_selections": sum(row[2] for one in self.records for row in one.counts),
+            "chosen": [[*pair, count] for pair, count in sorted(chosen.items())],
+        }
+
+
+ONE = tokens((0, DECODE, [(0, 1), (0, 2), (3, 0)]))
+TWO = tokens((0, PREFILL, [(0, 5), (1, 2)]), (0, DECODE, [(0, 5)]), (1, UNKNOWN, [(1, 4)]))
+PLAIN = origin()
+UNKNOWN_WORDS = ["requests", "phases", "tokens", "layers", "later tokens"]
+SMALL = Token(0, DECODE, [(0, 1)])
+KNOWN = {"expert_counts": {"0": 4, "3": 2}, "experts_used": 2}
+# The payload of TWO as zstd 1.5.7 packs it at level 19: no size in the frame, and a checksum.
+PACKED = bytes.fromhex("28b52ffd0468b5000012020384422120bf507c66e57aee1002002e391b2802eb579faa")
+
+
+def sound_cases() -> dict[str, Case]:
+    """Return the files that a reader takes."""
+    size_unknown = (
+        ZSTD + b"\x00\x00" + block(0, len(tokens_payload([SMALL])), tokens_payload([SMALL]))
+    )
+    sixteen = [(0, DECODE, [(0, 0)])] * 16
+    zeros = tokens_payload(sixteen)
+    by_run = ZSTD + b"\xa0" + struct.pack("<I", len(zeros))
+    by_run += block(0, 152, zeros[:152], is_last=False)
+    run_records = {
+        "example": [PLAIN, tokens((0, DECODE, [(3, 258), (3, 7)]))],
+        "smallest": [PLAIN, tokens(SMALL)],
+        "phases-and-requests": [PLAIN, TWO],
+        "numbers-beyond-a-byte": [PLAIN, tokens((7, DECODE, [(256, 257), (258, 65535)]))],
+        "highest-numbers": [
+            origin(expert_counts={"65535": 65536}, experts_used=65536),
+            tokens((0xFFFFFFFF, DECODE, [(65535, 65535)])),
+        ],
+        "request-over-two-records": [PLAIN, ONE, tokens(SMALL, (2, DECODE, [(0, 9)]))],
+        "two-origins": [PLAIN, TWO, origin(name="b"), ONE],
+        "origin-of-nothing": [PLAIN, ONE, origin(name="b")],
+        "counts-alone": [
+            origin(unknown=["requests", "phases", "tokens"], token_count=(1 << 53) - 1),
+            counts(UNKNOWN, (0, 3, 1), (258, 772, (1 << 53) - 1)),
+        ],
+        "same-expert-counted-twice": [PLAIN, counts(PREFILL, (0, 3, 1), (0, 3, 2))],
+        "tokens-and-counts": [PLAIN, counts(PREFILL, (0, 3, 7)), ONE, counts(DECODE, (1, 1, 1))],
+        "everything-unknown": [origin(unknown=UNKNOWN_WORDS), ONE],
+        "everything-known": [origin(model="Tiny", token_count=1, **KNOWN), ONE],
+        "name-in-other-letters": [origin(name="Gespräch 会話.log", model="模型"), ONE],
+        "other-keys": [origin(recording="xxh3:0123456789abcdef", colour=["red", {"x": 1.5}]), ONE],
+        "optional-record": [PLAIN, raw(77, b"of the future", flags=OPTIONAL), ONE],
+        "optional-record-of-nothing": [PLAIN, ONE, raw(1 << 31, b"", flags=OPTIONAL)],
+        "frame-by-zstd": [
+            PLAIN,
+            TWO._replace(data=record(TOKENS, tokens_payload(TWO.tokens), stored=PACKED)),
+        ],
+        "frame-without-size": [PLAIN, tokens(SMALL, stored=size_unknown)],
+        "frame-with-a-run": [
+            PLAIN,
+            tokens(*sixteen, stored=by_run + block(1, len(zeros) - 152, b"\0")),
+        ],
+    }
+    return {
+        name: Case("sound", None, file(*records), records) for name, records in run_records.items()
+    }
+
+
+def cut_cases() -> dict[str, Case]:
+    """Return the files that were cut, or that somebody still writes to."""
+    records = [PLAIN, ONE, TWO]
+    whole = file(*records)
+    places = [len(HEADER)]
+    for one in records:
+        places.append(places[-1] + len(one.data))
+    cuts = {
+        "behind-the-header": (places[0], "behind the header of the file"),
+        "within-the-origin": (places[0] + 30, "within the first record"),
+        "behind-the-origin": (places[1], "behind the origin"),
+        "within-a-record-header": (places[2] + 23, "within the header of a record"),
+        "behind-a-record-header": (places[2] + 24, "between the header of a record and its frame"),
+        "within-a-frame": (places[3] - 1, "within a frame"),
+        "before-the-end": (places[3], "behind a record, before the end"),
+        "within-the-header-of-the-end": (places[3] + 5, "within the header of the end"),
+        "within-the-end": (len(whole) - 1, "within the frame of the end"),
+    }
+    return {
+        f"cut-{name}": Case(
+            "cut",
+            f"it ends {words}",
+            whole[:length],
+            [one for one, place in zip(records, places[1:], strict=True) if place <= length],
+        )
+        for name, (length, words) in cuts.items()
+    }
+
+
+def broken_cases() -> dict[str, Case]:
+    """Return the files that a reader refuses, each for one reason."""
+    return {
+        f"broken-{name}": Case("broken", breaks, data)
+        for cases in (_broken_files, _broken_frames, _broken_origins, _broken_pieces, _broken_ends)
+        for name, (breaks, data) in cases().items()
+    }
+
+
+def _broken_files() -> dict[str, tuple[str, bytes]]:
+    sound = file(PLAIN, ONE)
+    last = raw(77, b"")
+    return {
+        "empty": ("nothing is in it", b""),
+        "header": ("it is shorter than a header", HEADER[:15]),
+        "magic": ("it does not begin with MOETRACE", b"MOETRACK" + sound[8:]),
+        "version": ("version 2", sound[:8] + b"\2\0\0\0" + sound[12:]),
+        "zeros": (
+            "the four bytes behind the version are not zero",
+            sound[:12] + b"\1" + sound[13:],
+        ),
+        "behind-the-end": ("something stands behind the end", sound + b"\0"),
+        "joined": ("another file stands behind the end", sound + sound),
+        "no-origin": ("tokens before any origin", file(ONE)),
+        "optional-first": (
+            "an optional record before any origin",
+            file(raw(77, b"", flags=OPTIONAL), PLAIN, ONE),
+        ),
+        "end-alone": ("an end before any origin", file()),
+        "unknown-kind": ("a record of kind 77 that is not optional", file(PLAIN, ONE, last)),
+        "kind-zero": ("a record of kind 0", file(PLAIN, ONE, raw(0, b""))),
+        "known-kind-optional": (
+            "tokens with the flag of optional records",
+            file(PLAIN, tokens(SMALL, flags=OPTIONAL)),
+        ),
+        "flags": ("a flag that is none", file(PLAIN, ONE, raw(77, b"", flags=3))),
+        "no-selections": ("no selection in the whole file", file(PLAIN)),
+    }
+
+
+def _broken_frames() -> dict[str, tuple[str, bytes]]:
+    payload = tokens_payload([SMALL])
+    right = frame(payload)
+    wide = ZSTD + b"\x00\x88" + block(0, len(payload), payload)
+
+    def stored(data: bytes, **other: Any) -> bytes:
+        return file(PLAIN, tokens(SMALL, stored=data, **other))
+
+    return {
+        "stored-length": ("a stored length above 64 MiB", stored(right, stored_length=MOST + 1)),
+        "length": ("a length above 64 MiB", stored(right, length=MOST + 1)),
+        "frame": ("no zstd frame", stored(b"\0" + right[1:])),
+        "window": ("a frame with a window of 128 MiB", stored(wide)),
+        "two-frames": ("a second frame behind the first", stored(right + frame(b""))),
+        "behind-the-frame": ("a byte behind the frame", stored(right + b"\0")),
+        "frame-cut": ("a frame that the stored length cuts", stored(right[:-1])),
+        "frame-too-short": ("a frame of a byte less", stored(right, length=len(payload) + 1)),
+        "frame-too-long": ("a frame of a byte more", stored(right, length=len(payload) - 1)),
+        "length-beyond-the-file": (
+            "a stored length beyond the file, though the frame has its end",
+            stored(right, stored_length=1000),
+        ),
+        "digest": ("a payload without its digest", stored(right, digest=1)),
+        "digest-of-an-optional-record": (
+            "an optional record without its digest",
+            file(PLAIN, raw(77, b"abc", flags=OPTIONAL, digest=1), ONE),
+        ),
+    }
+
+
+def _broken_origins() -> dict[str, tuple[str, bytes]]:
+    def made(**fields: Any) -> bytes:
+        return file(origin(**fields), ONE)
+
+    def of(payload: bytes, **other: Any) -> bytes:
+        return file(raw(ORIGIN, payload, **other), ONE)
+
+    missing = {
+        f"origin-without-{key.replace('_', '-')}": (f"an origin without {key}", made(without=key))
+        for key in KEYS
+    }
+    plain = origin_payload()
+    size = (1 << 20) + 1
+    spaces = [block(1, 1 << 17, b" ", is_last=False)] * 7
+    rest = size - len(plain) - 7 * (1 << 17)
+    long = ZSTD + b"\xa0" + struct.pack("<I", size) + block(0, len(plain), plain, is_last=False)
+    long += b"".join(spaces) + block(1, rest, b" ")
+    return missing | {
+        "origin-length": (
+            "an origin of more than 1 MiB",
+            of(plain + b" " * (size - len(plain)), stored=long),
+        ),
+        "origin-encoding": ("an origin that is not UTF-8", of(plain[:-2] + b'"\xff":1}')),
+        "origin-json": ("an origin that is not JSON", of(plain[:-1])),
+        "origin-nan": ("an origin with NaN, which JSON lacks", of(plain[:-1] + b',"x":NaN}')),
+        "origin-array": ("an origin that is no object", of(b"[]")),
+        "origin-key-twice": ("an origin with a key twice", of(plain[:-1] + b',"name":"b"}')),
+        "origin-format": ("a format that is no text", made(format=5)),
+        "origin-name": ("a name that is no text", made(name=None)),
+        "origin-surrogate": (
+            "a name with half of a pair of surrogates",
+            of(plain.replace(b"chat", b"\\ud800")),
+        ),
+        "origin-model": ("a model that is no text", made(model=5)),
+        "origin-family": ("selections of a family that is none", made(family="ffn_up")),
+        "origin-unknown": ("`unknown` is no list", made(unknown="phases")),
+        "origin-unknown-word": ("`unknown` has a word that is none", made(unknown=["weather"])),
+        "origin-unknown-twice": ("`unknown` has a word twice", made(unknown=["phases"] * 2)),
+        "origin-token-count": ("a token count of 2^53", made(token_count=1 << 53)),
+        "origin-token-count-float": ("a token count with a point", made(token_count=1.0)),
+        "origin-expert-counts": ("`expert_counts` is no object", made(expert_counts=[4])),
+        "origin-no-layers": ("`expert_counts` has no layers", made(expert_counts={})),
+        "origin-layer": ("layer 65,536", made(expert_counts={"65536": 4})),
+        "origin-layer-zeros": ("layer 00", made(expert_counts={"00": 4, "3": 4})),
+        "origin-no-experts": ("a layer of 0 experts", made(expert_counts={"0": 4, "3": 0})),
+        "origin-many-experts": ("65,537 experts", made(expert_counts={"0": 65537, "3": 4})),
+        "origin-experts-used": ("0 experts used", made(experts_used=0)),
+    }
+
+
+def _broken_pieces() -> dict[str, tuple[str, bytes]]:
+    def made(kind: int, payload: bytes, *rows: tuple[int, int, Selections]) -> bytes:
+        return file(PLAIN, ONE, raw(kind, payload, [Token(*row) for row in rows]))
+
+    known = origin(**KNOWN)
+    return {
+        "tokens-head": ("tokens of 7 bytes", made(TOKENS, bytes(7))),
+        "tokens-length": (
+            "tokens a byte longer than their columns",
+            made(TOKENS, tokens_payload([SMALL]) + b"\0", SMALL),
+        ),
+        "tokens-none": ("tokens without any", made(TOKENS, tokens_payload([]))),
+        "tokens-empty": ("a token without selections", file(PLAIN, tokens(SMALL, (0, DECODE, [])))),
+        "tokens-sum": (
+            "selections of the tokens that do not add up to N",
+            made(TOKENS, struct.pack("<4IB", 1, 1, 0, 2, DECODE) + bytes(4), SMALL),
+        ),
+        "tokens-phase": ("phase 3", file(PLAIN, tokens((0, 3, [(0, 1)])))),
+        "requests-fall": (
+            "requests that fall within a record",
+            file(PLAIN, tokens((1, DECODE, [(0, 1)]), SMALL)),
+        ),
+        "requests-fall-between-records": (
+            "requests that fall from one record to the next",
+            file(PLAIN, tokens((1, DECODE, [(0, 1)])), tokens(SMALL)),
+        ),
+        "expert-twice": (
+            "an expert twice in one layer of a token",
+            file(PLAIN, tokens((0, DECODE, [(0, 1), (3, 1), (0, 1)]))),
+        ),
+        "layer-unknown": (
+            "a layer that expert_counts lacks",
+            file(known, tokens((0, DECODE, [(1, 0)]))),
+        ),
+        "expert-unknown": (
+            "an expert beyond expert_counts",
+            file(known, tokens((0, DECODE, [(3, 2)]))),
+        ),
+        "counted-expert-unknown": (
+            "a counted expert beyond expert_counts",
+            file(known, counts(DECODE, (0, 4, 1))),
+        ),
+        "too-many-used": (
+            "three experts in a layer of a token, where two are used",
+            file(known, tokens((0, DECODE, [(0, 1), (0, 2), (0, 3)]))),
+        ),
+        "counts-length": (
+            "counts a byte shorter than their columns",
+            made(COUNTS, counts_payload(DECODE, [(0, 1, 1)])[:-1]),
+        ),
+        "counts-none": ("counts without any", made(COUNTS, counts_payload(DECODE, []))),
+        "counts-phase": ("counts of phase 3", file(PLAIN, counts(3, (0, 1, 1)))),
+        "counts-zero": ("a count of 0", file(PLAIN, counts(DECODE, (0, 1, 1), (0, 2, 0)))),
+        "counts-large": ("a count of 2^53", file(PLAIN, counts(DECODE, (0, 1, 1 << 53)))),
+    }
+
+
+def _broken_ends() -> dict[str, tuple[str, bytes]]:
+    records = [PLAIN, TWO]
+    like_one = tokens((0, DECODE, [(0, 1), (0, 2), (3, 1)]))
+    words = {
+        "records": "another number of records",
+        "tokens": "another number of tokens",
+        "selections": "another number of selections",
+        "chain": "another chain",
+    }
+    ends = {
+        f"end-{name}": (f"an end with {what}", file(*records, end=end_of(records, **{name: 9})))
+        for name, what in words.items()
+    }
+    return ends | {
+        "end-length": ("an end of 24 bytes", file(*records, end=record(END, bytes(24)))),
+        "record-exchanged": (
+            "a sound record in the place of another, which the chain tells",
+            file(PLAIN, ONE, end=end_of([PLAIN, like_one])),
+        ),
+    }
+
+
+def cases() -> dict[str, Case]:
+    """Return all files by their names."""
+    every = sound_cases() | cut_cases() | broken_cases()
+    return {f"{name}.moetrace": case for name, case in every.items()}
+
+
+def files() -> dict[str, bytes]:
+    """Return the bytes of all files in the folder, by name."""
+    made = {name: case.data for name, case in cases().items()}
+    verdicts = ",\n".join(json.dumps(case.facts(name)) for name, case in cases().items())
+    return made | {"verdicts.json": f"[\n{verdicts}\n]\n".encode()}
+
+
+def main() -> None:
+    """Write the folder anew."""
+    FOLDER.mkdir(exist_ok=True)
+    wanted = files()
+    for path in FOLDER.iterdir():
+        if path.name not in wanted:
+            path.unlink()
+    for name, data in wanted.items():
+        (FOLDER / name).write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The conformance files: they are what scripts make, and moepack gives them their verdicts."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from conformance import make_traces
+from moepack.errors import TraceError
+from moepack.trace.compressed import TraceStream, zstd
+from moepack.trace.file import CUT, FileReader
+from moepack.trace.formats import registry
+from moepack.trace.model import Counts, Items, Origin
+from moepack.trace.summary import TraceCounter
+from moepack.trace.validation import Checks
+
+TRACES = make_traces.FOLDER
+VERDICTS: list[dict[str, Any]] = json.loads((TRACES / "verdicts.json").read_text())
+
+
+REFUSALS = {
+    "empty": "no selections in it",
+    "header": "not a trace file, expected MOETRACE",
+    "magic": "not a trace file, expected MOETRACE",
+    "version": "of another version, expected 1, found 2",
+    "zeros": "byte 12: not zero",
+    "behind-the-end": "something stands behind the end",
+    "joined": "something stands behind the end",
+    "no-origin": "a record before any origin",
+    "optional-first": "a record before any origin",
+    "end-alone": "a record before any origin",
+    "unknown-kind": "a record of kind 77, which",
+    "kind-zero": "a record of kind 0, which",
+    "known-kind-optional": "a record of kind 2 cannot be optional",
+    "flags": "unknown flags, expected 0 or 1, found 3",
+    "no-selections": "no selections in it",
+    "stored-length": "stored length out of bounds",
+    "length": "record at byte 194: length out of bounds",
+    "frame": "damaged: Unable to decompress",
+    "window": "requires too much memory",
+    "two-frames": "something stands behind its frame",
+    "behind-the-frame": "something stands behind its frame",
+    "frame-cut": "its frame has no end",
+    "frame-too-short": "its frame has another length, expected 22, found 21",
+    "frame-too-long": "its frame has another length, expected 20, found more than 20",
+    "length-beyond-the-file": "damaged: its frame ends early",
+    "digest": "it does not have its digest",
+    "digest-of-an-optional-record": "it does not have its digest",
+    "origin-length": "the length of an origin out of bounds",
+    "origin-encoding": "not JSON: 'utf-8' codec",
+    "origin-json": "not JSON: Expecting",
+    "origin-nan": "not JSON: NaN",
+    "origin-array": "not a JSON object",
+    "origin-key-twice": '"name" stands there twice',
+    **{f"origin-without-{key.replace('_', '-')}": f'no "{key}"' for key in make_traces.KEYS},
+    "origin-format": '"format" is not text',
+    "origin-name": '"name" is not text, found None',
+    "origin-surrogate": r"""is not text, found '\ud800""",
+    "origin-model": '"model" is not text',
+    "origin-family": "of a family that is not known, expected ffn_exps, found ffn_up",
+    "origin-unknown": '"unknown" is not a list',
+    "origin-unknown-word": "not known, or one twice, found weather",
+    "origin-unknown-twice": "not known, or one twice, found phases",
+    "origin-token-count": '"token_count" out of bounds',
+    "origin-token-count-float": '"token_count" out of bounds',
+    "origin-expert-counts": '"expert_counts" has no layers, found [4]',
+    "origin-no-layers": '"expert_counts" has no layers, found {}',
+    "origin-layer": "has a layer that is none, expected 0 to 65535, found 65536",
+    "origin-layer-zeros": "has a layer that is none, expected 0 to 65535, found 00",
+    "origin-no-experts": '"expert_counts" of layer 3 out of bounds',
+    "origin-many-experts": '"expert_counts" of layer 0 out of bounds',
+    "origin-experts-used": '"experts_used" out of bounds',
+    "tokens-head": "too short",
+    "tokens-length": "the payload has another length, expected 21, found 22",
+    "tokens-none": "tokens without any",
+    "tokens-empty": "a token without selections",
+    "tokens-sum": "do not add up, expected 1, found 2",
+    "tokens-phase": "a phase that is none",
+    "requests-fall": "requests that fall",
+    "requests-fall-between-records": "requests that fall behind the record before",
+    "expert-twice": "an expert twice in one layer of a token",
+    "layer-unknown": "expected 0 experts in layer 1, found layer 1 expert 0",
+    "expert-unknown": "expected 2 experts in layer 3, found layer 3 expert 2",
+    "counted-expert-unknown": "expected 4 experts in layer 0, found layer 0 expert 4",
+    "too-many-used": "more experts in one layer of a token than the file says",
+    "counts-length": "the payload has another length, expected 20, found 19",
+    "counts-none": "counts without any",
+    "counts-phase": "a phase that is none",
+    "counts-zero": "a count out of bounds",
+    "counts-large": "a count out of bounds",
+    "end-records": "its record count is not that of the file",
+    "end-tokens": "its token count is not that of the file",
+    "end-selections": "its selection count is not that of the file",
+    "end-chain": "its chain is not that of the file",
+    "end-length": "the payload has another length, expected 32, found 24",
+    "record-exchanged": "its chain is not that of the file",
+}
+"""What moepack says of each broken file, so that none is refused for another reason."""
+
+
+def names(verdict: str) -> list[str]:
+    return [facts["file"] for facts in VERDICTS if facts["verdict"] == verdict]
+
+
+def test_the_files_are_what_the_script_makes() -> None:
+    made = make_traces.files()
+    assert {path.name: path.read_bytes() for path in TRACES.iterdir()} == made
+    assert sum(map(len, made.values())) < 100_000
+
+
+def test_there_are_files_of_all_kinds() -> None:
+    found = Counter(facts["verdict"] for facts in VERDICTS)
+    assert found.keys() == {"sound", "cut", "broken"}
+    assert all(facts["breaks"] for facts in VERDICTS if facts["verdict"] != "sound")
+    reasons = [facts["breaks"] for facts in VERDICTS if facts["breaks"]]
+    assert len(set(reasons)) == len(reasons)
+
+
+def test_the_frame_that_zstd_made_holds_what_it_says() -> None:
+    payload = make_traces.tokens_payload(make_traces.TWO.tokens)
+    assert zstd.decompress(make_traces.PACKED) == payload
+
+
+def facts_of(items: Items, name: str) -> dict[str, Any]:
+    """Say of what was read what the verdicts say."""
+    counter, chosen = TraceCounter(), Counter[tuple[int, int]]()
+    for item in items:
+        counter.add(item)
+        if isinstance(item, Origin):
+            continue
+        counts = item.counts if isinstance(item, Counts) else [1] * len(item.layer)
+        for layer, expert, count in zip(item.layer, item.expert, counts, strict=True):
+            chosen[int(layer), int(expert)] += int(count)
+    return {
+        "origins": len(counter.origins),
+        "requests": counter.totals.request_count,
+        "tokens": counter.totals.token_count,
+        "selections": counter.totals.selection_count,
+        "counted_selections": counter.totals.counted_selection_count,
+        "chosen": [[*pair, count] for pair, count in sorted(chosen.items())],
+    }
+
+
+def expected(name: str) -> dict[str, Any]:
+    facts = next(facts for facts in VERDICTS if facts["file"] == name)
+    return {key: facts[key] for key in facts if key not in ("file", "verdict", "breaks")}
+
+
+@pytest.mark.parametrize("name", names("sound"))
+def test_a_sound_trace_is_read(name: str) -> None:
+    path = str(TRACES / name)
+    checks = Checks(path)
+    assert facts_of(registry.read(path, checks), name) == expected(name)
+    assert not checks.warnings
+
+
+@pytest.mark.parametrize("name", names("cut"))
+def test_a_cut_trace_is_named_and_usable_up_to_there(name: str) -> None:
+    path = str(TRACES / name)
+    with pytest.raises(TraceError, match="the file has no end: it was cut, or is still being"):
+        list(registry.read(path, Checks(path)))
+    checks = Checks(path)
+    with TraceStream(path) as stream:
+        reader = FileReader(stream, checks)
+        assert facts_of(reader.items(), name) == expected(name)
+    assert not reader.is_whole
+    if expected(name)["tokens"]:
+        checks = Checks(path, lenient=True)
+        assert facts_of(registry.read(path, checks), name) == expected(name)
+        assert checks.warnings == {CUT: 1}
+
+
+@pytest.mark.parametrize("name", names("broken"))
+def test_a_broken_trace_is_refused(name: str) -> None:
+    path = str(TRACES / name)
+    with pytest.raises(TraceError) as caught:
+        list(registry.read(path, Checks(path), "moepack"))
+    assert "no end: it was cut" not in caught.value.problem
+    assert caught.value.path == path
+    assert REFUSALS[name.removeprefix("broken-").removesuffix(".moetrace")] in str(caught.value)
