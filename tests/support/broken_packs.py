@@ -23,6 +23,7 @@ from tests.support.pack_draft import (
     resized,
     section,
     set_rank,
+    shifted,
     stated,
     swapped_files,
     without,
@@ -354,7 +355,7 @@ RECORD_RULES = [
     Rule("a blob of 2^64-4096", record("blob", 0, length=(1 << 64) - 4096), "blob 0", PAST),
     Rule(
         "a blob unaligned",
-        record("blob", 0, offset=512, length=4096),
+        shifted("blob", 0, offset=1 / 8, length=-1),
         "blob 0",
         "offset not aligned",
     ),
@@ -391,7 +392,7 @@ RECORD_RULES = [
         for what, change in {
             "in another file": record("part", 0, file=1),
             "before its blob": record("part", 0, offset=0),
-            "behind its blob": moved("part", 3, offset=12288),
+            "behind its blob": shifted("part", 3, offset=3),
         }.items()
     ),
     Rule(
@@ -451,7 +452,7 @@ DENSE_RULES = [
             ("no file", {"file": 3}, "no such file"),
             ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
             ("at 2^64", {"offset": BIG}, "ends behind the end of dense.bin"),
-            ("unaligned", {"offset": 64}, "offset not aligned"),
+            ("unaligned", {"offset": 8}, "offset not aligned"),
             ("no shard", {"shard": 65536}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
         )
@@ -463,7 +464,7 @@ DENSE_RULES = [
             ("no file", {"file": 3}, "no such file"),
             ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
             ("of 2^64", {"length": BIG}, "ends behind the end of dense.bin"),
-            ("unaligned", {"offset": 64}, "offset not aligned"),
+            ("unaligned", {"offset": 8}, "offset not aligned"),
             ("no shard", {"shard": 65536}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
         )
@@ -540,16 +541,16 @@ def overlapping_blobs(draft: Draft) -> None:
 
 
 def uneven_file(draft: Draft) -> None:
-    draft.resize(1, draft.get("file", 1).length + 64)
+    draft.resize(1, draft.get("file", 1).length + 8)
     name = draft.path / draft.body["files"][1]["name"]
-    name.write_bytes(name.read_bytes() + bytes(64))
+    name.write_bytes(name.read_bytes() + bytes(8))
 
 
 # A reader relies on none of these; the verifier finds them. `place` is what its finding names.
 VERIFIERS_RULES = [
     Rule("blobs overlap", overlapping_blobs, "layer 0", "the blob overlaps another"),
-    Rule("parts overlap", moved("part", 1, offset=-4096), "layer 0", "overlaps the part before it"),
-    Rule("a weight unaligned", moved("part", 2, offset=512), "layer 0", "is not aligned to 4096"),
+    Rule("parts overlap", shifted("part", 1, offset=-1), "layer 0", "overlaps the part before it"),
+    Rule("a weight unaligned", shifted("part", 2, offset=1 / 8), "layer 0", "is not aligned to"),
     Rule("a file's end unaligned", uneven_file, "experts-00001.bin", "its length is not aligned"),
     Rule(
         "a rank twice",
