@@ -421,6 +421,12 @@ SLICE_RULES = [
         "no such record in slices",
     ),
     Rule("a shard beyond", own_tensors(shard=65536), "slices 0", "shard out of bounds"),
+    Rule(
+        "a slice at 2^63",
+        all_of(own_tensors(), record("slice", 0, shard_offset=1 << 63)),
+        "slices 0",
+        "shard_offset out of bounds",
+    ),
 ]
 TENSOR = "tensor 1 (blk.0.attn_norm.weight)"
 DENSE_RULES = [
@@ -533,11 +539,30 @@ SHARD_RULES = [
 """What only those find who put the shards together again."""
 
 
-def overlapping_blobs(draft: Draft) -> None:
-    """Put expert 1 where expert 0 lies, parts and all."""
-    draft.set("blob", 0, offset=draft.get("blob", 1).offset)
-    for number in range(3):
-        draft.set("part", number, offset=draft.get("part", 3 + number).offset)
+def shifted_weight(draft: Draft) -> None:
+    """Move the last part of expert 1, bytes and all, to where no weight may begin."""
+    step = draft.header.blob_alignment // 8
+    part = draft.get("part", 5)
+    path = draft.path / "experts-00000.bin"
+    data = bytearray(path.read_bytes())
+    held = data[part.offset : part.offset + part.stored_length]
+    data[part.offset : part.offset + len(held)] = bytes(len(held))
+    data[part.offset + step : part.offset + step + len(held)] = held
+    path.write_bytes(data)
+    draft.set("part", 5, offset=part.offset + step)
+
+
+def swapped_parts(draft: Draft) -> None:
+    """Let two parts of expert 1 change places, bytes and all."""
+    path = draft.path / "experts-00000.bin"
+    data = bytearray(path.read_bytes())
+    one, two = draft.get("part", 3), draft.get("part", 4)
+    length = one.stored_length
+    held = [bytes(data[part.offset : part.offset + length]) for part in (one, two)]
+    for number, part, moved_bytes in ((3, two, held[0]), (4, one, held[1])):
+        data[part.offset : part.offset + length] = moved_bytes
+        draft.set("part", number, offset=part.offset)
+    path.write_bytes(data)
 
 
 def uneven_file(draft: Draft) -> None:
@@ -548,9 +573,9 @@ def uneven_file(draft: Draft) -> None:
 
 # A reader relies on none of these; the verifier finds them. `place` is what its finding names.
 VERIFIERS_RULES = [
-    Rule("blobs overlap", overlapping_blobs, "layer 0", "the blob overlaps another"),
-    Rule("parts overlap", shifted("part", 1, offset=-1), "layer 0", "overlaps the part before it"),
-    Rule("a weight unaligned", shifted("part", 2, offset=1 / 8), "layer 0", "is not aligned to"),
+    Rule("blobs overlap", shifted("blob", 1, length=1), "layer 0", "the blob overlaps another"),
+    Rule("parts in another order", swapped_parts, "layer 0", "the part before it"),
+    Rule("a weight unaligned", shifted_weight, "layer 0", "is not aligned to"),
     Rule("a file's end unaligned", uneven_file, "experts-00001.bin", "its length is not aligned"),
     Rule(
         "a rank twice",
