@@ -1258,8 +1258,8 @@ static int moepack__is_shape(const uint64_t *axes, uint32_t count, uint32_t most
     return 1;
 }
 
-static moepack_code moepack__check_origin(const moepack_part_kind *k, moepack__place place,
-                                          moepack_error *error) {
+static moepack_code moepack__check_origin(const moepack_part_kind *k, uint32_t expert_count,
+                                          moepack__place place, moepack_error *error) {
     MOEPACK__RULE(k->shard < MOEPACK__MAX_SHARDS, place,
                   "shard: expected less than 65536, found %" PRIu32, k->shard);
     if (k->flags & MOEPACK_OWN_TENSORS)
@@ -1268,13 +1268,15 @@ static moepack_code moepack__check_origin(const moepack_part_kind *k, moepack__p
     else
         MOEPACK__RULE(k->stride && !k->first_slice, place,
                       "its origin needs a stride, and no first_slice");
-    MOEPACK__RULE(k->shard_offset <= MOEPACK__MAX_LENGTH, place,
-                  "shard_offset: expected up to 2^63 - 1, found %" PRIu64, k->shard_offset);
+    MOEPACK__RULE(k->shard_offset <= MOEPACK__MAX_LENGTH &&
+                      k->stride <= (MOEPACK__MAX_LENGTH - k->shard_offset) / expert_count,
+                  place, "shard_offset: expected slices that end below 2^63, found %" PRIu64,
+                  k->shard_offset);
     return MOEPACK_OK;
 }
 
-static moepack_code moepack__check_part_kind(const moepack_part_kind *k, moepack__place place,
-                                             moepack_error *error) {
+static moepack_code moepack__check_part_kind(const moepack_part_kind *k, uint32_t expert_count,
+                                             moepack__place place, moepack_error *error) {
     const uint64_t axes[2] = {k->ne0, k->ne1};
     moepack_code code = moepack__check_name(k->name, sizeof k->name, place, "name", error);
     if (code) return code;
@@ -1289,7 +1291,7 @@ static moepack_code moepack__check_part_kind(const moepack_part_kind *k, moepack
     MOEPACK__RULE(k->flags <= (MOEPACK_TYPE_INFERRED | MOEPACK_OWN_TENSORS), place,
                   "flags: expected bits 0 and 1 or none, found 0x%" PRIx32, k->flags);
     code = moepack__check_name(k->type_name, sizeof k->type_name, place, "type_name", error);
-    return code ? code : moepack__check_origin(k, place, error);
+    return code ? code : moepack__check_origin(k, expert_count, place, error);
 }
 
 static moepack_code moepack__check_part_kinds(const moepack *pack, uint32_t n,
@@ -1298,7 +1300,7 @@ static moepack_code moepack__check_part_kinds(const moepack *pack, uint32_t n,
     for (p = 0; p < family->parts_per_blob; p++) {
         const moepack_part_kind *kind = moepack_part_kind_at(pack, family, p);
         moepack_code code = moepack__check_part_kind(
-            kind, moepack__within("family", n, ": part", p, NULL), error);
+            kind, family->expert_count, moepack__within("family", n, ": part", p, NULL), error);
         if (code) return code;
         for (q = 0; q < p; q++)
             MOEPACK__RULE(strcmp(moepack_part_kind_at(pack, family, q)->name, kind->name) != 0,
@@ -1627,6 +1629,9 @@ static moepack_code moepack__check_blob(const moepack *pack, const moepack_blob_
                       r->file);
         return MOEPACK_OK;
     }
+    MOEPACK__RULE(r->file >= pack->files.count ||
+                      moepack_file_at(pack, r->file)->kind != MOEPACK_SHARD_FILE,
+                  moepack__at("blob", number), "a blob in a shard, file %" PRIu32, r->file);
     MOEPACK__RULE((r->offset & (alignment - 1)) == 0, moepack__at("blob", number),
                   "offset: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment,
                   r->offset);
@@ -1768,9 +1773,6 @@ moepack_code moepack_find_origin(const moepack *pack, const moepack_family *fami
     place = moepack__within("layer", family->layer, " expert", expert, k->name);
     if (k->flags & MOEPACK_OWN_TENSORS)
         return moepack__find_slice(pack, (uint64_t)k->first_slice + expert, place, origin, error);
-    MOEPACK__RULE(expert == 0 || k->stride <= (MOEPACK__MAX_LENGTH - k->shard_offset) / expert,
-                  place, "stride: expected an origin below 2^63, found %" PRIu64 " bytes an expert",
-                  k->stride);
     origin->shard = k->shard;
     origin->offset = k->shard_offset + k->stride * expert;
     return MOEPACK_OK;

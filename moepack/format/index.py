@@ -148,6 +148,9 @@ class Index:
         if record.shard >= records.MAX_SHARDS:
             most = f"< {records.MAX_SHARDS:,}"
             raise self._error(f"slices {number}", "shard out of bounds", most, record.shard)
+        if record.shard_offset > records.MAX_LENGTH:
+            most, found = f"<= {records.MAX_LENGTH:,}", f"{record.shard_offset:,}"
+            raise self._error(f"slices {number}", "shard_offset out of bounds", most, found)
         return record.shard, record.shard_offset
 
     def _read_header(self) -> records.Header:

@@ -23,6 +23,7 @@ from tests.support.pack_draft import (
     resized,
     section,
     set_rank,
+    shifted,
     stated,
     swapped_files,
     without,
@@ -354,7 +355,7 @@ RECORD_RULES = [
     Rule("a blob of 2^64-4096", record("blob", 0, length=(1 << 64) - 4096), "blob 0", PAST),
     Rule(
         "a blob unaligned",
-        record("blob", 0, offset=512, length=4096),
+        shifted("blob", 0, offset=1 / 8, length=-1),
         "blob 0",
         "offset not aligned",
     ),
@@ -391,7 +392,7 @@ RECORD_RULES = [
         for what, change in {
             "in another file": record("part", 0, file=1),
             "before its blob": record("part", 0, offset=0),
-            "behind its blob": moved("part", 3, offset=12288),
+            "behind its blob": shifted("part", 3, offset=3),
         }.items()
     ),
     Rule(
@@ -420,6 +421,12 @@ SLICE_RULES = [
         "no such record in slices",
     ),
     Rule("a shard beyond", own_tensors(shard=65536), "slices 0", "shard out of bounds"),
+    Rule(
+        "a slice at 2^63",
+        all_of(own_tensors(), record("slice", 0, shard_offset=1 << 63)),
+        "slices 0",
+        "shard_offset out of bounds",
+    ),
 ]
 TENSOR = "tensor 1 (blk.0.attn_norm.weight)"
 DENSE_RULES = [
@@ -451,7 +458,7 @@ DENSE_RULES = [
             ("no file", {"file": 3}, "no such file"),
             ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
             ("at 2^64", {"offset": BIG}, "ends behind the end of dense.bin"),
-            ("unaligned", {"offset": 64}, "offset not aligned"),
+            ("unaligned", {"offset": 8}, "offset not aligned"),
             ("no shard", {"shard": 65536}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
         )
@@ -463,7 +470,7 @@ DENSE_RULES = [
             ("no file", {"file": 3}, "no such file"),
             ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
             ("of 2^64", {"length": BIG}, "ends behind the end of dense.bin"),
-            ("unaligned", {"offset": 64}, "offset not aligned"),
+            ("unaligned", {"offset": 8}, "offset not aligned"),
             ("no shard", {"shard": 65536}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
         )
@@ -532,24 +539,43 @@ SHARD_RULES = [
 """What only those find who put the shards together again."""
 
 
-def overlapping_blobs(draft: Draft) -> None:
-    """Put expert 1 where expert 0 lies, parts and all."""
-    draft.set("blob", 0, offset=draft.get("blob", 1).offset)
-    for number in range(3):
-        draft.set("part", number, offset=draft.get("part", 3 + number).offset)
+def shifted_weight(draft: Draft) -> None:
+    """Move the last part of expert 1, bytes and all, to where no weight may begin."""
+    step = draft.header.blob_alignment // 8
+    part = draft.get("part", 5)
+    path = draft.path / "experts-00000.bin"
+    data = bytearray(path.read_bytes())
+    held = data[part.offset : part.offset + part.stored_length]
+    data[part.offset : part.offset + len(held)] = bytes(len(held))
+    data[part.offset + step : part.offset + step + len(held)] = held
+    path.write_bytes(data)
+    draft.set("part", 5, offset=part.offset + step)
+
+
+def swapped_parts(draft: Draft) -> None:
+    """Let two parts of expert 1 change places, bytes and all."""
+    path = draft.path / "experts-00000.bin"
+    data = bytearray(path.read_bytes())
+    one, two = draft.get("part", 3), draft.get("part", 4)
+    length = one.stored_length
+    held = [bytes(data[part.offset : part.offset + length]) for part in (one, two)]
+    for number, part, moved_bytes in ((3, two, held[0]), (4, one, held[1])):
+        data[part.offset : part.offset + length] = moved_bytes
+        draft.set("part", number, offset=part.offset)
+    path.write_bytes(data)
 
 
 def uneven_file(draft: Draft) -> None:
-    draft.resize(1, draft.get("file", 1).length + 64)
+    draft.resize(1, draft.get("file", 1).length + 8)
     name = draft.path / draft.body["files"][1]["name"]
-    name.write_bytes(name.read_bytes() + bytes(64))
+    name.write_bytes(name.read_bytes() + bytes(8))
 
 
 # A reader relies on none of these; the verifier finds them. `place` is what its finding names.
 VERIFIERS_RULES = [
-    Rule("blobs overlap", overlapping_blobs, "layer 0", "the blob overlaps another"),
-    Rule("parts overlap", moved("part", 1, offset=-4096), "layer 0", "overlaps the part before it"),
-    Rule("a weight unaligned", moved("part", 2, offset=512), "layer 0", "is not aligned to 4096"),
+    Rule("blobs overlap", shifted("blob", 1, length=1), "layer 0", "the blob overlaps another"),
+    Rule("parts in another order", swapped_parts, "layer 0", "the part before it"),
+    Rule("a weight unaligned", shifted_weight, "layer 0", "is not aligned to"),
     Rule("a file's end unaligned", uneven_file, "experts-00001.bin", "its length is not aligned"),
     Rule(
         "a rank twice",

@@ -59,10 +59,14 @@ class Piece(NamedTuple):
 
 
 class Draft:
-    """A pack whose index and manifest a test changes; `save` makes all digests right again."""
+    """A pack whose index and manifest a test changes; `save` makes all digests right again.
 
-    def __init__(self, path: Path) -> None:
+    A `compact` manifest has a line for each key and no more.
+    """
+
+    def __init__(self, path: Path, *, compact: bool = False) -> None:
         self.path = path
+        self.compact = compact
         self.index = bytearray((path / "index.bin").read_bytes())
         self.body: dict[str, Any] = json.loads((path / "manifest.json").read_bytes())
 
@@ -169,7 +173,11 @@ class Draft:
     def save_manifest(self) -> None:
         """Write the manifest, with its own digest made right."""
         self.body.pop("manifest_digest", None)
-        (self.path / "manifest.json").write_bytes(sealed(json.dumps(self.body, indent=2)))
+        text = json.dumps(self.body, indent=2)
+        if self.compact:
+            lines = (f"  {json.dumps(key)}: {json.dumps(held)}" for key, held in self.body.items())
+            text = "{\n" + ",\n".join(lines) + "\n}"
+        (self.path / "manifest.json").write_bytes(sealed(text))
 
 
 def _aligned(length: int) -> int:
@@ -213,6 +221,17 @@ def moved(kind: str, number: int, /, **steps: int) -> Change:
     def change(draft: Draft) -> None:
         held = draft.get(kind, number)
         draft.set(kind, number, **{name: getattr(held, name) + n for name, n in steps.items()})
+
+    return change
+
+
+def shifted(kind: str, number: int, /, **multiples: float) -> Change:
+    """Add multiples of the blobs' alignment to fields of a record."""
+
+    def change(draft: Draft) -> None:
+        alignment = draft.header.blob_alignment
+        steps = {name: int(times * alignment) for name, times in multiples.items()}
+        moved(kind, number, **steps)(draft)
 
     return change
 

@@ -1,0 +1,199 @@
+"""Every rule of manifest.json, broken alone: which value breaks it, and what a reader says."""
+
+from typing import Any, NamedTuple
+
+from tests.support.broken_packs import BAD_NAMES
+
+MISSING = object()
+
+
+class Entry(NamedTuple):
+    """A value in the manifest that breaks a rule, and what the error must hold."""
+
+    name: str
+    path: tuple[Any, ...]
+    value: Any
+    words: str
+
+
+Keys = dict[tuple[Any, ...], str]
+
+KEYS: Keys = {
+    ("tool",): "a text",
+    ("source",): "an object",
+    ("source", "architecture"): "a text",
+    ("source", "experts_used"): "an object",
+    ("source", "mtp_layers"): "a list",
+    ("source", "shards"): "a list",
+    ("source", "shards", 0, "name"): "a text",
+    ("source", "shards", 0, "length"): "a whole number",
+    ("source", "shards", 0, "header_length"): "a whole number",
+    ("source", "shards", 0, "header_sha256"): "a text",
+    ("layout",): "an object",
+    ("index",): "an object",
+    ("index", "name"): "a text",
+    ("index", "length"): "a whole number",
+    ("index", "digest"): "a text",
+    ("files",): "a list",
+    ("files", 0, "name"): "a text",
+    ("files", 0, "length"): "a whole number",
+    ("whole",): "true or false",
+}
+NULLABLE: Keys = {
+    ("hotness",): "an object",
+    ("layers",): "a list",
+    ("source", "name"): "a text",
+    ("source", "context_length"): "a whole number",
+    ("source", "shards", 0, "sha256"): "a text",
+}
+OTHER_KINDS: dict[str, Any] = {
+    "a text": 5,
+    "an object": [],
+    "a list": "[]",
+    "a whole number": 1.0,
+    "true or false": 1,
+}
+WRONG = "wrong kind of value"
+NO_DIGESTS = {
+    "in capitals": "xxh3:" + "A" * 16,
+    "too short": "xxh3:00",
+    "with more": "xxh3:" + "0" * 16 + "\n",
+    "of another kind": "sha256:00",
+}
+
+
+def written(path: tuple[Any, ...]) -> str:
+    """Write the path of a value as messages do."""
+    out = ""
+    for key in path:
+        out += f"[{key}]" if isinstance(key, int) else f".{key}"
+    return out[1:]
+
+
+def entry(name: str, path: tuple[Any, ...], value: Any, problem: str) -> Entry:
+    """Return an entry whose message names the value itself."""
+    return Entry(name, path, value, f"{written(path)}: {problem}")
+
+
+SHARD = ("source", "shards", 0)
+BAD_COUNTS: list[Any] = ["2", -1, None, 1.5, True, {}, ["2"], [-1], [1 << 63]]
+BAD_ENTRIES = [
+    *(
+        entry(f"{written(path)} is missing", path, MISSING, "missing")
+        for path in (*KEYS, *NULLABLE)
+    ),
+    *(
+        entry(f"{written(path)}: not {kind}", path, OTHER_KINDS[kind], f"{WRONG}, expected {kind}")
+        for path, kind in (KEYS | NULLABLE).items()
+    ),
+    *(entry(f"{written(path)} is null", path, None, f"{WRONG}, ") for path in KEYS),
+    *(
+        entry(f"{written(path)} is true", path, True, f"{WRONG}, ")
+        for path in (*KEYS, *NULLABLE)
+        if path != ("whole",)
+    ),
+    entry("another format", ("format",), "gguf", "not a moepack manifest"),
+    entry("no format", ("format",), MISSING, "not a moepack manifest"),
+    entry("a format of two lines", ("format",), "a\nb", "not a moepack manifest"),
+    *(
+        entry(f"version {value}", ("format_version",), value, "unknown format version")
+        for value in (0, 2, 1.0, True, "1", "1\n2", None)
+    ),
+    *(
+        entry(f"layers of {value}", ("layers",), value, WRONG)
+        for value in (["0"], [True], [-1], [0.0], [1 << 63], [None], ["x" * 5000])
+    ),
+    *(
+        entry(f"MTP layers of {value}", ("source", "mtp_layers"), value, WRONG)
+        for value in (["0"], [-1], [None])
+    ),
+    *(
+        entry(f"experts used: {value}", ("source", "experts_used", "ffn_exps"), value, WRONG)
+        for value in BAD_COUNTS
+    ),
+    *(
+        entry(f"a context of {value}", ("source", "context_length"), value, "out of bounds")
+        for value in (-1, 1 << 63)
+    ),
+    entry("no shards", ("source", "shards"), [], "out of bounds"),
+    entry("a shard as text", SHARD, "m.gguf", WRONG),
+    *(
+        entry(f"a shard named {name!r}", (*SHARD, "name"), name, "not the name of a file")
+        for name in ("", ".", "..", "a/b", "/a", "a\0b", "\ud800", "x" * 256, "ä" * 128)
+    ),
+    *(
+        entry(f"a shard of {n} bytes", (*SHARD, "length"), n, "out of bounds")
+        for n in (-1, 0, 1 << 63)
+    ),
+    *(
+        entry(f"a header of {n} bytes", (*SHARD, "header_length"), n, "out of bounds")
+        for n in (-1, 0, 1 << 40)
+    ),
+    *(
+        entry(f"a {key} {what}", (*SHARD, key), value, "not a SHA-256")
+        for key in ("header_sha256", "sha256")
+        for what, value in {
+            "in capitals": "A" * 64,
+            "too short": "a" * 63,
+            "too long": "a" * 65,
+            "with a line's end": "a" * 64 + "\n",
+            "of nothing": "",
+        }.items()
+    ),
+    entry("a file as text", ("files", 0), "experts-00000.bin", WRONG),
+    *(
+        entry(f"a file name {what}", ("files", 1, "name"), name, "not a plain file name")
+        for what, name in {
+            **BAD_NAMES,
+            **{"without letters": "", "with NUL": "a\0b", "with half a letter": "\ud800"},
+            **{"of 256 letters": "x" * 256, "in other letters": "\u00e4"},
+        }.items()
+    ),
+    *(
+        entry(f"{written(path)} of {str(n)[:20]}", path, n, "out of bounds")
+        for path in (("files", 0, "length"), ("index", "length"))
+        for n in (-1, 0, 1 << 63, 10**300)
+    ),
+    *(
+        entry(f"a digest {what}", ("index", "digest"), text, "not a digest")
+        for what, text in NO_DIGESTS.items()
+    ),
+    entry("an index by another name", ("index", "name"), "other.bin", "not its name"),
+    entry("an index upwards", ("index", "name"), "../index.bin", "not its name"),
+    entry("pages as a list", ("index", "pages"), [], f"{WRONG}, expected an object"),
+    entry("pages without a length", ("index", "pages", "length"), MISSING, "missing"),
+    *(
+        entry(f"pages of {n}", ("index", "pages", "length"), n, problem)
+        for n, problem in ((4096, "out of bounds"), ("65536", WRONG))
+    ),
+    entry("pages without digests", ("index", "pages", "digests"), MISSING, "missing"),
+    entry("a page too few", ("index", "pages", "digests"), [], "not one for each page"),
+    *(
+        entry(f"a page's digest {what}", ("index", "pages", "digests"), [text], "not digests")
+        for what, text in NO_DIGESTS.items()
+    ),
+    entry("a page's digest as a number", ("index", "pages", "digests"), [5], "not digests"),
+    entry("pages of a length with a point", ("index", "pages", "length"), 65536.0, WRONG),
+    Entry("an index of another length", ("index", "length"), 65, "is not as long as the manifest"),
+    Entry("an index of another digest", ("index", "digest"), "xxh3:" + "0" * 16, "stored digest"),
+    *(
+        Entry(name, path, value, "files: index and manifest list other files")
+        for name, path, value in (
+            ("a file that is missing", ("files", 2), MISSING),
+            ("another file length", ("files", 1, "length"), 4096),
+            ("another file name", ("files", 1, "name"), "other.bin"),
+        )
+    ),
+]
+
+
+def change(body: dict[str, Any], entry: Entry) -> None:
+    """Change a manifest, and make sure that something changed."""
+    *parents, last = entry.path
+    holder: Any = body
+    for key in parents:
+        holder = holder[key]
+    assert holder[last] != entry.value or type(holder[last]) is not type(entry.value)
+    holder[last] = entry.value
+    if entry.value is MISSING:
+        del holder[last]

@@ -1,0 +1,197 @@
+"""The conformance packs: they are what the script makes, and moepack gives them their verdicts."""
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from conformance import make_packs
+from moepack import digest
+from moepack.errors import PackError
+from moepack.reading.pack import Pack
+from moepack.reading.shard_map import map_shards
+
+PACKS = make_packs.FOLDER
+VERDICTS: list[dict[str, Any]] = json.loads((PACKS / "verdicts.json").read_text())
+SOUND = [told for told in VERDICTS if told["verdict"] == "sound"]
+OPENING, USE, VERIFICATION = (
+    [told for told in VERDICTS if told["verdict"] == verdict]
+    for verdict in (make_packs.OPENING, make_packs.USE, make_packs.VERIFICATION)
+)
+
+
+def name_of(told: dict[str, Any]) -> str:
+    return str(told["pack"])
+
+
+def test_the_packs_are_what_the_script_makes(tmp_path: Path) -> None:
+    make_packs.make(tmp_path)
+    assert contents(tmp_path) == contents(PACKS)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of all files in a folder, at any depth."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_there_are_packs_of_all_kinds_and_they_are_small() -> None:
+    assert len({told["about"] for told in SOUND}) == len(SOUND) >= 15
+    asked_for = Counter(told["asked_for"] for told in USE)
+    assert asked_for.keys() == {"experts", "origins", "dense", "restoring"}
+    assert len(OPENING) > 80
+    assert len(VERIFICATION) >= 8
+    assert sum(map(len, contents(PACKS).values())) < 1_300_000
+    folders = {path.name for path in PACKS.iterdir() if path.is_dir()}
+    assert folders == {told["pack"] for told in VERDICTS}
+
+
+# Sound ones.
+
+
+@pytest.mark.parametrize("told", SOUND, ids=name_of)
+def test_every_expert_is_where_it_should_be_and_reads_right(told: dict[str, Any]) -> None:
+    path = PACKS / told["pack"]
+    with moepack.open(path) as pack, pack.reader(check="always") as reader:
+        assert pack.manifest.is_whole == told["whole"]
+        assert sum(map(pack_count(pack), pack.layers)) == len(told["experts"])
+        for expert in told["experts"]:
+            at = (expert["layer"], expert["expert"])
+            family = expert["family"]
+            hotness = pack.hotness(*at, family=family)
+            assert (hotness.rank, hotness.hotness) == (expert["rank"], expert["hotness"])
+            if expert["blob_length"]:
+                assert pack.locate(*at, family=family).length == expert["blob_length"]
+            (held,) = reader.read_many([at], family=family)
+            for name, file, offset, length, known, is_known in expert["parts"]:
+                where = pack.locate(*at, name, family=family)
+                assert (where.path.name, where.offset, where.length) == (file, offset, length)
+                assert where.digest == (digest.from_text(known) if is_known else None)
+                assert digest.to_text(digest.of(held.part(name))) == known
+            held.release()
+
+
+def pack_count(pack: Pack) -> Any:
+    """Return what counts the experts of all families in a layer."""
+    return lambda layer: sum(
+        pack.expert_count(layer, family=family) for family in pack.families(layer)
+    )
+
+
+@pytest.mark.parametrize("told", SOUND, ids=name_of)
+def test_the_dense_part_is_where_it_should_be(told: dict[str, Any]) -> None:
+    with moepack.open(PACKS / told["pack"]) as pack, pack.reader(check="always") as reader:
+        held = {tensor.name: tensor for tensor in pack.dense()}
+        assert list(held) == [tensor[0] for tensor in told["dense"]]
+        for name, file, offset, length, known in told["dense"]:
+            tensor = held[name]
+            assert (tensor.path.name, tensor.offset, tensor.length) == (file, offset, length)
+            with reader.read_dense(name) as data:
+                assert digest.to_text(digest.of(data)) == known
+
+
+@pytest.mark.parametrize("told", SOUND, ids=name_of)
+def test_the_shards_are_put_together_again(told: dict[str, Any]) -> None:
+    with moepack.open(PACKS / told["pack"]) as pack:
+        if not told["whole"]:
+            with pytest.raises(PackError, match="not a whole pack"):
+                map_shards(pack)
+            return
+        assert restored(pack) == [tuple(shard) for shard in told["shards"]]
+
+
+def restored(pack: Pack) -> list[tuple[str, int, str]]:
+    """Put the shards together; return name, length and SHA-256 of each."""
+    shards = []
+    for shard in map_shards(pack):
+        data = bytearray(shard.length)
+        for piece in shard.pieces:
+            file = pack.file_paths[piece.file].read_bytes()
+            held = file[piece.offset : piece.offset + piece.length]
+            if piece.digest is not None and digest.of(held) != piece.digest:
+                raise PackError("damaged", path=pack.file_paths[piece.file], place=piece.label)
+            data[piece.shard_offset : piece.end] = held
+        shards.append((shard.name, shard.length, hashlib.sha256(data).hexdigest()))
+    return shards
+
+
+@pytest.mark.parametrize("told", SOUND, ids=name_of)
+def test_the_verifier_finds_nothing_in_a_sound_pack(told: dict[str, Any]) -> None:
+    assert moepack.verify(PACKS / told["pack"], threads=1).findings == ()
+
+
+# Broken ones.
+
+
+@pytest.mark.parametrize("told", OPENING, ids=name_of)
+def test_a_reader_refuses_it_at_opening(told: dict[str, Any]) -> None:
+    with pytest.raises(PackError):
+        moepack.open(PACKS / told["pack"])
+
+
+@pytest.mark.parametrize("told", USE, ids=name_of)
+def test_a_reader_opens_it_and_refuses_what_is_asked_for(told: dict[str, Any]) -> None:
+    """And nothing that comes before it."""
+    with moepack.open(PACKS / told["pack"]) as pack:
+        for asked_for, ask in ASK.items():
+            if asked_for == told["asked_for"]:
+                with pytest.raises(PackError):
+                    ask(pack)
+                return
+            if (asked_for, told["asked_for"]) != ("experts", "dense"):
+                ask(pack)
+
+
+@pytest.mark.parametrize("told", VERIFICATION, ids=name_of)
+def test_only_verification_finds_it(told: dict[str, Any]) -> None:
+    with moepack.open(PACKS / told["pack"]) as pack:
+        for ask in ASK.values():
+            ask(pack)
+
+
+@pytest.mark.parametrize("told", [*OPENING, *USE, *VERIFICATION], ids=name_of)
+def test_the_verifier_passes_no_broken_pack(told: dict[str, Any]) -> None:
+    assert not passes(PACKS / told["pack"])
+
+
+def passes(path: Path) -> bool:
+    try:
+        return moepack.verify(path, threads=1).passed
+    except PackError:
+        return False
+
+
+def ask_for_experts(pack: Pack) -> None:
+    with pack.reader(check="always") as reader:
+        for layer in pack.layers:
+            for family in pack.families(layer):
+                for expert in range(pack.expert_count(layer, family=family)):
+                    reader.read(layer, expert, family=family).release()
+                    for kind in pack.parts(layer, family=family):
+                        pack.locate(layer, expert, kind.name)
+    pack.hottest(1 << 62)
+
+
+def ask_for_origins(pack: Pack) -> None:
+    for family in pack.index.families:
+        for kind in family.part_kinds:
+            for expert in range(family.expert_count):
+                pack.index.origin(family, kind, expert)
+
+
+def ask_for_dense(pack: Pack) -> None:
+    with pack.reader(check="always") as reader:
+        for tensor in pack.dense():
+            reader.read_dense(tensor.name).release()
+
+
+ASK = {
+    "experts": ask_for_experts,
+    "origins": ask_for_origins,
+    "dense": ask_for_dense,
+    "restoring": restored,
+}
