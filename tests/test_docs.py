@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import click
 import pytest
 
 import moepack
+from moepack import digest
 from moepack.cli import main
 from moepack.packing import layout
 from moepack.trace.formats import registry
