@@ -19,6 +19,7 @@ from moepack.source import experts, ggml_types
 from moepack.source.dense import find_dense
 from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart, Stacked
 from moepack.source.shards import Source, open_source
+from moepack.verifying import extents, scan
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import F32, moe, split, write_shards
 from tests.support.index_edit import IndexEdit
@@ -373,6 +374,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(params=["usual", "small"])
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files be read as they are, or in small runs of smaller pieces, as large ones are."""
+    if request.param == "small":
+        monkeypatch.setattr(scan, "PIECE_LENGTH", 10)
+        monkeypatch.setattr(extents, "RUN_LENGTH", 100)
+
+
+@pytest.mark.usefixtures("pieces")
 def test_every_flipped_bit_of_a_pack_is_found(small: Path, tmp_path: Path) -> None:
     """Of parts, tensors, headers and padding, of the index and of the manifest."""
     pack = Path(shutil.copytree(small / "pack", tmp_path / "pack"))
@@ -401,6 +411,7 @@ def test_every_flipped_bit_of_a_pack_is_found(small: Path, tmp_path: Path) -> No
     assert verify(pack).passed
 
 
+@pytest.mark.usefixtures("pieces")
 def test_every_flipped_bit_of_the_source_is_found(small: Path, tmp_path: Path) -> None:
     """Of expert tensors, dense tensors, headers, and padding, whether it was zero or not."""
     model = Path(shutil.copytree(small / "model", tmp_path / "model"))
