@@ -51,8 +51,11 @@ def mount(pack_path: str, target: str, as_json: bool) -> None:
     from moepack.mounting.mount import MountFacts
     from moepack.report import pack_text
 
+    context = click.get_current_context()
+
     def started(facts: MountFacts) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it, but the files are there
+        # Nobody may read it, but the files are there; and click knows no other thread.
+        with contextlib.suppress(OSError), context.scope(cleanup=False):
             show(facts, as_json, pack_text.mounted)
             sys.stdout.flush()
 

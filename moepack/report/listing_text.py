@@ -11,6 +11,8 @@ from pathlib import Path
 from moepack.errors import short
 from moepack.report.listing import BlobRow, Row, TensorRow
 from moepack.report.text import UNKNOWN
+from moepack.shape import ROUTED_FAMILY
+from moepack.sizes import size_text
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
@@ -22,17 +24,18 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _blob_line(row: BlobRow) -> str:
+    family = "" if row.family == ROUTED_FAMILY else f"  {row.family}"
     return (
-        f"{row.layer:>5} {row.expert:>6} {row.family:<12} {row.rank:>9,} {_known(row.hotness):>12} "
-        f"{_known(row.offset):>17} {row.length:>13,}  {_file(row.path)}\n"
+        f"{row.layer:>5} {row.expert:>6} {row.rank:>9,} {_known(row.hotness):>11} "
+        f"{_known(row.offset):>15} {size_text(row.length):>10}  {_file(row.path)}{family}\n"
     )
 
 
 def _tensor_line(row: TensorRow) -> str:
-    shape = " x ".join(map(str, row.shape)) or "one value"
+    shape = "x".join(map(str, row.shape)) or "one value"
     return (
-        f"{_known(row.layer):>5} {short(row.name):<34} {row.type:<8} {shape:<18} "
-        f"{row.offset:>17,} {row.length:>13,}  {_file(row.path)}\n"
+        f"{short(row.name):<26} {row.type:<6} {row.offset:>15,} {size_text(row.length):>10}  "
+        f"{_file(row.path)}  {shape}\n"
     )
 
 
@@ -45,10 +48,9 @@ def _file(path: Path | None) -> str:
 
 
 _HEADINGS = {
-    "blob": f"{'layer':>5} {'expert':>6} {'family':<12} {'rank':>9} {'hotness':>12} "
-    f"{'offset':>17} {'length':>13}  file\n",
-    "tensor": f"{'layer':>5} {'tensor':<34} {'type':<8} {'shape':<18} "
-    f"{'offset':>17} {'length':>13}  file\n",
+    "blob": f"{'layer':>5} {'expert':>6} {'rank':>9} {'hotness':>11} "
+    f"{'offset':>15} {'length':>10}  file\n",
+    "tensor": f"{'tensor':<26} {'type':<6} {'offset':>15} {'length':>10}  file  shape\n",
 }
 _LINES: dict[str, Callable[..., str]] = {"blob": _blob_line, "tensor": _tensor_line}
 
