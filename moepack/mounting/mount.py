@@ -57,8 +57,10 @@ def mount(
 
     Nothing is stored, and no digest is compared. Returns when it was unmounted: by the command, or
     by SIGINT, SIGTERM or SIGHUP, which libfuse handles meanwhile; so call it in the main thread of
-    a process that does nothing else. `started` is called once it is mounted and must not look at
-    the files, which wait for it; `failed` with what could not be read, once for each part or
+    a process that does nothing else.
+
+    `started` is called once it is mounted, and must not look at the files, which wait for it; what
+    it raises ends the mount. `failed` is called with what could not be read, once for each part or
     tensor: its reader gets EIO. Both are called from other threads.
 
     Raises RequestError for a folder that will not do, PackError where the pack is not whole, and
@@ -73,13 +75,35 @@ def mount(
         with Inputs(files, PackError) as inputs:
             _check_lengths(opened, inputs)
             facts = _facts(os.fspath(target), folder, shards)
+            start = _Start(facts, started or _nothing)
             system = FileSystem(
                 [ShardView(shard, inputs) for shard in shards],
                 time_ns=os.stat(opened.path / manifest.NAME).st_mtime_ns,
-                started=(lambda: started(facts)) if started else _nothing,
+                started=start,
                 failed=failed or _nothing,
             )
             _serve(serve, system, folder)
+        if start.error is not None:
+            raise start.error
+
+
+class _Start:
+    """Tells the caller that it is mounted; what he raises ends the mount.
+
+    libfuse could not pass it on: it would wait for the next request instead.
+    """
+
+    def __init__(self, facts: MountFacts, started: Callable[[MountFacts], None]) -> None:
+        self._facts = facts
+        self._started = started
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        try:
+            self._started(self._facts)
+        except BaseException as error:
+            self.error = error
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _nothing(*_: object) -> None:

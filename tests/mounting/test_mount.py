@@ -183,6 +183,15 @@ def test_it_serves_when_nobody_reads_what_it_says(packs: dict[str, Path], folder
 
 
 @needs_fuse
+def test_what_the_caller_raises_ends_the_mount(packs: dict[str, Path], folder: Path) -> None:
+    code = "import sys, moepack; moepack.mount(*sys.argv[1:], started=lambda facts: 1 / 0)"
+    command = [sys.executable, "-c", code, str(packs["qwen3moe"]), str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (run.returncode, "ZeroDivisionError" in run.stderr) == (1, True)
+    assert not os.path.ismount(folder)
+
+
+@needs_fuse
 @pytest.mark.parametrize(
     ("at", "word"),
     [
