@@ -23,11 +23,12 @@ fail() {
 run "moepack pack $model --hotness fixtures/qwen3moe-hotness.csv -o build/demo/qwen3.moepack"
 run "moepack verify build/demo/qwen3.moepack --source $model"
 run "moepack locate build/demo/qwen3.moepack --layer 1 --expert 3"
-run "moepack extract build/demo/qwen3.moepack --layer 1 --expert 3 --part up -o build/demo/up.bin"
+run "moepack restore build/demo/qwen3.moepack -o build/demo/shards"
+run "for shard in build/demo/shards/*; do cmp \$shard fixtures/\${shard##*/} || exit; done"
 run "printf X | dd of=build/demo/qwen3.moepack/experts-00001.bin bs=1 seek=372740 conv=notrunc status=none"
 run "moepack verify build/demo/qwen3.moepack" 5
 # What is left behind is a sound pack, to try other commands on.
 rm -r build/demo/qwen3.moepack
 moepack pack "$model" --hotness fixtures/qwen3moe-hotness.csv -o build/demo/qwen3.moepack -q \
     || fail "could not pack once more"
-printf '%s\n' '# Everything went as expected: packed, verified, read one part, and found the byte that was changed.'
+printf '%s\n' '# Everything went as expected: packed, verified, restored, and found the byte that was changed.'
