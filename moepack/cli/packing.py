@@ -42,9 +42,7 @@ _hotness_option = click.option(
 )
 
 
-def _directory_option(
-    help_text: str, *, required: bool = True
-) -> Callable[[Command], Command]:
+def _directory_option(help_text: str, *, required: bool = True) -> Callable[[Command], Command]:
     return click.option(
         "-o",
         "--output",
