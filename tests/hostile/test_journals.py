@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from moepack.errors import MachineError, MoepackError, RequestError
-from moepack.packing import journal, packer
+from moepack.packing import journal, line_log, packer
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import F32, moe
 from tests.support.hostile_input import (
@@ -113,9 +113,9 @@ def test_a_line_of_the_journal_that_makes_no_sense_is_not_trusted(
     """The lines are written by the journal itself: well formed, whatever they say."""
     lines = journal_of(interrupted).decode().splitlines()
     first, second, *others = (json.JSONDecoder().raw_decode(line)[0] for line in lines)
-    held = journal.open_journal(tmp_path / "pack.journal")
+    held = line_log.open_log(tmp_path / "pack.journal")
     for line in (first, change(second), *others):
-        held._log.append(line)
+        held.append(line)
     held.close()
     resume(interrupted, tmp_path / "pack", (tmp_path / "pack.journal").read_bytes())
 
@@ -125,7 +125,7 @@ def test_a_journal_of_gigabytes_costs_nothing(tmp_path: Path) -> None:
     for start in (b"", b"{}\n", b"[" * 1000):
         path.write_bytes(start)
         os.truncate(path, 4 << 30)
-        call = ("from moepack.packing import journal; from pathlib import Path", _RESUME)
+        call = ("from moepack.packing import journal, line_log; from pathlib import Path", _RESUME)
         assert_cheap(call, path)
 
 
