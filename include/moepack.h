@@ -333,7 +333,7 @@ moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_f
 moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *tensor,
                                moepack_error *error);
 
-/* The same, by name. It looks through them all, so for many go by their numbers.
+/* The same, by name, which no two may have. It looks through them all: for many, go by numbers.
  * Errors: NO_SUCH, DAMAGED. */
 moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_tensor *tensor,
                                  moepack_error *error);
@@ -1115,7 +1115,7 @@ static moepack_code moepack__check_needed(moepack *pack, moepack_error *error) {
 
 static moepack_code moepack__read_directory(moepack *pack, moepack_error *error) {
     const moepack_header *h = pack->header;
-    uint64_t at = moepack__directory_end(h);
+    uint64_t at = moepack__directory_end(h), length;
     moepack_code code;
     uint32_t n;
     for (n = 0; n < h->section_count; n++) {
@@ -1131,11 +1131,12 @@ static moepack_code moepack__read_directory(moepack *pack, moepack_error *error)
             table->record_length = s->record_length;
         }
     }
+    length = (at + 63) / 64 * 64 + 8;
+    if (pack->index_length != length)
+        return MOEPACK__DAMAGED("index_length: expected %" PRIu64 " by the sections, found %"
+                                PRIu64, length, pack->index_length);
     code = moepack__pad(pack, "the trailer", &at, error);
     if (code) return code;
-    if (pack->index_length != at + 8)
-        return MOEPACK__DAMAGED("index_length: expected %" PRIu64 " by the sections, found %"
-                                PRIu64, at + 8, pack->index_length);
     return moepack__check_needed(pack, error);
 }
 
@@ -1239,8 +1240,8 @@ static moepack_code moepack__check_files(const moepack *pack, moepack_error *err
                       "kind: expected 0 (data) or 1 (a shard), found %" PRIu32, f->kind);
         MOEPACK__RULE(f->flags <= MOEPACK_WITHOUT_DIGESTS, place,
                       "flags: expected bit 0 or none, found 0x%" PRIx32, f->flags);
-        MOEPACK__RULE(f->length <= MOEPACK__MAX_LENGTH, place,
-                      "length: expected up to 2^63 - 1, found %" PRIu64, f->length);
+        MOEPACK__RULE(f->length && f->length <= MOEPACK__MAX_LENGTH, place,
+                      "length: expected 1 to 2^63 - 1, found %" PRIu64, f->length);
     }
     return moepack__check_file_names(pack, error);
 }
@@ -1270,8 +1271,8 @@ static moepack_code moepack__check_origin(const moepack_part_kind *k, uint32_t e
                       "its origin needs a stride, and no first_slice");
     MOEPACK__RULE(k->shard_offset <= MOEPACK__MAX_LENGTH &&
                       k->stride <= (MOEPACK__MAX_LENGTH - k->shard_offset) / expert_count,
-                  place, "shard_offset: expected slices that end below 2^63, found %" PRIu64,
-                  k->shard_offset);
+                  place, "its slices, at %" PRIu64 " with a stride of %" PRIu64
+                  ", end behind 2^63 - 1", k->shard_offset, k->stride);
     return MOEPACK_OK;
 }
 
@@ -1299,8 +1300,8 @@ static moepack_code moepack__check_part_kinds(const moepack *pack, uint32_t n,
     uint32_t p, q;
     for (p = 0; p < family->parts_per_blob; p++) {
         const moepack_part_kind *kind = moepack_part_kind_at(pack, family, p);
-        moepack_code code = moepack__check_part_kind(
-            kind, family->expert_count, moepack__within("family", n, ": part", p, NULL), error);
+        moepack__place place = moepack__within("family", n, ": part", p, NULL);
+        moepack_code code = moepack__check_part_kind(kind, family->expert_count, place, error);
         if (code) return code;
         for (q = 0; q < p; q++)
             MOEPACK__RULE(strcmp(moepack_part_kind_at(pack, family, q)->name, kind->name) != 0,
@@ -1395,6 +1396,20 @@ static moepack_code moepack__outside(const moepack *pack, uint32_t file, uint64_
     return moepack__break(error, place,
                           "%" PRIu64 " bytes at %" PRIu64 " are not inside %.40s, which has %"
                           PRIu64, length, offset, f->name, f->length);
+}
+
+/* Check where something of the dense part lies: aligned, but in a shard. */
+static moepack_code moepack__check_dense(const moepack *pack, uint32_t file, uint64_t offset,
+                                         uint64_t length, moepack__place place,
+                                         moepack_error *error) {
+    uint64_t alignment = pack->header->tensor_alignment;
+    if (!moepack__is_inside(pack, file, offset, length))
+        return moepack__outside(pack, file, offset, length, place, error);
+    MOEPACK__RULE(offset % alignment == 0 ||
+                      moepack_file_at(pack, file)->kind == MOEPACK_SHARD_FILE,
+                  place, "offset: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment,
+                  offset);
+    return MOEPACK_OK;
 }
 
 /* Check where something lay in the source. Its length is no more than that of a file. */
@@ -1550,9 +1565,9 @@ static moepack_code moepack__check_shards(const moepack *pack, moepack_error *er
     for (n = 0; n < pack->shard_bytes.count && !code; n++) {
         moepack__place place = moepack__at("shard_bytes", n);
         memcpy(&r, moepack__record(&pack->shard_bytes, n), sizeof r);
-        if (!moepack__is_inside(pack, r.file, r.offset, r.length))
-            return moepack__outside(pack, r.file, r.offset, r.length, place, error);
-        code = moepack__check_in_shard(r.shard, r.shard_offset, r.length, place, error);
+        MOEPACK__RULE(r.length, place, "length: expected 1 or more, found 0");
+        code = moepack__check_dense(pack, r.file, r.offset, r.length, place, error);
+        if (!code) code = moepack__check_in_shard(r.shard, r.shard_offset, r.length, place, error);
         if (!code && r.shard_offset == 0 &&
             moepack_file_at(pack, r.file)->kind == MOEPACK_SHARD_FILE)
             code = moepack__check_shard(pack, &r, error);
@@ -1638,9 +1653,13 @@ static moepack_code moepack__check_blob(const moepack *pack, const moepack_blob_
     MOEPACK__RULE((r->length & (alignment - 1)) == 0, moepack__at("blob", number),
                   "length: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment,
                   r->length);
-    if (moepack__is_inside(pack, r->file, r->offset, r->length)) return MOEPACK_OK;
-    return moepack__outside(pack, r->file, r->offset, r->length, moepack__at("blob", number),
-                            error);
+    if (!moepack__is_inside(pack, r->file, r->offset, r->length))
+        return moepack__outside(pack, r->file, r->offset, r->length, moepack__at("blob", number),
+                                error);
+    MOEPACK__RULE(moepack_file_at(pack, r->file)->kind == MOEPACK_DATA_FILE,
+                  moepack__at("blob", number), "a blob in file %" PRIu32 ", which is a shard",
+                  r->file);
+    return MOEPACK_OK;
 }
 
 static uint64_t moepack__sum_of_parts(const moepack *pack, const moepack_family *family) {
@@ -1757,8 +1776,6 @@ static moepack_code moepack__find_slice(const moepack *pack, uint64_t number, mo
     memcpy(&r, moepack__record(&pack->slices, number), sizeof r);
     MOEPACK__RULE(r.shard < MOEPACK__MAX_SHARDS, moepack__at("slices", number),
                   "shard: expected less than 65536, found %" PRIu64, r.shard);
-    MOEPACK__RULE(r.shard_offset <= MOEPACK__MAX_LENGTH, moepack__at("slices", number),
-                  "shard_offset: expected up to 2^63 - 1, found %" PRIu64, r.shard_offset);
     origin->shard = (uint32_t)r.shard;
     origin->offset = r.shard_offset;
     return MOEPACK_OK;
@@ -1767,12 +1784,12 @@ static moepack_code moepack__find_slice(const moepack *pack, uint64_t number, mo
 moepack_code moepack_find_origin(const moepack *pack, const moepack_family *family, uint32_t expert,
                                  uint32_t p, moepack_origin *origin, moepack_error *error) {
     const moepack_part_kind *k = moepack_part_kind_at(pack, family, p);
-    moepack__place place;
     if (expert >= family->expert_count) return moepack__no_expert(family, expert, error);
     if (!k) return moepack__no_part(family, p, error);
-    place = moepack__within("layer", family->layer, " expert", expert, k->name);
     if (k->flags & MOEPACK_OWN_TENSORS)
-        return moepack__find_slice(pack, (uint64_t)k->first_slice + expert, place, origin, error);
+        return moepack__find_slice(
+            pack, (uint64_t)k->first_slice + expert,
+            moepack__within("layer", family->layer, " expert", expert, k->name), origin, error);
     origin->shard = k->shard;
     origin->offset = k->shard_offset + k->stride * expert;
     return MOEPACK_OK;
@@ -1845,9 +1862,8 @@ static moepack_code moepack__check_tensor(const moepack *pack, const moepack_ten
                   "ne %" PRIu64 ", %" PRIu64 ", %" PRIu64 ", %" PRIu64
                   " are no shape of %" PRIu32 " dimensions",
                   r->ne[0], r->ne[1], r->ne[2], r->ne[3], r->dimension_count);
-    if (!moepack__is_inside(pack, r->file, r->offset, r->length))
-        return moepack__outside(pack, r->file, r->offset, r->length, place, error);
-    code = moepack__check_in_shard(r->shard, r->shard_offset, r->length, place, error);
+    code = moepack__check_dense(pack, r->file, r->offset, r->length, place, error);
+    if (!code) code = moepack__check_in_shard(r->shard, r->shard_offset, r->length, place, error);
     if (code) return code;
     return moepack__check_name(r->type_name, sizeof r->type_name, place, "type_name", error);
 }
@@ -1886,10 +1902,16 @@ moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_
                                  moepack_error *error) {
     size_t size = strlen(name) + 1;
     char shown[64];
-    uint32_t n;
-    for (n = 0; n < pack->tensors.count && size <= 64; n++)
-        if (memcmp(moepack__record(&pack->tensors, n), name, size) == 0)
-            return moepack_tensor_at(pack, n, tensor, error);
+    uint32_t n, found = 0;
+    int held = 0;
+    for (n = 0; n < pack->tensors.count && size <= 64; n++) {
+        if (memcmp(moepack__record(&pack->tensors, n), name, size) != 0) continue;
+        MOEPACK__RULE(!held, moepack__named("tensor", n, name),
+                      "tensor %" PRIu32 " has the same name", found);
+        held = 1;
+        found = n;
+    }
+    if (held) return moepack_tensor_at(pack, found, tensor, error);
     moepack__copy_name(shown, name);
     return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
                          "there is no dense tensor %s%s", shown,

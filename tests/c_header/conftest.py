@@ -6,15 +6,9 @@ import pytest
 
 from moepack.packing.shard_index import index_model
 from tests.support.c_compiler import SANITIZERS, compiled
-from tests.support.c_drafts import (
-    COUNTS,
-    draft,
-    tiny,
-)
 from tests.support.gguf_builder import F32, moe
 from tests.support.models import pack_model
-
-__all__ = ["draft", "tiny"]
+from tests.support.pack_draft import COUNTS
 
 
 @pytest.fixture(scope="session")

@@ -110,6 +110,7 @@ static moepack_code list_part(state *s, const moepack_family *family, uint32_t e
     uint32_t found = UINT32_MAX;
     assert(!moepack_find_part(&s->pack, family, kind->name, &found, NULL) && found == p);
     code = moepack_locate_part(&s->pack, family, expert, p, &part, &s->error);
+    if (!code) code = moepack_find_origin(&s->pack, family, expert, p, &origin, &s->error);
     if (code) return code;
     assert(part.kind == kind);
     printf("part %" PRIu32 " %s %" PRIu32 " %s %s %" PRIu32, family->layer, family->name, expert,
@@ -119,12 +120,8 @@ static moepack_code list_part(state *s, const moepack_family *family, uint32_t e
     else printf(" %" PRIu64, part.offset_in_blob);
     printf(" %" PRIu64 " %" PRIu64, part.stored_length, part.length);
     print_digest(part.has_digest, part.digest);
-    printf("\n");
-    if (!s->fds) return MOEPACK_OK;
-    code = moepack_find_origin(&s->pack, family, expert, p, &origin, &s->error);
-    if (code) return code;
-    printf("origin %" PRIu32 " %" PRIu64 "\n", origin.shard, origin.offset);
-    return read_part(s, &part);
+    printf(" %" PRIu32 " %" PRIu64 "\n", origin.shard, origin.offset);
+    return s->fds ? read_part(s, &part) : MOEPACK_OK;
 }
 
 static moepack_code list_blob(state *s, const moepack_family *family, uint32_t expert) {
@@ -197,9 +194,9 @@ static moepack_code list_tensor(state *s, uint32_t n) {
     const char *c;
     moepack_code code = moepack_tensor_at(&s->pack, n, &tensor, &s->error);
     if (code) return code;
-    code = moepack_find_tensor(&s->pack, tensor.name, &found, &s->error); /* the first so called */
+    code = moepack_find_tensor(&s->pack, tensor.name, &found, &s->error);
     if (code) return code;
-    assert(strcmp(found.name, tensor.name) == 0 && found.name <= tensor.name);
+    assert(found.name == tensor.name);
     printf("tensor ");
     for (c = tensor.name; *c; c++) printf("%02x", (unsigned)(uint8_t)*c);
     printf(" %s %" PRIu32 " %" PRIu32, tensor.type_name, tensor.type_id, tensor.flags);

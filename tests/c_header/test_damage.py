@@ -4,15 +4,15 @@ import os
 import struct
 from pathlib import Path
 
+import pytest
+
 from moepack import digest
 from moepack.errors import PackError
 from moepack.format import manifest
 from moepack.format.index import Index
-from tests.support.c_drafts import (
-    Draft,
-)
 from tests.support.c_readers import Verdict, c_says, python_says
 from tests.support.hostile_input import mutate, random_edits
+from tests.support.pack_draft import Draft
 
 
 def write_pack(path: Path, index: bytes, small: Path) -> Path:
@@ -50,12 +50,14 @@ def assert_agreement(
     return verdicts
 
 
+@pytest.mark.parametrize("first", range(4))
 def test_c_and_python_agree_on_a_bit_flipped_in_any_byte(
-    either: Path, tmp_path: Path, program: Path
+    first: int, either: Path, tmp_path: Path, program: Path
 ) -> None:
+    """Every fourth byte at a time, since all of them take long."""
     index = (either / "index.bin").read_bytes()
     flipped = []
-    for at in range(len(index) - 8):
+    for at in range(first, len(index) - 8, 4):
         for bit in {at % 8, 0}:
             damaged = bytearray(index)
             damaged[at] ^= 1 << bit
@@ -114,9 +116,14 @@ def test_a_flipped_bit_is_noticed_by_the_digest(small: Path, tmp_path: Path, pro
         (paths[-1] / "index.bin").write_bytes(damaged)
         (paths[-1] / "manifest.json").touch()
     codes = [verdict.refusal.partition(" ")[0] for verdict in c_says(program, "check", paths)]
-    held = Draft(small).directory.sections.values()
+    held = Draft(small).sections.values()
     start = next(iter(held)).offset
     assert set(codes[:start]) == {"VERSION", "FEATURE", "DAMAGED", "DIGEST"}
     assert set(codes[start:]) == {"DIGEST", "DAMAGED"}
-    padding = len(index) - 8 - start - sum(section.end - section.offset for section in held)
+    padding = (
+        len(index)
+        - 8
+        - start
+        - sum(section.record_count * section.record_length for section in held)
+    )
     assert codes[start:].count("DAMAGED") == padding

@@ -8,16 +8,11 @@ from typing import Any
 
 import moepack
 from moepack.packing.shard_index import index_model
-from tests.support.c_drafts import (
-    Draft,
-    Rule,
-    kind,
-    record,
-)
-from tests.support.c_readers import c_says, drafts, python_says
+from tests.support.c_readers import Case, c_says, drafts, python_says
 from tests.support.gguf_builder import F32, moe
 from tests.support.grown_packs import grow
 from tests.support.models import first_shard, flip, pack_model
+from tests.support.pack_draft import Draft, record
 
 
 def test_an_index_over_the_shards_of_a_real_model_is_read(tmp_path: Path, program: Path) -> None:
@@ -27,10 +22,9 @@ def test_an_index_over_the_shards_of_a_real_model_is_read(tmp_path: Path, progra
         (found,) = c_says(program, "list", [path])
         assert found == python_says(path, reads=True)
         assert found.refusal == ""
-        assert (" None 0 16\n" in "\n".join(found.found)) is False
         unchecked = [line for line in found.found if line.startswith("part")]
         assert unchecked
-        assert all(line.endswith(" None") != bool(number) for line in unchecked)
+        assert all((line.split()[-3] == "None") != bool(number) for line in unchecked)
 
 
 def test_what_has_no_digest_is_not_checked(apart: Path, tmp_path: Path, program: Path) -> None:
@@ -69,11 +63,12 @@ def shard_bytes(**fields: Any) -> Callable[[Draft], None]:
 
 
 SHARD_RULES = [
-    Rule("a header in no file", shard_bytes(file=1), "shard_bytes 0: file"),
-    Rule("one past its file", shard_bytes(offset=1504), "shard_bytes 0: 896 bytes at 1504"),
-    Rule("one of 2^64 bytes", shard_bytes(length=(1 << 64) - 1), "shard_bytes 0: 1844674407370955"),
-    Rule("one of shard 2^16", shard_bytes(shard=1 << 16), "shard_bytes 0: shard"),
-    Rule("one from 2^63", shard_bytes(shard_offset=(1 << 63) - 895), "shard_bytes 0: shard_offset"),
+    Case("a header in no file", shard_bytes(file=1), "shard_bytes 0: file"),
+    Case("one of no bytes", shard_bytes(length=0), "shard_bytes 0: length"),
+    Case("one past its file", shard_bytes(offset=1504), "shard_bytes 0: 896 bytes at 1504"),
+    Case("one of 2^64 bytes", shard_bytes(length=(1 << 64) - 1), "shard_bytes 0: 1844674407370955"),
+    Case("one of shard 2^16", shard_bytes(shard=1 << 16), "shard_bytes 0: shard"),
+    Case("one from 2^63", shard_bytes(shard_offset=(1 << 63) - 895), "shard_bytes 0: shard_offset"),
 ]
 
 
@@ -86,15 +81,6 @@ def test_each_rule_of_shard_bytes_is_kept_where_shards_are_checked(
     ):
         assert verdict.refusal.startswith(f"DAMAGED index.bin: {rule.words}"), rule.name
         assert python_says(path).place == "shard_bytes 0", rule.name
-
-
-def test_shard_bytes_are_nobodys_concern_in_a_pack_of_blobs(
-    small: Path, tmp_path: Path, program: Path
-) -> None:
-    (path,) = drafts(small, tmp_path, [Rule("", shard_bytes(file=9), "")])
-    (found,) = c_says(program, "check", [path])
-    assert found == python_says(path)
-    assert found.refusal == ""
 
 
 def own_tensors(folder: Path) -> Path:
@@ -116,35 +102,6 @@ def test_slices_of_tensors_of_their_own_are_found(tmp_path: Path, program: Path)
     for path, found in zip(paths, c_says(program, "list", paths), strict=True):
         assert found == python_says(path, reads=True)
         assert found.refusal == ""
-        assert len({line for line in found.found if line.startswith("origin")}) == 12
-
-
-def test_a_broken_origin_is_an_error_of_who_asks_for_it(
-    small: Path, tmp_path: Path, program: Path
-) -> None:
-    pack_model([own_tensors(tmp_path)], tmp_path / "own")
-    of_own = [
-        Rule(
-            "no slice", kind(2, first_slice=9), "layer 0 expert 3 ffn_down_exps.weight: expected "
-        ),
-        Rule("no shard", record("slice", 5, shard=1 << 16), "slices 5: shard"),
-        Rule("no offset", record("slice", 6, shard_offset=1 << 63), "slices 6: shard_offset"),
-    ]
-    of_stacked = [
-        Rule("2^63", kind(1, stride=1 << 63), "layer 0 expert 1 ffn_up_exps.weight: stride"),
-        Rule("2^64", kind(1, stride=(1 << 64) - 1), "layer 0 expert 1 ffn_up_exps.weight: stride"),
-        Rule(
-            "2^63 in all",
-            kind(1, stride=1, shard_offset=(1 << 63) - 1),
-            "layer 0 expert 1 ffn_up_exps.weight: stride",
-        ),
-    ]
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    paths = drafts(tmp_path / "own", tmp_path / "a", of_own)
-    paths += drafts(small, tmp_path / "b", of_stacked)
-    rules = [*of_own, *of_stacked]
-    for rule, verdict in zip(rules, c_says(program, "list", paths), strict=True):
-        assert verdict.refusal.startswith(f"DAMAGED index.bin: {rule.words}"), rule.name
-    for rule, verdict in zip(rules, c_says(program, "check", paths), strict=True):
-        assert verdict.refusal == "", rule.name
+        assert (
+            len({tuple(line.split()[-2:]) for line in found.found if line.startswith("part")}) == 12
+        )

@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import moepack
 from moepack import digest
 from moepack.errors import PackError
 from moepack.reading.reader import Reader
-from tests.support.c_drafts import Draft, Rule
+from tests.support.pack_draft import Draft, Rule
 
 
 class Verdict(NamedTuple):
@@ -26,6 +26,14 @@ class Verdict(NamedTuple):
     def agrees(self, other: "Verdict") -> bool:
         """Say whether both refuse, or both find the same."""
         return bool(self.refusal and other.refusal) or self == other
+
+
+class Case(NamedTuple):
+    """One change of a pack, and what the C reader's refusal must hold; empty if it must read it."""
+
+    name: str
+    breaks: Callable[[Draft], object]
+    words: str = ""
 
 
 def c_says(program: Path, mode: str, packs: list[Path]) -> list[Verdict]:
@@ -71,28 +79,30 @@ def everything(pack: moepack.Pack, reader: Reader | None) -> list[str]:
 def experts(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
     for family in pack.index.families:
         for expert in range(family.expert_count):
-            blob = pack.locate(family.layer, expert, family=family.name)
-            where = f"{file_of(pack, blob.path)} {blob.offset} {blob.length}"
             whose = f"{family.layer} {family.name} {expert}"
-            yield f"blob {whose} {where} {blob.rank} {blob.hotness}"
+            known = pack.hotness(family.layer, expert, family=family.name)
+            numbers = f"{known.length} {known.rank} {known.hotness}"
+            blob = pack.locate_all(family.layer, expert, family=family.name)
+            where = "None None" if blob is None else f"{file_of(pack, blob[0])} {blob[1]}"
+            yield f"blob {whose} {where} {numbers}"
             for kind in family.part_kinds:
                 part = pack.locate(family.layer, expert, kind.name, family=family.name)
-                where = f"{file_of(pack, part.path)} {part.offset} {part.offset_in_blob}"
+                inside = None if blob is None else part.offset_in_blob
+                where = f"{file_of(pack, part.path)} {part.offset} {inside}"
                 yield (
                     f"part {whose} {kind.name} {kind.type_name} {kind.type_id} {where} "
-                    f"{part.stored_length} {part.length} {digest_text(part.digest)}"
+                    f"{part.stored_length} {part.length} {digest_text(part.digest)} "
+                    f"{' '.join(map(str, pack.index.origin(family, kind, expert)))}"
                 )
                 if reader is not None:
-                    shard, offset = pack.index.origin(family, kind, expert)
-                    yield f"origin {shard} {offset}"
                     key = (family.layer, expert, kind.name)
                     found = digest.of(reader.read(*key, family=family.name))
                     yield f"bytes {found:016x}"
 
 
-def file_of(pack: moepack.Pack, path: Path | None) -> int | None:
+def file_of(pack: moepack.Pack, path: Path) -> int:
     """Return the number of a file."""
-    return None if path is None else pack.file_paths.index(path)
+    return pack.file_paths.index(path)
 
 
 def digest_text(known: int | None) -> str:
@@ -123,7 +133,7 @@ def tensors(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
             yield f"bytes {digest.of(reader.read_dense(held.name)):016x}"
 
 
-def drafts(small: Path, folder: Path, rules: list[Rule]) -> list[Path]:
+def drafts(small: Path, folder: Path, rules: Sequence[Rule | Case]) -> list[Path]:
     """Make a pack for each rule, with all digests right."""
     paths = []
     for number, rule in enumerate(rules):

@@ -53,21 +53,16 @@ def grown(
     header: int = 0,
     directory: int = 0,
     longer: Mapping[str, int] | None = None,
-    more: Mapping[str, int] | None = None,
     new: Iterable[NewSection] = (),
 ) -> bytes:
     """Return an index with more in it, signed.
 
     `header` and `directory` are bytes that the header and each record of the directory get behind
-    what they have, `longer` those that each record of a section gets; `more` are records that a
-    section gets, copies of its last.
+    what they have, `longer` those that each record of a section gets.
     """
     head = records.Header.unpack(index, 0)
-    longer, more = longer or {}, more or {}
-    tables = [
-        _longer(_more(table, more.get(table.name, 0)), longer.get(table.name, 0))
-        for table in _tables(index, head)
-    ]
+    longer = longer or {}
+    tables = [_longer(table, longer.get(table.name, 0)) for table in _tables(index, head)]
     for section in new:
         names = [table.name for table in tables]
         at = len(tables) if section.before is None else names.index(section.before)
@@ -94,10 +89,6 @@ def _tables(index: bytes, head: records.Header) -> list[_Table]:
         )
         for section in held
     ]
-
-
-def _more(table: _Table, count: int) -> _Table:
-    return table._replace(records=table.records + table.records[-1:] * count)
 
 
 def _longer(table: _Table, count: int) -> _Table:
