@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from moepack import digest
-from moepack.errors import PackError
+from moepack.errors import PackError, short
 from moepack.format import manifest, records
 from moepack.format.index import Index
 from moepack.format.manifest import IndexEntry, Manifest
@@ -111,9 +111,9 @@ class _Agreement:
     def layers(self) -> None:
         chosen = self.manifest.layers
         held = sorted({family.layer for family in self.index.families})
-        if chosen is not None and sorted(chosen) != held:
-            ours, theirs = ranges_text(sorted(chosen)), ranges_text(held)
-            self.find(f"it lists layers {ours}, the index holds {theirs}")
+        if chosen is not None and chosen != held:
+            listed = ", ".join(map(str, chosen))
+            self.find(f"it lists layers {short(listed)}, the index holds {ranges_text(held)}")
 
     def experts_used(self) -> None:
         for family in self.index.families:

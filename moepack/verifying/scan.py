@@ -200,7 +200,7 @@ class _Reader:
                 source = None  # one finding is enough
         if computed is not None and computed.intdigest() != extent.digest:
             assert extent.digest is not None
-            message = f"the digest is {digest.to_text(computed.intdigest())}, "
+            message = f"its digest is {digest.to_text(computed.intdigest())}, "
             message += f"the index says {digest.to_text(extent.digest)}"
             self._find("digest", message, run, extent, offset=extent.offset)
 

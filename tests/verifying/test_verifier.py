@@ -378,7 +378,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files be read as they are, or in small runs of smaller pieces, as large ones are."""
     if request.param == "small":
-        monkeypatch.setattr(scan, "PIECE_LENGTH", 10)
+        monkeypatch.setattr(scan, "PIECE_LENGTH", 40)
         monkeypatch.setattr(extents, "RUN_LENGTH", 100)
 
 
