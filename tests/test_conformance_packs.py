@@ -43,9 +43,9 @@ def test_there_are_packs_of_all_kinds_and_they_are_small() -> None:
     assert len({told["about"] for told in SOUND}) == len(SOUND) >= 15
     asked_for = Counter(told["asked_for"] for told in USE)
     assert asked_for.keys() == {"experts", "origins", "dense", "restoring"}
-    assert len(OPENING) > 80
+    assert len(OPENING) > 70
     assert len(VERIFICATION) >= 8
-    assert sum(map(len, contents(PACKS).values())) < 1_300_000
+    assert sum(map(len, contents(PACKS).values())) < 1_250_000
     folders = {path.name for path in PACKS.iterdir() if path.is_dir()}
     assert folders == {told["pack"] for told in VERDICTS}
 
@@ -160,7 +160,7 @@ def test_the_verifier_passes_no_broken_pack(told: dict[str, Any]) -> None:
 
 def passes(path: Path) -> bool:
     try:
-        return moepack.verify(path, threads=1).passed
+        return not moepack.verify(path, threads=1).findings
     except PackError:
         return False
 

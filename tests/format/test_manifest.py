@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moepack import digest
@@ -12,6 +12,9 @@ from moepack.format import manifest, records
 from moepack.format.manifest import FileEntry, IndexEntry, Manifest
 from moepack.format.names import is_plain_name
 from moepack.format.source_entry import ShardEntry, SourceEntry
+from tests.support.hostile_input import QUICK as QUICKLY
+
+QUICK = settings(QUICKLY, max_examples=100)
 
 NUMBERS = st.integers(0, records.MAX_LENGTH)
 LENGTHS = st.integers(1, records.MAX_LENGTH)
@@ -72,6 +75,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     )
 
 
+@QUICK
 @given(manifests())
 def test_what_is_encoded_is_decoded(value: Manifest) -> None:
     data = manifest.encode(value)
@@ -79,12 +83,14 @@ def test_what_is_encoded_is_decoded(value: Manifest) -> None:
     assert manifest.encode(value) == data
 
 
+@QUICK
 @given(manifests())
 def test_the_digest_is_that_of_all_bytes_before_its_key(value: Manifest) -> None:
     data = manifest.encode(value)
     assert json.loads(data)["manifest_digest"] == digest.to_text(digest.of(data[:-49]))
 
 
+@QUICK
 @given(manifests(), st.data())
 def test_a_changed_byte_is_noticed_or_refused(value: Manifest, data: st.DataObject) -> None:
     text = bytearray(manifest.encode(value))
