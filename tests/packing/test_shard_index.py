@@ -16,7 +16,7 @@ from moepack.packing.shard_index import index_model
 from moepack.reading.pack import Pack
 from tests.support import odd_models
 from tests.support.faulty_backend import NAMES, require
-from tests.support.gguf_builder import moe
+from tests.support.gguf_builder import F32, moe
 from tests.support.models import (
     FIXTURES,
     REAL_MODELS,
@@ -35,7 +35,7 @@ LINK = "shard-00001-of-00001.gguf"
 def one(tmp_path: Path) -> Path:
     """Write a model of one shard into a folder of its own, and lay an index beside it."""
     (tmp_path / "models").mkdir()
-    path = moe((0, 1), ne=(64, 33)).write(tmp_path / "models" / "m.gguf")
+    path = moe((0, 1), ne=(64, 33), type_id=F32, block=(1, 4)).write(tmp_path / "models" / "m.gguf")
     index_model(path, tmp_path / "models" / "m.index")
     return path
 
@@ -47,7 +47,7 @@ def every_part(path: Path, backend: str) -> dict[tuple[int, int, str], bytes]:
         for expert in reader.read_many(keys_of(pack)):
             for kind in pack.parts(expert.layer):
                 key = expert.layer, expert.expert, kind.name
-                found[key] = bytes(expert[kind.name])
+                found[key] = bytes(expert.part(kind.name))
                 assert bytes(reader.read(*key)) == found[key]
             expert.release()
     return found
@@ -81,7 +81,7 @@ def test_every_backend_reads_what_the_pack_has(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_last_slice_of_a_file_ends_off_a_page(name: str, tmp_path: Path) -> None:
-    builder = moe((0,), ne=(64, 33))
+    builder = moe((0,), ne=(64, 33), type_id=F32, block=(1, 4))
     builder.tensors = [t for t in builder.tensors if "exps" not in t.name] + [
         t for t in builder.tensors if "exps" in t.name
     ]
@@ -162,7 +162,11 @@ def test_a_hub_cache_is_indexed_through_its_links(tmp_path: Path) -> None:
 def test_another_model_in_place_of_a_shard_is_seen_at_opening(one: Path) -> None:
     expected = every_part(one.parent / "m.index", "buffered")
     whole = one.read_bytes()
-    other = moe((0, 1), ne=(64, 33)).put("general.name", "str", "Built for a text").bytes()
+    other = (
+        moe((0, 1), ne=(64, 33), type_id=F32, block=(1, 4))
+        .put("general.name", "str", "Built for a text")
+        .bytes()
+    )
     assert len(other) == len(whole)
     for data, problem in (
         (other, "the shard's header is not what it was"),
@@ -236,7 +240,20 @@ def test_bench_runs_on_an_index(tmp_path: Path) -> None:
     trace = FIXTURES / "qwen3moe-trace.csv"
     command = [sys.executable, "-m", "moepack", "bench", tmp_path / "index", "--trace", trace]
     run = subprocess.run(
-        [*map(str, command), "--seconds", "0.2"], capture_output=True, text=True, check=False
+        [
+            *map(str, command),
+            "--seconds",
+            "0",
+            "--point-seconds",
+            "0",
+            "--length",
+            "4MiB",
+            "--depths",
+            "1",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stderr + run.stdout
 
@@ -292,7 +309,7 @@ def test_an_interruption_leaves_nothing(error: type[BaseException], tmp_path: Pa
 
     with pytest.raises(error):
         index_model(first_shard("qwen3moe"), tmp_path / "i", digests=True, progress=progress)
-    assert len(seen) == 1
+    assert 1 <= len(seen) <= 6  # once in each thread
     assert os.listdir(tmp_path) == []
 
 
