@@ -282,7 +282,7 @@ class Reader:
     def _fill(self, read: ExpertRead, memory: Memory) -> None:
         """Read into `memory`, in this thread, and check what came."""
         owner = threading.get_ident()
-        for file_read in read.file_reads:
+        for file_read in read.file_reads if read.length else ():
             problem: MoepackError | None = None
             got, failed = 0, True
             try:
@@ -317,6 +317,8 @@ def _finish(reader: weakref.ref[Reader], open_work: OpenWork, arena: Arena) -> N
 
 def _new_memory(arena: Arena, read: ExpertRead) -> Memory:
     """Return memory that lies within its pages as the reads lie within theirs."""
+    if not read.length:  # a tensor may have no bytes
+        return Memory(memoryview(bytearray()))
     first = read.file_reads[0]
     try:
         pages = arena.take(read.pages_length)

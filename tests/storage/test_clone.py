@@ -1,0 +1,178 @@
+"""Sharing ranges of files instead of copying them, on file systems that can and that cannot."""
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moepack.engines.stock_gguf import export_gguf
+from moepack.errors import MachineError, PackError
+from moepack.packing.pack_model import pack_model
+from moepack.packing.restore import restore
+from moepack.packing.whole_files import partial_name
+from moepack.storage.clone import BLOCK, can_clone, clone_range
+from tests.support import gguf_builder
+from tests.support.file_systems import free_length, mounted, shared_length
+from tests.support.gguf_builder import moe
+from tests.support.models import contents, flip
+from tests.support.packs import pieces
+
+MIB = 1 << 20
+SHARING = ("xfs", "btrfs")
+
+
+@pytest.fixture(params=SHARING)
+def sharing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system that can share ranges."""
+    with mounted(request.param, tmp_path / request.param) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a model of 13 MiB with tensors on pages."""
+    builder = moe((0, 1), 16, ne=(512, 256)).put("general.alignment", "u32", BLOCK)
+    builder.alignment = BLOCK
+    return builder.write(tmp_path_factory.mktemp("source") / "model.gguf")
+
+
+@pytest.fixture(scope="module")
+def exported(source: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return what is exported where nothing can be shared."""
+    folder = tmp_path_factory.mktemp("exported")
+    pack_model(source, folder / "pack")
+    export_gguf(folder / "pack", folder / "model.gguf")
+    return (folder / "model.gguf").read_bytes()
+
+
+def test_a_range_is_shared_and_stays_apart(sharing: Path) -> None:
+    data = random.Random(1).randbytes(8 * BLOCK)
+    (sharing / "a").write_bytes(data)
+    with open(sharing / "a", "rb") as source, open(sharing / "b", "w+b") as target:
+        assert clone_range(source.fileno(), BLOCK, 3 * BLOCK, target.fileno(), 2 * BLOCK)
+    assert (sharing / "b").read_bytes() == bytes(2 * BLOCK) + data[BLOCK : 4 * BLOCK]
+    assert shared_length(sharing / "b") == 3 * BLOCK
+    flip(sharing / "b", 2 * BLOCK)
+    assert (sharing / "a").read_bytes() == data
+
+
+def test_what_is_no_blocks_is_refused(sharing: Path) -> None:
+    (sharing / "a").write_bytes(bytes(range(256)) * 64)
+    with open(sharing / "a", "rb") as source, open(sharing / "b", "w+b") as target:
+        for place in ((32, BLOCK, 0), (0, BLOCK, 32), (0, 100, 0), (0, 1 << 30, 0)):
+            start, length, offset = place
+            assert not clone_range(source.fileno(), start, length, target.fileno(), offset)
+    assert (sharing / "b").stat().st_size == 0
+
+
+def test_it_is_known_before_whether_files_can_share(sharing: Path, tmp_path: Path) -> None:
+    (sharing / "a").write_bytes(bytes(BLOCK))
+    before = os.listdir(sharing)
+    assert can_clone(sharing / "a", sharing)
+    assert not can_clone(sharing / "a", tmp_path)
+    assert not can_clone(sharing / "missing", sharing)
+    assert not can_clone(sharing / "a", sharing / "missing")
+    assert os.listdir(sharing) == before
+
+
+def test_a_full_file_system_is_no_refusal(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(BLOCK))
+    with open(tmp_path / "a", "rb") as source, open(tmp_path / "b", "wb") as closed:
+        descriptor = closed.fileno()
+    with open(tmp_path / "a", "rb") as source, pytest.raises(OSError, match="Bad file descriptor"):
+        clone_range(source.fileno(), 0, BLOCK, descriptor + 100, 0)
+
+
+def test_an_export_shares_the_packs_ranges(sharing: Path, source: Path, exported: bytes) -> None:
+    pack_model(source, sharing / "pack")
+    free = free_length(sharing)
+    done = export_gguf(sharing / "pack", sharing / "model.gguf")
+    assert (sharing / "model.gguf").read_bytes() == exported
+    assert done.cloned_length > 0.99 * done.length
+    assert shared_length(sharing / "model.gguf") >= done.cloned_length
+    assert free - free_length(sharing) < done.length // 4
+
+
+def test_a_restored_shard_shares_what_lies_on_blocks(sharing: Path, source: Path) -> None:
+    pack_model(source, sharing / "pack")
+    done = restore(sharing / "pack", sharing / "restored")
+    assert (sharing / "restored" / source.name).read_bytes() == source.read_bytes()
+    assert done.cloned_length > 0.9 * done.length
+    assert shared_length(sharing / "restored" / source.name) >= done.cloned_length
+
+
+def test_what_lies_off_blocks_is_copied(sharing: Path) -> None:
+    built = gguf_builder.split(moe((0, 1), 4, ne=(512, 256)), 4)
+    (sharing / "source").mkdir()
+    gguf_builder.write_shards(built, sharing / "source")
+    pack_model(sharing / "source", sharing / "pack")
+    assert restore(sharing / "pack", sharing / "restored").cloned_length == 0
+    assert contents(sharing / "restored") == contents(sharing / "source")
+
+
+def test_a_damaged_part_is_not_shared_silently(sharing: Path, source: Path) -> None:
+    pack_model(source, sharing / "pack")
+    found = [(path, piece) for _, path, piece in pieces(sharing / "pack") if piece.length > BLOCK]
+    for path, piece in (found[1], found[-2]):
+        flip(path, piece.offset + piece.length - 1)
+        with pytest.raises(PackError, match="the bytes do not have the digest") as raised:
+            export_gguf(sharing / "pack", sharing / "model.gguf", threads=1)
+        assert raised.value.place == f"{piece.label} at byte {piece.offset:,}"
+        assert not (sharing / "model.gguf").exists()
+        (sharing / "model.gguf.partial").unlink()
+        flip(path, piece.offset + piece.length - 1)
+
+
+def test_what_is_shared_needs_no_space(sharing: Path, source: Path, exported: bytes) -> None:
+    pack_model(source, sharing / "pack")
+    filler = sharing / "filler"
+    with open(filler, "wb") as file:
+        left = free_length(sharing) - len(exported) // 2
+        os.posix_fallocate(file.fileno(), 0, left)
+    assert free_length(sharing) < len(exported)
+    export_gguf(sharing / "pack", sharing / "model.gguf")
+    assert (sharing / "model.gguf").read_bytes() == exported
+    with pytest.raises(MachineError, match="not enough space"):
+        export_gguf(sharing / "pack", sharing / "other.gguf", alignment=1 << 21)
+
+
+def test_an_interrupted_export_goes_on_sharing(
+    sharing: Path, source: Path, exported: bytes
+) -> None:
+    pack_model(source, sharing / "pack")
+    before = contents(sharing / "pack")
+    export_gguf(sharing / "pack", sharing / "model.gguf")
+    partial = sharing / partial_name("model.gguf")
+    (sharing / "model.gguf").rename(partial)
+    with open(partial, "r+b") as file:  # in place: what is written over is not the pack's
+        file.seek(MIB)
+        file.write(b"damaged")
+    done = export_gguf(sharing / "pack", sharing / "model.gguf", resume=True)
+    assert (sharing / "model.gguf").read_bytes() == exported
+    assert done.kept_length > MIB
+    assert done.cloned_length > MIB
+    assert contents(sharing / "pack") == before
+
+
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+def test_where_nothing_can_be_shared_it_is_copied(
+    kind: str, source: Path, exported: bytes, tmp_path: Path
+) -> None:
+    with mounted(kind, tmp_path / kind) as folder:
+        pack_model(source, folder / "pack")
+        done = export_gguf(folder / "pack", folder / "model.gguf")
+        assert (folder / "model.gguf").read_bytes() == exported
+        assert done.cloned_length == 0
+
+
+def test_between_file_systems_it_is_copied(
+    sharing: Path, source: Path, exported: bytes, tmp_path: Path
+) -> None:
+    pack_model(source, tmp_path / "pack")
+    done = export_gguf(tmp_path / "pack", sharing / "model.gguf")
+    assert (sharing / "model.gguf").read_bytes() == exported
+    assert done.cloned_length == 0
+    shutil.rmtree(tmp_path / "pack")
