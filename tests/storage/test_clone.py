@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from moepack.storage.whole_files import partial_name
 
 from moepack.engines.stock_gguf import export_gguf
 from moepack.errors import MachineError, PackError
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
-from moepack.packing.whole_files import partial_name
 from moepack.storage.clone import BLOCK, can_clone, clone_range
 from tests.support import gguf_builder
 from tests.support.file_systems import free_length, mounted, shared_length
