@@ -30,6 +30,7 @@ bench: $(VENV)/developing
 # The files are committed: other implementations are tested with them.
 conformance: $(VENV)/developing
 	$(BIN)/python conformance/make_traces.py
+	$(BIN)/python -m conformance.make_packs
 
 fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow --timeout 3600
