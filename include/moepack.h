@@ -1644,9 +1644,6 @@ static moepack_code moepack__check_blob(const moepack *pack, const moepack_blob_
                       r->file);
         return MOEPACK_OK;
     }
-    MOEPACK__RULE(r->file >= pack->files.count ||
-                      moepack_file_at(pack, r->file)->kind != MOEPACK_SHARD_FILE,
-                  moepack__at("blob", number), "a blob in a shard, file %" PRIu32, r->file);
     MOEPACK__RULE((r->offset & (alignment - 1)) == 0, moepack__at("blob", number),
                   "offset: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment,
                   r->offset);
@@ -1776,6 +1773,8 @@ static moepack_code moepack__find_slice(const moepack *pack, uint64_t number, mo
     memcpy(&r, moepack__record(&pack->slices, number), sizeof r);
     MOEPACK__RULE(r.shard < MOEPACK__MAX_SHARDS, moepack__at("slices", number),
                   "shard: expected less than 65536, found %" PRIu64, r.shard);
+    MOEPACK__RULE(r.shard_offset <= MOEPACK__MAX_LENGTH, moepack__at("slices", number),
+                  "shard_offset: expected up to 2^63 - 1, found %" PRIu64, r.shard_offset);
     origin->shard = (uint32_t)r.shard;
     origin->offset = r.shard_offset;
     return MOEPACK_OK;
