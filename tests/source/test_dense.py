@@ -22,7 +22,7 @@ def test_experts_dense_tensors_and_other_ranges_are_all_but_zeros(
     experts = find_experts(source)
     dense = find_dense(source, experts)
     seen = [bytearray(shard.file_length) for shard in source.shards]
-    ranges = [*dense.other_ranges]
+    ranges: list[tuple[int, int, int]] = [*dense.other_ranges]
     ranges += [(held.shard, held.tensor.offset, held.tensor.length) for held in dense.tensors]
     for family in experts.families:
         for part in family.parts:

@@ -39,7 +39,8 @@ def work_of(inputs: list[bytes], plans: list[list[tuple[int, int, int, int]]]) -
     """Plan files of (gap before, input, offset there, length); the model is bytes put together."""
     files, expected = [], []
     for number, plan in enumerate(plans):
-        extents, body = [], bytearray()
+        extents: list[Extent] = []
+        body = bytearray()
         for gap, which, start, length in plan:
             data = inputs[which][start : start + length]
             body += bytes(gap)
@@ -169,7 +170,7 @@ def test_one_file_is_written_by_several_threads_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = threading.Barrier(2, timeout=20)
-    waited = set()
+    waited: set[int] = set()
 
     def meet(self: Inputs, *arguments: object) -> int:
         if threading.get_ident() not in waited and len(waited) < 2:

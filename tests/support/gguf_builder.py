@@ -82,13 +82,6 @@ class GgufBuilder:
             out += self.pad(len(out))
         return bytes(out)
 
-    def bytes(self) -> bytes:
-        """Return the whole file."""
-        out = bytearray(self.header())
-        for spec in self.tensors:
-            out += spec.data + self.pad(len(spec.data))
-        return bytes(out) + self.trailing
-
     def pad(self, length: int) -> bytes:
         """Return the padding behind `length` bytes."""
         return bytes([self.padding]) * (_padded(length, self.alignment) - length)
@@ -97,6 +90,13 @@ class GgufBuilder:
         """Write the file and give its path."""
         path.write_bytes(self.bytes())
         return path
+
+    def bytes(self) -> bytes:
+        """Return the whole file."""
+        out = bytearray(self.header())
+        for spec in self.tensors:
+            out += spec.data + self.pad(len(spec.data))
+        return bytes(out) + self.trailing
 
 
 def filler(name: str, length: int) -> bytes:
