@@ -86,17 +86,17 @@ class GgufBuilder:
         """Return the padding behind `length` bytes."""
         return bytes([self.padding]) * (_padded(length, self.alignment) - length)
 
+    def write(self, path: Path) -> Path:
+        """Write the file and give its path."""
+        path.write_bytes(self.bytes())
+        return path
+
     def bytes(self) -> bytes:
         """Return the whole file."""
         out = bytearray(self.header())
         for spec in self.tensors:
             out += spec.data + self.pad(len(spec.data))
         return bytes(out) + self.trailing
-
-    def write(self, path: Path) -> Path:
-        """Write the file and give its path."""
-        path.write_bytes(self.bytes())
-        return path
 
 
 def filler(name: str, length: int) -> bytes:

@@ -1,0 +1,72 @@
+"""What packing, indexing, restoring and exporting say of themselves."""
+
+from pathlib import Path
+
+import pytest
+
+from moepack.engines.stock_gguf import ExportSummary
+from moepack.format.tables import DataFile
+from moepack.packing.pack_model import pack_model
+from moepack.packing.restore import RestoreSummary
+from moepack.packing.shard_index import index_model
+from moepack.report import pack_text
+from tests.support.models import first_shard, hotness_of
+
+MIB = 1 << 20
+RESTORED = RestoreSummary("out", (DataFile("a", MIB), DataFile("b", MIB)), 2 * MIB, 0, 0, 0)
+EXPORTED = ExportSummary("m.gguf", 1, 4096, 5 * MIB, 0, 0, has_digests=True)
+
+
+@pytest.mark.parametrize(
+    ("summary", "text"),
+    [
+        (RESTORED, "out: 2 shards, 2.0 MiB; every part had its digest"),
+        (
+            RestoreSummary("out", (DataFile("a", MIB),), MIB, MIB // 2, MIB // 4, 1),
+            "out: 1 shard, 1.0 MiB, 512.0 KiB of it shared with the pack, 256.0 KiB there already;"
+            " every part had its digest, 1 shard the SHA-256 of the source",
+        ),
+        (
+            RestoreSummary("out", (DataFile("a", MIB),), MIB, 0, 0, 0, has_digests=False),
+            "out: 1 shard, 1.0 MiB; digests are not known",
+        ),
+    ],
+)
+def test_restoring_says_how_and_by_what_it_is_proven(summary: RestoreSummary, text: str) -> None:
+    assert pack_text.restored(summary) == text
+
+
+def test_exporting_says_how() -> None:
+    assert pack_text.exported(EXPORTED) == "m.gguf: 1 tensor, 5.0 MiB; every part had its digest"
+
+
+def test_the_plan_says_what_was_not_given(tmp_path: Path) -> None:
+    target = tmp_path / "pack"
+    lines = pack_text.plan(pack_model(first_shard("mixtral"), target, dry_run=True)).splitlines()
+    assert lines[0] == f"{target}: layout layers, in the order of the source"
+    assert "  hotness   none given" in lines
+    assert any(line.startswith("  free      ") for line in lines)
+    dry = pack_model(first_shard("mixtral"), target, dry_run=True, experts_only=True)
+    assert "  dense     left out: the source stays needed" in pack_text.plan(dry)
+    assert pack_text.packed(dry) == "nothing was written"
+
+
+def test_the_plan_says_how_much_the_hotness_covers(tmp_path: Path) -> None:
+    heat = hotness_of({(0, 1): 3})
+    dry = pack_model(first_shard("qwen3moe"), tmp_path / "p", hotness=heat, dry_run=True)
+    assert "16 of 32 blobs measured, over an unknown number of tokens" in pack_text.plan(dry)
+    known = heat._replace(token_count=1234)
+    dry = pack_model(first_shard("qwen3moe"), tmp_path / "p", hotness=known, dry_run=True)
+    assert "over 1,234 tokens" in pack_text.plan(dry)
+
+
+def test_packing_says_what_comes_next_where_the_pack_is_whole(tmp_path: Path) -> None:
+    done = pack_text.packed(pack_model(first_shard("mixtral"), tmp_path / "a"))
+    assert f"next: moepack verify {tmp_path / 'a'}" in done
+    part = pack_model(first_shard("mixtral"), tmp_path / "b", experts_only=True)
+    assert "next" not in pack_text.packed(part)
+
+
+def test_indexing_says_that_nothing_was_copied(tmp_path: Path) -> None:
+    text = pack_text.indexed(index_model(first_shard("mixtral"), tmp_path / "i"))
+    assert "in 4 shards, without digests; nothing was copied" in text
