@@ -68,10 +68,23 @@ class Copier:
 
         The first failure, or an interruption, stops all threads and is raised.
         """
+        work = self._work(files)
+        try:
+            if threads == 1:
+                for written in self._written(work):
+                    finished(written)
+            else:
+                self._write_in_threads(work, threads, finished)
+        finally:
+            for making in self._making:
+                making.close()
+
+    def _write_in_threads(
+        self, work: Work, threads: int, finished: Callable[[WrittenFile], None]
+    ) -> None:
         done: queue.SimpleQueue[WrittenFile | Future[None]] = queue.SimpleQueue()
         with ThreadPool(max_workers=threads) as executor:
             try:
-                work = self._work(files)
                 for _ in range(threads):
                     executor.submit(self._run, work, done).add_done_callback(done.put)
                 while threads:
@@ -85,12 +98,12 @@ class Copier:
                 self._advance.stop()
                 executor.shutdown(cancel_futures=True)
                 raise
-            finally:
-                executor.shutdown()
-                for making in self._making:
-                    making.close()
 
-    def _work(self, files: Sequence[NewFile]) -> Iterator[tuple[_FileInMaking, Run]]:
+    def _run(self, work: Work, done: queue.SimpleQueue[WrittenFile | Future[None]]) -> None:
+        for written in self._written(work):
+            done.put(written)
+
+    def _work(self, files: Sequence[NewFile]) -> Work:
         """Yield runs, those of a file one after the other; create each file before its first."""
         for file in files:
             making = _FileInMaking(file, self._target, self._resume)
@@ -99,12 +112,8 @@ class Copier:
                 making.begin(run)
                 yield making, run
 
-    def _run(
-        self,
-        work: Iterator[tuple[_FileInMaking, Run]],
-        done: queue.SimpleQueue[WrittenFile | Future[None]],
-    ) -> None:
-        """Copy runs until there are none left."""
+    def _written(self, work: Work) -> Iterator[WrittenFile]:
+        """Copy runs until there are none left; yield each file that is whole with one of them."""
         buffer = memoryview(bytearray(BUFFER_LENGTH))
         while True:
             with self._lock:
@@ -122,7 +131,7 @@ class Copier:
             with self._lock:
                 is_whole = making.end()
             if is_whole:
-                done.put(making.finish())
+                yield making.finish()
 
     def _keep(self, making: _FileInMaking, run: Run) -> None:
         for number, extent in enumerate(run.extents, run.first):
@@ -221,3 +230,7 @@ class _FileInMaking:
         if self.descriptor >= 0:
             descriptor, self.descriptor = self.descriptor, -1
             os.close(descriptor)
+
+
+Work = Iterator[tuple[_FileInMaking, Run]]
+"""The runs that are left to write; taken under the copier's lock."""

@@ -51,8 +51,9 @@ class Model(NamedTuple):
 
     @property
     def data_files(self) -> list[str]:
-        """The names of its data files, in the order in which they are written."""
-        return sorted(self.packed.keys() - {MANIFEST, INDEX})
+        """The names of its data files, in the order in which they are written: dense is last."""
+        names = self.packed.keys() - {MANIFEST, INDEX}
+        return sorted(names, key=lambda name: (name == "dense.bin", name))
 
     @property
     def length(self) -> int:
