@@ -42,7 +42,7 @@ def publish(partial: str | os.PathLike[str], path: str | os.PathLike[str]) -> No
 
 def require_folder_of(path: str | os.PathLike[str]) -> None:
     """Raise RequestError where the folder that is to hold `path` does not exist."""
-    folder = Path(os.path.realpath(path)).parent
+    folder = Path(os.path.realpath(path) if os.path.islink(path) else path).absolute().parent
     if not folder.is_dir():
         raise RequestError("no such folder", path=folder, hint="make it, or choose another")
 

@@ -20,9 +20,11 @@ from tests.support.models import FIXTURES, contents, first_shard, hotness_of, sh
 
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 FIELDS = (
-    *("layout", "order", "layers", "blob_count", "file_count", "files", "index_length"),
-    *("data_length", "payload_length", "padding_length", "padding_share"),
-    *("path", "dry_run", "free_space"),
+    *("layout", "order", "layers", "is_whole", "blob_count", "measured_blob_count"),
+    *("hotness_token_count", "file_count", "files", "index_length", "data_length"),
+    *("expert_length", "dense_length", "payload_length", "padding_length", "padding_share"),
+    *("path", "dry_run", "free_space", "written_length", "resumed_file_count", "seconds"),
+    "in_place",
 )
 
 
@@ -42,8 +44,13 @@ def test_the_summary_is_what_the_command_prints(
         )
     )
     printed = json.loads(run.stdout)
-    assert tuple(printed) == (*FIELDS, "written_length", "resumed_file_count")
-    ours = replace(summary, path=printed["path"], free_space=printed["free_space"])
+    assert sorted(printed) == sorted(FIELDS)
+    ours = replace(
+        summary,
+        path=printed["path"],
+        free_space=printed["free_space"],
+        seconds=printed["seconds"],
+    )
     assert to_json(ours) == printed
     assert contents(tmp_path / "ours") == contents(tmp_path / "theirs")
 
