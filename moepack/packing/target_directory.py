@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from moepack.errors import MachineError, RequestError
@@ -9,10 +10,10 @@ from moepack.format import manifest
 from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
 from moepack.storage.atomic import require_folder_of, sync_directory
 from moepack.storage.copying import WrittenFile
-from moepack.storage.extents import NewFile
+from moepack.storage.extents import Extent, NewFile
 from moepack.storage.regular_file import FileStamp
 from moepack.storage.space import check_space
-from moepack.storage.stored_extents import digests_of
+from moepack.storage.stored_extents import is_whole
 
 
 def prepare(path: Path, resume: bool) -> bool:
@@ -91,8 +92,14 @@ class WatchedFiles:
         before, now = self._stamps.get(file.name), self._stamp(file.name)
         if before is None or now is None or before.length != now.length:
             return False
-        path = self._path / file.name
-        return before == now or digests_of(path, file.extents()) == written.digests
+        if before == now:
+            return True
+
+        def extents() -> Iterator[Extent]:
+            for extent, known in zip(file.extents(), written.digests, strict=True):
+                yield extent._replace(digest=known)
+
+        return is_whole(self._path / file.name, file._replace(extents=extents), lambda _: None)
 
     def _stamp(self, name: str) -> FileStamp | None:
         """Return the stamp of a file; None where no regular file has that name."""

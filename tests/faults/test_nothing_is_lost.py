@@ -581,7 +581,7 @@ def test_a_write_that_was_cut_short_is_continued(big: Model, tmp_path: Path) -> 
     first = target / big.data_files[0]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = MIB + 4321
-    shot = Shot("pwrite64", (first.name,), 2)
+    shot = Shot("pwrite64", (first.name,), 3)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with machine_faults.stopped_at(
@@ -969,8 +969,8 @@ def test_after_a_journal_that_was_cut_what_follows_is_trusted_again(
     resume(small, target, small.data_files[:2])
 
 
-def other_parts(line: bytes, parts: Any) -> bytes:
-    return json.dumps(json.loads(line) | {"parts": parts}).encode() + b"\n"
+def other_digests(line: bytes, digests: Any) -> bytes:
+    return json.dumps(json.loads(line) | {"digests": digests}).encode() + b"\n"
 
 
 def garbled(line: bytes) -> list[bytes]:
@@ -982,11 +982,11 @@ def garbled(line: bytes) -> list[bytes]:
         b"[" * 100_000 + b"\n",
         b'{"name": 1}\n',
         b"null\n",
-        b'{"digest": 7, "name": "experts-00001.bin", "parts": ""}\n',
-        other_parts(line, ""),
-        other_parts(line, "00" * 8),
-        other_parts(line, json.loads(line)["parts"] + "00" * 8),
-        other_parts(line, 5),
+        b'{"digest": 7, "name": "experts-00001.bin", "digests": ""}\n',
+        other_digests(line, ""),
+        other_digests(line, "00" * 8),
+        other_digests(line, json.loads(line)["digests"] + "00" * 8),
+        other_digests(line, 5),
     ]
 
 
