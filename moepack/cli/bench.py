@@ -107,13 +107,13 @@ def bench(
 
     if plot_path and not point_seconds:
         raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
-    if not source_paths and not is_quiet():
-        complain("note", "without --source there is nothing to compare the pack with")
     inputs = [path for path in (trace_path, hotness_path) if path]
     with (
         picture_file(plot_path, force=force, inputs=inputs) as picture,
         progress(None, "measuring", "ms") as advance,
     ):
+        if not source_paths and not as_json and not is_quiet():
+            complain("note", "without --source there is nothing to compare the pack with")
         report = moepack.bench_pack(
             pack_path,
             source=source_paths or None,

@@ -123,7 +123,7 @@ class ExpertRead(NamedTuple):
             "the file ends too early",
             path=path,
             place=place,
-            expected=f"{file_read.length} bytes",
+            expected=f"{file_read.length:,} bytes",
             found=got,
             hint="it was cut or replaced: run `moepack verify` on the pack",
         )

@@ -350,6 +350,6 @@ def _check_pool(pool: BufferPool, reads: list[ExpertRead]) -> None:
             raise RequestError(
                 "the pool's buffers are too small",
                 place=read.place(read.file_reads[0]),
-                expected=f"{read.length} bytes",
+                expected=f"{read.length:,} bytes",
                 found=pool.length,
             )

@@ -256,7 +256,7 @@ def test_timed_reads_count_what_they_read_and_refuse_what_is_short(tmp_path: Pat
     usage = in_flight(backend, iter([FileRead(path, 0, 10, 0)] * 5), 2, 10, 60)
     assert usage.read_count == 5
     assert in_flight(backend, iter([FileRead(path, 0, 10, 0)] * 5), 2, 10, 0).read_count == 1
-    with pytest.raises(MachineError, match="2000 bytes at byte 99000.*ends too early.*1000"):
+    with pytest.raises(MachineError, match="2000 bytes at byte 99000.*ends too early.*1,000"):
         through_queue(backend, [[[FileRead(path, 99_000, 2000, 0)]]], 4, scratch)
     with pytest.raises(MachineError, match="nothing.*cannot read: No such file"):
         through_queue(backend, [[[FileRead(tmp_path / "nothing", 0, 1, 0)]]], 4, scratch)

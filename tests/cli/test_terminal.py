@@ -129,7 +129,7 @@ def test_quiet_commands_say_nothing_but_errors_and_json(
 
 def test_more_is_said_where_that_is_wanted(pack_copy: Path, moepack_command: Run) -> None:
     run = moepack_command("verify", pack_copy, "-v")
-    assert re.fullmatch(r"verifying: 1\.2 MiB in \d+\.\d s, [\d.]+ [MG]iB/s\n", run.stderr)
+    assert re.fullmatch(r"verifying: 1\.7 MiB in \d+\.\d s, [\d.]+ [MG]iB/s\n", run.stderr)
     for path in pack_copy.glob("*.bin"):
         if path.name != "index.bin":
             path.write_bytes(bytes(path.stat().st_size))

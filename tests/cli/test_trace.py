@@ -126,15 +126,15 @@ def test_a_file_is_not_counted_twice(log: Path, tmp_path: Path, moepack_command:
     for command in (
         ["trace", "concentration"],
         ["trace", "stats"],
-        ["hotness", "-o", target],
-        ["hotness", "--weights", "2,1", "-o", target],
+        ["hotness", "--force", "-o", target],
+        ["hotness", "--force", "--weights", "2,1", "-o", target],
     ):
         for again in (log, copy):
             run = moepack_command(*command, log, again)
             assert run.returncode == 2
             assert f"{again}: its selections came already" in run.stderr
         assert moepack_command(*command, log, another(log)).returncode == 0
-    assert moepack_command("hotness", IMATRIX, IMATRIX, "-o", target).returncode == 2
+    assert moepack_command("hotness", "--force", IMATRIX, IMATRIX, "-o", target).returncode == 2
 
 
 def test_a_fault_leaves_nothing_behind(log: Path, tmp_path: Path, moepack_command: Run) -> None:

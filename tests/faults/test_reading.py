@@ -110,14 +110,14 @@ def test_what_the_system_says_is_passed_on_with_the_place(
         for read in reads:
             with pytest.raises(MachineError) as caught:
                 read()
-            place = f"layer 0 expert 5 blob at byte {where.offset}"
+            place = f"layer 0 expert 5 blob at byte {where.offset:,}"
             assert str(caught.value) == f"{where.path}: {place}: cannot read: {os.strerror(code)}"
             assert caught.value.hint == hint
             assert (caught.value.path, caught.value.place) == (str(where.path), place)
         assert reader.statistics.error_count == 3
         assert reader.read(0, 5) == on_disk(where)
         with pytest.raises(
-            MachineError, match=f"layer 1 expert 7 {part.part} at byte {part.offset}"
+            MachineError, match=f"layer 1 expert 7 {part.part} at byte {part.offset:,}"
         ):
             reader.read(1, 7, "up")
         the_rest_reads_right(pack, reader, errors=4)
@@ -133,7 +133,7 @@ def test_a_read_of_joined_parts_names_them_all(packs: dict[str, Path], name: str
         with pack.reader(backend=backend) as reader:
             for where, parts in names.items():
                 backend.faults = [fault_at(pack, 0, 5, where.part, code=errno.EIO, times=1)]
-                place = f"layer 0 expert 5 {re.escape(parts)} at byte {where.offset}: cannot read"
+                place = f"layer 0 expert 5 {re.escape(parts)} at byte {where.offset:,}: cannot read"
                 with pytest.raises(MachineError, match=place):
                     list(reader.read_many([(0, 5)], parts=("up", "gate", "down.bias")))
             (one,) = reader.read_many([(0, 5)], parts=("up", "gate", "down.bias"))
@@ -148,8 +148,8 @@ def test_a_short_read_says_how_much_there_was(pack: Pack, name: str) -> None:
         for read in (lambda: reader.read(1, 3), lambda: list(reader.read_many([(1, 3)]))):
             with pytest.raises(PackError) as caught:
                 read()
-            place = f"layer 1 expert 3 blob at byte {where.offset}"
-            found = f"expected {where.length} bytes, found {where.length - 100}"
+            place = f"layer 1 expert 3 blob at byte {where.offset:,}"
+            found = f"expected {where.length:,} bytes, found {where.length - 100:,}"
             problem = f"{where.path}: {place}: the file ends too early, {found}"
             assert str(caught.value) == problem
             assert "it was cut or replaced" in str(caught.value.hint)
@@ -168,7 +168,9 @@ def test_a_flipped_bit_names_the_part_and_both_digests(pack: Pack, name: str) ->
         for parts in (None, ("up", "gate"), ("up", "down")):
             with pytest.raises(PackError) as caught:
                 list(reader.read_many([(0, 2)], parts=parts))
-            place = rf"layer 0 expert 2 ffn_up_exps\.weight at byte {up.offset}: the bytes do not "
+            place = (
+                rf"layer 0 expert 2 ffn_up_exps\.weight at byte {up.offset:,}: the bytes do not "
+            )
             digests = rf"expected xxh3:{up.digest:016x}, found xxh3:[0-9a-f]{{16}}\Z"
             assert re.search(place, str(caught.value))
             assert re.search(digests, str(caught.value))
@@ -209,7 +211,7 @@ def test_a_file_that_is_cut_and_mended_reads_on(pack_copy: Path, name: str) -> N
         # A cut inside a page, one on a page, one before the blob.
         for left in (10, 8192, 0, -4096):
             os.truncate(where.path, where.offset + left)
-            found = f"expected {where.length} bytes, found {max(0, left)}"
+            found = f"expected {where.length:,} bytes, found {max(0, left):,}"
             with pytest.raises(PackError, match=f"layer 1 expert 15 blob at byte .*{found}"):
                 reader.read(1, 15)
             with pytest.raises(PackError, match=f"layer 1 expert 15 blob at byte .*{found}"):
@@ -242,7 +244,7 @@ def test_a_missing_file_is_named_and_found_again(pack_copy: Path, name: str) -> 
     with moepack.open(pack_copy) as pack, pack.reader(backend=name) as reader:
         path = pack.locate(1, 4).path
         path.rename(path.with_suffix(".away"))
-        message = rf"\A{re.escape(str(path))}: layer 1 expert 4 blob at byte \d+: a data file is"
+        message = rf"\A{re.escape(str(path))}: layer 1 expert 4 blob at byte [\d,]+: a data file is"
         with pytest.raises(PackError, match=message):
             reader.read(1, 4)
         with reader.submit([(1, 4), (0, 1), (1, 5)]) as batch:
@@ -314,7 +316,7 @@ def test_one_expert_of_several_reads_raises_once(packs: dict[str, Path], name: s
                 numbers, errors = take_all(batch, in_order=False)
             assert numbers == [1]
             assert [error.place for error in errors] == [
-                f"layer 0 expert 1 ffn_gate_exps.weight at byte {pack.locate(0, 1).offset}"
+                f"layer 0 expert 1 ffn_gate_exps.weight at byte {pack.locate(0, 1).offset:,}"
             ]
             assert pool.free_count == 1
             assert reader.statistics.error_count == 2
@@ -595,7 +597,7 @@ def test_buffers_that_do_not_fit_are_refused_before_anything_is_read(
     pack: Pack, buffer: Any, message: str
 ) -> None:
     backend = FaultyBackend(make("buffered"))
-    place = rf"layer 0 expert 3 blob at byte {pack.locate(0, 3).offset}: .*"
+    place = rf"layer 0 expert 3 blob at byte {pack.locate(0, 3).offset:,}: .*"
     with pack.reader(backend=backend) as reader:
         with pytest.raises(RequestError, match=place + message):
             reader.read_into(buffer, 0, 3)
@@ -631,8 +633,8 @@ def test_a_pool_that_is_too_small_is_refused_before_anything_is_read(pack: Pack)
         with pytest.raises(RequestError) as caught:
             reader.submit([(0, 0), large])
         assert str(caught.value) == (
-            f"layer {large[0]} expert {large[1]} blob at byte {where.offset}: the pool's buffers "
-            f"are too small, expected {where.length} bytes, found 36,864"
+            f"layer {large[0]} expert {large[1]} blob at byte {where.offset:,}: the pool's buffers "
+            f"are too small, expected {where.length:,} bytes, found 36,864"
         )
         assert backend.begun == []
         assert pool.free_count == 2
@@ -724,7 +726,7 @@ def test_memory_that_cannot_be_had_is_one_experts_error(
             (error,) = errors
             assert isinstance(error, MachineError)
             assert str(error) == (
-                f"{where.path}: layer 0 expert {failing} blob at byte {where.offset}: "
+                f"{where.path}: layer 0 expert {failing} blob at byte {where.offset:,}: "
                 "cannot allocate it"
             )
             fail_new_memory(monkeypatch, 0)
@@ -758,7 +760,7 @@ def test_memory_that_cannot_be_had_for_the_ends_of_a_read_is_an_error_with_its_p
         assert where.length % 512
         no_memory = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         fail_allocation(monkeypatch, aligned_read, "map_memory", 0, no_memory)
-        place = f"layer 0 expert 1 {where.part} at byte {where.offset}: cannot read: Cannot alloc"
+        place = f"layer 0 expert 1 {where.part} at byte {where.offset:,}: cannot read: Cannot alloc"
         with pytest.raises(MachineError, match=place):
             made.read_into(mmap.mmap(-1, where.length), 0, 1, "up")
         the_rest_reads_right(pack, made, errors=1)
@@ -835,7 +837,7 @@ def test_too_many_open_files_is_an_error_that_passes(packs: dict[str, Path], nam
     with moepack.open(packs["qwen3moe"]) as pack:
         where = pack.locate(1, 2)
     problem = (
-        f"experts-00001.bin: layer 1 expert 2 blob at byte {where.offset}: "
+        f"experts-00001.bin: layer 1 expert 2 blob at byte {where.offset:,}: "
         "cannot read: Too many open files | raise the limit of open files (ulimit -n)\n"
     )
     assert out == f"{problem * 2}[0, 'layer 1 expert 1 blob', 2]\n{where.length} 0\n"

@@ -581,7 +581,7 @@ def test_a_rounded_read_that_lacks_its_last_byte_is_short(fine: Path) -> None:
                 lambda: reader.read(0, where.expert, "up"),
                 lambda: list(reader.read_many([(0, where.expert)], parts=("up",))),
             ):
-                found = f"expected {where.length} bytes, found {where.length - 1}"
+                found = f"expected {where.length:,} bytes, found {where.length - 1:,}"
                 with pytest.raises(PackError, match=f"the file ends too early, {found}"):
                     read()
 

@@ -585,7 +585,7 @@ VERIFIERS_RULES = [
     ),
     Rule("ranks that differ", record("blob", 0, rank=3), "rank", "its record says 3"),
     Rule("hotness that rises", record("blob", 3, hotness=100), "rank", "is hotter than the one be"),
-    Rule("a part's digest", record("part", 4, digest=1), "layer 0 expert 1", "the digest is"),
+    Rule("a part's digest", record("part", 4, digest=1), "layer 0 expert 1", "its digest is"),
 ]
 INDEX_RULES = {
     "header": HEADER_RULES,
