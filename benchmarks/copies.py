@@ -1,4 +1,4 @@
-"""Packing against `cp`, verifying against `cmp` and against plain reading."""
+"""Packing, restoring and exporting against `cp`, verifying against `cmp` and plain reading."""
 
 import os
 import shutil
@@ -10,7 +10,8 @@ from benchmarks.measure import MOEPACK, Run, Side, against, limit_row, ratio_row
 from benchmarks.table import Row
 
 LAYOUTS = ("layers", "hot-first")
-PEAK_LIMIT = 200
+PEAK_LIMIT = 100
+Command = tuple[str | Path, ...]
 _COPY = 'to=$1; shift; mkdir "$to" && cp "$@" "$to" && sync "$to"/*'
 _COMPARE = 'with=$1; shift; for file; do cmp "$file" "$with/${file##*/}" || exit; done'
 _READ = 'for file; do dd bs=1M of=/dev/null status=none if="$file" || exit; done'
@@ -23,21 +24,34 @@ def packing(
 
     Leaves the last copy in `folder`/copy and the last packs in `folder`/<layout>.
     """
-    copy = folder / "copy"
     for layout in LAYOUTS:
-        pack = folder / layout
-        theirs = Side(
-            ("sh", "-c", _COPY, "sh", copy, *shards), partial(_prepare, copy, pack, shards)
-        )
-        options = ("--layout", layout, "--hotness", hotness)
-        ours = Side(
-            (*MOEPACK, "pack", shards[0], "-o", pack, *options),
-            partial(_prepare, pack, copy, shards),
-        )
-        packed, copied = against(ours, theirs, rounds)
-        name = f"pack {layout}, {place}"
-        yield ratio_row(f"{name}: cp + sync", packed, copied, _length(shards), 1.0)
-        yield _peak_row(f"{name}: memory", packed)
+        command = ("pack", shards[0], "--layout", layout, "--hotness", hotness)
+        yield from _writing(f"pack {layout}, {place}", command, shards, folder, layout, rounds)
+
+
+def giving_back(place: str, shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
+    """Compare `moepack restore` and `moepack export gguf` with the same copying.
+
+    Both read the pack in `folder`/layers, which `packing` left: as much as the shards, cached.
+    """
+    pack = folder / LAYOUTS[0]
+    files = sorted(pack.glob("*.bin"))
+    for target, command in (("restored", ("restore",)), ("exported.gguf", ("export", "gguf"))):
+        name = f"{' '.join(command)}, {place}"
+        yield from _writing(name, (*command, pack), files, folder, target, rounds)
+        _remove(folder / target)
+
+
+def _writing(
+    name: str, command: Command, files: list[Path], folder: Path, target: str, rounds: int
+) -> Iterator[Row]:
+    """Compare a command that reads `files` and writes `target` with copying and syncing them."""
+    copy, written = folder / "copy", folder / target
+    theirs = Side(("sh", "-c", _COPY, "sh", copy, *files), partial(_prepare, copy, written, files))
+    ours = Side((*MOEPACK, *command, "-o", written), partial(_prepare, written, copy, files))
+    measured, copied = against(ours, theirs, rounds)
+    yield ratio_row(f"{name}: cp + sync", measured, copied, _length(files), 1.0)
+    yield limit_row(f"{name}: memory", [_peak(measured)], "MiB", PEAK_LIMIT)
 
 
 def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
@@ -62,23 +76,30 @@ def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
     )
 
 
-def _peak_row(name: str, runs: list[Run]) -> Row:
-    """Judge the largest peak of all runs."""
-    return limit_row(name, [max(run.peak for run in runs) / (1 << 20)], "MiB", PEAK_LIMIT)
+def _peak(runs: list[Run]) -> float:
+    """Return the largest peak of all runs, in MiB."""
+    return max(run.peak for run in runs) / (1 << 20)
 
 
-def _prepare(target: Path, other: Path, shards: list[Path]) -> None:
-    """Let a side find what the other found: no target, a quiet disk, and the shards cached.
+def _prepare(target: Path, other: Path, files: list[Path]) -> None:
+    """Let a side find what the other found: no target, a quiet disk, and what it reads cached.
 
     A virtual machine gives free memory back to its host and gets it again slowly. So as many bytes
     as the target will need are freed just now, from what is cached of the other side's.
     """
-    shutil.rmtree(target, ignore_errors=True)
+    _remove(target)
     os.sync()
-    for shard in shards:
-        _read(shard)
-    for path in other.glob("*"):
+    for file in files:
+        _read(file)
+    for path in other.glob("*") if other.is_dir() else [other] * other.exists():
         _forget(path)
+
+
+def _remove(target: Path) -> None:
+    if target.is_dir():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> None:

@@ -25,6 +25,7 @@ def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
     hotness = models.write_hotness(folder / "hotness.csv", layers)
     yield from copies.packing("disk", shards, hotness, folder, rounds)
     yield from copies.verifying(shards, folder, 2 * rounds)
+    yield from copies.giving_back("disk", shards, folder, rounds)
     yield from reading.first_expert(folder / "many", FRESH_ROUNDS)
     yield from reading.packs_against_shards(folder / "layers", shards, 2 * rounds)
     yield from as_it_comes.from_the_drive(folder, rounds)
@@ -37,13 +38,14 @@ def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
 
 def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
     length = sum(shard.stat().st_size for shard in shards)
-    if not SHARED_MEMORY.is_dir() or _free_memory() < 4 * length:
+    if not SHARED_MEMORY.is_dir() or _free_memory() < 5 * length:
         yield Row("pack, tmpfs", "no room")
         return
     with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=SHARED_MEMORY) as name:
         folder = Path(name)
         moved = [Path(shutil.move(shard, folder / shard.name)) for shard in shards]
         yield from copies.packing("tmpfs", moved, hotness, folder, rounds)
+        yield from copies.giving_back("tmpfs", moved, folder, rounds)
 
 
 def _free_memory() -> int:
