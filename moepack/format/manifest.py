@@ -73,6 +73,13 @@ class Manifest(NamedTuple):
     files: tuple[FileEntry, ...]
     digest_matches: bool = True
 
+    @property
+    def blob_order(self) -> str:
+        """What blobs are sorted by on disk: `hotness`, or `source`."""
+        rules = self.layout.get("blobs")
+        by_hotness = isinstance(rules, dict) and rules.get("order") == "hotness"
+        return "hotness" if by_hotness and self.hotness else "source"
+
 
 def describe_index(index: bytes | memoryview) -> IndexEntry:
     """Return the entry of an index by its bytes."""

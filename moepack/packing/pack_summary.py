@@ -93,23 +93,16 @@ def of_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSu
 def of_pack(path: str | os.PathLike[str]) -> PackSummary:
     """Sum up a whole pack that is there."""
     with Pack(path) as pack:
-        index, hotness = pack.index, pack.manifest.hotness or {}
-        expert_length = sum(
-            family.expert_count * sum(kind.length for kind in family.part_kinds)
-            for family in index.families
-        )
-        dense_length = sum(tensor.length for tensor in index.tensors())
-        payload_length = (
-            expert_length + dense_length + sum(other.length for other in index.shard_bytes())
-        )
+        index, stated, shape = pack.index, pack.manifest, pack.shape
+        hotness = stated.hotness or {}
+        others = sum(held.length for held in index.shard_bytes())
+        payload_length = shape.expert_length + (shape.dense_length or 0) + others
         data_length = sum(file.length for file in index.files)
-        is_hot = any(family.hotness_measured for family in index.families)
-        layout = pack.manifest.layout
         return PackSummary(
-            layout=str(layout.get("name")),
-            order="hotness" if is_hot and layout.get("order") == "hotness" else "source",
-            layers=tuple(sorted({family.layer for family in index.families})),
-            is_whole=pack.manifest.is_whole,
+            layout=str(stated.layout.get("name")),
+            order=stated.blob_order,
+            layers=shape.layers,
+            is_whole=stated.is_whole,
             blob_count=index.blob_count,
             measured_blob_count=hotness.get("measured_blob_count"),
             hotness_token_count=hotness.get("token_count"),
@@ -117,8 +110,8 @@ def of_pack(path: str | os.PathLike[str]) -> PackSummary:
             files=index.files,
             index_length=index.header.index_length,
             data_length=data_length,
-            expert_length=expert_length,
-            dense_length=dense_length,
+            expert_length=shape.expert_length,
+            dense_length=shape.dense_length,
             payload_length=payload_length,
             padding_length=data_length - payload_length,
             padding_share=(data_length - payload_length) / data_length,

@@ -188,7 +188,7 @@ def describe_pack(pack: Pack) -> PackFacts:
         coverage=(hotness and hotness.coverage) or _own_coverage(pack),
         layers=pack.layers,
         selected_layers=None if stated.layers is None else tuple(stated.layers),
-        order=_order(pack),
+        order=stated.blob_order,
         blob_alignment=index.header.blob_alignment,
         part_alignment=index.header.part_alignment,
         blob_count=index.blob_count,
@@ -224,13 +224,6 @@ def _own_coverage(pack: Pack) -> CoverageFacts | None:
     measured = coverage.of(counts, counts, lengths)
     covered = (CoveredLengthFacts(*covered) for covered in measured.lengths)
     return CoverageFacts(tuple(covered), measured.total_length, held_out=None, token_count=None)
-
-
-def _order(pack: Pack) -> str:
-    """Say what the blobs are sorted by on disk."""
-    rules = pack.manifest.layout.get("blobs")
-    by_hotness = isinstance(rules, dict) and rules.get("order") == "hotness"
-    return "hotness" if by_hotness and pack.manifest.hotness else "source"
 
 
 def describe_blob(pack: Pack, layer: int, expert: int, *, family: str | None = None) -> BlobFacts:

@@ -123,8 +123,8 @@ def test_what_was_interrupted_goes_on_from_what_lies_in_the_directory(
     share: float, source: Path, small_units: None, tmp_path: Path
 ) -> None:
     """Neither the shards' names nor the hotness are asked for again."""
-    options: dict[str, Any] = {"layout": "hot-first"}
-    pack_model(source, tmp_path / "copy", **options)
+    options: dict[str, Any] = {"layout": "hot-first", "hotness": HOTNESS}
+    copied = pack_model(source, tmp_path / "copy", **options)
     target = tmp_path / "pack"
     with pytest.raises(StopHereError):
         pack_model(source, target, in_place=True, progress=stop_after(share), threads=1, **options)
@@ -135,7 +135,11 @@ def test_what_was_interrupted_goes_on_from_what_lies_in_the_directory(
         assert not target.exists()
         summary = pack_model(source, target, in_place=True, **options)
     assert contents(target) == contents(tmp_path / "copy")
-    assert summary.layout == "hot-first"
+    assert (summary.layout, summary.order) == ("hot-first", "hotness")
+    assert (summary.data_length, summary.padding_length) == (
+        copied.data_length,
+        copied.padding_length,
+    )
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.99])
