@@ -26,12 +26,7 @@ def digests_of(
     descriptor = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
     with open(descriptor, "rb", buffering=0) as file:
         for extent in extents:
-            computed = digest.stream()
-            for piece in _pieces(file.fileno(), extent.offset, extent.end, buffer):
-                computed.update(piece)
-                if advanced is not None:
-                    advanced(len(piece))
-            digests.append(computed.intdigest())
+            digests.append(_digest_of(file.fileno(), extent, buffer, advanced))
     return digests
 
 
@@ -59,13 +54,24 @@ def is_right(descriptor: int, run: Run, buffer: memoryview) -> bool:
     for extent in run.extents:
         if extent.digest is None or not _is_zero(descriptor, position, extent.offset, buffer):
             return False
-        computed = digest.stream()
-        for piece in _pieces(descriptor, extent.offset, extent.end, buffer):
-            computed.update(piece)
-        if computed.intdigest() != extent.digest:
+        if _digest_of(descriptor, extent, buffer) != extent.digest:
             return False
         position = extent.end
     return _is_zero(descriptor, position, run.end, buffer)
+
+
+def _digest_of(
+    descriptor: int,
+    extent: Extent,
+    buffer: memoryview,
+    advanced: Callable[[int], None] | None = None,
+) -> int:
+    computed = digest.stream()
+    for piece in _pieces(descriptor, extent.offset, extent.end, buffer):
+        computed.update(piece)
+        if advanced is not None:
+            advanced(len(piece))
+    return computed.intdigest()
 
 
 def _is_zero(descriptor: int, start: int, end: int, buffer: memoryview) -> bool:
