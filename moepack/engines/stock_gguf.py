@@ -138,7 +138,7 @@ class _NewGguf:
 
 def _dense(pack: Pack) -> Iterator[_Tensor]:
     for tensor in pack.index.tensors():
-        known = tensor.digest if pack.index.files[tensor.file].has_digests else None
+        known = pack.index.files[tensor.file].known(tensor.digest)
         place = (0, tensor.length, tensor.file, tensor.offset)
         extent = Extent(*place, known, f"tensor {tensor.name}")
         yield _Tensor(tensor.name, tensor.type_id, tensor.shape, tensor.length, (extent,))
@@ -166,10 +166,10 @@ def _slices(pack: Pack, family: PackedFamily, number: int, kind: PartKind) -> It
     count = len(family.part_kinds)
     for expert in range(family.expert_count):
         record = pack.index.part(family.first_part + expert * count + number, kind)
-        offset, length, known, file, _ = record
+        offset, length, stated, file, _ = record
         label = f"layer {family.layer} expert {expert} {kind.name}"
-        expected = known if pack.index.files[file].has_digests else None
-        yield Extent(expert * length, length, file, offset, expected, label)
+        known = pack.index.files[file].known(stated)
+        yield Extent(expert * length, length, file, offset, known, label)
 
 
 def _header(pack: Pack, tensors: Sequence[_Tensor], alignment: int) -> bytes:

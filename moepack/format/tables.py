@@ -21,6 +21,10 @@ class DataFile(NamedTuple):
     is_shard: bool = False
     has_digests: bool = True
 
+    def known(self, digest: int) -> int | None:
+        """Return what a record says is the digest of bytes in this file, None where it cannot."""
+        return digest if self.has_digests else None
+
 
 class SliceOrigin(NamedTuple):
     """Where the slices of a part lay in the source: `offset` bytes from the start of a shard.

@@ -111,11 +111,11 @@ def _pieces(index: Index) -> Iterator[tuple[int, ShardPiece]]:
             records = index.parts(family.first_part + expert * len(kinds), kinds)
             for kind, (offset, length, digest, file, _) in zip(kinds, records, strict=True):
                 shard, shard_offset = index.origin(family, kind, expert)
-                known = digest if index.files[file].has_digests else None
+                known = index.files[file].known(digest)
                 label = f"layer {family.layer} expert {expert} {kind.name}"
                 yield shard, ShardPiece(shard_offset, length, file, offset, known, label)
     for tensor in index.tensors():
-        known = tensor.digest if index.files[tensor.file].has_digests else None
+        known = index.files[tensor.file].known(tensor.digest)
         label = f"tensor {tensor.name}"
         place = (tensor.shard_offset, tensor.length, tensor.file, tensor.offset)
         yield tensor.shard, ShardPiece(*place, known, label)

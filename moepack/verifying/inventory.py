@@ -128,11 +128,10 @@ class _Inventory:
     def part_extent(
         self, family: PackedFamily, kind: PartKind, expert: int, part: PartRecord
     ) -> Extent:
-        has_digests = self.index.files[part.file].has_digests
         return Extent(
             offset=part.offset,
             length=kind.length,
-            digest=part.digest if has_digests else None,
+            digest=self.index.files[part.file].known(part.digest),
             layer=family.layer,
             expert=expert,
             part=kind.name,
@@ -197,11 +196,10 @@ class _Inventory:
         shape = f"{' x '.join(map(str, tensor.shape)) or 'one value'} of {tensor.type_name}"
         place = (tensor.type_id, tensor.type_name, tensor.shape)
         self.check_type(*place, tensor.length, shape, where)
-        has_digests = self.index.files[tensor.file].has_digests
         extent = Extent(
             offset=tensor.offset,
             length=tensor.length,
-            digest=tensor.digest if has_digests else None,
+            digest=self.index.files[tensor.file].known(tensor.digest),
             tensor=tensor.name,
             source=self.sources.tensor(tensor),
         )
@@ -218,18 +216,11 @@ class _Inventory:
         self.add_dense(held.file, extent, None, {})
 
     def add_dense(self, file: int, extent: Extent, number: int | None, where: Where) -> None:
-        """Add what is no expert's, and check its alignment."""
+        """Add what is no expert's; the decoder has checked its alignment."""
         what = "bytes of a shard" if number is None else "tensor"
         self.places[file].append(Place(extent.offset, extent.end, what, where))
         self.add(file, Item(extent.offset, extent.end, number, (extent,)))
-        alignment = self.index.header.tensor_alignment
-        self.align(file, alignment)
-        if not self.index.files[file].is_shard and extent.offset % alignment:
-            name = self.index.files[file].name
-            message = f"is not aligned to {alignment:,} bytes"
-            self.findings.add(
-                "record", message, tensor=extent.tensor, file=name, offset=extent.offset
-            )
+        self.align(file, self.index.header.tensor_alignment)
 
     def add(self, file: int, item: Item) -> None:
         self.items[file].append(item)
