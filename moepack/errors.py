@@ -91,8 +91,31 @@ class MachineError(MoepackError):
 
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_shortage(error: OSError) -> bool:
     """Say whether the machine ran out of something, whatever file it was that was asked for."""
     return error.errno in _SHORTAGES
+
+
+def read_failure(
+    error: OSError,
+    path: str | os.PathLike[str],
+    fault: type[MoepackError],
+    place: str | None = None,
+) -> MoepackError:
+    """Return the error for a file that could not be read: a `fault`, or a shortage's."""
+    kind = MachineError if is_shortage(error) else fault
+    return kind(f"cannot read: {error.strerror}", path=path, place=place)
+
+
+def write_failure(
+    error: OSError, path: str | os.PathLike[str], hint: str | None = None
+) -> MachineError:
+    """Return the error for what could not be written at `path`; `hint` says how to go on."""
+    problem, path = f"cannot write: {error.strerror}", error.filename or path
+    if error.errno in _NO_SPACE:
+        problem = "no space left"
+        hint = "free some space" if hint is None else f"free some space, then {hint}"
+    return MachineError(problem, path=path, hint=hint)

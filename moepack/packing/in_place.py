@@ -16,7 +16,6 @@ nor its hotness.
 
 from __future__ import annotations
 
-import errno
 import os
 from array import array
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.errors import MachineError, MoepackError, PackError, RequestError
+from moepack.errors import MoepackError, PackError, RequestError, write_failure
 from moepack.format import manifest
 from moepack.format.index import Index
 from moepack.format.manifest import Manifest
@@ -295,12 +294,7 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        no_space = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        raise MachineError(
-            "no space left" if no_space else f"cannot go on: {error.strerror}",
-            path=error.filename or path,
-            hint=_hint(path),
-        ) from error
+        raise write_failure(error, path, _hint(path)) from error
     except MoepackError as error:
         error.hint = error.hint or _hint(path)
         raise

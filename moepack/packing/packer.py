@@ -20,13 +20,12 @@ stands for; from then on it is watched as the new ones are. `verify` proves the 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moepack.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.errors import MachineError, MoepackError, RequestError, SourceError, write_failure
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
 from moepack.format.source_entry import SourceEntry
@@ -98,15 +97,8 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        no_space = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         hint = next(iter(getattr(error, "__notes__", ())), None)  # from `abandon`
-        if no_space:
-            hint = "free some space, then run the same command with --resume"
-        raise MachineError(
-            "no space left" if no_space else f"cannot write: {error.strerror}",
-            path=error.filename or path,
-            hint=hint,
-        ) from error
+        raise write_failure(error, path, hint) from error
     except MemoryError as error:
         hint = "use fewer --threads, and continue with --resume"
         raise MachineError("not enough memory", path=path, hint=hint) from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moepack.errors import MachineError, SourceError, is_shortage
+from moepack.errors import SourceError, read_failure, write_failure
 from moepack.format import manifest
 from moepack.format.tables import DataFile
 from moepack.packing.chosen_hotness import load_hotness
@@ -165,7 +165,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
                     path.rmdir()
             raise
     except OSError as error:
-        raise MachineError(f"cannot write: {error.strerror}", path=error.filename or path) from None
+        raise write_failure(error, path) from None
 
 
 def _check_unchanged(source: Source) -> None:
@@ -192,8 +192,7 @@ def _digests(
         try:
             return digests_of(path, by_shard[shard], advanced)
         except OSError as error:
-            kind = MachineError if is_shortage(error) else SourceError
-            raise kind(f"cannot read: {error.strerror}", path=path) from None
+            raise read_failure(error, path, SourceError) from None
 
     digests = run_each(digest_shard, list(by_shard), threads, advanced)
     return {

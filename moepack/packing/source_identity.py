@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from moepack.errors import MachineError, SourceError, is_shortage
+from moepack.errors import SourceError, read_failure
 from moepack.format import records
 from moepack.format.source_entry import ExpertsUsed, ShardEntry, SourceEntry, is_file_name
 from moepack.shape import ModelShape
@@ -70,8 +70,7 @@ def describe_shard(
                     of_all.update(piece)
                     advanced(len(piece))
     except OSError as error:
-        kind = MachineError if is_shortage(error) else SourceError
-        raise kind(f"cannot read: {error.strerror}", path=shard.path) from None
+        raise read_failure(error, shard.path, SourceError) from None
     return ShardEntry(
         name=name,
         length=shard.file_length,

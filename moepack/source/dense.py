@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from moepack.errors import MachineError, SourceError, is_shortage
+from moepack.errors import SourceError, read_failure
 from moepack.source.experts import Experts
 from moepack.source.gguf_header import GgufHeader
 from moepack.source.shards import Source
@@ -77,8 +77,7 @@ def _other_ranges(number: int, header: GgufHeader) -> Iterator[ShardRange]:
                 if _has_other_than_zeros(file.fileno(), start, end):
                     yield ShardRange(number, start, end - start)
     except OSError as error:
-        kind = MachineError if is_shortage(error) else SourceError
-        raise kind(f"cannot read: {error.strerror}", path=header.path) from None
+        raise read_failure(error, header.path, SourceError) from None
 
 
 def _gaps(header: GgufHeader) -> Iterator[tuple[int, int]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from moepack import digest
-from moepack.errors import MachineError, MoepackError, is_shortage
+from moepack.errors import MachineError, MoepackError, read_failure
 from moepack.storage.extents import Extent
 from moepack.storage.regular_file import FileStamp, NotRegularError, open_regular
 
@@ -69,8 +69,7 @@ class Inputs:
         try:
             length = os.preadv(self._descriptors[number], [buffer], offset)
         except OSError as error:
-            kind = MachineError if is_shortage(error) else self._fault
-            raise kind(f"cannot read: {error.strerror}", path=path, place=place) from error
+            raise read_failure(error, path, self._fault, place) from error
         if not length:
             raise self._fault("the file became shorter", path=path, place=place)
         return length

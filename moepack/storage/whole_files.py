@@ -6,7 +6,6 @@ an interrupted run left is read, what is right in it stays, and the rest is writ
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack import digest
-from moepack.errors import MachineError, PackError, RequestError
+from moepack.errors import PackError, RequestError, write_failure
 from moepack.storage.atomic import publish, require_folder_of
 from moepack.storage.clone import can_clone
 from moepack.storage.copying import Copier, WrittenFile
@@ -166,12 +165,7 @@ def _resumable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        no_space = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        raise MachineError(
-            "no space left" if no_space else f"cannot write: {error.strerror}",
-            path=error.filename or folder,
-            hint="free some space, then run the same command with --resume" if no_space else hint,
-        ) from error
+        raise write_failure(error, folder, hint) from error
     except KeyboardInterrupt as stop:
         stop.add_note(hint)
         raise

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from moepack.errors import MachineError, PackError, SourceError, is_shortage
+from moepack.errors import PackError, SourceError, read_failure
 from moepack.format.dense import DenseTensor, ShardBytes
 from moepack.format.index import Index
 from moepack.format.manifest import Manifest
@@ -236,6 +236,5 @@ def sha256_of(path: str, length: int | None = None) -> str:
                 sha256.update(piece)
                 left -= len(piece)
     except OSError as error:
-        kind = MachineError if is_shortage(error) else SourceError
-        raise kind(f"cannot read: {error.strerror}", path=path) from None
+        raise read_failure(error, path, SourceError) from None
     return sha256.hexdigest()

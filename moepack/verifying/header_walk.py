@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from moepack.errors import MachineError, SourceError, is_shortage
+from moepack.errors import SourceError, read_failure
 from moepack.source import sniff
 from moepack.storage.regular_file import open_regular
 from moepack.verifying.block_sizes import stated_length
@@ -74,8 +74,7 @@ def _mapped(path: str) -> Iterator[mmap.mmap]:
                 raise SourceError(problem, path=path, hint=hint)
             yield data
     except OSError as error:
-        kind = MachineError if is_shortage(error) else SourceError
-        raise kind(f"cannot read: {error.strerror}", path=path) from error
+        raise read_failure(error, path, SourceError) from error
     except (ValueError, LookupError, ArithmeticError, struct.error) as error:
         raise SourceError(f"the verifier cannot read the header ({error})", path=path) from error
 

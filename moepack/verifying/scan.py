@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from moepack import digest
-from moepack.errors import MachineError, MoepackError, SourceError, is_shortage
+from moepack.errors import MachineError, SourceError, is_shortage, read_failure
 from moepack.storage.regular_file import open_regular
 from moepack.storage.thread_pool import ThreadPool
 from moepack.verifying.extents import Extent, Run, SourceRange
@@ -83,7 +83,7 @@ class Scan:
         try:
             descriptor = open_regular(path)
         except OSError as error:
-            raise _source_error(error, path) from None
+            raise read_failure(error, path, SourceError) from None
         stack.callback(os.close, descriptor)
         return descriptor
 
@@ -111,11 +111,6 @@ class Scan:
         with self._lock:
             self.read_length += length
             self._advanced(length)
-
-
-def _source_error(error: OSError, path: str) -> MoepackError:
-    kind = MachineError if is_shortage(error) else SourceError
-    return kind(f"cannot read: {error.strerror}", path=path)
 
 
 class _Reader:
@@ -244,7 +239,7 @@ class _Reader:
         except _ShortFileError:
             raise SourceError("ends too early", path=path, place=f"byte {offset:,}") from None
         except OSError as error:
-            raise _source_error(error, path) from None
+            raise read_failure(error, path, SourceError) from None
         self.compared_length += length
 
 
