@@ -118,6 +118,12 @@ class Draft:
         self.set("file", number, length=length)
         self.body["files"][number]["length"] = length
 
+    def lengthen(self, number: int, data: bytes) -> None:
+        """Append to a data file, and say so everywhere."""
+        with open(self.path / self.body["files"][number]["name"], "ab") as file:
+            file.write(data)
+        self.resize(number, self.get("file", number).length + len(data))
+
     def pieces(self) -> list[Piece]:
         """Take the index apart."""
         return [

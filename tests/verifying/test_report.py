@@ -15,8 +15,8 @@ from moepack.report.json_text import json_text
 from moepack.verifying.report import Finding
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import moe, split, write_shards
-from tests.support.index_edit import IndexEdit
 from tests.support.models import flip, pack_model, shards_of
+from tests.support.pack_draft import Draft
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -96,9 +96,9 @@ def test_index_and_manifest_of_two_packs_do_not_belong_together(
     flip(pack_copy / "index.bin", 4000)
     assert verify(pack_copy).headline == "a damaged file: index.bin"
     flip(pack_copy / "index.bin", 4000)
-    edit = IndexEdit(pack_copy)
-    edit.body["files"].pop()
-    edit.save_manifest()
+    draft = Draft(pack_copy)
+    draft.body["files"].pop()
+    draft.save_manifest()
     assert verify(pack_copy).headline == "index.bin and manifest.json do not belong together"
 
 

@@ -11,10 +11,8 @@ from moepack import digest
 from moepack.packing.shard_index import index_model
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import F32, moe, split, write_shards
-from tests.support.index_edit import IndexEdit
 from tests.support.models import flip, pack_model
-
-COUNTS = {(0, 0): 5, (0, 1): 9, (1, 0): 7, (1, 1): 0}
+from tests.support.pack_draft import COUNTS, Draft, record, set_rank
 
 
 @pytest.fixture(scope="module")
@@ -33,40 +31,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def edit(model: Path, tmp_path: Path) -> IndexEdit:
-    return IndexEdit(Path(shutil.copytree(model / "pack", tmp_path / "pack")))
+def draft(model: Path, tmp_path: Path) -> Draft:
+    return Draft(Path(shutil.copytree(model / "pack", tmp_path / "pack")))
 
 
 class Rule(NamedTuple):
     """One broken rule: how, and the kind of the one finding and words of it."""
 
     name: str
-    breaks: Callable[[IndexEdit], object]
+    breaks: Callable[[Draft], object]
     kind: str
     words: str
 
 
-def record(section: str, number: int, /, **fields: Any) -> Callable[[IndexEdit], None]:
-    return lambda edit: edit.set(section, number, **fields)
-
-
-def moved(section: str, number: int, /, **steps: int) -> Callable[[IndexEdit], None]:
-    """Add to fields of a record."""
-
-    def change(edit: IndexEdit) -> None:
-        held = edit.get(section, number)
-        edit.set(section, number, **{name: getattr(held, name) + n for name, n in steps.items()})
-
-    return change
-
-
-def stated(**keys: Any) -> Callable[[IndexEdit], None]:
+def stated(**keys: Any) -> Callable[[Draft], None]:
     """Change keys of the manifest, `a__b` for `b` in `a`."""
 
-    def change(edit: IndexEdit) -> None:
+    def change(draft: Draft) -> None:
         for name, value in keys.items():
             *outer, key = name.split("__")
-            body = edit.body
+            body = draft.body
             for step in outer:
                 body = body[step]
             assert body.get(key) != value
@@ -75,142 +59,142 @@ def stated(**keys: Any) -> Callable[[IndexEdit], None]:
     return change
 
 
-def overlapping_blobs(edit: IndexEdit) -> None:
+def overlapping_blobs(draft: Draft) -> None:
     """Put expert 0 where expert 1 lies, parts, digests and all, and zeros where it was."""
-    old = edit.get("blobs", 0)
-    edit.set("blobs", 0, offset=edit.get("blobs", 1).offset)
+    old = draft.get("blob", 0)
+    draft.set("blob", 0, offset=draft.get("blob", 1).offset)
     for number in range(3):
-        other = edit.get("parts", 3 + number)
-        edit.set("parts", number, offset=other.offset, digest=other.digest)
-    zero(edit, 0, old.offset, old.length)
+        other = draft.get("part", 3 + number)
+        draft.set("part", number, offset=other.offset, digest=other.digest)
+    zero(draft, 0, old.offset, old.length)
 
 
-def zero(edit: IndexEdit, file: int, offset: int, length: int) -> None:
-    with open(edit.path / edit.body["files"][file]["name"], "r+b") as held:
+def zero(draft: Draft, file: int, offset: int, length: int) -> None:
+    with open(draft.path / draft.body["files"][file]["name"], "r+b") as held:
         held.seek(offset)
         held.write(bytes(length))
 
 
-def move_part(edit: IndexEdit, number: int, step: int) -> None:
+def move_part(draft: Draft, number: int, step: int) -> None:
     """Move a part with its bytes, and leave zeros where it was."""
-    part = edit.get("parts", number)
-    path = edit.path / edit.body["files"][part.file]["name"]
+    part = draft.get("part", number)
+    path = draft.path / draft.body["files"][part.file]["name"]
     data = bytearray(path.read_bytes())
     held = bytes(data[part.offset : part.offset + part.stored_length])
     data[part.offset : part.offset + part.stored_length] = bytes(len(held))
     start = part.offset + step
     data[start : start + len(held)] = held
     path.write_bytes(data)
-    edit.set("parts", number, offset=start)
+    draft.set("part", number, offset=start)
 
 
-def swapped_parts(edit: IndexEdit) -> None:
+def swapped_parts(draft: Draft) -> None:
     """Let two parts of a blob change their places, so that they are not in their order."""
-    first, second = edit.get("parts", 0), edit.get("parts", 1)
-    edit.set("parts", 0, offset=second.offset, digest=second.digest)
-    edit.set("parts", 1, offset=first.offset, digest=first.digest)
+    first, second = draft.get("part", 0), draft.get("part", 1)
+    draft.set("part", 0, offset=second.offset, digest=second.digest)
+    draft.set("part", 1, offset=first.offset, digest=first.digest)
 
 
-def overlapping_parts(edit: IndexEdit) -> None:
+def overlapping_parts(draft: Draft) -> None:
     """Let a part begin with the last bytes of the one before it, which is no weight."""
-    name = edit.get("part_kinds", 1).name
-    edit.set("part_kinds", 1, name=name.replace(b"weight", b"bias\0\0"))
-    first = edit.get("parts", 0)
-    move_part(edit, 1, first.offset + 16 - edit.get("parts", 1).offset)
-    resign(edit, 0)
-    resign(edit, 1)
+    name = draft.get("part_kind", 1).name
+    draft.set("part_kind", 1, name=name.replace(b"weight", b"bias\0\0"))
+    first = draft.get("part", 0)
+    move_part(draft, 1, first.offset + 16 - draft.get("part", 1).offset)
+    resign(draft, 0)
+    resign(draft, 1)
 
 
-def resign(edit: IndexEdit, number: int) -> None:
+def resign(draft: Draft, number: int) -> None:
     """State the digest of the bytes that lie where a part is."""
-    part = edit.get("parts", number)
-    data = (edit.path / edit.body["files"][part.file]["name"]).read_bytes()
+    part = draft.get("part", number)
+    data = (draft.path / draft.body["files"][part.file]["name"]).read_bytes()
     known = digest.of(data[part.offset : part.offset + part.stored_length])
     if known != part.digest:
-        edit.set("parts", number, digest=known)
+        draft.set("part", number, digest=known)
 
 
-def outside(edit: IndexEdit) -> None:
+def outside(draft: Draft) -> None:
     """Put a part of expert 0 into the padding of expert 1's blob."""
-    blob, other = edit.get("blobs", 0), edit.get("blobs", 1)
-    move_part(edit, 0, other.offset + 256 - blob.offset)
+    blob, other = draft.get("blob", 0), draft.get("blob", 1)
+    move_part(draft, 0, other.offset + 256 - blob.offset)
 
 
-def tensor_over_tensor(edit: IndexEdit) -> None:
+def tensor_over_tensor(draft: Draft) -> None:
     """Put a norm over the first row of the embedding."""
-    over, under = edit.get("tensors", 1), edit.get("tensors", 0)
+    over, under = draft.get("tensor", 1), draft.get("tensor", 0)
     assert over.length <= under.length
-    zero(edit, over.file, over.offset, over.length)
-    data = (edit.path / "dense.bin").read_bytes()
+    zero(draft, over.file, over.offset, over.length)
+    data = (draft.path / "dense.bin").read_bytes()
     known = digest.of(data[under.offset : under.offset + over.length])
-    edit.set("tensors", 1, offset=under.offset, digest=known)
+    draft.set("tensor", 1, offset=under.offset, digest=known)
 
 
-def tensor_over_blob(edit: IndexEdit) -> None:
+def tensor_over_blob(draft: Draft) -> None:
     """Put a norm where a part begins."""
-    tensor, part = edit.get("tensors", 1), edit.get("parts", 0)
-    zero(edit, tensor.file, tensor.offset, tensor.length)
-    data = (edit.path / edit.body["files"][part.file]["name"]).read_bytes()
+    tensor, part = draft.get("tensor", 1), draft.get("part", 0)
+    zero(draft, tensor.file, tensor.offset, tensor.length)
+    data = (draft.path / draft.body["files"][part.file]["name"]).read_bytes()
     known = digest.of(data[part.offset : part.offset + tensor.length])
-    edit.set("tensors", 1, offset=part.offset, file=part.file, digest=known)
+    draft.set("tensor", 1, offset=part.offset, file=part.file, digest=known)
 
 
-def unaligned(section: str) -> Callable[[IndexEdit], None]:
+def unaligned(section: str) -> Callable[[Draft], None]:
     """Move something in dense.bin by 64 bytes, and let it be zeros."""
 
-    def change(edit: IndexEdit) -> None:
-        held = edit.get(section, 0)
-        zero(edit, held.file, held.offset, held.length)
-        edit.set(section, 0, offset=held.offset + 64, digest=digest.of(bytes(held.length)))
+    def change(draft: Draft) -> None:
+        held = draft.get(section, 0)
+        zero(draft, held.file, held.offset, held.length)
+        draft.set(section, 0, offset=held.offset + 64, digest=digest.of(bytes(held.length)))
 
     return change
 
 
-def renamed_tensor(edit: IndexEdit) -> None:
-    edit.set("tensors", 1, name=edit.get("tensors", 0).name)
+def renamed_tensor(draft: Draft) -> None:
+    draft.set("tensor", 1, name=draft.get("tensor", 0).name)
 
 
-def same_origin(edit: IndexEdit) -> None:
-    held = edit.get("tensors", 1)
-    edit.set("tensors", 2, shard=held.shard, shard_offset=held.shard_offset)
+def same_origin(draft: Draft) -> None:
+    held = draft.get("tensor", 1)
+    draft.set("tensor", 2, shard=held.shard, shard_offset=held.shard_offset)
 
 
-def beyond_its_shard(edit: IndexEdit) -> None:
-    held = edit.get("tensors", 0)
-    length = edit.body["source"]["shards"][held.shard]["length"]
-    edit.set("tensors", 0, shard_offset=length - held.length + 1)
+def beyond_its_shard(draft: Draft) -> None:
+    held = draft.get("tensor", 0)
+    length = draft.body["source"]["shards"][held.shard]["length"]
+    draft.set("tensor", 0, shard_offset=length - held.length + 1)
 
 
-def no_header(edit: IndexEdit) -> None:
-    held = edit.get("shard_bytes", 1)
-    edit.set("shard_bytes", 1, shard_offset=1, length=held.length - 1, offset=held.offset)
-    data = (edit.path / "dense.bin").read_bytes()
+def no_header(draft: Draft) -> None:
+    held = draft.get("shard_bytes", 1)
+    draft.set("shard_bytes", 1, shard_offset=1, length=held.length - 1, offset=held.offset)
+    data = (draft.path / "dense.bin").read_bytes()
     known = digest.of(data[held.offset : held.offset + held.length - 1])
-    edit.set("shard_bytes", 1, digest=known)
+    draft.set("shard_bytes", 1, digest=known)
     end = held.offset + held.length - 1
-    zero(edit, held.file, end, 1)
+    zero(draft, held.file, end, 1)
 
 
-def dirty(name: str, offset: int) -> Callable[[IndexEdit], None]:
-    return lambda edit: flip(edit.path / name, offset)
+def dirty(name: str, offset: int) -> Callable[[Draft], None]:
+    return lambda draft: flip(draft.path / name, offset)
 
 
-def wrong_page(edit: IndexEdit) -> None:
-    edit.body["index"]["pages"]["digests"][0] = digest.to_text(1)
+def wrong_page(draft: Draft) -> None:
+    draft.body["index"]["pages"]["digests"][0] = digest.to_text(1)
 
 
-def part_bytes(edit: IndexEdit) -> None:
-    part = edit.get("parts", 4)
-    flip(edit.path / edit.body["files"][part.file]["name"], part.offset + 31)
+def part_bytes(draft: Draft) -> None:
+    part = draft.get("part", 4)
+    flip(draft.path / draft.body["files"][part.file]["name"], part.offset + 31)
 
 
-def tensor_bytes(edit: IndexEdit) -> None:
-    tensor = edit.get("tensors", 2)
-    flip(edit.path / "dense.bin", tensor.offset + tensor.length - 1)
+def tensor_bytes(draft: Draft) -> None:
+    tensor = draft.get("tensor", 2)
+    flip(draft.path / "dense.bin", tensor.offset + tensor.length - 1)
 
 
-def header_bytes(edit: IndexEdit) -> None:
-    flip(edit.path / "dense.bin", edit.get("shard_bytes", 2).offset)
+def header_bytes(draft: Draft) -> None:
+    flip(draft.path / "dense.bin", draft.get("shard_bytes", 2).offset)
 
 
 RULES = [
@@ -223,24 +207,24 @@ RULES = [
     Rule("a tensor in a blob", tensor_over_blob, "record", "the tensor overlaps a blob"),
     Rule("a header unaligned", unaligned("shard_bytes"), "record", "offset not aligned"),
     Rule("two tensors of one name", renamed_tensor, "record", "two tensors have this name"),
-    Rule("a tensor unaligned", unaligned("tensors"), "record", "offset not aligned"),
+    Rule("a tensor unaligned", unaligned("tensor"), "record", "offset not aligned"),
     Rule("a file of blobs, its end", lambda e: e.lengthen(0, bytes(64)), "record", "its length is"),
     Rule("a file of tensors, its end", lambda e: e.lengthen(2, bytes(64)), "record", "its length"),
-    Rule("a part too long for its type", record("part_kinds", 0, ne1=3), "record", "48 bytes long"),
-    Rule("a type's name", record("part_kinds", 0, type_name=b"F16"), "record", "type 0 is F32"),
-    Rule("half a block", record("part_kinds", 0, type_id=8, type_name=b"Q8_0"), "record", "blocks"),
-    Rule("rows", record("part_kinds", 0, interleaved_row_count=4), "record", "interleaves no rows"),
-    Rule("a tensor too long", record("tensors", 0, ne1=9), "record", "is 144 bytes long"),
-    Rule("a rank twice", lambda e: e.set_rank(1, 1), "rank", "its record says 0"),
-    Rule("hotness that rises", record("blobs", 3, hotness=100), "rank", "is hotter than"),
+    Rule("a part too long for its type", record("part_kind", 0, ne1=3), "record", "48 bytes long"),
+    Rule("a type's name", record("part_kind", 0, type_name=b"F16"), "record", "type 0 is F32"),
+    Rule("half a block", record("part_kind", 0, type_id=8, type_name=b"Q8_0"), "record", "blocks"),
+    Rule("rows", record("part_kind", 0, interleaved_row_count=4), "record", "interleaves no rows"),
+    Rule("a tensor too long", record("tensor", 0, ne1=9), "record", "is 144 bytes long"),
+    Rule("a rank twice", lambda e: set_rank(e, 1, 1), "rank", "its record says 0"),
+    Rule("hotness that rises", record("blob", 3, hotness=100), "rank", "is hotter than"),
     Rule("a part's bytes", part_bytes, "digest", "its digest is"),
     Rule("a tensor's bytes", tensor_bytes, "digest", "its digest is"),
     Rule("a header's bytes", header_bytes, "digest", "its digest is"),
-    Rule("a part's digest", record("parts", 4, digest=1), "digest", "xxh3:0000000000000001"),
+    Rule("a part's digest", record("part", 4, digest=1), "digest", "xxh3:0000000000000001"),
     Rule("padding in a blob", dirty("experts-00000.bin", 4095), "padding", "is 0x01, not zero"),
     Rule("padding behind a blob", lambda e: e.lengthen(0, bytes(4095) + b"x"), "padding", "0x78"),
     Rule("padding of tensors", dirty("dense.bin", 4095), "padding", "is 0x01, not zero"),
-    Rule("a shard that is not listed", record("tensors", 0, shard=3), "origin", "lists 2"),
+    Rule("a shard that is not listed", record("tensor", 0, shard=3), "origin", "lists 2"),
     Rule("an origin behind its shard", beyond_its_shard, "origin", "bytes long"),
     Rule("two of one origin", same_origin, "origin", "as a tensor did"),
     Rule("a shard without its header", no_header, "missing", "its header, bytes 0 to"),
@@ -267,14 +251,14 @@ ALSO = {"a header unaligned": {"missing"}}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_each_broken_rule_is_one_finding(rule: Rule, edit: IndexEdit) -> None:
-    assert verify(edit.path).passed
-    rule.breaks(edit)
+def test_each_broken_rule_is_one_finding(rule: Rule, draft: Draft) -> None:
+    assert verify(draft.path).passed
+    rule.breaks(draft)
     if rule.kind in ("manifest", "index"):
-        edit.save_manifest()
+        draft.save_manifest()
     else:
-        edit.save()
-    report = verify(edit.path)
+        draft.save()
+    report = verify(draft.path)
     assert report.passed is False
     assert report.headline
     kinds = {rule.kind} | ALSO.get(rule.name, set())
@@ -289,11 +273,11 @@ def test_each_broken_rule_is_one_finding(rule: Rule, edit: IndexEdit) -> None:
 def test_what_lies_in_shards_is_verified_where_digests_are_known(
     model: Path, tmp_path: Path
 ) -> None:
-    lain = IndexEdit(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
+    lain = Draft(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
     report = verify(lain.path)
     assert report.passed
     assert report.read_length
-    part = lain.get("parts", 0)
+    part = lain.get("part", 0)
     flip(lain.path / lain.body["files"][part.file]["name"], part.offset)
     (finding,) = verify(lain.path).findings
     assert (finding.kind, finding.layer, finding.expert) == ("digest", 0, 0)

@@ -14,8 +14,8 @@ from moepack.packing.shard_index import index_model
 from moepack.report import verification_text
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import moe, split, write_shards
-from tests.support.index_edit import IndexEdit
 from tests.support.models import flip, pack_model
+from tests.support.pack_draft import Draft
 
 BLOBS, TENSORS = 5 * 20, 7
 
@@ -72,10 +72,10 @@ def test_padding_inside_of_a_blob_is_looked_at_with_it(pack: Path) -> None:
 
 def test_a_sample_is_drawn_again_by_the_same_seed(pack: Path) -> None:
     """Which blobs it looked at is seen by which of all damaged ones it found."""
-    edit = IndexEdit(pack)
+    draft = Draft(pack)
     for number in range(BLOBS):
-        edit.set("parts", 3 * number, digest=1)
-    edit.save()
+        draft.set("part", 3 * number, digest=1)
+    draft.save()
 
     def found(**options: Any) -> set[tuple[int | None, int | None]]:
         report = verify(pack, **options)
@@ -121,18 +121,18 @@ def test_the_sha256_of_shards_is_compared_when_asked(model: Path, pack: Path) ->
     assert verify(pack, model / "model", sha256=True).passed
     with pytest.raises(RequestError, match="needs the shards"):
         verify(pack, sha256=True)
-    edit = IndexEdit(pack)
-    edit.body["source"]["shards"][1]["sha256"] = "0" * 64
-    edit.save_manifest()
+    draft = Draft(pack)
+    draft.body["source"]["shards"][1]["sha256"] = "0" * 64
+    draft.save_manifest()
     assert verify(pack, model / "model").passed
     report = verify(pack, model / "model", sha256=True)
     (finding,) = report.findings
     assert finding.kind == "source"
     assert finding.message.startswith("its SHA-256 is ")
     assert "by their SHA-256" in (report.headline or "")
-    for shard in edit.body["source"]["shards"]:
+    for shard in draft.body["source"]["shards"]:
         shard["sha256"] = None
-    edit.save_manifest()
+    draft.save_manifest()
     report = verify(pack, model / "model", sha256=True)
     assert report.passed is None
     assert report.not_looked_at == ("the SHA-256 of shards for which the manifest states none",)
@@ -159,10 +159,10 @@ def test_an_index_over_shards_is_proven_by_these_very_shards(lain: Path) -> None
     report = verify(lain, lain.parent / "model")
     assert report.passed
     assert report.checked_blob_count == BLOBS
-    edit = IndexEdit(lain)
-    first = edit.get("parts", 0)
-    edit.set("parts", 0, offset=first.offset + 4)
-    edit.save()
+    draft = Draft(lain)
+    first = draft.get("part", 0)
+    draft.set("part", 0, offset=first.offset + 4)
+    draft.save()
     findings = verify(lain, lain.parent / "model").findings
     assert {finding.kind for finding in findings} == {"origin", "record"}
 

@@ -22,8 +22,8 @@ from moepack.source.shards import Source, open_source
 from moepack.verifying import extents, scan
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import F32, moe, split, write_shards
-from tests.support.index_edit import IndexEdit
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model, shards_of
+from tests.support.pack_draft import Draft, moved
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -457,33 +457,32 @@ def test_padding_of_the_source_that_the_pack_does_not_hold_is_missing(
 
 
 @pytest.mark.parametrize(
-    ("section", "number", "change"),
+    ("kind", "number", "steps"),
     [
-        ("part_kinds", 0, {"shard_offset": 4}),
-        ("part_kinds", 0, {"stride": 4}),
-        ("tensors", 1, {"shard_offset": -32}),
-        ("tensors", 1, {"shard": 1}),
+        ("part_kind", 0, {"shard_offset": 4}),
+        ("part_kind", 0, {"stride": 4}),
+        ("tensor", 1, {"shard_offset": -32}),
+        ("tensor", 1, {"shard": 1}),
     ],
 )
 def test_an_origin_that_is_wrong_is_found(
-    section: str, number: int, change: dict[str, int], small: Path, tmp_path: Path
+    kind: str, number: int, steps: dict[str, int], small: Path, tmp_path: Path
 ) -> None:
     """The pack's own bytes are all right: only where they came from is not."""
-    edit = IndexEdit(Path(shutil.copytree(small / "pack", tmp_path / "pack")))
-    held = edit.get(section, number)
-    edit.set(section, number, **{name: getattr(held, name) + n for name, n in change.items()})
-    edit.save()
-    findings = verify(edit.path, small / "model").findings
+    draft = Draft(Path(shutil.copytree(small / "pack", tmp_path / "pack")))
+    moved(kind, number, **steps)(draft)
+    draft.save()
+    findings = verify(draft.path, small / "model").findings
     assert {finding.kind for finding in findings} == {"origin"}
     assert any("it lies at byte" in finding.message for finding in findings)
 
 
 def test_tensors_that_only_one_side_has_are_found(small: Path, tmp_path: Path) -> None:
-    edit = IndexEdit(Path(shutil.copytree(small / "pack", tmp_path / "pack")))
-    name = edit.get("tensors", 1).name
-    edit.set("tensors", 1, name=name.replace(b"blk.0", b"blk.7"))
-    edit.save()
-    findings = verify(edit.path, small / "model").findings
+    draft = Draft(Path(shutil.copytree(small / "pack", tmp_path / "pack")))
+    name = draft.get("tensor", 1).name
+    draft.set("tensor", 1, name=name.replace(b"blk.0", b"blk.7"))
+    draft.save()
+    findings = verify(draft.path, small / "model").findings
     assert {(finding.kind, finding.tensor) for finding in findings} == {
         ("missing", "blk.0.attn_norm.weight"),
         ("surplus", "blk.7.attn_norm.weight"),
@@ -492,11 +491,11 @@ def test_tensors_that_only_one_side_has_are_found(small: Path, tmp_path: Path) -
 
 def test_a_header_length_that_is_wrong_is_found(small: Path, tmp_path: Path) -> None:
     """The SHA-256 of the shorter header is right: only the shard knows where the header ends."""
-    edit = IndexEdit(Path(shutil.copytree(small / "pack", tmp_path / "pack")))
-    shard = edit.body["source"]["shards"][0]
+    draft = Draft(Path(shutil.copytree(small / "pack", tmp_path / "pack")))
+    shard = draft.body["source"]["shards"][0]
     shard["header_length"] -= 32
     data = (small / "model" / shard["name"]).read_bytes()
     shard["header_sha256"] = hashlib.sha256(data[: shard["header_length"]]).hexdigest()
-    edit.save()
-    kinds = [finding.kind for finding in verify(edit.path, small / "model").findings]
+    draft.save()
+    kinds = [finding.kind for finding in verify(draft.path, small / "model").findings]
     assert kinds == ["missing", "source"]
