@@ -12,6 +12,7 @@ from moepack.analysis.verdict import Evidence
 from moepack.hotness.counter import SelectionCounter
 from moepack.shape import ModelShape
 from moepack.trace.model import Counts, Item, Origin, Phase, Tokens, Unknown
+from tests.support.amounts import amounts
 from tests.support.shapes import shape_of_counts
 
 ORIGIN = Origin("test", "test")
@@ -86,9 +87,10 @@ def test_the_verdict_is_right_where_it_is_known(
     assert found.interleaved_verdict == (word if request_length == 50 else "unknown")
 
 
-def test_a_change_of_topic_is_no_static_hotness() -> None:
+@pytest.mark.parametrize("seeds", amounts(4, 40))
+def test_a_change_of_topic_is_no_static_hotness(seeds: int) -> None:
     """Five requests on one topic and five on another: every other request knows both, a day not."""
-    for seed in range(20):
+    for seed in range(seeds):
         found = judged(topics([0] * 5 + [1] * 5, seed))
         assert found.verdict != "static", found.reason
         assert found.interleaved_verdict == "static", found.reason

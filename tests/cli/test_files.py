@@ -20,16 +20,17 @@ IMATRIX = FIXTURES / "qwen3moe-imatrix.gguf"
 LAYOUT = FIXTURES.parent / "layouts" / "layers.toml"
 AT = ("--layer", "0", "--expert", "2")
 
+BRIEF_BENCH = (
+    *("bench", "{pack}", "--seconds", "0", "--depths", "1", "--length", "64KiB"),
+    *("--point-seconds", "0.001"),
+)
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "extract": ("extract", "{pack}", *AT, "-o"),
     "trace import": ("trace", "import", str(TRACE), "-o"),
     "hotness": ("hotness", str(TRACE), "-o"),
     "verify": ("verify", "{pack}", "--junit"),
     "trace concentration": ("trace", "concentration", str(TRACE), "--plot"),
-    "bench": (
-        *("bench", "{pack}", "--seconds", "0", "--depths", "1", "--length", "64KiB"),
-        *("--point-seconds", "0.001", "--plot"),
-    ),
+    "bench": (*BRIEF_BENCH, "--plot"),
 }
 """What writes a file, up to its name. Recording is in test_trace.py: it needs llama.cpp."""
 
@@ -37,7 +38,11 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 @pytest.fixture(params=OUTPUTS)
 def command(request: pytest.FixtureRequest, packs: dict[str, Path]) -> list[str]:
     """Name each command that writes a file, up to the file."""
-    return [word.format(pack=packs["qwen3moe"]) for word in OUTPUTS[request.param]]
+    return words_of(request.param, packs)
+
+
+def words_of(output: str, packs: dict[str, Path]) -> list[str]:
+    return [word.format(pack=packs["qwen3moe"]) for word in OUTPUTS[output]]
 
 
 def test_what_exists_is_written_over_only_when_that_is_asked_for(
@@ -58,9 +63,20 @@ def test_what_exists_is_written_over_only_when_that_is_asked_for(
     assert os.listdir(tmp_path) == [target.name]
 
 
-@pytest.mark.parametrize("name", ["model.gguf", "model.gguf.part1of2", "shard", "link", "pack"])
+@pytest.mark.parametrize(
+    ("output", "name"),
+    [
+        *((output, "shard") for output in OUTPUTS),
+        *(("extract", name) for name in ("model.gguf", "model.gguf.part1of2", "link", "pack")),
+    ],
+)
 def test_shards_and_packs_are_never_written_over(
-    command: list[str], name: str, tmp_path: Path, pack_copy: Path, moepack_command: Run
+    output: str,
+    name: str,
+    tmp_path: Path,
+    packs: dict[str, Path],
+    pack_copy: Path,
+    moepack_command: Run,
 ) -> None:
     target = tmp_path / name
     if name == "pack":
@@ -73,7 +89,7 @@ def test_shards_and_packs_are_never_written_over(
         target.write_text("a piece of a shard has no magic number")
     before = target.read_bytes()
     for force in ((), ("--force",)):
-        run = moepack_command(*command, target, *force)
+        run = moepack_command(*words_of(output, packs), target, *force)
         assert run.returncode == 2
         assert "is never written over" in run.stderr
         assert target.read_bytes() == before
@@ -159,27 +175,32 @@ def test_a_file_that_is_read_is_not_written_over(tmp_path: Path, moepack_command
             ("pack", "{model}", "-o", "{tmp}/p", "--layout", "-"),
             LAYOUT,
         ),
-        (("bench", "{pack}", "--trace", "-", "--seconds=0", "--point-seconds=0"), TRACE),
-        (("bench", "{pack}", "--hotness", "-", "--seconds=0", "--point-seconds=0"), HOTNESS),
+        ((*BRIEF_BENCH, "--trace", "-"), TRACE),
+        ((*BRIEF_BENCH, "--hotness", "-"), HOTNESS),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "-".join(value[:2]),
 )
-@pytest.mark.parametrize("kind", ["pipe", "file"])
 def test_standard_input_is_read_like_a_file(
     arguments: tuple[str, ...],
     data: Path,
-    kind: str,
     tmp_path: Path,
     packs: dict[str, Path],
     moepack_command: Run,
 ) -> None:
     names = {"tmp": tmp_path, "model": first_shard("qwen3moe"), "pack": packs["qwen3moe"]}
     words = [word.format(**names) for word in arguments]
-    if kind == "pipe":
-        run = moepack_command(*words, input=data.read_bytes(), text=False)
-    else:
-        with open(data, "rb") as file:
-            run = moepack_command(*words, stdin=file)
+    run = moepack_command(*words, input=data.read_bytes(), text=False)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("command", [("trace", "stats"), ("pack", "{model}", "--hotness")])
+def test_standard_input_may_be_a_file(
+    command: tuple[str, ...], tmp_path: Path, moepack_command: Run
+) -> None:
+    words = [word.format(model=first_shard("qwen3moe")) for word in command]
+    output = ("-o", tmp_path / "pack") if "pack" in words else ()
+    with open(TRACE, "rb") as file:
+        run = moepack_command(*words, "-", *output, stdin=file)
     assert run.returncode == 0, run.stderr
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from moepack.storage import holes
 from moepack.verifying.verifier import verify
 from tests.support import gguf_builder
 from tests.support.machine_faults import wait_until
-from tests.support.models import FIXTURES, REAL_MODELS, contents, shards_of
+from tests.support.models import FIXTURES, REAL_MODELS, contents, hotness_of, shards_of
 
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -123,7 +123,8 @@ def test_what_was_interrupted_goes_on_from_what_lies_in_the_directory(
     share: float, source: Path, small_units: None, tmp_path: Path
 ) -> None:
     """Neither the shards' names nor the hotness are asked for again."""
-    options: dict[str, Any] = {"layout": "hot-first", "hotness": HOTNESS}
+    hotness = hotness_of({(layer, 1): 5 for layer in range(3)})
+    options: dict[str, Any] = {"layout": "hot-first", "hotness": hotness}
     copied = pack_model(source, tmp_path / "copy", **options)
     target = tmp_path / "pack"
     with pytest.raises(StopHereError):
@@ -590,11 +591,22 @@ def test_the_command_shows_the_plan_and_all_that_speaks_against_it(
     assert "also: " in run.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "moments"),
+    [
+        (signal.SIGKILL, range(0, 16, 3)),
+        (signal.SIGINT, (5, 10)),
+        (signal.SIGTERM, (4, 11)),
+        *(
+            pytest.param(number, range(16), marks=pytest.mark.slow)
+            for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+        ),
+    ],
+)
 def test_killed_at_any_moment_it_goes_on_and_back(
-    number: signal.Signals, tmp_path: Path, moepack_command: Command
+    number: signal.Signals, moments: Iterable[int], tmp_path: Path, moepack_command: Command
 ) -> None:
-    """Moments are shares of the journal that a whole run writes."""
+    """Moments are lines of the journal: a whole run writes two for each of seven units, and two."""
     source = tmp_path / "source"
     source.mkdir()
     built = gguf_builder.moe(tuple(range(6)), 16, ne=(256, 256))
@@ -604,8 +616,7 @@ def test_killed_at_any_moment_it_goes_on_and_back(
     target = tmp_path / "pack"
     journal = target / "in-place" / "journal"
     packing = [sys.executable, "-m", "moepack", "pack", "-o", str(target), "--in-place"]
-    lines_in_all = 2 * 7 + 2
-    for moment in range(0, lines_in_all, 3):
+    for moment in moments:
         with subprocess.Popen(
             [*packing, str(source), "--yes-delete-source"], stderr=subprocess.PIPE, text=True
         ) as process:

@@ -21,6 +21,7 @@ from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart,
 from moepack.source.shards import Source, open_source
 from moepack.verifying import extents, scan
 from moepack.verifying.verifier import verify
+from tests.support.amounts import amounts
 from tests.support.gguf_builder import F32, moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model, shards_of
 from tests.support.pack_draft import Draft, moved
@@ -383,14 +384,15 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("pieces")
-def test_every_flipped_bit_of_a_pack_is_found(small: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", amounts(40, 400))
+def test_every_flipped_bit_of_a_pack_is_found(small: Path, tmp_path: Path, count: int) -> None:
     """Of parts, tensors, headers and padding, of the index and of the manifest."""
     pack = Path(shutil.copytree(small / "pack", tmp_path / "pack"))
     assert verify(pack).passed
     random = Random(1)
     for path in sorted(pack.iterdir()):
         data = path.read_bytes()
-        offsets = {0, len(data) - 1, *random.sample(range(len(data)), 120)}
+        offsets = {0, len(data) - 1, *random.sample(range(len(data)), min(count, len(data)))}
         if path.name == "dense.bin":
             offsets |= {start + step for start in range(0, len(data), 4096) for step in (0, 1, 20)}
         for offset in offsets:
@@ -412,7 +414,8 @@ def test_every_flipped_bit_of_a_pack_is_found(small: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("pieces")
-def test_every_flipped_bit_of_the_source_is_found(small: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", amounts(50, 500))
+def test_every_flipped_bit_of_the_source_is_found(small: Path, tmp_path: Path, count: int) -> None:
     """Of expert tensors, dense tensors, headers, and padding, whether it was zero or not."""
     model = Path(shutil.copytree(small / "model", tmp_path / "model"))
     assert verify(small / "pack", model).passed
@@ -420,7 +423,8 @@ def test_every_flipped_bit_of_the_source_is_found(small: Path, tmp_path: Path) -
     for number, path in enumerate(sorted(model.iterdir())):
         data = path.read_bytes()
         start = open_source(model).shards[number].data_offset
-        for offset in {start - 1, start, len(data) - 1, *random.sample(range(len(data)), 150)}:
+        chosen = random.sample(range(len(data)), min(count, len(data)))
+        for offset in {start - 1, start, len(data) - 1, *chosen}:
             changed = bytearray(data)
             changed[offset] ^= 1 << random.randrange(8)
             path.write_bytes(changed)
