@@ -10,6 +10,9 @@ $(BIN)/ruff format --check moepack tests benchmarks conformance
 $(BIN)/mypy
 endef
 
+# Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo quick test bench conformance fuzz format clean
 
 demo: $(VENV)/installed

@@ -91,7 +91,7 @@ class MachineError(MoepackError):
 
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_shortage(error: OSError) -> bool:

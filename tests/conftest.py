@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 import moepack
@@ -16,11 +17,15 @@ from moepack.reading.pack import Pack
 from tests.support.faulty_backend import NAMES, require
 from tests.support.models import REAL_MODELS, first_shard, pack_model
 
+# Random tests without settings of their own; `make fuzz` has tests that look much further.
+hypothesis.settings.register_profile("moepack", max_examples=30, deadline=None)
+hypothesis.settings.load_profile("moepack")
+
 # A shell ignores SIGINT in what it starts in the background, and children inherit that: programs
 # that tests interrupt would never hear of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONG_FOLDERS = {"faults", "hostile", "c_header", "recording"}
+LONG_FOLDERS = {"faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

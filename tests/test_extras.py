@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CODE = "from moepack import extras; print(extras.hint('plot'))"

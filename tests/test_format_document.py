@@ -257,6 +257,7 @@ def test_the_trailer_is_the_digest_of_everything_before_it(example: Path) -> Non
 # Messages.
 
 
+@pytest.mark.long
 def test_the_messages_of_the_index_are_those_of_its_rules(tiny: Path, tmp_path: Path) -> None:
     """Each rule's message is in the document, and none is in it that no rule has."""
     (tmp_path / "pack").symlink_to(tiny)

@@ -70,7 +70,7 @@ SELECTIONS = st.tuples(st.integers(0, 5), st.integers(0, 300))
 REQUESTS = st.lists(st.lists(st.lists(SELECTIONS, min_size=1, max_size=9), max_size=40), max_size=4)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(REQUESTS, st.integers(1, 12), st.integers(1, 7))
 def test_the_table_is_what_counting_gives(requests: list[Request], window: int, cut: int) -> None:
     """However the tokens are divided into pieces."""
@@ -86,7 +86,7 @@ def test_the_table_is_what_counting_gives(requests: list[Request], window: int, 
     ]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 300), max_size=4), st.integers(1, 300))
 def test_the_window_is_the_longest_that_a_request_has_twice(lengths: list[int], cut: int) -> None:
     items: list[Item] = [ORIGIN]

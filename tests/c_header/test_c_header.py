@@ -16,8 +16,8 @@ from tests.support.gguf_builder import Q8_0, moe
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
 
 ROOT = Path(__file__).parents[2]
-C_COMPILERS = ("cc", "gcc", "clang")
-CXX_COMPILERS = ("c++", "g++", "clang++")
+C_COMPILERS = ("gcc", "clang")
+CXX_COMPILERS = ("g++", "clang++")
 
 
 # Compiling.

@@ -22,6 +22,8 @@ from moepack.report.facts import BlobFacts, PlacedPartFacts
 from moepack.sizes import count_text
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard
 
+pytestmark = pytest.mark.long
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TRACE = FIXTURES / "qwen3moe-trace.csv"
 MOEPACK = (sys.executable, "-m", "moepack")

@@ -123,16 +123,15 @@ def test_a_file_is_not_counted_twice(log: Path, tmp_path: Path, moepack_command:
     """Nor a copy of it in another format."""
     copy, target = tmp_path / "copy.moetrace", tmp_path / "hot.csv"
     moepack_command("trace", "import", log, "-o", copy)
-    for command in (
-        ["trace", "concentration"],
-        ["trace", "stats"],
-        ["hotness", "--force", "-o", target],
-        ["hotness", "--force", "--weights", "2,1", "-o", target],
+    for command, again in (
+        (["trace", "concentration"], log),
+        (["trace", "stats"], copy),
+        (["hotness", "--force", "-o", target], copy),
+        (["hotness", "--force", "--weights", "2,1", "-o", target], log),
     ):
-        for again in (log, copy):
-            run = moepack_command(*command, log, again)
-            assert run.returncode == 2
-            assert f"{again}: its selections came already" in run.stderr
+        run = moepack_command(*command, log, again)
+        assert run.returncode == 2
+        assert f"{again}: its selections came already" in run.stderr
         assert moepack_command(*command, log, another(log)).returncode == 0
     assert moepack_command("hotness", "--force", IMATRIX, IMATRIX, "-o", target).returncode == 2
 

@@ -5,14 +5,20 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
+
 import moepack
 from moepack.reading.pack import Pack
+from tests.support.amounts import amounts
 from tests.support.children import run_child, within
 from tests.support.faulty_backend import Fault, FaultyBackend, fault_at, make
 from tests.support.models import keys_of, on_disk
 
 
-def test_a_collection_at_any_line_of_a_read_harms_no_read(packs: dict[str, Path]) -> None:
+@pytest.mark.parametrize("step", amounts(4, 1))
+def test_a_collection_at_any_line_of_a_read_harms_no_read(
+    packs: dict[str, Path], step: int
+) -> None:
     """Newer interpreters collect between any two instructions: here a tracer does, at each line."""
     code = """
         import gc, os, sys, moepack
@@ -42,7 +48,7 @@ def test_a_collection_at_any_line_of_a_read_harms_no_read(packs: dict[str, Path]
             gc.disable()
             left, line = [0], 0
             while left[0] <= 0:
-                line += 1
+                line += int(sys.argv[2])
                 others = [reader.submit(keys), reader.submit(keys)]
                 drop(reader)
                 trace, left = collect_at(line)
@@ -58,7 +64,7 @@ def test_a_collection_at_any_line_of_a_read_harms_no_read(packs: dict[str, Path]
             assert reader.statistics.in_flight_count == 0
         print("right", line > 300)
     """
-    assert run_child(code, packs["qwen3moe"], timeout=60) == "right True\n"
+    assert run_child(code, packs["qwen3moe"], str(step), timeout=60) == "right True\n"
 
 
 def test_a_collection_in_a_thread_that_reads_does_not_wait_for_that_read(

@@ -14,7 +14,7 @@ from moepack.format.names import is_plain_name
 from moepack.format.source_entry import ShardEntry, SourceEntry
 from tests.support.hostile_input import QUICK as QUICKLY
 
-QUICK = settings(QUICKLY, max_examples=100)
+QUICK = settings(QUICKLY, max_examples=30)
 
 NUMBERS = st.integers(0, records.MAX_LENGTH)
 LENGTHS = st.integers(1, records.MAX_LENGTH)

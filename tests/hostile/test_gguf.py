@@ -574,7 +574,7 @@ def _bases() -> Iterator[GgufBuilder]:
 
 BASES = [builder.bytes() for builder in _bases()]
 MUTANTS = [mutants(builder.bytes(), len(builder.header())) for builder in _bases()]
-FIRST = settings(QUICK, max_examples=2000, phases=[Phase.generate])
+FIRST = settings(QUICK, max_examples=1000, phases=[Phase.generate])
 HOSTILE = st.one_of(*MUTANTS, any_models(), st.binary(max_size=200))
 
 

@@ -31,6 +31,8 @@ from tests.support import gguf_builder
 from tests.support.machine_faults import wait_until
 from tests.support.models import FIXTURES, REAL_MODELS, contents, hotness_of, shards_of
 
+pytestmark = pytest.mark.long
+
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -235,6 +235,7 @@ def test_the_hottest_are_found_and_warmed(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_bench_runs_on_an_index(tmp_path: Path) -> None:
     index_model(first_shard("qwen3moe"), tmp_path / "index")
     trace = FIXTURES / "qwen3moe-trace.csv"

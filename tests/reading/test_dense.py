@@ -17,6 +17,8 @@ from tests.support.faulty_backend import NAMES, Fault, FaultyBackend, make, requ
 from tests.support.gguf_builder import F32, moe
 from tests.support.models import REAL_MODELS, first_shard, flip, shards_of
 
+pytestmark = pytest.mark.long
+
 PIECE = 16 << 20
 
 

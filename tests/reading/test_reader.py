@@ -817,6 +817,7 @@ def test_a_reader_changes_nothing_about_where_things_lie(pack: Pack) -> None:
 # Any request
 
 
+@pytest.mark.long
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -50,6 +50,8 @@ from tests.support.reads import (
     take_all,
 )
 
+pytestmark = pytest.mark.long
+
 DEPTH = 16
 CANARY = 0xA5
 
@@ -112,7 +114,7 @@ LENGTHS = st.one_of(
 )
 STARTS = st.one_of(st.integers(0, 9000), st.sampled_from([0, 1, 4, 8, 511, 512, 513, 4095, 4096]))
 EACH = settings(
-    max_examples=120,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -809,7 +811,7 @@ ALIGNMENTS += [Alignment(4, PAGE, True), Alignment(512, PAGE, True), Alignment(P
 class TestRoundedRead:
     """Pieces that any device takes, and bytes that are right however the device gives them."""
 
-    @settings(max_examples=400, deadline=None, derandomize=True)
+    @settings(max_examples=150, deadline=None, derandomize=True)
     @given(
         st.sampled_from(ALIGNMENTS),
         st.one_of(st.integers(0, 70_000), NEAR_A_BLOCK),

@@ -23,7 +23,7 @@ MAX_MEMORY = 100 << 20
 
 _HEALTH = list(HealthCheck)
 # The default run is the same each time; `make fuzz` looks further, and elsewhere each time.
-QUICK = settings(max_examples=500, derandomize=True, deadline=None, suppress_health_check=_HEALTH)
+QUICK = settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=_HEALTH)
 DEEP = settings(max_examples=20_000, deadline=None, suppress_health_check=_HEALTH)
 
 SIZES = (0, 1, 2, 3, 4, 5, 8, 9, 12, 13, 31, 32, 33, 63, 64, 255, 256, 4096)

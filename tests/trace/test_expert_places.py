@@ -16,7 +16,7 @@ def shorts(numbers: list[int]) -> "np.ndarray[tuple[int], np.dtype[np.uint16]]":
     return np.array(numbers, np.uint16)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(PIECES)
 def test_each_expert_has_one_place_and_keeps_it(pieces: list[list[tuple[int, int]]]) -> None:
     places = ExpertPlaces()

@@ -38,6 +38,8 @@ from tests.support.trace_faults import refused
 from tests.support.trace_forms import ALL, BIG, FEW, PACKINGS, SMALL, pieces_of
 from tests.support.trace_samples import flat, read
 
+pytestmark = pytest.mark.long
+
 COMPRESSORS = (gzip.compress, zstd.compress, lzma.compress, bz2.compress)
 TRACE = FIXTURES / "qwen3moe-trace.csv"
 ORIGIN = Origin(

@@ -39,7 +39,7 @@ SELECTIONS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=
 ROWS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(Phase), SELECTIONS), max_size=12)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.lists(ROWS, min_size=1, max_size=3),
     st.integers(1, 5),

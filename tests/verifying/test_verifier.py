@@ -383,6 +383,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(extents, "RUN_LENGTH", 100)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("count", amounts(40, 400))
 def test_every_flipped_bit_of_a_pack_is_found(small: Path, tmp_path: Path, count: int) -> None:
@@ -413,6 +414,7 @@ def test_every_flipped_bit_of_a_pack_is_found(small: Path, tmp_path: Path, count
     assert verify(pack).passed
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("count", amounts(50, 500))
 def test_every_flipped_bit_of_the_source_is_found(small: Path, tmp_path: Path, count: int) -> None:
