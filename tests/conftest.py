@@ -1,6 +1,7 @@
 """What all tests are given: packs of the real models, and the command."""
 
 import gc
+import os
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,11 @@ hypothesis.settings.load_profile("moepack")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG_FOLDERS = {"faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"}
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Start more workers than there are processors: tests wait for disks, signals and children."""
+    return -(-3 * (os.cpu_count() or 1) // 2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

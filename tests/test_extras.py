@@ -69,6 +69,7 @@ def test_a_checkout_stays_one(tmp_path: Path) -> None:
     assert run(sys.executable, checkout)[3:] == ["install", "-e", f"{checkout}[plot]"]
 
 
+@pytest.mark.slow
 def test_pip_is_named_as_it_is_found_where_it_is_that_of_this_python(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     programs = tmp_path / "venv" / "bin"

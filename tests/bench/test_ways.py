@@ -21,6 +21,7 @@ from moepack.source.shards import open_source
 from moepack.storage import page_cache
 from moepack.storage.aligned_read import address
 from moepack.storage.threaded import ThreadedBackend, ThreadedQueue
+from tests.support.amounts import amounts
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.synthetic_drive import CALM, NOISY, ROUGH, SyntheticDrive, Weather
 
@@ -86,19 +87,20 @@ def test_what_is_measured_is_what_the_drive_does(model: tuple[Pack, run.Model]) 
     ],
     ids=["noisy", "rough"],
 )
+@pytest.mark.parametrize("count", amounts(4, 10))
 @pytest.mark.parametrize(
     ("truth", "headline"),
     [(1.02, "No gain is shown"), (1.3, "Packing gains")],
 )
-def test_ten_runs_of_all_of_it_give_the_same_verdict_ten_times(
-    truth: float, headline: str, weather: Weather, model: tuple[Pack, run.Model]
+def test_all_runs_of_all_of_it_give_the_same_verdict(
+    truth: float, headline: str, weather: Weather, model: tuple[Pack, run.Model], count: int
 ) -> None:
     """At depth 1 packs are much faster there; but depth 4 is what counts."""
     factor = truth / truths(model)["reader", 4]
-    reports = [measured(model, seed, weather, factor) for seed in range(10)]
+    reports = [measured(model, seed, weather, factor) for seed in range(count)]
     said = Counter(report.verdict.partition(" here")[0] for report in reports)
     assert all(gain.word == "gain" for one in reports for gain in one.gains[:1])
-    assert said == {headline: 10}, [report.verdict for report in reports]
+    assert said == {headline: count}, [report.verdict for report in reports]
 
 
 def test_all_layouts_get_the_same_buffers_and_whole_pages(model: tuple[Pack, run.Model]) -> None:
