@@ -60,10 +60,10 @@ class MeasuredReads:
 class BenchReport:
     """All that was measured, and what it means.
 
-    `why` says why `backend` read; `cold_is_assured` is None where the system does not tell what is
-    cached. Of `round_count` rounds, `disturbed_round_count` are left out of `gains`: other
-    processes used the drive or the CPUs. `gains` are empty without a source to compare with;
-    `packing_gains` is whether a gain is shown, None where that cannot be said.
+    `why` says why `backend` read; `cold_is_assured` is None where that is not known. Of
+    `round_count` rounds, `disturbed_round_count` are left out of `gains`: other processes used the
+    drive or the CPUs. `gains` are empty without a source to compare with; `packing_gains` is
+    whether a gain is shown, None where that cannot be said.
     """
 
     pack: str

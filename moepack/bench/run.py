@@ -24,7 +24,7 @@ from moepack.bench.report import (
     surface_point,
 )
 from moepack.bench.rounds import Measurement, quiet, readings_of
-from moepack.bench.verdict import judge, notes, verdict
+from moepack.bench.verdict import cold_is_assured, judge, notes, verdict
 from moepack.bench.workload import RoutedLayer, Workload
 from moepack.errors import RequestError
 from moepack.hotness import measure
@@ -190,7 +190,7 @@ def measure_pack(
         routing=RoutedReads(reads.origin, len(layers), len(sizes), token_count, useful),
         readings=_readings(found, token_count / len(layers)),
         raw_buffers=found.buffers,
-        cold_is_assured=found.was_cold,
+        cold_is_assured=cold_is_assured(found.was_cold, pack_length),
         round_count=len(found.rounds),
         disturbed_round_count=len(found.rounds) - len(quiet(found.rounds)),
         gains=gains,

@@ -142,6 +142,11 @@ def _times(gain: Gain) -> str:
     return f"{gain.ratio:.2f} ({gain.low:.2f} to {gain.high:.2f})"
 
 
+def cold_is_assured(was_cold: bool | None, pack_length: int) -> bool | None:
+    """Say whether what was to be cold was, in the page cache and in the drive; None: not known."""
+    return None if was_cold and pack_length < SMALL else was_cold
+
+
 def notes(
     rounds: Sequence[Round], backend: str, was_cold: bool | None, pack_length: int
 ) -> tuple[str, ...]:
@@ -154,7 +159,9 @@ def notes(
     if backend == "buffered":
         sentences.append("no direct reads here: all went through the page cache")
     if pack_length < SMALL:
-        sentences.append("a small pack: a drive's own memory may hold much of it")
+        sentences.append(
+            "a small pack: a drive's own memory may hold much of it, and `cold` may not be cold"
+        )
     count = len(rounds) - len(quiet(rounds))
     if count:
         left_out = f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}"

@@ -14,7 +14,7 @@ from moepack.bench.interval import STRETCHES, interval
 from moepack.bench.meter import Meter
 from moepack.bench.rounds import Condition, Measurement, Reading, Round, quiet, visiting
 from moepack.bench.timed_reads import Usage
-from moepack.bench.verdict import Gain, judge, notes, verdict
+from moepack.bench.verdict import Gain, cold_is_assured, judge, notes, verdict
 from moepack.bench.ways import plan_of
 from moepack.storage.backend import ReadRequest
 from moepack.storage.buffers import map_memory
@@ -137,6 +137,18 @@ def test_reads_of_another_process_are_seen_and_our_own_are_not(tmp_path: Path) -
         theirs = others().drive_share  # before it is waited for: then it counts as one of us
     assert theirs is not None
     assert theirs > 0.5
+
+
+@pytest.mark.parametrize(
+    ("was_cold", "length", "assured"),
+    [(True, 1 << 30, True), (True, (1 << 30) - 1, None), (False, 1, False), (None, 1, None)],
+)
+def test_a_pack_that_a_drive_may_hold_in_its_memory_is_not_called_cold(
+    was_cold: bool | None, length: int, assured: bool | None
+) -> None:
+    assert cold_is_assured(was_cold, length) is assured
+    said = any("a small pack" in note for note in notes([], "uring", was_cold, length))
+    assert said is (length < 1 << 30)
 
 
 def test_two_sides_of_a_pair_are_neighbours_and_begin_equally_often() -> None:

@@ -319,7 +319,7 @@ def test_bench_compares_ends_with_a_verdict_and_draws(
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert "random reads, MiB/s by size and reads in flight" in lines
-    assert "note: a small pack: a drive's own memory may hold much of it" in lines
+    assert any(line.startswith("note: a small pack: ") for line in lines)
     assert "drawn by the pack's hotness, 4 experts a layer" in run.stdout
     for layout in ("pack, whole blobs", "pack, part by part", "shards, slice by slice"):
         assert len(re.findall(f"^  {layout} +reader, cold", run.stdout, re.MULTILINE)) == 3
