@@ -141,7 +141,8 @@ def test_the_vectors_of_the_digest_are_right() -> None:
 
 
 def test_the_families_are_those_that_are_packed() -> None:
-    assert [row[0].strip("`") for row in rows(section("## Names"))] == list(FAMILIES)
+    families = [row for row in rows(section("## Names")) if len(row) == 2]
+    assert [name.strip("`") for name, _ in families] == list(FAMILIES)
 
 
 # The manifest and layouts.

@@ -99,8 +99,13 @@ class Hotness(NamedTuple):
         return max(most, *counts)  # counts may have weights, tokens have none
 
     def check_fits(self, shape: ModelShape) -> None:
-        """Raise TraceError where the counts name a layer or an expert that the model has not."""
+        """Raise TraceError where the counts are another model's.
+
+        They are where they name a layer or an expert that the model has not, or were taken on a
+        model with other layers or numbers of experts.
+        """
         expert_counts = shape.expert_counts
+        self._check_origins(expert_counts)
         for layer, expert in sorted(self.counts):
             if expert >= expert_counts.get(layer, 0):
                 has_layer = layer in expert_counts
@@ -111,3 +116,20 @@ class Hotness(NamedTuple):
                     expected=shape,
                     hint="was it counted on another model?",
                 )
+
+    def _check_origins(self, expert_counts: Mapping[int, int]) -> None:
+        """Raise TraceError where an origin states other numbers of experts, as far as any does."""
+        ours = {str(layer): count for layer, count in expert_counts.items()}
+        for origin in self.origins:
+            stated = origin.get("expert_counts")
+            if not isinstance(stated, dict):
+                continue
+            for layer, count in stated.items():
+                if ours.get(layer) != count:
+                    raise TraceError(
+                        "counted on another model",
+                        path=self.path,
+                        place=f"layer {layer}",
+                        expected=f"{ours.get(layer, 0)} experts",
+                        found=f"{count} of {origin.get('model') or 'a model without a name'}",
+                    )

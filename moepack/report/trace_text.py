@@ -39,7 +39,7 @@ def hotness(facts: HotnessFacts) -> str:
         f"over {over} tokens"
     ]
     if facts.held_out is None:
-        lines.append("  nothing is held out to judge by: only counts were given")
+        lines.append("  nothing is held out to judge by: that takes tokens, and here are counts")
     else:
         lines.append("  the later half is held out to judge by")
     if len(facts.models) > 1:

@@ -104,12 +104,8 @@ def parts_of_counts(counts: Counts, count: int) -> list[Counts]:
 
 def encode_origin(origin: Origin) -> bytes:
     """Encode an origin."""
-    counts = origin.expert_counts
-    body: dict[str, Any] = origin.to_json() | {
-        "family": ROUTED_FAMILY,
-        "expert_counts": None if counts is None else {str(n): counts[n] for n in counts},
-        "experts_used": origin.experts_used,
-    }
+    body: dict[str, Any] = {"expert_counts": None} | origin.to_json()
+    body |= {"family": ROUTED_FAMILY, "experts_used": origin.experts_used}
     if origin.recording is not None:
         body["recording"] = origin.recording
     for name in ("format", "name", "model"):  # names of files may be no Unicode

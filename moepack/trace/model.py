@@ -92,13 +92,16 @@ class Origin:
 
     def to_json(self) -> dict[str, Any]:
         """Return what is said of where counts come from, the same for the same facts."""
-        return {
+        said: dict[str, Any] = {
             "format": self.format,
             "name": self.name,
             "unknown": sorted(self.unknown),
             "model": self.model,
             "token_count": self.token_count,
         }
+        if self.expert_counts is not None:
+            said["expert_counts"] = {str(n): count for n, count in self.expert_counts.items()}
+        return said
 
 
 Piece = Tokens | Counts

@@ -1,5 +1,6 @@
 """Hotness files: what they say, and which model they fit."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,16 @@ def test_hotness_of_another_model_is_refused(tmp_path: Path, line: bytes, messag
     with pytest.raises(TraceError, match=message) as caught:
         decoded(tmp_path, line).check_fits(shape)
     assert "another model" in (caught.value.hint or "")
+
+
+def test_hotness_that_was_counted_on_another_model_is_refused(tmp_path: Path) -> None:
+    """Also where each of its experts is one that the model has."""
+    shape = moepack.shape_of(moe((0, 1), 4).write(tmp_path / "m.gguf"))
+    counts = {"0": 4, "1": 4}
+    for stated in (counts, {"1": 4}, None, "nonsense"):
+        line = json.dumps({"expert_counts": stated, "model": "Other"}).encode()
+        decoded(tmp_path, b"# origin=" + line + b"\n0,1,5\n").check_fits(shape)
+    for stated in (counts | {"1": 2}, counts | {"2": 4}, {"0": "4"}, {"x": [4]}):
+        line = json.dumps({"expert_counts": stated, "model": "Other"}).encode()
+        with pytest.raises(TraceError, match=r"counted on another model.*Other"):
+            decoded(tmp_path, b"# origin=" + line + b"\n0,1,5\n").check_fits(shape)

@@ -14,6 +14,7 @@ from moepack.hotness.file import load
 from moepack.packing import layout
 from moepack.packing.pack_model import pack_model
 from moepack.report.json_text import to_json
+from moepack.trace.model import Origin
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import moe
 from tests.support.models import FIXTURES, contents, first_shard, hotness_of, shards_of
@@ -164,6 +165,16 @@ def test_hotness_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such expert"):
         pack_model(first_shard("qwen3moe"), tmp_path / "pack", hotness=hotness_of({(0, 16): 1}))
     assert not (tmp_path / "pack").exists()
+
+
+def test_hotness_of_a_recording_knows_its_model(tmp_path: Path) -> None:
+    """A model with fewer experts names none that a larger one has not."""
+    small = moe((0, 1), 2).write(tmp_path / "small.gguf")
+    origin = Origin("recorded", "small.gguf", expert_counts=moepack.shape_of(small).expert_counts)
+    hotness = hotness_of({(0, 1): 1})._replace(origins=(origin.to_json(),))
+    pack_model(small, tmp_path / "pack", hotness=hotness)
+    with pytest.raises(TraceError, match="counted on another model"):
+        pack_model(first_shard("qwen3moe"), tmp_path / "other", hotness=hotness)
 
 
 def test_prediction_layers_are_left_out_when_asked(tmp_path: Path) -> None:
