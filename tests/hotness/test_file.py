@@ -61,7 +61,7 @@ def test_hotness_that_was_counted_on_another_model_is_refused(tmp_path: Path) ->
     for stated in (counts, {"1": 4}, None, "nonsense"):
         line = json.dumps({"expert_counts": stated, "model": "Other"}).encode()
         decoded(tmp_path, b"# origin=" + line + b"\n0,1,5\n").check_fits(shape)
-    for stated in (counts | {"1": 2}, counts | {"2": 4}, {"0": "4"}, {"x": [4]}):
-        line = json.dumps({"expert_counts": stated, "model": "Other"}).encode()
+    for others in (counts | {"1": 2}, counts | {"2": 4}, {"0": "4"}, {"x": [4]}):
+        line = json.dumps({"expert_counts": others, "model": "Other"}).encode()
         with pytest.raises(TraceError, match=r"counted on another model.*Other"):
             decoded(tmp_path, b"# origin=" + line + b"\n0,1,5\n").check_fits(shape)
