@@ -19,6 +19,8 @@ from moepack.storage.clone import can_clone
 from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.inputs import InputFile, Inputs
+from moepack.storage.lock import lock
+from moepack.storage.regular_file import open_regular
 from moepack.storage.space import check_space
 from moepack.storage.stored_extents import is_whole
 from moepack.storage.thread_pool import run_each
@@ -120,6 +122,16 @@ def _check_targets(
         if not force:
             hint = "continue it with --resume, or begin again with --force"
             raise RequestError("an interrupted run left this file", path=partial, hint=hint)
+        _remove(partial)
+
+
+def _remove(partial: Path) -> None:
+    """Remove what an interrupted run left; raise RequestError where that run goes on."""
+    if partial.is_symlink() or not partial.is_file():
+        partial.unlink()
+        return
+    with open(partial, "rb", opener=open_regular) as held:
+        lock(held.fileno(), partial)
         partial.unlink()
 
 
