@@ -211,10 +211,16 @@ def _begin_from_pack(path: Path, folder: Path | None, force: bool) -> None:
     with Pack(path) as pack:
         maps = map_shards(pack)
         length = unit_length(pack.index)
-        _check_what_is_cut(pack, Units(maps, file_lengths(pack.index), length))
+        units = Units(maps, file_lengths(pack.index), length)
+        _check_what_is_cut(pack, units)
         files = pack.file_paths
+        spare = margin(units, pack.index)
     for refusal in in_place_refusals.refusals(files, path, _INSTEAD):
         raise refusal
+    block = holes.block_length(path)
+    room = units.room(block).to_restore(len(units.units)) + units.absent_length(block)
+    if too_little := in_place_refusals.check_space(path, room + spare):
+        raise too_little
     homes = [os.path.abspath(folder / shard.name) for shard in maps]
     check_homes(homes, path, force)
     unfinished = _make(path)

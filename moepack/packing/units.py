@@ -234,3 +234,8 @@ class Units:
     def room(self, block: int) -> Room:
         """Compute what room they take where blocks of shards are of `block` bytes."""
         return room(self.units, self.blocks(block))
+
+    def absent_length(self, block: int) -> int:
+        """Return what shards that are not there yet take beyond what packing would free of them."""
+        length = sum(shard.length for shard in self._maps)
+        return length + self.room(block).before[-1] - sum(unit.length for unit in self.units)

@@ -22,6 +22,7 @@ from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.packing import units
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
+from moepack.packing.unfinished import Unfinished
 from moepack.packing.unit_files import PackSide, ShardSide, Side
 from moepack.packing.units import FreeableBlocks, Piece, Units
 from moepack.reading.shard_map import ShardMap, ShardPiece
@@ -444,6 +445,40 @@ def test_too_little_space_is_refused(
     monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)
     (found,) = refused(source, tmp_path / "pack")
     assert "not enough space" in found
+
+
+def test_too_little_space_for_the_way_back_leaves_the_pack_as_it_is(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moepack.packing import in_place_work
+
+    pack_model(source, tmp_path / "pack")
+    before = contents(tmp_path / "pack")
+    monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)
+    with pytest.raises(MachineError, match="not enough space"):
+        restore(tmp_path / "pack", tmp_path / "restored", in_place=True)
+    assert contents(tmp_path / "pack") == before
+    assert not (tmp_path / "restored").exists()
+
+
+def test_shards_go_home_without_room_where_none_was_carried_over(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else fills the disk between the check and the work."""
+    from moepack.packing import in_place, in_place_work
+
+    make = in_place._make
+
+    def make_when_full(path: Path) -> Unfinished:
+        monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)
+        return make(path)
+
+    before = contents(source)
+    monkeypatch.setattr(in_place, "_make", make_when_full)
+    with pytest.raises(MachineError, match="not enough space"):
+        pack_model(source, tmp_path / "pack", in_place=True)
+    assert contents(source) == before
+    assert not (tmp_path / "pack").exists()
 
 
 def test_a_directory_that_is_unfinished_is_refused_to_all_but_those_who_finish_it(
