@@ -14,6 +14,7 @@ from pathlib import Path
 _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
 _PROBE_BLOCKS = 64
+_NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENODEV)
 
 
 def punch(descriptor: int, offset: int, length: int) -> None:
@@ -41,7 +42,7 @@ def block_length(path: str | os.PathLike[str]) -> int:
 def can_punch(folder: Path) -> bool:
     """Try on a scratch file in `folder` whether a hole frees its blocks, and those alone.
 
-    Raises OSError where no file can be made there.
+    Raises OSError where that cannot be tried: no file can be made there, or the drive fails.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         descriptor = file.fileno()
@@ -54,7 +55,9 @@ def can_punch(folder: Path) -> bool:
         start, length = block, block * (_PROBE_BLOCKS - 2)
         try:
             punch(descriptor, start, length)
-        except OSError:
+        except OSError as error:
+            if error.errno not in _NO_HOLES:
+                raise
             return False
         os.fsync(descriptor)
         freed = 512 * (before - os.fstat(descriptor).st_blocks)

@@ -1,6 +1,8 @@
 """Shards become a pack in place, and come back: what it takes, what it leaves, what it refuses."""
 
 import contextlib
+import ctypes
+import errno
 import itertools
 import os
 import pty
@@ -20,11 +22,14 @@ from hypothesis import strategies as st
 
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.packing import units
+from moepack.packing.in_place_journal import InPlaceJournal
+from moepack.packing.in_place_refusals import check_space
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.packing.unfinished import Unfinished
 from moepack.packing.unit_files import PackSide, ShardSide, Side
 from moepack.packing.units import FreeableBlocks, Piece, Units
+from moepack.reading.pack import Pack
 from moepack.reading.shard_map import ShardMap, ShardPiece
 from moepack.storage import holes
 from moepack.verifying.verifier import verify
@@ -335,6 +340,51 @@ def test_a_hole_that_the_journal_does_not_know_is_not_packed(
     assert "do not remove" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("way", "fails", "hint", "follow"),
+    [
+        ("pack", (InPlaceJournal, "begin"), "nothing was given up yet", "pack"),
+        ("restore", (InPlaceJournal, "begin"), "nothing was given up yet", "restore"),
+        ("pack", (Unfinished, "_remove"), "the pack is whole", "resume"),
+        ("restore", (Unfinished, "_remove"), "the shards are where they belong", "go back"),
+    ],
+)
+def test_what_fails_before_the_first_unit_or_after_the_last_says_what_is_true_then(
+    way: str,
+    fails: tuple[type, str],
+    hint: str,
+    follow: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def go_back() -> None:
+        with pytest.raises(RequestError, match="where they belong already"):
+            restore(target)
+
+    before, target = contents(source), tmp_path / "pack"
+    works: dict[str, Callable[[], object]] = {
+        "pack": lambda: pack_model(source, target, in_place=True),
+        "restore": lambda: restore(target, source, in_place=True),
+        "resume": lambda: pack_model(None, target, in_place=True, resume=True),
+        "go back": go_back,
+    }
+    if way == "restore":
+        works["pack"]()
+    with monkeypatch.context() as patch:
+        patch.setattr(*fails, fail)
+        with pytest.raises(MachineError) as caught:
+            works[way]()
+    assert hint in (caught.value.hint or "")
+    works[follow]()
+    assert (target / "manifest.json").exists() == (way == "pack")
+    assert not (target / "in-place").exists()
+    assert way == "pack" or contents(source) == before
+
+
 # What it refuses
 
 
@@ -409,6 +459,27 @@ def test_files_in_use_are_refused_and_their_user_is_named(
     assert f"({user.pid})" in found
 
 
+def test_a_pack_that_a_reader_has_open_is_not_turned_back(source: Path, tmp_path: Path) -> None:
+    """Even if it has not read from its data files yet."""
+    pack_model(source, tmp_path / "pack")
+    with Pack(tmp_path / "pack"), pytest.raises(RequestError, match="has it open, or mapped"):
+        restore(tmp_path / "pack", tmp_path / "restored", in_place=True)
+    assert (tmp_path / "pack" / "manifest.json").exists()
+    restore(tmp_path / "pack", tmp_path / "restored", in_place=True)
+
+
+def test_a_drive_that_fails_is_no_file_system_without_holes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fallocate(*_: int) -> int:
+        ctypes.set_errno(errno.ENOSPC)
+        return -1
+
+    monkeypatch.setattr(holes, "_find_fallocate", lambda: fallocate)
+    found = refused(source, tmp_path / "pack")
+    assert ["No space left" in one for one in found] == [True, True]
+
+
 def test_files_with_holes_are_refused(source: Path, tmp_path: Path) -> None:
     path = shard(source)
     with open(path, "r+b") as file:
@@ -445,6 +516,13 @@ def test_too_little_space_is_refused(
     monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)
     (found,) = refused(source, tmp_path / "pack")
     assert "not enough space" in found
+
+
+def test_a_few_bytes_too_little_can_be_seen_in_the_message(tmp_path: Path) -> None:
+    status = os.statvfs(tmp_path)
+    found = check_space(tmp_path, status.f_bavail * status.f_frsize + (1 << 20))
+    assert found is not None
+    assert f"{found.expected} free" != found.found
 
 
 def test_too_little_space_for_the_way_back_leaves_the_pack_as_it_is(
