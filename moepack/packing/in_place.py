@@ -83,7 +83,8 @@ def examine(
     if not plan.is_whole:
         return InPlacePlan(0, length, 0, tuple(found))
     units = Units(map_shards(draft), file_lengths(draft.index), length)
-    extra = units.room(holes.block_length(paths[0])).to_pack(0) + margin(units, draft.index)
+    room = units.room(holes.block_length(paths[0]), holes.extent_length(paths[0]))
+    extra = room.to_pack(0) + margin(units, draft.index)
     found += filter(None, [in_place_refusals.check_space(path, extra)])
     longest = max(unit.length for unit in units.units)
     return InPlacePlan(len(units.units), longest, extra, tuple(found))
@@ -222,6 +223,7 @@ def _begin_from_pack(path: Path, folder: Path | None, force: bool) -> None:
         raise reader
     block = holes.block_length(path)
     room = units.room(block).to_restore(len(units.units)) + units.absent_length(block)
+    room += holes.extent_length(path)
     if too_little := in_place_refusals.check_space(path, room + spare):
         raise too_little
     homes = [os.path.abspath(folder / shard.name) for shard in maps]

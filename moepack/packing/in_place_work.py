@@ -21,7 +21,7 @@ from moepack.packing.index_digests import with_digests
 from moepack.packing.packer import Progress
 from moepack.packing.unfinished import Unfinished, check_homes
 from moepack.packing.unit_files import PackSide, ShardSide
-from moepack.packing.units import Room, Unit, Units, file_lengths
+from moepack.packing.units import Unit, Units, file_lengths
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import map_shards
 from moepack.storage import holes
@@ -69,7 +69,8 @@ class Work:
             first = journal.packed_count
             if first < len(self._units.units):
                 pack.truncate(self._units.units[first])
-                self._check_space(self._room().to_pack(first))
+                extent = holes.extent_length(self._unfinished.inner)
+                self._check_space(self._units.room(self._block(), extent).to_pack(first))
             conversion = self._conversion(shards, pack, self._units.units[first:])
             conversion.pack(self._units.blocks(self._block()))
             index = self._index(conversion, pack)
@@ -149,15 +150,13 @@ class Work:
     def _block(self) -> int:
         return holes.block_length(self._unfinished.inner)
 
-    def _room(self) -> Room:
-        return self._units.room(self._block())
-
     def _check_space_to_restore(self, count: int, pack: PackSide) -> None:
         """Check it when what was begun of the next unit is given up: it is whole in the shards."""
         if count < len(self._units.units):
             pack.truncate(self._units.units[count])
         absent = self._units.absent_length(self._block()) if self._beginning.was_pack else 0
-        self._check_space(self._room().to_restore(count) + absent)
+        extent = holes.extent_length(self._unfinished.inner)
+        self._check_space(self._units.room(self._block()).to_restore(count) + absent + extent)
 
     def _check_space(self, length: int) -> None:
         refusal = in_place_refusals.check_space(self._unfinished.path, length + self._margin)

@@ -11,9 +11,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from moepack.storage.open_files import file_system_type
+
 _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
 _PROBE_BLOCKS = 64
+_BTRFS = 0x9123683E
+_BTRFS_EXTENT_LENGTH = 128 << 20
 _NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENODEV)
 
 
@@ -37,6 +41,14 @@ def hole_in(descriptor: int, start: int, end: int) -> int | None:
 def block_length(path: str | os.PathLike[str]) -> int:
     """Return the unit in which the file system of a file gives blocks back, in bytes."""
     return max(os.stat(path).st_blksize, os.statvfs(path).f_frsize)
+
+
+def extent_length(path: str | os.PathLike[str]) -> int:
+    """Return how long extents can be that are kept while any byte of them is in use, in bytes.
+
+    128 MiB on btrfs (BTRFS_MAX_EXTENT_SIZE in fs/btrfs/fs.h); 0 where blocks come back one by one.
+    """
+    return _BTRFS_EXTENT_LENGTH if file_system_type(path) == _BTRFS else 0
 
 
 def can_punch(folder: Path) -> bool:

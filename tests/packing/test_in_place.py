@@ -34,6 +34,7 @@ from moepack.reading.shard_map import ShardMap, ShardPiece
 from moepack.storage import holes
 from moepack.verifying.verifier import verify
 from tests.support import gguf_builder
+from tests.support.file_systems import mounted
 from tests.support.machine_faults import wait_until
 from tests.support.models import FIXTURES, REAL_MODELS, contents, hotness_of, shards_of
 
@@ -631,6 +632,43 @@ def test_a_block_may_go_when_all_in_it_may_and_not_before(
             assert not any(at < other_end and at + 4096 > other.shard_offset for at in new)
     first_free = -(-lengths[0] // 4096) * 4096  # the first piece is the header, which stays
     assert freed == set(range(first_free, shard.length, 4096))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 10), min_size=1, max_size=60),
+    extents=st.lists(st.integers(1, 4), min_size=400, max_size=400),
+    order=st.randoms(use_true_random=False),
+)
+def test_what_is_held_by_extents_is_not_counted_as_free(
+    lengths: list[int], extents: list[int], order: random.Random
+) -> None:
+    """Wherever the extents of up to four blocks begin and end; in units of blocks here."""
+    shard = mapped(*(length * 4096 - 32 for length in lengths))
+    blocks = FreeableBlocks([shard], 4096, 4 * 4096)
+    pieces = units.pieces_of([shard])
+    order.shuffle(pieces)
+    used = set(range(sum(lengths)))
+    starts = list(itertools.takewhile(lambda at: at < sum(lengths), itertools.accumulate(extents)))
+    held = [set(range(*ends)) for ends in itertools.pairwise([0, *starts, sum(lengths)])]
+    for piece in pieces:
+        start, end = blocks.add(piece) or (0, 0)
+        used -= set(range(start // 4096, end // 4096))
+        free = sum(len(extent) for extent in held if not extent & used)
+        assert blocks.freed_length <= free * 4096
+
+
+def test_on_btrfs_the_plan_says_what_extents_hold(source: Path, tmp_path: Path) -> None:
+    def extra_length(folder: Path) -> int:
+        plan = pack_model(folder, folder.parent / "pack", in_place=True, dry_run=True).in_place
+        assert plan is not None
+        return plan.extra_length
+
+    with mounted("btrfs", tmp_path / "disk") as disk:
+        shutil.copytree(source, disk / "source")
+        held = extra_length(disk / "source") - extra_length(source)
+    length = sum(path.stat().st_size for path in source.iterdir())
+    assert length / 2 < held <= length
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
