@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.errors import MoepackError, PackError, RequestError, write_failure
+from moepack.errors import MachineError, MoepackError, PackError, RequestError, write_failure
 from moepack.format import manifest
 from moepack.format.index import Index
 from moepack.format.manifest import Manifest
@@ -46,6 +46,7 @@ from moepack.storage import holes
 
 _MEANWHILE = "pack without --in-place, or copy the model first"
 _INSTEAD = "restore without --in-place"
+_KEEP = "do not remove the directory: it holds the model"
 
 
 class InPlacePlan(NamedTuple):
@@ -82,7 +83,8 @@ def examine(
     if not plan.is_whole:
         return InPlacePlan(0, length, 0, tuple(found))
     units = Units(map_shards(draft), file_lengths(draft.index), length)
-    extra = units.room(holes.block_length(paths[0])).to_pack(0) + margin(units, draft.index)
+    room = units.room(holes.block_length(paths[0]), holes.extent_length(paths[0]))
+    extra = room.to_pack(0) + margin(units, draft.index)
     found += filter(None, [in_place_refusals.check_space(path, extra)])
     longest = max(unit.length for unit in units.units)
     return InPlacePlan(len(units.units), longest, extra, tuple(found))
@@ -211,10 +213,19 @@ def _begin_from_pack(path: Path, folder: Path | None, force: bool) -> None:
     with Pack(path) as pack:
         maps = map_shards(pack)
         length = unit_length(pack.index)
-        _check_what_is_cut(pack, Units(maps, file_lengths(pack.index), length))
+        units = Units(maps, file_lengths(pack.index), length)
+        _check_what_is_cut(pack, units)
         files = pack.file_paths
+        spare = margin(units, pack.index)
     for refusal in in_place_refusals.refusals(files, path, _INSTEAD):
         raise refusal
+    if reader := in_place_refusals.check_open(path / manifest.INDEX_NAME):
+        raise reader
+    block = holes.block_length(path)
+    room = units.room(block).to_restore(len(units.units)) + units.absent_length(block)
+    room += holes.extent_length(path)
+    if too_little := in_place_refusals.check_space(path, room + spare):
+        raise too_little
     homes = [os.path.abspath(folder / shard.name) for shard in maps]
     check_homes(homes, path, force)
     unfinished = _make(path)
@@ -296,7 +307,11 @@ def _translated(path: Path) -> Iterator[None]:
     except OSError as error:
         raise write_failure(error, path, _hint(path)) from error
     except MoepackError as error:
-        error.hint = error.hint or _hint(path)
+        hint = _hint(path)
+        if error.hint is None:
+            error.hint = hint
+        elif hint is not None and isinstance(error, MachineError):
+            error.add_note(hint)
         raise
     except BaseException as error:
         if hint := _hint(path):
@@ -308,7 +323,20 @@ def _hint(path: Path) -> str | None:
     """Say how to go on or back; None where nothing is left to do."""
     if not is_unfinished(path):
         return None
-    return (
-        f"go on with `moepack pack --in-place --resume -o {path}`, or back with `moepack restore"
-        f" {path}`; do not remove the directory: it holds the model"
-    )
+    forth, back = f"`moepack pack --in-place --resume -o {path}`", f"`moepack restore {path}`"
+    try:
+        unfinished = Unfinished(path)
+    except (OSError, MoepackError):
+        return f"go on with {forth}, or back with {back}; {_KEEP}"
+    try:
+        journal = unfinished.journal
+        if journal.is_done and journal.goal is Goal.PACK:
+            return f"the pack is whole; {forth} removes what is left of the shards"
+        if journal.is_done:
+            return f"the shards are where they belong; {back} removes what is left of the pack"
+        is_whole = (path / manifest.NAME).exists() or not unfinished.holds_shards()
+        if journal.beginning is None and is_whole:
+            return "nothing was given up yet: run the same command again"
+        return f"go on with {forth}, or back with {back}; {_KEEP}"
+    finally:
+        unfinished.close()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moepack.errors import MachineError, MoepackError, RequestError
-from moepack.sizes import size_text
+from moepack.sizes import exact_size_text, size_text
 from moepack.storage import holes, sharing
 
 
@@ -35,11 +35,12 @@ def check_space(target: Path, length: int) -> MoepackError | None:
     free = status.f_bavail * status.f_frsize
     if free >= length:
         return None
+    text = size_text if size_text(length) != size_text(free) else exact_size_text
     return MachineError(
         "not enough space, even for what is in both places for a moment",
         path=target,
-        expected=size_text(length),
-        found=f"{size_text(free)} free",
+        expected=text(length),
+        found=f"{text(free)} free",
         hint="free some space",
     )
 
@@ -129,7 +130,7 @@ def _of_folders(folders: set[Path], instead: str) -> Iterator[MoepackError]:
         try:
             can_punch = holes.can_punch(folder)
         except OSError as error:
-            yield MachineError(f"cannot make a file: {error.strerror}", path=folder)
+            yield MachineError(f"cannot try a file with a hole: {error.strerror}", path=folder)
             continue
         if not can_punch:
             problem = "this file system cannot free a part of a file"

@@ -21,7 +21,7 @@ from moepack.packing.index_digests import with_digests
 from moepack.packing.packer import Progress
 from moepack.packing.unfinished import Unfinished, check_homes
 from moepack.packing.unit_files import PackSide, ShardSide
-from moepack.packing.units import FreeableBlocks, Room, Unit, Units, file_lengths
+from moepack.packing.units import Unit, Units, file_lengths
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import map_shards
 from moepack.storage import holes
@@ -69,9 +69,10 @@ class Work:
             first = journal.packed_count
             if first < len(self._units.units):
                 pack.truncate(self._units.units[first])
-            self._check_space(self._room().to_pack(first))
+                extent = holes.extent_length(self._unfinished.inner)
+                self._check_space(self._units.room(self._block(), extent).to_pack(first))
             conversion = self._conversion(shards, pack, self._units.units[first:])
-            conversion.pack(self._blocks())
+            conversion.pack(self._units.blocks(self._block()))
             index = self._index(conversion, pack)
         described = self._manifest._replace(index_entry=manifest.describe_index(index))
         self._unfinished.commit(manifest.encode(described), index)
@@ -86,11 +87,12 @@ class Work:
             homes = [os.path.abspath(folder / os.path.basename(shard.home)) for shard in shards]
         count = journal.packed_count
         check_homes(homes, self._unfinished.path, force, shards)
-        self._unfinished.take_shards(shards)
-        journal.set_goal(Goal.SHARDS, homes)
-        self._unfinished.withdraw()
-        self._check_space(self._room().to_restore(count) + self._absent_length())
         with self._sides() as (shard_side, pack):
+            if count:
+                self._check_space_to_restore(count, pack)
+            self._unfinished.take_shards(shards)
+            journal.set_goal(Goal.SHARDS, homes)
+            self._unfinished.withdraw()
             self._conversion(shard_side, pack, self._units.units[:count]).restore()
         self._unfinished.send_home(shards)
         journal.finish()
@@ -145,19 +147,16 @@ class Work:
             shards.close()
             pack.close()
 
-    def _blocks(self) -> FreeableBlocks:
-        return self._units.blocks(holes.block_length(self._unfinished.inner))
+    def _block(self) -> int:
+        return holes.block_length(self._unfinished.inner)
 
-    def _room(self) -> Room:
-        return self._units.room(holes.block_length(self._unfinished.inner))
-
-    def _absent_length(self) -> int:
-        """Return what shards that were not there before take beyond what packing would free."""
-        if not self._beginning.was_pack:
-            return 0
-        left = sum(shard.length for shard in self._maps)
-        units = self._units.units
-        return self._room().before[-1] - sum(unit.length for unit in units) + left
+    def _check_space_to_restore(self, count: int, pack: PackSide) -> None:
+        """Check it when what was begun of the next unit is given up: it is whole in the shards."""
+        if count < len(self._units.units):
+            pack.truncate(self._units.units[count])
+        absent = self._units.absent_length(self._block()) if self._beginning.was_pack else 0
+        extent = holes.extent_length(self._unfinished.inner)
+        self._check_space(self._units.room(self._block()).to_restore(count) + absent + extent)
 
     def _check_space(self, length: int) -> None:
         refusal = in_place_refusals.check_space(self._unfinished.path, length + self._margin)

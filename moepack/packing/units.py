@@ -121,11 +121,15 @@ class FreeableBlocks:
     """Which blocks of the shards hold nothing any more that is not in the pack.
 
     A block is `block` bytes, and neighbours share those at their borders: only when both are in the
-    pack may it go. Zeros between pieces are nobody's.
+    pack may it go. Zeros between pieces are nobody's. `freed_length` is how many bytes the file
+    system has back for sure: where it keeps extents of up to `extent` bytes as long as any byte of
+    them is in use, that is less than what was punched.
     """
 
-    def __init__(self, shards: Sequence[ShardMap], block: int) -> None:
+    def __init__(self, shards: Sequence[ShardMap], block: int, extent: int = 0) -> None:
+        self.freed_length = 0
         self._block = block
+        self._extent = extent
         self._lengths = [shard.length for shard in shards]
         self._end_of: list[dict[int, int]] = []
         """By shard, where each range that may go ends, by where it starts."""
@@ -151,10 +155,23 @@ class FreeableBlocks:
         joined_start, joined_end = self._join(shard, start, end)
         if joined_end == self._lengths[shard]:  # nothing of another file is in the last block
             joined_end = align(joined_end, self._block)
+        if self._extent:
+            self.freed_length += self._sure(shard, joined_start, joined_end)
+            self.freed_length -= self._sure(shard, joined_start, start)
+            self.freed_length -= self._sure(shard, end, joined_end)
         block = self._block
         first = max(align(joined_start, block), start - start % block)
         last = min(joined_end - joined_end % block, align(end, block))
-        return (first, last) if first < last else None
+        if first >= last:
+            return None
+        if not self._extent:
+            self.freed_length += last - first
+        return first, last
+
+    def _sure(self, shard: int, start: int, end: int) -> int:
+        """Return what is free of a range at least: an extent may reach over each of its ends."""
+        kept = self._extent * ((start > 0) + (end < self._lengths[shard]))
+        return max(0, end - start - kept)
 
     def _join(self, shard: int, start: int, end: int) -> tuple[int, int]:
         """Add a range to those beside it, and return what they are together."""
@@ -189,16 +206,14 @@ class Room(NamedTuple):
 
 def room(units: Sequence[Unit], blocks: FreeableBlocks) -> Room:
     """Compute what room the units take; `blocks` is fresh, and is used up."""
-    over = 0
+    written = 0
     before, during = [0], []
     for unit in units:
-        over += unit.length
-        during.append(over)
+        written += unit.length
+        during.append(written - blocks.freed_length)
         for piece in unit.pieces:
-            freed = blocks.add(piece)
-            if freed is not None:
-                over -= freed[1] - freed[0]
-        before.append(over)
+            blocks.add(piece)
+        before.append(written - blocks.freed_length)
     return Room(tuple(before), tuple(during))
 
 
@@ -231,6 +246,11 @@ class Units:
         """Return the blocks of the shards, of `block` bytes each."""
         return FreeableBlocks(self._maps, block)
 
-    def room(self, block: int) -> Room:
-        """Compute what room they take where blocks of shards are of `block` bytes."""
-        return room(self.units, self.blocks(block))
+    def room(self, block: int, extent: int = 0) -> Room:
+        """Compute what room they take; `block` and `extent` as for FreeableBlocks."""
+        return room(self.units, FreeableBlocks(self._maps, block, extent))
+
+    def absent_length(self, block: int) -> int:
+        """Return what shards that are not there yet take beyond what packing would free of them."""
+        length = sum(shard.length for shard in self._maps)
+        return length + self.room(block).before[-1] - sum(unit.length for unit in self.units)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from moepack import digest
 from moepack.storage.extents import Extent, NewFile, Run, runs
 from moepack.storage.inputs import Inputs
+from moepack.storage.lock import lock
 from moepack.storage.run_writer import RunWriter
 from moepack.storage.stored_extents import is_right
 from moepack.storage.thread_pool import SharedProgress, ThreadPool
@@ -59,24 +60,30 @@ class Copier:
         self.cloned_length = 0
         self.kept_length = 0
         self._lock = threading.Lock()
-        self._making: list[_FileInMaking] = []
+        self._making: dict[str, _FileInMaking] = {}
 
     def write(
         self, files: Sequence[NewFile], threads: int, finished: Callable[[WrittenFile], None]
     ) -> None:
         """Write and sync `files` with `threads`; call `finished` after each, in this thread.
 
-        The first failure, or an interruption, stops all threads and is raised.
+        Each file is locked until `finished` has returned. The first failure, or an interruption,
+        stops all threads and is raised; RequestError where another process writes one of them.
         """
         work = self._work(files)
+
+        def release(written: WrittenFile) -> None:
+            finished(written)
+            self._making.pop(written.name).close()
+
         try:
             if threads == 1:
                 for written in self._written(work):
-                    finished(written)
+                    release(written)
             else:
-                self._write_in_threads(work, threads, finished)
+                self._write_in_threads(work, threads, release)
         finally:
-            for making in self._making:
+            for making in self._making.values():
                 making.close()
 
     def _write_in_threads(
@@ -107,7 +114,7 @@ class Copier:
         """Yield runs, those of a file one after the other; create each file before its first."""
         for file in files:
             making = _FileInMaking(file, self._target, self._resume)
-            self._making.append(making)
+            self._making[file.name] = making
             for run in runs(file):
                 making.begin(run)
                 yield making, run
@@ -201,6 +208,11 @@ class _FileInMaking:
         # A file that stands there already is not what was planned, wherever it came from.
         flags = os.O_RDWR | os.O_CREAT | (0 if resume else os.O_EXCL) | os.O_NOFOLLOW
         self.descriptor = os.open(target / file.name, flags | os.O_CLOEXEC, 0o644)
+        try:
+            lock(self.descriptor, target / file.name)
+        except BaseException:
+            self.close()
+            raise
         if os.fstat(self.descriptor).st_size > file.length:
             os.ftruncate(self.descriptor, file.length)
         self.digests = array("Q")
@@ -220,9 +232,8 @@ class _FileInMaking:
         return self._all_begun and not self._open_count
 
     def finish(self) -> WrittenFile:
-        """Sync and close the file."""
+        """Sync the file."""
         os.fsync(self.descriptor)
-        self.close()
         return WrittenFile(self._name, self.digests)
 
     def close(self) -> None:

@@ -11,9 +11,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from moepack.storage.open_files import file_system_type
+
 _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
 _PROBE_BLOCKS = 64
+_BTRFS = 0x9123683E
+_BTRFS_EXTENT_LENGTH = 128 << 20
+_NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENODEV)
 
 
 def punch(descriptor: int, offset: int, length: int) -> None:
@@ -38,10 +43,18 @@ def block_length(path: str | os.PathLike[str]) -> int:
     return max(os.stat(path).st_blksize, os.statvfs(path).f_frsize)
 
 
+def extent_length(path: str | os.PathLike[str]) -> int:
+    """Return how long extents can be that are kept while any byte of them is in use, in bytes.
+
+    128 MiB on btrfs (BTRFS_MAX_EXTENT_SIZE in fs/btrfs/fs.h); 0 where blocks come back one by one.
+    """
+    return _BTRFS_EXTENT_LENGTH if file_system_type(path) == _BTRFS else 0
+
+
 def can_punch(folder: Path) -> bool:
     """Try on a scratch file in `folder` whether a hole frees its blocks, and those alone.
 
-    Raises OSError where no file can be made there.
+    Raises OSError where that cannot be tried: no file can be made there, or the drive fails.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         descriptor = file.fileno()
@@ -54,7 +67,9 @@ def can_punch(folder: Path) -> bool:
         start, length = block, block * (_PROBE_BLOCKS - 2)
         try:
             punch(descriptor, start, length)
-        except OSError:
+        except OSError as error:
+            if error.errno not in _NO_HOLES:
+                raise
             return False
         os.fsync(descriptor)
         freed = 512 * (before - os.fstat(descriptor).st_blocks)

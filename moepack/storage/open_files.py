@@ -85,14 +85,19 @@ def lies_in_memory(path: Path) -> bool:
 
     These take O_DIRECT without meaning it, and cannot say whether a read has to wait: it has not.
     """
+    return file_system_type(path) in _MEMORY_FILE_SYSTEMS
+
+
+def file_system_type(path: str | os.PathLike[str]) -> int | None:
+    """Return the number that Linux knows the file system of a file by (statfs(2)), if it says."""
     if sys.platform != "linux":
-        return False
+        return None
     import ctypes
 
     answer = ctypes.create_string_buffer(_STATFS_LENGTH)
     if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), answer):
-        return False
-    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF in _MEMORY_FILE_SYSTEMS
+        return None
+    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF
 
 
 def open_direct(path: Path) -> OpenFile:

@@ -243,10 +243,11 @@ def test_an_existing_file_is_left_alone_unless_forced(
         export_gguf(packs["qwen3moe"], tmp_path / "folder", force=True)
 
 
-def test_a_pack_is_not_written_over_by_its_export(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["dense.bin", "index.bin", "manifest.json"])
+def test_a_pack_is_not_written_over_by_its_export(name: str, tmp_path: Path) -> None:
     pack_model(first_shard("qwen3moe"), tmp_path / "pack")
     with pytest.raises(RequestError, match="belongs to what is read"):
-        export_gguf(tmp_path / "pack", tmp_path / "pack" / "dense.bin", force=True)
+        export_gguf(tmp_path / "pack", tmp_path / "pack" / name, force=True)
     with moepack.open(tmp_path / "pack") as pack, pack.reader() as reader:
         reader.read_dense(pack.dense()[0].name)
 

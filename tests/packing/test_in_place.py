@@ -1,6 +1,8 @@
 """Shards become a pack in place, and come back: what it takes, what it leaves, what it refuses."""
 
 import contextlib
+import ctypes
+import errno
 import itertools
 import os
 import pty
@@ -20,14 +22,19 @@ from hypothesis import strategies as st
 
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.packing import units
+from moepack.packing.in_place_journal import InPlaceJournal
+from moepack.packing.in_place_refusals import check_space
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
+from moepack.packing.unfinished import Unfinished
 from moepack.packing.unit_files import PackSide, ShardSide, Side
 from moepack.packing.units import FreeableBlocks, Piece, Units
+from moepack.reading.pack import Pack
 from moepack.reading.shard_map import ShardMap, ShardPiece
 from moepack.storage import holes
 from moepack.verifying.verifier import verify
 from tests.support import gguf_builder
+from tests.support.file_systems import mounted
 from tests.support.machine_faults import wait_until
 from tests.support.models import FIXTURES, REAL_MODELS, contents, hotness_of, shards_of
 
@@ -334,6 +341,51 @@ def test_a_hole_that_the_journal_does_not_know_is_not_packed(
     assert "do not remove" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("way", "fails", "hint", "follow"),
+    [
+        ("pack", (InPlaceJournal, "begin"), "nothing was given up yet", "pack"),
+        ("restore", (InPlaceJournal, "begin"), "nothing was given up yet", "restore"),
+        ("pack", (Unfinished, "_remove"), "the pack is whole", "resume"),
+        ("restore", (Unfinished, "_remove"), "the shards are where they belong", "go back"),
+    ],
+)
+def test_what_fails_before_the_first_unit_or_after_the_last_says_what_is_true_then(
+    way: str,
+    fails: tuple[type, str],
+    hint: str,
+    follow: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def go_back() -> None:
+        with pytest.raises(RequestError, match="where they belong already"):
+            restore(target)
+
+    before, target = contents(source), tmp_path / "pack"
+    works: dict[str, Callable[[], object]] = {
+        "pack": lambda: pack_model(source, target, in_place=True),
+        "restore": lambda: restore(target, source, in_place=True),
+        "resume": lambda: pack_model(None, target, in_place=True, resume=True),
+        "go back": go_back,
+    }
+    if way == "restore":
+        works["pack"]()
+    with monkeypatch.context() as patch:
+        patch.setattr(*fails, fail)
+        with pytest.raises(MachineError) as caught:
+            works[way]()
+    assert hint in (caught.value.hint or "")
+    works[follow]()
+    assert (target / "manifest.json").exists() == (way == "pack")
+    assert not (target / "in-place").exists()
+    assert way == "pack" or contents(source) == before
+
+
 # What it refuses
 
 
@@ -408,6 +460,27 @@ def test_files_in_use_are_refused_and_their_user_is_named(
     assert f"({user.pid})" in found
 
 
+def test_a_pack_that_a_reader_has_open_is_not_turned_back(source: Path, tmp_path: Path) -> None:
+    """Even if it has not read from its data files yet."""
+    pack_model(source, tmp_path / "pack")
+    with Pack(tmp_path / "pack"), pytest.raises(RequestError, match="has it open, or mapped"):
+        restore(tmp_path / "pack", tmp_path / "restored", in_place=True)
+    assert (tmp_path / "pack" / "manifest.json").exists()
+    restore(tmp_path / "pack", tmp_path / "restored", in_place=True)
+
+
+def test_a_drive_that_fails_is_no_file_system_without_holes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fallocate(*_: int) -> int:
+        ctypes.set_errno(errno.ENOSPC)
+        return -1
+
+    monkeypatch.setattr(holes, "_find_fallocate", lambda: fallocate)
+    found = refused(source, tmp_path / "pack")
+    assert ["No space left" in one for one in found] == [True, True]
+
+
 def test_files_with_holes_are_refused(source: Path, tmp_path: Path) -> None:
     path = shard(source)
     with open(path, "r+b") as file:
@@ -444,6 +517,47 @@ def test_too_little_space_is_refused(
     monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)
     (found,) = refused(source, tmp_path / "pack")
     assert "not enough space" in found
+
+
+def test_a_few_bytes_too_little_can_be_seen_in_the_message(tmp_path: Path) -> None:
+    status = os.statvfs(tmp_path)
+    found = check_space(tmp_path, status.f_bavail * status.f_frsize + (1 << 20))
+    assert found is not None
+    assert f"{found.expected} free" != found.found
+
+
+def test_too_little_space_for_the_way_back_leaves_the_pack_as_it_is(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moepack.packing import in_place_work
+
+    pack_model(source, tmp_path / "pack")
+    before = contents(tmp_path / "pack")
+    monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)
+    with pytest.raises(MachineError, match="not enough space"):
+        restore(tmp_path / "pack", tmp_path / "restored", in_place=True)
+    assert contents(tmp_path / "pack") == before
+    assert not (tmp_path / "restored").exists()
+
+
+def test_shards_go_home_without_room_where_none_was_carried_over(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else fills the disk between the check and the work."""
+    from moepack.packing import in_place, in_place_work
+
+    make = in_place._make
+
+    def make_when_full(path: Path) -> Unfinished:
+        monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)
+        return make(path)
+
+    before = contents(source)
+    monkeypatch.setattr(in_place, "_make", make_when_full)
+    with pytest.raises(MachineError, match="not enough space"):
+        pack_model(source, tmp_path / "pack", in_place=True)
+    assert contents(source) == before
+    assert not (tmp_path / "pack").exists()
 
 
 def test_a_directory_that_is_unfinished_is_refused_to_all_but_those_who_finish_it(
@@ -518,6 +632,43 @@ def test_a_block_may_go_when_all_in_it_may_and_not_before(
             assert not any(at < other_end and at + 4096 > other.shard_offset for at in new)
     first_free = -(-lengths[0] // 4096) * 4096  # the first piece is the header, which stays
     assert freed == set(range(first_free, shard.length, 4096))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 10), min_size=1, max_size=60),
+    extents=st.lists(st.integers(1, 4), min_size=400, max_size=400),
+    order=st.randoms(use_true_random=False),
+)
+def test_what_is_held_by_extents_is_not_counted_as_free(
+    lengths: list[int], extents: list[int], order: random.Random
+) -> None:
+    """Wherever the extents of up to four blocks begin and end; in units of blocks here."""
+    shard = mapped(*(length * 4096 - 32 for length in lengths))
+    blocks = FreeableBlocks([shard], 4096, 4 * 4096)
+    pieces = units.pieces_of([shard])
+    order.shuffle(pieces)
+    used = set(range(sum(lengths)))
+    starts = list(itertools.takewhile(lambda at: at < sum(lengths), itertools.accumulate(extents)))
+    held = [set(range(*ends)) for ends in itertools.pairwise([0, *starts, sum(lengths)])]
+    for piece in pieces:
+        start, end = blocks.add(piece) or (0, 0)
+        used -= set(range(start // 4096, end // 4096))
+        free = sum(len(extent) for extent in held if not extent & used)
+        assert blocks.freed_length <= free * 4096
+
+
+def test_on_btrfs_the_plan_says_what_extents_hold(source: Path, tmp_path: Path) -> None:
+    def extra_length(folder: Path) -> int:
+        plan = pack_model(folder, folder.parent / "pack", in_place=True, dry_run=True).in_place
+        assert plan is not None
+        return plan.extra_length
+
+    with mounted("btrfs", tmp_path / "disk") as disk:
+        shutil.copytree(source, disk / "source")
+        held = extra_length(disk / "source") - extra_length(source)
+    length = sum(path.stat().st_size for path in source.iterdir())
+    assert length / 2 < held <= length
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -392,6 +392,24 @@ def test_an_interruption_ends_all_threads_and_can_be_continued(
     assert same_bytes(big[0], tmp_path)
 
 
+@pytest.mark.parametrize(("resume", "force"), [(True, False), (False, True)])
+def test_a_file_that_is_being_written_is_not_taken_over(
+    resume: bool, force: bool, big: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    """Else what another run has begun would get the name of what this one has written."""
+    problems = list[str]()
+
+    def progress(length: int, total: int) -> None:
+        if not problems:
+            with pytest.raises(RequestError, match="another moepack is writing this file") as found:
+                restore(big[1], tmp_path, resume=resume, force=force)
+            problems.append(str(found.value))
+
+    restore(big[1], tmp_path, progress=progress, threads=1)
+    assert problems
+    assert same_bytes(big[0], tmp_path)
+
+
 def test_progress_ends_at_its_total(big: tuple[list[Path], Path], tmp_path: Path) -> None:
     for options in ({}, {"resume": True}, {"force": True}):
         steps: list[tuple[int, int]] = []
