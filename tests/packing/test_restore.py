@@ -197,6 +197,22 @@ def test_the_sha256_is_compared_of_shards_that_stay_too(
         restore(packed[1], tmp_path / "restored", resume=True)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_sha256_of_each_header_is_compared(
+    in_place: bool, packed: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    """Also where that of the shard is not known."""
+    shards, pack = packed
+    edit_shards(pack, lambda _, shard: shard._replace(sha256=None))
+    wrong = hashlib.sha256(b"another").hexdigest()
+    edit_shards(pack, lambda n, shard: shard._replace(header_sha256=wrong) if n == 2 else shard)
+    (tmp_path / "restored").mkdir()
+    with pytest.raises(PackError, match="the header of the restored shard does not") as raised:
+        restore(pack, tmp_path / "restored", in_place=in_place, threads=1)
+    assert raised.value.expected == wrong
+    assert (tmp_path / "restored" / shards[2].name).exists() == in_place
+
+
 def test_existing_shards_are_left_alone_unless_forced(
     packed: tuple[list[Path], Path], tmp_path: Path
 ) -> None:
