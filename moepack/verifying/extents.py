@@ -21,8 +21,8 @@ class Extent(NamedTuple):
     """A part, a dense tensor or bytes of a shard, as the index places it.
 
     `offset` counts from the start of the file, `length` is bytes. `digest` is None where it is not
-    known, `source` where these bytes are not to be compared. Tensors have no layer, expert and
-    part; bytes of a shard have no name at all.
+    known, `source` where these bytes are not to be compared; `sha256` is what the manifest says of
+    a shard's header. Tensors have no layer, expert and part; bytes of a shard have no name at all.
     """
 
     offset: int
@@ -33,6 +33,7 @@ class Extent(NamedTuple):
     part: str | None = None
     tensor: str | None = None
     source: SourceRange | None = None
+    sha256: str | None = None
 
     @property
     def end(self) -> int:

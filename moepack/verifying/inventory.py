@@ -8,6 +8,7 @@ from moepack.errors import PackError
 from moepack.format import manifest
 from moepack.format.dense import DenseTensor, ShardBytes
 from moepack.format.index import Index
+from moepack.format.manifest import Manifest
 from moepack.format.records import BlobRecord, PartRecord
 from moepack.format.tables import PackedFamily, PartKind
 from moepack.verifying.block_sizes import BLOCK_SIZES, stated_length
@@ -30,9 +31,11 @@ class Sources(NamedTuple):
 NO_SOURCES = Sources(lambda *_: None, lambda _: None, lambda _: None)
 
 
-def take(index: Index, sources: Sources, findings: Findings) -> list[list[Item]]:
+def take(
+    index: Index, described: Manifest, sources: Sources, findings: Findings
+) -> list[list[Item]]:
     """Check all records; return the sound items of each file by their offsets."""
-    inventory = _Inventory(index, sources, findings)
+    inventory = _Inventory(index, described, sources, findings)
     for family in index.families:
         for kind in family.part_kinds:
             inventory.kind(family, kind)
@@ -48,8 +51,14 @@ def take(index: Index, sources: Sources, findings: Findings) -> list[list[Item]]
 
 
 class _Inventory:
-    def __init__(self, index: Index, sources: Sources, findings: Findings) -> None:
+    def __init__(
+        self, index: Index, described: Manifest, sources: Sources, findings: Findings
+    ) -> None:
         self.index = index
+        self.headers = {
+            (number, 0, entry.header_length): entry.header_sha256
+            for number, entry in enumerate(described.source.shards)
+        }
         self.sources = sources
         self.findings = findings
         self.items: list[list[Item]] = [[] for _ in index.files]
@@ -211,8 +220,13 @@ class _Inventory:
         except PackError as error:
             self.findings.add_error("record", error, file=manifest.INDEX_NAME)
             return
-        source = self.sources.shard_bytes(held)
-        extent = Extent(held.offset, held.length, held.digest, source=source)
+        extent = Extent(
+            offset=held.offset,
+            length=held.length,
+            digest=held.digest,
+            source=self.sources.shard_bytes(held),
+            sha256=self.headers.get((held.shard, held.shard_offset, held.length)),
+        )
         self.add_dense(held.file, extent, None, {})
 
     def add_dense(self, file: int, extent: Extent, number: int | None, where: Where) -> None:

@@ -114,7 +114,7 @@ class _Verification:
                 self.not_looked_at.append("the bytes of the source")
             else:
                 sources = self.comparison.sources()
-        items = inventory.take(index, sources, self.findings)
+        items = inventory.take(index, self.manifest, sources, self.findings)
         work = self._work(index, items, chosen)
         if options.sha256 and witness is not None:
             self._check_sha256(witness, options.threads)
@@ -131,7 +131,7 @@ class _Verification:
             length = self._length_on_disk(self.path / file.name, file.length, items[number])
             held = items[number]
             if chosen.items is not None:
-                held = [item for item in held if item.number in chosen.items]
+                held = [i for i in held if i.number is None or i.number in chosen.items]
             if length < file.length:
                 self._leave_out(item for item in held if item.end > length)
                 held, length = cut(held, length)

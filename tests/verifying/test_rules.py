@@ -197,6 +197,10 @@ def header_bytes(draft: Draft) -> None:
     flip(draft.path / "dense.bin", draft.get("shard_bytes", 2).offset)
 
 
+def header_sha256(draft: Draft) -> None:
+    draft.body["source"]["shards"][1]["header_sha256"] = "0" * 64
+
+
 RULES = [
     Rule("blobs overlap", overlapping_blobs, "record", "the blob overlaps another"),
     Rule("parts overlap", overlapping_parts, "record", "overlaps the part before it"),
@@ -229,6 +233,7 @@ RULES = [
     Rule("two of one origin", same_origin, "origin", "as a tensor did"),
     Rule("a shard without its header", no_header, "missing", "its header, bytes 0 to"),
     Rule("a page of the index", wrong_page, "manifest", "page 0"),
+    Rule("a header's SHA-256", header_sha256, "manifest", "the SHA-256 of this header is"),
     Rule("not whole", stated(whole=False), "manifest", "it says that the pack is not whole"),
     Rule("layers", stated(layers=[0], whole=False), "manifest", "it lists layers 0"),
     Rule("layers descending", stated(layers=[1, 0], whole=False), "manifest", "layers 1, 0"),
