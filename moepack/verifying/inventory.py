@@ -67,7 +67,9 @@ class _Inventory:
         self.names: set[str] = set()
 
     def kind(self, family: PackedFamily, kind: PartKind) -> None:
-        """Check what a record of a part's kind says against its type."""
+        """Check what a record of a part's kind says against its type, if the packer knew it."""
+        if kind.inferred:
+            return
         shape = f"{' x '.join(map(str, kind.shape)) or 'one value'} of {kind.type_name}"
         where: Where = {"layer": family.layer, "part": kind.name}
         self.check_type(kind.type_id, kind.type_name, kind.shape, kind.length, shape, where)
@@ -202,9 +204,10 @@ class _Inventory:
         if tensor.name in self.names:
             self.findings.add("record", "two tensors have this name", tensor=tensor.name)
         self.names.add(tensor.name)
-        shape = f"{' x '.join(map(str, tensor.shape)) or 'one value'} of {tensor.type_name}"
-        place = (tensor.type_id, tensor.type_name, tensor.shape)
-        self.check_type(*place, tensor.length, shape, where)
+        if not tensor.inferred:
+            shape = f"{' x '.join(map(str, tensor.shape)) or 'one value'} of {tensor.type_name}"
+            place = (tensor.type_id, tensor.type_name, tensor.shape)
+            self.check_type(*place, tensor.length, shape, where)
         extent = Extent(
             offset=tensor.offset,
             length=tensor.length,

@@ -275,6 +275,14 @@ def test_each_broken_rule_is_one_finding(rule: Rule, draft: Draft) -> None:
         assert any(words in finding.message for finding in report.findings)
 
 
+def test_a_type_that_the_packer_did_not_know_is_not_held_against_the_table(draft: Draft) -> None:
+    """Though its number is one of those that the verifier knows."""
+    draft.set("part_kind", 0, flags=1, type_name=b"type-0", interleaved_row_count=0, ne1=3)
+    draft.set("tensor", 0, flags=1, type_name=b"type-0", ne1=9)
+    draft.save()
+    assert verify(draft.path).passed
+
+
 def test_what_lies_in_shards_is_verified_where_digests_are_known(
     model: Path, tmp_path: Path
 ) -> None:
