@@ -85,14 +85,14 @@ def cut(items: Sequence[Item], length: int) -> tuple[list[Item], int]:
 
 def whole_runs(file: int, items: Iterable[Item], length: int) -> Iterator[Run]:
     """Cut the `length` bytes of a file into runs; an item is never cut. `items` are by `start`."""
-    start = 0
+    start = reached = 0
     pending: list[Item] = []
     for item in items:
-        if pending and item.end - start > RUN_LENGTH:
-            end = max(start, item.start)
-            yield _run(file, start, end, pending)
-            start, pending = end, []
+        if pending and item.start >= reached and item.end - start > RUN_LENGTH:
+            yield _run(file, start, item.start, pending)
+            start, pending = item.start, []
         pending.append(item)
+        reached = max(reached, item.end)
     yield _run(file, start, length, pending)
 
 

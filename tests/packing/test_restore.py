@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import moepack
 from moepack.errors import MachineError, PackError, RequestError
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
@@ -90,7 +91,9 @@ def test_the_models_are_as_odd_as_they_say(tmp_path: Path) -> None:
     assert sum(label.startswith("padding") for label in labels("padded")) >= 5
     assert labels("first without tensors").count("header") == 3
     assert "tensor 🦙" + "🦙" * 14 in labels("odd names")
-    assert "tensor nothing.last" in labels("empty tensors")
+    assert "tensor nothing.last" not in labels("empty tensors")
+    with moepack.open(tmp_path / "empty tensors.pack") as pack:
+        assert sum(not tensor.length for tensor in pack.dense()) == 4
     shards = odd_models.write("long header", tmp_path / "long header")
     assert shards[0].stat().st_size > MIB
 
