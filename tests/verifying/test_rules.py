@@ -283,6 +283,25 @@ def test_a_type_that_the_packer_did_not_know_is_not_held_against_the_table(draft
     assert verify(draft.path).passed
 
 
+def test_what_lies_in_one_shard_came_from_one(model: Path, tmp_path: Path) -> None:
+    lain = Draft(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
+    held = lain.get("tensor", 1)
+    lain.set("tensor", 1, shard=held.shard + 1)
+    lain.save()
+    findings = {(f.kind, f.file): f.message for f in verify(lain.path).findings if f.file}
+    name = lain.body["files"][held.file]["name"]
+    assert "what lies in it came from shards 0-1" in findings["record", name]
+
+
+def test_a_file_that_is_a_shard_is_as_long_as_that(model: Path, tmp_path: Path) -> None:
+    lain = Draft(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
+    lain.body["source"]["shards"][1]["length"] += 1
+    lain.save_manifest()
+    (finding,) = verify(lain.path).findings
+    assert finding.kind == "manifest"
+    assert "bytes long, the index has it as" in finding.message
+
+
 def test_what_lies_in_shards_is_verified_where_digests_are_known(
     model: Path, tmp_path: Path
 ) -> None:
