@@ -306,6 +306,13 @@ def test_a_data_file_of_another_length_is_found(pack_copy: Path, change: str) ->
     assert ("1 of 16 blobs and tensors in it are cut" in finding.message) == (change == "cut")
 
 
+def test_an_index_that_is_missing_is_one_finding(pack_copy: Path) -> None:
+    (pack_copy / "index.bin").unlink()
+    (finding,) = verify(pack_copy).findings
+    assert (finding.kind, finding.file) == ("index", "index.bin")
+    assert finding.message == "the index is missing"
+
+
 def test_a_damaged_index_and_manifest_are_findings(pack_copy: Path) -> None:
     index = pack_copy / "index.bin"
     flip(index, len(index.read_bytes()) - 1)
