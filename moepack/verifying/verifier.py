@@ -91,6 +91,7 @@ class _Verification:
         self.findings = Findings()
         self.not_looked_at: list[str] = []
         self.unread: set[int] = set()
+        self.unproven: set[int] = set()
         self.comparison: Comparison | None = None
 
     def run(self, source: PathOrPaths | None, options: _Options) -> Report:
@@ -121,6 +122,12 @@ class _Verification:
         if self.unread:
             count = f"{len(self.unread):,} blobs and tensors"
             self.not_looked_at.append(f"the bytes of {count} that are lost or have no digest")
+        if self.unproven:
+            count = f"{len(self.unproven):,} blobs and tensors"
+            self.not_looked_at.append(
+                f"the bytes of {count}: the index links to these very files, and has no digests to"
+                " compare them with"
+            )
         scan = self._scan(paths, work, witness, options)
         return self._report(index, scan, chosen)
 
@@ -133,13 +140,13 @@ class _Verification:
             if chosen.items is not None:
                 held = [i for i in held if i.number is None or i.number in chosen.items]
             if length < file.length:
-                self._leave_out(item for item in held if item.end > length)
+                _note((item for item in held if item.end > length), self.unread)
                 held, length = cut(held, length)
             if file.is_shard:
-                known = [item for item in held if _can_be_checked(item)]
-                if self.comparison is None or number not in self.comparison.same_files:
-                    self._leave_out(item for item in held if not _can_be_checked(item))
-                held = known
+                unknown = [item for item in held if not _can_be_checked(item)]
+                is_same = self.comparison is not None and number in self.comparison.same_files
+                _note(unknown, self.unproven if is_same else self.unread)
+                held = [item for item in held if _can_be_checked(item)]
             if not length:
                 continue
             if file.is_shard or chosen.items is not None:
@@ -150,10 +157,6 @@ class _Verification:
         if comparison is not None and not comparison.is_another_model and chosen.items is None:
             work += comparison.gaps() if index.is_whole else ()
         return work
-
-    def _leave_out(self, items: Iterable[Item]) -> None:
-        """Count items whose bytes cannot be looked at as not looked at."""
-        self.unread.update(item.number for item in items if item.number is not None)
 
     def _length_on_disk(self, path: Path, stated: int, items: Sequence[Item]) -> int:
         """Return how long a file is; what it is not, or that there is none, is a finding."""
@@ -219,7 +222,7 @@ class _Verification:
         checked = frozenset[int]() if chosen is None else chosen.items
         if checked is None:
             checked = frozenset(range(blob_count + tensor_count))
-        checked -= self.unread
+        checked -= self.unread | self.unproven
         layers = dict.fromkeys(family.layer for family in families)
         skipped = {
             family.layer
@@ -247,6 +250,11 @@ class _Verification:
             compared_length=scan.compared_length if scan and self.comparison else None,
             not_looked_at=tuple(self.not_looked_at),
         )
+
+
+def _note(items: Iterable[Item], left_out: set[int]) -> None:
+    """Count items whose bytes cannot be looked at as left out."""
+    left_out.update(item.number for item in items if item.number is not None)
 
 
 def _can_be_checked(item: Item) -> bool:
