@@ -93,6 +93,7 @@ class _Verification:
         self.unread: set[int] = set()
         self.unproven: set[int] = set()
         self.comparison: Comparison | None = None
+        self.sha256_count: int | None = None
 
     def run(self, source: PathOrPaths | None, options: _Options) -> Report:
         witness = None if source is None else _witness(source)
@@ -191,9 +192,12 @@ class _Verification:
             if entry.sha256
         ]
         with ThreadPool(max_workers=threads) as executor:
-            found = executor.map(sha256_of, [shard.path for _, shard in pairs])
+            found = list(executor.map(sha256_of, [shard.path for _, shard in pairs]))
+            self.sha256_count = 0
             for (entry, shard), sha256 in zip(pairs, found, strict=True):
-                if sha256 != entry.sha256:
+                if sha256 == entry.sha256:
+                    self.sha256_count += 1
+                else:
                     message = f"its SHA-256 is {sha256}, the manifest says {entry.sha256}"
                     self.findings.add("source", message, file=os.path.basename(shard.path))
 
@@ -235,7 +239,9 @@ class _Verification:
         findings = self.findings.in_order()
         return Report(
             passed=False if findings else None if self.not_looked_at else True,
-            headline=headline.write(findings, self.manifest, self.comparison),
+            headline=headline.write(
+                findings, self.manifest, self.comparison, is_all=not self.not_looked_at
+            ),
             path=str(self.path),
             findings=findings,
             layers=tuple(layers),
@@ -248,6 +254,7 @@ class _Verification:
             read_length=scan.read_length if scan else 0,
             data_length=0 if index is None else sum(file.length for file in index.files),
             compared_length=scan.compared_length if scan and self.comparison else None,
+            sha256_count=self.sha256_count,
             not_looked_at=tuple(self.not_looked_at),
         )
 

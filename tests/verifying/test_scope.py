@@ -128,7 +128,10 @@ def test_layers_that_the_pack_does_not_hold_are_refused(
 
 
 def test_the_sha256_of_shards_is_compared_when_asked(model: Path, pack: Path) -> None:
-    assert verify(pack, model / "model", sha256=True).passed
+    report = verify(pack, model / "model", sha256=True)
+    assert report.passed
+    assert verification_text.report(report).endswith(", SHA-256 of 4 shards right")
+    assert verify(pack, model / "model").sha256_count is None
     with pytest.raises(RequestError, match="needs the shards"):
         verify(pack, sha256=True)
     draft = Draft(pack)
@@ -137,6 +140,7 @@ def test_the_sha256_of_shards_is_compared_when_asked(model: Path, pack: Path) ->
     assert verify(pack, model / "model").passed
     report = verify(pack, model / "model", sha256=True)
     (finding,) = report.findings
+    assert report.sha256_count == 3
     assert finding.kind == "source"
     assert finding.message.startswith("its SHA-256 is ")
     assert "by their SHA-256" in (report.headline or "")
