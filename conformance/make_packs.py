@@ -413,6 +413,13 @@ def all_broken() -> Iterator[Broken]:
             seen.add(rule.problem)
             name = f"broken-restoring-{slug(rule.name)}"
             yield Broken(name, rule.breaks, USE, "restoring", f"{rule.name}: {rule.problem}")
+    yield Broken(
+        "broken-restoring-header-sha256",
+        other_header_sha256,
+        USE,
+        "restoring",
+        "the SHA-256 of a header in the manifest: not that of the header in the pack",
+    )
     for rule in VERIFIERS_RULES:
         if rule.name != "a part's digest":  # a reader compares it as well
             name = f"broken-unseen-{slug(rule.name)}"
@@ -426,6 +433,11 @@ def manifest_of(entry: Entry) -> Callable[[Draft], None]:
         change(draft.body, entry)
 
     return breaks
+
+
+def other_header_sha256(draft: Draft) -> None:
+    """State another SHA-256 of a shard's header."""
+    draft.body["source"]["shards"][0]["header_sha256"] = "0" * 64
 
 
 def slug(name: str) -> str:

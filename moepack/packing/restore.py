@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from moepack.errors import MachineError, PackError, RequestError
+from moepack.format.source_entry import ShardEntry
 from moepack.format.tables import DataFile
 from moepack.packing.in_place import restore_in_place, settle
 from moepack.packing.in_place_journal import Goal
@@ -58,8 +59,8 @@ def restore(
 ) -> RestoreSummary:
     """Write the shards that a whole pack was made from into the folder `target`.
 
-    Every part whose digest is known is compared with it on the way, and a shard whose SHA-256 is
-    known with that.
+    Every part whose digest is known is compared with it on the way, each shard's header with its
+    SHA-256, and a shard whose SHA-256 is known with that.
     Ranges are shared with the pack where the file system can. With `resume` an interrupted run is
     continued, with `force` files of the shards' names are replaced. `progress` is called with the
     bytes done since its last call and with those to do in all, from one thread at a time.
@@ -80,7 +81,7 @@ def restore(
     folder = Path(target)
     with Pack(pack) as opened:
         shards = map_shards(opened)
-        sha256s = {entry.name: entry.sha256 for entry in opened.manifest.source.shards}
+        entries = {entry.name: entry for entry in opened.manifest.source.shards}
         has_digests = all(file.has_digests for file in opened.index.files)
         _make(folder)
         result = write_whole_files(
@@ -88,7 +89,7 @@ def restore(
             [NewFile(shard.name, shard.length, partial(_extents, shard)) for shard in shards],
             opened.file_paths,
             kept_files=description_paths(Path(pack)),
-            check=partial(_check_sha256, sha256s),
+            check=partial(_check_sha256, entries),
             resume=resume,
             force=force,
             threads=threads,
@@ -101,7 +102,7 @@ def restore(
         cloned_length=result.cloned_length,
         kept_length=result.kept_length,
         has_digests=has_digests,
-        sha256_count=sum(sha256 is not None for sha256 in sha256s.values()),
+        sha256_count=sum(entry.sha256 is not None for entry in entries.values()),
     )
 
 
@@ -114,9 +115,9 @@ def _restore_in_place(
     progress: Progress | None,
 ) -> RestoreSummary:
     done = restore_in_place(pack, target, force=force, threads=threads, progress=progress)
-    sha256s = {entry.name: entry.sha256 for entry in done.entries}
+    entries = {entry.name: entry for entry in done.entries}
     for entry, home in zip(done.entries, done.homes, strict=True):
-        _check_sha256(sha256s, Path(home), entry.name)
+        _check_sha256(entries, Path(home), entry.name)
     length = sum(entry.length for entry in done.entries)
     return RestoreSummary(
         path=os.path.dirname(done.homes[0]),
@@ -124,7 +125,7 @@ def _restore_in_place(
         length=length,
         cloned_length=0,
         kept_length=length - done.carried_length,
-        sha256_count=sum(sha256 is not None for sha256 in sha256s.values()),
+        sha256_count=sum(entry.sha256 is not None for entry in done.entries),
         is_in_place=True,
     )
 
@@ -142,18 +143,24 @@ def _make(folder: Path) -> None:
         raise MachineError(f"cannot create: {error.strerror}", path=folder) from None
 
 
-def _check_sha256(sha256s: dict[str, str | None], path: Path, name: str) -> None:
-    """Compare a restored shard with what its source stated; raise PackError where it differs."""
-    expected = sha256s[name]
-    if expected is None:
-        return
+def _check_sha256(entries: dict[str, ShardEntry], path: Path, name: str) -> None:
+    """Compare a restored shard and its header with what the manifest says; raise PackError."""
+    entry = entries[name]
+    _compare(path, "the header of the restored shard", entry.header_sha256, entry.header_length)
+    if entry.sha256 is not None:
+        _compare(path, "the restored shard", entry.sha256, entry.length)
+
+
+def _compare(path: Path, what: str, expected: str, length: int) -> None:
+    """Compare the first `length` bytes of a restored shard with their SHA-256."""
     sha256 = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        while piece := file.read(_PIECE_LENGTH):
+        while piece := file.read(min(length, _PIECE_LENGTH)):
             sha256.update(piece)
+            length -= len(piece)
     if sha256.hexdigest() != expected:
         raise PackError(
-            "the restored shard does not have the SHA-256 of the source",
+            f"{what} does not have the SHA-256 of the source",
             path=path,
             expected=expected,
             found=sha256.hexdigest(),

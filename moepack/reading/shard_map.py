@@ -57,7 +57,7 @@ class ShardPiece(NamedTuple):
 
 
 class ShardMap(NamedTuple):
-    """One shard: its name, its length in bytes, its pieces by rising offsets."""
+    """One shard: its name, its length in bytes, its pieces by rising offsets; none is empty."""
 
     name: str
     length: int
@@ -79,12 +79,17 @@ def map_shards(pack: Described) -> tuple[ShardMap, ...]:
             found = f"shard {shard}"
             expected = f"< {len(pieces)}"
             raise _broken(pack, piece, problem, expected, found)
-        pieces[shard].append(piece)
+        entry = entries[shard]
+        if piece.end > entry.length:
+            expected = f"<= {entry.length:,} bytes of {entry.name}"
+            raise _broken(pack, piece, "ends behind its shard", expected, f"byte {piece.end:,}")
+        if piece.length:
+            pieces[shard].append(piece)
     maps = []
     for entry, of_shard in zip(entries, pieces, strict=True):
         of_shard.sort(key=attrgetter("shard_offset", "length"))
         _check_header(pack, entry, of_shard)
-        _check(pack, entry.name, entry.length, of_shard)
+        _check_apart(pack, entry.name, of_shard)
         maps.append(ShardMap(entry.name, entry.length, tuple(of_shard)))
     return tuple(maps)
 
@@ -136,17 +141,14 @@ def _check_header(pack: Described, entry: ShardEntry, pieces: list[ShardPiece]) 
         )
 
 
-def _check(pack: Described, name: str, length: int, pieces: list[ShardPiece]) -> None:
-    """Check that the pieces of a shard do not overlap, and end where it does or before."""
+def _check_apart(pack: Described, name: str, pieces: list[ShardPiece]) -> None:
+    """Check that the pieces of a shard do not overlap."""
     end = 0
     for piece in pieces:
         if piece.shard_offset < end:
             expected = f"byte {end:,} of {name} or later"
             raise _broken(pack, piece, "overlaps another", expected, f"byte {piece.shard_offset:,}")
         end = piece.end
-        if end > length:
-            expected = f"<= {length:,} bytes of {name}"
-            raise _broken(pack, piece, "ends behind its shard", expected, f"byte {end:,}")
 
 
 def _broken(

@@ -20,14 +20,19 @@ def open_index(path: Path, described: Manifest, findings: Findings) -> Index | N
     Raises PackError where it is no regular file, and where it is of a format that this version does
     not know, and that is no damage.
     """
-    data: Any = b""
+    try:
+        data: Any = map_index(path)
+    except PackError as error:
+        if error.place == "kind of file":
+            raise
+        findings.add_error("index", error, file=manifest.INDEX_NAME)
+        return None
     index = None
     try:
-        data = map_index(path)
         index = Index(data, str(path / manifest.INDEX_NAME))
     except PackError as error:
         is_newer = "newer" in (error.hint or "") and _is_described(data, described)
-        if is_newer or error.place == "kind of file":
+        if is_newer:
             raise
         findings.add_error("index", error, file=manifest.INDEX_NAME)
     with memoryview(data) as view:

@@ -49,6 +49,11 @@ class Comparison:
         self.changed_headers: list[str] = []
         self.is_another_model = False
 
+    @property
+    def is_split_otherwise(self) -> bool:
+        """Whether the source has another number of shards than the pack was made from."""
+        return len(self.witness.shards) != len(self.manifest.source.shards)
+
     def check(self) -> None:
         """Compare shards, tensors, shapes and origins; leave whether it is another model."""
         before = len(self.findings.all)
@@ -89,7 +94,7 @@ class Comparison:
     def _shards(self) -> None:
         """Compare the shards' lengths and headers with what the pack was made from."""
         described, shards = self.manifest.source.shards, self.witness.shards
-        if len(described) != len(shards):
+        if self.is_split_otherwise:
             message = f"the source has {len(shards):,} shards, the pack was made from "
             self.findings.add("source", message + f"{len(described):,}")
             self.changed_headers = [os.path.basename(shard.path) for shard in shards]

@@ -21,8 +21,8 @@ class Extent(NamedTuple):
     """A part, a dense tensor or bytes of a shard, as the index places it.
 
     `offset` counts from the start of the file, `length` is bytes. `digest` is None where it is not
-    known, `source` where these bytes are not to be compared. Tensors have no layer, expert and
-    part; bytes of a shard have no name at all.
+    known, `source` where these bytes are not to be compared; `sha256` is what the manifest says of
+    a shard's header. Tensors have no layer, expert and part; bytes of a shard have no name at all.
     """
 
     offset: int
@@ -33,6 +33,7 @@ class Extent(NamedTuple):
     part: str | None = None
     tensor: str | None = None
     source: SourceRange | None = None
+    sha256: str | None = None
 
     @property
     def end(self) -> int:
@@ -84,14 +85,14 @@ def cut(items: Sequence[Item], length: int) -> tuple[list[Item], int]:
 
 def whole_runs(file: int, items: Iterable[Item], length: int) -> Iterator[Run]:
     """Cut the `length` bytes of a file into runs; an item is never cut. `items` are by `start`."""
-    start = 0
+    start = reached = 0
     pending: list[Item] = []
     for item in items:
-        if pending and item.end - start > RUN_LENGTH:
-            end = max(start, item.start)
-            yield _run(file, start, end, pending)
-            start, pending = end, []
+        if pending and item.start >= reached and item.end - start > RUN_LENGTH:
+            yield _run(file, start, item.start, pending)
+            start, pending = item.start, []
         pending.append(item)
+        reached = max(reached, item.end)
     yield _run(file, start, length, pending)
 
 

@@ -11,9 +11,13 @@ _SHOWN_NAMES = 3
 
 
 def write(
-    findings: Iterable[Finding], described: Manifest, comparison: Comparison | None
+    findings: Iterable[Finding],
+    described: Manifest,
+    comparison: Comparison | None,
+    *,
+    is_all: bool,
 ) -> str | None:
-    """Write the headline; None where there are no findings."""
+    """Write the headline; None where there are no findings. `is_all`: all bytes were looked at."""
     found = list(findings)
     if not found:
         return None
@@ -28,11 +32,16 @@ def write(
             return _metadata(kind, of_kind[kind])
     if damaged:
         return _damaged(damaged)
+    if comparison is not None and comparison.is_split_otherwise:
+        return _split_otherwise(found, described, comparison, is_all=is_all)
     if comparison is not None and comparison.changed_headers:
         return f"these shards were changed since packing: {_names(comparison.changed_headers)}"
     if of_kind.keys() & {"record", "rank"}:
         return "the index breaks the rules of the format: a mistake of the program that wrote it"
     if of_kind.keys() == {"bytes"}:
+        if comparison is not None and not all(f.has_digests for f in comparison.index.files):
+            return "the source has other bytes than the shards of the index: without digests, "\
+                "nobody knows which of them were changed"  # fmt: skip
         return "the source has other bytes, though the pack's digests are right: the shards were "\
             "changed since packing, or packed wrongly"  # fmt: skip
     if of_kind.keys() == {"source"}:
@@ -51,8 +60,23 @@ def _another_model(described: Manifest, comparison: Comparison) -> str:
     return f"this is another model: {theirs}; the pack was made from {ours}"
 
 
+def _split_otherwise(
+    findings: list[Finding], described: Manifest, comparison: Comparison, *, is_all: bool
+) -> str:
+    """Say whether only the shards differ, or also what is in them: headers may, tensors not."""
+    other = {"bytes", "missing", "surplus", "shape"}
+    is_same = is_all and not any(f.kind in other and (f.part or f.tensor) for f in findings)
+    what = "the same tensors, split otherwise" if is_same else "the source is split otherwise"
+    shards = _shards(len(comparison.witness.shards))
+    return f"{what}: {shards}, packed from {len(described.source.shards):,}"
+
+
+def _shards(count: int) -> str:
+    return "1 shard" if count == 1 else f"{count:,} shards"
+
+
 def _model(name: str | None, architecture: str | None, shard_count: int) -> str:
-    shards = "1 shard" if shard_count == 1 else f"{shard_count:,} shards"
+    shards = _shards(shard_count)
     return f"{short(name or 'a model without a name')} ({short(architecture or '–')}, {shards})"
 
 

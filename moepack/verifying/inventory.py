@@ -8,6 +8,7 @@ from moepack.errors import PackError
 from moepack.format import manifest
 from moepack.format.dense import DenseTensor, ShardBytes
 from moepack.format.index import Index
+from moepack.format.manifest import Manifest
 from moepack.format.records import BlobRecord, PartRecord
 from moepack.format.tables import PackedFamily, PartKind
 from moepack.verifying.block_sizes import BLOCK_SIZES, stated_length
@@ -30,9 +31,11 @@ class Sources(NamedTuple):
 NO_SOURCES = Sources(lambda *_: None, lambda _: None, lambda _: None)
 
 
-def take(index: Index, sources: Sources, findings: Findings) -> list[list[Item]]:
+def take(
+    index: Index, described: Manifest, sources: Sources, findings: Findings
+) -> list[list[Item]]:
     """Check all records; return the sound items of each file by their offsets."""
-    inventory = _Inventory(index, sources, findings)
+    inventory = _Inventory(index, described, sources, findings)
     for family in index.families:
         for kind in family.part_kinds:
             inventory.kind(family, kind)
@@ -48,8 +51,14 @@ def take(index: Index, sources: Sources, findings: Findings) -> list[list[Item]]
 
 
 class _Inventory:
-    def __init__(self, index: Index, sources: Sources, findings: Findings) -> None:
+    def __init__(
+        self, index: Index, described: Manifest, sources: Sources, findings: Findings
+    ) -> None:
         self.index = index
+        self.headers = {
+            (number, 0, entry.header_length): entry.header_sha256
+            for number, entry in enumerate(described.source.shards)
+        }
         self.sources = sources
         self.findings = findings
         self.items: list[list[Item]] = [[] for _ in index.files]
@@ -58,7 +67,9 @@ class _Inventory:
         self.names: set[str] = set()
 
     def kind(self, family: PackedFamily, kind: PartKind) -> None:
-        """Check what a record of a part's kind says against its type."""
+        """Check what a record of a part's kind says against its type, if the packer knew it."""
+        if kind.inferred:
+            return
         shape = f"{' x '.join(map(str, kind.shape)) or 'one value'} of {kind.type_name}"
         where: Where = {"layer": family.layer, "part": kind.name}
         self.check_type(kind.type_id, kind.type_name, kind.shape, kind.length, shape, where)
@@ -193,9 +204,10 @@ class _Inventory:
         if tensor.name in self.names:
             self.findings.add("record", "two tensors have this name", tensor=tensor.name)
         self.names.add(tensor.name)
-        shape = f"{' x '.join(map(str, tensor.shape)) or 'one value'} of {tensor.type_name}"
-        place = (tensor.type_id, tensor.type_name, tensor.shape)
-        self.check_type(*place, tensor.length, shape, where)
+        if not tensor.inferred:
+            shape = f"{' x '.join(map(str, tensor.shape)) or 'one value'} of {tensor.type_name}"
+            place = (tensor.type_id, tensor.type_name, tensor.shape)
+            self.check_type(*place, tensor.length, shape, where)
         extent = Extent(
             offset=tensor.offset,
             length=tensor.length,
@@ -211,8 +223,13 @@ class _Inventory:
         except PackError as error:
             self.findings.add_error("record", error, file=manifest.INDEX_NAME)
             return
-        source = self.sources.shard_bytes(held)
-        extent = Extent(held.offset, held.length, held.digest, source=source)
+        extent = Extent(
+            offset=held.offset,
+            length=held.length,
+            digest=held.digest,
+            source=self.sources.shard_bytes(held),
+            sha256=self.headers.get((held.shard, held.shard_offset, held.length)),
+        )
         self.add_dense(held.file, extent, None, {})
 
     def add_dense(self, file: int, extent: Extent, number: int | None, where: Where) -> None:

@@ -49,7 +49,8 @@ class Report(NamedTuple):
     `checked_tensor_count` those of them whose bytes were looked at; `checked_layers` are the layers
     all of whose blobs were. `read_length` is the bytes read
     of the `data_length` bytes of the pack's files, and `compared_length` how many bytes of the
-    source were compared with them, None where no source was given.
+    source were compared with them, None where no source was given. `sha256_count` is how many
+    shards have the SHA-256 that the manifest states, None where that was not asked for.
     """
 
     passed: bool | None
@@ -66,6 +67,7 @@ class Report(NamedTuple):
     read_length: int
     data_length: int
     compared_length: int | None
+    sha256_count: int | None
     not_looked_at: tuple[str, ...]
 
 

@@ -4,6 +4,7 @@ Threads take runs of any file, so that one large file keeps all of them busy. A 
 buffer that stays in the processor's cache, and all that is to be known about it is computed there.
 """
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -185,12 +186,15 @@ class _Reader:
 
     def _check_extent(self, run: Run, extent: Extent) -> None:
         computed = None if extent.digest is None else digest.stream()
+        sha256 = None if extent.sha256 is None else hashlib.sha256()
         source = extent.source
         for at in range(0, extent.length, PIECE_LENGTH):
             length = min(extent.length - at, PIECE_LENGTH)
             self._fill(self._ours, length, extent.offset + at)
             if computed is not None:
                 computed.update(self._ours.view[:length])
+            if sha256 is not None:
+                sha256.update(self._ours.view[:length])
             if source is not None and not self._is_same(run, extent, source, at, length):
                 source = None  # one finding is enough
         if computed is not None and computed.intdigest() != extent.digest:
@@ -198,6 +202,9 @@ class _Reader:
             message = f"its digest is {digest.to_text(computed.intdigest())}, "
             message += f"the index says {digest.to_text(extent.digest)}"
             self._find("digest", message, run, extent, offset=extent.offset)
+        elif sha256 is not None and sha256.hexdigest() != extent.sha256:
+            message = f"the SHA-256 of this header is {sha256.hexdigest()}, the manifest says "
+            self._find("manifest", message + f"{extent.sha256}", run, extent, offset=extent.offset)
 
     def _is_same(self, run: Run, extent: Extent, source: SourceRange, at: int, length: int) -> bool:
         """Compare the piece at `at` with the source; report the first byte that differs."""

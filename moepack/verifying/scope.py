@@ -105,6 +105,6 @@ def _left_out(
         left_out.append(f"{blob_count:,} of {index.blob_count:,} blobs")
     if tensor_count:
         left_out.append(f"{tensor_count:,} of {index.tensor_count:,} dense tensors")
-    if index.shard_range_count:
-        left_out.append("the headers of the shards")
-    return (*left_out, "padding between blobs and tensors")
+    has_blobs = any(not file.is_shard for file in index.files)
+    what = "blobs and tensors" if has_blobs else "tensors"
+    return (*left_out, f"padding between {what}")

@@ -91,7 +91,9 @@ class _Verification:
         self.findings = Findings()
         self.not_looked_at: list[str] = []
         self.unread: set[int] = set()
+        self.unproven: set[int] = set()
         self.comparison: Comparison | None = None
+        self.sha256_count: int | None = None
 
     def run(self, source: PathOrPaths | None, options: _Options) -> Report:
         witness = None if source is None else _witness(source)
@@ -114,13 +116,19 @@ class _Verification:
                 self.not_looked_at.append("the bytes of the source")
             else:
                 sources = self.comparison.sources()
-        items = inventory.take(index, sources, self.findings)
+        items = inventory.take(index, self.manifest, sources, self.findings)
         work = self._work(index, items, chosen)
         if options.sha256 and witness is not None:
             self._check_sha256(witness, options.threads)
         if self.unread:
             count = f"{len(self.unread):,} blobs and tensors"
             self.not_looked_at.append(f"the bytes of {count} that are lost or have no digest")
+        if self.unproven:
+            count = f"{len(self.unproven):,} blobs and tensors"
+            self.not_looked_at.append(
+                f"the bytes of {count}: the index links to these very files, and has no digests to"
+                " compare them with"
+            )
         scan = self._scan(paths, work, witness, options)
         return self._report(index, scan, chosen)
 
@@ -131,15 +139,15 @@ class _Verification:
             length = self._length_on_disk(self.path / file.name, file.length, items[number])
             held = items[number]
             if chosen.items is not None:
-                held = [item for item in held if item.number in chosen.items]
+                held = [i for i in held if i.number is None or i.number in chosen.items]
             if length < file.length:
-                self._leave_out(item for item in held if item.end > length)
+                _note((item for item in held if item.end > length), self.unread)
                 held, length = cut(held, length)
             if file.is_shard:
-                known = [item for item in held if _can_be_checked(item)]
-                if self.comparison is None or number not in self.comparison.same_files:
-                    self._leave_out(item for item in held if not _can_be_checked(item))
-                held = known
+                unknown = [item for item in held if not _can_be_checked(item)]
+                is_same = self.comparison is not None and number in self.comparison.same_files
+                _note(unknown, self.unproven if is_same else self.unread)
+                held = [item for item in held if _can_be_checked(item)]
             if not length:
                 continue
             if file.is_shard or chosen.items is not None:
@@ -150,10 +158,6 @@ class _Verification:
         if comparison is not None and not comparison.is_another_model and chosen.items is None:
             work += comparison.gaps() if index.is_whole else ()
         return work
-
-    def _leave_out(self, items: Iterable[Item]) -> None:
-        """Count items whose bytes cannot be looked at as not looked at."""
-        self.unread.update(item.number for item in items if item.number is not None)
 
     def _length_on_disk(self, path: Path, stated: int, items: Sequence[Item]) -> int:
         """Return how long a file is; what it is not, or that there is none, is a finding."""
@@ -188,9 +192,12 @@ class _Verification:
             if entry.sha256
         ]
         with ThreadPool(max_workers=threads) as executor:
-            found = executor.map(sha256_of, [shard.path for _, shard in pairs])
+            found = list(executor.map(sha256_of, [shard.path for _, shard in pairs]))
+            self.sha256_count = 0
             for (entry, shard), sha256 in zip(pairs, found, strict=True):
-                if sha256 != entry.sha256:
+                if sha256 == entry.sha256:
+                    self.sha256_count += 1
+                else:
                     message = f"its SHA-256 is {sha256}, the manifest says {entry.sha256}"
                     self.findings.add("source", message, file=os.path.basename(shard.path))
 
@@ -219,7 +226,7 @@ class _Verification:
         checked = frozenset[int]() if chosen is None else chosen.items
         if checked is None:
             checked = frozenset(range(blob_count + tensor_count))
-        checked -= self.unread
+        checked -= self.unread | self.unproven
         layers = dict.fromkeys(family.layer for family in families)
         skipped = {
             family.layer
@@ -232,7 +239,9 @@ class _Verification:
         findings = self.findings.in_order()
         return Report(
             passed=False if findings else None if self.not_looked_at else True,
-            headline=headline.write(findings, self.manifest, self.comparison),
+            headline=headline.write(
+                findings, self.manifest, self.comparison, is_all=not self.not_looked_at
+            ),
             path=str(self.path),
             findings=findings,
             layers=tuple(layers),
@@ -245,8 +254,14 @@ class _Verification:
             read_length=scan.read_length if scan else 0,
             data_length=0 if index is None else sum(file.length for file in index.files),
             compared_length=scan.compared_length if scan and self.comparison else None,
+            sha256_count=self.sha256_count,
             not_looked_at=tuple(self.not_looked_at),
         )
+
+
+def _note(items: Iterable[Item], left_out: set[int]) -> None:
+    """Count items whose bytes cannot be looked at as left out."""
+    left_out.update(item.number for item in items if item.number is not None)
 
 
 def _can_be_checked(item: Item) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import moepack
 from moepack.errors import MachineError, PackError, RequestError
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
@@ -90,7 +91,9 @@ def test_the_models_are_as_odd_as_they_say(tmp_path: Path) -> None:
     assert sum(label.startswith("padding") for label in labels("padded")) >= 5
     assert labels("first without tensors").count("header") == 3
     assert "tensor 🦙" + "🦙" * 14 in labels("odd names")
-    assert "tensor nothing.last" in labels("empty tensors")
+    assert "tensor nothing.last" not in labels("empty tensors")
+    with moepack.open(tmp_path / "empty tensors.pack") as pack:
+        assert sum(not tensor.length for tensor in pack.dense()) == 4
     shards = odd_models.write("long header", tmp_path / "long header")
     assert shards[0].stat().st_size > MIB
 
@@ -195,6 +198,22 @@ def test_the_sha256_is_compared_of_shards_that_stay_too(
     edit_shards(packed[1], lambda _, shard: shard._replace(sha256="0" * 64))
     with pytest.raises(PackError, match="does not have the SHA-256 of the source"):
         restore(packed[1], tmp_path / "restored", resume=True)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_sha256_of_each_header_is_compared(
+    in_place: bool, packed: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    """Also where that of the shard is not known."""
+    shards, pack = packed
+    edit_shards(pack, lambda _, shard: shard._replace(sha256=None))
+    wrong = hashlib.sha256(b"another").hexdigest()
+    edit_shards(pack, lambda n, shard: shard._replace(header_sha256=wrong) if n == 2 else shard)
+    (tmp_path / "restored").mkdir()
+    with pytest.raises(PackError, match="the header of the restored shard does not") as raised:
+        restore(pack, tmp_path / "restored", in_place=in_place, threads=1)
+    assert raised.value.expected == wrong
+    assert (tmp_path / "restored" / shards[2].name).exists() == in_place
 
 
 def test_existing_shards_are_left_alone_unless_forced(

@@ -1,6 +1,7 @@
 """What a person and a machine are told: one headline, the findings behind it, stable fields."""
 
 import json
+import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import moepack
+from moepack.packing.shard_index import index_model
 from moepack.report import junit, verification_text
 from moepack.report.json_text import json_text
 from moepack.verifying.report import Finding
@@ -70,6 +72,37 @@ def test_other_bytes_with_right_digests_are_the_shards_or_the_packers(tmp_path: 
     report = verify(tmp_path / "pack", path)
     assert {finding.kind for finding in report.findings} == {"bytes"}
     assert (report.headline or "").startswith("the source has other bytes")
+
+
+def test_other_bytes_without_digests_are_nobodys(tmp_path: Path) -> None:
+    path = moe().write(tmp_path / "m.gguf")
+    (tmp_path / "copy").mkdir()
+    copy = Path(shutil.copy(path, tmp_path / "copy"))
+    index_model(path, tmp_path / "index")
+    flip(copy, path.stat().st_size - 200)
+    report = verify(tmp_path / "index", copy)
+    assert {finding.kind for finding in report.findings} == {"bytes"}
+    assert "without digests, nobody knows which" in (report.headline or "")
+
+
+@pytest.mark.parametrize(("packed", "given"), [(1, 3), (3, 1)])
+def test_the_same_tensors_split_otherwise_are_not_called_changed(
+    packed: int, given: int, tmp_path: Path
+) -> None:
+    builder = moe()
+    paths = {1: [builder.write(tmp_path / "m.gguf")], 3: []}
+    (tmp_path / "split").mkdir()
+    paths[3] = write_shards(split(builder, 5), tmp_path / "split")
+    assert len(paths[3]) == 3
+    pack_model(paths[packed], tmp_path / "pack")
+    words = f"{given} shard{'s' * (given > 1)}, packed from {packed}"
+    report = verify(tmp_path / "pack", paths[given])
+    assert report.headline == f"the same tensors, split otherwise: {words}"
+    some = verify(tmp_path / "pack", paths[given], layers=[0])
+    assert some.headline == f"the source is split otherwise: {words}"
+    flip(paths[given][-1], paths[given][-1].stat().st_size - 200)
+    report = verify(tmp_path / "pack", paths[given])
+    assert report.headline == f"the source is split otherwise: {words}"
 
 
 def test_a_damaged_pack_is_that_also_beside_its_source(pack_copy: Path) -> None:
@@ -133,7 +166,7 @@ def test_the_report_has_stable_fields(pack_copy: Path) -> None:
         *("passed", "headline", "path", "findings", "layers", "checked_layers"),
         *("blob_count", "part_count", "tensor_count"),
         *("checked_blob_count", "checked_tensor_count"),
-        *("read_length", "data_length", "compared_length", "not_looked_at"),
+        *("read_length", "data_length", "compared_length", "sha256_count", "not_looked_at"),
     }
     digest = next(finding for finding in body["findings"] if finding["kind"] == "digest")
     assert set(digest) == {

@@ -197,6 +197,10 @@ def header_bytes(draft: Draft) -> None:
     flip(draft.path / "dense.bin", draft.get("shard_bytes", 2).offset)
 
 
+def header_sha256(draft: Draft) -> None:
+    draft.body["source"]["shards"][1]["header_sha256"] = "0" * 64
+
+
 RULES = [
     Rule("blobs overlap", overlapping_blobs, "record", "the blob overlaps another"),
     Rule("parts overlap", overlapping_parts, "record", "overlaps the part before it"),
@@ -229,6 +233,7 @@ RULES = [
     Rule("two of one origin", same_origin, "origin", "as a tensor did"),
     Rule("a shard without its header", no_header, "missing", "its header, bytes 0 to"),
     Rule("a page of the index", wrong_page, "manifest", "page 0"),
+    Rule("a header's SHA-256", header_sha256, "manifest", "the SHA-256 of this header is"),
     Rule("not whole", stated(whole=False), "manifest", "it says that the pack is not whole"),
     Rule("layers", stated(layers=[0], whole=False), "manifest", "it lists layers 0"),
     Rule("layers descending", stated(layers=[1, 0], whole=False), "manifest", "layers 1, 0"),
@@ -268,6 +273,33 @@ def test_each_broken_rule_is_one_finding(rule: Rule, draft: Draft) -> None:
         assert len(report.findings) == 1, report.findings
     for words in SEVERAL.get(rule.name, ()):
         assert any(words in finding.message for finding in report.findings)
+
+
+def test_a_type_that_the_packer_did_not_know_is_not_held_against_the_table(draft: Draft) -> None:
+    """Though its number is one of those that the verifier knows."""
+    draft.set("part_kind", 0, flags=1, type_name=b"type-0", interleaved_row_count=0, ne1=3)
+    draft.set("tensor", 0, flags=1, type_name=b"type-0", ne1=9)
+    draft.save()
+    assert verify(draft.path).passed
+
+
+def test_what_lies_in_one_shard_came_from_one(model: Path, tmp_path: Path) -> None:
+    lain = Draft(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
+    held = lain.get("tensor", 1)
+    lain.set("tensor", 1, shard=held.shard + 1)
+    lain.save()
+    findings = {(f.kind, f.file): f.message for f in verify(lain.path).findings if f.file}
+    name = lain.body["files"][held.file]["name"]
+    assert "what lies in it came from shards 0-1" in findings["record", name]
+
+
+def test_a_file_that_is_a_shard_is_as_long_as_that(model: Path, tmp_path: Path) -> None:
+    lain = Draft(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
+    lain.body["source"]["shards"][1]["length"] += 1
+    lain.save_manifest()
+    (finding,) = verify(lain.path).findings
+    assert finding.kind == "manifest"
+    assert "bytes long, the index has it as" in finding.message
 
 
 def test_what_lies_in_shards_is_verified_where_digests_are_known(

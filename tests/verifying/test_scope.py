@@ -46,10 +46,12 @@ def test_a_layer_is_verified_alone(model: Path, pack: Path) -> None:
             tensor.length for tensor in opened.dense() if tensor.name[:5] in ("blk.1", "blk.3")
         ]
         slices = [kind.length * 20 for layer in (1, 3) for kind in opened.parts(layer)]
-    assert report.read_length == sum(lengths) + sum(norms)
-    assert report.compared_length == sum(slices) + sum(norms)
+        headers = [shard.header_length for shard in opened.manifest.source.shards]
+    assert report.read_length == sum(lengths) + sum(norms) + sum(headers)
+    assert report.compared_length == sum(slices) + sum(norms) + sum(headers)
     assert "layers 0,2,4" in report.not_looked_at
     assert "60 of 100 blobs" in report.not_looked_at
+    assert "padding between blobs and tensors" in report.not_looked_at
 
 
 @pytest.mark.parametrize(("layer", "is_found"), [(1, True), (2, False)])
@@ -60,6 +62,14 @@ def test_damage_is_found_where_it_is_looked_for(layer: int, is_found: bool, pack
     report = verify(pack, layers=[1])
     assert bool(report.findings) == is_found
     assert report.passed is (False if is_found else None)
+
+
+@pytest.mark.parametrize("options", [{"layers": [1]}, {"sample": 0.01}])
+def test_headers_are_looked_at_whatever_is_chosen(options: Any, pack: Path) -> None:
+    assert not any("header" in words for words in verify(pack, **options).not_looked_at)
+    flip(pack / "dense.bin", Draft(pack).get("shard_bytes", 2).offset + 9)
+    (finding,) = verify(pack, **options).findings
+    assert (finding.kind, finding.file) == ("digest", "dense.bin")
 
 
 def test_padding_inside_of_a_blob_is_looked_at_with_it(pack: Path) -> None:
@@ -118,7 +128,10 @@ def test_layers_that_the_pack_does_not_hold_are_refused(
 
 
 def test_the_sha256_of_shards_is_compared_when_asked(model: Path, pack: Path) -> None:
-    assert verify(pack, model / "model", sha256=True).passed
+    report = verify(pack, model / "model", sha256=True)
+    assert report.passed
+    assert verification_text.report(report).endswith(", SHA-256 of 4 shards right")
+    assert verify(pack, model / "model").sha256_count is None
     with pytest.raises(RequestError, match="needs the shards"):
         verify(pack, sha256=True)
     draft = Draft(pack)
@@ -127,6 +140,7 @@ def test_the_sha256_of_shards_is_compared_when_asked(model: Path, pack: Path) ->
     assert verify(pack, model / "model").passed
     report = verify(pack, model / "model", sha256=True)
     (finding,) = report.findings
+    assert report.sha256_count == 3
     assert finding.kind == "source"
     assert finding.message.startswith("its SHA-256 is ")
     assert "by their SHA-256" in (report.headline or "")
@@ -154,11 +168,16 @@ def test_an_index_over_shards_without_digests_claims_nothing_of_their_bytes(lain
     assert left_out.startswith("the bytes of 107 blobs and tensors")
 
 
-def test_an_index_over_shards_is_proven_by_these_very_shards(lain: Path) -> None:
-    """No bytes were copied, so none are compared; where they lie is what is proven."""
+def test_the_very_shards_of_an_index_prove_where_their_parts_lie_alone(lain: Path) -> None:
+    """No bytes were copied, so there is nothing to compare them with."""
     report = verify(lain, lain.parent / "model")
-    assert report.passed
-    assert report.checked_blob_count == BLOBS
+    assert report.passed is None
+    assert (report.checked_blob_count, report.checked_tensor_count) == (0, 0)
+    (left_out,) = report.not_looked_at
+    assert left_out.startswith("the bytes of 107 blobs and tensors: the index links to these very")
+    with_digests = lain.parent / "with digests"
+    index_model(lain.parent / "model", with_digests, digests=True)
+    assert verify(with_digests, lain.parent / "model").passed
     draft = Draft(lain)
     first = draft.get("part", 0)
     draft.set("part", 0, offset=first.offset + 4)
@@ -177,6 +196,10 @@ def test_an_index_over_shards_is_compared_with_others(model: Path, lain: Path) -
     flip(part.path.resolve(), part.offset + 5)
     (finding,) = verify(lain, model / "model").findings
     assert (finding.kind, finding.layer, finding.expert) == ("bytes", 3, 7)
+
+
+def test_an_index_over_shards_has_no_padding_between_blobs(lain: Path) -> None:
+    assert "padding between tensors" in verify(lain, layers="1").not_looked_at
 
 
 @pytest.mark.parametrize("change", ["cut", "missing"])

@@ -14,6 +14,7 @@ import pytest
 import moepack
 from moepack.errors import PackError, SourceError
 from moepack.packing import layout, packer, plan
+from moepack.packing.restore import restore
 from moepack.packing.source_identity import describe_shard, describe_source
 from moepack.source import experts, ggml_types
 from moepack.source.dense import find_dense
@@ -305,6 +306,13 @@ def test_a_data_file_of_another_length_is_found(pack_copy: Path, change: str) ->
     assert ("1 of 16 blobs and tensors in it are cut" in finding.message) == (change == "cut")
 
 
+def test_an_index_that_is_missing_is_one_finding(pack_copy: Path) -> None:
+    (pack_copy / "index.bin").unlink()
+    (finding,) = verify(pack_copy).findings
+    assert (finding.kind, finding.file) == ("index", "index.bin")
+    assert finding.message == "the index is missing"
+
+
 def test_a_damaged_index_and_manifest_are_findings(pack_copy: Path) -> None:
     index = pack_copy / "index.bin"
     flip(index, len(index.read_bytes()) - 1)
@@ -460,6 +468,31 @@ def test_padding_of_the_source_that_the_pack_does_not_hold_is_missing(
     (finding,) = verify(small / "pack", model).findings
     assert (finding.kind, finding.offset) == ("missing", end + 2)
     assert finding.file == Path(shard.path).name
+
+
+@pytest.mark.usefixtures("pieces")
+def test_a_tensor_without_bytes_may_lie_anywhere(tmp_path: Path) -> None:
+    """In the middle of a blob, and of another tensor of its shard, it overlaps nothing."""
+    builder = moe((0, 1), 3, ne=(256, 64)).tensor("nothing", (0,), F32, 0)
+    path = builder.write(tmp_path / "m.gguf")
+    pack_model([path], tmp_path / "pack")
+    draft = Draft(tmp_path / "pack")
+    with moepack.open(draft.path) as pack:
+        tensors = list(pack.index.tensors())
+    number = next(n for n, tensor in enumerate(tensors) if tensor.name == "nothing")
+    blob = draft.get("blob", 1)
+    inside = max(tensors, key=lambda tensor: tensor.length)
+    assert min(blob.length, inside.length) > 4096
+    draft.set(
+        *("tensor", number),
+        file=blob.file,
+        offset=blob.offset + 4096,
+        shard_offset=inside.shard_offset + 32,
+    )
+    draft.save()
+    assert verify(draft.path).passed
+    restore(draft.path, tmp_path / "restored")
+    assert (tmp_path / "restored" / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(
