@@ -19,6 +19,7 @@ from moepack.storage.clone import can_clone
 from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.inputs import InputFile, Inputs
+from moepack.storage.pack_files import is_in_pack
 from moepack.storage.space import check_space
 from moepack.storage.stored_extents import is_whole
 from moepack.storage.thread_pool import run_each
@@ -56,7 +57,8 @@ def write_whole_files(
     `inputs` are the files of a pack that their extents name, `data` those inputs behind them that
     are in memory. `check` is called with each file that is whole and synced, and its name, before
     it gets that; it raises where something is wrong. With `resume` what an interrupted run left is
-    used, and a file that is whole already stays; with `force` files of these names are replaced.
+    used, and a file that is whole already stays; with `force` files of these names are replaced,
+    but never those of a pack.
 
     Raises RequestError for an existing file, PackError for a pack whose bytes are not what its
     index says, MachineError for a machine that cannot.
@@ -131,6 +133,9 @@ def _check_target(path: Path, inputs: Sequence[Path], resume: bool, force: bool)
         raise RequestError("a folder has this name", path=path, hint="choose another place")
     if path.exists() and any(held.exists() and path.samefile(held) for held in inputs):
         raise RequestError("belongs to what is read", path=path, hint="choose another place")
+    if is_in_pack(path):
+        hint = "choose another place; --force changes nothing"
+        raise RequestError("a file of a pack is never written over", path=path, hint=hint)
     if not force:
         problem = "exists already" + (", and is not the file that would be written" * resume)
         hint = "choose another place, or replace it with --force"
