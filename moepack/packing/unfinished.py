@@ -188,7 +188,7 @@ def check_homes(
             raise RequestError(problem, path=folder, hint="choose a folder beside the pack")
     if len(set(homes)) != len(homes):
         problem = "two shards had the same name, in different folders"
-        raise RequestError(problem, hint="leave --output away: each goes back where it was")
+        raise RequestError(problem, hint="leave out --output: each goes back where it was")
     for home in map(Path, homes):
         is_own = any(_is(home, shard) for shard in shards)
         if not os.path.lexists(home) or is_own:
