@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "moepack"
 # forbidden; `moepack` is what stands beside the rooms, for all of them.
 MAY_IMPORT: dict[str, set[str]] = {
     "format": {"moepack"},
-    "storage": {"moepack"},
+    "storage": {"moepack", "format"},
     "source": {"moepack", "storage"},
     "reading": {"moepack", "format", "storage"},
     "verifying": {"moepack", "format", "storage", "source", "reading"},

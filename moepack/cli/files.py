@@ -12,9 +12,8 @@ import click
 
 from moepack.cli.parameters import STANDARD_STREAM, OutputFile
 from moepack.errors import RequestError
-from moepack.format import manifest
-from moepack.format.names import JOURNAL_NAME
 from moepack.storage.atomic import refuse_existing, require_folder_of
+from moepack.storage.pack_files import is_in_pack
 
 output_option = click.option(
     "-o",
@@ -99,7 +98,7 @@ def check_output(
         raise RequestError("it is one of the files to read", path=path)
     if _is_gguf(target):
         raise RequestError("a GGUF is never written over", path=path, hint=_OTHER_NAME)
-    if _is_in_pack(target):
+    if is_in_pack(target):
         raise RequestError("a file of a pack is never written over", path=path, hint=_OTHER_NAME)
     refuse_existing(path, force=force, append=append)
 
@@ -113,12 +112,3 @@ def _is_gguf(path: Path) -> bool:
         return True
     with open(path, "rb") as file:
         return file.read(4) == b"GGUF"
-
-
-def _is_in_pack(path: Path) -> bool:
-    """Say whether a file lies in a pack, or in one that is being made."""
-    is_there = {name: (path.parent / name).exists() for name in _PACKS_OWN}
-    return is_there[JOURNAL_NAME] or (is_there[manifest.NAME] and is_there[manifest.INDEX_NAME])
-
-
-_PACKS_OWN = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME)

@@ -222,13 +222,18 @@ def extract(
 
     Example: moepack extract m.moepack --layer 3 --expert 17 --part up -o up.bin
     """
-    from moepack.report import text
+    from moepack.report import inspection, text
     from moepack.report.facts import ExtractFacts
 
     with output_file(output, force=force) as target:
         with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
             if part is None:
-                opened.locate(layer, expert, family=family)  # what has no blob has parts alone
+                facts = inspection.describe_blob(opened, layer, expert, family=family)
+                if facts.path is None:
+                    hint = f"name a part with --part, such as {facts.parts[0].name}"
+                    problem = "no blob here: its parts lie apart in the shards"
+                    place = f"layer {layer} expert {expert}"
+                    raise RequestError(problem, path=pack_path, place=place, hint=hint)
             view = reader.read(layer, expert, part, family=family)
         write_whole(target, view)
     sum_up(ExtractFacts(layer, expert, part, output, len(view)), as_json, text.extracted)
@@ -258,9 +263,17 @@ def _terminated(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _replace_closed_streams() -> None:
+    """Open closed streams (`>&-`) on nothing, else the next file opened takes their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # for the whole run
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _terminated)
+    _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name that the terminal has no letters for is escaped, not an error.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from moepack.cli.files import force_option
-from moepack.cli.parameters import InputFile, LayoutName, PathName
+from moepack.cli.parameters import InputFile, LayoutName, OutputFolder, PathName, ResumableFile
 from moepack.cli.progress import progress
 from moepack.cli.terminal import (
     is_quiet,
@@ -48,7 +49,7 @@ def _directory_option(help_text: str, *, required: bool = True) -> Callable[[Com
         "--output",
         "target",
         required=required,
-        type=PathName(),
+        type=OutputFolder(),
         metavar="DIR",
         help=help_text,
     )
@@ -97,9 +98,9 @@ def pack(
     threads: int,
     as_json: bool,
 ) -> None:
-    """Turn SOURCE into the new pack DIR: all of the model, one aligned blob an expert.
+    """Turn SOURCE into the new pack DIR: all of the model, one aligned blob per expert.
 
-    With --in-place --resume, SOURCE is left away: all that it takes is in DIR.
+    With --in-place --resume, SOURCE is left out: all that it takes is in DIR.
 
     Example: moepack pack model.gguf --hotness hot.csv -o model.moepack
     """
@@ -108,6 +109,7 @@ def pack(
 
     if not source and not (in_place and resume):
         raise click.UsageError("Missing argument 'SOURCE...'.")
+    _check_confirmation("--yes-delete-source", confirmed, in_place)
 
     def planned(summary: PackSummary) -> None:
         if not as_json and not is_quiet():
@@ -132,7 +134,7 @@ def pack(
         _ask_for_shards(call(dry_run=True))
     with progress(None, "packing") as advanced:
         summary = call(dry_run=dry_run, planned=planned, progress=advanced)
-    sum_up(summary, as_json, pack_text.packed)
+    sum_up(summary, as_json, partial(pack_text.packed, is_in_place=in_place))
     if dry_run and summary.in_place and summary.in_place.refusals:
         raise RequestError("it would be refused", hint="see above")
 
@@ -146,10 +148,17 @@ def _ask_for_shards(summary: PackSummary) -> None:
         _ask(pack_text.what_is_given_up(summary), "--yes-delete-source")
 
 
+def _check_confirmation(option: str, confirmed: bool, in_place: bool) -> None:
+    if confirmed and not in_place:
+        hint = "without --in-place nothing is deleted: leave it out"
+        raise RequestError("confirms what was not asked for", place=option, hint=hint)
+
+
 def _ask(what: str, option: str) -> None:
     """Ask on the terminal for the word that deletes; raise RequestError for anything else."""
     if not sys.stdin.isatty():
-        raise RequestError(what, hint=f"this is asked for on a terminal: say it with {option}")
+        hint = f"this is asked for on a terminal: say it with {option}"
+        raise RequestError(f"not confirmed: {what}", hint=hint)
     click.echo(what, err=True)
     if click.prompt("Type delete to go on", default="", show_default=False, err=True) != "delete":
         raise RequestError("not confirmed: nothing was touched")
@@ -224,7 +233,9 @@ def restore(
     from moepack.packing.restore import restore as restore_shards
     from moepack.report import pack_text
 
+    _check_confirmation("--yes-delete-pack", confirmed, in_place)
     if in_place and not confirmed:
+        _check_restorable(pack_path, target)
         what = f"{pack_path} will be turned into the shards that it was made from, and be gone"
         _ask(what, "--yes-delete-pack")
     with progress(None, "restoring") as advanced:
@@ -240,6 +251,20 @@ def restore(
     sum_up(summary, as_json, pack_text.restored)
 
 
+def _check_restorable(pack_path: str, target: str | None) -> None:
+    """Raise what `restore --in-place` would end with however it is confirmed."""
+    from moepack.packing.unfinished import is_unfinished
+    from moepack.reading.pack import Pack
+    from moepack.reading.shard_map import check_whole
+
+    if is_unfinished(Path(pack_path)):
+        return
+    with Pack(pack_path) as pack:
+        check_whole(pack)
+    if target is None:
+        raise RequestError("no folder is given for the shards", hint="name one with --output")
+
+
 @click.group()
 def export() -> None:
     """Write a pack as what other engines read."""
@@ -252,7 +277,7 @@ def export() -> None:
     "--output",
     "target",
     required=True,
-    type=PathName(),
+    type=ResumableFile(),
     metavar="FILE",
     help="The GGUF to make.",
 )

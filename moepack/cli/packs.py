@@ -6,9 +6,10 @@ import sys
 import click
 
 import moepack
-from moepack.cli.parameters import PathName
+from moepack.cli.parameters import OutputFolder, PathName
 from moepack.cli.terminal import complain, json_option, length_of, show
 from moepack.errors import MoepackError, RequestError
+from moepack.sizes import size_text
 
 
 @click.command("list")
@@ -28,18 +29,24 @@ def list_(
 
     if as_csv and as_json:
         raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
-    rows = moepack.list_pack(pack_path, hottest=length_of(hottest, "--hottest"), layers=layer_text)
+    length = length_of(hottest, "--hottest")
+    rows = moepack.list_pack(pack_path, hottest=length, layers=layer_text)
     write = listing_text.table
     if as_csv:
         write = listing_text.csv_text
     if as_json:
         write = listing_text.json_text
-    sys.stdout.writelines(write(rows))
+    lines = write(rows)
+    first = next(lines, "")
+    sys.stdout.write(first)
+    sys.stdout.writelines(lines)
+    if not first and length is not None:
+        complain("note", f"no blob fits into {size_text(length)}")
 
 
 @click.command()
 @click.argument("pack_path", type=PathName(), metavar="PACK")
-@click.argument("target", type=PathName(), metavar="DIR")
+@click.argument("target", type=OutputFolder(), metavar="DIR")
 @json_option
 def mount(pack_path: str, target: str, as_json: bool) -> None:
     """Show the shards that a whole pack was made from as files in the empty folder DIR.

@@ -1,6 +1,8 @@
 """What options and arguments take: what `-` means in them, and how they complete."""
 
-from typing import Any
+import os
+import sys
+from typing import Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,12 +24,17 @@ class PathName(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no a
     """The path of what is read in many places, a source or a pack: never standard input."""
 
     name = "path"
+    no_stream: ClassVar = (
+        "not read from standard input",
+        "only files that are read from start to end",
+    )
+    """The problem with `-`, and why."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path. Raises RequestError for `-`."""
         if value == STANDARD_STREAM:
-            hint = "only files that are read from start to end; ./- is a file of that name"
-            raise RequestError("not read from standard input", path=value, hint=hint)
+            problem, why = self.no_stream
+            raise RequestError(problem, path=value, hint=f"{why}; ./- has that name")
         return str(value)
 
     def shell_complete(
@@ -35,6 +42,20 @@ class PathName(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no a
     ) -> list[CompletionItem]:
         """Leave paths to the shell."""
         return [CompletionItem(incomplete, type="file")]
+
+
+class OutputFolder(PathName):
+    """The path of a folder to write into: never standard output."""
+
+    name = "folder"
+    no_stream = ("a folder, not standard output", "name the folder")
+
+
+class ResumableFile(PathName):
+    """The path of a file that is written in many places at a time: never standard output."""
+
+    name = "file"
+    no_stream = ("cannot be written to standard output", "it is not written from start to end")
 
 
 class InputFile(PathName):
@@ -59,6 +80,8 @@ class OutputFile(PathName):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path, or `-`."""
         if value == STANDARD_STREAM and ctx is not None:
+            if sys.stdout.name == os.devnull:  # what stands in for a stream that was closed
+                raise RequestError("standard output is closed", path=value)
             ctx.meta[_OUTPUT_IS_TAKEN] = True
         return str(value)
 

@@ -95,7 +95,7 @@ def sum_up(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
 
 
 def complain(word: str, text: str) -> None:
-    """Print a line to standard error that begins with `error` or `hint`, in colour where wanted."""
+    """Print `error: …`, `hint: …` or `note: …` to standard error, in colour where wanted."""
     label = click.style(f"{word}:", fg="red" if word == "error" else "cyan", bold=True)
     click.echo(f"{label if _has_colours() else f'{word}:'} {text}", err=True)
 

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from moepack import digest
 from moepack.errors import PackError, RequestError
 from moepack.format.tables import PackedFamily, PartKind
-from moepack.reading.directory import description_paths
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import check_whole
 from moepack.sizes import align, size_text
@@ -96,7 +95,6 @@ def export_gguf(
             path.parent,
             [NewFile(path.name, new.length, new.extents)],
             opened.file_paths,
-            kept_files=description_paths(Path(pack)),
             data=(data,),
             resume=resume,
             force=force,

@@ -93,7 +93,7 @@ def examine(
 def _of_plan(plan: Plan, path: Path) -> Iterator[MoepackError]:
     if not plan.is_whole:
         problem = "in place all of the model is packed: what is left out would be lost"
-        hint = "leave --experts-only, --layers and --no-mtp away, or --in-place"
+        hint = "leave out --experts-only, --layers and --no-mtp, or --in-place"
         yield RequestError(problem, hint=hint)
     if path.exists() and not _is_barely_begun(path):
         try:

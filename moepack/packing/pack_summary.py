@@ -30,17 +30,19 @@ class InPlaceFacts:
 class PackSummary:
     """What a pack is, or with `dry_run` would be; lengths in bytes.
 
-    `order` is what blobs are sorted by on disk, `hotness` or `source`. `is_whole` says that the
-    pack is all of the source, `dense_length` is None where it holds experts alone, and
-    `measured_blob_count` is how many blobs the hotness covers, None without one. `free_space` is
-    that of the target before anything was written. `written_length` is the bytes of data files
-    written now, `resumed_file_count` how many were taken over from an interrupted pack, `seconds`
-    how long that took; all three are None where nothing was to be written.
+    `order` is what blobs are sorted by on disk, `hotness` or `source`. `selected_layers` is None
+    where no layer was left out, and `is_whole` says that the pack is all of the source,
+    `dense_length` is None where it holds experts alone, and `measured_blob_count` is how many blobs
+    the hotness covers, None without one. `free_space` is that of the target before anything was
+    written. `written_length` is the bytes of data files written now, `resumed_file_count` how many
+    were taken over from an interrupted pack, `seconds` how long that took; all three are None where
+    nothing was to be written.
     """
 
     layout: str
     order: str
     layers: tuple[int, ...]
+    selected_layers: tuple[int, ...] | None
     is_whole: bool
     blob_count: int
     measured_blob_count: int | None
@@ -71,6 +73,7 @@ def of_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSu
         layout=plan.layout.name,
         order=plan.sorted_by,
         layers=plan.source_layers,
+        selected_layers=None if plan.layers is None else tuple(plan.layers),
         is_whole=plan.is_whole,
         blob_count=len(plan.order),
         measured_blob_count=plan.measured_blob_count if plan.hotness else None,
@@ -102,6 +105,7 @@ def of_pack(path: str | os.PathLike[str]) -> PackSummary:
             layout=str(stated.layout.get("name")),
             order=stated.blob_order,
             layers=shape.layers,
+            selected_layers=None if stated.layers is None else tuple(stated.layers),
             is_whole=stated.is_whole,
             blob_count=index.blob_count,
             measured_blob_count=hotness.get("measured_blob_count"),

@@ -18,7 +18,6 @@ from moepack.format.tables import DataFile
 from moepack.packing.in_place import restore_in_place, settle
 from moepack.packing.in_place_journal import Goal
 from moepack.packing.unfinished import is_unfinished
-from moepack.reading.directory import description_paths
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import ShardMap, map_shards
 from moepack.storage.extents import Extent, NewFile
@@ -88,7 +87,6 @@ def restore(
             folder,
             [NewFile(shard.name, shard.length, partial(_extents, shard)) for shard in shards],
             opened.file_paths,
-            kept_files=description_paths(Path(pack)),
             check=partial(_check_sha256, entries),
             resume=resume,
             force=force,

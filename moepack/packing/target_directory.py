@@ -1,5 +1,6 @@
 """The directory that a pack is written into: taken, measured, and its finished files watched."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -62,10 +63,22 @@ def check_as_if_packing(path: Path, length: int, resume: bool) -> None:
     """
     require_folder_of(path)
     held_length = 0
-    if os.path.lexists(path):
+    if not os.path.lexists(path):
+        _check_writable(path.absolute().parent, path)
+    else:
         check_existing(path, resume)
+        _check_writable(path, path)
         held_length = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
     check_space(path, length - held_length)
+
+
+def _check_writable(folder: Path, path: Path) -> None:
+    """Raise MachineError, as writing `path` would, where nothing can be made in `folder`."""
+    if os.access(folder, os.W_OK | os.X_OK):
+        return
+    is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+    problem = os.strerror(errno.EROFS if is_read_only else errno.EACCES)
+    raise MachineError(f"cannot create: {problem}", path=path)
 
 
 class WatchedFiles:

@@ -27,6 +27,7 @@ from moepack.packing.in_place_journal import Goal, InPlaceJournal, Shard
 from moepack.packing.in_place_refusals import check_open
 from moepack.packing.line_log import open_log
 from moepack.storage.atomic import sync_directory, write_synced
+from moepack.storage.pack_files import is_in_pack
 
 JOURNAL_NAME = "journal"
 SHARD_SUFFIX = ".moepack-source"
@@ -187,9 +188,14 @@ def check_homes(
             raise RequestError(problem, path=folder, hint="choose a folder beside the pack")
     if len(set(homes)) != len(homes):
         problem = "two shards had the same name, in different folders"
-        raise RequestError(problem, hint="leave --output away: each goes back where it was")
+        raise RequestError(problem, hint="leave out --output: each goes back where it was")
     for home in map(Path, homes):
         is_own = any(_is(home, shard) for shard in shards)
-        if os.path.lexists(home) and not is_own and not force:
+        if not os.path.lexists(home) or is_own:
+            continue
+        if is_in_pack(home):
+            hint = "choose another place; --force changes nothing"
+            raise RequestError("a file of a pack is never written over", path=home, hint=hint)
+        if not force:
             hint = "choose another place, or replace it with --force"
             raise RequestError("exists already", path=home, hint=hint)

@@ -124,7 +124,7 @@ class Catalog:
             raise RequestError(
                 f"layer {layer} expert {expert} has no blob: its parts lie apart in the shards",
                 path=self.path,
-                hint=f"locate a part, such as {short_name(owner.part_kinds[0].name)}; reading"
+                hint=f"name a part, such as {short_name(owner.part_kinds[0].name)}; reading"
                 " takes all of them",
             )
         measured = hotness if owner.hotness_measured else None

@@ -22,11 +22,6 @@ def looks_like_pack(path: Path) -> bool:
     return any((path / name).exists() for name in names)
 
 
-def description_paths(path: Path) -> list[Path]:
-    """Return what the pack at `path` consists of beside its data files: manifest and index."""
-    return [path / manifest.NAME, path / manifest.INDEX_NAME]
-
-
 def read_manifest(path: Path) -> bytes:
     """Return the bytes of manifest.json of the pack at `path`, too many of one that is too long.
 

@@ -30,6 +30,8 @@ def plan(summary: PackSummary) -> str:
         f"  files     {count_text(summary.file_count, 'file')}, {size_text(summary.data_length)} "
         f"with {summary.padding_share:.1%} padding; index {size_text(summary.index_length)}",
     ]
+    if not summary.is_whole:
+        lines.append(f"  whole     no, {_missing(summary)}: nothing can be restored from it")
     if summary.dry_run:
         lines.append(f"  free      {size_text(summary.free_space)}")
     if summary.in_place is not None:
@@ -65,6 +67,14 @@ def _dense(length: int | None) -> str:
     return f"{size_text(length)}, and the headers of the shards"
 
 
+def _missing(summary: PackSummary) -> str:
+    """Write what of the source is left out."""
+    missing = ["layers"] * (summary.selected_layers is not None)
+    missing += ["the dense part"] * (summary.dense_length is None)
+    verb = "is" if missing == ["the dense part"] else "are"
+    return f"{' and '.join(missing)} {verb} left out"
+
+
 def _hotness(summary: PackSummary) -> str:
     if summary.measured_blob_count is None:
         return "none given"
@@ -74,7 +84,7 @@ def _hotness(summary: PackSummary) -> str:
     return f"{share} measured, over {over}"
 
 
-def packed(summary: PackSummary) -> str:
+def packed(summary: PackSummary, is_in_place: bool = False) -> str:
     """Write how packing went, and what comes next."""
     if summary.written_length is None:
         return "nothing was written"
@@ -84,9 +94,8 @@ def packed(summary: PackSummary) -> str:
         f"{size_text(summary.written_length)} written{_speed(summary)}"
         + (f", {resumed} taken over" if resumed else "")
     ]
-    if summary.is_whole:
-        source = "" if summary.in_place else " --source SOURCE"
-        lines.append(f"next: moepack verify {summary.path}{source}")
+    source = "" if is_in_place else " --source SOURCE"
+    lines.append(f"next: moepack verify {summary.path}{source}")
     return "\n".join(lines)
 
 

@@ -96,7 +96,7 @@ def pack(facts: PackFacts) -> str:
         f"{_model(source.name, source.architecture)}, {made} by {short(facts.tool)} from {count}",
         f"  layout     {_layout(facts)}",
         f"  layers     {ranges_text(facts.layers)}",
-        f"  blobs      {facts.blob_count:,} of {facts.part_count:,} parts, "
+        f"  blobs      {facts.blob_count:,}, with {count_text(facts.part_count, 'part')}, "
         f"{size_text(facts.expert_length)}",
         f"  used       {_used(source.experts_used)} a token; context {context}",
         f"  dense      {dense}",

@@ -21,6 +21,7 @@ from moepack.storage.extents import Extent, NewFile
 from moepack.storage.inputs import InputFile, Inputs
 from moepack.storage.lock import lock
 from moepack.storage.regular_file import open_regular
+from moepack.storage.pack_files import is_in_pack
 from moepack.storage.space import check_space
 from moepack.storage.stored_extents import is_whole
 from moepack.storage.thread_pool import run_each
@@ -47,7 +48,6 @@ def write_whole_files(
     inputs: Sequence[Path],
     *,
     data: Sequence[bytes] = (),
-    kept_files: Sequence[Path] = (),
     check: Callable[[Path, str], None] | None = None,
     resume: bool = False,
     force: bool = False,
@@ -57,10 +57,10 @@ def write_whole_files(
     """Write `files` into `folder`, each under a name ending in `.partial` until it is whole.
 
     `inputs` are the files of a pack that their extents name, `data` those inputs behind them that
-    are in memory; `kept_files` are what else must not be written over. `check` is called with each
-    file that is whole and synced, and its name, before it gets that; it raises where something is
-    wrong. With `resume` what an interrupted run left is used, and a file that is whole already
-    stays; with `force` files of these names are replaced.
+    are in memory. `check` is called with each file that is whole and synced, and its name, before
+    it gets that; it raises where something is wrong. With `resume` what an interrupted run left is
+    used, and a file that is whole already stays; with `force` files of these names are replaced,
+    but never those of a pack.
 
     Raises RequestError for an existing file, PackError for a pack whose bytes are not what its
     index says, MachineError for a machine that cannot.
@@ -84,7 +84,7 @@ def write_whole_files(
         there = run_each(is_there, files, threads, advanced) if resume else [False] * len(files)
         missing = [file for file, is_done in zip(files, there, strict=True) if not is_done]
         kept = [file for file, is_done in zip(files, there, strict=True) if is_done]
-        _check_targets(folder, missing, [*inputs, *kept_files], resume, force)
+        _check_targets(folder, missing, inputs, resume, force)
         check_space(folder, _needed_length(folder, missing, inputs))
         names = {partial_name(file.name): file.name for file in missing}
         partials = [file._replace(name=partial_name(file.name)) for file in missing]
@@ -106,7 +106,7 @@ def partial_name(name: str) -> str:
 
 
 def _check_targets(
-    folder: Path, files: Sequence[NewFile], kept: Sequence[Path], resume: bool, force: bool
+    folder: Path, files: Sequence[NewFile], inputs: Sequence[Path], resume: bool, force: bool
 ) -> None:
     """Refuse what stands in the way of `files`; remove what an interrupted run left and is no use.
 
@@ -117,7 +117,7 @@ def _check_targets(
         problem = "two files would get the same name"
         raise PackError(problem, path=folder, found=", ".join(file.name for file in files))
     for file in files:
-        _check_target(folder / file.name, kept, resume, force)
+        _check_target(folder / file.name, inputs, resume, force)
         partial = folder / partial_name(file.name)
         if not os.path.lexists(partial) or resume:
             continue
@@ -137,14 +137,17 @@ def _remove(partial: Path) -> None:
         partial.unlink()
 
 
-def _check_target(path: Path, kept: Sequence[Path], resume: bool, force: bool) -> None:
+def _check_target(path: Path, inputs: Sequence[Path], resume: bool, force: bool) -> None:
     require_folder_of(path)
     if not os.path.lexists(path):
         return
     if path.is_dir():
         raise RequestError("a folder has this name", path=path, hint="choose another place")
-    if path.exists() and any(held.exists() and path.samefile(held) for held in kept):
+    if path.exists() and any(held.exists() and path.samefile(held) for held in inputs):
         raise RequestError("belongs to what is read", path=path, hint="choose another place")
+    if is_in_pack(path):
+        hint = "choose another place; --force changes nothing"
+        raise RequestError("a file of a pack is never written over", path=path, hint=hint)
     if not force:
         problem = "exists already" + (", and is not the file that would be written" * resume)
         hint = "choose another place, or replace it with --force"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import moepack
+from moepack.cli import main
 from tests.support.models import FIXTURES, first_shard, shards_of
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -133,6 +134,24 @@ def test_standard_output_is_a_file_like_others(
 def similar(one: bytes, other: bytes) -> bool:
     """Say whether two outputs are of the same kind: times that were measured differ."""
     return len(one) > 100 and one[:64] == other[:64]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("export", "gguf", "pack", "-o"), "cannot be written to standard output"),
+        (("restore", "pack", "-o"), "a folder, not standard output"),
+        (("pack", "source", "-o"), "a folder, not standard output"),
+        (("index", "source", "-o"), "a folder, not standard output"),
+        (("mount", "pack"), "a folder, not standard output"),
+        (("inspect",), "not read from standard input"),
+    ],
+)
+def test_what_cannot_be_a_stream_is_said(
+    arguments: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([*arguments, "-"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: -: {problem}\nhint: ")
 
 
 def test_nothing_is_added_to_standard_output(tmp_path: Path, moepack_command: Run) -> None:

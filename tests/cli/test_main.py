@@ -92,6 +92,7 @@ def test_inspect_describes_a_pack(packed: Path, moepack_command: Run) -> None:
     text = moepack_command("inspect", packed).stdout
     assert "192 tokens" in text
     assert "padding 19.2%; whole" in text
+    assert "\n  blobs      32, with 96 parts, " in text
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, moepack_command: Run) -> None:

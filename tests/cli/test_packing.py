@@ -1,8 +1,10 @@
 """The commands that make packs and what is made of them: options, words, exit codes."""
 
 import hashlib
+import io
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import moepack
+from moepack.cli import main
 from tests.support.gguf_builder import moe
 from tests.support.machine_faults import Room
 from tests.support.models import FIXTURES, first_shard, flip, shards_of
@@ -103,6 +106,101 @@ def test_a_dry_run_on_a_disk_that_is_too_small_ends_as_the_run(
         assert all("not enough space" in run.stderr for run in runs)
         assert "layout layers" in runs[0].stdout
         assert os.listdir(disk) == []
+
+
+def test_a_dry_run_where_nothing_can_be_written_ends_as_the_run(
+    tmp_path: Path, moepack_command: Run
+) -> None:
+    with Room() as room:
+        (tmp_path / "disk").mkdir()
+        disk = room.mount(tmp_path / "disk", "-t", "tmpfs", "-o", "ro", "none")
+        told = [
+            moepack_command("pack", SHARD, "-o", disk / "pack", *more).stderr
+            for more in (("--dry-run",), ())
+        ]
+    assert told == [f"error: {disk / 'pack'}: cannot create: Read-only file system\n"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("pack", str(SHARD), "-o", "{new}", "--yes-delete-source"),
+            "--yes-delete-source: confirms",
+        ),
+        (("restore", "{pack}", "-o", "{new}", "--yes-delete-pack"), "--yes-delete-pack: confirms"),
+        (("restore", "{new}", "--in-place", "-o", "{new}"), "{new}: no such pack"),
+        (("restore", "{pack}", "--in-place"), "no folder is given for the shards"),
+        (("restore", "{pack}", "--in-place", "-o", "{new}"), "not confirmed: {pack} will be"),
+        (("pack", "{copy}", "--in-place", "-o", "{new}"), "not confirmed: 6 shards in"),
+    ],
+)
+def test_what_deletes_is_confirmed_when_it_can_be_done(
+    arguments: tuple[str, ...],
+    told: str,
+    packs: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {"pack": packs["qwen3moe"], "new": tmp_path / "new", "copy": tmp_path / "source"}
+    (tmp_path / "source").mkdir()
+    for path in shards_of("qwen3moe"):
+        shutil.copy(path, tmp_path / "source")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main.run([word.format(**names) for word in arguments]) in (2, 4)
+    assert capsys.readouterr().err.startswith(f"error: {told.format(**names)}")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        (("--layers", "0"), "layers are left out"),
+        (("--experts-only",), "the dense part is left out"),
+        (("--layers", "0", "--experts-only"), "layers and the dense part are left out"),
+        ((), None),
+    ],
+)
+def test_the_plan_says_what_is_left_out(
+    options: tuple[str, ...],
+    missing: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main.run(["pack", str(SHARD), "-o", str(tmp_path / "pack"), *options]) == 0
+    told = capsys.readouterr().out
+    line = f"\n  whole     no, {missing}: nothing can be restored from it\n"
+    assert line in told if missing else "  whole " not in told
+    assert told.endswith(f"\nnext: moepack verify {tmp_path / 'pack'} --source SOURCE\n")
+
+
+def test_the_hottest_of_nothing_is_said(
+    packs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heat = str(FIXTURES / "qwen3moe-hotness.csv")
+    pack = str(tmp_path / "pack")
+    assert main.run(["pack", str(SHARD), "-o", pack, "--hotness", heat, "-q"]) == 0
+    for option, out, err in (
+        ((), "", "note: no blob fits into 16.0 KiB\n"),
+        (("--json",), '{"blobs": [], "tensors": []}', ""),
+    ):
+        assert main.run(["list", pack, "--hottest", "16KiB", *option]) == 0
+        told = capsys.readouterr()
+        assert "".join(told.out.split()) == "".join(out.split())
+        assert told.err == err
+
+
+def test_an_expert_without_a_blob_is_extracted_by_its_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index, target = str(tmp_path / "index"), str(tmp_path / "part")
+    assert main.run(["index", str(SHARD), "-o", index, "-q"]) == 0
+    at = ["extract", index, "--layer", "0", "--expert", "0", "-o", target]
+    assert main.run(at) == 2
+    told = capsys.readouterr().err
+    part = told.rpartition("hint: name a part with --part, such as ")[2].strip()
+    assert main.run([*at, "--part", part]) == 0
 
 
 def test_the_plan_is_said_before_the_work(tmp_path: Path, moepack_command: Run) -> None:

@@ -168,6 +168,21 @@ def test_who_stops_reading_ends_the_program_without_a_word(
     assert (run.returncode, run.stderr) == (141, "")
 
 
+CLOSED = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
+
+
+def test_nobody_has_to_give_a_program_its_streams(packs: dict[str, Path], tmp_path: Path) -> None:
+    pack = str(packs["qwen3moe"])
+    made = ("pack", str(first_shard("qwen3moe")), "-o", str(tmp_path / "pack"))
+    for arguments in (("list", pack), made):
+        assert subprocess.run([*CLOSED, *MOEPACK, *arguments], check=False).returncode == 0
+    assert (tmp_path / "pack" / "manifest.json").exists()
+    into = ("extract", pack, "--layer=0", "--expert=2", "-o", "-")
+    closed = ("sh", "-c", 'exec "$@" >&-', "sh", *MOEPACK, *into)
+    run = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (run.returncode, run.stderr) == (2, "error: -: standard output is closed\n")
+
+
 # Completion, as click prints it for the shells, and in a real bash.
 
 

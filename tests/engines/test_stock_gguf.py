@@ -246,10 +246,26 @@ def test_an_existing_file_is_left_alone_unless_forced(
 @pytest.mark.parametrize("name", ["dense.bin", "index.bin", "manifest.json"])
 def test_a_pack_is_not_written_over_by_its_export(name: str, tmp_path: Path) -> None:
     pack_model(first_shard("qwen3moe"), tmp_path / "pack")
-    with pytest.raises(RequestError, match="belongs to what is read"):
+    with pytest.raises(RequestError, match="belongs to what is read|never written over"):
         export_gguf(tmp_path / "pack", tmp_path / "pack" / name, force=True)
     with moepack.open(tmp_path / "pack") as pack, pack.reader() as reader:
         reader.read_dense(pack.dense()[0].name)
+
+
+@pytest.mark.parametrize("name", ["dense.bin", "manifest.json", "experts-00000.bin"])
+@pytest.mark.parametrize("marks", ["whole", "being made", "made in place"])
+def test_no_file_of_another_pack_is_written_over(
+    marks: str, name: str, packs: dict[str, Path], pack_copy: Path
+) -> None:
+    if marks != "whole":
+        (pack_copy / "in-place").mkdir()
+        mark = {"being made": "pack.journal", "made in place": "in-place/journal"}[marks]
+        (pack_copy / "index.bin").rename(pack_copy / mark)
+    before = (pack_copy / name).read_bytes()
+    for resume in (False, True):
+        with pytest.raises(RequestError, match="a file of a pack is never written over"):
+            export_gguf(packs["qwen3moe"], pack_copy / name, force=True, resume=resume)
+    assert (pack_copy / name).read_bytes() == before
 
 
 def test_a_folder_that_is_not_there_is_said(packs: dict[str, Path], tmp_path: Path) -> None:

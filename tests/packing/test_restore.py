@@ -20,6 +20,7 @@ from moepack.errors import MachineError, PackError, RequestError
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.packing.shard_index import index_model
+from moepack.packing.unfinished import is_unfinished
 from moepack.storage.whole_files import partial_name
 from tests.support import gguf_builder, odd_models
 from tests.support.gguf_builder import moe
@@ -267,6 +268,22 @@ def test_a_pack_is_not_written_over_by_what_is_restored_from_it(tmp_path: Path) 
     with pytest.raises(RequestError, match="belongs to what is read"):
         restore(tmp_path / "index", tmp_path / "source", force=True)
     assert set(os.listdir(tmp_path / "source")) == {path.name for path in shards}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_no_file_of_another_pack_is_written_over(
+    in_place: bool, packed: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    """Names of shards are the source's, and may be those of any file."""
+    shards, pack = packed
+    other = tmp_path / "other"
+    pack_model(first_shard("qwen3moe"), other)
+    (other / "dense.bin").rename(other / shards[0].name)
+    before = contents(other)
+    with pytest.raises(RequestError, match="a file of a pack is never written over"):
+        restore(pack, other, in_place=in_place, force=True)
+    assert contents(other) == before
+    assert not is_unfinished(pack)
 
 
 def test_an_interrupted_run_is_continued_only_when_asked(
