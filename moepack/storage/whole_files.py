@@ -20,8 +20,8 @@ from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.inputs import InputFile, Inputs
 from moepack.storage.lock import lock
-from moepack.storage.regular_file import open_regular
 from moepack.storage.pack_files import is_in_pack
+from moepack.storage.regular_file import open_regular
 from moepack.storage.space import check_space
 from moepack.storage.stored_extents import is_whole
 from moepack.storage.thread_pool import run_each
