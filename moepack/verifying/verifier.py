@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.errors import MachineError, RequestError, is_shortage
+from moepack.errors import MachineError, PackError, RequestError, is_shortage
 from moepack.format import manifest
 from moepack.format.index import Index
+from moepack.format.manifest import Manifest
 from moepack.reading.directory import read_manifest
 from moepack.source.shards import PathOrPaths, find_shards
 from moepack.storage.regular_file import open_regular
@@ -69,10 +70,40 @@ def verify(
     if sha256 and source is None:
         raise RequestError("the SHA-256 of the shards needs the shards", hint="give a --source")
     try:
-        verification = _Verification(Path(path))
-        return verification.run(source, options)
+        data = read_manifest(Path(path))
+        try:
+            described = manifest.decode(data, str(Path(path, manifest.NAME)))
+        except PackError as error:
+            if error.place in ("format", "format_version"):
+                raise
+            return _without_manifest(Path(path), error)
+        return _Verification(Path(path), described).run(source, options)
     except MemoryError:
         raise MachineError("not enough memory", path=path, hint="use fewer --threads") from None
+
+
+def _without_manifest(path: Path, error: PackError) -> Report:
+    """Report a manifest that cannot be decoded: nothing else can be looked at."""
+    findings = Findings()
+    findings.add_error("manifest", error, file=manifest.NAME)
+    return Report(
+        passed=False,
+        headline="manifest.json cannot be read",
+        path=str(path),
+        findings=findings.in_order(),
+        layers=(),
+        checked_layers=(),
+        blob_count=0,
+        part_count=0,
+        tensor_count=0,
+        checked_blob_count=0,
+        checked_tensor_count=0,
+        read_length=0,
+        data_length=0,
+        compared_length=None,
+        sha256_count=None,
+        not_looked_at=("all that manifest and index would list",),
+    )
 
 
 def _witness(source: PathOrPaths) -> Witness:
@@ -84,10 +115,9 @@ def _witness(source: PathOrPaths) -> Witness:
 class _Verification:
     """One verification: it collects findings, and what was not looked at."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, described: Manifest) -> None:
         self.path = path
-        name = str(path / manifest.NAME)
-        self.manifest = manifest.decode(read_manifest(path), name)
+        self.manifest = described
         self.findings = Findings()
         self.not_looked_at: list[str] = []
         self.unread: set[int] = set()

@@ -306,6 +306,23 @@ def test_a_data_file_of_another_length_is_found(pack_copy: Path, change: str) ->
     assert ("1 of 16 blobs and tensors in it are cut" in finding.message) == (change == "cut")
 
 
+def test_a_manifest_that_cannot_be_read_is_a_finding(
+    pack_copy: Path, moepack_command: Command
+) -> None:
+    (pack_copy / "manifest.json").write_text("{")
+    (finding,) = verify(pack_copy).findings
+    assert (finding.kind, finding.file) == ("manifest", "manifest.json")
+    assert finding.message.startswith("not JSON")
+    junit = pack_copy / "findings.xml"
+    run = moepack_command("verify", pack_copy, "--json", "--junit", junit)
+    assert run.returncode == 5
+    assert '"kind": "manifest"' in run.stdout
+    assert "not JSON" in junit.read_text()
+    (pack_copy / "manifest.json").write_text('{"format": "moepack", "format_version": 2}')
+    with pytest.raises(PackError, match="unknown format version"):
+        verify(pack_copy)
+
+
 def test_an_index_that_is_missing_is_one_finding(pack_copy: Path) -> None:
     (pack_copy / "index.bin").unlink()
     (finding,) = verify(pack_copy).findings
