@@ -274,7 +274,11 @@ def _make(path: Path) -> Unfinished:
     path.mkdir(exist_ok=True)
     (path / IN_PLACE_NAME).mkdir(exist_ok=True)
     unfinished = Unfinished(path)
-    unfinished.sync()
+    try:
+        unfinished.sync()
+    except BaseException:
+        unfinished.close()
+        raise
     return unfinished
 
 

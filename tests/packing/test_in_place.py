@@ -344,6 +344,7 @@ def test_a_hole_that_the_journal_does_not_know_is_not_packed(
 @pytest.mark.parametrize(
     ("way", "fails", "hint", "follow"),
     [
+        ("pack", (Unfinished, "sync"), "nothing was given up yet", "pack"),
         ("pack", (InPlaceJournal, "begin"), "nothing was given up yet", "pack"),
         ("restore", (InPlaceJournal, "begin"), "nothing was given up yet", "restore"),
         ("pack", (Unfinished, "_remove"), "the pack is whole", "resume"),
