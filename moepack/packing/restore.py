@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from moepack.errors import MachineError, PackError, RequestError
+from moepack.errors import PackError, RequestError
 from moepack.format.tables import DataFile
 from moepack.packing.in_place import restore_in_place, settle
 from moepack.packing.in_place_journal import Goal
 from moepack.packing.unfinished import is_unfinished
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import ShardMap, map_shards
+from moepack.storage.atomic import make_folder
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.whole_files import Progress, write_whole_files
 
@@ -134,10 +135,7 @@ def _extents(shard: ShardMap) -> Iterable[Extent]:
 
 
 def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise MachineError(f"cannot create: {error.strerror}", path=folder) from None
+    make_folder(folder)
 
 
 def _check_sha256(sha256s: dict[str, str | None], path: Path, name: str) -> None:
