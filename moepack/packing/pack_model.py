@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moepack.errors import RequestError
+from moepack.errors import RequestError, SourceError
 from moepack.format.source_entry import SourceEntry
 from moepack.format.tables import DataFile
 from moepack.hotness.model import Hotness
@@ -20,7 +20,8 @@ from moepack.packing.pack_summary import InPlaceFacts, PackSummary, of_pack, of_
 from moepack.packing.packer import DEFAULT_THREADS, Progress
 from moepack.packing.plan import Plan, make
 from moepack.packing.source_identity import describe_shards, describe_source
-from moepack.packing.target_directory import check_as_if_packing
+from moepack.packing.target_directory import check_as_if_packing, check_existing
+from moepack.packing.unfinished import is_unfinished
 from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
 from moepack.source.dense import find_dense
@@ -70,7 +71,12 @@ def pack_model(
         return _resumed_in_place(target, threads, progress)
     if source is None:
         raise RequestError("no source given")
-    model = open_source(source)
+    try:
+        model = open_source(source)
+    except SourceError:
+        if is_unfinished(Path(target)):  # it may have the shards
+            check_existing(Path(target), resume)
+        raise
     experts = find_experts(model)
     shape = shape_of(model, experts)
     chosen = layout if isinstance(layout, Layout) else load(layout)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from moepack.errors import MachineError, PackError, RequestError
+from moepack.errors import PackError, RequestError
 from moepack.format.source_entry import ShardEntry
 from moepack.format.tables import DataFile
 from moepack.packing.in_place import restore_in_place, settle
@@ -20,6 +20,7 @@ from moepack.packing.in_place_journal import Goal
 from moepack.packing.unfinished import is_unfinished
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import ShardMap, map_shards
+from moepack.storage.atomic import make_folder
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.whole_files import Progress, write_whole_files
 
@@ -82,7 +83,7 @@ def restore(
         shards = map_shards(opened)
         entries = {entry.name: entry for entry in opened.manifest.source.shards}
         has_digests = all(file.has_digests for file in opened.index.files)
-        _make(folder)
+        make_folder(folder)
         result = write_whole_files(
             folder,
             [NewFile(shard.name, shard.length, partial(_extents, shard)) for shard in shards],
@@ -132,13 +133,6 @@ def _extents(shard: ShardMap) -> Iterable[Extent]:
     for piece in shard.pieces:
         place = (piece.shard_offset, piece.length, piece.file, piece.offset)
         yield Extent(*place, piece.digest, piece.label)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise MachineError(f"cannot create: {error.strerror}", path=folder) from None
 
 
 def _check_sha256(entries: dict[str, ShardEntry], path: Path, name: str) -> None:

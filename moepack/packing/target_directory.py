@@ -9,7 +9,7 @@ from pathlib import Path
 from moepack.errors import MachineError, RequestError
 from moepack.format import manifest
 from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
-from moepack.storage.atomic import require_folder_of, sync_directory
+from moepack.storage.atomic import make_folder, require_folder_of
 from moepack.storage.copying import WrittenFile
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.regular_file import FileStamp
@@ -19,16 +19,10 @@ from moepack.storage.stored_extents import is_whole
 
 def prepare(path: Path, resume: bool) -> bool:
     """Make the target directory; say whether it is new. An existing pack is never touched."""
-    require_folder_of(path)
-    try:
-        path.mkdir()
-    except FileExistsError:
+    is_new = make_folder(path)
+    if not is_new:
         check_existing(path, resume)
-        return False
-    except OSError as error:
-        raise MachineError(f"cannot create: {error.strerror}", path=path) from None
-    sync_directory(path.absolute().parent)
-    return True
+    return is_new
 
 
 def check_existing(path: Path, resume: bool) -> None:

@@ -26,7 +26,7 @@ from moepack.format.names import IN_PLACE_NAME
 from moepack.packing.in_place_journal import Goal, InPlaceJournal, Shard
 from moepack.packing.in_place_refusals import check_open
 from moepack.packing.line_log import open_log
-from moepack.storage.atomic import sync_directory, write_synced
+from moepack.storage.atomic import make_folder, sync_directory, write_synced
 from moepack.storage.pack_files import is_in_pack
 
 JOURNAL_NAME = "journal"
@@ -181,8 +181,7 @@ def check_homes(
     Raises RequestError where another file than one of `shards` is there, or another file system.
     """
     for folder in {Path(home).parent for home in homes}:
-        folder.mkdir(exist_ok=True)
-        sync_directory(folder.parent)
+        make_folder(folder)
         if folder.stat().st_dev != beside.stat().st_dev:
             problem = "on another file system: the shards cannot be moved there"
             raise RequestError(problem, path=folder, hint="choose a folder beside the pack")

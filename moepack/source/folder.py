@@ -14,6 +14,7 @@ from pathlib import Path
 from moepack.errors import SourceError, one_line
 from moepack.source import gguf_header
 from moepack.source.gguf_header import Value
+from moepack.storage.pack_files import is_pack
 
 SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z", re.DOTALL)
 NOT_MODELS = {
@@ -113,4 +114,7 @@ def _none(folder: Path) -> SourceError:
     hint = "name a shard of a model, or the folder that its shards lie in"
     if any(folder.glob("*.safetensors")):
         hint = "convert the safetensors files with llama.cpp's convert_hf_to_gguf.py"
+    if is_pack(folder):
+        hint = "name the model that it was made from, or `moepack restore` it first"
+        return SourceError("this is a pack, not a source", path=folder, hint=hint)
     return SourceError("no GGUF in this folder, nor one level down", path=folder, hint=hint)

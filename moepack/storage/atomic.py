@@ -47,6 +47,25 @@ def require_folder_of(path: str | os.PathLike[str]) -> None:
         raise RequestError("no such folder", path=folder, hint="make it, or choose another")
 
 
+def make_folder(path: str | os.PathLike[str]) -> bool:
+    """Make a folder, synced; say whether it is new.
+
+    Raises RequestError where no folder holds it or something else has its name, MachineError for
+    what the system refuses.
+    """
+    require_folder_of(path)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise RequestError("exists, and is no directory", path=path) from None
+        return False
+    except OSError as error:
+        raise MachineError(f"cannot create: {error.strerror}", path=path) from None
+    sync_directory(Path(path).absolute().parent)
+    return True
+
+
 def refuse_existing(
     path: str | os.PathLike[str], *, force: bool = False, append: bool | None = None
 ) -> None:

@@ -16,6 +16,10 @@ _MARKS = (
 
 def is_in_pack(path: Path) -> bool:
     """Say whether a file lies in a pack, or in one that is being made."""
-    folder = path.absolute().parent
+    return is_pack(path.absolute().parent)
+
+
+def is_pack(folder: Path) -> bool:
+    """Say whether a folder is a pack, or one that is being made."""
     marks = _MARKS if folder.name == IN_PLACE_NAME else _MARKS[:-1]
     return any(all((folder / name).exists() for name in mark) for mark in marks)

@@ -80,7 +80,7 @@ def write_whole_files(
             check(folder / written.name, name)
         publish(folder / written.name, folder / name)
 
-    with _resumable(folder):
+    with _resumable(folder, [file.name for file in files]):
         there = run_each(is_there, files, threads, advanced) if resume else [False] * len(files)
         missing = [file for file, is_done in zip(files, there, strict=True) if not is_done]
         kept = [file for file, is_done in zip(files, there, strict=True) if is_done]
@@ -176,13 +176,24 @@ def _needed_length(folder: Path, files: Sequence[NewFile], inputs: Sequence[Path
 
 
 @contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    """Turn what the system says while writing into a MachineError, and say how to go on."""
+def _resumable(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    """Turn what the system says while writing into a MachineError, and say how to go on.
+
+    Where nothing was begun, there is nothing to go on with.
+    """
     hint = "run the same command with --resume to continue"
+    partials = [partial_name(name) for name in names]
     try:
         yield
     except OSError as error:
-        raise write_failure(error, folder, hint) from error
+        is_begun = any(os.path.lexists(folder / name) for name in (*partials, *names))
+        raise write_failure(error, folder, hint if is_begun else None) from error
     except KeyboardInterrupt as stop:
         stop.add_note(hint)
+        raise
+    except PackError as error:
+        left = [name for name in partials if (folder / name).exists()]
+        if left:
+            shown = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
+            error.add_note(f"what was written stays, for --resume: {shown} in {folder}")
         raise

@@ -17,6 +17,7 @@ from moepack.packing.shard_index import index_model
 from moepack.source.shards import open_source
 from tests.support import llama_cpp, odd_models
 from tests.support.gguf_builder import moe
+from tests.support.machine_faults import Room
 from tests.support.models import REAL_MODELS, first_shard, flip, shards_of
 from tests.support.packs import pieces
 
@@ -269,8 +270,19 @@ def test_no_file_of_another_pack_is_written_over(
 
 
 def test_a_folder_that_is_not_there_is_said(packs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises((MachineError, RequestError), match="No such file|no such folder"):
+    with pytest.raises(RequestError, match="no such folder"):
         export_gguf(packs["qwen3moe"], tmp_path / "no" / "model.gguf")
+
+
+def test_where_nothing_was_begun_nothing_is_to_be_resumed(
+    packs: dict[str, Path], tmp_path: Path
+) -> None:
+    with Room() as room:
+        (tmp_path / "disk").mkdir()
+        disk = room.mount(tmp_path / "disk", "-t", "tmpfs", "-o", "ro", "none")
+        with pytest.raises(MachineError, match="Read-only file system") as raised:
+            export_gguf(packs["qwen3moe"], disk / "model.gguf")
+    assert raised.value.hint is None
 
 
 def test_metadata_that_says_another_alignment_is_replaced(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moepack.cli import main
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.packing import units
 from moepack.packing.in_place_journal import InPlaceJournal
@@ -150,6 +151,21 @@ def test_what_was_interrupted_goes_on_from_what_lies_in_the_directory(
         copied.data_length,
         copied.padding_length,
     )
+
+
+def test_the_command_says_where_an_interrupted_model_is_and_what_comes_next(
+    source: Path, small_units: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "pack"
+    with pytest.raises(StopHereError):
+        pack_model(source, target, in_place=True, progress=stop_after(0.5), threads=1)
+    packing = ["pack", "--in-place", "-o", str(target)]
+    assert main.run([*packing, str(source), "--yes-delete-source"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {target}: a pack that is made in place is here, unfinished")
+    assert "hint: go on with --in-place --resume" in told
+    assert main.run([*packing, "--resume"]) == 0
+    assert capsys.readouterr().out.endswith(f"\nnext: moepack verify {target}\n")
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.99])

@@ -21,8 +21,15 @@ from tests.support.models import FIXTURES, contents, first_shard, hotness_of, sh
 
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 FIELDS = (
-    *("layout", "order", "layers", "is_whole", "blob_count", "measured_blob_count"),
-    *("hotness_token_count", "file_count", "files", "index_length", "data_length"),
+    *("layout", "order", "layers", "selected_layers", "is_whole", "blob_count"),
+    *(
+        "measured_blob_count",
+        "hotness_token_count",
+        "file_count",
+        "files",
+        "index_length",
+        "data_length",
+    ),
     *("expert_length", "dense_length", "payload_length", "padding_length", "padding_share"),
     *("path", "dry_run", "free_space", "written_length", "resumed_file_count", "seconds"),
     "in_place",

@@ -271,6 +271,29 @@ def test_a_pack_is_not_written_over_by_what_is_restored_from_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("in_place", [False, True])
+def test_where_shards_cannot_go_is_said_as_for_packs(
+    in_place: bool, packed: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="no such folder"):
+        restore(packed[1], tmp_path / "no" / "shards", in_place=in_place)
+    with pytest.raises(RequestError, match="exists, and is no directory"):
+        restore(packed[1], tmp_path / "file", in_place=in_place)
+
+
+def test_what_a_damaged_pack_leaves_is_named(
+    packed: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    flip(packed[1] / "experts-00001.bin", 40)
+    with pytest.raises(PackError) as raised:
+        restore(packed[1], tmp_path / "restored", threads=1)
+    left = sorted(path.name for path in (tmp_path / "restored").glob("*.partial"))
+    (note,) = raised.value.__notes__
+    assert left
+    assert all(name in note for name in left[:3])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
 def test_no_file_of_another_pack_is_written_over(
     in_place: bool, packed: tuple[list[Path], Path], tmp_path: Path
 ) -> None:

@@ -15,6 +15,11 @@ from tests.support.models import FIXTURES
 COMMIT, OLDER = "a" * 40, "b" * 40
 
 
+def test_a_pack_is_named_as_one(packs: dict[str, Path]) -> None:
+    with pytest.raises(SourceError, match="this is a pack, not a source"):
+        model_in(packs["qwen3moe"])
+
+
 def put_shards(folder: Path, prefix: str = "model") -> list[Path]:
     """Write a model of four shards into a new folder."""
     folder.mkdir(parents=True)
