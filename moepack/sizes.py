@@ -1,7 +1,7 @@
 """Lengths, alignments and runs of numbers, as arithmetic and as people write them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 # Compiled when they are needed: whoever only reads packs waits for neither.
@@ -57,6 +57,11 @@ def ranges_text(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def named_text(noun: str, numbers: Sequence[int]) -> str:
+    """Write which ones of something, by ascending numbers: `layer 3`, `layers 0-3,7`."""
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {ranges_text(numbers)}"
 
 
 def parse_ranges(text: str) -> tuple[int, ...]:

@@ -123,6 +123,10 @@ def _rounded_reads(reads: Sequence[FileRead], lengths: dict[Path, int]) -> Itera
         yield FileRead(path, offset - read.lead, end - offset + read.lead, first)
 
 
+def _listed(parts: set[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} of {length:,} bytes" for name, length in sorted(parts)) or "none"
+
+
 def _check_same(pack: Pack, layer: int, family: SourceFamily | None) -> None:
     ours = {(kind.name, kind.length) for kind in pack.parts(layer)}
     theirs = {(part.name, part.length) for part in family.parts} if family else set()
@@ -131,6 +135,6 @@ def _check_same(pack: Pack, layer: int, family: SourceFamily | None) -> None:
             "the source is not what the pack was made from",
             path=pack.path,
             place=f"layer {layer}",
-            expected=sorted(ours),
-            found=sorted(theirs),
+            expected=_listed(ours),
+            found=_listed(theirs),
         )

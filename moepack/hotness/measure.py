@@ -111,7 +111,9 @@ def measure_hotness(
     weights = [1.0] * len(paths) if weights is None else weights
     if len(weights) != len(paths) or not all(0 < weight <= MAX_WEIGHT for weight in weights):
         expected = f"{len(paths)} numbers above 0, one for each file"
-        raise RequestError("not weights", expected=expected, found=list(weights))
+        raise RequestError(
+            "not weights", expected=expected, found=", ".join(f"{weight:g}" for weight in weights)
+        )
     counted = DECODE_PHASES if phases == "decode" else ALL_PHASES
     counter = SelectionCounter(counted, options.shape)
     warnings: Counter[str] = Counter()

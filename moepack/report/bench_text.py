@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from moepack.bench.report import BenchReport, MeasuredReads, SurfacePoint
 from moepack.bench.verdict import Gain
-from moepack.sizes import size_text
+from moepack.sizes import count_text, size_text
 
 _LAYOUTS = {
     "blobs": "pack, whole blobs",
@@ -26,13 +26,15 @@ def text(report: BenchReport) -> str:
         lines += ["", f"{order} reads, MiB/s by size and reads in flight"]
         lines += _surface([point for point in report.surface if point.order == order])
     routing, buffers = report.routing, report.raw_buffers
+    held = f"{count_text(buffers.count, 'buffer')} of {size_text(buffers.length)}"
     huge = "unknown" if buffers.huge_page_share is None else f"{buffers.huge_page_share:.0%}"
     lines += [
         "",
-        f"routed reads: {routing.token_count:.1f} tokens, {routing.routed_layer_count} layers, "
+        f"routed reads: {_tokens(routing.token_count)}, "
+        f"{count_text(routing.routed_layer_count, 'layer')}, "
         f"{size_text(routing.useful_length)} of experts ({routing.origin})",
-        f"{report.round_count} rounds; raw and mapped reads go to {buffers.count} buffers of "
-        f"{size_text(buffers.length)}, in huge pages: {huge}",
+        f"{count_text(report.round_count, 'round')}; raw and mapped reads go to {held}, "
+        f"in huge pages: {huge}",
         f"  {'':<22} {'':<12} {'depth':>5} {'MiB/s':>7} {'(spread)':>15} "
         f"{'CPU s/GiB':>9} {'reads/token':>11} {'ms/token':>9} {'tok/s':>7}",
     ]
@@ -42,6 +44,11 @@ def text(report: BenchReport) -> str:
         lines += [_gain(gain) for gain in report.gains]
     lines += [*(f"note: {note}" for note in report.notes), "", report.verdict]
     return "\n".join(lines)
+
+
+def _tokens(count: float) -> str:
+    """Write how many tokens were read; the last one may be a part."""
+    return count_text(int(count), "token") if count == int(count) else f"{count:,.1f} tokens"
 
 
 def _surface(points: Sequence[SurfacePoint]) -> list[str]:

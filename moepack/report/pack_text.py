@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from moepack.sizes import count_text, ranges_text, size_text
+from moepack.sizes import count_text, named_text, size_text
 
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
     from moepack.engines.stock_gguf import ExportSummary
@@ -23,8 +23,8 @@ def plan(summary: PackSummary) -> str:
     """Write what a pack will be."""
     lines = [
         f"{summary.path}: layout {summary.layout}, in the order of {_order(summary)}",
-        f"  experts   {count_text(summary.blob_count, 'blob')} of layers "
-        f"{ranges_text(summary.layers)}, {size_text(summary.expert_length)}",
+        f"  experts   {count_text(summary.blob_count, 'blob')} of "
+        f"{named_text('layer', summary.layers)}, {size_text(summary.expert_length)}",
         f"  dense     {_dense(summary.dense_length)}",
         f"  hotness   {_hotness(summary)}",
         f"  files     {count_text(summary.file_count, 'file')}, {size_text(summary.data_length)} "
@@ -110,9 +110,9 @@ def indexed(summary: IndexSummary) -> str:
     """Write what an index covers."""
     digests = "with digests" if summary.has_digests else "without digests"
     return (
-        f"{summary.path}: {count_text(summary.blob_count, 'expert')} of layers "
-        f"{ranges_text(summary.layers)} in {count_text(len(summary.files), 'shard')}, {digests}; "
-        f"nothing was copied\n"
+        f"{summary.path}: {count_text(summary.blob_count, 'expert')} of "
+        f"{named_text('layer', summary.layers)} in {count_text(len(summary.files), 'shard')}, "
+        f"{digests}; nothing was copied\n"
         f"  the shards have to stay where they are: it has links to them"
     )
 

@@ -17,7 +17,7 @@ from moepack.report.facts import (
     UsedExpertsFacts,
 )
 from moepack.shape import ROUTED_FAMILY
-from moepack.sizes import count_text, ranges_text, size_text
+from moepack.sizes import count_text, named_text, ranges_text, size_text
 
 WIDTH = 80
 """The columns of a terminal that nobody made wider."""
@@ -73,9 +73,8 @@ def _amount(number: int | None) -> str:
 
 
 def _family(family: FamilyFacts) -> list[str]:
-    layers = f"layer{'s' * (len(family.layers) > 1)} {ranges_text(family.layers)}"
     lines = [
-        f"  {layers}: {family.expert_count:,} experts of "
+        f"  {named_text('layer', family.layers)}: {count_text(family.expert_count, 'expert')} of "
         f"{family.bytes_per_expert:,} bytes ({family.family})"
     ]
     for part in family.parts:
@@ -90,7 +89,9 @@ def pack(facts: PackFacts) -> str:
     source = facts.source
     count = count_text(len(source.shards), "shard")
     made = "indexed" if facts.padding_length is None else "packed"
-    context = UNKNOWN if source.context_length is None else f"{source.context_length:,} tokens"
+    context = (
+        UNKNOWN if source.context_length is None else count_text(source.context_length, "token")
+    )
     dense = "left out" if facts.dense_length is None else size_text(facts.dense_length)
     lines = [
         f"{_model(source.name, source.architecture)}, {made} by {short(facts.tool)} from {count}",
@@ -123,7 +124,7 @@ def _used(used: Sequence[UsedExpertsFacts]) -> str:
         least, most = min(counts, default=0), max(counts, default=0)
         text = f"{most}" if least == most else f"{least} to {most}"
         texts.append(
-            f"{text} experts"
+            f"{text} expert{'' if text == '1' else 's'}"
             if found.family == ROUTED_FAMILY
             else f"{text} of {short(found.family)}"
         )

@@ -6,7 +6,7 @@ from moepack.analysis.concentration import Concentration, TopCoverage
 from moepack.analysis.reuse import ReuseFacts
 from moepack.analysis.statistics import TraceStatistics
 from moepack.hotness.measure import HotnessFacts
-from moepack.sizes import size_text
+from moepack.sizes import count_text, size_text
 from moepack.trace.summary import TraceSummary
 
 UNKNOWN = "–"
@@ -15,28 +15,31 @@ UNKNOWN = "–"
 def imported(summary: TraceSummary) -> str:
     """Write what an import or a recording came to: the whole file, and what is new in it."""
     lines = [f"{summary.path}: {_totals(summary.token_count, summary.request_count)}"]
-    lines[0] += f", {summary.selection_count:,} selections"
+    lines[0] += f", {count_text(summary.selection_count, 'selection')}"
     if summary.counted_selection_count:
         lines.append(f"  {summary.counted_selection_count:,} more are counts without tokens")
     added = summary.added
     if added.selection_count != summary.selection_count:
         totals = _totals(added.token_count, added.request_count)
-        lines.append(f"  added just now: {totals}, {added.selection_count:,} selections")
+        selections = count_text(added.selection_count, "selection")
+        lines.append(f"  added just now: {totals}, {selections}")
     if summary.unknown:
         lines.append(f"  not known: {', '.join(summary.unknown)}")
     return "\n".join([*lines, *_left_out(summary.warnings)])
 
 
 def _totals(token_count: int, request_count: int) -> str:
-    return f"{token_count:,} tokens in {request_count:,} request{'s' * (request_count != 1)}"
+    return f"{count_text(token_count, 'token')} in {count_text(request_count, 'request')}"
 
 
 def hotness(facts: HotnessFacts) -> str:
     """Write what measuring hotness came to."""
-    over = "an unknown number of" if facts.token_count is None else f"{facts.token_count:,}"
+    over = "an unknown number of tokens"
+    if facts.token_count is not None:
+        over = count_text(facts.token_count, "token")
     lines = [
-        f"{facts.path}: {facts.selection_count:,} selections of {facts.expert_count:,} experts "
-        f"over {over} tokens"
+        f"{facts.path}: {count_text(facts.selection_count, 'selection')} of "
+        f"{count_text(facts.expert_count, 'expert')} over {over}"
     ]
     if facts.held_out is None:
         lines.append("  nothing is held out to judge by: that takes tokens, and here are counts")
@@ -49,9 +52,9 @@ def hotness(facts: HotnessFacts) -> str:
 
 def stats(facts: TraceStatistics) -> str:
     """Write the working-set table and the reuse of traces."""
-    windows = f"{facts.window_count:,} window{'s' * (facts.window_count != 1)}"
-    requests = f"{facts.request_count:,} request{'s' * (facts.request_count != 1)}"
-    tokens = f"{facts.window:,} token{'s' * (facts.window != 1)}"
+    windows = count_text(facts.window_count, "window")
+    requests = count_text(facts.request_count, "request")
+    tokens = count_text(facts.window, "token")
     lines = [
         f"{windows} of {tokens} in {requests}",
         f"{'share':<8} {'experts (U)':>12} {'new (D)':>12}"
@@ -73,7 +76,7 @@ def _reuse(reuse: ReuseFacts) -> list[str]:
     if not reuse.token_count:
         return []
     return [
-        f"of {reuse.token_count:,} tokens:",
+        f"of {count_text(reuse.token_count, 'token')}:",
         f"  chosen by the token before too   {_percent(reuse.repeat_share)}",
         f"  half of all reuses within        {_number(reuse.median_distance)} tokens",
         "layer   repeated   half within",

@@ -170,6 +170,7 @@ def test_the_plan_says_what_is_left_out(
 ) -> None:
     assert main.run(["pack", str(SHARD), "-o", str(tmp_path / "pack"), *options]) == 0
     told = capsys.readouterr().out
+    assert ("blobs of layer 0," if "--layers" in options else "blobs of layers 0-1,") in told
     line = f"\n  whole     no, {missing}: nothing can be restored from it\n"
     assert line in told if missing else "  whole " not in told
     assert told.endswith(f"\nnext: moepack verify {tmp_path / 'pack'} --source SOURCE\n")
@@ -189,6 +190,21 @@ def test_the_hottest_of_nothing_is_said(
         told = capsys.readouterr()
         assert "".join(told.out.split()) == "".join(out.split())
         assert told.err == err
+
+
+def test_what_does_not_belong_together_is_said_in_words(
+    packs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = moe(tuple(range(2)), 16, ne=(64, 64)).write(tmp_path / "m.gguf")
+    brief = ["--seconds", "0", "--point-seconds", "0", "--depths", "1", "--length", "64KiB"]
+    assert main.run(["bench", str(packs["qwen3moe"]), "--source", str(builder), *brief]) == 2
+    told = capsys.readouterr().err
+    assert "expected ffn_down_exps.weight of " in told
+    assert "[(" not in told
+    heat = str(FIXTURES / "qwen3moe-hotness.csv")
+    out = str(tmp_path / "hot.csv")
+    assert main.run(["hotness", heat, "--weights", "3,0.5", "-o", out]) == 2
+    assert capsys.readouterr().err.rstrip().endswith(", found 3, 0.5")
 
 
 def test_an_expert_without_a_blob_is_extracted_by_its_parts(
