@@ -242,7 +242,7 @@ def test_files_of_other_models_are_counted_and_said(tmp_path: Path, moepack_comm
         (tmp_path / model).write_text(json.dumps(body_))
     paths = (tmp_path / "a", tmp_path / "b")
     run = moepack_command("hotness", *paths, "--weights", "3,1", "-o", tmp_path / "hot.csv")
-    assert "20 selections of 1 experts" in run.stdout
+    assert "20 selections of 1 expert over" in run.stdout
     assert "counted together, though of different models: a, b" in run.stdout
     assert "left out" not in run.stdout
 
