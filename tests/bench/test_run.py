@@ -325,9 +325,7 @@ def test_bench_compares_ends_with_a_verdict_and_draws(
         assert len(re.findall(f"^  {layout} +reader, cold", run.stdout, re.MULTILINE)) == 3
         assert len(re.findall(f"^  {layout} +raw, cold", run.stdout, re.MULTILINE)) == 3
         assert len(re.findall(f"^  {layout} +mapped, warm", run.stdout, re.MULTILINE)) == 1
-    assert re.search(
-        r"^1 round; raw and mapped reads go to 4 buffers of 2.0 MiB", run.stdout, re.M
-    )
+    assert re.search(r"^1 round; raw and mapped reads go to 4 buffers of 2.0 MiB", run.stdout, re.M)
     assert len(re.findall("  too few rounds to tell$", run.stdout, re.MULTILINE)) == 9
     assert re.match(
         r"No verdict: (it takes 9 rounds, and there was time for 1|in 1 of 1 rounds)", lines[-1]
