@@ -91,7 +91,6 @@ def pieces_of(shards: Sequence[ShardMap]) -> list[Piece]:
         Piece(p.length, p.file, p.offset, shard, p.shard_offset, p.digest, p.label)
         for shard, mapped in enumerate(shards)
         for p in mapped.pieces
-        if p.length
     ]
     return sorted(pieces, key=lambda piece: (piece.file, piece.offset))
 
