@@ -154,7 +154,7 @@ def verify_command(
 
     Example: moepack verify model.moepack --source model-00001-of-00004.gguf
     """
-    from moepack.report import junit, verification_text
+    from moepack.report import verification_text
     from moepack.verifying.verifier import verify
 
     with contextlib.ExitStack() as outputs:
@@ -172,6 +172,8 @@ def verify_command(
                 progress=advanced,
             )
         if junit_path:
+            from moepack.report import junit
+
             write_whole(junit_file, junit.encode(report))
     if as_json or report.findings or not is_quiet():
         shown = None if is_verbose() else verification_text.SHOWN_FINDINGS
