@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hotness": {"moepack", "storage", "reading", "trace", "trace.formats"},
     "analysis": {"moepack", "trace", "trace.formats", "hotness"},
     "packing": {"moepack", "format", "storage", "source", "reading", "hotness"},
+    "caching": {"moepack"},
     "engines": {"moepack", "format", "storage", "source", "reading"},
     "mounting": {"moepack", "format", "storage", "reading"},
     "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},

@@ -1,0 +1,171 @@
+"""A cache of experts: for each step of a model, what is held, what is missing, what has to go.
+
+The rules, which simulation and running share:
+
+- a step is what a layer's router chose for all tokens of one call of the model: it looks each
+  expert up once, however many tokens chose it; experts are used in the order of their last choice;
+- what is missing always comes in;
+- what a step uses is never given up for it, so a step may be larger than the budget: then the cache
+  is over it until the next one.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from moepack.caching.policies import LeastFrequentlyUsed, LeastRecentlyUsed, Policy
+from moepack.errors import RequestError
+from moepack.keys import ExpertKey
+from moepack.sizes import size_text
+
+
+class Step(NamedTuple):
+    """What a step finds: experts that are held, those to be read, and those to go before that."""
+
+    hits: list[ExpertKey]
+    misses: list[ExpertKey]
+    given_up: list[ExpertKey]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts lookups: those that hit, those that missed, and the bytes that were missing."""
+
+    hit_count: int = 0
+    miss_count: int = 0
+    missed_length: int = 0
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of lookups that hit; None where there was none."""
+        count = self.hit_count + self.miss_count
+        return self.hit_count / count if count else None
+
+
+class ExpertCache:
+    """A cache that holds experts of `budget` bytes together.
+
+    `lengths` are the bytes of each expert that there is. `pinned` are held from the start, and
+    never given up. Raises RequestError where they are larger than the budget.
+    """
+
+    def __init__(
+        self,
+        budget: int,
+        lengths: Mapping[ExpertKey, int],
+        policy: Callable[[], Policy],
+        pinned: Iterable[ExpertKey] = (),
+    ) -> None:
+        self.budget = budget
+        self._lengths = lengths
+        self._policy = policy()
+        self._pinned = frozenset(pinned)
+        self._held: set[ExpertKey] = set(self._pinned)
+        self.held_length = sum(lengths[key] for key in self._pinned)
+        """The bytes of what is held."""
+        if self.held_length > budget:
+            raise RequestError(
+                "the pinned experts are larger than the budget",
+                expected=f"up to {size_text(budget)}",
+                found=size_text(self.held_length),
+            )
+
+    def __contains__(self, key: ExpertKey) -> bool:
+        return key in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def step(self, chosen: Sequence[ExpertKey], tally: Tally) -> Step:
+        """Look up what a step chose, expert by expert as often as it was, and count it."""
+        keys = list(dict.fromkeys(reversed(chosen)))[::-1]
+        hits = [key for key in keys if key in self._held]
+        misses = [key for key in keys if key not in self._held]
+        for key in keys:
+            if key not in self._pinned:
+                self._policy.use(key)
+        missed_length = sum(self._lengths[key] for key in misses)
+        self._held.update(misses)
+        self.held_length += missed_length
+        tally.hit_count += len(hits)
+        tally.miss_count += len(misses)
+        tally.missed_length += missed_length
+        return Step(hits, misses, self._shrink(frozenset(keys)))
+
+    def _shrink(self, kept: frozenset[ExpertKey]) -> list[ExpertKey]:
+        given_up = []
+        while self.held_length > self.budget:
+            key = self._policy.give_up(kept)
+            if key is None:
+                break
+            given_up.append(key)
+            self._held.remove(key)
+            self.held_length -= self._lengths[key]
+        return given_up
+
+    def drop(self, keys: Iterable[ExpertKey]) -> None:
+        """Let experts go that could not be read after all."""
+        for key in keys:
+            self._policy.forget(key)
+            self._held.remove(key)
+            self.held_length -= self._lengths[key]
+
+
+class LayerCaches:
+    """Caches that are each one layer's, and have the same share of `budget`."""
+
+    def __init__(
+        self,
+        budget: int,
+        lengths: Mapping[ExpertKey, int],
+        policy: Callable[[], Policy],
+        pinned: Iterable[ExpertKey] = (),
+    ) -> None:
+        by_layer: dict[int, dict[ExpertKey, int]] = {}
+        for key, length in lengths.items():
+            by_layer.setdefault(key.layer, {})[key] = length
+        kept = frozenset(pinned)
+        share = budget // max(1, len(by_layer))
+        self._caches = {
+            layer: ExpertCache(share, held, policy, kept.intersection(held))
+            for layer, held in by_layer.items()
+        }
+
+    @property
+    def held_length(self) -> int:
+        """The bytes of what is held."""
+        return sum(cache.held_length for cache in self._caches.values())
+
+    def __contains__(self, key: ExpertKey) -> bool:
+        return key in self._caches[key.layer]
+
+    def step(self, chosen: Sequence[ExpertKey], tally: Tally) -> Step:
+        """Look up what a step of one layer chose; see `ExpertCache.step`."""
+        return self._caches[chosen[0].layer].step(chosen, tally)
+
+    def drop(self, keys: Iterable[ExpertKey]) -> None:
+        """Let experts go that could not be read after all."""
+        for key in keys:
+            self._caches[key.layer].drop([key])
+
+
+Cache = ExpertCache | LayerCaches
+
+POLICIES = ("lru", "lfu", "layer-lru", "layer-lfu")
+_ORDERS: dict[str, Callable[[], Policy]] = {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed}
+
+
+def make(
+    policy: str,
+    budget: int,
+    lengths: Mapping[ExpertKey, int],
+    pinned: Iterable[ExpertKey] = (),
+) -> Cache:
+    """Make the cache that gives up experts by `policy`, one of POLICIES: of all layers, or of each.
+
+    Raises RequestError for another name, and for pinned experts that are larger than the budget.
+    """
+    if policy not in POLICIES:
+        raise RequestError("no such policy", expected=", ".join(POLICIES), found=policy)
+    kind = LayerCaches if policy.startswith("layer-") else ExpertCache
+    return kind(budget, lengths, _ORDERS[policy.removeprefix("layer-")], pinned)

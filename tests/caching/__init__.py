@@ -1,0 +1,1 @@
+"""Tests of what caches keep and give up."""

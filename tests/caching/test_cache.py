@@ -1,0 +1,142 @@
+"""A cache keeps and gives up what its rules say, whatever is asked of it."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moepack.caching.cache import POLICIES, ExpertCache, LayerCaches, Tally, make
+from moepack.caching.policies import LeastFrequentlyUsed, LeastRecentlyUsed
+from moepack.errors import RequestError
+from moepack.keys import ExpertKey
+
+LAYERS, EXPERTS = 3, 8
+LENGTHS = {
+    ExpertKey(layer, expert): 10 + layer for layer in range(LAYERS) for expert in range(EXPERTS)
+}
+CHOICES = st.lists(
+    st.tuples(
+        st.integers(0, LAYERS - 1), st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=12)
+    ),
+    max_size=40,
+)
+
+
+def keys(layer: int, *experts: int) -> list[ExpertKey]:
+    return [ExpertKey(layer, expert) for expert in experts]
+
+
+class Plain:
+    """The rules once more, as plainly as they can be written: looks at everything each time."""
+
+    def __init__(self, budget: int, policy: str) -> None:
+        self.budget = budget
+        self.by_uses = policy.endswith("lfu")
+        self.held: set[ExpertKey] = set()
+        self.uses: Counter[ExpertKey] = Counter()
+        self.last: dict[ExpertKey, int] = {}
+
+    def step(self, chosen: Sequence[ExpertKey]) -> tuple[set[ExpertKey], list[ExpertKey]]:
+        """Return what was missing, and what was given up, in its order."""
+        used = sorted(set(chosen), key=lambda key: len(chosen) - 1 - chosen[::-1].index(key))
+        for key in used:
+            self.uses[key] += 1
+            self.last[key] = len(self.last) + sum(self.uses.values())
+        missing = set(used) - self.held
+        self.held |= missing
+        given_up = []
+        while sum(LENGTHS[key] for key in self.held) > self.budget and self.held - set(used):
+            victim = min(self.held - set(used), key=self.order)
+            self.held.remove(victim)
+            given_up.append(victim)
+        return missing, given_up
+
+    def order(self, key: ExpertKey) -> tuple[int, int]:
+        return (self.uses[key] if self.by_uses else 0, self.last[key])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(choices=CHOICES, budget=st.integers(0, 400))
+def test_a_cache_does_what_the_rules_say(
+    policy: str, choices: list[tuple[int, list[int]]], budget: int
+) -> None:
+    cache, tally = make(policy, budget, LENGTHS), Tally()
+    shares = LAYERS if policy.startswith("layer-") else 1
+    plain = [Plain(budget // shares, policy) for _ in range(shares)]
+    missed = 0
+    for layer, experts in choices:
+        chosen = keys(layer, *experts)
+        missing, given_up = plain[layer % shares].step(chosen)
+        step = cache.step(chosen, tally)
+        assert set(step.misses) == missing
+        assert set(step.hits) == set(chosen) - missing
+        assert step.given_up == given_up
+        held = set().union(*(one.held for one in plain))
+        assert {key for key in LENGTHS if key in cache} == held
+        assert cache.held_length == sum(LENGTHS[key] for key in held)
+        missed += sum(LENGTHS[key] for key in missing)
+    assert tally.missed_length == missed
+    assert tally.hit_count + tally.miss_count == sum(len(set(found)) for _, found in choices)
+
+
+def test_an_expert_that_many_tokens_chose_is_looked_up_once_and_used_last() -> None:
+    cache, tally = ExpertCache(30, LENGTHS, LeastRecentlyUsed), Tally()
+    cache.step(keys(0, 1, 2, 3, 1), tally)
+    assert (tally.hit_count, tally.miss_count, tally.missed_length) == (0, 3, 30)
+    assert cache.step(keys(0, 4), tally).given_up == keys(0, 2), "1 was chosen after it"
+
+
+def test_a_step_that_is_larger_than_the_budget_stays_until_the_next() -> None:
+    cache, tally = ExpertCache(20, LENGTHS, LeastRecentlyUsed), Tally()
+    assert cache.step(keys(0, 0, 1, 2, 3), tally).given_up == []
+    assert cache.held_length == 40
+    assert cache.step(keys(0, 3), tally).given_up == keys(0, 0, 1)
+
+
+def test_what_is_pinned_is_there_from_the_start_and_stays() -> None:
+    pinned = keys(0, 7)
+    for cache in (
+        ExpertCache(20, LENGTHS, LeastFrequentlyUsed, pinned),
+        LayerCaches(60, LENGTHS, LeastFrequentlyUsed, pinned),
+    ):
+        tally = Tally()
+        for expert in range(5):
+            cache.step(keys(0, expert), tally)
+        assert cache.step(keys(0, 7), tally).hits == pinned
+    with pytest.raises(RequestError, match=r"pinned.*up to 20 B, found 30 B"):
+        ExpertCache(20, LENGTHS, LeastRecentlyUsed, keys(0, 1, 2, 3))
+
+
+def test_uses_are_counted_while_an_expert_is_away() -> None:
+    cache, tally = ExpertCache(20, LENGTHS, LeastFrequentlyUsed), Tally()
+    for expert in (0, 0, 0, 1, 2, 1, 2, 3, 2):
+        cache.step(keys(0, expert), tally)
+    assert cache.step(keys(0, 4), tally).given_up == keys(0, 0), "2 was used as often, and later"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_could_not_be_read_is_missing_again(policy: str) -> None:
+    cache, tally = make(policy, 600, LENGTHS), Tally()
+    cache.step(keys(1, 1, 2), tally)
+    cache.drop(keys(1, 2))
+    assert cache.held_length == 11
+    assert cache.step(keys(1, 1, 2), tally).misses == keys(1, 2)
+
+
+def test_nothing_was_looked_up_yet() -> None:
+    assert Tally().hit_rate is None
+    assert Tally(hit_count=3, miss_count=1).hit_rate == 0.75
+
+
+def test_another_policy_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="no such policy, expected lru, lfu.*found mru"):
+        make("mru", 1, LENGTHS)
+
+
+def test_what_is_kept_for_lfu_does_not_grow_with_a_run() -> None:
+    policy = LeastFrequentlyUsed()
+    for turn in range(100_000):
+        policy.use(ExpertKey(0, turn % 4))
+    assert len(policy._queue) < 200
