@@ -17,14 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.errors import MachineError, RequestError, SourceError
+from moepack.llama_cpp import library, tensors
+from moepack.llama_cpp.calls import Calls
+from moepack.llama_cpp.library import MAX_THREADS, cpu_count
+from moepack.llama_cpp.log import ErrorLines
+from moepack.llama_cpp.sampling import MAX_SEED, sampler
+from moepack.llama_cpp.structs import Batch, ProgressCallback
 from moepack.sizes import size_text
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
 from moepack.trace.file import RECORDED
 from moepack.trace.file_records import join
 from moepack.trace.model import Origin, Phase, Tokens
-from moepack.trace.recording import llama_library
-from moepack.trace.recording.llama_library import MAX_SEED, MAX_THREADS, Batch
 
 BATCH_COUNT = 256
 """Tokens decoded at once: all of them have logits, of which each is the vocabulary's size."""
@@ -61,7 +65,7 @@ class Recorder:
         threads: int | None = None,
         repack: bool = True,
     ) -> None:
-        threads = llama_library.cpu_count() if threads is None else threads
+        threads = cpu_count() if threads is None else threads
         _check_between("context length", context_length, 1, MAX_CONTEXT)
         _check_between("threads", threads, 1, MAX_THREADS)
         source = open_source([model_path])
@@ -72,12 +76,12 @@ class Recorder:
         self.expert_counts = self.origin.expert_counts or {}
         """Experts of each layer whose router is watched."""
         self.context_length = context_length
-        self._library: Any = llama_library.load()
+        self._library: Any = library.load()
         self._routers = _Routers(self._library)
         self._is_open = True
         with ExitStack() as stack:
-            self._errors = stack.enter_context(llama_library.ErrorLines(self._library))
-            self._calls = stack.enter_context(llama_library.Calls(self._routers.stop))
+            self._errors = stack.enter_context(ErrorLines(self._library))
+            self._calls = stack.enter_context(Calls(self._routers.stop))
             self._model = self._load(stack, repack)
             self._vocabulary = self._library.llama_model_get_vocab(self._model)
             self._context = self._open_context(stack, threads)
@@ -89,7 +93,7 @@ class Recorder:
             self._stack = stack.pop_all()
 
     def _load(self, stack: ExitStack, repack: bool) -> int:
-        going = llama_library.ProgressCallback(lambda *_: not self._routers.stopped)
+        going = ProgressCallback(lambda *_: not self._routers.stopped)
         params = self._library.llama_model_default_params()
         params.progress_callback = ctypes.cast(going, ctypes.c_void_p)
         params.use_extra_bufts = repack
@@ -175,10 +179,10 @@ class Recorder:
         _check_between("temperature", temperature, 0, MAX_TEMPERATURE)
         _check_between("seed", seed, 0, MAX_SEED)
         yield self.prefill(prompt_tokens, request=request)
-        with llama_library.sampler(self._library, temperature, seed) as sampler:
+        with sampler(self._library, temperature, seed) as chosen:
             for _ in range(min(count, self.context_length - len(prompt_tokens))):
                 self._check_open()
-                token = self._library.llama_sampler_sample(sampler, self._context, -1)
+                token = self._library.llama_sampler_sample(chosen, self._context, -1)
                 if self._library.llama_vocab_is_eog(self._vocabulary, token):
                     return
                 yield self._decode([token], request, Phase.DECODE)
@@ -236,7 +240,7 @@ class _Routers:
         self.chosen: Chosen = {}
         self.error: BaseException | None = None
         self.stopped = False
-        self.callback = llama_library.watch(_PREFIX, self._handle)
+        self.callback = tensors.watch(_PREFIX, self._handle)
 
     def begin(self, token_count: int) -> None:
         """Expect a graph of so many tokens."""
@@ -249,11 +253,11 @@ class _Routers:
 
     def _handle(self, tensor: int, asks: bool) -> bool:
         try:
-            layer = _layer_of(llama_library.name_of(tensor))
+            layer = _layer_of(tensors.name_of(tensor))
             if asks:
                 return layer is not None and layer not in self.chosen
             if layer is not None:
-                self.take(layer, llama_library.read_matrix(self._library, tensor))
+                self.take(layer, tensors.read_matrix(self._library, tensor))
         except BaseException as error:
             self.error = self.error or error
         return not self.stopped and self.error is None

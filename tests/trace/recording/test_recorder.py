@@ -18,11 +18,13 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from moepack import extras
 from moepack.errors import MachineError, MoepackError, RequestError, SourceError, TraceError
+from moepack.llama_cpp import structs, tensors
+from moepack.llama_cpp.library import VERSION, load
 from moepack.trace import file
 from moepack.trace.compressed import TraceStream
 from moepack.trace.file_records import join
 from moepack.trace.model import Items, Origin, Phase, Tokens
-from moepack.trace.recording import llama_library, recording
+from moepack.trace.recording import recording
 from moepack.trace.recording.prompts import read_prompts
 from moepack.trace.recording.recorder import Recorder, _layer_of
 from moepack.trace.validation import Checks
@@ -201,13 +203,13 @@ def test_of_two_routers_in_a_layer_the_first_is_taken(
             writer.add_tensor(name, np.full(shape, 0.01, np.float32))
     finish(writer)
     asked: list[str] = []
-    name_of = llama_library.name_of
+    name_of = tensors.name_of
 
     def heard(address: int) -> str:
         asked.append(name_of(address))
         return asked[-1]
 
-    monkeypatch.setattr(llama_library, "name_of", heard)
+    monkeypatch.setattr(tensors, "name_of", heard)
     with Recorder(str(tmp_path / "grove.gguf"), context_length=64) as opened:
         asked.clear()
         tokens = opened.prefill([5, 6, 7])
@@ -242,7 +244,7 @@ def test_generation_ends_with_the_models_answer(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([False, False, True])
-    library = llama_library.load()
+    library = load()
     monkeypatch.setattr(library, "llama_vocab_is_eog", lambda *_: next(answers))
     assert len(list(recorder.generate([5, 6, 7], 10))) == 3
 
@@ -284,7 +286,7 @@ def test_an_exception_in_the_callback_comes_out_where_decoding_was_asked_for(
 
     expected = recorder.prefill([5, 6, 7])
     with monkeypatch.context() as patch:
-        patch.setattr(llama_library, "read_matrix", fail)
+        patch.setattr(tensors, "read_matrix", fail)
         with pytest.raises(ZeroDivisionError, match="on purpose"):
             recorder.prefill([5, 6, 7])
     assert calls == [1], "the graph is left at the first error"
@@ -296,7 +298,7 @@ def test_an_exception_in_the_callback_comes_out_where_decoding_was_asked_for(
 def test_an_interruption_while_llama_runs_comes_out_and_leaves_the_recorder_usable(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    read_matrix = llama_library.read_matrix
+    read_matrix = tensors.read_matrix
 
     def interrupted(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
@@ -304,7 +306,7 @@ def test_an_interruption_while_llama_runs_comes_out_and_leaves_the_recorder_usab
 
     expected = recorder.prefill([5, 6, 7])
     with monkeypatch.context() as patch:
-        patch.setattr(llama_library, "read_matrix", interrupted)
+        patch.setattr(tensors, "read_matrix", interrupted)
         with pytest.raises(KeyboardInterrupt):
             join([recorder.prefill([5, 6, 7]) for _ in range(100)])
     assert equal(recorder.prefill([5, 6, 7]), expected)
@@ -385,7 +387,7 @@ def test_a_model_without_vocabulary_is_refused(tmp_path: Path) -> None:
 
 @needs_llama
 def test_llamas_log_is_given_back() -> None:
-    library = llama_library.load()
+    library = load()
 
     def log() -> tuple[int | None, int | None]:
         holders = ctypes.c_void_p(), ctypes.c_void_p()
@@ -444,22 +446,22 @@ def test_without_the_wheel_the_hint_says_how_to_get_it(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(MachineError, match="not installed") as caught:
-        llama_library.load.__wrapped__()
+        load.__wrapped__()
     assert caught.value.hint == extras.hint("record")
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: "2025.1.1")
     with pytest.raises(MachineError) as caught:
-        llama_library.load.__wrapped__()
-    assert caught.value.expected == llama_library.VERSION
+        load.__wrapped__()
+    assert caught.value.expected == VERSION
     assert caught.value.found == "2025.1.1"
     assert caught.value.hint == extras.hint("record")
 
 
 @needs_llama
 def test_a_library_with_other_layouts_is_refused() -> None:
-    library = llama_library.load()
+    library = load()
 
     class Other:
         def __init__(self, **functions: Any) -> None:
@@ -477,8 +479,8 @@ def test_a_library_with_other_layouts_is_refused() -> None:
         Other(ggml_nbytes=lambda _: 0),
     ):
         with pytest.raises(MachineError, match="laid out otherwise"):
-            llama_library.check_layouts(other)
-    llama_library.check_layouts(Other())
+            structs.check_layouts(other)
+    structs.check_layouts(Other())
 
 
 # The trace file
