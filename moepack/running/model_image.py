@@ -1,0 +1,90 @@
+"""A model's GGUF in memory that has no name: the dense part, and nothing where experts belong.
+
+A GGUF on disk in which experts are missing must never be: llama.cpp loads it without a word, and
+answers nonsense. This one is gone with its process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import TYPE_CHECKING, Self
+
+from moepack.engines.gguf_layout import GgufLayout
+
+if TYPE_CHECKING:
+    from moepack.reading.reader import Reader
+
+_NAME = "moepack-model"
+
+
+class ModelImage:
+    """The header and the dense tensors of a model, laid out as `layout` says. A context manager.
+
+    It takes memory for those alone. Until `cut` it is as long as the layout: llama.cpp holds all
+    tensors against the length of the file that it opens. Raises what reading dense tensors raises,
+    and OSError.
+    """
+
+    def __init__(self, layout: GgufLayout, reader: Reader) -> None:
+        self._layout = layout
+        self.descriptor = _anonymous_file()
+        try:
+            os.ftruncate(self.descriptor, layout.length)
+            self._fill(reader)
+        except BaseException:
+            self.close()
+            raise
+
+    def _fill(self, reader: Reader) -> None:
+        layout = self._layout
+        with mmap.mmap(self.descriptor, layout.experts_offset) as memory, memoryview(memory) as all:
+            all[: len(layout.header)] = layout.header
+            for tensor in layout.dense:
+                if tensor.length:
+                    (extent,) = tensor.extents
+                    with all[extent.offset : extent.end] as place:
+                        reader.read_dense_into(place, tensor.name)
+
+    @property
+    def path(self) -> str:
+        """What this process can open it by."""
+        return f"/proc/self/fd/{self.descriptor}"
+
+    def cut(self) -> None:
+        """Cut it off where experts begin: what maps it now fills no memory with zeros for them."""
+        os.ftruncate(self.descriptor, self._layout.experts_offset)
+
+    def mapped_at(self) -> int | None:
+        """Return the address at which its first byte is mapped, or would be; None where it is not.
+
+        Of several mappings the first one counts. The source is the table of mappings of proc(5).
+        """
+        held = os.fstat(self.descriptor)
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                addresses, _, offset, _, inode, *_ = line.split()
+                if int(inode) == held.st_ino and f"/memfd:{_NAME}" in line:
+                    return int(addresses.partition("-")[0], 16) - int(offset, 16)
+        return None
+
+    def close(self) -> None:
+        """Forget it; what is mapped stays until it is unmapped."""
+        if self.descriptor >= 0:
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _anonymous_file() -> int:
+    """Open a file in memory without a name; where there is none of these, one that is removed."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(_NAME, os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
