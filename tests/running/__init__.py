@@ -1,0 +1,1 @@
+"""Tests of running a pack under llama.cpp."""
