@@ -168,7 +168,7 @@ class AsyncReader:
             if pending.error is not None:
                 raise pending.error
             assert pending.memory is not None
-            self._reader.check(pending.read, pending.memory.view)
+            self._reader.check(pending.read, pending.memory)
         except MoepackError as error:
             pending.error = None  # the error's traceback holds the read
             future.set_exception(error)

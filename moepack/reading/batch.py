@@ -10,7 +10,7 @@ from moepack.errors import MoepackError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from moepack.reading.expert_read import ExpertRead
+    from moepack.reading.expert_read import ExpertRead, Memory, ScatteredMemory
     from moepack.reading.open_work import OpenWork
     from moepack.reading.scheduler import PendingRead, Scheduler
     from moepack.storage.buffers import BufferPool
@@ -24,17 +24,22 @@ class ExpertBytes:
     is the expert's place in the list of keys that it was asked in.
     """
 
-    __slots__ = ("_pool", "_read", "number", "view")
+    __slots__ = ("_memory", "_pool", "_read", "number")
 
     def __init__(self, pool: BufferPool | None, pending: PendingRead) -> None:
         assert pending.memory is not None
         self._pool = pool
         self._read = pending.read
         self.number = pending.number
-        self.view = pending.memory.view
+        self._memory = pending.memory
+
+    @property
+    def view(self) -> memoryview:
+        """All that was read. Raises RequestError where it was scattered."""
+        return self._memory.view
 
     def __repr__(self) -> str:
-        length = f"{len(self.view):,} bytes"
+        length = f"{self._read.length:,} bytes"
         return f"<moepack.ExpertBytes: layer {self.layer} expert {self.expert}, {length}>"
 
     @property
@@ -53,7 +58,7 @@ class ExpertBytes:
         `name` as in `Pack.locate`: where a family was named to read, it is one of that family.
         Raises RequestError for one that was not read.
         """
-        return self._read.view(self.view, name)
+        return self._memory.part(self._read.part(name))
 
     def release(self) -> None:
         """Give the buffer back to the reader's pool; neither it nor its views may be used then."""
@@ -144,7 +149,7 @@ class Batch:
         self,
         reads: BatchReads,
         open_work: OpenWork,
-        check: Callable[[ExpertRead, memoryview], None],
+        check: Callable[[ExpertRead, Memory | ScatteredMemory], None],
         pool: BufferPool | None,
     ) -> None:
         self._reads = reads
@@ -191,7 +196,7 @@ class Batch:
             if pending.error is not None:
                 raise pending.error
             assert pending.memory is not None
-            self._check(pending.read, pending.memory.view)
+            self._check(pending.read, pending.memory)
         except MoepackError:
             pending.error = None  # the error's traceback holds the read
             self._reads.free(pending)

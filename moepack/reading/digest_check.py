@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from moepack.errors import RequestError
 
 if TYPE_CHECKING:
-    from moepack.reading.expert_read import ExpertRead
+    from moepack.reading.expert_read import ExpertRead, Memory, ScatteredMemory
 
 WHEN = ("always", "first", "never")
 
@@ -26,7 +26,7 @@ class DigestCheck:
         self._is_on = when != "never"
         self._right: set[tuple[int, int, str]] | None = set() if when == "first" else None
 
-    def check(self, read: ExpertRead, memory: memoryview) -> None:
+    def check(self, read: ExpertRead, memory: Memory | ScatteredMemory) -> None:
         """Compare the parts of `read` in `memory`; raise PackError for the first that differs."""
         if not self._is_on:
             return

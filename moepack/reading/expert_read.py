@@ -6,18 +6,19 @@ Planned once, before anything is read: arithmetic over the catalogue. Nothing is
 from __future__ import annotations
 
 import errno
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moepack import digest
 from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.reading.locations import PartSpan
 from moepack.sizes import align
 from moepack.storage.backend import ReadRequest
+from moepack.storage.buffers import map_memory, writable_bytes
 from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from moepack.reading.catalog import Catalog, PartNames
@@ -61,6 +62,63 @@ class Memory(NamedTuple):
     view: memoryview
     pages: memoryview | None = None
 
+    def part(self, span: PartSpan) -> memoryview:
+        """Return the bytes of a part that was read to it."""
+        return self.view[span.start : span.start + span.length]
+
+
+class ScatteredMemory:
+    """Where the parts of one expert are read to, each into a buffer of its own.
+
+    Padding that lies between parts goes into memory that nobody looks at. Raises RequestError for
+    buffers that are missing, too many or too small; `buffers` are by the parts' names.
+    """
+
+    __slots__ = ("_buffers", "_read")
+    pages = None
+
+    def __init__(self, read: ExpertRead, buffers: Mapping[str, Any]) -> None:
+        self._read = read
+        given = {read.full_name(name): buffer for name, buffer in buffers.items()}
+        missing = [span.name for span in read.parts if span.name not in given]
+        if missing or len(given) != len(read.parts) or len(given) != len(buffers):
+            expected = ", ".join(span.name for span in read.parts)
+            problem = "scattered reads need one buffer for each part"
+            raise RequestError(problem, expected=expected, found=", ".join(buffers))
+        self._buffers = {
+            span.name: writable_bytes(given[span.name], span.length) for span in read.parts
+        }
+
+    @property
+    def view(self) -> memoryview:
+        """Raises RequestError: there is no view of them all."""
+        raise RequestError("its parts are in buffers of their own", hint="ask for `part`")
+
+    def part(self, span: PartSpan) -> memoryview:
+        """Return the bytes of a part that was read to it."""
+        return self._buffers[span.name]
+
+    def pieces(self, file_read: FileRead) -> Iterator[memoryview]:
+        """Yield the memory for one of the reads, one piece behind the other."""
+        start, end = file_read.start, file_read.start + file_read.length
+        for span in sorted(self._read.parts, key=lambda span: span.start):
+            if span.length and start <= span.start < end:
+                yield from _unseen(span.start - start)
+                yield self._buffers[span.name]
+                start = span.start + span.length
+        yield from _unseen(end - start)
+
+
+def _unseen(length: int) -> Iterator[memoryview]:
+    """Give room for padding; all reads share it."""
+    if length:
+        yield _padding(align(length, PAGE))[:length]
+
+
+@cache
+def _padding(length: int) -> memoryview:
+    return map_memory(length)
+
 
 class ExpertRead(NamedTuple):
     """What is to be read of one expert: its blob where `is_blob`, else some parts of it.
@@ -88,19 +146,22 @@ class ExpertRead(NamedTuple):
         lead = self.file_reads[0].offset % PAGE
         return (lead + self.length + PAGE - 1) // PAGE * PAGE  # as `align`, for every expert read
 
-    def request(self, file_read: FileRead, memory: Memory) -> ReadRequest:
+    def request(self, file_read: FileRead, memory: Memory | ScatteredMemory) -> ReadRequest:
         """Return what a backend is asked for one of the reads."""
         path, offset, length, start = file_read
+        if isinstance(memory, ScatteredMemory):
+            pieces = tuple(memory.pieces(file_read))
+            return ReadRequest(path, offset, pieces[0], pieces[1:])
         view, pages = memory
         if pages is None:
             return ReadRequest(path, offset, view[start : start + length])
         if len(pages) == length:  # a blob that is whole pages
-            return _new_request((path, offset, pages))
+            return _new_request((path, offset, pages, ()))
         lead = offset % PAGE
         first = start + self.file_reads[0].lead - lead
         return ReadRequest(path, offset - lead, pages[first : first + align(lead + length, PAGE)])
 
-    def received(self, file_read: FileRead, memory: Memory, got: int) -> int:
+    def received(self, file_read: FileRead, memory: Memory | ScatteredMemory, got: int) -> int:
         """Return how many of a read's own bytes came, when its request got so many."""
         length = file_read.length
         if memory.pages is None or got == len(memory.pages) == length:
@@ -135,16 +196,17 @@ class ExpertRead(NamedTuple):
         what = " and ".join(names) or "blob"
         return f"{self.owner} {what} at byte {file_read.offset:,}"
 
-    def view(self, memory: memoryview, name: str) -> memoryview:
-        """Return the bytes of the part `name` in `memory`, without padding.
-
-        Raises RequestError for a part that was not asked for.
-        """
+    def full_name(self, name: str) -> str:
+        """Return the name in the pack of what may be called `name`."""
         family, number = self.names.get(name, (None, 0))
-        full_name = name if family is None else family.part_kinds[number].name
-        for part_name, start, length, _ in self.parts:
-            if part_name == full_name:
-                return memory[start : start + length]
+        return name if family is None else family.part_kinds[number].name
+
+    def part(self, name: str) -> PartSpan:
+        """Return the part `name`. Raises RequestError for one that was not asked for."""
+        full_name = self.full_name(name)
+        for span in self.parts:
+            if span.name == full_name:
+                return span
         raise RequestError(
             "this part was not asked for",
             path=self.file_reads[0].path,
@@ -152,16 +214,16 @@ class ExpertRead(NamedTuple):
             hint=f"what was read is {', '.join(part.name for part in self.parts)}",
         )
 
-    def check_digests(self, memory: memoryview, parts: Iterable[PartSpan]) -> None:
+    def check_digests(self, memory: Memory | ScatteredMemory, parts: Iterable[PartSpan]) -> None:
         """Compare some of the parts in `memory` with their digests, where these are known.
 
         Raises PackError for the first that differs.
         """
         for part in parts:
-            _, start, length, expected = part
+            expected = part.digest
             if expected is None:
                 continue
-            actual = digest.of(memory[start : start + length])
+            actual = digest.of(memory.part(part))
             if actual != expected:
                 raise self._damaged(part, expected, actual)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +16,13 @@ from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.reading.batch import Batch, BatchReads, ExpertBytes
 from moepack.reading.budget import DEPTH, MAX_LENGTH, Budget, Statistics
 from moepack.reading.digest_check import DigestCheck
-from moepack.reading.expert_read import ExpertRead, Memory, plan_read, plan_tensor
+from moepack.reading.expert_read import (
+    ExpertRead,
+    Memory,
+    ScatteredMemory,
+    plan_read,
+    plan_tensor,
+)
 from moepack.reading.open_work import OpenWork, close_orphans
 from moepack.reading.scheduler import PendingRead, Scheduler
 from moepack.storage.buffers import writable_bytes
@@ -211,8 +218,10 @@ class Reader:
         `keys` are (layer, expert). `parts` names what is read of each, the whole blob by default;
         neighbouring parts are one read. `into` has a buffer of the caller's for each key, which is
         the system's until its expert is taken or the batch is closed; without it, memory comes from
-        the pool or is new. Raises RequestError for what the pack does not hold and for buffers that
-        do not fit, before anything is read.
+        the pool or is new. In place of a buffer may stand several, by the names of the parts: then
+        one read brings each part to a place of its own, and what is padding goes nowhere. Raises
+        RequestError for what the pack does not hold and for buffers that do not fit, before
+        anything is read.
         """
         pending = self.plan(keys, parts=parts, family=family, into=into)
         return self._begin(pending, self._pool if into is None else None)
@@ -252,7 +261,7 @@ class Reader:
             raise RequestError(
                 "`into` needs one buffer for each key", expected=len(reads), found=len(into)
             )
-        memories = [_callers_memory(buffer, read) for buffer, read in zip(into, reads, strict=True)]
+        memories = [_wanted_memory(buffer, read) for buffer, read in zip(into, reads, strict=True)]
         return [PendingRead(n, *both) for n, both in enumerate(zip(reads, memories, strict=True))]
 
     def scheduler(self) -> Scheduler:
@@ -266,7 +275,7 @@ class Reader:
         memory_for = partial(_new_memory, self._arena) if pool is None else partial(_pooled, pool)
         return Scheduler(self._backend, self._budget, memory_for)
 
-    def check(self, read: ExpertRead, memory: memoryview) -> None:
+    def check(self, read: ExpertRead, memory: Memory | ScatteredMemory) -> None:
         """Compare what was read with its digests, if this reader does; raise PackError."""
         try:
             self._digest_check.check(read, memory)
@@ -299,7 +308,7 @@ class Reader:
                     raise problem
                 finally:
                     del problem  # its traceback holds this frame, and that holds the buffer
-        self.check(read, memory.view)
+        self.check(read, memory)
 
 
 def _finish(reader: weakref.ref[Reader], open_work: OpenWork, arena: Arena) -> None:
@@ -334,6 +343,17 @@ def _new_memory(arena: Arena, read: ExpertRead) -> Memory:
 def _pooled(pool: BufferPool, read: ExpertRead) -> Memory | None:
     view = pool.take(read.length)
     return None if view is None else Memory(view)
+
+
+def _wanted_memory(buffer: Any, read: ExpertRead) -> Memory | ScatteredMemory:
+    """Return the caller's memory: one buffer, or several by the names of the parts."""
+    if not isinstance(buffer, Mapping):
+        return _callers_memory(buffer, read)
+    try:
+        return ScatteredMemory(read, buffer)
+    except RequestError as error:
+        error.place = error.place or read.owner
+        raise
 
 
 def _callers_memory(buffer: Any, read: ExpertRead) -> Memory:

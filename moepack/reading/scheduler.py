@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from moepack.errors import MachineError, MoepackError, RequestError
 from moepack.reading.budget import Budget
-from moepack.reading.expert_read import ExpertRead, FileRead, Memory
+from moepack.reading.expert_read import ExpertRead, FileRead, Memory, ScatteredMemory
 from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 
 
@@ -22,7 +22,9 @@ class PendingRead:
 
     __slots__ = ("begun_count", "ended_count", "error", "memory", "number", "read")
 
-    def __init__(self, number: int, read: ExpertRead, memory: Memory | None) -> None:
+    def __init__(
+        self, number: int, read: ExpertRead, memory: Memory | ScatteredMemory | None
+    ) -> None:
         self.number = number
         self.read = read
         self.memory = memory
@@ -141,7 +143,7 @@ class Scheduler:
         hint = "release what was read before, or make the pool larger"
         return RequestError("all buffers of the pool are taken", hint=hint)
 
-    def _memory_for(self, pending: PendingRead) -> Memory | None:
+    def _memory_for(self, pending: PendingRead) -> Memory | ScatteredMemory | None:
         """Give a read its memory; None where there is none now, or never: then it has an error."""
         try:
             pending.memory = self._allocate(pending.read)

@@ -6,7 +6,8 @@ what is between goes straight into the caller's buffer, as one vectored read:
     file     |....head|  whole blocks  |tail....|
     memory   ours      caller's buffer  ours
 
-Where the caller's buffer is itself misaligned, all of it goes through ours.
+Where the caller's buffer is itself misaligned, all of it goes through ours. So it does where one
+of several buffers is, or ends within a block.
 """
 
 import ctypes
@@ -17,7 +18,8 @@ from moepack.storage.backend import Completion, ReadRequest, completed
 from moepack.storage.buffers import map_memory
 from moepack.storage.open_files import Alignment, OpenFiles
 
-MAX_PIECES = 3
+MAX_PIECES = 32
+"""Of one vectored read; more buffers than these go through one of ours."""
 
 
 class RoundedRead:
@@ -27,20 +29,26 @@ class RoundedRead:
     what is still to be read, and `finish` ends it.
     """
 
-    __slots__ = ("_buffer", "_copies", "_head", "_offset_alignment", "_pieces", "done", "offset")
+    __slots__ = (
+        *("_buffers", "_copies", "_head", "_length", "_offset_alignment", "_pieces"),
+        *("done", "offset"),
+    )
 
     def __init__(self, request: ReadRequest, alignment: Alignment) -> None:
-        buffer = request.buffer
+        buffers = (request.buffer, *request.more)
         self.done = 0
-        self._buffer = buffer
+        self._buffers, self._length = buffers, request.length
         self._offset_alignment = alignment.offset
         self._head = head = request.offset % alignment.offset
         self.offset = request.offset - head
         self._copies: list[tuple[int, memoryview]] = []
-        if is_aligned(request.offset, len(buffer), address(buffer), alignment):
-            self._pieces = [buffer]
+        is_one_read = len(buffers) <= MAX_PIECES and not self._head
+        if is_one_read and all(is_aligned(0, len(b), address(b), alignment) for b in buffers):
+            self._pieces = list(buffers)
+        elif request.more:
+            self._pieces = [self._ours(0, align(self._head + self._length, alignment.offset))]
         else:
-            self._pieces = self._rounded(buffer, alignment)
+            self._pieces = self._rounded(request.buffer, alignment)
 
     def _rounded(self, buffer: memoryview, alignment: Alignment) -> list[memoryview]:
         block = alignment.offset
@@ -56,7 +64,7 @@ class RoundedRead:
         return pieces
 
     def _ours(self, start: int, length: int) -> memoryview:
-        """Return aligned memory whose bytes `finish` copies to `start` in the buffer."""
+        """Return aligned memory whose bytes `finish` copies to `start` in the buffers."""
         memory = map_memory(length)
         self._copies.append((start, memory if start else memory[self._head :]))
         return memory
@@ -85,21 +93,28 @@ class RoundedRead:
         return not got or self.done >= length or bool(self.done % self._offset_alignment)
 
     def finish(self) -> int:
-        """Copy the ends into the buffer; give how many of its bytes were read."""
-        length = min(max(0, self.done - self._head), len(self._buffer))
+        """Copy the ends into the buffers; give how many of their bytes were read."""
+        length = min(max(0, self.done - self._head), self._length)
         for start, memory in self._copies:
-            end = min(start + len(memory), length)
-            if end > start:
-                self._buffer[start:end] = memory[: end - start]
+            self._put(start, memory[: max(0, length - start)])
         return length
+
+    def _put(self, start: int, data: memoryview) -> None:
+        """Copy `data` to `start` in the buffers, as if they were one."""
+        for buffer in self._buffers:
+            count = min(len(data), len(buffer) - start)
+            if count > 0:
+                buffer[start : start + count] = data[:count]
+                data = data[count:]
+            start = max(0, start - len(buffer))
 
 
 def read(files: OpenFiles, number: int, request: ReadRequest) -> Completion:
     """Do one request with positioned reads in this thread."""
     try:
-        path, offset, buffer = request
+        path, offset, buffer, more = request
         file = files.get(path)
-        if is_aligned(offset, len(buffer), address(buffer), file.alignment):
+        if not more and is_aligned(offset, len(buffer), address(buffer), file.alignment):
             got = os.preadv(file.descriptor, [buffer], offset)
             if got == len(buffer):
                 return completed(number, got)

@@ -2,7 +2,7 @@
 
 A backend knows files, offsets and buffers, and nothing of experts. Any offset, length and buffer is
 right: what direct I/O needs beyond that is the backend's own business. A request ends with its
-buffer full, with an error, or with fewer bytes because the file ended; never with less and silence.
+buffers full, with an error, or with fewer bytes because the file ended; never less and silence.
 """
 
 from collections.abc import Iterable
@@ -12,19 +12,25 @@ from typing import NamedTuple, Protocol
 
 
 class ReadRequest(NamedTuple):
-    """Fill `buffer` with the bytes of the file at `path` from `offset` on.
+    """Fill `buffer`, then each of `more`, with the bytes of the file at `path` from `offset` on.
 
-    `offset` counts from the start of the file. The buffer is writable, not empty, and nobody else's
-    until the request has ended.
+    `offset` counts from the start of the file. The buffers are writable, not empty, and nobody
+    else's until the request has ended.
     """
 
     path: Path
     offset: int
     buffer: memoryview
+    more: tuple[memoryview, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """The bytes that are asked for."""
+        return len(self.buffer) + sum(map(len, self.more))
 
 
 class Completion(NamedTuple):
-    """The end of the request that was started as `number`: `length` bytes are in its buffer.
+    """The end of the request that was started as `number`: `length` bytes are in its buffers.
 
     `error` is the operating system's, None where there was none; fewer bytes than asked and no
     error means that the file ended.

@@ -87,11 +87,11 @@ class UringQueue:
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
         """Submit requests, all with one system call."""
         for number, request in requests:
-            path, offset, buffer = request
+            path, offset, buffer, more = request
             try:
                 file = self._files.get(path)
                 start, length = address(buffer), len(buffer)
-                if is_aligned(offset, length, start, file.alignment):
+                if not more and is_aligned(offset, length, start, file.alignment):
                     slot = self._free.pop()
                     self._reads[slot] = (number, request, file, None)
                     self._prepare_piece(slot, file, offset, start, length)

@@ -54,18 +54,19 @@ class ThreadedBackend:
 
     def read_cached(self, number: int, request: ReadRequest) -> Completion | None:
         """Do a request in this thread if that needs no waiting; None where it would."""
-        path, offset, buffer = request
-        if self._is_direct or len(buffer) > _MAX_CACHED:
+        path, offset, buffer, more = request
+        length = request.length if more else len(buffer)
+        if self._is_direct or length > _MAX_CACHED:
             return None
         try:
             file = self._files.get(path)
             if not (_NOWAIT or file.is_in_memory):
                 return None
             flags = 0 if file.is_in_memory else _NOWAIT
-            got = os.preadv(file.descriptor, [buffer], offset, flags)
+            got = os.preadv(file.descriptor, [buffer, *more], offset, flags)
         except OSError:  # it is not cached, or the file system cannot tell; a thread finds out more
             return None
-        return completed(number, got) if got == len(buffer) else None
+        return completed(number, got) if got == length else None
 
     def begin(self, queue: "ThreadedQueue", number: int, request: ReadRequest) -> None:
         """Let a thread do a request and give its completion to `queue`."""

@@ -64,7 +64,7 @@ class Fault:
 
     def meets(self, request: ReadRequest) -> bool:
         """Say whether this happens to `request`, and count it."""
-        end = request.offset + len(request.buffer)
+        end = request.offset + request.length
         if self.path not in (None, request.path):
             return False
         if self.offset is not None and not request.offset <= self.offset < end:
@@ -85,7 +85,7 @@ class Fault:
             return completion._replace(length=0, error=OSError(self.code, os.strerror(self.code)))
         if self.missing:
             length = max(0, completion.length - self.missing)
-            request.buffer[length:] = bytes(len(request.buffer) - length)
+            request.buffer[length:] = bytes(max(0, len(request.buffer) - length))
             return completion._replace(length=length)
         if self.flip is not None:
             request.buffer[self.flip] ^= 1
@@ -161,7 +161,7 @@ class FaultyBackend:
     def fault_of(self, request: ReadRequest) -> Fault:
         """Note a request, and say what happens to it."""
         with self._lock:
-            self.begun.append(Begun(request.path, request.offset, len(request.buffer)))
+            self.begun.append(Begun(request.path, request.offset, request.length))
             return next((fault for fault in self.faults if fault.meets(request)), NO_FAULT)
 
     def do(self, fault: Fault, number: int, request: ReadRequest) -> Completion:
@@ -206,7 +206,7 @@ class FaultyQueue:
             assert number not in self._requests
             fault = self._backend.fault_of(request)
             self._requests[number] = (fault, request)
-            self._backend.count(1, len(request.buffer))
+            self._backend.count(1, request.length)
             if fault.delay or fault.until:
                 self._late_numbers.add(number)
                 has_ended = threading.Event()
@@ -261,7 +261,7 @@ class FaultyQueue:
             self._poll = self._event = None
         self._inner.close()
         for _, request in self._requests.values():
-            self._backend.count(-1, -len(request.buffer))
+            self._backend.count(-1, -request.length)
         self._requests.clear()
         self._backend.forget_queue()
 
@@ -298,7 +298,7 @@ class FaultyQueue:
         given, self._ready = self._ready[:count], self._ready[count:]
         for completion in given:
             _, request = self._requests.pop(completion.number)
-            self._backend.count(-1, -len(request.buffer))
+            self._backend.count(-1, -request.length)
         return given
 
 

@@ -140,11 +140,11 @@ class SyntheticBackend:
 
     def begin(self, number: int, request: ReadRequest) -> tuple[Completion, float]:
         """Do a request; return its completion, and when that is there."""
-        path, offset, buffer = request
+        path, offset, buffer, more = request
         self._drive.requests.append(request)
         if path not in self._files:
             self._files[path] = os.open(path, os.O_RDONLY)
-        length = os.preadv(self._files[path], [buffer], offset)
+        length = os.preadv(self._files[path], [buffer, *more], offset)
         return Completion(number, length, None), self._drive.ends(path, length)
 
 
