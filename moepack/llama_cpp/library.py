@@ -1,4 +1,4 @@
-"""The part of one exact llama.cpp that recording needs, bound through ctypes.
+"""The part of one exact llama.cpp that recording and running need, bound through ctypes.
 
 The wheel of xllamacpp carries llama.cpp b11549 as a shared library that exports its C functions.
 Layouts of structs belong to one version, so any other is refused, and what can be checked of the
@@ -49,11 +49,14 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {  # the result's type, then the ar
     "llama_context_default_params": (ContextParams,),
     "llama_decode": (_i32, _pointer, Batch),
     "llama_free": (None, _pointer),
+    "llama_get_logits_ith": (_pointer, _pointer, _i32),
     "llama_get_memory": (_pointer, _pointer),
     "llama_init_from_model": (_pointer, _pointer, ContextParams),
     "llama_log_get": (None, _pointer, _pointer),
     "llama_log_set": (None, _pointer, _pointer),
     "llama_memory_clear": (None, _pointer, _bool),
+    "llama_memory_seq_rm": (_bool, _pointer, _i32, _i32, _i32),
+    "llama_model_chat_template": (_text, _pointer, _text),
     "llama_model_default_params": (ModelParams,),
     "llama_model_free": (None, _pointer),
     "llama_model_get_vocab": (_pointer, _pointer),
@@ -67,6 +70,7 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {  # the result's type, then the ar
     "llama_sampler_init_top_k": (_pointer, _i32),
     "llama_sampler_init_top_p": (_pointer, _float, _size),
     "llama_sampler_sample": (_i32, _pointer, _pointer, _i32),
+    "llama_token_to_piece": (_i32, _pointer, _i32, _pointer, _i32, _i32, _bool),
     "llama_tokenize": (_i32, _pointer, _text, _i32, _pointer, _i32, _bool, _bool),
     "llama_vocab_bos": (_i32, _pointer),
     "llama_vocab_get_add_bos": (_bool, _pointer),

@@ -1,28 +1,26 @@
 """Record which experts a model chooses: a real llama.cpp runs it, and its routers are watched.
 
-The eval callback (`cb_eval`) of llama.cpp shows each tensor of the graph; those that are named
-`ffn_moe_topk-N` hold what the router of layer N chose for each token of the batch. llama.cpp aborts
-the process where it finds a broken promise, which nothing here can catch.
+llama.cpp aborts the process where it finds a broken promise, which nothing here can catch.
 """
 
 import ctypes
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import cache
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moepack.errors import MachineError, RequestError, SourceError
-from moepack.llama_cpp import library, tensors
+from moepack.llama_cpp import library
 from moepack.llama_cpp.calls import Calls
 from moepack.llama_cpp.library import MAX_THREADS, cpu_count
 from moepack.llama_cpp.log import ErrorLines
+from moepack.llama_cpp.routers import Choice, Routers
 from moepack.llama_cpp.sampling import MAX_SEED, sampler
 from moepack.llama_cpp.structs import Batch, ProgressCallback
+from moepack.llama_cpp.vocabulary import Vocabulary
 from moepack.sizes import size_text
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
@@ -36,11 +34,6 @@ MAX_CONTEXT = 1 << 24
 MAX_TEMPERATURE = 100
 
 _MOST_NAME = 1 << 10
-_PREFIX = b"ffn_moe_topk-"
-_NAME = re.compile(r"ffn_moe_topk-(\d+)", re.ASCII)
-
-Chosen = dict[int, NDArray[np.int32]]
-"""Experts [token, place] by layer, in the order in which the layers ran."""
 
 
 class Recorder:
@@ -77,16 +70,16 @@ class Recorder:
         """Experts of each layer whose router is watched."""
         self.context_length = context_length
         self._library: Any = library.load()
-        self._routers = _Routers(self._library)
+        self._routers = Routers(self._library)
         self._is_open = True
         with ExitStack() as stack:
             self._errors = stack.enter_context(ErrorLines(self._library))
             self._calls = stack.enter_context(Calls(self._routers.stop))
             self._model = self._load(stack, repack)
-            self._vocabulary = self._library.llama_model_get_vocab(self._model)
+            self._vocabulary = Vocabulary(self._library, self._model)
             self._context = self._open_context(stack, threads)
             self._memory = self._library.llama_get_memory(self._context)
-            if not self._library.llama_vocab_type(self._vocabulary):
+            if not self._vocabulary:
                 raise SourceError("the model has no vocabulary", path=self.path)
             if self._memory is None:
                 raise SourceError("llama.cpp makes no text with this model", path=self.path)
@@ -131,20 +124,12 @@ class Recorder:
     @property
     def bos(self) -> int | None:
         """The token that begins each text, None where the vocabulary adds none."""
-        if not self._library.llama_vocab_get_add_bos(self._vocabulary):
-            return None
-        return int(self._library.llama_vocab_bos(self._vocabulary))
+        return self._vocabulary.bos
 
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text, with BOS if the vocabulary adds it. `<|…|>` may be one."""
         self._check_open()
-        data = text.encode(errors="replace")
-        tokens = np.empty(0, np.int32)
-        for _ in range(2):  # the first call tells how many there are
-            arguments = len(data), tokens.ctypes.data, len(tokens), True, True
-            count = self._library.llama_tokenize(self._vocabulary, data, *arguments)
-            tokens = np.empty(-count, np.int32) if count < 0 else tokens
-        return [int(token) for token in tokens[: max(count, 0)]]
+        return self._vocabulary.tokenize(text)
 
     def prefill(self, tokens: Sequence[int], *, request: int = 0) -> Tokens:
         """Decode tokens as a new request. Raises RequestError where they do not fit."""
@@ -152,9 +137,7 @@ class Recorder:
         if not 0 < len(tokens) <= self.context_length:
             problem = f"{len(tokens)} tokens do not fit into the context"
             raise RequestError(problem, expected=f"1 to {self.context_length}")
-        vocabulary_count = self._library.llama_vocab_n_tokens(self._vocabulary)
-        if min(tokens) < 0 or max(tokens) >= vocabulary_count:
-            raise RequestError("a token that the vocabulary has not")
+        self._vocabulary.check(tokens)
         self._library.llama_memory_clear(self._memory, True)
         pieces = []
         for start in range(0, len(tokens), BATCH_COUNT):
@@ -183,7 +166,7 @@ class Recorder:
             for _ in range(min(count, self.context_length - len(prompt_tokens))):
                 self._check_open()
                 token = self._library.llama_sampler_sample(chosen, self._context, -1)
-                if self._library.llama_vocab_is_eog(self._vocabulary, token):
+                if self._vocabulary.ends(token):
                     return
                 yield self._decode([token], request, Phase.DECODE)
 
@@ -204,7 +187,7 @@ class Recorder:
             raise MachineError(problem, path=self.path, expected=layers, found=ran)
         return self._tokens(chosen, request, phase)
 
-    def _tokens(self, chosen: Chosen, request: int, phase: Phase) -> Tokens:
+    def _tokens(self, chosen: dict[int, Choice], request: int, phase: Phase) -> Tokens:
         widths = [numbers.shape[1] for numbers in chosen.values()]
         layer = np.repeat(list(chosen), widths)
         expert = np.concatenate(list(chosen.values()), axis=1)
@@ -226,60 +209,6 @@ class Recorder:
 
     def _refusal(self, problem: str) -> MachineError:
         return MachineError(f"llama.cpp {problem}: {self._errors}", path=self.path)
-
-
-class _Routers:
-    """Takes from each graph what its routers chose: of each layer the first, others are copies.
-
-    C cannot carry an exception, so the first is kept in `error`; the graph is left then.
-    """
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-        self._token_count = 0
-        self.chosen: Chosen = {}
-        self.error: BaseException | None = None
-        self.stopped = False
-        self.callback = tensors.watch(_PREFIX, self._handle)
-
-    def begin(self, token_count: int) -> None:
-        """Expect a graph of so many tokens."""
-        self.chosen, self.error, self.stopped = {}, None, False
-        self._token_count = token_count
-
-    def stop(self) -> None:
-        """Leave the graph at its next router."""
-        self.stopped = True
-
-    def _handle(self, tensor: int, asks: bool) -> bool:
-        try:
-            layer = _layer_of(tensors.name_of(tensor))
-            if asks:
-                return layer is not None and layer not in self.chosen
-            if layer is not None:
-                self.take(layer, tensors.read_matrix(self._library, tensor))
-        except BaseException as error:
-            self.error = self.error or error
-        return not self.stopped and self.error is None
-
-    def take(self, layer: int, numbers: NDArray[np.int32]) -> None:
-        """Take the experts [token, place] that a layer's router chose."""
-        if len(numbers) != self._token_count:
-            # llama.cpp leaves out what no output needs: the last layer would be counted too low.
-            raise MachineError(
-                "the router did not run for each token",
-                place=f"layer {layer}",
-                expected=f"{self._token_count} tokens",
-                found=len(numbers),
-            )
-        self.chosen[layer] = numbers
-
-
-@cache
-def _layer_of(name: str) -> int | None:
-    """Return the layer whose router a name names; None for a copy's, which has more to it."""
-    match = _NAME.fullmatch(name)
-    return None if match is None else int(match[1])
 
 
 def _outputs(count: int) -> NDArray[np.int8]:

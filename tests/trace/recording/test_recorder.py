@@ -20,13 +20,14 @@ from moepack import extras
 from moepack.errors import MachineError, MoepackError, RequestError, SourceError, TraceError
 from moepack.llama_cpp import structs, tensors
 from moepack.llama_cpp.library import VERSION, load
+from moepack.llama_cpp.routers import _layer_of
 from moepack.trace import file
 from moepack.trace.compressed import TraceStream
 from moepack.trace.file_records import join
 from moepack.trace.model import Items, Origin, Phase, Tokens
 from moepack.trace.recording import recording
 from moepack.trace.recording.prompts import read_prompts
-from moepack.trace.recording.recorder import Recorder, _layer_of
+from moepack.trace.recording.recorder import Recorder
 from moepack.trace.validation import Checks
 from tests.support import llama_cpp
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, shards_of

@@ -1,0 +1,82 @@
+"""The routers of a model that runs: which experts each layer's chose.
+
+The eval callback (`cb_eval`) of llama.cpp shows each tensor of the graph; those that are named
+`ffn_moe_topk-N` hold what the router of layer N chose for each token of the batch, before the
+experts are used.
+"""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moepack.errors import MachineError
+from moepack.llama_cpp import tensors
+
+_PREFIX = b"ffn_moe_topk-"
+_NAME = re.compile(r"ffn_moe_topk-(\d+)", re.ASCII)
+
+Choice = NDArray[np.int32]
+"""What a layer's router chose: experts [token, place]."""
+
+
+class Routers:
+    """Takes from each graph what its routers chose: of each layer the first, others are copies.
+
+    `met` is called with a layer and its choice, while llama.cpp waits. C cannot carry an exception,
+    so the first is kept in `error`; the graph is left then.
+    """
+
+    def __init__(self, library: Any, met: Callable[[int, Choice], None] | None = None) -> None:
+        self._library = library
+        self._met = met
+        self._token_count: int | None = 0
+        self.chosen: dict[int, Choice] = {}
+        """By layer, in the order in which the layers ran."""
+        self.error: BaseException | None = None
+        self.stopped = False
+        self.callback = tensors.watch(_PREFIX, self._handle)
+
+    def begin(self, token_count: int | None) -> None:
+        """Expect a graph in which each layer chooses for so many tokens; None for any number."""
+        self.chosen, self.error, self.stopped = {}, None, False
+        self._token_count = token_count
+
+    def stop(self) -> None:
+        """Leave the graph at its next router."""
+        self.stopped = True
+
+    def _handle(self, tensor: int, asks: bool) -> bool:
+        try:
+            layer = _layer_of(tensors.name_of(tensor))
+            if asks:
+                return layer is not None and layer not in self.chosen
+            if layer is not None:
+                self.take(layer, tensors.read_matrix(self._library, tensor))
+        except BaseException as error:
+            self.error = self.error or error
+        return not self.stopped and self.error is None
+
+    def take(self, layer: int, choice: Choice) -> None:
+        """Take what a layer's router chose."""
+        if self._token_count not in (None, len(choice)):
+            # llama.cpp leaves out what no output needs: the last layer would be counted too low.
+            raise MachineError(
+                "the router did not run for each token",
+                place=f"layer {layer}",
+                expected=f"{self._token_count} tokens",
+                found=len(choice),
+            )
+        self.chosen[layer] = choice
+        if self._met is not None:
+            self._met(layer, choice)
+
+
+@cache
+def _layer_of(name: str) -> int | None:
+    """Return the layer whose router a name names; None for a copy's, which has more to it."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else int(match[1])

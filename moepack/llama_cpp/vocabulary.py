@@ -1,0 +1,63 @@
+"""The vocabulary of a loaded model: text to tokens and back."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from moepack.errors import RequestError
+
+_PIECE_LENGTH = 64
+"""Bytes that nearly every token's text fits into."""
+
+
+class Vocabulary:
+    """The vocabulary of the model at `model`, as long as that is loaded."""
+
+    def __init__(self, library: Any, model: int) -> None:
+        self._library = library
+        self._vocabulary = library.llama_model_get_vocab(model)
+
+    def __bool__(self) -> bool:
+        return bool(self._library.llama_vocab_type(self._vocabulary))
+
+    def __len__(self) -> int:
+        return int(self._library.llama_vocab_n_tokens(self._vocabulary))
+
+    @property
+    def bos(self) -> int | None:
+        """The token that begins each text, None where the vocabulary adds none."""
+        if not self._library.llama_vocab_get_add_bos(self._vocabulary):
+            return None
+        return int(self._library.llama_vocab_bos(self._vocabulary))
+
+    def tokenize(self, text: str, *, adds_bos: bool = True) -> list[int]:
+        """Return the tokens of a text, with BOS if the vocabulary adds it. `<|…|>` may be one."""
+        data = text.encode(errors="replace")
+        tokens = np.empty(0, np.int32)
+        for _ in range(2):  # the first call tells how many there are
+            arguments = len(data), tokens.ctypes.data, len(tokens), adds_bos, True
+            count = self._library.llama_tokenize(self._vocabulary, data, *arguments)
+            tokens = np.empty(-count, np.int32) if count < 0 else tokens
+        return [int(token) for token in tokens[: max(count, 0)]]
+
+    def text_of(self, token: int, *, special: bool = False) -> bytes:
+        """Return a token's text, which may be a part of a character; `special` ones if asked."""
+        length = _PIECE_LENGTH
+        while True:
+            buffer = ctypes.create_string_buffer(length)
+            arguments = token, buffer, length, 0, special
+            count = self._library.llama_token_to_piece(self._vocabulary, *arguments)
+            if count >= 0:
+                return buffer.raw[:count]
+            length = -count
+
+    def ends(self, token: int) -> bool:
+        """Say whether a model ends its answer with this token."""
+        return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raise RequestError for a token that there is not; llama.cpp would end the process."""
+        if min(tokens) < 0 or max(tokens) >= len(self):
+            raise RequestError("a token that the vocabulary has not")
