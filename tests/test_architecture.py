@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "caching": {"moepack"},
     "engines": {"moepack", "format", "storage", "source", "reading"},
     "mounting": {"moepack", "format", "storage", "reading"},
-    "running": {"moepack", "reading", "engines"},
+    "running": {"moepack", "format", "reading", "llama_cpp", "caching", "engines"},
     "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),

@@ -66,6 +66,8 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {  # the result's type, then the ar
     "llama_sampler_free": (None, _pointer),
     "llama_sampler_init_dist": (_pointer, _u32),
     "llama_sampler_init_greedy": (_pointer,),
+    "llama_sampler_init_min_p": (_pointer, _float, _size),
+    "llama_sampler_init_penalties": (_pointer, _i32, _float, _float, _float),
     "llama_sampler_init_temp": (_pointer, _float),
     "llama_sampler_init_top_k": (_pointer, _i32),
     "llama_sampler_init_top_p": (_pointer, _float, _size),

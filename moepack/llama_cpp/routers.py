@@ -26,13 +26,13 @@ Choice = NDArray[np.int32]
 class Routers:
     """Takes from each graph what its routers chose: of each layer the first, others are copies.
 
-    `met` is called with a layer and its choice, while llama.cpp waits. C cannot carry an exception,
-    so the first is kept in `error`; the graph is left then.
+    `met` is called with a layer and all experts that it chose, while llama.cpp waits. C cannot
+    carry an exception, so the first is kept in `error`; the graph is left then.
     """
 
-    def __init__(self, library: Any, met: Callable[[int, Choice], None] | None = None) -> None:
+    def __init__(self, library: Any) -> None:
         self._library = library
-        self._met = met
+        self.met: Callable[[int, list[int]], None] | None = None
         self._token_count: int | None = 0
         self.chosen: dict[int, Choice] = {}
         """By layer, in the order in which the layers ran."""
@@ -71,8 +71,8 @@ class Routers:
                 found=len(choice),
             )
         self.chosen[layer] = choice
-        if self._met is not None:
-            self._met(layer, choice)
+        if self.met is not None:
+            self.met(layer, choice.ravel().tolist())
 
 
 @cache

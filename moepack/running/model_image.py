@@ -56,18 +56,22 @@ class ModelImage:
         """Cut it off where experts begin: what maps it now fills no memory with zeros for them."""
         os.ftruncate(self.descriptor, self._layout.experts_offset)
 
-    def mapped_at(self) -> int | None:
-        """Return the address at which its first byte is mapped, or would be; None where it is not.
+    def mapped(self) -> tuple[int, int] | None:
+        """Return at which address its first byte is mapped, and up to which of its bytes it is.
 
-        Of several mappings the first one counts. The source is the table of mappings of proc(5).
+        None where it is not mapped. The first byte's page may be unmapped again: the address is
+        where it was. The source is the table of mappings of proc(5).
         """
         held = os.fstat(self.descriptor)
+        address = end = None
         with open("/proc/self/maps") as maps:
             for line in maps:
                 addresses, _, offset, _, inode, *_ = line.split()
                 if int(inode) == held.st_ino and f"/memfd:{_NAME}" in line:
-                    return int(addresses.partition("-")[0], 16) - int(offset, 16)
-        return None
+                    first, last = (int(text, 16) for text in addresses.split("-"))
+                    address = first - int(offset, 16) if address is None else address
+                    end = last - address
+        return None if address is None or end is None else (address, end)
 
     def close(self) -> None:
         """Forget it; what is mapped stays until it is unmapped."""

@@ -51,11 +51,11 @@ def test_an_image_knows_where_it_is_mapped(packs: dict[str, Path]) -> None:
     with moepack.open(packs["qwen3moe"]) as pack, pack.reader() as reader:
         layout = lay_out(pack, PAGE)
         with ModelImage(layout, reader) as image, ModelImage(layout, reader) as other:
-            assert image.mapped_at() is None
-            with mmap.mmap(image.descriptor, PAGE, offset=PAGE) as mapped:
+            assert image.mapped() is None
+            with mmap.mmap(image.descriptor, 2 * PAGE, offset=PAGE) as mapped:
                 address = np.frombuffer(mapped, np.uint8).ctypes.data
-                assert image.mapped_at() == address - PAGE
-                assert other.mapped_at() is None
+                assert image.mapped() == (address - PAGE, 3 * PAGE)
+                assert other.mapped() is None
 
 
 def test_memory_is_taken_when_it_is_written_and_given_back_page_by_page() -> None:

@@ -18,7 +18,7 @@ from moepack.llama_cpp.calls import Calls
 from moepack.llama_cpp.library import MAX_THREADS, cpu_count
 from moepack.llama_cpp.log import ErrorLines
 from moepack.llama_cpp.routers import Choice, Routers
-from moepack.llama_cpp.sampling import MAX_SEED, sampler
+from moepack.llama_cpp.sampling import Sampling, sampler
 from moepack.llama_cpp.structs import Batch, ProgressCallback
 from moepack.llama_cpp.vocabulary import Vocabulary
 from moepack.sizes import size_text
@@ -31,7 +31,6 @@ from moepack.trace.model import Origin, Phase, Tokens
 BATCH_COUNT = 256
 """Tokens decoded at once: all of them have logits, of which each is the vocabulary's size."""
 MAX_CONTEXT = 1 << 24
-MAX_TEMPERATURE = 100
 
 _MOST_NAME = 1 << 10
 
@@ -159,10 +158,11 @@ class Recorder:
         Ends early where the model ends its answer, and where the context is full. The same
         `temperature` (0: always the likeliest token) and `seed` give the same tokens again.
         """
-        _check_between("temperature", temperature, 0, MAX_TEMPERATURE)
-        _check_between("seed", seed, 0, MAX_SEED)
+        # As before min_p was known here: the same options record the same tokens again.
+        sampling = Sampling(temperature, min_p=0, seed=seed)
+        sampling.check()
         yield self.prefill(prompt_tokens, request=request)
-        with sampler(self._library, temperature, seed) as chosen:
+        with sampler(self._library, sampling) as chosen:
             for _ in range(min(count, self.context_length - len(prompt_tokens))):
                 self._check_open()
                 token = self._library.llama_sampler_sample(chosen, self._context, -1)

@@ -1,0 +1,269 @@
+"""A model that runs from a pack: llama.cpp computes, experts are read when they were chosen."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moepack.caching import cache as caching
+from moepack.engines.gguf_layout import lay_out
+from moepack.errors import MachineError, RequestError, SourceError
+from moepack.keys import ExpertKey
+from moepack.llama_cpp import library
+from moepack.llama_cpp.calls import Calls
+from moepack.llama_cpp.library import MAX_THREADS, cpu_count
+from moepack.llama_cpp.log import ErrorLines
+from moepack.llama_cpp.routers import Choice, Routers
+from moepack.llama_cpp.sampling import Sampling, sampler
+from moepack.llama_cpp.structs import Batch
+from moepack.llama_cpp.vocabulary import Vocabulary
+from moepack.reading.pack import Pack
+from moepack.running.context import BufferLengths, Contexts, Wanted
+from moepack.running.expert_memory import ExpertMemory
+from moepack.running.expert_store import ExpertStore, Usage, bring
+from moepack.running.loaded_model import Loading, load_model
+from moepack.running.memory_plan import available_memory
+from moepack.running.places import Places, find_places, length_of
+from moepack.shape import ROUTED_FAMILY
+
+MAX_CONTEXT = 1 << 24
+_PAGE = 4096
+
+Chosen = Mapping[int, Choice]
+"""By layer, what its router chose for each token of a batch."""
+
+
+class EngineOptions(NamedTuple):
+    """How a pack is run.
+
+    `memory` is bytes for dense part, context and experts together, `floor` for the least that
+    works; by default what is available, less a margin. `policy` is one of `moepack.caching`'s; of
+    the hottest experts up to `pinned` bytes are never given up. `context` is in tokens, `threads`
+    are all CPUs that this process may use unless given. `backend` and `check` are the reader's.
+    With `all_choices` each router runs for each token, as a trace needs it; without it the last
+    layer computes only what is asked for.
+    """
+
+    memory: int | Literal["floor"] | None = None
+    policy: str = "lru"
+    pinned: int = 0
+    context: int = 4096
+    threads: int | None = None
+    backend: str = "auto"
+    check: str = "first"
+    all_choices: bool = False
+
+
+class MemoryUse(NamedTuple):
+    """What memory is for, in bytes; `experts` is the budget of the cache, `pinned` a part of it."""
+
+    dense: int
+    context: int
+    experts: int
+    pinned: int
+    floor: int
+
+
+class Engine:
+    """Runs the model of `pack`, which has to stay open. A context manager.
+
+    It holds one sequence: `feed` goes on with it, `rewind` goes back. Used by one thread at a time,
+    in the process that made it.
+
+    Raises RequestError for options that are none and for too little memory, PackError for a pack
+    that cannot be run, SourceError for a model without experts or without text, MachineError where
+    llama.cpp is missing or refuses the model, and what reading raises.
+    """
+
+    def __init__(self, pack: Pack, options: EngineOptions = EngineOptions()) -> None:
+        threads = cpu_count() if options.threads is None else options.threads
+        _check_between("threads", threads, MAX_THREADS)
+        _check_between("context length", options.context, MAX_CONTEXT)
+        self._library: Any = library.load()
+        self.pack = pack
+        self.options = options
+        self.shape = pack.shape.without_mtp()
+        if not self.shape.routed:
+            raise SourceError("no layer has experts that a router chooses", path=pack.path)
+        self.tokens: list[int] = []
+        """The sequence that it holds."""
+        available = available_memory()
+        with ExitStack() as stack:
+            memory, dense = self._load(stack)
+            self._make_room(stack, memory, dense, threads, available)
+            self._finalizer = weakref.finalize(self, stack.pop_all().close)
+
+    def _load(self, stack: ExitStack) -> tuple[ExpertMemory, int]:
+        """Load what every token needs; return the memory for experts, and the bytes of the rest."""
+        pack, options = self.pack, self.options
+        loading, self._lengths = Loading(), BufferLengths()
+        heard = loading.heard, self._lengths.heard
+        self._errors = stack.enter_context(ErrorLines(self._library, *heard))
+        reader = pack.reader(backend=options.backend, check=options.check)
+        self.reader = stack.enter_context(reader)
+        layout = lay_out(pack, _PAGE)
+        places = find_places(pack, layout)
+        self._places: Mapping[ExpertKey, Places] = places.pop(ROUTED_FAMILY)
+        self._model, memory = load_model(
+            self._library, layout, reader, stack, loading, self._errors
+        )
+        dense = layout.experts_offset
+        for family, others in places.items():
+            bring(reader, memory, others, list(others), family)
+            dense += sum(map(length_of, others.values()))
+        return memory, dense
+
+    def _make_room(
+        self, stack: ExitStack, memory: ExpertMemory, dense: int, threads: int, available: int
+    ) -> None:
+        """Make the context and, of what it leaves, the cache of experts."""
+        options = self.options
+        lengths = {key: length_of(places) for key, places in self._places.items()}
+        pinned = self.pack.hottest(options.pinned, layers=self.shape.routed)
+        pinned_length = sum(lengths[key] for key in pinned)
+        self._routers = Routers(self._library)
+        self._calls = stack.enter_context(Calls(self._routers.stop))
+        contexts = Contexts(
+            *(self._library, self._model, self._routers, self._errors, self._lengths),
+            length=options.context,
+            threads=threads,
+        )
+        share_count = len(self.shape.routed) if options.policy.startswith("layer-") else 1
+        context = contexts.fitting(
+            Wanted(self.shape, options.memory, available, dense, pinned_length, share_count)
+        )
+        self._context, self.batch_count = context.address, context.batch_count
+        stack.callback(self._library.llama_free, self._context)
+        needs = context.needs
+        self.memory = MemoryUse(dense, needs.context, context.budget, pinned_length, needs.floor)
+        cache = caching.make(options.policy, context.budget, lengths, pinned)
+        self._store = ExpertStore(self.reader, memory, self._places, cache)
+        self._routers.met = self._store.hold
+        bring(self.reader, memory, self._places, pinned)
+        self.vocabulary = Vocabulary(self._library, self._model)
+        self._memory = self._library.llama_get_memory(self._context)
+        if not self.vocabulary or self._memory is None:
+            raise SourceError("llama.cpp makes no text with this model", path=self.pack.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model and its memory."""
+        self._finalizer()
+
+    @property
+    def usage(self) -> Usage:
+        """What all steps so far needed."""
+        return self._store.usage
+
+    @property
+    def held_length(self) -> int:
+        """The bytes of the experts that are in memory."""
+        return self._store.held_length
+
+    @property
+    def room(self) -> int:
+        """How many tokens more the context takes."""
+        return self.options.context - len(self.tokens)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own template for chats; None where it has none."""
+        self._check_open()
+        text = self._library.llama_model_chat_template(self._model, None)
+        return None if text is None else text.decode(errors="replace")
+
+    def feed(
+        self,
+        tokens: Sequence[int],
+        chose: Callable[[Sequence[int], Chosen], None] = lambda tokens, chosen: None,
+    ) -> None:
+        """Go on with `tokens`, batch by batch; `chose` is called after each with its choices.
+
+        Raises RequestError where they do not fit into the context, and what reading experts raises,
+        or whatever a signal's handler does: the sequence ends with the last whole batch then.
+        """
+        self._check_open()
+        if not 0 < len(tokens) <= self.room:
+            problem = f"{len(tokens):,} tokens do not fit into the context"
+            raise RequestError(problem, expected=f"1 to {self.room:,}")
+        self.vocabulary.check(tokens)
+        for start in range(0, len(tokens), self.batch_count):
+            batch = tokens[start : start + self.batch_count]
+            try:
+                self._decode(batch)
+            except BaseException:
+                self.rewind(len(self.tokens))
+                raise
+            self.tokens += batch
+            chose(batch, self._routers.chosen)
+
+    def _decode(self, tokens: Sequence[int]) -> None:
+        ids = np.array(tokens, np.int32)
+        outputs = np.full(len(ids), self.options.all_choices, np.int8)
+        outputs[-1] = True
+        batch = Batch(len(ids), token=ids.ctypes.data, logits=outputs.ctypes.data)
+        self._routers.begin(len(ids) if self.options.all_choices else None)
+        self._errors.clear()
+        status = self._calls.run(lambda: self._library.llama_decode(self._context, batch))
+        if self._routers.error is not None:
+            raise self._routers.error
+        path = self.pack.path
+        if status != 0:
+            raise MachineError(f"llama.cpp cannot decode: {self._errors}", path=path, found=status)
+        chosen, layers = self._routers.chosen, self.shape.routed
+        if chosen.keys() != layers.keys():
+            # A layer that was not watched has computed with experts that were not there.
+            problem = "llama.cpp ran the routers of other layers"
+            raise MachineError(problem, path=path, expected=sorted(layers), found=sorted(chosen))
+
+    def rewind(self, count: int) -> None:
+        """Forget all but the first `count` tokens.
+
+        A model that keeps a state (Mamba and the like) cannot go back: it forgets all of them.
+        """
+        self._check_open()
+        if not self._library.llama_memory_seq_rm(self._memory, 0, count, -1):
+            self._library.llama_memory_clear(self._memory, True)
+            count = 0
+        del self.tokens[count:]
+
+    def logits(self) -> NDArray[np.float32]:
+        """Return what the model says of each token of the vocabulary as the next one."""
+        self._check_open()
+        address = self._library.llama_get_logits_ith(self._context, -1)
+        if address is None:
+            raise RequestError("there are no logits before the first token")
+        floats = (ctypes.c_float * len(self.vocabulary)).from_address(address)
+        return np.array(floats, np.float32)
+
+    @contextmanager
+    def sampler(self, sampling: Sampling) -> Iterator[Callable[[], int]]:
+        """Give a function that chooses the token to go on with, each time anew."""
+        sampling.check()
+        with sampler(self._library, sampling) as chain:
+
+            def choose() -> int:
+                self._check_open()
+                return int(self._library.llama_sampler_sample(chain, self._context, -1))
+
+            yield choose
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise RequestError("the engine is closed")
+
+
+def _check_between(what: str, number: int, most: int) -> None:
+    if not 1 <= number <= most:
+        raise RequestError(f"{what} out of bounds", expected=f"1 to {most:,}", found=number)
