@@ -27,11 +27,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "caching": {"moepack"},
     "engines": {"moepack", "format", "storage", "source", "reading"},
     "mounting": {"moepack", "format", "storage", "reading"},
-    "running": {"moepack", "format", "reading", "llama_cpp", "caching", "engines"},
+    "running": {
+        *("moepack", "format", "reading", "llama_cpp", "trace", "trace.recording", "packing"),
+        *("caching", "engines"),
+    },
     "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),
-        *("packing", "engines", "mounting", "bench"),
+        *("packing", "engines", "mounting", "bench", "running"),
     },
     "cli": {"*"},
 }

@@ -75,6 +75,7 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {  # the result's type, then the ar
     "llama_token_to_piece": (_i32, _pointer, _i32, _pointer, _i32, _i32, _bool),
     "llama_tokenize": (_i32, _pointer, _text, _i32, _pointer, _i32, _bool, _bool),
     "llama_vocab_bos": (_i32, _pointer),
+    "llama_vocab_eos": (_i32, _pointer),
     "llama_vocab_get_add_bos": (_bool, _pointer),
     "llama_vocab_is_eog": (_bool, _pointer, _i32),
     "llama_vocab_n_tokens": (_i32, _pointer),

@@ -32,6 +32,12 @@ class Vocabulary:
             return None
         return int(self._library.llama_vocab_bos(self._vocabulary))
 
+    @property
+    def eos(self) -> int | None:
+        """The token that ends a text, None where there is none."""
+        token = int(self._library.llama_vocab_eos(self._vocabulary))
+        return token if token >= 0 else None
+
     def tokenize(self, text: str, *, adds_bos: bool = True) -> list[int]:
         """Return the tokens of a text, with BOS if the vocabulary adds it. `<|…|>` may be one."""
         data = text.encode(errors="replace")

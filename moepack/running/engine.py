@@ -67,7 +67,6 @@ class MemoryUse(NamedTuple):
     context: int
     experts: int
     pinned: int
-    floor: int
 
 
 class Engine:
@@ -141,7 +140,7 @@ class Engine:
         self._context, self.batch_count = context.address, context.batch_count
         stack.callback(self._library.llama_free, self._context)
         needs = context.needs
-        self.memory = MemoryUse(dense, needs.context, context.budget, pinned_length, needs.floor)
+        self.memory = MemoryUse(dense, needs.context, context.budget, pinned_length)
         cache = caching.make(options.policy, context.budget, lengths, pinned)
         self._store = ExpertStore(self.reader, memory, self._places, cache)
         self._routers.met = self._store.hold

@@ -27,6 +27,7 @@ from moepack.source.shards import Source, open_source
 from moepack.trace.file import RECORDED
 from moepack.trace.file_records import join
 from moepack.trace.model import Origin, Phase, Tokens
+from moepack.trace.recording.choices import tokens_of
 
 BATCH_COUNT = 256
 """Tokens decoded at once: all of them have logits, of which each is the vocabulary's size."""
@@ -189,19 +190,11 @@ class Recorder:
 
     def _tokens(self, chosen: dict[int, Choice], request: int, phase: Phase) -> Tokens:
         widths = [numbers.shape[1] for numbers in chosen.values()]
-        layer = np.repeat(list(chosen), widths)
         expert = np.concatenate(list(chosen.values()), axis=1)
         most = np.repeat([self.expert_counts[number] for number in chosen], widths)
         if np.any((expert < 0) | (expert >= most)):
             raise MachineError("a router chose an expert that is not there", path=self.path)
-        count = len(expert)
-        return Tokens(
-            np.full(count, request, np.int64),
-            np.full(count, phase, np.uint8),
-            np.arange(count + 1, dtype=np.int64) * len(layer),
-            np.tile(layer.astype(np.uint16), count),
-            expert.astype(np.uint16).ravel(),
-        )
+        return tokens_of(chosen, request, phase)
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -1,0 +1,231 @@
+"""The command `run`: a model that may be larger than memory, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moepack.cli.parameters import InputFile, OutputFile, PathName
+from moepack.cli.terminal import complain, is_quiet, json_option, quiet_option, show, verbose_option
+from moepack.errors import MachineError, RequestError
+
+if TYPE_CHECKING:
+    from moepack.running.chat import Message
+    from moepack.running.generation import Generation
+    from moepack.running.model import Model
+
+
+@click.command()
+@click.argument(
+    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
+)
+@click.option("-p", "--prompt", metavar="TEXT", help="Answer this; without it, chat.")
+@click.option(
+    "-f", "--file", "prompt_path", type=InputFile(), metavar="FILE", help="Answer what is in FILE."
+)
+@click.option("--raw", is_flag=True, help="Go on with the prompt as it is, without a template.")
+@click.option("--system", metavar="TEXT", help="What the model is told before all else.")
+@click.option(
+    "-n", "--tokens", type=click.IntRange(1), help="End each answer after so many tokens."
+)
+@click.option(
+    "--memory", metavar="SIZE", help="For all of the model: 8GiB, or floor for the least."
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["lru", "lfu", "layer-lru", "layer-lfu"]),
+    default="lru",
+    show_default=True,
+    help="Which experts are given up.",
+)
+@click.option("--pin", metavar="SIZE", default="0", help="Keep the hottest experts: 2GiB.")
+@click.option(
+    "-c",
+    "--context",
+    type=click.IntRange(1, 1 << 24),
+    default=4096,
+    show_default=True,
+    help="Tokens that the model looks back on.",
+)
+@click.option("-t", "--threads", type=click.IntRange(1, 512), help="Threads that compute.")
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "uring", "direct", "buffered"]),
+    default="auto",
+    show_default=True,
+    help="How experts are read.",
+)
+@click.option(
+    "--check",
+    type=click.Choice(["always", "first", "never"]),
+    default="first",
+    show_default=True,
+    help="When what was read is compared with its digest.",
+)
+@click.option(
+    "--temperature", "--temp", type=float, default=0.8, show_default=True, help="0: the likeliest."
+)
+@click.option("--top-k", type=int, default=40, show_default=True, help="Of the K likeliest.")
+@click.option("--top-p", type=float, default=0.95, show_default=True, help="Of this share of them.")
+@click.option(
+    "--min-p", type=float, default=0.05, show_default=True, help="Of this share of the likeliest's."
+)
+@click.option(
+    "--repeat-penalty", type=float, default=1.0, show_default=True, help="Against repeating."
+)
+@click.option("-s", "--seed", type=int, default=0, show_default=True, help="Another gives another.")
+@click.option(
+    "--trace",
+    "trace_path",
+    type=OutputFile(),
+    metavar="FILE",
+    help="Record which experts it chose.",
+)
+@quiet_option
+@verbose_option
+@json_option
+def run(
+    source_or_pack: tuple[str, ...],
+    prompt: str | None,
+    prompt_path: str | None,
+    raw: bool,
+    system: str | None,
+    tokens: int | None,
+    memory: str | None,
+    policy: str,
+    pin: str,
+    context: int,
+    threads: int | None,
+    backend: str,
+    check: str,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repeat_penalty: float,
+    seed: int,
+    trace_path: str | None,
+    as_json: bool,
+) -> None:
+    """Run a model under llama.cpp, also one that is larger than memory.
+
+    Of a pack, or of a GGUF as it lies; experts are read when the model chooses them. Without a
+    prompt it is a chat: Ctrl-C ends an answer, and at the prompt the chat.
+
+    Example: moepack run model.gguf -p "Why is the sky blue?" --memory 8GiB
+    """
+    from moepack.llama_cpp.sampling import Sampling
+    from moepack.report import run_text
+    from moepack.running.model import Model
+
+    text = _prompt(prompt, prompt_path)
+    if text is None and (as_json or raw):
+        option = "--json" if as_json else "--raw"
+        raise RequestError(f"{option} needs a prompt", hint="give it with -p or -f")
+    sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
+    sampling.check()
+    with Model(
+        source_or_pack,
+        memory=memory,
+        policy=policy,
+        pin=pin,
+        context=context,
+        threads=threads,
+        backend=backend,
+        check=check,
+        trace=trace_path,
+    ) as model:
+        if not is_quiet() and not as_json:
+            click.echo(run_text.memory(model.memory), err=True)
+        conversation = _Conversation(model, system, sampling=sampling, count=tokens)
+        if text is None:
+            _chat(conversation)
+            return
+        has_template = model.has_chat_template or system is not None
+        generation = (
+            conversation.ask(text) if has_template and not raw else conversation.go_on(text)
+        )
+        if as_json:
+            for _ in generation:
+                pass
+            show(generation.facts, as_json, run_text.generated)
+        else:
+            _print(generation)
+
+
+def _prompt(text: str | None, path: str | None) -> str | None:
+    if text is not None and path is not None:
+        raise click.UsageError("-p and -f at once")
+    if path is None:
+        return text
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError as error:
+        raise RequestError(f"cannot read the prompt: {error.strerror}", path=path) from None
+
+
+class _Conversation:
+    """What was said to a model, and what it answered."""
+
+    def __init__(self, model: Model, system: str | None, **options: Any) -> None:
+        self._model = model
+        self._options = options
+        self._messages: list[Message] = []
+        if system is not None:
+            self._say("system", system)
+
+    def go_on(self, text: str) -> Generation:
+        """Go on with a text as it is."""
+        return self._model.generate(text, **self._options)
+
+    def ask(self, text: str) -> Generation:
+        """Say something, and have it answered."""
+        self._say("user", text)
+        return self._model.chat(self._messages, **self._options)
+
+    def take(self, answer: str) -> None:
+        """Keep what was answered, or as much of it as there is."""
+        self._say("assistant", answer)
+
+    def _say(self, role: str, text: str) -> None:
+        from moepack.running.chat import Message
+
+        self._messages.append(Message(role, text))
+
+
+def _chat(conversation: _Conversation) -> None:
+    """Answer line by line, until there are no more or somebody interrupts at the prompt."""
+    is_terminal = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> " if is_terminal else "")
+        except (EOFError, KeyboardInterrupt):
+            if is_terminal:
+                click.echo()
+            return
+        if not line.strip():
+            continue
+        generation = conversation.ask(line)
+        try:
+            _print(generation)
+        except KeyboardInterrupt:
+            click.echo()
+        except MachineError as error:  # the next one may find the drive well again
+            click.echo()
+            complain("error", str(error))
+        conversation.take(generation.text)
+
+
+def _print(generation: Generation) -> None:
+    """Print a text as it comes, and what it took."""
+    from moepack.report import run_text
+
+    for piece in generation:
+        click.echo(piece, nl=False)
+        sys.stdout.flush()
+    click.echo()
+    if not is_quiet():
+        click.echo(run_text.generated(generation.facts), err=True)

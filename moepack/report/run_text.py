@@ -1,0 +1,50 @@
+"""What running a model took, for people."""
+
+from moepack.running.engine import MemoryUse
+from moepack.running.generation import GenerationFacts
+from moepack.sizes import count_text, size_text
+
+_ENDS = {
+    "stop": "",
+    "length": "",
+    "context": "; the context is full",
+    "left": "; interrupted",
+}
+
+
+def memory(use: MemoryUse) -> str:
+    """Say in one line what the memory is for."""
+    total = use.dense + use.context + use.experts
+    pinned = f", {size_text(use.pinned)} of them pinned" if use.pinned else ""
+    return (
+        f"memory: {size_text(total)}: {size_text(use.dense)} dense, {size_text(use.context)} "
+        f"context, {size_text(use.experts)} for experts{pinned}"
+    )
+
+
+def generated(facts: GenerationFacts) -> str:
+    """Say in one line what a text took."""
+    words = [
+        count_text(facts.token_count, "token"),
+        f"{_number(facts.tokens_per_second)} tok/s",
+        f"{_percent(facts.hit_rate)} hits",
+        f"{_length(facts.length_per_token)} a token read at {_length(_speed(facts))}/s",
+        f"{size_text(facts.memory.dense + facts.memory.context + facts.held_length)} in memory",
+    ]
+    return ", ".join(words) + _ENDS[facts.end]
+
+
+def _speed(facts: GenerationFacts) -> float | None:
+    return facts.read_length / facts.read_seconds if facts.read_seconds else None
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}".replace("%", " %")
+
+
+def _length(length: float | None) -> str:
+    return "–" if length is None else size_text(round(length))

@@ -1,0 +1,251 @@
+"""Text from a model, as it comes, and what it took."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from moepack.errors import RequestError
+from moepack.llama_cpp.sampling import Sampling
+from moepack.running.engine import Chosen, Engine, MemoryUse
+
+End = Literal["stop", "length", "context", "left"]
+"""Why a text ends: the model ended it, or a stop text did; as many tokens as asked; the context is
+full; nobody wanted more of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFacts:
+    """What one phase took: computing a prompt, or the tokens after it one by one.
+
+    `step_count` is tokens; `hits` and `misses` are lookups in the cache of experts, `read_length`
+    the bytes of what was missing, `read_seconds` how long the model waited for them.
+    """
+
+    step_count: int
+    seconds: float
+    tokens_per_second: float | None
+    hits: int
+    misses: int
+    hit_rate: float | None
+    read_length: int
+    read_seconds: float
+
+    @property
+    def length_per_token(self) -> float | None:
+        """The bytes that were read for each token; None where there was none."""
+        return self.read_length / self.step_count if self.step_count else None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFacts(PhaseFacts):
+    """What became of a text. Besides `prompt`, phases are about the tokens after its first.
+
+    `kept_count` tokens of the prompt were there from before. `token_count` are those of the text,
+    of which the last needs no step.
+    """
+
+    text: str
+    end: End
+    token_count: int
+    prompt_count: int
+    kept_count: int
+    prompt: PhaseFacts
+    memory: MemoryUse
+    held_length: int
+    policy: str
+    backend: str
+
+
+class Generation:
+    """A text that a model goes on with, piece by piece; to be iterated over once.
+
+    What the engine holds is gone on with as far as it begins as the prompt does. `facts` are there
+    once it has ended, also when it was left early. `chose` is called after each call of the model
+    with its tokens and choices, and whether they are the prompt's.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        *,
+        count: int | None = None,
+        sampling: Sampling = Sampling(),
+        stops: Sequence[str] = (),
+        chose: Callable[[Sequence[int], Chosen, bool], None] = lambda tokens, chosen, first: None,
+    ) -> None:
+        if not 0 < len(prompt) < engine.options.context:
+            raise RequestError(
+                "the prompt does not fit into the context",
+                expected=f"1 to {engine.options.context - 1:,} tokens",
+                found=f"{len(prompt):,}",
+                hint="give it more with --context",
+            )
+        if count is not None and count < 1:
+            raise RequestError("no tokens are asked for", expected="1 or more", found=count)
+        sampling.check()
+        self._engine = engine
+        self._prompt = list(prompt)
+        self._count = count
+        self._sampling = sampling
+        self._text = _Text(stops)
+        self._chose = chose
+        self._end: End = "left"
+        self._kept_count = self._token_count = 0
+        self._phases: list[PhaseFacts] = []
+
+    def __iter__(self) -> Iterator[str]:
+        engine, prompt = self._engine, self._prompt
+        # The last token is computed in any case: what comes after it is what is asked for.
+        self._kept_count = min(_common_count(engine.tokens, prompt), len(prompt) - 1)
+        engine.rewind(self._kept_count)
+        self._kept_count = len(engine.tokens)
+        with self._phase():
+            rest = prompt[self._kept_count :]
+            engine.feed(rest, lambda tokens, chosen: self._chose(tokens, chosen, True))
+        with self._phase():
+            yield from self._go_on()
+
+    def _go_on(self) -> Iterator[str]:
+        engine = self._engine
+        with engine.sampler(self._sampling) as choose:
+            while True:
+                token = choose()
+                if engine.vocabulary.ends(token):
+                    self._end = "stop"
+                    break
+                self._token_count += 1
+                yield from self._text.add(engine.vocabulary.text_of(token))
+                if self._text.is_stopped:
+                    self._end = "stop"
+                    return
+                if self._token_count == self._count:
+                    self._end = "length"
+                    break
+                if not engine.room:
+                    self._end = "context"
+                    break
+                engine.feed([token], lambda tokens, chosen: self._chose(tokens, chosen, False))
+        yield from self._text.rest()
+
+    def _phase(self) -> _Phase:
+        return _Phase(self._engine, self._phases.append)
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._text.whole
+
+    @property
+    def facts(self) -> GenerationFacts:
+        """What became of it. Raises RequestError before it has ended."""
+        if len(self._phases) < 2:
+            raise RequestError("the text has not ended")
+        engine = self._engine
+        prompt, decode = self._phases
+        return GenerationFacts(
+            **asdict(decode),
+            text=self._text.whole,
+            end=self._end,
+            token_count=self._token_count,
+            prompt_count=len(self._prompt),
+            kept_count=self._kept_count,
+            prompt=prompt,
+            memory=engine.memory,
+            held_length=engine.held_length,
+            policy=engine.options.policy,
+            backend=engine.reader.backend,
+        )
+
+
+class _Phase:
+    """Measures what an engine does within a `with`."""
+
+    def __init__(self, engine: Engine, ended: Callable[[PhaseFacts], None]) -> None:
+        self._engine = engine
+        self._ended = ended
+
+    def _now(self) -> tuple[int, int, int, int, float, float]:
+        usage, tally = self._engine.usage, self._engine.usage.tally
+        counts = len(self._engine.tokens), tally.hit_count, tally.miss_count, tally.missed_length
+        return (*counts, usage.seconds, time.perf_counter())
+
+    def __enter__(self) -> None:
+        self._began = self._now()
+
+    def __exit__(self, *exception: object) -> None:
+        now = self._now()
+        count, hits, misses, length, read_seconds, seconds = (
+            after - before for before, after in zip(self._began, now, strict=True)
+        )
+        self._ended(
+            PhaseFacts(
+                step_count=int(count),
+                seconds=seconds,
+                tokens_per_second=count / seconds if count else None,
+                hits=int(hits),
+                misses=int(misses),
+                hit_rate=hits / (hits + misses) if hits + misses else None,
+                read_length=int(length),
+                read_seconds=read_seconds,
+            )
+        )
+
+
+class _Text:
+    """Puts pieces of bytes together to whole characters, and ends before a stop text."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self._given: list[str] = []
+        self.is_stopped = False
+
+    @property
+    def whole(self) -> str:
+        """All that was given."""
+        return "".join(self._given)
+
+    def add(self, data: bytes, *, is_last: bool = False) -> Iterator[str]:
+        """Give what can be no part of a stop text."""
+        self._held += self._decoder.decode(data, is_last)
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.is_stopped = True
+            self._held = self._held[: min(found)]
+        kept = 0 if found or is_last else self._beginning()
+        text = self._held[: len(self._held) - kept]
+        self._held = self._held[len(text) :]
+        if text:
+            self._given.append(text)
+            yield text
+
+    def rest(self) -> Iterator[str]:
+        """Give what was held back."""
+        yield from self.add(b"", is_last=True)
+
+    def _beginning(self) -> int:
+        """Return how many characters at the end may be the beginning of a stop text."""
+        return max(
+            (
+                count
+                for stop in self._stops
+                for count in range(1, len(stop))
+                if self._held.endswith(stop[:count])
+            ),
+            default=0,
+        )
+
+
+def _common_count(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    count = 0
+    for one, other in zip(ours, theirs, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count

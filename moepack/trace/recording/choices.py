@@ -1,0 +1,22 @@
+"""What routers chose in one call of a model, as pieces of a trace."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from moepack.llama_cpp.routers import Choice
+from moepack.trace.model import Phase, Tokens
+
+
+def tokens_of(chosen: Mapping[int, Choice], request: int, phase: Phase) -> Tokens:
+    """Return the tokens of a call; `chosen` is by layer, and of as many tokens in each."""
+    layer = np.repeat(list(chosen), [choice.shape[1] for choice in chosen.values()])
+    expert = np.concatenate(list(chosen.values()), axis=1)
+    count = len(expert)
+    return Tokens(
+        np.full(count, request, np.int64),
+        np.full(count, phase, np.uint8),
+        np.arange(count + 1, dtype=np.int64) * len(layer),
+        np.tile(layer.astype(np.uint16), count),
+        expert.astype(np.uint16).ravel(),
+    )
