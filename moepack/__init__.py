@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from moepack.bench.run import bench_pack
     from moepack.engines.stock_gguf import export_gguf
     from moepack.hotness.measure import measure_hotness
+    from moepack.llama_cpp.sampling import Sampling
     from moepack.mounting.mount import mount
     from moepack.packing.pack_model import pack_model
     from moepack.packing.restore import restore
     from moepack.packing.shard_index import index_model
     from moepack.report.inspection import inspect, shape_of
     from moepack.report.listing import list_pack
+    from moepack.running.chat import Message
+    from moepack.running.model import Model
     from moepack.shape import ModelShape
     from moepack.trace.formats.importing import import_trace
     from moepack.trace.formats.registry import ReadOptions
@@ -73,6 +76,8 @@ _ROOMS = {
     "ExpertHotness": "reading.locations",
     "ExpertKey": "keys",
     "MachineError": "errors",
+    "Message": "running.chat",
+    "Model": "running.model",
     "ModelShape": "shape",
     "MoepackError": "errors",
     "Pack": "reading.pack",
@@ -81,6 +86,7 @@ _ROOMS = {
     "ReadOptions": "trace.formats.registry",
     "Reader": "reading.reader",
     "RequestError": "errors",
+    "Sampling": "llama_cpp.sampling",
     "SourceError": "errors",
     "Statistics": "reading.budget",
     "TensorLocation": "reading.locations",
@@ -112,6 +118,8 @@ __all__ = [
     "ExpertHotness",
     "ExpertKey",
     "MachineError",
+    "Message",
+    "Model",
     "ModelShape",
     "MoepackError",
     "Pack",
@@ -120,6 +128,7 @@ __all__ = [
     "ReadOptions",
     "Reader",
     "RequestError",
+    "Sampling",
     "SourceError",
     "Statistics",
     "TensorLocation",

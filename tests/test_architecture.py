@@ -28,8 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": {"moepack", "format", "storage", "source", "reading"},
     "mounting": {"moepack", "format", "storage", "reading"},
     "running": {
-        *("moepack", "format", "reading", "llama_cpp", "trace", "trace.recording", "packing"),
-        *("caching", "engines"),
+        *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
+        *("packing", "caching", "engines"),
     },
     "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
     "report": {
@@ -57,6 +57,7 @@ DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
         *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
+        *("llama_cpp", "running"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

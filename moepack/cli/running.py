@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moepack.cli.parameters import InputFile, OutputFile, PathName
+from moepack.cli.parameters import InputFile, PathName, ResumableFile
 from moepack.cli.terminal import complain, is_quiet, json_option, quiet_option, show, verbose_option
 from moepack.errors import MachineError, RequestError
 
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 @click.option(
     "--trace",
     "trace_path",
-    type=OutputFile(),
+    type=ResumableFile(),
     metavar="FILE",
     help="Record which experts it chose.",
 )

@@ -36,7 +36,6 @@ class ChatTemplate:
             problem = "jinja2 is not installed, which chats need"
             raise MachineError(problem, hint=extras.hint("run")) from None
         self._path = path
-        self._faults: tuple[type[Exception], ...] = (TemplateError, TypeError, ValueError)
         self._names: dict[str, Any] = {"bos_token": bos, "eos_token": eos}
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
@@ -57,7 +56,7 @@ class ChatTemplate:
             return str(
                 self._template.render(messages=listed, add_generation_prompt=True, **self._names)
             )
-        except self._faults as error:
+        except Exception as error:  # it is somebody's program, and may raise anything
             problem = f"the model's chat template refuses the messages: {error}"
             raise RequestError(problem, path=self._path) from None
 

@@ -31,6 +31,7 @@ from moepack.running.loaded_model import Loading, load_model
 from moepack.running.memory_plan import available_memory
 from moepack.running.places import Places, find_places, length_of
 from moepack.shape import ROUTED_FAMILY
+from moepack.storage.backend import Backend
 
 MAX_CONTEXT = 1 << 24
 _PAGE = 4096
@@ -55,7 +56,7 @@ class EngineOptions(NamedTuple):
     pinned: int = 0
     context: int = 4096
     threads: int | None = None
-    backend: str = "auto"
+    backend: str | Backend = "auto"
     check: str = "first"
     all_choices: bool = False
 

@@ -11,6 +11,7 @@ from moepack.sizes import size_text
 
 _LEAST_MARGIN = 512 << 20
 _CGROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 class Needs(NamedTuple):
@@ -97,7 +98,7 @@ def _system_memory() -> int:
 def _left_by_limits() -> Iterator[int]:
     """Yield what each limit on memory leaves of this process's groups, of both versions."""
     try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        groups = _OWN_GROUPS.read_text().splitlines()
     except OSError:
         return
     for line in groups:
@@ -124,8 +125,15 @@ def _left(limit: Path, usage: Path) -> int | None:
         text = limit.read_text().strip()
         if text == "max":
             return None
-        stat = (usage.parent / "memory.stat").read_text().split()
-        cached = int(stat[stat.index("inactive_file") + 1]) if "inactive_file" in stat else 0
-        return max(0, int(text) - int(usage.read_text()) + cached)
+        return max(0, int(text) - int(usage.read_text()) + _cached(usage.parent))
     except (OSError, ValueError):
         return None
+
+
+def _cached(group: Path) -> int:
+    """Return the bytes of files that a group has read and does not use."""
+    try:
+        stat = (group / "memory.stat").read_text().split()
+        return int(stat[stat.index("inactive_file") + 1])
+    except (OSError, ValueError):
+        return 0

@@ -176,6 +176,35 @@ def logits(path: Path, tokens: Sequence[int]) -> Floats:
         return _decode(_load_model(path, stack), tokens, stack)
 
 
+def stepwise_logits(
+    path: Path, batches: Sequence[Sequence[int]], *, context: int, batch_count: int, threads: int
+) -> list[Floats]:
+    """Load a model as usual and decode one batch after the other; return the logits behind each.
+
+    Batches are computed in pieces of up to `batch_count` tokens: others would round otherwise.
+    """
+    with ExitStack() as stack:
+        model = _load_model(path, stack)
+        params = load().llama_context_default_params()
+        params.n_ctx, params.n_threads, params.n_threads_batch = context, threads, threads
+        params.n_batch = params.n_ubatch = batch_count
+        opened = load().llama_init_from_model(model, params)
+        stack.callback(load().llama_free, opened)
+        return [_last_logits(model, opened, batch, batch_count) for batch in batches]
+
+
+def _last_logits(model: Any, context: Any, tokens: Sequence[int], batch_count: int) -> Floats:
+    for start in range(0, len(tokens), batch_count):
+        ids = np.array(tokens[start : start + batch_count], np.int32)
+        wanted = np.zeros(len(ids), np.int8)
+        wanted[-1] = 1
+        batch = _types["batch"](len(ids), ids.ctypes.data, logits=wanted.ctypes.data)
+        assert load().llama_decode(context, batch) == 0
+    count = load().llama_vocab_n_tokens(load().llama_model_get_vocab(model))
+    values = (ctypes.c_float * count).from_address(load().llama_get_logits(context))
+    return np.array(values, np.float32)
+
+
 def imatrix_counts(
     path: Path, requests: Sequence[Sequence[int]], *, repack: bool = True
 ) -> dict[int, list[int]]:

@@ -1,0 +1,136 @@
+"""The command `run`, as its users meet it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import llama_cpp
+from tests.support.chat_model import write_chat_model
+from tests.support.models import first_shard
+
+pytestmark = pytest.mark.skipif(
+    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
+)
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+SMALL = ("--memory", "floor", "--context", "64", "--threads", "1", "--temperature", "0")
+SHARD = first_shard("qwen3moe")
+
+
+@pytest.fixture(scope="module")
+def chat_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a model with a template for chats."""
+    return write_chat_model(tmp_path_factory.mktemp("chat") / "chat.gguf")
+
+
+def test_a_prompt_is_answered_by_a_gguf_and_by_its_pack_alike(
+    moepack_command: Command, packs: dict[str, Path]
+) -> None:
+    runs = [
+        moepack_command("run", path, "-p", "Hello", "-n", "7", *SMALL)
+        for path in (SHARD, packs["qwen3moe"])
+    ]
+    for run in runs:
+        assert run.returncode == 0, run.stderr
+        memory, summary = run.stderr.splitlines()
+        assert memory.startswith("memory: ")
+        assert "for experts" in memory
+        assert summary.startswith("7 tokens, ")
+        assert all(word in summary for word in ("tok/s", "% hits", "a token read at"))
+    assert runs[0].stdout == runs[1].stdout
+    quiet = moepack_command("run", SHARD, "-p", "Hello", "-n", "7", "-q", *SMALL)
+    assert (quiet.stdout, quiet.stderr) == (runs[0].stdout, "")
+
+
+def test_json_has_the_numbers(moepack_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("Hello")
+    run = moepack_command("run", SHARD, "-f", tmp_path / "prompt.txt", "-n", "7", "--json", *SMALL)
+    assert run.stderr == ""
+    facts = json.loads(run.stdout)
+    assert facts["token_count"] == 7
+    assert facts["hits"] + facts["misses"] == 6 * 2 * 4
+    assert facts["read_length"] > 0
+    assert facts["tokens_per_second"] > 0
+    assert facts["memory"]["experts"] > 0
+    assert facts["prompt"]["step_count"] == facts["prompt_count"]
+    text = moepack_command("run", SHARD, "-p", "Hello", "-n", "7", "-q", *SMALL).stdout
+    assert facts["text"] + "\n" == text
+
+
+def test_a_trace_of_the_run_is_kept(moepack_command: Command, tmp_path: Path) -> None:
+    trace = tmp_path / "t.moetrace"
+    run = moepack_command("run", SHARD, "-p", "Hello", "-n", "7", "--trace", trace, *SMALL)
+    assert run.returncode == 0, run.stderr
+    stats = json.loads(moepack_command("trace", "stats", trace, "--json").stdout)
+    assert stats["request_count"] == 1
+
+
+def test_a_chat_answers_line_by_line(moepack_command: Command, chat_path: Path) -> None:
+    run = moepack_command("run", chat_path, "-n", "3", *SMALL, input="hello\n\nand again\n")
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("3 tokens") == 2
+    alone = moepack_command("run", chat_path, "-n", "3", "-q", "-p", "hello", *SMALL)
+    assert run.stdout.startswith(alone.stdout)
+    told = moepack_command(
+        "run", chat_path, "-n", "3", "-q", "-p", "hello", "--system", "be brief", *SMALL
+    )
+    raw = moepack_command(
+        "run",
+        chat_path,
+        "-n",
+        "3",
+        "-q",
+        "--raw",
+        *SMALL,
+        "-p",
+        "<system>be brief<user>hello<answer>",
+    )
+    assert told.stdout == raw.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-p", "x", "--memory", "300KiB"], 2, "too little memory"),
+        (["-p", "x", "--memory", "lots"], 2, "not a length"),
+        (["-p", "x", "-f", "y"], 2, "at once"),
+        (["-f", "nowhere.txt"], 2, "cannot read the prompt"),
+        (["--json"], 2, "needs a prompt"),
+        (["-p", "word " * 100, "--context", "16"], 2, "does not fit into the context"),
+        (["-p", "x", "--temperature", "-3"], 2, "temperature out of bounds"),
+        (["-p", "x", "--system", "y"], 2, "no template for chats"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    arguments: list[str], code: int, words: str, moepack_command: Command
+) -> None:
+    run = moepack_command("run", SHARD, "--threads", "1", *arguments)
+    assert run.returncode == code, run.stderr
+    assert words in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_file_that_is_no_model_is_said_to_be_none(
+    moepack_command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUG" + bytes(100))
+    run = moepack_command("run", tmp_path / "m.gguf", "-p", "x")
+    assert run.returncode == 3
+
+
+def test_an_interruption_ends_it(chat_path: Path) -> None:
+    arguments = ["run", str(chat_path), "-p", "x", "--temp", "9"]
+    command = [sys.executable, "-m", "moepack", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130 or b"the context is full" in complaint
