@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
         *("packing", "caching", "engines"),
     },
+    "serving": {"moepack", "llama_cpp", "running"},
     "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),

@@ -19,6 +19,7 @@ from moepack.cli.files import force_option, output_file, output_option
 from moepack.cli.parameters import OutputFile, PathName
 from moepack.cli.progress import progress
 from moepack.cli.running import run as run_command
+from moepack.cli.serving import serve
 from moepack.cli.terminal import (
     complain,
     is_quiet,
@@ -258,6 +259,7 @@ cli.add_command(packing.export)
 cli.add_command(packs.list_)
 cli.add_command(packs.mount)
 cli.add_command(run_command)
+cli.add_command(serve)
 cli.add_command(bench)
 cli.add_command(trace)
 cli.add_command(hotness_command)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moepack.cli.model_options import engine_options
 from moepack.cli.parameters import InputFile, PathName, ResumableFile
 from moepack.cli.terminal import complain, is_quiet, json_option, quiet_option, show, verbose_option
 from moepack.errors import MachineError, RequestError
@@ -30,40 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "-n", "--tokens", type=click.IntRange(1), help="End each answer after so many tokens."
 )
-@click.option(
-    "--memory", metavar="SIZE", help="For all of the model: 8GiB, or floor for the least."
-)
-@click.option(
-    "--policy",
-    type=click.Choice(["lru", "lfu", "layer-lru", "layer-lfu"]),
-    default="lru",
-    show_default=True,
-    help="Which experts are given up.",
-)
-@click.option("--pin", metavar="SIZE", default="0", help="Keep the hottest experts: 2GiB.")
-@click.option(
-    "-c",
-    "--context",
-    type=click.IntRange(1, 1 << 24),
-    default=4096,
-    show_default=True,
-    help="Tokens that the model looks back on.",
-)
-@click.option("-t", "--threads", type=click.IntRange(1, 512), help="Threads that compute.")
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "uring", "direct", "buffered"]),
-    default="auto",
-    show_default=True,
-    help="How experts are read.",
-)
-@click.option(
-    "--check",
-    type=click.Choice(["always", "first", "never"]),
-    default="first",
-    show_default=True,
-    help="When what was read is compared with its digest.",
-)
+@engine_options
 @click.option(
     "--temperature", "--temp", type=float, default=0.8, show_default=True, help="0: the likeliest."
 )
@@ -93,13 +61,6 @@ def run(
     raw: bool,
     system: str | None,
     tokens: int | None,
-    memory: str | None,
-    policy: str,
-    pin: str,
-    context: int,
-    threads: int | None,
-    backend: str,
-    check: str,
     temperature: float,
     top_k: int,
     top_p: float,
@@ -108,6 +69,7 @@ def run(
     seed: int,
     trace_path: str | None,
     as_json: bool,
+    **engine: Any,
 ) -> None:
     """Run a model under llama.cpp, also one that is larger than memory.
 
@@ -126,17 +88,7 @@ def run(
         raise RequestError(f"{option} needs a prompt", hint="give it with -p or -f")
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     sampling.check()
-    with Model(
-        source_or_pack,
-        memory=memory,
-        policy=policy,
-        pin=pin,
-        context=context,
-        threads=threads,
-        backend=backend,
-        check=check,
-        trace=trace_path,
-    ) as model:
+    with Model(source_or_pack, trace=trace_path, **engine) as model:
         if not is_quiet() and not as_json:
             click.echo(run_text.memory(model.memory), err=True)
         conversation = _Conversation(model, system, sampling=sampling, count=tokens)

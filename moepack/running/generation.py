@@ -60,6 +60,13 @@ class GenerationFacts(PhaseFacts):
     backend: str
 
 
+_NOTHING = PhaseFacts(0, 0.0, None, 0, 0, None, 0, 0.0)
+
+
+class _LeftError(Exception):
+    """Nobody wants more of a text."""
+
+
 class Generation:
     """A text that a model goes on with, piece by piece; to be iterated over once.
 
@@ -99,18 +106,37 @@ class Generation:
         self._phases: list[PhaseFacts] = []
 
     def __iter__(self) -> Iterator[str]:
+        return self.pieces(lambda: False)
+
+    def pieces(self, is_left: Callable[[], bool]) -> Iterator[str]:
+        """Yield the pieces of the text until it ends, or `is_left` says that nobody wants more.
+
+        It is asked after each call of the model.
+        """
+        try:
+            yield from self._pieces(is_left)
+        except _LeftError:
+            return
+
+    def _pieces(self, is_left: Callable[[], bool]) -> Iterator[str]:
         engine, prompt = self._engine, self._prompt
+
+        def computed(tokens: Sequence[int], chosen: Chosen, is_prompt: bool) -> None:
+            self._chose(tokens, chosen, is_prompt)
+            if is_left():
+                raise _LeftError
+
         # The last token is computed in any case: what comes after it is what is asked for.
         self._kept_count = min(_common_count(engine.tokens, prompt), len(prompt) - 1)
         engine.rewind(self._kept_count)
         self._kept_count = len(engine.tokens)
         with self._phase():
             rest = prompt[self._kept_count :]
-            engine.feed(rest, lambda tokens, chosen: self._chose(tokens, chosen, True))
+            engine.feed(rest, lambda tokens, chosen: computed(tokens, chosen, True))
         with self._phase():
-            yield from self._go_on()
+            yield from self._go_on(lambda tokens, chosen: computed(tokens, chosen, False))
 
-    def _go_on(self) -> Iterator[str]:
+    def _go_on(self, computed: Callable[[Sequence[int], Chosen], None]) -> Iterator[str]:
         engine = self._engine
         with engine.sampler(self._sampling) as choose:
             while True:
@@ -129,7 +155,7 @@ class Generation:
                 if not engine.room:
                     self._end = "context"
                     break
-                engine.feed([token], lambda tokens, chosen: self._chose(tokens, chosen, False))
+                engine.feed([token], computed)
         yield from self._text.rest()
 
     def _phase(self) -> _Phase:
@@ -141,12 +167,17 @@ class Generation:
         return self._text.whole
 
     @property
+    def has_facts(self) -> bool:
+        """Whether it has ended, or was left, after it had begun."""
+        return bool(self._phases)
+
+    @property
     def facts(self) -> GenerationFacts:
         """What became of it. Raises RequestError before it has ended."""
-        if len(self._phases) < 2:
+        if not self._phases:
             raise RequestError("the text has not ended")
         engine = self._engine
-        prompt, decode = self._phases
+        prompt, decode = (*self._phases, _NOTHING)[:2]
         return GenerationFacts(
             **asdict(decode),
             text=self._text.whole,

@@ -19,6 +19,7 @@ from moepack.running.choice_writer import ChoiceWriter
 from moepack.running.engine import Engine, EngineOptions, MemoryUse
 from moepack.running.generation import Generation
 from moepack.sizes import parse_size
+from moepack.storage.backend import Backend
 
 AnyPath = str | os.PathLike[str]
 
@@ -43,7 +44,7 @@ class Model:
         pin: int | str = 0,
         context: int = 4096,
         threads: int | None = None,
-        backend: str = "auto",
+        backend: str | Backend = "auto",
         check: str = "first",
         trace: AnyPath | None = None,
     ) -> None:

@@ -1,0 +1,124 @@
+"""The command `serve`: a model behind HTTP, for the clients that people have."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moepack import extras
+from moepack.cli.model_options import engine_options
+from moepack.cli.parameters import PathName, ResumableFile
+from moepack.cli.terminal import is_quiet, quiet_option
+from moepack.errors import MachineError, RequestError
+
+if TYPE_CHECKING:
+    from moepack.serving.server import Server
+
+_GRACE = 5
+"""Seconds for texts that are being sent when the server is ended."""
+_CONNECTIONS = 512
+
+
+@click.command()
+@click.argument(
+    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option(
+    "--api-key",
+    envvar="MOEPACK_API_KEY",
+    metavar="KEY",
+    help="Answer those alone who bear it; better in MOEPACK_API_KEY, which others do not see.",
+)
+@click.option("--name", metavar="NAME", help="What clients call the model; its file's name.")
+@click.option(
+    "--queue", type=click.IntRange(0, 4096), default=64, show_default=True, help="May wait at most."
+)
+@engine_options
+@click.option(
+    "--trace",
+    "trace_path",
+    type=ResumableFile(),
+    metavar="FILE",
+    help="Record which experts it chose.",
+)
+@quiet_option
+def serve(
+    source_or_pack: tuple[str, ...],
+    host: str,
+    port: int,
+    api_key: str | None,
+    name: str | None,
+    queue: int,
+    trace_path: str | None,
+    **engine: Any,
+) -> None:
+    """Serve a model, also one that is larger than memory, as OpenAI's API does.
+
+    One text is made at a time; other clients wait. Ctrl-C ends it.
+
+    Example: moepack serve model.moepack --memory 8GiB --port 8080
+    """
+    _check_installed()
+    from moepack.report import run_text
+    from moepack.running.model import Model
+    from moepack.serving.server import Limits, Server
+
+    if api_key == "":
+        raise RequestError("an empty API key", place="--api-key")
+    with (
+        _listening(host, port) as listener,
+        Model(source_or_pack, trace=trace_path, **engine) as model,
+    ):
+        called = name or os.path.basename(os.path.normpath(source_or_pack[0]))
+        server = Server(model, called, api_key=api_key, limits=Limits(waiting=queue))
+        address, bound = listener.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        if not is_quiet():
+            click.echo(run_text.memory(model.memory), err=True)
+            click.echo(f"serving {called} at http://{shown}:{bound}/v1; Ctrl-C ends it", err=True)
+        _run(server, listener)
+
+
+def _check_installed() -> None:
+    for name in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            problem = f"{name} is not installed, which serving needs"
+            raise MachineError(problem, hint=extras.hint("serve"))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Listen before the model is loaded: a port that is taken is known at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        problem = f"cannot listen at {host} port {port}: {reason}"
+        raise MachineError(problem, hint="choose another with --host and --port") from None
+
+
+def _run(server: Server, listener: socket.socket) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(
+        server.application,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        limit_concurrency=_CONNECTIONS,
+        timeout_graceful_shutdown=_GRACE,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:  # uvicorn hands it on when all is closed
+        pass
+    finally:
+        server.close()
