@@ -32,7 +32,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("packing", "caching", "engines"),
     },
     "serving": {"moepack", "llama_cpp", "running"},
-    "bench": {"moepack", "storage", "source", "reading", "trace", "trace.formats", "hotness"},
+    "bench": {
+        *("moepack", "storage", "source", "reading", "llama_cpp"),
+        *("trace", "trace.formats", "hotness"),
+    },
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),
         *("packing", "engines", "mounting", "bench", "running"),

@@ -218,6 +218,7 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
         ("hotness", tmp_path / "trace", "-o", tmp_path / "hot.csv"),
         ("bench", example, "--source", shard, *little),
         ("run", example, "-p", "Hello", "-n", "2", "--context", "64"),
+        ("bench", example, "--run", "--memory", "220MiB"),
     ):
         run = moepack_command(*str(name).split(), *arguments, "--json")
         fields = printed.setdefault(str(name), set())

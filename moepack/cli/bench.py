@@ -10,6 +10,7 @@ from moepack.cli.terminal import (
     complain,
     is_quiet,
     json_option,
+    length_of,
     quiet_option,
     show,
     source_option,
@@ -71,6 +72,15 @@ from moepack.sizes import parse_size
     help="Time for each point of the drive's surface; 0 leaves it out.",
 )
 @click.option(
+    "--run",
+    "runs",
+    is_flag=True,
+    help="Run the model instead, within a limit of memory: tokens a second.",
+)
+@click.option(
+    "--memory", metavar="SIZE", help="The limit with --run; by default half of the model."
+)
+@click.option(
     "--plot",
     "plot_path",
     type=OutputFile(),
@@ -92,6 +102,8 @@ def bench(
     seconds: float,
     length_text: str,
     point_seconds: float,
+    runs: bool,
+    memory: str | None,
     plot_path: str | None,
     force: bool,
     as_json: bool,
@@ -99,12 +111,18 @@ def bench(
     """Measure the drive that PACK lies on, and what the pack is worth there.
 
     Reads experts, those of a trace or drawn by hotness, from the pack and, with --source, from the
-    shards: through moepack's reader, with a bare backend and memory-mapped, in paired rounds.
+    shards: through moepack's reader, with a bare backend and memory-mapped, in paired rounds. With
+    --run, tokens a second: from the pack, from the shards, and under llama.cpp alone.
 
     Example: moepack bench model.moepack --source model-00001-of-00004.gguf
     """
     from moepack.report import bench_text, chart
 
+    if runs:
+        _run(pack_path, source_paths, memory, as_json)
+        return
+    if memory:
+        raise RequestError("--memory is for --run")
     if plot_path and not point_seconds:
         raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
     inputs = [path for path in (trace_path, hotness_path) if path]
@@ -130,6 +148,17 @@ def bench(
         if picture:
             chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
     show(report, as_json, bench_text.text)
+
+
+def _run(pack: str, source: tuple[str, ...], memory: str | None, as_json: bool) -> None:
+    """Measure whole programs that run the model."""
+    from moepack.bench.engine_speed import bench_run
+    from moepack.report import speed_text
+
+    with progress(None, "running", "runs") as advance:
+        limit = length_of(memory, "--memory")
+        speed = bench_run(pack, source=source or None, memory=limit, progress=advance)
+    show(speed, as_json, speed_text.text)
 
 
 def _parse_depths(text: str) -> list[int]:

@@ -1,6 +1,7 @@
 """Tensors of a graph that runs: which of them are watched, and what is in them."""
 
 import ctypes
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,10 @@ from moepack.llama_cpp.structs import TYPE_I32, EvalCallback, Tensor
 # copies just its own bytes, so `_memory[a:b]` is the cheapest way to read a few at an address:
 # `ctypes.string_at` takes three times as long, and a callback does this thousands of times a token.
 _memory: Any = (ctypes.c_char * sys.maxsize).from_address(0)
-_NAME = Tensor.name.offset
+_NAME, _NAME_LENGTH = Tensor.name.offset, Tensor.name.size
+_HEAD = struct.Struct("@iP4q4N")
+"""How a `Tensor` begins: type, buffer, dimensions, strides. A struct of ctypes is slower."""
+_I32_LENGTH = 4
 
 
 def watch(prefix: bytes, handle: Callable[[int, bool], bool]) -> Any:
@@ -36,7 +40,9 @@ def watch(prefix: bytes, handle: Callable[[int, bool], bool]) -> Any:
 
 def name_of(address: int) -> str:
     """Return the name of the tensor at `address`."""
-    return ctypes.string_at(address + _NAME).decode(errors="replace")
+    start = address + _NAME
+    name: bytes = _memory[start : start + _NAME_LENGTH]
+    return name.partition(b"\0")[0].decode(errors="replace")
 
 
 def read_matrix(library: Any, address: int) -> NDArray[np.int32]:
@@ -44,13 +50,13 @@ def read_matrix(library: Any, address: int) -> NDArray[np.int32]:
 
     Raises MachineError for a tensor that is none.
     """
-    tensor = Tensor.from_address(address)
-    columns, rows, *others = tensor.ne
-    if tensor.type != TYPE_I32 or others != [1, 1]:
-        found = f"type {tensor.type}, dimensions {list(tensor.ne)}"
+    kind, _, *shape = _HEAD.unpack(_memory[address : address + _HEAD.size])
+    columns, rows, planes, volumes, *strides = shape
+    if kind != TYPE_I32 or (planes, volumes) != (1, 1) or not columns or not rows:
+        found = f"type {kind}, dimensions {shape[:4]}"
         raise MachineError("not a matrix of I32", place=name_of(address), found=found)
-    # ggml_nbytes goes from the first element to the last: what lies between the rows is copied too.
-    data = np.empty(library.ggml_nbytes(address), np.uint8)
-    library.ggml_backend_tensor_get(address, data.ctypes.data, 0, len(data))
-    strides = tensor.nb[1], tensor.nb[0]
-    return np.ndarray((rows, columns), np.int32, data.data, strides=strides)
+    # From the first element to the last: what lies between the rows is copied too.
+    length = (columns - 1) * strides[0] + (rows - 1) * strides[1] + _I32_LENGTH
+    data = np.empty(length, np.uint8)
+    library.ggml_backend_tensor_get(address, data.ctypes.data, 0, length)
+    return np.ndarray((rows, columns), np.int32, data.data, strides=(strides[1], strides[0]))

@@ -38,6 +38,9 @@ class ExpertStore:
         self._reader = reader
         self._memory = memory
         self._places = places
+        self._keys: dict[int, dict[int, ExpertKey]] = {}
+        for key in places:
+            self._keys.setdefault(key.layer, {})[key.expert] = key
         self._cache = cache
         self.usage = Usage()
 
@@ -51,10 +54,12 @@ class ExpertStore:
 
         Where that fails, none of what was missing is held.
         """
-        keys = [ExpertKey(layer, expert) for expert in experts]
-        if not self._places.keys() >= set(keys):
+        try:
+            known = self._keys[layer]
+            keys = [known[expert] for expert in experts]
+        except KeyError:
             problem = "a router chose an expert that is not there"
-            raise MachineError(problem, place=f"layer {layer}")
+            raise MachineError(problem, place=f"layer {layer}") from None
         step = self._cache.step(keys, self.usage.tally)
         try:
             self._give_back(step.given_up)

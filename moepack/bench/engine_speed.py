@@ -1,0 +1,174 @@
+"""How fast a model runs within a limit of memory: from a pack, from its shards, and mapped."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moepack.bench.memory_group import MemoryGroup, memory_group
+from moepack.errors import MachineError, RequestError
+from moepack.llama_cpp.library import cpu_count
+from moepack.reading.pack import Pack
+from moepack.sizes import size_text
+from moepack.storage import page_cache
+
+PROMPT = "Once upon a time there was a small town by the sea, and in that town"
+PROGRAM_LENGTH = 160 << 20
+"""Bytes that a program takes beside the model: Python and llama.cpp."""
+_SHARE = 0.5
+"""Of the model, what a limit is where none is given."""
+_PACK, _SHARDS, _MAPPED = "pack", "shards", "llama.cpp, mapped"
+
+
+@dataclass(frozen=True, slots=True)
+class SideFacts:
+    """What one way to run the model did, by rounds; the median, and the means of the last round.
+
+    `tokens_per_second` is None where the program was killed, out of memory.
+    """
+
+    name: str
+    tokens_per_second: float | None
+    tokens_per_second_lowest: float | None
+    tokens_per_second_highest: float | None
+    hit_rate: float | None
+    read_length_per_token: float | None
+    read_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """How fast a model runs. `is_limited` says whether there was a limit on memory at all.
+
+    `same_text` says whether all ways gave the same text; None where there was one alone.
+    """
+
+    pack: str
+    model_length: int
+    memory_limit: int
+    is_limited: bool
+    token_count: int
+    round_count: int
+    sides: tuple[SideFacts, ...]
+    same_text: bool | None
+
+
+def bench_run(
+    pack: str | os.PathLike[str],
+    *,
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    memory: int | None = None,
+    tokens: int = 60,
+    rounds: int = 3,
+    context: int = 1024,
+    threads: int | None = None,
+    prompt: str = PROMPT,
+    progress: Callable[[int, int], None] | None = None,
+) -> EngineSpeed:
+    """Run the model of a pack in programs of their own, in turns, each within `memory` bytes.
+
+    With `source`, also from the shards as they lie, and under llama.cpp alone, which maps them. The
+    page cache counts to the limit, and holds nothing of the model at the start. Raises RequestError
+    for a limit that is too small, and MachineError where a program fails.
+    """
+    listed = [source] if isinstance(source, str | os.PathLike) else list(source or ())
+    with Pack(pack) as opened:
+        shape, paths = opened.shape, [*opened.file_paths, *map(Path, listed)]
+        model_length = (shape.dense_length or 0) + shape.expert_length
+    limit = int(model_length * _SHARE) + PROGRAM_LENGTH if memory is None else memory
+    if limit <= PROGRAM_LENGTH:
+        expected = f"more than {size_text(PROGRAM_LENGTH)}, which the program takes itself"
+        raise RequestError("too little memory", expected=expected, found=size_text(limit))
+    threads = cpu_count() if threads is None else threads
+    plan = _Plan(prompt, tokens, context, threads, limit - PROGRAM_LENGTH)
+    sides = {_PACK: plan.ours([pack])}
+    if listed:
+        sides[_SHARDS] = plan.ours(listed)
+        sides[_MAPPED] = plan.mapped(listed[0])
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    with memory_group(limit) as group:
+        for number in range(rounds):
+            names = list(sides)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                page_cache.drop(path for path in paths if path.is_file())
+                results[name].append(_run(sides[name], group))
+                if progress is not None:
+                    progress(1, rounds * len(sides))
+    texts = {run["text"] for runs in results.values() for run in runs if "text" in run}
+    return EngineSpeed(
+        pack=os.fspath(pack),
+        model_length=model_length,
+        memory_limit=limit,
+        is_limited=group is not None,
+        token_count=tokens,
+        round_count=rounds,
+        sides=tuple(_facts(name, runs) for name, runs in results.items()),
+        same_text=len(texts) == 1 if len(sides) > 1 else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The programs that are measured."""
+
+    prompt: str
+    tokens: int
+    context: int
+    threads: int
+    memory: int
+
+    def ours(self, paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+        options = {
+            "--prompt": self.prompt,
+            "--tokens": self.tokens,
+            "--context": self.context,
+            "--threads": self.threads,
+            "--memory": self.memory,
+            "--temperature": 0,
+        }
+        words = [str(word) for pair in options.items() for word in pair]
+        run = [sys.executable, "-m", "moepack", "run", "--raw", "--json"]
+        return [*run, *words, *(os.fspath(path) for path in paths)]
+
+    def mapped(self, path: str | os.PathLike[str]) -> list[str]:
+        numbers = map(str, (self.tokens, self.context, self.threads))
+        stock = [sys.executable, "-m", "moepack.bench.stock_run"]
+        return [*stock, os.fspath(path), self.prompt, *numbers]
+
+
+def _run(command: list[str], group: MemoryGroup | None) -> dict[str, Any]:
+    """Run a program; nothing where it was killed."""
+    words = command if group is None else group.command(command)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, text=True, stdout=pipe, stderr=pipe) as process:
+        printed, complaint = process.communicate()
+    if process.returncode in (-9, 137):
+        return {}
+    if process.returncode:
+        problem = "a program that was to be measured failed"
+        raise MachineError(problem, found=complaint.strip() or f"exit code {process.returncode}")
+    facts: dict[str, Any] = json.loads(printed)
+    return facts
+
+
+def _facts(name: str, runs: list[dict[str, Any]]) -> SideFacts:
+    speeds = [run["tokens_per_second"] for run in runs if run.get("tokens_per_second")]
+    whole: list[dict[str, Any]] = [run for run in runs if run.get("step_count")]
+    last = whole[-1] if whole else {}
+    steps, seconds = last.get("step_count"), last.get("seconds")
+    return SideFacts(
+        name=name,
+        tokens_per_second=statistics.median(speeds) if speeds else None,
+        tokens_per_second_lowest=min(speeds, default=None),
+        tokens_per_second_highest=max(speeds, default=None),
+        hit_rate=last.get("hit_rate"),
+        read_length_per_token=last["read_length"] / steps if steps else None,
+        read_share=last["read_seconds"] / seconds if seconds else None,
+    )

@@ -1,0 +1,62 @@
+"""`python -m moepack.bench.stock_run`: a prompt under llama.cpp alone, which maps the model.
+
+Measured as `moepack run` measures itself: the tokens after the first. Weights are not repacked: a
+repacked copy would have to fit into memory.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from moepack.llama_cpp import library
+from moepack.llama_cpp.log import ErrorLines
+from moepack.llama_cpp.sampling import Sampling, sampler
+from moepack.llama_cpp.structs import Batch
+from moepack.llama_cpp.vocabulary import Vocabulary
+
+
+def main(path: str, prompt: str, count: int, context: int, threads: int) -> dict[str, Any]:
+    """Return the text that a model goes on with, and how fast it came."""
+    llama: Any = library.load()
+    with ErrorLines(llama) as errors:
+        params = llama.llama_model_default_params()
+        params.use_extra_bufts = False
+        model = llama.llama_model_load_from_file(os.fsencode(path), params)
+        if model is None:
+            raise SystemExit(f"llama.cpp cannot load the model: {errors}")
+        options = llama.llama_context_default_params()
+        options.n_ctx = context
+        options.n_threads = options.n_threads_batch = threads
+        opened = llama.llama_init_from_model(model, options)
+        vocabulary = Vocabulary(llama, model)
+
+        def decode(tokens: list[int]) -> None:
+            ids, outputs = np.array(tokens, np.int32), np.zeros(len(tokens), np.int8)
+            outputs[-1] = True
+            batch = Batch(len(ids), token=ids.ctypes.data, logits=outputs.ctypes.data)
+            if llama.llama_decode(opened, batch):
+                raise SystemExit(f"llama.cpp cannot decode: {errors}")
+
+        decode(vocabulary.tokenize(prompt))
+        text, steps, started = b"", 0, time.perf_counter()
+        with sampler(llama, Sampling(temperature=0)) as chain:
+            for number in range(count):
+                token = llama.llama_sampler_sample(chain, opened, -1)
+                if vocabulary.ends(token):
+                    break
+                text += vocabulary.text_of(token)
+                if number + 1 < count:
+                    decode([token])
+                    steps += 1
+        seconds = time.perf_counter() - started
+    speed = steps / seconds if steps else None
+    return {"text": text.decode(errors="replace"), "tokens_per_second": speed}
+
+
+if __name__ == "__main__":
+    # A program of its own, whose result is what it prints.
+    os.write(1, json.dumps(main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]))).encode())

@@ -1,0 +1,34 @@
+"""How fast a model runs, for people."""
+
+from moepack.bench.engine_speed import EngineSpeed, SideFacts
+from moepack.sizes import size_text
+
+
+def text(speed: EngineSpeed) -> str:
+    """Write the table, and what it is about."""
+    limit = f"within {size_text(speed.memory_limit)}, page cache included"
+    if not speed.is_limited:
+        limit = "with no limit on memory: control groups cannot be made here"
+    lines = [
+        f"{speed.pack}: a model of {size_text(speed.model_length)}, {limit}",
+        f"{speed.token_count} tokens, {speed.round_count} rounds in turns: median (least to most)",
+        "",
+        f"{'':18}  {'tok/s':22}  {'hits':>7}  {'read a token':>12}  {'waiting':>7}",
+        *map(_line, speed.sides),
+    ]
+    if speed.same_text is not None:
+        same = "All gave the same text." if speed.same_text else "They gave different texts."
+        lines += ["", same]
+    return "\n".join(lines)
+
+
+def _line(side: SideFacts) -> str:
+    speed = "killed: out of memory"
+    if side.tokens_per_second is not None:
+        low, high = side.tokens_per_second_lowest, side.tokens_per_second_highest
+        speed = f"{side.tokens_per_second:.3g} ({low:.3g} to {high:.3g})"
+    hits = "–" if side.hit_rate is None else f"{side.hit_rate:.1%}"
+    length = side.read_length_per_token
+    read = "–" if length is None else size_text(round(length))
+    share = "–" if side.read_share is None else f"{side.read_share:.0%}"
+    return f"{side.name:18}  {speed:22}  {hits:>7}  {read:>12}  {share:>7}"

@@ -1,0 +1,98 @@
+"""Whole programs run a model within a limit of memory, and what they say is compared."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moepack.bench import engine_speed
+from moepack.bench.engine_speed import PROGRAM_LENGTH, bench_run
+from moepack.bench.memory_group import memory_group
+from moepack.errors import MachineError, RequestError
+from moepack.report import speed_text
+from tests.support import llama_cpp
+from tests.support.models import first_shard
+
+MIB = 1 << 20
+needs_llama = pytest.mark.skipif(
+    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
+)
+
+
+@needs_llama
+def test_all_ways_give_the_same_text_and_are_compared(packs: dict[str, Path]) -> None:
+    done: list[int] = []
+    speed = bench_run(
+        packs["qwen3moe"],
+        source=first_shard("qwen3moe"),
+        memory=PROGRAM_LENGTH + 40 * MIB,
+        tokens=12,
+        rounds=2,
+        context=64,
+        threads=1,
+        progress=lambda count, total: done.append(total),
+    )
+    assert [side.name for side in speed.sides] == ["pack", "shards", "llama.cpp, mapped"]
+    assert speed.same_text is True
+    assert done == [6] * 6
+    ours, _, mapped = speed.sides
+    for side in speed.sides:
+        lowest, highest = side.tokens_per_second_lowest, side.tokens_per_second_highest
+        assert lowest is not None
+        assert highest is not None
+        assert side.tokens_per_second is not None
+        assert 0 < lowest <= side.tokens_per_second <= highest
+    assert ours.hit_rate is not None
+    assert ours.read_length_per_token is not None
+    assert (mapped.hit_rate, mapped.read_length_per_token, mapped.read_share) == (None, None, None)
+    text = speed_text.text(speed)
+    assert "All gave the same text." in text
+    assert text.splitlines()[-3].startswith("llama.cpp, mapped")
+
+
+@needs_llama
+def test_the_command_prints_it(moepack_command: Callable[..., Any], packs: dict[str, Path]) -> None:
+    run = moepack_command("bench", packs["qwen3moe"], "--run", "--memory", "220MiB")
+    assert run.returncode == 0, run.stderr
+    assert "220.0 MiB" in run.stdout or "no limit" in run.stdout
+    assert "pack " in run.stdout
+    wrong = moepack_command("bench", packs["qwen3moe"], "--memory", "220MiB")
+    assert "--memory is for --run" in wrong.stderr
+
+
+def test_a_limit_that_the_program_alone_needs_is_refused(packs: dict[str, Path]) -> None:
+    with pytest.raises(RequestError, match="too little memory"):
+        bench_run(packs["qwen3moe"], memory=PROGRAM_LENGTH)
+
+
+@needs_llama
+def test_a_program_that_fails_is_an_error_with_its_words(
+    packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MachineError, match="too little memory for this model"):
+        bench_run(packs["qwen3moe"], memory=PROGRAM_LENGTH + 1000, rounds=1)
+
+
+def test_a_program_that_takes_more_than_the_limit_is_killed() -> None:
+    code = "import sys; held = bytearray(int(sys.argv[1])); sys.stdout.write('{}')"
+    with memory_group(100 * MIB) as group:
+        if group is None:
+            pytest.skip("no control group can be made here")
+        small, large = (
+            subprocess.run(
+                group.command([sys.executable, "-c", code, str(count * MIB)]), check=False
+            )
+            for count in (20, 300)
+        )
+    assert (small.returncode, large.returncode) == (0, -9)
+    assert not list(Path("/sys/fs/cgroup").rglob("moepack-bench-*"))
+
+
+def test_a_run_that_was_killed_has_no_speed() -> None:
+    assert engine_speed._run(["sh", "-c", "kill -9 $$"], None) == {}
+    assert engine_speed._facts("pack", [{}]).tokens_per_second is None
+    facts = engine_speed._facts("pack", [{"tokens_per_second": 3.0}, {}])
+    assert facts.tokens_per_second == 3
