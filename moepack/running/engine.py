@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -97,7 +98,9 @@ class Engine:
         with ExitStack() as stack:
             memory, dense = self._load(stack)
             self._make_room(stack, memory, dense, threads, available)
-            self._finalizer = weakref.finalize(self, stack.pop_all().close)
+            # A forked child has neither llama.cpp's threads nor a right to what it would free.
+            self._process = os.getpid()
+            self._finalizer = weakref.finalize(self, _close_in, self._process, stack.pop_all())
 
     def _load(self, stack: ExitStack) -> tuple[ExpertMemory, int]:
         """Load what every token needs; return the memory for experts, and the bytes of the rest."""
@@ -260,8 +263,16 @@ class Engine:
             yield choose
 
     def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            problem = "the engine belongs to the process that this one was forked from"
+            raise RequestError(problem, hint="make another in the child")
         if not self._finalizer.alive:
             raise RequestError("the engine is closed")
+
+
+def _close_in(process: int, stack: ExitStack) -> None:
+    if os.getpid() == process:
+        stack.close()
 
 
 def _check_between(what: str, number: int, most: int) -> None:

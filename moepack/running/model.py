@@ -64,7 +64,7 @@ class Model:
             self._writer = None
             if trace is not None:
                 self._writer = stack.enter_context(ChoiceWriter(trace, self._pack))
-            self._finalizer = weakref.finalize(self, stack.pop_all().close)
+            self._finalizer = weakref.finalize(self, _close_in, os.getpid(), stack.pop_all())
         self._template: ChatTemplate | None = None
 
     def __enter__(self) -> Self:
@@ -147,6 +147,11 @@ class Model:
         if self._writer is not None:
             options["chose"] = self._writer.begin()
         return Generation(self._engine, tokens, **options)
+
+
+def _close_in(process: int, stack: ExitStack) -> None:
+    if os.getpid() == process:  # not in a forked child, which would finish the trace as well
+        stack.close()
 
 
 def _open(path: AnyPath | Sequence[AnyPath], stack: ExitStack) -> Pack:

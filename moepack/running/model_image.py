@@ -66,8 +66,8 @@ class ModelImage:
         address = end = None
         with open("/proc/self/maps") as maps:
             for line in maps:
-                addresses, _, offset, _, inode, *_ = line.split()
-                if int(inode) == held.st_ino and f"/memfd:{_NAME}" in line:
+                addresses, _, offset, device, inode, *_ = line.split()
+                if int(inode) == held.st_ino and _is_device(device, held.st_dev):
                     first, last = (int(text, 16) for text in addresses.split("-"))
                     address = first - int(offset, 16) if address is None else address
                     end = last - address
@@ -84,6 +84,12 @@ class ModelImage:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _is_device(text: str, device: int) -> bool:
+    """Compare a device as that table writes it."""
+    major, minor = (int(number, 16) for number in text.split(":"))
+    return (major, minor) == (os.major(device), os.minor(device))
 
 
 def _anonymous_file() -> int:

@@ -2,7 +2,9 @@
 
 import gc
 import mmap
+import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -299,3 +301,31 @@ def test_two_engines_do_not_disturb_each_other(packs: dict[str, Path], pack: Pac
         counts = one.batch_count, two.batch_count
     for model, found, count in zip(("qwen3moe", "mixtral"), logits, counts, strict=True):
         assert np.array_equal(found, loaded(model, count)[-1])
+
+
+def test_a_forked_child_may_not_use_it_and_harms_nobody(pack: Pack) -> None:
+    with Engine(pack, LEAST) as engine:
+        right = run(engine)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                engine.feed(BATCHES[0])
+            except RequestError as error:
+                code = 0 if "forked" in str(error) else 2
+            engine.close()
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert all(map(np.array_equal, run(engine), right))
+
+
+def test_where_there_are_no_files_in_memory_one_without_a_name_does(
+    pack: Pack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with Engine(pack, LEAST) as engine:
+        right = run(engine)
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Engine(pack, LEAST) as engine:
+        assert not list(tmp_path.iterdir()), "another program could load it"
+        assert all(map(np.array_equal, run(engine), right))
