@@ -35,7 +35,7 @@ def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Progress
     if is_quiet():
         yield None
         return
-    shown = _Bar(total, what, unit) if _is_terminal() else _Lines(total, what, unit)
+    shown = _Bar(total, what, unit) if is_terminal() else _Lines(total, what, unit)
     try:
         yield shown
     finally:
@@ -44,7 +44,8 @@ def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Progress
         click.echo(shown.summary(), err=True)
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
+    """Say whether standard error is a terminal that can be drawn on."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moepack.cli.live_line import live_line
 from moepack.cli.model_options import engine_options
 from moepack.cli.parameters import InputFile, PathName, ResumableFile
 from moepack.cli.terminal import complain, is_quiet, json_option, quiet_option, show, verbose_option
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Record which experts it chose.",
 )
+@click.option("--stats", is_flag=True, help="Say all the time how fast it is, and what is read.")
 @quiet_option
 @verbose_option
 @json_option
@@ -68,6 +70,7 @@ def run(
     repeat_penalty: float,
     seed: int,
     trace_path: str | None,
+    stats: bool,
     as_json: bool,
     **engine: Any,
 ) -> None:
@@ -93,7 +96,7 @@ def run(
             click.echo(run_text.memory(model.memory), err=True)
         conversation = _Conversation(model, system, sampling=sampling, count=tokens)
         if text is None:
-            _chat(conversation)
+            _chat(conversation, stats)
             return
         has_template = model.has_chat_template or system is not None
         generation = (
@@ -104,7 +107,7 @@ def run(
                 pass
             show(generation.facts, as_json, run_text.generated)
         else:
-            _print(generation)
+            _print(generation, stats)
 
 
 def _prompt(text: str | None, path: str | None) -> str | None:
@@ -148,7 +151,7 @@ class _Conversation:
         self._messages.append(Message(role, text))
 
 
-def _chat(conversation: _Conversation) -> None:
+def _chat(conversation: _Conversation, has_stats: bool) -> None:
     """Answer line by line, until there are no more or somebody interrupts at the prompt."""
     is_terminal = sys.stdin.isatty()
     while True:
@@ -162,7 +165,7 @@ def _chat(conversation: _Conversation) -> None:
             continue
         generation = conversation.ask(line)
         try:
-            _print(generation)
+            _print(generation, has_stats)
         except KeyboardInterrupt:
             click.echo()
         except MachineError as error:  # the next one may find the drive well again
@@ -171,13 +174,15 @@ def _chat(conversation: _Conversation) -> None:
         conversation.take(generation.text)
 
 
-def _print(generation: Generation) -> None:
+def _print(generation: Generation, has_stats: bool) -> None:
     """Print a text as it comes, and what it took."""
     from moepack.report import run_text
 
-    for piece in generation:
-        click.echo(piece, nl=False)
-        sys.stdout.flush()
-    click.echo()
+    with live_line(is_wanted=has_stats) as draw:
+        for piece in generation:
+            click.echo(piece, nl=False)
+            sys.stdout.flush()
+            draw(lambda: run_text.so_far(generation.so_far))
+        click.echo()
     if not is_quiet():
         click.echo(run_text.generated(generation.facts), err=True)

@@ -1,7 +1,7 @@
 """What running a model took, for people."""
 
 from moepack.running.engine import MemoryUse
-from moepack.running.generation import GenerationFacts
+from moepack.running.generation import GenerationFacts, PhaseFacts
 from moepack.sizes import count_text, size_text
 
 _ENDS = {
@@ -24,18 +24,18 @@ def memory(use: MemoryUse) -> str:
 
 def generated(facts: GenerationFacts) -> str:
     """Say in one line what a text took."""
-    words = [
-        count_text(facts.token_count, "token"),
-        f"{_number(facts.tokens_per_second)} tok/s",
-        f"{_percent(facts.hit_rate)} hits",
-        f"{_length(facts.length_per_token)} a token read at {_length(_speed(facts))}/s",
-        f"{size_text(facts.memory.dense + facts.memory.context + facts.held_length)} in memory",
-    ]
-    return ", ".join(words) + _ENDS[facts.end]
+    length = facts.memory.dense + facts.memory.context + facts.held_length
+    words = f"{count_text(facts.token_count, 'token')}, {so_far(facts)}"
+    return f"{words}, {size_text(length)} in memory{_ENDS[facts.end]}"
 
 
-def _speed(facts: GenerationFacts) -> float | None:
-    return facts.read_length / facts.read_seconds if facts.read_seconds else None
+def so_far(facts: PhaseFacts) -> str:
+    """Say how fast tokens come, and what is read for them."""
+    speed = facts.read_length / facts.read_seconds if facts.read_seconds else None
+    return (
+        f"{_number(facts.tokens_per_second)} tok/s, {_percent(facts.hit_rate)} hits, "
+        f"{_length(facts.length_per_token)} a token read at {_length(speed)}/s"
+    )
 
 
 def _number(value: float | None) -> str:

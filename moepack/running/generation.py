@@ -104,6 +104,7 @@ class Generation:
         self._end: End = "left"
         self._kept_count = self._token_count = 0
         self._phases: list[PhaseFacts] = []
+        self._phase: _Phase | None = None
 
     def __iter__(self) -> Iterator[str]:
         return self.pieces(lambda: False)
@@ -130,10 +131,10 @@ class Generation:
         self._kept_count = min(_common_count(engine.tokens, prompt), len(prompt) - 1)
         engine.rewind(self._kept_count)
         self._kept_count = len(engine.tokens)
-        with self._phase():
+        with self._begin_phase():
             rest = prompt[self._kept_count :]
             engine.feed(rest, lambda tokens, chosen: computed(tokens, chosen, True))
-        with self._phase():
+        with self._begin_phase():
             yield from self._go_on(lambda tokens, chosen: computed(tokens, chosen, False))
 
     def _go_on(self, computed: Callable[[Sequence[int], Chosen], None]) -> Iterator[str]:
@@ -158,13 +159,19 @@ class Generation:
                 engine.feed([token], computed)
         yield from self._text.rest()
 
-    def _phase(self) -> _Phase:
-        return _Phase(self._engine, self._phases.append)
+    def _begin_phase(self) -> _Phase:
+        self._phase = _Phase(self._engine, self._phases.append)
+        return self._phase
 
     @property
     def text(self) -> str:
         """The text so far."""
         return self._text.whole
+
+    @property
+    def so_far(self) -> PhaseFacts:
+        """What the phase took so far that it is in: the prompt, or the tokens after its first."""
+        return _NOTHING if self._phase is None else self._phase.facts()
 
     @property
     def has_facts(self) -> bool:
@@ -209,21 +216,23 @@ class _Phase:
         self._began = self._now()
 
     def __exit__(self, *exception: object) -> None:
+        self._ended(self.facts())
+
+    def facts(self) -> PhaseFacts:
+        """Return what it took up to now."""
         now = self._now()
         count, hits, misses, length, read_seconds, seconds = (
             after - before for before, after in zip(self._began, now, strict=True)
         )
-        self._ended(
-            PhaseFacts(
-                step_count=int(count),
-                seconds=seconds,
-                tokens_per_second=count / seconds if count else None,
-                hits=int(hits),
-                misses=int(misses),
-                hit_rate=hits / (hits + misses) if hits + misses else None,
-                read_length=int(length),
-                read_seconds=read_seconds,
-            )
+        return PhaseFacts(
+            step_count=int(count),
+            seconds=seconds,
+            tokens_per_second=count / seconds if count else None,
+            hits=int(hits),
+            misses=int(misses),
+            hit_rate=hits / (hits + misses) if hits + misses else None,
+            read_length=int(length),
+            read_seconds=read_seconds,
         )
 
 

@@ -48,6 +48,13 @@ def test_a_prompt_is_answered_by_a_gguf_and_by_its_pack_alike(
     assert (quiet.stdout, quiet.stderr) == (runs[0].stdout, "")
 
 
+def test_stats_are_said_while_it_runs(moepack_command: Command) -> None:
+    plain = moepack_command("run", SHARD, "-p", "Hello", "-n", "7", *SMALL)
+    stats = moepack_command("run", SHARD, "-p", "Hello", "-n", "7", "--stats", *SMALL)
+    assert stats.returncode == 0, stats.stderr
+    assert stats.stdout == plain.stdout
+
+
 def test_json_has_the_numbers(moepack_command: Command, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("Hello")
     run = moepack_command("run", SHARD, "-f", tmp_path / "prompt.txt", "-n", "7", "--json", *SMALL)

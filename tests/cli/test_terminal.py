@@ -302,3 +302,44 @@ def test_one_is_not_many() -> None:
     assert count_text(0, "file") == "0 files"
     assert count_text(1, "file") == "1 file"
     assert count_text(2_000, "file") == "2,000 files"
+
+
+TALKING = """
+import time
+from moepack.cli.live_line import live_line
+with live_line(is_wanted=True) as draw:
+    for number in range(6):
+        print(f"word{number}", end=" ", flush=True)
+        time.sleep(0.12)
+        draw(lambda: f"{number} words so far, and more to come")
+    print()
+print("done")
+"""
+
+
+def screen(written: str, rows: int) -> tuple[list[str], set[str]]:
+    """Return what a terminal shows of text that uses one row at most, and all its last row said."""
+    row = rf"\x1b\[{rows};1H\x1b\[2K([^\x1b]*)\x1b8"
+    text = re.sub(r"\x1b(?:7|8|\[[\d;]*[rAK])", "", re.sub(row, "", written))
+    return text.split(), set(re.findall(row, written))
+
+
+@pytest.mark.parametrize("columns", [20, 80])
+def test_a_live_line_stays_in_the_last_row(columns: int) -> None:
+    written = on_terminal(sys.executable, "-c", TALKING, columns=columns, LINES="30")
+    words, last = screen(written, 30)
+    assert words == [*(f"word{number}" for number in range(6)), "done"]
+    assert "" in last, "it is gone in the end"
+    assert any("words so far" in text for text in last)
+    assert max(map(len, last)) < columns
+    assert written.index("\x1b[1;29r") < written.index("word0")
+    assert written.index("word5") < written.index("\x1b[r"), "the terminal is whole again"
+
+
+def test_a_live_line_is_lines_elsewhere_and_nothing_where_it_is_not_wanted() -> None:
+    often = "from moepack.cli import live_line\nlive_line._SECONDS_BETWEEN_LINES = 0.2\n" + TALKING
+    run = subprocess.run([sys.executable, "-c", often], capture_output=True, text=True, check=True)
+    assert "\x1b" not in run.stdout + run.stderr
+    assert run.stderr.count("words so far") >= 2
+    unwanted = TALKING.replace("is_wanted=True", "is_wanted=False")
+    assert "so far" not in on_terminal(sys.executable, "-c", unwanted, LINES="30")
