@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import as_it_comes, copies, header, models, opening, reading, tracing
+from benchmarks import as_it_comes, copies, header, models, opening, reading, running, tracing
 from benchmarks.table import Row
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -34,6 +34,7 @@ def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
     for name in ("copy", *copies.LAYOUTS):
         shutil.rmtree(folder / name)
     yield from _on_tmpfs(shards, hotness, rounds)
+    yield from running.models(folder, 2)
 
 
 def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
