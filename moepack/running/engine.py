@@ -128,7 +128,8 @@ class Engine:
         """Make the context and, of what it leaves, the cache of experts."""
         options = self.options
         lengths = {key: length_of(places) for key, places in self._places.items()}
-        pinned = self.pack.hottest(options.pinned, layers=self.shape.routed)
+        routed = self.shape.routed
+        pinned = self.pack.hottest(options.pinned, family=ROUTED_FAMILY, layers=routed)
         pinned_length = sum(lengths[key] for key in pinned)
         self._routers = Routers(self._library)
         self._calls = stack.enter_context(Calls(self._routers.stop))
@@ -137,7 +138,7 @@ class Engine:
             length=options.context,
             threads=threads,
         )
-        share_count = len(self.shape.routed) if options.policy.startswith("layer-") else 1
+        share_count = len(routed) if options.policy.startswith("layer-") else 1
         context = contexts.fitting(
             Wanted(self.shape, options.memory, available, dense, pinned_length, share_count)
         )
