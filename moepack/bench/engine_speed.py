@@ -22,6 +22,7 @@ from moepack.storage import page_cache
 PROMPT = "Once upon a time there was a small town by the sea, and in that town"
 PROGRAM_LENGTH = 160 << 20
 """Bytes that a program takes beside the model: Python and llama.cpp."""
+_MOST_IN_BATCH = 512
 _SHARE = 0.5
 """Of the model, what a limit is where none is given."""
 _PACK, _SHARDS, _MAPPED = "pack", "shards", "llama.cpp, mapped"
@@ -88,19 +89,21 @@ def bench_run(
         raise RequestError("too little memory", expected=expected, found=size_text(limit))
     threads = cpu_count() if threads is None else threads
     plan = _Plan(prompt, tokens, context, threads, limit - PROGRAM_LENGTH)
-    sides = {_PACK: plan.ours([pack])}
-    if listed:
-        sides[_SHARDS] = plan.ours(listed)
-        sides[_MAPPED] = plan.mapped(listed[0])
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    names = [_PACK, _SHARDS, _MAPPED] if listed else [_PACK]
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    batch_count = _MOST_IN_BATCH
     with memory_group(limit) as group:
         for number in range(rounds):
-            names = list(sides)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 page_cache.drop(path for path in paths if path.is_file())
-                results[name].append(_run(sides[name], group))
+                if name == _MAPPED:
+                    command = plan.mapped(listed[0], batch_count)
+                else:
+                    command = plan.ours([pack] if name == _PACK else listed)
+                results[name].append(_run(command, group))
+                batch_count = results[name][-1].get("batch_count", batch_count)
                 if progress is not None:
-                    progress(1, rounds * len(sides))
+                    progress(1, rounds * len(names))
     texts = {run["text"] for runs in results.values() for run in runs if "text" in run}
     return EngineSpeed(
         pack=os.fspath(pack),
@@ -110,7 +113,7 @@ def bench_run(
         token_count=tokens,
         round_count=rounds,
         sides=tuple(_facts(name, runs) for name, runs in results.items()),
-        same_text=len(texts) == 1 if len(sides) > 1 else None,
+        same_text=len(texts) == 1 if len(names) > 1 else None,
     )
 
 
@@ -137,8 +140,8 @@ class _Plan:
         run = [sys.executable, "-m", "moepack", "run", "--raw", "--json"]
         return [*run, *words, *(os.fspath(path) for path in paths)]
 
-    def mapped(self, path: str | os.PathLike[str]) -> list[str]:
-        numbers = map(str, (self.tokens, self.context, self.threads))
+    def mapped(self, path: str | os.PathLike[str], batch_count: int) -> list[str]:
+        numbers = map(str, (self.tokens, self.context, self.threads, batch_count))
         stock = [sys.executable, "-m", "moepack.bench.stock_run"]
         return [*stock, os.fspath(path), self.prompt, *numbers]
 

@@ -44,8 +44,8 @@ class PhaseFacts:
 class GenerationFacts(PhaseFacts):
     """What became of a text. Besides `prompt`, phases are about the tokens after its first.
 
-    `kept_count` tokens of the prompt were there from before. `token_count` are those of the text,
-    of which the last needs no step.
+    `kept_count` tokens of the prompt were there from before, the others were computed in batches of
+    up to `batch_count`. `token_count` are those of the text, of which the last needs no step.
     """
 
     text: str
@@ -53,6 +53,7 @@ class GenerationFacts(PhaseFacts):
     token_count: int
     prompt_count: int
     kept_count: int
+    batch_count: int
     prompt: PhaseFacts
     memory: MemoryUse
     held_length: int
@@ -192,6 +193,7 @@ class Generation:
             token_count=self._token_count,
             prompt_count=len(self._prompt),
             kept_count=self._kept_count,
+            batch_count=engine.batch_count,
             prompt=prompt,
             memory=engine.memory,
             held_length=engine.held_length,
