@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +28,7 @@ from moepack.running.expert_memory import ExpertMemory
 from moepack.running.expert_store import ExpertStore, Usage, bring
 from moepack.running.loaded_model import Loading, load_model
 from moepack.running.memory_plan import available_memory
+from moepack.running.owned import Owned
 from moepack.running.places import Places, find_places, length_of
 from moepack.shape import ROUTED_FAMILY
 from moepack.storage.backend import Backend
@@ -71,7 +70,7 @@ class MemoryUse(NamedTuple):
     pinned: int
 
 
-class Engine:
+class Engine(Owned):
     """Runs the model of `pack`, which has to stay open. A context manager.
 
     It holds one sequence: `feed` goes on with it, `rewind` goes back. Used by one thread at a time,
@@ -81,6 +80,8 @@ class Engine:
     that cannot be run, SourceError for a model without experts or without text, MachineError where
     llama.cpp is missing or refuses the model, and what reading raises.
     """
+
+    _own_name = "engine"
 
     def __init__(self, pack: Pack, options: EngineOptions = EngineOptions()) -> None:
         threads = cpu_count() if options.threads is None else options.threads
@@ -98,9 +99,7 @@ class Engine:
         with ExitStack() as stack:
             memory, dense = self._load(stack)
             self._make_room(stack, memory, dense, threads, available)
-            # A forked child has neither llama.cpp's threads nor a right to what it would free.
-            self._process = os.getpid()
-            self._finalizer = weakref.finalize(self, _close_in, self._process, stack.pop_all())
+            self._own(stack)
 
     def _load(self, stack: ExitStack) -> tuple[ExpertMemory, int]:
         """Load what every token needs; return the memory for experts, and the bytes of the rest."""
@@ -154,16 +153,6 @@ class Engine:
         self._memory = self._library.llama_get_memory(self._context)
         if not self.vocabulary or self._memory is None:
             raise SourceError("llama.cpp makes no text with this model", path=self.pack.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Free the model and its memory."""
-        self._finalizer()
 
     @property
     def usage(self) -> Usage:
@@ -262,18 +251,6 @@ class Engine:
                 return int(self._library.llama_sampler_sample(chain, self._context, -1))
 
             yield choose
-
-    def _check_open(self) -> None:
-        if os.getpid() != self._process:
-            problem = "the engine belongs to the process that this one was forked from"
-            raise RequestError(problem, hint="make another in the child")
-        if not self._finalizer.alive:
-            raise RequestError("the engine is closed")
-
-
-def _close_in(process: int, stack: ExitStack) -> None:
-    if os.getpid() == process:
-        stack.close()
 
 
 def _check_between(what: str, number: int, most: int) -> None:

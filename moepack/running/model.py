@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from moepack.errors import RequestError
 from moepack.llama_cpp.sampling import Sampling
@@ -18,13 +17,14 @@ from moepack.running.chat import ChatTemplate, Message
 from moepack.running.choice_writer import ChoiceWriter
 from moepack.running.engine import Engine, EngineOptions, MemoryUse
 from moepack.running.generation import Generation
+from moepack.running.owned import Owned
 from moepack.sizes import parse_size
 from moepack.storage.backend import Backend
 
 AnyPath = str | os.PathLike[str]
 
 
-class Model:
+class Model(Owned):
     """A model that may be larger than memory, ready to go on with texts. A context manager.
 
     `path` is a pack, or any shard of a GGUF: then experts are read from the shards as they lie.
@@ -34,6 +34,8 @@ class Model:
 
     Raises what `Engine` raises, and what opening a source or a pack and writing a trace do.
     """
+
+    _own_name = "model"
 
     def __init__(
         self,
@@ -64,18 +66,8 @@ class Model:
             self._writer = None
             if trace is not None:
                 self._writer = stack.enter_context(ChoiceWriter(trace, self._pack))
-            self._finalizer = weakref.finalize(self, _close_in, os.getpid(), stack.pop_all())
+            self._own(stack)
         self._template: ChatTemplate | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Free the model and its memory, and finish the trace."""
-        self._finalizer()
 
     @property
     def memory(self) -> MemoryUse:
@@ -147,11 +139,6 @@ class Model:
         if self._writer is not None:
             options["chose"] = self._writer.begin()
         return Generation(self._engine, tokens, **options)
-
-
-def _close_in(process: int, stack: ExitStack) -> None:
-    if os.getpid() == process:  # not in a forked child, which would finish the trace as well
-        stack.close()
 
 
 def _open(path: AnyPath | Sequence[AnyPath], stack: ExitStack) -> Pack:
