@@ -28,6 +28,7 @@ from moepack.cli.terminal import (
     quiet_option,
     show,
     source_option,
+    source_or_pack_argument,
     sum_up,
     threads_option,
     verbose_option,
@@ -109,9 +110,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument(
-    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
-)
+@source_or_pack_argument
 @json_option
 def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
     """Say what a model or a pack consists of.

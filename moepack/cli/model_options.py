@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from moepack.cli.parameters import ResumableFile
+
 _OPTIONS = (
     click.option(
         "--memory", metavar="SIZE", help="For all of the model: 8GiB, or floor for the least."
@@ -39,6 +41,9 @@ _OPTIONS = (
         default="first",
         show_default=True,
         help="When what was read is compared with its digest.",
+    ),
+    click.option(
+        "--trace", type=ResumableFile(), metavar="FILE", help="Record which experts it chose."
     ),
 )
 

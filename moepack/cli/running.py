@@ -9,8 +9,16 @@ import click
 
 from moepack.cli.live_line import live_line
 from moepack.cli.model_options import engine_options
-from moepack.cli.parameters import InputFile, PathName, ResumableFile
-from moepack.cli.terminal import complain, is_quiet, json_option, quiet_option, show, verbose_option
+from moepack.cli.parameters import InputFile
+from moepack.cli.terminal import (
+    complain,
+    is_quiet,
+    json_option,
+    quiet_option,
+    show,
+    source_or_pack_argument,
+    verbose_option,
+)
 from moepack.errors import MachineError, RequestError
 
 if TYPE_CHECKING:
@@ -20,9 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument(
-    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
-)
+@source_or_pack_argument
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this; without it, chat.")
 @click.option(
     "-f", "--file", "prompt_path", type=InputFile(), metavar="FILE", help="Answer what is in FILE."
@@ -45,13 +51,6 @@ if TYPE_CHECKING:
     "--repeat-penalty", type=float, default=1.0, show_default=True, help="Against repeating."
 )
 @click.option("-s", "--seed", type=int, default=0, show_default=True, help="Another gives another.")
-@click.option(
-    "--trace",
-    "trace_path",
-    type=ResumableFile(),
-    metavar="FILE",
-    help="Record which experts it chose.",
-)
 @click.option("--stats", is_flag=True, help="Say all the time how fast it is, and what is read.")
 @quiet_option
 @verbose_option
@@ -69,7 +68,6 @@ def run(
     min_p: float,
     repeat_penalty: float,
     seed: int,
-    trace_path: str | None,
     stats: bool,
     as_json: bool,
     **engine: Any,
@@ -91,7 +89,7 @@ def run(
         raise RequestError(f"{option} needs a prompt", hint="give it with -p or -f")
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     sampling.check()
-    with Model(source_or_pack, trace=trace_path, **engine) as model:
+    with Model(source_or_pack, **engine) as model:
         if not is_quiet() and not as_json:
             click.echo(run_text.memory(model.memory), err=True)
         conversation = _Conversation(model, system, sampling=sampling, count=tokens)

@@ -11,8 +11,7 @@ import click
 
 from moepack import extras
 from moepack.cli.model_options import engine_options
-from moepack.cli.parameters import PathName, ResumableFile
-from moepack.cli.terminal import is_quiet, quiet_option
+from moepack.cli.terminal import is_quiet, quiet_option, source_or_pack_argument
 from moepack.errors import MachineError, RequestError
 
 if TYPE_CHECKING:
@@ -24,9 +23,7 @@ _CONNECTIONS = 512
 
 
 @click.command()
-@click.argument(
-    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
-)
+@source_or_pack_argument
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere."
 )
@@ -42,13 +39,6 @@ _CONNECTIONS = 512
     "--queue", type=click.IntRange(0, 4096), default=64, show_default=True, help="May wait at most."
 )
 @engine_options
-@click.option(
-    "--trace",
-    "trace_path",
-    type=ResumableFile(),
-    metavar="FILE",
-    help="Record which experts it chose.",
-)
 @quiet_option
 def serve(
     source_or_pack: tuple[str, ...],
@@ -57,7 +47,6 @@ def serve(
     api_key: str | None,
     name: str | None,
     queue: int,
-    trace_path: str | None,
     **engine: Any,
 ) -> None:
     """Serve a model, also one that is larger than memory, as OpenAI's API does.
@@ -75,7 +64,7 @@ def serve(
         raise RequestError("an empty API key", place="--api-key")
     with (
         _listening(host, port) as listener,
-        Model(source_or_pack, trace=trace_path, **engine) as model,
+        Model(source_or_pack, **engine) as model,
     ):
         called = name or os.path.basename(os.path.normpath(source_or_pack[0]))
         server = Server(model, called, api_key=api_key, limits=Limits(waiting=queue))

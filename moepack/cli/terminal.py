@@ -25,6 +25,10 @@ threads_option = click.option(
     help="How many threads read and write.",
 )
 
+source_or_pack_argument = click.argument(
+    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
+)
+
 source_option = click.option(
     "--source",
     "source_paths",
