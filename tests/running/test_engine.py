@@ -17,37 +17,23 @@ import moepack
 from moepack.errors import MachineError, PackError, RequestError
 from moepack.keys import ExpertKey
 from moepack.reading.pack import Pack
-from moepack.running.engine import Engine, EngineOptions
+from moepack.running.engine import Engine
 from moepack.running.places import find_places
-from tests.support import llama_cpp
+from tests.support import llama_cpp, runs
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
+from tests.support.runs import BATCHES, CONTEXT, LEAST, given_up_layers, run
 
 pytestmark = pytest.mark.skipif(
     not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
 )
 
 PAGE = mmap.PAGESIZE
-CONTEXT, THREADS = 96, 1
-BATCHES = [[(7 * n) % 200 + 3 for n in range(30)], *([(11 * n) % 200 + 3] for n in range(25))]
-LEAST = EngineOptions(memory="floor", context=CONTEXT, threads=THREADS)
-
-
-def run(engine: Engine) -> list[Any]:
-    """Feed all batches; return the logits behind each."""
-    engine.rewind(0)
-    found = []
-    for batch in BATCHES:
-        engine.feed(batch)
-        found.append(engine.logits())
-    return found
 
 
 def loaded(model: str, batch_count: int) -> list[Any]:
     """Return the logits of the model that is fully loaded."""
-    return llama_cpp.stepwise_logits(
-        first_shard(model), BATCHES, context=CONTEXT, batch_count=batch_count, threads=THREADS
-    )
+    return runs.loaded(first_shard(model), batch_count)
 
 
 @pytest.fixture
@@ -65,7 +51,7 @@ def test_logits_are_those_of_the_loaded_model_though_experts_come_and_go(
     options = LEAST._replace(policy=policy)
     with moepack.open(packs[model]) as pack, Engine(pack, options) as engine:
         found = run(engine)
-        given_up = set(given_up_layers(engine))
+        given_up = given_up_layers(engine)
         batch_count, layers = engine.batch_count, set(engine.shape.routed)
     assert given_up == layers, "some layer never had to give up an expert"
     expected = loaded(model, batch_count)
@@ -75,12 +61,6 @@ def test_logits_are_those_of_the_loaded_model_though_experts_come_and_go(
 def feed_all(engine: Engine) -> None:
     for batch in BATCHES:
         engine.feed(batch)
-
-
-def given_up_layers(engine: Engine) -> Iterator[int]:
-    """Yield the layers of which something was used that is not held any more."""
-    held = engine._store._cache
-    return (key.layer for key in engine._places if key not in held)
 
 
 @pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss", "granite"])
