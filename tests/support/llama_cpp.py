@@ -262,6 +262,33 @@ def logits_from(paths: Sequence[Path], tokens: Sequence[int], source: TensorSour
         return _decode(model, tokens, stack)
 
 
+def wanted_tensors(header: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors, optional ones too, of a model of which only this is there.
+
+    They are in GGUF order. Metadata that llama.cpp can do nothing with may kill the process.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+
+    def want(tensor: int, _user_data: object) -> None:
+        head = _TensorHead.from_address(tensor)
+        shape = head.ne0, head.ne1, head.ne2, head.ne3
+        count = max(number for number in range(1, 5) if number == 1 or shape[number - 1] > 1)
+        found[load().ggml_get_name(tensor).decode()] = shape[:count]
+
+    params = _params()
+    params.load_mtp = True
+    with ExitStack() as stack:
+        opened = load().gguf_init_from_file(os.fsencode(header), _types["gguf_params"](True, None))
+        stack.callback(load().gguf_free, opened)
+        callback = _types["tensor_callback"](want)
+        _errors.clear()
+        model = load().llama_model_init_from_user(opened, callback, None, params)
+        stack.callback(load().llama_model_free, model)
+        if model is None:
+            raise ValueError("".join(_errors).strip() or "no reason given")
+    return found
+
+
 class _Feeder:
     """Serve llama.cpp's requests for tensor data, and keep the first error."""
 
