@@ -115,7 +115,8 @@ def mtp_start(source: Source) -> int | None:
     """Return the first multi-token-prediction layer: block_count - nextn_predict_layers.
 
     llama.cpp leaves these layers out unless asked (llama-model.cpp, `load_mtp`). None where the
-    model has none.
+    model has none: deepseek4 may state some and have none, and all of its blocks are run then
+    (deepseek4.cpp, `load_arch_hparams`).
     """
     blocks, predicted = (
         source.model_value("block_count"),
@@ -123,7 +124,13 @@ def mtp_start(source: Source) -> int | None:
     )
     if type(blocks) is not int or type(predicted) is not int or not 0 < predicted < blocks:
         return None
-    return blocks - predicted
+    start = blocks - predicted
+    first = f"blk.{start}.nextn.eh_proj.weight"
+    if source.architecture == "deepseek4" and all(
+        tensor.name != first for _, tensor in source.tensors()
+    ):
+        return None
+    return start
 
 
 def find_experts(source: Source) -> Experts:

@@ -77,6 +77,14 @@ def test_a_models_shape_has_all_families_and_how_many_of_each_a_token_uses(tmp_p
     assert [family.experts_used for family in shape(builder, tmp_path).families] == [3, 5, None]
 
 
+def test_deepseek4_has_layers_for_mtp_only_where_it_has_their_tensors(tmp_path: Path) -> None:
+    builder = moe((0, 1, 2), architecture="deepseek4")
+    builder.put("deepseek4.nextn_predict_layers", "u32", 1)
+    assert shape(builder, tmp_path).mtp_layers == ()
+    builder.tensor("blk.2.nextn.eh_proj.weight", (128, 64), F32, 512)
+    assert shape(builder, tmp_path).mtp_layers == (2,)
+
+
 def test_layers_without_experts_are_left_out(tmp_path: Path) -> None:
     assert experts_of(moe((1, 3, 6), block_count=8), tmp_path).layers == (1, 3, 6)
 

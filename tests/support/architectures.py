@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,32 +28,46 @@ _Q8_0, _F16, _F32 = (
 )
 _EXPERT_WEIGHT = re.compile(r"(?:ffn_(gate|up|gate_up|down)_(?:ch)?exps|attn_v_exps)\.weight")
 _PLAIN = r"scale$"
+_MTP = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 
 Pairs = Mapping[str, Any]
 _NONE: Pairs = {}
+_OF_OTHER_LAYERS = {"attention.indexer.types", "ple.layer_multipliers"}
+"""Lists that are not longer when there is a layer for multi-token prediction."""
 
 
 class Architecture(NamedTuple):
     """A model to make: its metadata beside the usual, without the architecture's name in the keys.
 
     Of the tensors that it may have, it has not those that match `without`. `has_two` is for those
-    that llama.cpp would take gate and up of in one: it has them apart.
+    that llama.cpp would take gate and up of in one: it has them apart. `unlisted` are tensors that
+    it has and llama.cpp does not ask for; then it is asked about a model without MTP.
     """
 
     name: str
     pairs: Pairs
     without: str = _PLAIN
     has_two: bool = False
+    unlisted: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
-    def with_mtp(self) -> "Architecture":
-        """Return the model with one layer more, for multi-token prediction."""
+    def with_mtp(self, *unlisted: str) -> "Architecture":
+        """Return the model with one layer more, for multi-token prediction.
+
+        Of some architectures llama.cpp does not list it; then the names of what it has beside what
+        other layers have are given.
+        """
+        count = self.pairs.get("block_count", _LAYERS)
         longer = {
             key: [*value, value[-1]]
             for key, value in self.pairs.items()
-            if isinstance(value, list) and len(value) == _LAYERS and "ple." not in key
+            if isinstance(value, list) and len(value) == count and key not in _OF_OTHER_LAYERS
         }
-        pairs = {**self.pairs, **longer, "block_count": _LAYERS + 1, "nextn_predict_layers": 1}
-        return self._replace(pairs=pairs)
+        pairs = {**self.pairs, **longer, "block_count": count + 1, "nextn_predict_layers": 1}
+        shapes = {
+            f"blk.{count}.{name}.weight": (2 * _WIDTH, _WIDTH) if "proj" in name else (_WIDTH,)
+            for name in unlisted
+        }
+        return self._replace(pairs=pairs, unlisted=shapes)
 
 
 def _each(*values: Any) -> list[Any]:
@@ -229,9 +244,15 @@ MODELS: dict[str, Architecture] = {
         f"{name} with MTP": _ROWS[name].with_mtp()
         for name in (
             *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "glm-dsa", "glm4moe"),
-            *("hy_v3", "mimo2", "nemotron_h_moe", "qwen35moe", "qwen3next", "qwen4exp", "step35"),
+            *("glm5-next", "hy_v3", "mimo2", "nemotron_h_moe", "qwen35moe", "qwen3next"),
+            *("qwen4exp", "step35"),
         )
     },
+    "bailingmoe2 with MTP": _ROWS["bailingmoe2"].with_mtp(*_MTP, "layer_output_norm"),
+    "deepseek4 with MTP": _ROWS["deepseek4"].with_mtp(*_MTP),
+    "deepseek4 that states MTP and has none": Architecture(
+        "deepseek4", {**_PAIRS["deepseek4"], "nextn_predict_layers": 1}
+    ),
     **{
         f"{name} with scales": _ROWS[name]._replace(without="^$")
         for name in ("cohere2moe", "gpt-oss", "grovemoe", "llama", "nemotron_h_moe", "qwen3moe")
@@ -261,14 +282,12 @@ MODELS: dict[str, Architecture] = {
 def write(model: str, path: Path) -> Path:
     """Write one of `MODELS` to `path`."""
     architecture = MODELS[model]
-    builder = GgufBuilder().put("general.architecture", "str", architecture.name)
-    for key, value in {**_USUAL, **architecture.pairs}.items():
-        kind = "arr:u64" if key in _LONG else _kind(value)
-        builder.put(f"{architecture.name}.{key}", kind, value)
-    builder.put("tokenizer.ggml.model", "str", "test")
-    builder.put("tokenizer.ggml.tokens", "arr:str", [f"word {word}" for word in range(WORDS)])
-    builder.put("tokenizer.ggml.scores", "arr:f32", [0.0] * WORDS)
-    wanted = llama_cpp.wanted_tensors(builder.write(path))
+    pairs = {**_USUAL, **architecture.pairs}
+    header = _header(architecture.name, pairs)
+    if architecture.unlisted:
+        header = _header(architecture.name, {**pairs, "nextn_predict_layers": 0})
+    wanted = llama_cpp.wanted_tensors(header.write(path)) | dict(architecture.unlisted)
+    builder = _header(architecture.name, pairs)
     random = np.random.Generator(np.random.SFC64(len(model)))
     for name, shape in wanted.items():
         if re.search(architecture.without, name):
@@ -280,6 +299,15 @@ def write(model: str, path: Path) -> Path:
         for own_name in names:
             builder.tensors.append(_tensor(own_name, own_shape, random))
     return builder.write(path)
+
+
+def _header(architecture: str, pairs: Pairs) -> GgufBuilder:
+    builder = GgufBuilder().put("general.architecture", "str", architecture)
+    for key, value in pairs.items():
+        builder.put(f"{architecture}.{key}", "arr:u64" if key in _LONG else _kind(value), value)
+    builder.put("tokenizer.ggml.model", "str", "test")
+    builder.put("tokenizer.ggml.tokens", "arr:str", [f"word {word}" for word in range(WORDS)])
+    return builder.put("tokenizer.ggml.scores", "arr:f32", [0.0] * WORDS)
 
 
 def _kind(value: Any) -> str:
