@@ -24,7 +24,7 @@ Choice = NDArray[np.int32]
 
 
 class Routers:
-    """Takes from each graph what its routers chose: of each layer the first, others are copies.
+    """Takes from each graph what its routers chose, once of each layer.
 
     `met` is called with a layer and all experts that it chose, while llama.cpp waits. C cannot
     carry an exception, so the first is kept in `error`; the graph is left then.
@@ -53,7 +53,7 @@ class Routers:
         try:
             layer = _layer_of(tensors.name_of(tensor))
             if asks:
-                return layer is not None and layer not in self.chosen
+                return layer is not None
             if layer is not None:
                 self.take(layer, tensors.read_matrix(self._library, tensor))
         except BaseException as error:
@@ -62,6 +62,9 @@ class Routers:
 
     def take(self, layer: int, choice: Choice) -> None:
         """Take what a layer's router chose."""
+        if layer in self.chosen:
+            self._check_same(layer, choice)
+            return
         if self._token_count not in (None, len(choice)):
             # llama.cpp leaves out what no output needs: the last layer would be counted too low.
             raise MachineError(
@@ -73,6 +76,13 @@ class Routers:
         self.chosen[layer] = choice
         if self.met is not None:
             self.met(layer, choice.ravel().tolist())
+
+    def _check_same(self, layer: int, choice: Choice) -> None:
+        # Grovemoe lets a router choose once more, the same, for the experts that others share. For
+        # another choice, or after another layer, what it needs may not be there.
+        is_last = layer == next(reversed(self.chosen))
+        if not is_last or not np.array_equal(choice, self.chosen[layer][:, : choice.shape[1]]):
+            raise MachineError("the router chose twice in one step", place=f"layer {layer}")
 
 
 @cache

@@ -9,6 +9,8 @@ import pytest
 
 import moepack
 from moepack.errors import MachineError, MoepackError, SourceError
+from moepack.llama_cpp import library
+from moepack.llama_cpp.structs import ContextParams
 from moepack.running.engine import Engine, EngineOptions
 from tests.support import architectures, llama_cpp
 from tests.support.faulty_backend import Fault, FaultyBackend, make
@@ -99,6 +101,25 @@ def test_what_cannot_be_run_is_refused(model: str, tmp_path: Path) -> None:
     with pytest.raises(MoepackError, match=words) as refused, engine_of(model, tmp_path) as engine:
         engine.feed([5])
     assert type(refused.value) is kind
+
+
+def test_a_router_that_chooses_twice_in_a_step_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make_context = library.load().llama_init_from_model
+
+    def of_single_tokens(model: int, params: ContextParams) -> int | None:
+        params.n_ubatch = 1
+        address: int | None = make_context(model, params)
+        return address
+
+    monkeypatch.setattr(library.load(), "llama_init_from_model", of_single_tokens)
+    # Its last layer runs for each token, whether or not anybody asked what comes after it.
+    with engine_of("deepseek4", tmp_path, LEAST._replace(memory=None)) as engine:
+        engine.feed([5])
+        with pytest.raises(MachineError, match="layer 0: the router chose twice in one step"):
+            engine.feed([5, 6])
+        assert not engine.tokens
 
 
 @pytest.mark.parametrize("model", STATEFUL)
