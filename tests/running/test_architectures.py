@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import moepack
 from moepack.errors import MachineError, MoepackError, SourceError
@@ -76,7 +77,7 @@ def test_logits_are_those_of_the_loaded_model(model: str, tmp_path: Path) -> Non
         assert not np.array_equal(without_experts_of(layer, model, tmp_path), expected[0])
 
 
-def without_experts_of(layer: int, model: str, folder: Path) -> object:
+def without_experts_of(layer: int, model: str, folder: Path) -> NDArray[np.float32]:
     """Return the logits behind the first batch when no expert of a layer is brought."""
     with engine_of(model, folder) as engine:
         hold = engine._store.hold

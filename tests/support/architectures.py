@@ -30,7 +30,7 @@ _EXPERT_WEIGHT = re.compile(r"(?:ffn_(gate|up|gate_up|down)_(?:ch)?exps|attn_v_e
 _PLAIN = r"scale$"
 _MTP = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 
-Pairs = Mapping[str, Any]
+Pairs = dict[str, Any]
 _NONE: Pairs = {}
 _OF_OTHER_LAYERS = {"attention.indexer.types", "ple.layer_multipliers"}
 """Lists that are not longer when there is a layer for multi-token prediction."""
@@ -323,7 +323,8 @@ def _tensor(name: str, shape: tuple[int, ...], random: np.random.Generator) -> T
         return TensorSpec(name, shape, int(GGMLQuantizationType.I32), experts.tobytes())
     weights = random.standard_normal(shape[::-1], np.float32)
     if re.search("norm|scale", name):
-        weights = 1 + weights / 10
+        weights /= 10
+        weights += 1
     elif "ssm_a" in name:
         weights = -np.abs(weights)  # what a state keeps of itself
     else:
