@@ -71,6 +71,8 @@ class ExpertStore:
             self._cache.drop(step.misses)
             self._give_back(step.misses)
             raise
+        finally:
+            self._memory.release()
 
     def _give_back(self, keys: Iterable[ExpertKey]) -> None:
         for key in keys:
@@ -85,6 +87,8 @@ def bring(
     family: str | None = None,
 ) -> None:
     """Read experts to their places in memory, all of them at once."""
+    for key in keys:
+        memory.take(places[key].values())
     into = [{part: memory.view(span) for part, span in places[key].items()} for key in keys]
     with reader.submit(keys, family=family, into=into) as batch:
         for _ in batch.completions():

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import moepack
 from moepack.engines.gguf_layout import lay_out
 from moepack.engines.stock_gguf import export_gguf
+from moepack.running import expert_memory
 from moepack.running.expert_memory import ExpertMemory, Span
 from moepack.running.model_image import ModelImage
 from moepack.sizes import align
@@ -58,20 +60,121 @@ def test_an_image_knows_where_it_is_mapped(packs: dict[str, Path]) -> None:
                 assert other.mapped() is None
 
 
-def test_memory_is_taken_when_it_is_written_and_given_back_page_by_page() -> None:
-    below = mmap.mmap(-1, 64 * PAGE)
-    array = np.frombuffer(below, np.uint8)
-    address = array.ctypes.data
+@pytest.fixture
+def below() -> mmap.mmap:
+    """Give some pages of the address space."""
+    return mmap.mmap(-1, 64 * PAGE)
+
+
+def address_of(mapped: mmap.mmap) -> int:
+    return int(np.frombuffer(mapped, np.uint8).ctypes.data)
+
+
+def fill(memory: ExpertMemory, span: Span, value: bytes) -> None:
+    memory.view(span)[:] = value * span.length
+
+
+def mappings(mapped: mmap.mmap) -> list[str]:
+    """Return the lines of /proc/self/maps about it."""
+    start, found = address_of(mapped), []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(number, 16) for number in line.split()[0].split("-"))
+        if first < start + len(mapped) and last > start:
+            found.append(line)
+    return found
+
+
+def test_memory_is_taken_when_it_is_written_and_given_back_page_by_page(below: mmap.mmap) -> None:
+    address = address_of(below)
     memory = ExpertMemory(address, 64 * PAGE - 5)
     assert resident(address, 64 * PAGE) == 0
     first, second = Span(100, 3 * PAGE), Span(100 + 3 * PAGE, 4 * PAGE)
-    for span, value in ((first, b"a"), (second, b"b")):
-        memory.view(span)[:] = value * span.length
+    fill(memory, first, b"a")
+    fill(memory, second, b"b")
     assert resident(address, 64 * PAGE) == 8 * PAGE
     memory.give_back([first])
+    memory.release()
     assert resident(address, 64 * PAGE) == 6 * PAGE, "what it shares with another stays"
     assert bytes(memory.view(second)) == b"b" * second.length
     memory.give_back([second, Span(5, 10)])
+    memory.release()
     assert resident(address, 64 * PAGE) == 3 * PAGE
     assert not any(memory.view(Span(PAGE, 2 * PAGE)))
-    assert bytes(array[100:101]) == b"a"
+    assert bytes(memory.view(Span(100, 1))) == b"a"
+
+
+def test_pages_that_were_given_back_are_moved_to_where_as_many_are_wanted(
+    below: mmap.mmap,
+) -> None:
+    address = address_of(below)
+    memory = ExpertMemory(address, 64 * PAGE)
+    old, other, shorter = Span(100, 5 * PAGE), Span(20 * PAGE, 4 * PAGE), Span(30 * PAGE, 3 * PAGE)
+    fill(memory, old, b"a")
+    memory.give_back([old])
+    assert memory.spare_length == 4 * PAGE
+    memory.take([shorter, other, Span(40 * PAGE, 4 * PAGE)])
+    assert memory.spare_length == 0
+    assert resident(address + 20 * PAGE, 4 * PAGE) == 4 * PAGE
+    assert resident(address, 64 * PAGE) == 6 * PAGE, "the pages at the ends of the old stay"
+    assert not any(memory.view(Span(PAGE, 4 * PAGE)))
+    fill(memory, shorter, b"b")
+    assert bytes(memory.view(other)) == b"a" * other.length
+
+
+def test_spare_pages_are_released_down_to_what_is_kept(below: mmap.mmap) -> None:
+    memory = ExpertMemory(address_of(below), 64 * PAGE)
+    spans = [Span(number * 8 * PAGE, 4 * PAGE) for number in range(4)]
+    for span in spans:
+        fill(memory, span, b"a")
+    memory.give_back(spans)
+    memory.release(9 * PAGE)
+    assert memory.spare_length == resident(address_of(below), 64 * PAGE) == 8 * PAGE
+
+
+def test_moving_pages_leaves_no_mappings_behind(below: mmap.mmap) -> None:
+    memory = ExpertMemory(address_of(below), 64 * PAGE)
+    count = len(mappings(below))
+    spans = [Span(number * 4 * PAGE, 4 * PAGE) for number in range(16)]
+    fill(memory, spans[0], b"a")
+    for before, after in pairwise([*spans, *spans[::-2], *spans[::3]]):
+        memory.give_back([before])
+        memory.take([after])
+        assert len(mappings(below)) <= count + 2
+    memory.give_back([after])
+    memory.release()
+    assert len(mappings(below)) == count
+
+
+def test_pages_are_not_moved_where_the_system_has_no_mappings_left(
+    below: mmap.mmap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limit = tmp_path / "max_map_count"
+    limit.write_text("4\n")
+    monkeypatch.setattr(expert_memory, "_MAX_MAPPINGS", limit)
+    memory = ExpertMemory(address_of(below), 64 * PAGE)
+    old = [Span(number * 4 * PAGE, 4 * PAGE) for number in range(2)]
+    new = [Span(number * 4 * PAGE, 4 * PAGE) for number in (8, 12)]
+    for span in old:
+        fill(memory, span, b"a")
+    memory.give_back(old)
+    memory.take(new)
+    assert resident(address_of(below), 64 * PAGE) == 4 * PAGE, "one is moved, one is not"
+    for span in new:
+        fill(memory, span, b"b")
+    memory.give_back(new)
+    memory.take(old)
+    assert resident(address_of(below), 64 * PAGE) == 4 * PAGE
+
+
+def test_experts_memory_has_no_huge_pages(below: mmap.mmap) -> None:
+    memory = ExpertMemory(address_of(below), 64 * PAGE)
+    spans = Span(4 * PAGE, 4 * PAGE), Span(16 * PAGE, 4 * PAGE)
+    fill(memory, spans[0], b"a")
+    memory.give_back(spans[:1])
+    memory.take(spans[1:])
+    starts = tuple(line.split()[0] for line in mappings(below))
+    smaps = Path("/proc/self/smaps").read_text().splitlines()
+    own = [number for number, line in enumerate(smaps) if line.startswith(starts)]
+    flags = [next(line for line in smaps[n:] if line.startswith("VmFlags")) for n in own]
+    assert len(flags) == len(starts) > 1
+    assert all(" nh" in line for line in flags)
