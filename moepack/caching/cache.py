@@ -121,6 +121,7 @@ class LayerCaches:
         policy: Callable[[], Policy],
         pinned: Iterable[ExpertKey] = (),
     ) -> None:
+        self.budget = budget
         by_layer: dict[int, dict[ExpertKey, int]] = {}
         for key, length in lengths.items():
             by_layer.setdefault(key.layer, {})[key] = length

@@ -20,6 +20,13 @@ _OPTIONS = (
     ),
     click.option("--pin", metavar="SIZE", default="0", help="Keep the hottest experts: 2GiB."),
     click.option(
+        "--prefetch",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        show_default=True,
+        help="Read what the next layer may choose; auto does so where it helps.",
+    ),
+    click.option(
         "-c",
         "--context",
         type=click.IntRange(1, 1 << 24),

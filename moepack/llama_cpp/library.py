@@ -37,6 +37,7 @@ _i32, _u32, _i64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64
 _size, _text = ctypes.c_size_t, ctypes.c_char_p
 
 _SIGNATURES: Mapping[str, tuple[Any, ...]] = {  # the result's type, then the arguments'
+    "ggml_backend_buffer_is_host": (_bool, _pointer),
     "ggml_backend_tensor_get": (None, _pointer, _pointer, _size, _size),
     "ggml_free": (None, _pointer),
     "ggml_init": (_pointer, InitParams),

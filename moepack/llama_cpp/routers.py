@@ -26,13 +26,15 @@ Choice = NDArray[np.int32]
 class Routers:
     """Takes from each graph what its routers chose, once of each layer.
 
-    `met` is called with a layer and all experts that it chose, while llama.cpp waits. C cannot
-    carry an exception, so the first is kept in `error`; the graph is left then.
+    `met` is called with a layer and all experts that it chose, while llama.cpp waits; after it,
+    where they are one token's, `passed` with the layer and the tensor's address. C cannot carry an
+    exception, so the first is kept in `error`; the graph is left then.
     """
 
     def __init__(self, library: Any) -> None:
         self._library = library
         self.met: Callable[[int, list[int]], None] | None = None
+        self.passed: Callable[[int, int], None] | None = None
         self._token_count: int | None = 0
         self.chosen: dict[int, Choice] = {}
         """By layer, in the order in which the layers ran."""
@@ -55,7 +57,11 @@ class Routers:
             if asks:
                 return layer is not None
             if layer is not None:
-                self.take(layer, tensors.read_matrix(self._library, tensor))
+                is_new = layer not in self.chosen
+                choice = tensors.read_matrix(self._library, tensor)
+                self.take(layer, choice)
+                if self.passed is not None and is_new and len(choice) == 1:
+                    self.passed(layer, tensor)
         except BaseException as error:
             self.error = self.error or error
         return not self.stopped and self.error is None

@@ -14,11 +14,12 @@ _ENDS = {
 
 def memory(use: MemoryUse) -> str:
     """Say in one line what the memory is for."""
-    total = use.dense + use.context + use.experts
+    total = use.dense + use.context + use.experts + use.ahead
+    ahead = f", {size_text(use.ahead)} to read ahead" if use.ahead else ""
     pinned = f", {size_text(use.pinned)} of them pinned" if use.pinned else ""
     return (
         f"memory: {size_text(total)}: {size_text(use.dense)} dense, {size_text(use.context)} "
-        f"context, {size_text(use.experts)} for experts{pinned}"
+        f"context, {size_text(use.experts)} for experts{pinned}{ahead}"
     )
 
 
@@ -31,10 +32,10 @@ def generated(facts: GenerationFacts) -> str:
 
 def so_far(facts: PhaseFacts) -> str:
     """Say how fast tokens come, and what is read for them."""
-    speed = facts.read_length / facts.read_seconds if facts.read_seconds else None
     return (
         f"{_number(facts.tokens_per_second)} tok/s, {_percent(facts.hit_rate)} hits, "
-        f"{_length(facts.length_per_token)} a token read at {_length(speed)}/s"
+        f"{_length(facts.length_per_token)} a token, {_percent(facts.read_share)} of the time "
+        f"waiting for it, drive {_length(facts.length_per_second)}/s"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
@@ -30,6 +31,7 @@ from moepack.running.loaded_model import Loading, load_model
 from moepack.running.memory_plan import available_memory
 from moepack.running.owned import Owned
 from moepack.running.places import Places, find_places, length_of
+from moepack.running.prefetch import Prefetch, Prefetching, reserve_length
 from moepack.shape import ROUTED_FAMILY
 from moepack.storage.backend import Backend
 
@@ -47,8 +49,9 @@ class EngineOptions(NamedTuple):
     works; by default what is available, less a margin. `policy` is one of `moepack.caching`'s; of
     the hottest experts up to `pinned` bytes are never given up. `context` is in tokens, `threads`
     are all CPUs that this process may use unless given. `backend` and `check` are the reader's.
-    With `all_choices` each router runs for each token, as a trace needs it; without it the last
-    layer computes only what is asked for.
+    `prefetch` says whether experts are read ahead, before routers choose them: `on`, `off`, or as
+    it is measured to be faster. With `all_choices` each router runs for each token, as a trace
+    needs it; without it the last layer computes only what is asked for.
     """
 
     memory: int | Literal["floor"] | None = None
@@ -58,16 +61,21 @@ class EngineOptions(NamedTuple):
     threads: int | None = None
     backend: str | Backend = "auto"
     check: str = "first"
+    prefetch: Prefetching = "auto"
     all_choices: bool = False
 
 
 class MemoryUse(NamedTuple):
-    """What memory is for, in bytes; `experts` is the budget of the cache, `pinned` a part of it."""
+    """What memory is for, in bytes.
+
+    `experts` is the budget of the cache, `pinned` a part of it, `ahead` for what is read ahead.
+    """
 
     dense: int
     context: int
     experts: int
     pinned: int
+    ahead: int
 
 
 class Engine(Owned):
@@ -137,17 +145,26 @@ class Engine(Owned):
             length=options.context,
             threads=threads,
         )
+        ahead = 0 if options.prefetch == "off" else reserve_length(self.shape)
+        demanded = ahead if options.prefetch == "on" else 0
         share_count = len(routed) if options.policy.startswith("layer-") else 1
+        kept_length = pinned_length + demanded
         context = contexts.fitting(
-            Wanted(self.shape, options.memory, available, dense, pinned_length, share_count)
+            Wanted(self.shape, options.memory, available, dense, kept_length, share_count)
         )
         self._context, self.batch_count = context.address, context.batch_count
         stack.callback(self._library.llama_free, self._context)
-        needs = context.needs
-        self.memory = MemoryUse(dense, needs.context, context.budget, pinned_length)
-        cache = caching.make(options.policy, context.budget, lengths, pinned)
-        self._store = ExpertStore(self.reader, memory, self._places, cache)
+        needs, budget = context.needs, context.budget
+        spare = budget + dense + needs.context - needs.floor + demanded
+        if spare < ahead or budget >= needs.experts:
+            ahead = 0
+        self.memory = MemoryUse(dense, needs.context, budget - ahead, pinned_length, ahead)
+        cache = caching.make(options.policy, budget - ahead, lengths, pinned)
+        self._store = ExpertStore(self.reader, memory, self._places, cache, ahead)
         self._routers.met = self._store.hold
+        self._prefetch = Prefetch(self._library, self.shape, self._store, options.prefetch)
+        if ahead:
+            self._routers.passed = self._prefetch.passed
         bring(self.reader, memory, self._places, pinned)
         self.vocabulary = Vocabulary(self._library, self._model)
         self._memory = self._library.llama_get_memory(self._context)
@@ -208,7 +225,13 @@ class Engine(Owned):
         batch = Batch(len(ids), token=ids.ctypes.data, logits=outputs.ctypes.data)
         self._routers.begin(len(ids) if self.options.all_choices else None)
         self._errors.clear()
-        status = self._calls.run(lambda: self._library.llama_decode(self._context, batch))
+        started = time.perf_counter()
+        try:
+            status = self._calls.run(lambda: self._library.llama_decode(self._context, batch))
+        finally:
+            self._store.forget()
+        if len(tokens) == 1:
+            self._prefetch.computed(time.perf_counter() - started)
         if self._routers.error is not None:
             raise self._routers.error
         path = self.pack.path

@@ -44,7 +44,7 @@ class ExpertMemory:
     def __init__(self, address: int, length: int) -> None:
         assert address % _PAGE == 0
         self._address, self._length = address, align(length, _PAGE)
-        self._spare: defaultdict[int, list[int]] = defaultdict(list)
+        self._spare: defaultdict[int, dict[int, None]] = defaultdict(dict)
         """By their length, where spare pages begin."""
         self.spare_length = 0
         """The bytes of all spare pages."""
@@ -63,25 +63,30 @@ class ExpertMemory:
     def give_back(self, spans: Iterable[Span]) -> None:
         """Let go of the pages that lie in `spans` alone; they are spare then."""
         for offset, length in _pages(spans):
-            self._spare[length].append(offset)
-            self.spare_length += length
+            if offset not in self._spare[length]:
+                self._spare[length][offset] = None
+                self.spare_length += length
 
     def take(self, spans: Iterable[Span]) -> None:
-        """Move spare pages to `spans`, which hold nothing, where there are as many as one needs.
+        """Have spare pages at `spans`, where there are as many together as one of them needs.
 
-        Their bytes are anything then.
+        Their bytes are anything then. Nothing is held there yet, or it was given back.
         """
         for offset, length in _pages(spans):
-            if self._spare[length]:
+            spare = self._spare[length]
+            if spare:
                 self.spare_length -= length
-                self._move(self._spare[length].pop(), offset, length)
+                if offset in spare:
+                    del spare[offset]
+                else:
+                    self._move(spare.popitem()[0], offset, length)
 
     def release(self, kept_length: int = 0) -> None:
         """Give spare pages back to the system, all but `kept_length` bytes of them."""
-        for length, offsets in self._spare.items():
-            while offsets and self.spare_length > kept_length:
+        for length, spare in self._spare.items():
+            while spare and self.spare_length > kept_length:
                 self.spare_length -= length
-                self._clear(offsets.pop(), length)
+                self._clear(spare.popitem()[0], length)
 
     def _move(self, source: int, offset: int, length: int) -> None:
         if len(self._moved) - (source in self._moved) < self._most_moved:

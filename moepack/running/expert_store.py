@@ -5,26 +5,45 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from moepack.caching.cache import Cache, Tally
-from moepack.errors import MachineError
+from moepack.errors import MachineError, PackError
 from moepack.keys import ExpertKey
+from moepack.reading.batch import Batch
 from moepack.reading.reader import Reader
 from moepack.running.expert_memory import ExpertMemory
-from moepack.running.places import Places
+from moepack.running.places import Places, length_of
 
 
 @dataclass(slots=True)
 class Usage:
-    """What steps needed: lookups and missing bytes, and the seconds that reading these took."""
+    """What steps needed: lookups and missing bytes, and the seconds that they waited for these.
+
+    Of what was missing, `prefetched_count` experts were on their way already, since they had been
+    expected; `wasted_length` are the bytes of what was expected and not needed.
+    """
 
     tally: Tally = field(default_factory=Tally)
     seconds: float = 0.0
+    prefetched_count: int = 0
+    wasted_length: int = 0
+
+
+class _Expected(NamedTuple):
+    """Experts of a layer that are being read, though none has chosen them yet."""
+
+    keys: frozenset[ExpertKey]
+    batch: Batch | None
+
+
+_NOTHING = _Expected(frozenset(), None)
 
 
 class ExpertStore:
     """Holds experts in `memory` at their `places`, as far as `cache` has them.
 
+    With `reserve` bytes more it begins to read what it expects, and keeps pages ready.
     Used by one thread at a time. Its methods raise what reading raises, and OSError.
     """
 
@@ -34,6 +53,7 @@ class ExpertStore:
         memory: ExpertMemory,
         places: Mapping[ExpertKey, Places],
         cache: Cache,
+        reserve: int = 0,
     ) -> None:
         self._reader = reader
         self._memory = memory
@@ -42,6 +62,8 @@ class ExpertStore:
         for key in places:
             self._keys.setdefault(key.layer, {})[key.expert] = key
         self._cache = cache
+        self._reserve = reserve
+        self._expected = _NOTHING
         self.usage = Usage()
 
     @property
@@ -65,14 +87,64 @@ class ExpertStore:
             self._give_back(step.given_up)
             if step.misses:
                 started = time.perf_counter()
-                bring(self._reader, self._memory, self._places, step.misses)
+                self._bring(step.misses)
                 self.usage.seconds += time.perf_counter() - started
         except BaseException:
+            self.forget()
             self._cache.drop(step.misses)
             self._give_back(step.misses)
             raise
         finally:
-            self._memory.release()
+            self._memory.release(self._spare_length())
+
+    def expect(self, layer: int, experts: Iterable[int]) -> None:
+        """Begin to read what a layer may choose, ahead of `hold` for that layer.
+
+        As much of it as the reserve takes; it is forgotten after that, or with `forget`.
+        """
+        self.forget()
+        keys = [key for expert in experts if (key := self._keys[layer][expert]) not in self._cache]
+        while self._length_of(keys) > self._reserve:
+            keys.pop()
+        if keys:
+            batch = _submit(self._reader, self._memory, self._places, keys)
+            self._expected = _Expected(frozenset(keys), batch)
+
+    def forget(self) -> None:
+        """Expect nothing any more; the pages of what was read in vain are spare."""
+        keys, batch = self._expected
+        self._expected = _NOTHING
+        if batch is not None:
+            batch.close()
+            self._give_back(keys)
+            self.usage.wasted_length += self._length_of(keys)
+
+    def _bring(self, misses: Sequence[ExpertKey]) -> None:
+        """Read what is missing, and wait for what of it is on its way."""
+        keys, batch = self._expected
+        coming = keys.intersection(misses)
+        bring(
+            *(self._reader, self._memory, self._places),
+            [key for key in misses if key not in coming],
+        )
+        if batch is not None and coming:
+            came = _wait(batch, coming)
+            self._expected = _Expected(keys - came, batch)
+            self.usage.prefetched_count += len(came)
+            if came != coming:
+                self.forget()
+                bring(self._reader, self._memory, self._places, sorted(coming - came))
+
+    def _spare_length(self) -> int:
+        """Return how many bytes of pages may be spare.
+
+        A step that is larger than the cache's budget has the reserve's memory too.
+        """
+        over = max(0, self._cache.held_length - self._cache.budget)
+        return self._reserve - over - self._length_of(self._expected.keys)
+
+    def _length_of(self, keys: Iterable[ExpertKey]) -> int:
+        return sum(length_of(self._places[key]) for key in keys)
 
     def _give_back(self, keys: Iterable[ExpertKey]) -> None:
         for key in keys:
@@ -87,9 +159,36 @@ def bring(
     family: str | None = None,
 ) -> None:
     """Read experts to their places in memory, all of them at once."""
+    with _submit(reader, memory, places, keys, family) as batch:
+        for _ in batch.completions():
+            pass
+
+
+def _submit(
+    reader: Reader,
+    memory: ExpertMemory,
+    places: Mapping[ExpertKey, Places],
+    keys: Sequence[ExpertKey],
+    family: str | None = None,
+) -> Batch:
     for key in keys:
         memory.take(places[key].values())
     into = [{part: memory.view(span) for part, span in places[key].items()} for key in keys]
-    with reader.submit(keys, family=family, into=into) as batch:
-        for _ in batch.completions():
-            pass
+    return reader.submit(keys, family=family, into=into)
+
+
+def _wait(batch: Batch, wanted: frozenset[ExpertKey]) -> frozenset[ExpertKey]:
+    """Wait until the experts that are wanted have come; return those that did.
+
+    One that cannot be read does not come: whoever needs it reads it again, and meets the error.
+    """
+    came: set[ExpertKey] = set()
+    while not came >= wanted and len(batch):
+        try:
+            for expert in batch.completions():
+                came.add(ExpertKey(expert.layer, expert.expert))
+                if came >= wanted:
+                    break
+        except (MachineError, PackError):
+            continue
+    return wanted & came

@@ -22,7 +22,8 @@ class PhaseFacts:
     """What one phase took: computing a prompt, or the tokens after it one by one.
 
     `step_count` is tokens; `hits` and `misses` are lookups in the cache of experts, `read_length`
-    the bytes of what was missing, `read_seconds` how long the model waited for them.
+    the bytes of what was missing, `read_seconds` how long the model waited for them. `prefetched`
+    of the misses were on their way already; `wasted_length` are bytes that were read ahead in vain.
     """
 
     step_count: int
@@ -33,6 +34,18 @@ class PhaseFacts:
     hit_rate: float | None
     read_length: int
     read_seconds: float
+    prefetched: int
+    wasted_length: int
+
+    @property
+    def length_per_second(self) -> float | None:
+        """The bytes that were read in a second, on average."""
+        return (self.read_length + self.wasted_length) / self.seconds if self.seconds else None
+
+    @property
+    def read_share(self) -> float | None:
+        """The share of the time in which the model waited for experts."""
+        return self.read_seconds / self.seconds if self.seconds else None
 
     @property
     def length_per_token(self) -> float | None:
@@ -61,7 +74,7 @@ class GenerationFacts(PhaseFacts):
     backend: str
 
 
-_NOTHING = PhaseFacts(0, 0.0, None, 0, 0, None, 0, 0.0)
+_NOTHING = PhaseFacts(0, 0.0, None, 0, 0, None, 0, 0.0, 0, 0)
 
 
 class _LeftError(Exception):
@@ -209,10 +222,11 @@ class _Phase:
         self._engine = engine
         self._ended = ended
 
-    def _now(self) -> tuple[int, int, int, int, float, float]:
+    def _now(self) -> tuple[int, int, int, int, int, int, float, float]:
         usage, tally = self._engine.usage, self._engine.usage.tally
         counts = len(self._engine.tokens), tally.hit_count, tally.miss_count, tally.missed_length
-        return (*counts, usage.seconds, time.perf_counter())
+        ahead = usage.prefetched_count, usage.wasted_length
+        return (*counts, *ahead, usage.seconds, time.perf_counter())
 
     def __enter__(self) -> None:
         self._began = self._now()
@@ -223,7 +237,7 @@ class _Phase:
     def facts(self) -> PhaseFacts:
         """Return what it took up to now."""
         now = self._now()
-        count, hits, misses, length, read_seconds, seconds = (
+        count, hits, misses, length, prefetched, wasted, read_seconds, seconds = (
             after - before for before, after in zip(self._began, now, strict=True)
         )
         return PhaseFacts(
@@ -235,6 +249,8 @@ class _Phase:
             hit_rate=hits / (hits + misses) if hits + misses else None,
             read_length=int(length),
             read_seconds=read_seconds,
+            prefetched=int(prefetched),
+            wasted_length=int(wasted),
         )
 
 

@@ -18,6 +18,7 @@ from moepack.running.choice_writer import ChoiceWriter
 from moepack.running.engine import Engine, EngineOptions, MemoryUse
 from moepack.running.generation import Generation
 from moepack.running.owned import Owned
+from moepack.running.prefetch import Prefetching
 from moepack.sizes import parse_size
 from moepack.storage.backend import Backend
 
@@ -44,6 +45,7 @@ class Model(Owned):
         memory: int | str | None = None,
         policy: str = "lru",
         pin: int | str = 0,
+        prefetch: Prefetching = "auto",
         context: int = 4096,
         threads: int | None = None,
         backend: str | Backend = "auto",
@@ -58,6 +60,7 @@ class Model(Owned):
             threads=threads,
             backend=backend,
             check=check,
+            prefetch=prefetch,
             all_choices=trace is not None,
         )
         with ExitStack() as stack:

@@ -1,7 +1,6 @@
 """A model runs from a pack as it does from its file, in less memory than its experts need."""
 
 import gc
-import mmap
 import os
 import signal
 import tempfile
@@ -22,13 +21,12 @@ from moepack.running.places import find_places
 from tests.support import llama_cpp, runs
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
+from tests.support.resident import PAGE, resident_length
 from tests.support.runs import BATCHES, CONTEXT, LEAST, given_up_layers, run
 
 pytestmark = pytest.mark.skipif(
     not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
 )
-
-PAGE = mmap.PAGESIZE
 
 
 def loaded(model: str, batch_count: int) -> list[Any]:
@@ -91,15 +89,7 @@ def test_experts_take_no_more_than_their_budget(pack: Pack, policy: str) -> None
         for batch in BATCHES:
             engine.feed(batch)
             assert engine.held_length <= engine.memory.experts
-            assert resident(memory._address, memory._length) <= engine.memory.experts + edges
-
-
-def resident(address: int, length: int) -> int:
-    """Return how many bytes of a mapping are in memory."""
-    with open("/proc/self/pagemap", "rb") as pagemap:
-        pagemap.seek(address // PAGE * 8)
-        entries = np.frombuffer(pagemap.read(length // PAGE * 8), "<u8")
-    return int(np.count_nonzero(entries >> 62)) * PAGE
+            assert resident_length(memory._address, memory._length) <= engine.memory.experts + edges
 
 
 def test_other_experts_give_other_logits(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,16 +16,7 @@ from moepack.running.expert_memory import ExpertMemory, Span
 from moepack.running.model_image import ModelImage
 from moepack.sizes import align
 from tests.support.models import REAL_MODELS
-
-PAGE = mmap.PAGESIZE
-
-
-def resident(address: int, length: int) -> int:
-    """Return how many bytes of a private mapping are in memory."""
-    with open("/proc/self/pagemap", "rb") as pagemap:
-        pagemap.seek(address // PAGE * 8)
-        entries = np.frombuffer(pagemap.read(length // PAGE * 8), "<u8")
-    return int(np.count_nonzero(entries >> 62)) * PAGE
+from tests.support.resident import PAGE, resident_length
 
 
 @pytest.mark.parametrize("model", REAL_MODELS)
@@ -87,18 +78,18 @@ def mappings(mapped: mmap.mmap) -> list[str]:
 def test_memory_is_taken_when_it_is_written_and_given_back_page_by_page(below: mmap.mmap) -> None:
     address = address_of(below)
     memory = ExpertMemory(address, 64 * PAGE - 5)
-    assert resident(address, 64 * PAGE) == 0
+    assert resident_length(address, 64 * PAGE) == 0
     first, second = Span(100, 3 * PAGE), Span(100 + 3 * PAGE, 4 * PAGE)
     fill(memory, first, b"a")
     fill(memory, second, b"b")
-    assert resident(address, 64 * PAGE) == 8 * PAGE
+    assert resident_length(address, 64 * PAGE) == 8 * PAGE
     memory.give_back([first])
     memory.release()
-    assert resident(address, 64 * PAGE) == 6 * PAGE, "what it shares with another stays"
+    assert resident_length(address, 64 * PAGE) == 6 * PAGE, "what it shares with another stays"
     assert bytes(memory.view(second)) == b"b" * second.length
     memory.give_back([second, Span(5, 10)])
     memory.release()
-    assert resident(address, 64 * PAGE) == 3 * PAGE
+    assert resident_length(address, 64 * PAGE) == 3 * PAGE
     assert not any(memory.view(Span(PAGE, 2 * PAGE)))
     assert bytes(memory.view(Span(100, 1))) == b"a"
 
@@ -114,8 +105,8 @@ def test_pages_that_were_given_back_are_moved_to_where_as_many_are_wanted(
     assert memory.spare_length == 4 * PAGE
     memory.take([shorter, other, Span(40 * PAGE, 4 * PAGE)])
     assert memory.spare_length == 0
-    assert resident(address + 20 * PAGE, 4 * PAGE) == 4 * PAGE
-    assert resident(address, 64 * PAGE) == 6 * PAGE, "the pages at the ends of the old stay"
+    assert resident_length(address + 20 * PAGE, 4 * PAGE) == 4 * PAGE
+    assert resident_length(address, 64 * PAGE) == 6 * PAGE, "the pages at the ends of the old stay"
     assert not any(memory.view(Span(PAGE, 4 * PAGE)))
     fill(memory, shorter, b"b")
     assert bytes(memory.view(other)) == b"a" * other.length
@@ -128,7 +119,7 @@ def test_spare_pages_are_released_down_to_what_is_kept(below: mmap.mmap) -> None
         fill(memory, span, b"a")
     memory.give_back(spans)
     memory.release(9 * PAGE)
-    assert memory.spare_length == resident(address_of(below), 64 * PAGE) == 8 * PAGE
+    assert memory.spare_length == resident_length(address_of(below), 64 * PAGE) == 8 * PAGE
 
 
 def test_moving_pages_leaves_no_mappings_behind(below: mmap.mmap) -> None:
@@ -158,12 +149,12 @@ def test_pages_are_not_moved_where_the_system_has_no_mappings_left(
         fill(memory, span, b"a")
     memory.give_back(old)
     memory.take(new)
-    assert resident(address_of(below), 64 * PAGE) == 4 * PAGE, "one is moved, one is not"
+    assert resident_length(address_of(below), 64 * PAGE) == 4 * PAGE, "one is moved, one is not"
     for span in new:
         fill(memory, span, b"b")
     memory.give_back(new)
     memory.take(old)
-    assert resident(address_of(below), 64 * PAGE) == 4 * PAGE
+    assert resident_length(address_of(below), 64 * PAGE) == 4 * PAGE
 
 
 def test_experts_memory_has_no_huge_pages(below: mmap.mmap) -> None:
