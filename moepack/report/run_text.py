@@ -14,12 +14,12 @@ _ENDS = {
 
 def memory(use: MemoryUse) -> str:
     """Say in one line what the memory is for."""
-    total = use.dense + use.context + use.experts + use.ahead
-    ahead = f", {size_text(use.ahead)} to read ahead" if use.ahead else ""
+    total = use.dense + use.context + use.experts + use.reserve
+    reserve = f", {size_text(use.reserve)} in reserve" if use.reserve else ""
     pinned = f", {size_text(use.pinned)} of them pinned" if use.pinned else ""
     return (
         f"memory: {size_text(total)}: {size_text(use.dense)} dense, {size_text(use.context)} "
-        f"context, {size_text(use.experts)} for experts{pinned}{ahead}"
+        f"context, {size_text(use.experts)} for experts{pinned}{reserve}"
     )
 
 

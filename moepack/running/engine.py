@@ -68,14 +68,15 @@ class EngineOptions(NamedTuple):
 class MemoryUse(NamedTuple):
     """What memory is for, in bytes.
 
-    `experts` is the budget of the cache, `pinned` a part of it, `ahead` for what is read ahead.
+    `experts` is the budget of the cache, `pinned` a part of it; `reserve` is for what is read
+    ahead, and for pages between two uses.
     """
 
     dense: int
     context: int
     experts: int
     pinned: int
-    ahead: int
+    reserve: int
 
 
 class Engine(Owned):
@@ -145,25 +146,25 @@ class Engine(Owned):
             length=options.context,
             threads=threads,
         )
-        ahead = 0 if options.prefetch == "off" else reserve_length(self.shape)
-        demanded = ahead if options.prefetch == "on" else 0
+        reserve = reserve_length(self.shape)
+        kept_length = pinned_length + (reserve if options.prefetch == "on" else 0)
         share_count = len(routed) if options.policy.startswith("layer-") else 1
-        kept_length = pinned_length + demanded
         context = contexts.fitting(
             Wanted(self.shape, options.memory, available, dense, kept_length, share_count)
         )
         self._context, self.batch_count = context.address, context.batch_count
         stack.callback(self._library.llama_free, self._context)
         needs, budget = context.needs, context.budget
-        spare = budget + dense + needs.context - needs.floor + demanded
-        if spare < ahead or budget >= needs.experts:
-            ahead = 0
-        self.memory = MemoryUse(dense, needs.context, budget - ahead, pinned_length, ahead)
-        cache = caching.make(options.policy, budget - ahead, lengths, pinned)
-        self._store = ExpertStore(self.reader, memory, self._places, cache, ahead)
+        least = needs.step - kept_length + pinned_length
+        if budget - reserve < least or budget >= needs.experts:
+            reserve = 0
+        self.memory = MemoryUse(dense, needs.context, budget - reserve, pinned_length, reserve)
+        cache = caching.make(options.policy, budget - reserve, lengths, pinned)
+        memory.supply(budget)
+        self._store = ExpertStore(self.reader, memory, self._places, cache, reserve)
         self._routers.met = self._store.hold
         self._prefetch = Prefetch(self._library, self.shape, self._store, options.prefetch)
-        if ahead:
+        if reserve and options.prefetch != "off":
             self._routers.passed = self._prefetch.passed
         bring(self.reader, memory, self._places, pinned)
         self.vocabulary = Vocabulary(self._library, self._model)

@@ -2,8 +2,11 @@
 
 Pages that nothing was written to take no memory, so a model may be far larger than it. An expert
 that is given up leaves the pages that are its own alone; the first and last of each part may hold
-the edge of a neighbour, and stay. They are moved to where the next expert is read: fresh ones would
-be filled with zeros first, which takes the system longer than the read itself.
+the edge of a neighbour, and stay.
+
+Pages are moved to where the next expert is read, from where one was given up, or from a supply of
+huge pages. Fresh ones would be filled with zeros first, which takes as long as reading them; and a
+drive reads twice as fast into pages that lie side by side, as those of a huge one do.
 """
 
 import ctypes
@@ -22,6 +25,9 @@ _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _FLAGS = _MAP_FIXED | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 _MOVE_FLAGS = 1 | 2 | 4
 """MREMAP_MAYMOVE, MREMAP_FIXED and MREMAP_DONTUNMAP (Linux 5.7)."""
+_MADV_POPULATE_WRITE = 23
+_SUPPLY_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+_HUGE_PAGE = 2 << 20
 _FAILED = ctypes.c_void_p(-1).value
 _PAGE = mmap.PAGESIZE
 _MAX_MAPPINGS = Path("/proc/sys/vm/max_map_count")
@@ -50,6 +56,8 @@ class ExpertMemory:
         """The bytes of all spare pages."""
         # Each place that pages were moved to is a mapping of its own, of which a process may have
         # so many only. A quarter is taken: beside each may lie one to which none were moved.
+        self._supply: mmap.mmap | None = None
+        self._supply_start = self._supply_end = 0
         self._moved: set[int] = set()
         self._most_moved = _most_mappings() // 4
         self._clear(0, self._length)
@@ -60,6 +68,17 @@ class ExpertMemory:
         array = (ctypes.c_char * span.length).from_address(self._address + span.offset)
         return memoryview(array).cast("B")
 
+    def supply(self, length: int) -> None:
+        """Have so many bytes in huge pages, to be taken first, where the system has any."""
+        try:
+            self._supply = mmap.mmap(-1, length + _HUGE_PAGE, flags=_SUPPLY_FLAGS)
+            self._supply.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            return
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._supply))
+        self._supply_start = align(start, _HUGE_PAGE)
+        self._supply_end = self._supply_start + length
+
     def give_back(self, spans: Iterable[Span]) -> None:
         """Let go of the pages that lie in `spans` alone; they are spare then."""
         for offset, length in _pages(spans):
@@ -68,18 +87,23 @@ class ExpertMemory:
                 self.spare_length += length
 
     def take(self, spans: Iterable[Span]) -> None:
-        """Have spare pages at `spans`, where there are as many together as one of them needs.
+        """Have pages at `spans`: spare ones where as many lie together as one needs, or new ones.
 
         Their bytes are anything then. Nothing is held there yet, or it was given back.
         """
         for offset, length in _pages(spans):
             spare = self._spare[length]
-            if spare:
+            if offset in spare:
+                del spare[offset]
                 self.spare_length -= length
-                if offset in spare:
-                    del spare[offset]
-                else:
-                    self._move(spare.popitem()[0], offset, length)
+            elif spare:
+                source = spare.popitem()[0]
+                self.spare_length -= length
+                self._move(self._address + source, offset, length, source in self._moved)
+                # What pages were moved from would stay a mapping of its own.
+                self._clear(source, length)
+            elif self._supply_start + length <= self._supply_end:
+                self._draw(offset, length)
 
     def release(self, kept_length: int = 0) -> None:
         """Give spare pages back to the system, all but `kept_length` bytes of them."""
@@ -88,16 +112,25 @@ class ExpertMemory:
                 self.spare_length -= length
                 self._clear(spare.popitem()[0], length)
 
-    def _move(self, source: int, offset: int, length: int) -> None:
-        if len(self._moved) - (source in self._moved) < self._most_moved:
-            start, wanted = self._address + source, self._address + offset
-            if _libc().mremap(start, length, length, _MOVE_FLAGS, wanted) != _FAILED:
-                self._moved.add(offset)
-            else:  # an older system, or one that is out of mappings
-                self._most_moved = 0
-                self._clear(offset, length)
-        # Where pages were moved away as well: what they leave would stay a mapping of its own.
-        self._clear(source, length)
+    def _draw(self, offset: int, length: int) -> None:
+        """Move pages of the supply."""
+        start = self._supply_start
+        if _libc().madvise(start, length, _MADV_POPULATE_WRITE) == -1:  # Linux 5.14
+            self._supply_end = 0
+        elif self._move(start, offset, length):
+            self._supply_start += length
+
+    def _move(self, start: int, offset: int, length: int, frees_one: bool = False) -> bool:
+        """Move pages from the address `start` to `offset`; False where the system does not."""
+        if len(self._moved) - frees_one >= self._most_moved:
+            return False
+        wanted = self._address + offset
+        if _libc().mremap(start, length, length, _MOVE_FLAGS, wanted) == _FAILED:
+            self._most_moved = 0  # an older system, or one that is out of mappings
+            self._clear(offset, length)
+            return False
+        self._moved.add(offset)
+        return True
 
     def _clear(self, offset: int, length: int) -> None:
         """Have memory there that nothing was written to."""

@@ -225,8 +225,8 @@ class _Phase:
     def _now(self) -> tuple[int, int, int, int, int, int, float, float]:
         usage, tally = self._engine.usage, self._engine.usage.tally
         counts = len(self._engine.tokens), tally.hit_count, tally.miss_count, tally.missed_length
-        ahead = usage.prefetched_count, usage.wasted_length
-        return (*counts, *ahead, usage.seconds, time.perf_counter())
+        prefetched = usage.prefetched_count, usage.wasted_length
+        return (*counts, *prefetched, usage.seconds, time.perf_counter())
 
     def __enter__(self) -> None:
         self._began = self._now()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import moepack
 from moepack.engines.gguf_layout import lay_out
@@ -112,6 +114,36 @@ def test_pages_that_were_given_back_are_moved_to_where_as_many_are_wanted(
     assert bytes(memory.view(other)) == b"a" * other.length
 
 
+def test_pages_of_the_supply_are_taken_first_and_only_so_many(below: mmap.mmap) -> None:
+    address = address_of(below)
+    memory = ExpertMemory(address, 64 * PAGE)
+    memory.supply(9 * PAGE)
+    spans = [Span(number * 8 * PAGE, 4 * PAGE) for number in range(4)]
+    memory.take(spans[:1])
+    assert resident_length(address, 64 * PAGE) == 4 * PAGE, "they are there before they are written"
+    memory.take(spans[1:])
+    assert resident_length(address, 64 * PAGE) == 8 * PAGE
+    for span in spans:
+        fill(memory, span, b"a")
+        assert bytes(memory.view(span)) == b"a" * span.length
+    memory.give_back(spans)
+    memory.take(spans)
+    memory.release()
+    assert resident_length(address, 64 * PAGE) == 16 * PAGE
+
+
+def test_a_supply_has_huge_pages_where_the_system_does(below: mmap.mmap) -> None:
+    if "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        pytest.skip("this system has no huge pages")
+    memory = ExpertMemory(address_of(below), 64 * PAGE)
+    memory.supply(64 << 20)
+    memory.take([Span(0, 8 * PAGE)])
+    start = memory._supply_start
+    rest = -start % (2 << 20)
+    assert rest > 0
+    assert resident_length(start, rest) == rest, "its neighbours came with it"
+
+
 def test_spare_pages_are_released_down_to_what_is_kept(below: mmap.mmap) -> None:
     memory = ExpertMemory(address_of(below), 64 * PAGE)
     spans = [Span(number * 8 * PAGE, 4 * PAGE) for number in range(4)]
@@ -169,3 +201,29 @@ def test_experts_memory_has_no_huge_pages(below: mmap.mmap) -> None:
     flags = [next(line for line in smaps[n:] if line.startswith("VmFlags")) for n in own]
     assert len(flags) == len(starts) > 1
     assert all(" nh" in line for line in flags)
+
+
+PLACES = [Span(100 + 11 * n * PAGE, (4 + n % 2) * PAGE + n % 3) for n in range(12)]
+
+
+@given(st.lists(st.integers(0, len(PLACES) - 1), max_size=60), st.integers(0, 40 * PAGE))
+def test_what_is_held_stays_what_it_is_whatever_comes_and_goes(
+    steps: list[int], kept_length: int
+) -> None:
+    below = mmap.mmap(-1, 160 * PAGE)
+    memory = ExpertMemory(address_of(below), 160 * PAGE)
+    memory.supply(12 * PAGE)
+    held: set[int] = set()
+    for number in steps:
+        if number in held:
+            held.remove(number)
+            memory.give_back([PLACES[number]])
+        else:
+            held.add(number)
+            memory.take([PLACES[number]])
+            fill(memory, PLACES[number], bytes([number + 1]))
+        if number % 4 == 0:
+            memory.release(kept_length)
+        for other in held:
+            span = PLACES[other]
+            assert bytes(memory.view(span)) == bytes([other + 1]) * span.length

@@ -51,7 +51,7 @@ def test_logits_are_the_same_with_experts_read_ahead(
 ) -> None:
     options = AHEAD._replace(policy=policy)
     with moepack.open(packs[model]) as pack, Engine(pack, options) as engine:
-        assert engine.memory.ahead == reserve_length(engine.shape) > 0
+        assert engine.memory.reserve == reserve_length(engine.shape) > 0
         found, batch_count, usage = run(engine), engine.batch_count, engine.usage
     assert 0 < usage.prefetched_count < usage.tally.miss_count
     assert usage.wasted_length > 0
@@ -60,7 +60,7 @@ def test_logits_are_the_same_with_experts_read_ahead(
 
 def test_reading_ahead_stays_within_its_memory(packs: dict[str, Path]) -> None:
     with moepack.open(packs["mixtral"]) as pack, Engine(pack, AHEAD) as engine:
-        memory, room = engine._store._memory, engine.memory.experts + engine.memory.ahead
+        memory, room = engine._store._memory, engine.memory.experts + engine.memory.reserve
         edges = 2 * PAGE * sum(map(len, engine._places.values()))
         for batch in BATCHES:
             engine.feed(batch)
@@ -72,20 +72,20 @@ def test_memory_is_kept_for_it_only_where_something_is_read_and_the_floor_is_lef
 ) -> None:
     with moepack.open(packs["qwen3moe"]) as pack:
         with Engine(pack, LEAST) as engine:
-            assert engine.memory.ahead == 0
+            assert engine.memory.reserve == 0
             floor = sum(engine.memory[:3])
             length = reserve_length(engine.shape)
         with Engine(pack, AHEAD) as engine:
-            assert engine.memory.ahead == length
+            assert engine.memory.reserve == length
             assert sum(engine.memory[:3]) <= floor + length
         enough = floor + 2 * length  # a part of it goes to a context for larger batches
-        for options, ahead in (
+        for options, reserve in (
             (LEAST._replace(memory=enough), length),
-            (LEAST._replace(memory=enough, prefetch="off"), 0),
+            (LEAST._replace(memory=enough, prefetch="off"), length),
             (AHEAD._replace(memory=None), 0),
         ):
             with Engine(pack, options) as engine:
-                assert engine.memory.ahead == ahead
+                assert engine.memory.reserve == reserve
 
 
 @pytest.mark.parametrize("backend", ["buffered", "direct", "uring"])
