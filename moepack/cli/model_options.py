@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from moepack.cli.parameters import ResumableFile
+from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 
 _OPTIONS = (
     click.option(
@@ -22,12 +23,14 @@ _OPTIONS = (
     click.option(
         "-c",
         "--context",
-        type=click.IntRange(1, 1 << 24),
+        type=click.IntRange(1, MAX_CONTEXT),
         default=4096,
         show_default=True,
         help="Tokens that the model looks back on.",
     ),
-    click.option("-t", "--threads", type=click.IntRange(1, 512), help="Threads that compute."),
+    click.option(
+        "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
+    ),
     click.option(
         "--backend",
         type=click.Choice(["auto", "uring", "direct", "buffered"]),

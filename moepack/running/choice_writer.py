@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from moepack.llama_cpp.decoding import Chosen
 from moepack.reading.pack import Pack
-from moepack.running.engine import Chosen
 from moepack.trace.file import RECORDED
 from moepack.trace.file_writer import Writer
 from moepack.trace.model import Origin, Phase

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from moepack.errors import RequestError
+from moepack.llama_cpp.decoding import Chosen
 from moepack.llama_cpp.sampling import Sampling
-from moepack.running.engine import Chosen, Engine, MemoryUse
+from moepack.running.engine import Engine, MemoryUse
 
 End = Literal["stop", "length", "context", "left"]
 """Why a text ends: the model ended it, or a stop text did; as many tokens as asked; the context is
