@@ -25,9 +25,10 @@ from moepack.packing.packer import TOOL, Progress
 from moepack.packing.plan import Plan, make
 from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import prepare
+from moepack.paths import PathOrPaths
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
-from moepack.source.shards import PathOrPaths, Source, open_source
+from moepack.source.shards import Source, open_source
 from moepack.storage.atomic import publish, sync_directory, write_synced
 from moepack.storage.extents import Extent
 from moepack.storage.inputs import InputFile, Inputs

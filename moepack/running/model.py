@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +10,8 @@ from typing import Any
 
 from moepack.errors import RequestError
 from moepack.llama_cpp.sampling import Sampling
-from moepack.reading.directory import looks_like_pack
+from moepack.paths import AnyPath, PathOrPaths
+from moepack.reading.directory import named_pack
 from moepack.reading.pack import Pack
 from moepack.running.chat import ChatTemplate, Message
 from moepack.running.choice_writer import ChoiceWriter
@@ -20,8 +20,6 @@ from moepack.running.generation import Generation
 from moepack.running.owned import Owned
 from moepack.sizes import parse_size
 from moepack.storage.backend import Backend
-
-AnyPath = str | os.PathLike[str]
 
 
 class Model(Owned):
@@ -39,7 +37,7 @@ class Model(Owned):
 
     def __init__(
         self,
-        path: AnyPath | Sequence[AnyPath],
+        path: PathOrPaths,
         *,
         memory: int | str | None = None,
         policy: str = "lru",
@@ -141,14 +139,13 @@ class Model(Owned):
         return Generation(self._engine, tokens, **options)
 
 
-def _open(path: AnyPath | Sequence[AnyPath], stack: ExitStack) -> Pack:
-    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
-    if len(paths) == 1 and looks_like_pack(Path(paths[0])):
-        return Pack(paths[0])
+def _open(path: PathOrPaths, stack: ExitStack) -> Pack:
+    if (pack := named_pack(path)) is not None:
+        return Pack(pack)
     from moepack.packing.shard_index import index_model
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moepack-")), "index")
-    index_model(paths, folder)
+    index_model(path, folder)
     return Pack(folder)
 
 
