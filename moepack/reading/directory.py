@@ -19,11 +19,11 @@ _HINT = "a pack is the directory that `moepack pack` made"
 
 def named_pack(named: PathOrPaths) -> Path | None:
     """Return the directory that is named, and has a file that only a pack has; None for others."""
-    path, *others = [Path(path) for path in listed(named)] or [None]
-    if path is None or others:
+    paths = [Path(path) for path in listed(named)]
+    if len(paths) != 1:
         return None
     names = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME, IN_PLACE_NAME)
-    return path if any((path / name).exists() for name in names) else None
+    return paths[0] if any((paths[0] / name).exists() for name in names) else None
 
 
 def read_manifest(path: Path) -> bytes:
