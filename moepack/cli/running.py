@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moepack.cli.live_line import live_line
-from moepack.cli.model_options import engine_options
+from moepack.cli.model_options import engine_options, sampling_options
 from moepack.cli.parameters import InputFile
 from moepack.cli.terminal import (
     complain,
@@ -22,6 +22,7 @@ from moepack.cli.terminal import (
 from moepack.errors import MachineError, RequestError
 
 if TYPE_CHECKING:
+    from moepack.llama_cpp.sampling import Sampling
     from moepack.running.chat import Message
     from moepack.running.generation import Generation
     from moepack.running.model import Model
@@ -39,18 +40,7 @@ if TYPE_CHECKING:
     "-n", "--tokens", type=click.IntRange(1), help="End each answer after so many tokens."
 )
 @engine_options
-@click.option(
-    "--temperature", "--temp", type=float, default=0.8, show_default=True, help="0: the likeliest."
-)
-@click.option("--top-k", type=int, default=40, show_default=True, help="Of the K likeliest.")
-@click.option("--top-p", type=float, default=0.95, show_default=True, help="Of this share of them.")
-@click.option(
-    "--min-p", type=float, default=0.05, show_default=True, help="Of this share of the likeliest's."
-)
-@click.option(
-    "--repeat-penalty", type=float, default=1.0, show_default=True, help="Against repeating."
-)
-@click.option("-s", "--seed", type=int, default=0, show_default=True, help="Another gives another.")
+@sampling_options
 @click.option("--stats", is_flag=True, help="Say all the time how fast it is, and what is read.")
 @quiet_option
 @verbose_option
@@ -62,12 +52,7 @@ def run(
     raw: bool,
     system: str | None,
     tokens: int | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repeat_penalty: float,
-    seed: int,
+    sampling: Sampling,
     stats: bool,
     as_json: bool,
     **engine: Any,
@@ -79,7 +64,6 @@ def run(
 
     Example: moepack run model.gguf -p "Why is the sky blue?" --memory 8GiB
     """
-    from moepack.llama_cpp.sampling import Sampling
     from moepack.report import run_text
     from moepack.running.model import Model
 
@@ -87,8 +71,6 @@ def run(
     if text is None and (as_json or raw):
         option = "--json" if as_json else "--raw"
         raise RequestError(f"{option} needs a prompt", hint="give it with -p or -f")
-    sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
-    sampling.check()
     with Model(source_or_pack, **engine) as model:
         if not is_quiet() and not as_json:
             click.echo(run_text.memory(model.memory), err=True)
