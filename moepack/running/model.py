@@ -111,6 +111,10 @@ class Model(Owned):
         """Whether the model brings a template for chats with it."""
         return self._engine.chat_template is not None
 
+    def check_chats(self) -> None:
+        """Raise what `chat` would raise whatever the messages."""
+        self._chat_template()
+
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             text = self._engine.chat_template
