@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from moepack.errors import RequestError
@@ -59,7 +57,7 @@ class Model(Owned):
             all_choices=trace is not None,
         )
         with ExitStack() as stack:
-            self._pack = stack.enter_context(_open(path, stack))
+            self._pack = stack.enter_context(_open(path))
             self._engine = stack.enter_context(Engine(self._pack, options))
             self._writer = None
             if trace is not None:
@@ -143,14 +141,12 @@ class Model(Owned):
         return Generation(self._engine, tokens, **options)
 
 
-def _open(path: PathOrPaths, stack: ExitStack) -> Pack:
+def _open(path: PathOrPaths) -> Pack:
     if (pack := named_pack(path)) is not None:
         return Pack(pack)
-    from moepack.packing.shard_index import index_model
+    from moepack.packing.shard_index import open_as_they_lie
 
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moepack-")), "index")
-    index_model(path, folder)
-    return Pack(folder)
+    return open_as_they_lie(path)
 
 
 def _length(given: int | str | None, option: str) -> int | None:

@@ -80,8 +80,8 @@ def test_messages_that_the_template_refuses_end_an_answer_alone(
     moepack_command: Command, chat_path: Path
 ) -> None:
     run = moepack_command("run", chat_path, "-n", "3", "-q", *SMALL, input="refuse\nhello\n")
-    assert run.stderr.endswith("the model's chat template refuses the messages: not this\n")
-    assert run.stderr.count("\n") == 1
+    problem = "the model's chat template refuses the messages: not this"
+    assert run.stderr == f"error: {chat_path}: {problem}\n"
     assert run.returncode == 2
     assert run.stdout.startswith(
         moepack_command("run", chat_path, "-n", "3", "-q", *SMALL, "-p", "hello").stdout
@@ -106,7 +106,8 @@ def test_a_damaged_expert_ends_an_answer_alone(
 def test_what_no_answer_would_have_is_said_before_the_first(moepack_command: Command) -> None:
     run = moepack_command("run", first_shard("qwen3moe"), *SMALL, input="hello\nand again\n")
     assert run.returncode == 2
-    assert run.stderr.count("error: ") == run.stderr.count("no template for chats") == 1
+    error = f"error: {first_shard('qwen3moe')}: the model has no template for chats\n"
+    assert run.stderr.count("error: ") == run.stderr.count(error) == 1
 
 
 def test_lines_that_are_no_text_are_answered(moepack_command: Command, chat_path: Path) -> None:
