@@ -6,14 +6,17 @@ from typing import Any
 
 import click
 
-from moepack.cli.parameters import ResumableFile
+from moepack.cli.parameters import Length, ResumableFile
 from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 
 _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _ENGINE = (
     click.option(
-        "--memory", metavar="SIZE", help="For all of the model: 8GiB, or floor for the least."
+        "--memory",
+        type=Length(word="floor"),
+        metavar="SIZE",
+        help="For all of the model: 8GiB, or floor for the least.",
     ),
     click.option(
         "--policy",
@@ -22,7 +25,9 @@ _ENGINE = (
         show_default=True,
         help="Which experts are given up.",
     ),
-    click.option("--pin", metavar="SIZE", default="0", help="Keep the hottest experts: 2GiB."),
+    click.option(
+        "--pin", type=Length(), metavar="SIZE", default="0", help="Keep the hottest experts: 2GiB."
+    ),
     click.option(
         "-c",
         "--context",

@@ -105,16 +105,23 @@ class LayoutName(InputFile):
 
 
 class Length(click.ParamType):  # type: ignore[type-arg]
-    """A length in bytes, as people write it: `8GiB`."""
+    """A length in bytes, as people write it: `8GiB`; or `word`, which stays as it is."""
 
     name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def __init__(self, word: str | None = None) -> None:
+        self._word = word
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
         """Return the bytes. Raises RequestError."""
         try:
-            return value if isinstance(value, int) else parse_size(value)
+            return value if isinstance(value, int) or value == self._word else parse_size(value)
         except ValueError as error:
-            raise RequestError(f"not a length: {error}", place=_option(param)) from None
+            hint = f"`{self._word}` is the only word" if self._word else None
+            problem = f"not a length: {error}"
+            raise RequestError(problem, place=_option(param), hint=hint) from None
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]

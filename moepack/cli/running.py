@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from moepack.llama_cpp.sampling import Sampling
 
 
+MAX_PROMPT = 1 << 24
+"""Characters of a prompt from a file: no context that there is has room for more."""
+
+
 @click.command()
 @source_or_pack_argument
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this; without it, chat.")
@@ -97,6 +101,10 @@ def _prompt(text: str | None, path: str | None) -> str | None:
         return text
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+            prompt = file.read(MAX_PROMPT + 1)
     except OSError as error:
         raise RequestError(f"cannot read the prompt: {error.strerror}", path=path) from None
+    if len(prompt) > MAX_PROMPT:
+        expected = f"up to {MAX_PROMPT:,} characters"
+        raise RequestError("the prompt is too long", path=path, expected=expected)
+    return prompt

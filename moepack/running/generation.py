@@ -87,10 +87,12 @@ class Generation:
         stops: Sequence[str] = (),
         chose: Callable[[Sequence[int], Chosen, bool], None] = lambda tokens, chosen, first: None,
     ) -> None:
-        if not 0 < len(prompt) < engine.options.context:
+        if not prompt:
+            raise RequestError("the prompt is empty")
+        if not len(prompt) < engine.options.context:
             raise RequestError(
                 "the prompt does not fit into the context",
-                expected=f"1 to {engine.options.context - 1:,} tokens",
+                expected=f"up to {engine.options.context - 1:,} tokens",
                 found=f"{len(prompt):,}",
                 hint="give it more with --context",
             )

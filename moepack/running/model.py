@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -25,7 +26,7 @@ class Model(Owned):
 
     `path` is a pack, or any shard of a GGUF: then experts are read from the shards as they lie.
     `memory` and `pin` are bytes or a text such as `8GiB`, `memory` also `floor`; `trace` is the
-    path of a trace file to write, with a request for each text. The others are as in
+    path of a new trace file, with a request for each text. The others are as in
     `EngineOptions`. Used by one thread at a time.
 
     Raises what `Engine` raises, and what opening a source or a pack and writing a trace do.
@@ -56,6 +57,9 @@ class Model(Owned):
             check=check,
             all_choices=trace is not None,
         )
+        if trace is not None and os.path.exists(trace):
+            # Said before the model is loaded, which may take long.
+            raise RequestError("exists already", path=trace, hint="name a new file for the trace")
         with ExitStack() as stack:
             self._pack = stack.enter_context(_open(path))
             self._engine = stack.enter_context(Engine(self._pack, options))
