@@ -46,6 +46,18 @@ def test_it_serves_until_it_is_told_to_end(stop: signal.Signals, tmp_path: Path)
     assert trace.stat().st_size > 0
 
 
+@pytest.mark.parametrize(("key", "notes"), [((), 1), (("--api-key", "sesame"), 0)])
+def test_who_serves_everybody_is_told_so(key: tuple[str, ...], notes: int) -> None:
+    arguments = ["serve", str(SHARD), "--host", "0.0.0.0", "--port", "0", *key, *SMALL]
+    command = [sys.executable, "-m", "moepack", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = [process.stderr.readline() for _ in range(notes + 2)]
+        process.terminate()
+    assert sum(line.startswith("note: without --api-key") for line in said) == notes
+    assert said[-1].startswith("serving ")
+
+
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEPACK_API_KEY", "sesame")
     command = [sys.executable, "-m", "moepack", "serve", str(SHARD), "--port", "0", *SMALL]

@@ -200,7 +200,7 @@ def test_a_trace_that_is_there_is_refused_before_the_model_is_looked_at(tmp_path
 @needs_llama
 def test_a_text_that_no_context_holds_is_refused(tmp_path: Path) -> None:
     """As a hostile template makes it of a short one."""
-    path = write_chat_model(tmp_path / "m.gguf", "{{ 'a' * (1 << 26) }}{{ messages }}")
+    path = write_chat_model(tmp_path / "m.gguf", "{{ 'a' * 67108865 }}{{ messages }}")
     with Model(path, **SMALL) as model, pytest.raises(RequestError, match="too long"):
         model.chat([Message("user", "hello")])
 
