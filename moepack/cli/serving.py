@@ -92,7 +92,8 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # Python adds the address to the system's words, which is said already.
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while ")[0]
         problem = f"cannot listen at {host} port {port}: {reason}"
         raise MachineError(problem, hint="choose another with --host and --port") from None
 

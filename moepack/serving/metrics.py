@@ -65,6 +65,4 @@ class Metrics:
 
 def _metric(name: str, kind: str, what: str, value: float) -> Iterator[str]:
     yield f"# HELP moepack_{name} {what}\n# TYPE moepack_{name} {kind}\n"
-    yield (
-        f"moepack_{name} {value:.6g}\n" if isinstance(value, float) else f"moepack_{name} {value}\n"
-    )
+    yield f"moepack_{name} {value!r}\n"  # all digits: what is added to a large sum must show

@@ -77,7 +77,8 @@ def test_what_is_wrong_is_said(moepack_command: Callable[..., Any]) -> None:
         port = taken.getsockname()[1]
         run = moepack_command("serve", SHARD, "--port", port, *SMALL)
     assert run.returncode == 6
-    assert f"cannot listen at 127.0.0.1 port {port}" in run.stderr
+    problem = f"cannot listen at 127.0.0.1 port {port}: Address already in use"
+    assert f"error: {problem}\n" in run.stderr
     run = moepack_command("serve", SHARD, "--host", "no.such.host.example", *SMALL)
     assert run.returncode == 6
     run = moepack_command("serve", SHARD, "--api-key", "", "--port", "0", *SMALL)
