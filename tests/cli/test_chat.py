@@ -175,6 +175,7 @@ def test_an_interruption_ends_the_answer_and_at_the_prompt_the_chat(terminal: Te
     terminal.until("\n> ")
     terminal.type("/clear\nrefuse\n")
     terminal.until("error: .*not this\r\n> ")
+    time.sleep(0.5)  # Python sees a signal between prompting and reading only with the next key
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.process.wait(30) == 0
 
