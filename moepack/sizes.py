@@ -44,7 +44,9 @@ def parse_size(text: str) -> int:
     """Read a length in bytes, such as `4096`, `64 KiB` or `4GiB`; raise ValueError."""
     match = re.match(_SIZE, text, re.ASCII)
     if not match:
-        raise ValueError(f"expected a number of bytes or KiB, MiB, GiB, TiB, found {text[:40]!r}")
+        raise ValueError(
+            f"expected a whole number of bytes, KiB, MiB, GiB or TiB, found {text[:40]!r}"
+        )
     return int(match[1]) * _UNITS[match[2] or "B"]
 
 

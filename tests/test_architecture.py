@@ -51,6 +51,7 @@ BESIDE = {
     "extras",
     "installed",
     "keys",
+    "paths",
     "shape",
     "sizes",
     "version",

@@ -18,7 +18,7 @@ import pytest
 
 import moepack
 from moepack import digest
-from moepack.cli import main
+from moepack.cli import exit_codes, main
 from moepack.packing import layout
 from moepack.trace.formats import registry
 from tests.support.models import FIXTURES, first_shard
@@ -245,7 +245,7 @@ def keys(value: object) -> Iterator[str]:
 
 
 def test_every_exit_code_is_documented() -> None:
-    for code in main.ExitCode:
+    for code in exit_codes.ExitCode:
         assert re.search(rf"^\| {code.value} \| ", COMMANDS, re.MULTILINE)
 
 

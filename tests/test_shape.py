@@ -49,7 +49,7 @@ def test_sizes_are_read_as_they_are_written() -> None:
     for length in (1, 1 << 10, 3 << 20, 5 << 30, 7 << 40):
         assert sizes.parse_size(sizes.size_text(length).replace(".0", "")) == length
     for text in ("", "1.5 GiB", "-1", "1 GB", "1" * 20):
-        with pytest.raises(ValueError, match="expected a number of bytes"):
+        with pytest.raises(ValueError, match="expected a whole number of bytes"):
             sizes.parse_size(text)
 
 

@@ -9,14 +9,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moepack.bench.memory_group import MemoryGroup, memory_group
+from moepack.bench.turns import in_turns
 from moepack.errors import MachineError, RequestError
 from moepack.llama_cpp.library import cpu_count
+from moepack.paths import AnyPath, PathOrPaths
 from moepack.reading.pack import Pack
 from moepack.sizes import size_text
+from moepack.source.shards import open_source
 from moepack.storage import page_cache
 
 PROMPT = "Once upon a time there was a small town by the sea, and in that town"
@@ -62,9 +66,9 @@ class EngineSpeed:
 
 
 def bench_run(
-    pack: str | os.PathLike[str],
+    pack: AnyPath,
     *,
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    source: PathOrPaths | None = None,
     memory: int | None = None,
     tokens: int = 60,
     rounds: int = 3,
@@ -77,33 +81,28 @@ def bench_run(
 
     With `source`, also from the shards as they lie, and under llama.cpp alone, which maps them. The
     page cache counts to the limit, and holds nothing of the model at the start. Raises RequestError
-    for a limit that is too small, and MachineError where a program fails.
+    for a limit that is too small, MachineError where a program fails, and what opening raises.
     """
-    listed = [source] if isinstance(source, str | os.PathLike) else list(source or ())
+    shards = [] if source is None else [shard.path for shard in open_source(source).shards]
     with Pack(pack) as opened:
-        shape, paths = opened.shape, [*opened.file_paths, *map(Path, listed)]
-        model_length = (shape.dense_length or 0) + shape.expert_length
+        shape, files = opened.shape, [*opened.file_paths, *map(Path, shards)]
+    model_length = (shape.dense_length or 0) + shape.expert_length
     limit = int(model_length * _SHARE) + PROGRAM_LENGTH if memory is None else memory
-    if limit <= PROGRAM_LENGTH:
-        expected = f"more than {size_text(PROGRAM_LENGTH)}, which the program takes itself"
-        raise RequestError("too little memory", expected=expected, found=size_text(limit))
+    _check_limit(limit)
     threads = cpu_count() if threads is None else threads
-    plan = _Plan(prompt, tokens, context, threads, limit - PROGRAM_LENGTH)
-    names = [_PACK, _SHARDS, _MAPPED] if listed else [_PACK]
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    batch_count = _MOST_IN_BATCH
+    programs = _Programs(
+        os.fspath(pack), shards, files, prompt, tokens, context, threads, limit - PROGRAM_LENGTH
+    )
+    names = programs.names
+    advance = progress or (lambda count, total: None)
     with memory_group(limit) as group:
-        for number in range(rounds):
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                page_cache.drop(path for path in paths if path.is_file())
-                if name == _MAPPED:
-                    command = plan.mapped(listed[0], batch_count)
-                else:
-                    command = plan.ours([pack] if name == _PACK else listed)
-                results[name].append(_run(command, group))
-                batch_count = results[name][-1].get("batch_count", batch_count)
-                if progress is not None:
-                    progress(1, rounds * len(names))
+
+        def measure(name: str) -> dict[str, Any]:
+            facts = programs.measure(name, group)
+            advance(1, rounds * len(names))
+            return facts
+
+        results = in_turns({name: partial(measure, name) for name in names}, rounds)
     texts = {run["text"] for runs in results.values() for run in runs if "text" in run}
     return EngineSpeed(
         pack=os.fspath(pack),
@@ -117,17 +116,47 @@ def bench_run(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The programs that are measured."""
+def _check_limit(limit: int) -> None:
+    if limit <= PROGRAM_LENGTH:
+        expected = f"more than {size_text(PROGRAM_LENGTH)}, which the program takes itself"
+        raise RequestError("too little memory", expected=expected, found=size_text(limit))
 
+
+@dataclass(slots=True)
+class _Programs:
+    """The programs that are measured: one for each way to run the model that is in `files`."""
+
+    pack: str
+    shards: Sequence[str]
+    files: Sequence[Path]
     prompt: str
     tokens: int
     context: int
     threads: int
     memory: int
+    batch_count: int = _MOST_IN_BATCH
+    """Of prompts, in the last of ours: others would round otherwise."""
 
-    def ours(self, paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    @property
+    def names(self) -> Sequence[str]:
+        """What they are called, ours first."""
+        return (_PACK, _SHARDS, _MAPPED) if self.shards else (_PACK,)
+
+    def measure(self, name: str, group: MemoryGroup | None) -> dict[str, Any]:
+        """Run one of them, while none of the model is cached; see `_run`."""
+        page_cache.drop(self.files)
+        facts = _run(self._command(name), group)
+        self.batch_count = facts.get("batch_count", self.batch_count)
+        return facts
+
+    def _command(self, name: str) -> list[str]:
+        if name != _MAPPED:
+            return self._ours([self.pack] if name == _PACK else self.shards)
+        numbers = map(str, (self.tokens, self.context, self.threads, self.batch_count))
+        stock = [sys.executable, "-m", "moepack.bench.stock_run"]
+        return [*stock, self.shards[0], self.prompt, *numbers]
+
+    def _ours(self, paths: Sequence[str]) -> list[str]:
         options = {
             "--prompt": self.prompt,
             "--tokens": self.tokens,
@@ -137,13 +166,7 @@ class _Plan:
             "--temperature": 0,
         }
         words = [str(word) for pair in options.items() for word in pair]
-        run = [sys.executable, "-m", "moepack", "run", "--raw", "--json"]
-        return [*run, *words, *(os.fspath(path) for path in paths)]
-
-    def mapped(self, path: str | os.PathLike[str], batch_count: int) -> list[str]:
-        numbers = map(str, (self.tokens, self.context, self.threads, batch_count))
-        stock = [sys.executable, "-m", "moepack.bench.stock_run"]
-        return [*stock, os.fspath(path), self.prompt, *numbers]
+        return [sys.executable, "-m", "moepack", "run", "--raw", "--json", *words, *paths]
 
 
 def _run(command: list[str], group: MemoryGroup | None) -> dict[str, Any]:

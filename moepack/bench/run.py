@@ -5,7 +5,6 @@ shards, and where that makes no difference the verdict says so.
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -30,6 +29,7 @@ from moepack.errors import RequestError
 from moepack.hotness import measure
 from moepack.hotness.stored import stored_counts
 from moepack.keys import ExpertKey
+from moepack.paths import AnyPath, PathOrPaths
 from moepack.reading.pack import Pack
 from moepack.source.experts import Experts, find_experts, shape_of
 from moepack.source.shards import Source, open_source
@@ -43,7 +43,6 @@ MAX_TOKENS = 512
 PORTION = 16 << 20
 """Bytes of blobs that are read in one go, at least: long enough to time, short enough for pairs."""
 
-AnyPath = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 """Is called after each measurement, with the milliseconds since the last call and those in all."""
 
@@ -83,7 +82,7 @@ class Model(NamedTuple):
 def bench_pack(
     path: AnyPath,
     *,
-    source: AnyPath | Sequence[AnyPath] | None = None,
+    source: PathOrPaths | None = None,
     trace: str | None = None,
     hotness: str | None = None,
     experts_used: int | None = None,
@@ -121,8 +120,8 @@ def bench_pack(
         return measure_pack(pack, model, reads, machine, settings, why, progress)
 
 
-def _open_model(paths: AnyPath | Sequence[AnyPath]) -> Model:
-    source = open_source([paths] if isinstance(paths, str | os.PathLike) else paths)
+def _open_model(paths: PathOrPaths) -> Model:
+    source = open_source(paths)
     return Model(source, find_experts(source))
 
 

@@ -11,12 +11,9 @@ import sys
 import time
 from typing import Any
 
-import numpy as np
-
-from moepack.llama_cpp import library
+from moepack.llama_cpp import decoding, library
 from moepack.llama_cpp.log import ErrorLines
 from moepack.llama_cpp.sampling import Sampling, sampler
-from moepack.llama_cpp.structs import Batch
 from moepack.llama_cpp.vocabulary import Vocabulary
 
 
@@ -39,11 +36,7 @@ def main(
         vocabulary = Vocabulary(llama, model)
 
         def decode(tokens: list[int]) -> None:
-            ids, outputs = np.array(tokens, np.int32), np.zeros(len(tokens), np.int8)
-            outputs[-1] = True
-            batch = Batch(len(ids), token=ids.ctypes.data, logits=outputs.ctypes.data)
-            if llama.llama_decode(opened, batch):
-                raise SystemExit(f"llama.cpp cannot decode: {errors}")
+            decoding.decode(llama, opened, tokens, errors, path=path)
 
         tokens = vocabulary.tokenize(prompt)
         for start in range(0, len(tokens), batch_count):

@@ -1,23 +1,23 @@
 """The command `bench`: what this machine's drive can do, and what a pack is worth on it."""
 
+from typing import Any
+
 import click
 
 import moepack
 from moepack.cli.files import force_option, picture_file
-from moepack.cli.parameters import InputFile, OutputFile, PathName
+from moepack.cli.parameters import Counts, InputFile, Length, OutputFile, PathName
 from moepack.cli.progress import progress
 from moepack.cli.terminal import (
     complain,
     is_quiet,
     json_option,
-    length_of,
     quiet_option,
     show,
     source_option,
     verbose_option,
 )
 from moepack.errors import RequestError
-from moepack.sizes import parse_size
 
 
 @click.command()
@@ -48,7 +48,11 @@ from moepack.sizes import parse_size
     help="How to read.",
 )
 @click.option(
-    "--depths", default="1,4,16", show_default=True, help="Numbers of reads in flight to try."
+    "--depths",
+    type=Counts(),
+    default="1,4,16",
+    show_default=True,
+    help="Numbers of reads in flight to try.",
 )
 @click.option(
     "--seconds",
@@ -59,7 +63,7 @@ from moepack.sizes import parse_size
 )
 @click.option(
     "--length",
-    "length_text",
+    type=Length(),
     default="256MiB",
     show_default=True,
     help="Bytes of experts that are read over and over.",
@@ -78,7 +82,10 @@ from moepack.sizes import parse_size
     help="Run the model instead, within a limit of memory: tokens a second.",
 )
 @click.option(
-    "--memory", metavar="SIZE", help="The limit with --run; by default half of the model."
+    "--memory",
+    type=Length(),
+    metavar="SIZE",
+    help="The limit with --run; by default half of the model.",
 )
 @click.option(
     "--plot",
@@ -96,17 +103,13 @@ def bench(
     source_paths: tuple[str, ...],
     trace_path: str | None,
     hotness_path: str | None,
-    experts_used: int | None,
-    backend: str,
-    depths: str,
-    seconds: float,
-    length_text: str,
     point_seconds: float,
     runs: bool,
-    memory: str | None,
+    memory: int | None,
     plot_path: str | None,
     force: bool,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Measure the drive that PACK lies on, and what the pack is worth there.
 
@@ -121,7 +124,7 @@ def bench(
     if runs:
         _run(pack_path, source_paths, memory, as_json)
         return
-    if memory:
+    if memory is not None:
         raise RequestError("--memory is for --run")
     if plot_path and not point_seconds:
         raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
@@ -137,41 +140,20 @@ def bench(
             source=source_paths or None,
             trace=trace_path,
             hotness=hotness_path,
-            experts_used=experts_used,
-            backend=backend,
-            depths=_parse_depths(depths),
-            seconds=seconds,
-            length=_parse_length(length_text),
             point_seconds=point_seconds,
             progress=advance,
+            **settings,
         )
         if picture:
             chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
     show(report, as_json, bench_text.text)
 
 
-def _run(pack: str, source: tuple[str, ...], memory: str | None, as_json: bool) -> None:
+def _run(pack: str, source: tuple[str, ...], memory: int | None, as_json: bool) -> None:
     """Measure whole programs that run the model."""
     from moepack.bench.engine_speed import bench_run
     from moepack.report import speed_text
 
     with progress(None, "running", "runs") as advance:
-        limit = length_of(memory, "--memory")
-        speed = bench_run(pack, source=source or None, memory=limit, progress=advance)
+        speed = bench_run(pack, source=source or None, memory=memory, progress=advance)
     show(speed, as_json, speed_text.text)
-
-
-def _parse_depths(text: str) -> list[int]:
-    try:
-        return [int(item) for item in text.split(",")]
-    except ValueError:
-        raise RequestError(
-            "not a list of depths", place="--depths", expected="such as 1,4,16", found=text
-        ) from None
-
-
-def _parse_length(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise RequestError(f"not a length: {error}", place="--length") from None

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import Any, NoReturn
 
 import click
@@ -15,6 +14,7 @@ import moepack
 from moepack import installed
 from moepack.cli import packing, packs
 from moepack.cli.bench import bench
+from moepack.cli.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.files import force_option, output_file, output_option
 from moepack.cli.parameters import OutputFile, PathName
 from moepack.cli.progress import progress
@@ -35,39 +35,8 @@ from moepack.cli.terminal import (
 )
 from moepack.cli.trace import hotness as hotness_command
 from moepack.cli.trace import trace
-from moepack.errors import (
-    MachineError,
-    MoepackError,
-    PackError,
-    RequestError,
-    SourceError,
-    TraceError,
-)
+from moepack.errors import MachineError, MoepackError, RequestError
 from moepack.storage.atomic import write_whole
-
-
-class ExitCode(IntEnum):
-    """The exit codes, as docs/commands.md lists them."""
-
-    FINE = 0
-    FAILED = 1
-    USAGE = 2
-    SOURCE_FAULT = 3
-    PACK_FAULT = 4
-    DIFFERENCES = 5
-    MACHINE_FAULT = 6
-    INTERRUPTED = 130
-    PIPE_CLOSED = 141
-
-
-_EXIT_CODES: tuple[tuple[type[MoepackError], ExitCode], ...] = (
-    (RequestError, ExitCode.USAGE),
-    (SourceError, ExitCode.SOURCE_FAULT),
-    (TraceError, ExitCode.SOURCE_FAULT),
-    (PackError, ExitCode.PACK_FAULT),
-    (MachineError, ExitCode.MACHINE_FAULT),
-    (MoepackError, ExitCode.FAILED),
-)
 
 _layer_option = click.option("--layer", type=click.IntRange(0), required=True, help="The layer.")
 _expert_option = click.option("--expert", type=click.IntRange(0), required=True, help="The expert.")
@@ -265,7 +234,7 @@ cli.add_command(hotness_command)
 
 
 def _terminated(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
+    raise TerminatedError
 
 
 def _replace_closed_streams() -> None:
@@ -292,7 +261,7 @@ def run(arguments: list[str]) -> int:
     except MoepackError as error:
         if os.environ.get("MOEPACK_TRACEBACK"):
             raise
-        return _report_error(error)
+        return report(error)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.UsageError as error:
@@ -305,12 +274,12 @@ def run(arguments: list[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILED
     except OSError as error:
-        return _report_error(MachineError(error.strerror or str(error), path=error.filename))
+        return report(MachineError(error.strerror or str(error), path=error.filename))
     except Exception as error:
         if os.environ.get("MOEPACK_TRACEBACK"):
             raise
         hint = "this is a mistake in moepack: set MOEPACK_TRACEBACK=1 and report what it says"
-        return _report_error(MoepackError(f"{type(error).__name__}: {error}", hint=hint))
+        return report(MoepackError(f"{type(error).__name__}: {error}", hint=hint))
     return result if isinstance(result, int) else 0
 
 
@@ -322,10 +291,3 @@ def _report_usage(error: click.UsageError) -> int:
     command = error.ctx.command_path if error.ctx else "moepack"
     complain("hint", f"{command} --help")
     return ExitCode.USAGE
-
-
-def _report_error(error: MoepackError) -> int:
-    complain("error", str(error))
-    for hint in ([error.hint] if error.hint else []) + getattr(error, "__notes__", []):
-        complain("hint", hint)
-    return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))

@@ -1,15 +1,22 @@
-"""What `run` and `serve` ask alike: how a model is held in memory and computed."""
+"""What commands that run a model ask: how it is held in memory and computed, and what it says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import click
 
-from moepack.cli.parameters import ResumableFile
+from moepack.cli.parameters import Length, ResumableFile
+from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 
-_OPTIONS = (
+_Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_ENGINE = (
     click.option(
-        "--memory", metavar="SIZE", help="For all of the model: 8GiB, or floor for the least."
+        "--memory",
+        type=Length(word="floor"),
+        metavar="SIZE",
+        help="For all of the model: 8GiB, or floor for the least.",
     ),
     click.option(
         "--policy",
@@ -18,7 +25,9 @@ _OPTIONS = (
         show_default=True,
         help="Which experts are given up.",
     ),
-    click.option("--pin", metavar="SIZE", default="0", help="Keep the hottest experts: 2GiB."),
+    click.option(
+        "--pin", type=Length(), metavar="SIZE", default="0", help="Keep the hottest experts: 2GiB."
+    ),
     click.option(
         "--prefetch",
         type=click.Choice(["auto", "on", "off"]),
@@ -29,12 +38,14 @@ _OPTIONS = (
     click.option(
         "-c",
         "--context",
-        type=click.IntRange(1, 1 << 24),
+        type=click.IntRange(1, MAX_CONTEXT),
         default=4096,
         show_default=True,
         help="Tokens that the model looks back on.",
     ),
-    click.option("-t", "--threads", type=click.IntRange(1, 512), help="Threads that compute."),
+    click.option(
+        "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
+    ),
     click.option(
         "--backend",
         type=click.Choice(["auto", "uring", "direct", "buffered"]),
@@ -55,8 +66,55 @@ _OPTIONS = (
 )
 
 
+_SAMPLING = (
+    click.option(
+        "--temperature",
+        "--temp",
+        type=float,
+        default=0.8,
+        show_default=True,
+        help="0: the likeliest.",
+    ),
+    click.option("--top-k", type=int, default=40, show_default=True, help="Of the K likeliest."),
+    click.option(
+        "--top-p", type=float, default=0.95, show_default=True, help="Of this share of them."
+    ),
+    click.option(
+        "--min-p",
+        type=float,
+        default=0.05,
+        show_default=True,
+        help="Of this share of the likeliest's.",
+    ),
+    click.option(
+        "--repeat-penalty", type=float, default=1.0, show_default=True, help="Against repeating."
+    ),
+    click.option(
+        "-s", "--seed", type=int, default=0, show_default=True, help="Another gives another."
+    ),
+)
+
+
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command; they are arguments of `moepack.Model` of the same names."""
-    for option in reversed(_OPTIONS):
+    return _with(_ENGINE, command)
+
+
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command; it takes what they say as its argument `sampling`."""
+
+    @wraps(command)
+    def sampled(**given: Any) -> Any:
+        from moepack.llama_cpp.sampling import Sampling
+
+        sampling = Sampling(**{name: given.pop(name) for name in Sampling._fields})
+        sampling.check()
+        return command(sampling=sampling, **given)
+
+    return _with(_SAMPLING, sampled)
+
+
+def _with(options: Sequence[_Option], command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(options):
         command = option(command)
     return command

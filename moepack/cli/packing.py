@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from moepack.cli.files import force_option
-from moepack.cli.parameters import InputFile, LayoutName, OutputFolder, PathName, ResumableFile
+from moepack.cli.parameters import (
+    InputFile,
+    LayoutName,
+    Length,
+    OutputFolder,
+    PathName,
+    ResumableFile,
+)
 from moepack.cli.progress import progress
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
-    length_of,
     quiet_option,
     sum_up,
     threads_option,
@@ -67,7 +73,9 @@ def _directory_option(help_text: str, *, required: bool = True) -> Callable[[Com
     metavar="NAME|FILE.toml",
     help="How blobs are grouped and ordered: layers, hot-first, natural, or a file.",
 )
-@click.option("--alignment", metavar="SIZE", help="Of blobs, weights and tensors: 16KiB.")
+@click.option(
+    "--alignment", type=Length(), metavar="SIZE", help="Of blobs, weights and tensors: 16KiB."
+)
 @_hotness_option
 @click.option("--experts-only", is_flag=True, help="Leave out the dense part.")
 @click.option("--layers", "layer_text", metavar="LIST", help="Only experts of these layers: 0-3,7.")
@@ -85,7 +93,7 @@ def pack(
     source: tuple[str, ...],
     target: str,
     layout_name: str,
-    alignment: str | None,
+    alignment: int | None,
     hotness_path: str | None,
     experts_only: bool,
     layer_text: str | None,
@@ -120,7 +128,7 @@ def pack(
         source,
         target,
         layout=layout_name,
-        alignment=length_of(alignment, "--alignment"),
+        alignment=alignment,
         hotness=hotness_path,
         layers=layer_text,
         mtp=not no_mtp,
@@ -282,7 +290,12 @@ def export() -> None:
     help="The GGUF to make.",
 )
 @click.option(
-    "--alignment", default="4KiB", show_default=True, metavar="SIZE", help="Of all tensors."
+    "--alignment",
+    type=Length(),
+    default="4KiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Of all tensors.",
 )
 @_resume_option
 @force_option
@@ -293,7 +306,7 @@ def export() -> None:
 def gguf(
     pack_path: str,
     target: str,
-    alignment: str,
+    alignment: int,
     resume: bool,
     force: bool,
     threads: int,
@@ -310,7 +323,7 @@ def gguf(
         summary = export_gguf(
             pack_path,
             target,
-            alignment=length_of(alignment, "--alignment") or 0,
+            alignment=alignment,
             resume=resume,
             force=force,
             threads=threads,

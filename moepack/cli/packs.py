@@ -6,20 +6,22 @@ import sys
 import click
 
 import moepack
-from moepack.cli.parameters import OutputFolder, PathName
-from moepack.cli.terminal import complain, json_option, length_of, show
+from moepack.cli.parameters import Length, OutputFolder, PathName
+from moepack.cli.terminal import complain, json_option, show
 from moepack.errors import MoepackError, RequestError
 from moepack.sizes import size_text
 
 
 @click.command("list")
 @click.argument("pack_path", type=PathName(), metavar="PACK")
-@click.option("--hottest", metavar="SIZE", help="Only the hottest blobs of up to 8GiB, say.")
+@click.option(
+    "--hottest", type=Length(), metavar="SIZE", help="Only the hottest blobs of up to 8GiB, say."
+)
 @click.option("--layers", "layer_text", metavar="LIST", help="Only these layers: 0-3,7.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
 def list_(
-    pack_path: str, hottest: str | None, layer_text: str | None, as_csv: bool, as_json: bool
+    pack_path: str, hottest: int | None, layer_text: str | None, as_csv: bool, as_json: bool
 ) -> None:
     """List every blob and dense tensor: what it is, where it lies, how hot it is.
 
@@ -29,8 +31,7 @@ def list_(
 
     if as_csv and as_json:
         raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
-    length = length_of(hottest, "--hottest")
-    rows = moepack.list_pack(pack_path, hottest=length, layers=layer_text)
+    rows = moepack.list_pack(pack_path, hottest=hottest, layers=layer_text)
     write = listing_text.table
     if as_csv:
         write = listing_text.csv_text
@@ -40,8 +41,8 @@ def list_(
     first = next(lines, "")
     sys.stdout.write(first)
     sys.stdout.writelines(lines)
-    if not first and length is not None:
-        complain("note", f"no blob fits into {size_text(length)}")
+    if not first and hottest is not None:
+        complain("note", f"no blob fits into {size_text(hottest)}")
 
 
 @click.command()

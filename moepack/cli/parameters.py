@@ -8,6 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from moepack.errors import RequestError
+from moepack.sizes import parse_size
 
 STANDARD_STREAM = "-"
 _STANDARD_INPUT = "/dev/stdin"
@@ -101,6 +102,49 @@ class LayoutName(InputFile):
         if fitting:
             return [CompletionItem(name) for name in fitting]
         return super().shell_complete(ctx, param, incomplete)
+
+
+class Length(click.ParamType):  # type: ignore[type-arg]
+    """A length in bytes, as people write it: `8GiB`; or `word`, which stays as it is."""
+
+    name = "size"
+
+    def __init__(self, word: str | None = None) -> None:
+        self._word = word
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Return the bytes. Raises RequestError."""
+        try:
+            return value if isinstance(value, int) or value == self._word else parse_size(value)
+        except ValueError as error:
+            hint = f"`{self._word}` is the only word" if self._word else None
+            problem = f"not a length: {error}"
+            raise RequestError(problem, place=_option(param), hint=hint) from None
+
+
+class Counts(click.ParamType):  # type: ignore[type-arg]
+    """Numbers with commas between them: `1,4,16`."""
+
+    name = "list"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        """Return the numbers. Raises RequestError."""
+        try:
+            return value if isinstance(value, list) else [int(item) for item in value.split(",")]
+        except ValueError:
+            expected = "such as 1,4,16"
+            raise RequestError(
+                "not a list of numbers", place=_option(param), expected=expected, found=value
+            ) from None
+
+
+def _option(param: click.Parameter | None) -> str | None:
+    """Return what a parameter is called where it is typed."""
+    return None if param is None else max(param.opts, key=len)
 
 
 class FormatName(click.ParamType):  # type: ignore[type-arg]

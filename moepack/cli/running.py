@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moepack.cli.live_line import live_line
-from moepack.cli.model_options import engine_options
+from moepack.cli.chat import Conversation, chat, print_text
+from moepack.cli.model_options import engine_options, sampling_options
 from moepack.cli.parameters import InputFile
 from moepack.cli.terminal import (
-    complain,
     is_quiet,
     json_option,
     quiet_option,
@@ -19,12 +18,14 @@ from moepack.cli.terminal import (
     source_or_pack_argument,
     verbose_option,
 )
-from moepack.errors import MachineError, RequestError
+from moepack.errors import RequestError
 
 if TYPE_CHECKING:
-    from moepack.running.chat import Message
-    from moepack.running.generation import Generation
-    from moepack.running.model import Model
+    from moepack.llama_cpp.sampling import Sampling
+
+
+MAX_PROMPT = 1 << 24
+"""Characters of a prompt from a file: no context that there is has room for more."""
 
 
 @click.command()
@@ -39,18 +40,7 @@ if TYPE_CHECKING:
     "-n", "--tokens", type=click.IntRange(1), help="End each answer after so many tokens."
 )
 @engine_options
-@click.option(
-    "--temperature", "--temp", type=float, default=0.8, show_default=True, help="0: the likeliest."
-)
-@click.option("--top-k", type=int, default=40, show_default=True, help="Of the K likeliest.")
-@click.option("--top-p", type=float, default=0.95, show_default=True, help="Of this share of them.")
-@click.option(
-    "--min-p", type=float, default=0.05, show_default=True, help="Of this share of the likeliest's."
-)
-@click.option(
-    "--repeat-penalty", type=float, default=1.0, show_default=True, help="Against repeating."
-)
-@click.option("-s", "--seed", type=int, default=0, show_default=True, help="Another gives another.")
+@sampling_options
 @click.option("--stats", is_flag=True, help="Say all the time how fast it is, and what is read.")
 @quiet_option
 @verbose_option
@@ -62,12 +52,7 @@ def run(
     raw: bool,
     system: str | None,
     tokens: int | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repeat_penalty: float,
-    seed: int,
+    sampling: Sampling,
     stats: bool,
     as_json: bool,
     **engine: Any,
@@ -79,7 +64,6 @@ def run(
 
     Example: moepack run model.gguf -p "Why is the sky blue?" --memory 8GiB
     """
-    from moepack.llama_cpp.sampling import Sampling
     from moepack.report import run_text
     from moepack.running.model import Model
 
@@ -87,25 +71,27 @@ def run(
     if text is None and (as_json or raw):
         option = "--json" if as_json else "--raw"
         raise RequestError(f"{option} needs a prompt", hint="give it with -p or -f")
-    sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
-    sampling.check()
+    if raw and system is not None:
+        raise RequestError("--raw goes without a template, and --system needs one")
     with Model(source_or_pack, **engine) as model:
         if not is_quiet() and not as_json:
             click.echo(run_text.memory(model.memory), err=True)
-        conversation = _Conversation(model, system, sampling=sampling, count=tokens)
+        options: Any = {"sampling": sampling, "count": tokens}
+        conversation = Conversation(model, system, **options)
         if text is None:
-            _chat(conversation, stats)
+            model.check_chats()
+            chat(conversation, stats)
             return
-        has_template = model.has_chat_template or system is not None
-        generation = (
-            conversation.ask(text) if has_template and not raw else conversation.go_on(text)
-        )
-        if as_json:
-            for _ in generation:
-                pass
-            show(generation.facts, as_json, run_text.generated)
-        else:
-            _print(generation, stats)
+        is_plain = raw or not (model.has_chat_template or system is not None)
+        with (
+            nullcontext(model.generate(text, **options)) if is_plain else conversation.ask(text)
+        ) as generation:
+            if as_json:
+                for _ in generation:
+                    pass
+                show(generation.facts, as_json, run_text.generated)
+            else:
+                print_text(generation, stats)
 
 
 def _prompt(text: str | None, path: str | None) -> str | None:
@@ -115,72 +101,10 @@ def _prompt(text: str | None, path: str | None) -> str | None:
         return text
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+            prompt = file.read(MAX_PROMPT + 1)
     except OSError as error:
         raise RequestError(f"cannot read the prompt: {error.strerror}", path=path) from None
-
-
-class _Conversation:
-    """What was said to a model, and what it answered."""
-
-    def __init__(self, model: Model, system: str | None, **options: Any) -> None:
-        self._model = model
-        self._options = options
-        self._messages: list[Message] = []
-        if system is not None:
-            self._say("system", system)
-
-    def go_on(self, text: str) -> Generation:
-        """Go on with a text as it is."""
-        return self._model.generate(text, **self._options)
-
-    def ask(self, text: str) -> Generation:
-        """Say something, and have it answered."""
-        self._say("user", text)
-        return self._model.chat(self._messages, **self._options)
-
-    def take(self, answer: str) -> None:
-        """Keep what was answered, or as much of it as there is."""
-        self._say("assistant", answer)
-
-    def _say(self, role: str, text: str) -> None:
-        from moepack.running.chat import Message
-
-        self._messages.append(Message(role, text))
-
-
-def _chat(conversation: _Conversation, has_stats: bool) -> None:
-    """Answer line by line, until there are no more or somebody interrupts at the prompt."""
-    is_terminal = sys.stdin.isatty()
-    while True:
-        try:
-            line = input("> " if is_terminal else "")
-        except (EOFError, KeyboardInterrupt):
-            if is_terminal:
-                click.echo()
-            return
-        if not line.strip():
-            continue
-        generation = conversation.ask(line)
-        try:
-            _print(generation, has_stats)
-        except KeyboardInterrupt:
-            click.echo()
-        except MachineError as error:  # the next one may find the drive well again
-            click.echo()
-            complain("error", str(error))
-        conversation.take(generation.text)
-
-
-def _print(generation: Generation, has_stats: bool) -> None:
-    """Print a text as it comes, and what it took."""
-    from moepack.report import run_text
-
-    with live_line(is_wanted=has_stats) as draw:
-        for piece in generation:
-            click.echo(piece, nl=False)
-            sys.stdout.flush()
-            draw(lambda: run_text.so_far(generation.so_far))
-        click.echo()
-    if not is_quiet():
-        click.echo(run_text.generated(generation.facts), err=True)
+    if len(prompt) > MAX_PROMPT:
+        expected = f"up to {MAX_PROMPT:,} characters"
+        raise RequestError("the prompt is too long", path=path, expected=expected)
+    return prompt

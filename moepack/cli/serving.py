@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import click
 
 from moepack import extras
 from moepack.cli.model_options import engine_options
-from moepack.cli.terminal import is_quiet, quiet_option, source_or_pack_argument
+from moepack.cli.terminal import complain, is_quiet, quiet_option, source_or_pack_argument
 from moepack.errors import MachineError, RequestError
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def serve(
         address, bound = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         if not is_quiet():
+            if api_key is None and not ipaddress.ip_address(address).is_loopback:
+                complain("note", "without --api-key it answers everybody who reaches this machine")
             click.echo(run_text.memory(model.memory), err=True)
             click.echo(f"serving {called} at http://{shown}:{bound}/v1; Ctrl-C ends it", err=True)
         _run(server, listener)
@@ -89,7 +92,8 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # Python adds the address to the system's words, which is said already.
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while ")[0]
         problem = f"cannot listen at {host} port {port}: {reason}"
         raise MachineError(problem, hint="choose another with --host and --port") from None
 

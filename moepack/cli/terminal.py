@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 import click
 
 from moepack.cli.parameters import PathName, output_is_taken
-from moepack.errors import RequestError
-from moepack.sizes import parse_size
 
 Facts = TypeVar("Facts")
 
@@ -108,13 +106,3 @@ def _has_colours() -> bool:
     """Say whether standard error is a terminal with colours; NO_COLOR (no-color.org) says no."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     return not is_plain and sys.stderr.isatty()
-
-
-def length_of(text: str | None, option: str) -> int | None:
-    """Read the length that an option was given; raise RequestError."""
-    if text is None:
-        return None
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise RequestError(f"not a length: {error}", place=option) from None

@@ -11,6 +11,7 @@ from moepack.cli.parameters import FormatName, InputFile, OutputFile, PathName
 from moepack.cli.progress import progress
 from moepack.cli.terminal import json_option, quiet_option, show, sum_up, verbose_option
 from moepack.errors import RequestError
+from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 
 if TYPE_CHECKING:
     from moepack.trace.formats.registry import ReadOptions
@@ -177,13 +178,19 @@ def concentration(
     help="To generate for each prompt.",
 )
 @click.option(
-    "--context", type=click.IntRange(1), default=4096, show_default=True, help="Tokens at most."
+    "--context",
+    type=click.IntRange(1, MAX_CONTEXT),
+    default=4096,
+    show_default=True,
+    help="Tokens at most.",
 )
 @click.option(
     "--temperature", type=click.FloatRange(0, 10), default=0.8, show_default=True, help="0: greedy."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--threads", type=click.IntRange(1, 512), help="Of llama.cpp; by default one a CPU.")
+@click.option(
+    "--threads", type=click.IntRange(1, MAX_THREADS), help="Of llama.cpp; by default one a CPU."
+)
 @click.option(
     "--no-repack", is_flag=True, help="Leave weights in the files: for a model beyond memory."
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 from moepack import extras
 from moepack.errors import MachineError
+from moepack.llama_cpp.bounds import MAX_THREADS
 from moepack.llama_cpp.structs import (
     Batch,
     ContextParams,
@@ -28,8 +29,6 @@ from moepack.llama_cpp.structs import (
 
 PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
 LIBRARY = "xllamacpp/xllamacpp.abi3.so"
-MAX_THREADS = 512
-"""ggml aborts when asked for more."""
 
 _hint = partial(extras.hint, "record")
 _bool, _float, _pointer = ctypes.c_bool, ctypes.c_float, ctypes.c_void_p

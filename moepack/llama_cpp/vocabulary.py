@@ -8,6 +8,8 @@ import numpy as np
 
 from moepack.errors import RequestError
 
+MAX_TEXT = 1 << 26
+"""Bytes of a text that is made into tokens: four for each token of the longest context."""
 _PIECE_LENGTH = 64
 """Bytes that nearly every token's text fits into."""
 
@@ -39,8 +41,14 @@ class Vocabulary:
         return token if token >= 0 else None
 
     def tokenize(self, text: str, *, adds_bos: bool = True) -> list[int]:
-        """Return the tokens of a text, with BOS if the vocabulary adds it. `<|…|>` may be one."""
+        """Return the tokens of a text, with BOS if the vocabulary adds it. `<|…|>` may be one.
+
+        Raises RequestError for more than MAX_TEXT bytes.
+        """
         data = text.encode(errors="replace")
+        if len(data) > MAX_TEXT:  # a hostile template makes gigabytes, at which llama.cpp aborts
+            expected = f"up to {MAX_TEXT:,} bytes"
+            raise RequestError("a text that is too long", expected=expected, found=len(data))
         tokens = np.empty(0, np.int32)
         for _ in range(2):  # the first call tells how many there are
             arguments = len(data), tokens.ctypes.data, len(tokens), adds_bos, True

@@ -22,11 +22,12 @@ from moepack.packing.plan import Plan, make
 from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import check_as_if_packing, check_existing
 from moepack.packing.unfinished import is_unfinished
+from moepack.paths import PathOrPaths
 from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
-from moepack.source.shards import PathOrPaths, Source, open_source
+from moepack.source.shards import Source, open_source
 
 
 def pack_model(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -25,9 +26,11 @@ from moepack.packing.packer import TOOL, Progress
 from moepack.packing.plan import Plan, make
 from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import prepare
+from moepack.paths import PathOrPaths
+from moepack.reading.pack import Pack
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
-from moepack.source.shards import PathOrPaths, Source, open_source
+from moepack.source.shards import Source, open_source
 from moepack.storage.atomic import publish, sync_directory, write_synced
 from moepack.storage.extents import Extent
 from moepack.storage.inputs import InputFile, Inputs
@@ -131,6 +134,18 @@ def index_model(
         dense_length=plan.dense_length or 0,
         has_digests=digests,
     )
+
+
+def open_as_they_lie(source: PathOrPaths) -> Pack:
+    """Open the shards of a model as a pack, with an index that is nowhere on disk afterwards.
+
+    Messages name the shards. Raises as `index_model`.
+    """
+    shards = [Path(shard.path) for shard in open_source(source).shards]
+    with tempfile.TemporaryDirectory(prefix="moepack-") as temporary:
+        folder = Path(temporary, "index")
+        index_model(shards, folder)
+        return Pack(folder, shards=shards)
 
 
 def _link_names(count: int) -> list[str]:

@@ -6,6 +6,7 @@ Pure look-ups in the index: it knows the paths of data files and opens none of t
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -35,15 +36,15 @@ PartNames = dict[str, tuple[PackedFamily, int]]
 
 
 class Catalog:
-    """The experts of the pack in the directory `path`, by its index.
+    """The experts of the pack at `path`, by its index; `file_paths` are the files that that lists.
 
     A Catalog may be used from several threads. Offsets count from the start of the file they name.
     """
 
-    def __init__(self, path: Path, index: Index) -> None:
+    def __init__(self, path: Path, index: Index, file_paths: Sequence[Path]) -> None:
         self.path = path
         self.index = index
-        self.file_paths = tuple(path / file.name for file in index.files)
+        self.file_paths = tuple(file_paths)
         self._families: dict[tuple[int, str], PackedFamily] = {}
         self._main_families: dict[int, PackedFamily] = {}
         # None is for a layer's main family, and the full names of the others.

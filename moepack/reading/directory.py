@@ -11,15 +11,19 @@ from pathlib import Path
 from moepack.errors import MachineError, MoepackError, PackError
 from moepack.format import manifest
 from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
+from moepack.paths import PathOrPaths, listed
 from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError, open_regular
 
 _HINT = "a pack is the directory that `moepack pack` made"
 
 
-def looks_like_pack(path: Path) -> bool:
-    """Return whether the directory `path` holds any file that only a pack has."""
+def named_pack(named: PathOrPaths) -> Path | None:
+    """Return the directory that is named, and has a file that only a pack has; None for others."""
+    paths = [Path(path) for path in listed(named)]
+    if len(paths) != 1:
+        return None
     names = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME, IN_PLACE_NAME)
-    return any((path / name).exists() for name in names)
+    return paths[0] if any((paths[0] / name).exists() for name in names) else None
 
 
 def read_manifest(path: Path) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -35,16 +35,19 @@ class Pack(Catalog):
 
     A Pack may be used from several threads, and after a fork in the child as well; a reader of it
     may not, so the child makes its own.
+
+    `shards` are given where an index lies over them but is not to be named: they are what is read,
+    and what messages name.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, shards: Sequence[Path] = ()) -> None:
         folder = Path(path)
         try:
-            self._open(folder)
+            self._open(folder, shards)
         except MemoryError:
             raise MachineError("no memory is left to open the pack", path=folder) from None
 
-    def _open(self, folder: Path) -> None:
+    def _open(self, folder: Path, shards: Sequence[Path]) -> None:
         name = folder / manifest.NAME
         self.manifest = manifest.decode(read_manifest(folder), str(name))
         if not self.manifest.digest_matches:
@@ -56,7 +59,11 @@ class Pack(Catalog):
         self._mapped = map_index(folder)
         index = Index(self._mapped, str(folder / manifest.INDEX_NAME))
         _check_index(index, self.manifest)
-        super().__init__(folder, index)
+        super().__init__(
+            shards[0] if shards else folder,
+            index,
+            shards or [folder / file.name for file in index.files],
+        )
         check_shards(index, self.file_paths)
 
     def __repr__(self) -> str:

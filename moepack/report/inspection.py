@@ -4,15 +4,13 @@
 """
 
 import math
-import os
-from collections.abc import Sequence
-from pathlib import Path
 
 from moepack import digest
 from moepack.format.tables import PartKind
 from moepack.hotness import coverage
 from moepack.hotness.stored import routed_experts
-from moepack.reading.directory import looks_like_pack
+from moepack.paths import PathOrPaths
+from moepack.reading.directory import named_pack
 from moepack.reading.locations import PartLocation
 from moepack.reading.pack import Pack
 from moepack.report import provenance
@@ -41,40 +39,27 @@ from moepack.source.experts import (
 from moepack.source.experts import shape_of as shape_of_source
 from moepack.source.shards import Source, open_source
 
-AnyPath = str | os.PathLike[str]
 
-
-def inspect(paths: AnyPath | Sequence[AnyPath]) -> SourceFacts | PackFacts:
+def inspect(paths: PathOrPaths) -> SourceFacts | PackFacts:
     """Return the facts of a source, or of the pack in a directory.
 
     `paths` is a pack's directory, or what `open_source` takes. Raises SourceError or PackError for
     what is at fault, RequestError for no path at all.
     """
-    listed = _listed(paths)
-    if _is_pack(listed):
-        with Pack(listed[0]) as pack:
+    if (path := named_pack(paths)) is not None:
+        with Pack(path) as pack:
             return describe_pack(pack)
-    source = open_source(listed)
+    source = open_source(paths)
     return describe_source(source, find_experts(source))
 
 
-def shape_of(paths: AnyPath | Sequence[AnyPath]) -> ModelShape:
+def shape_of(paths: PathOrPaths) -> ModelShape:
     """Return the shape of a model, or of what a pack holds of it; see `inspect`."""
-    listed = _listed(paths)
-    if _is_pack(listed):
-        with Pack(listed[0]) as pack:
+    if (path := named_pack(paths)) is not None:
+        with Pack(path) as pack:
             return pack.shape
-    source = open_source(listed)
+    source = open_source(paths)
     return shape_of_source(source, find_experts(source))
-
-
-def _listed(paths: AnyPath | Sequence[AnyPath]) -> list[AnyPath]:
-    return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-
-
-def _is_pack(paths: Sequence[AnyPath]) -> bool:
-    """Whether this is one directory that has what only a pack has, if only an interrupted one."""
-    return len(paths) == 1 and looks_like_pack(Path(paths[0]))
 
 
 def describe_source(source: Source, experts: Experts) -> SourceFacts:

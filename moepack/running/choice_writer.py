@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from moepack.llama_cpp.decoding import Chosen
 from moepack.reading.pack import Pack
-from moepack.running.engine import Chosen
 from moepack.trace.file import RECORDED
 from moepack.trace.file_writer import Writer
 from moepack.trace.model import Origin, Phase
@@ -43,11 +43,14 @@ class ChoiceWriter:
         self._writer.__exit__(None, None, None)
 
     def begin(self) -> Callable[[Sequence[int], Chosen, bool], None]:
-        """Begin a request; what is returned takes each call of the model."""
-        number = self._request_count
-        self._request_count += 1
+        """Return what takes each call of the model for a request, which begins with the first."""
+        number: int | None = None
 
         def chose(_: Sequence[int], chosen: Chosen, is_prompt: bool) -> None:
+            nonlocal number
+            if number is None:
+                number = self._request_count
+                self._request_count += 1
             phase = Phase.PREFILL if is_prompt else Phase.DECODE
             self._writer.add(tokens_of(chosen, number, phase))
 

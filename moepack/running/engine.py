@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from moepack.caching import cache as caching
 from moepack.engines.gguf_layout import lay_out
-from moepack.errors import MachineError, RequestError, SourceError
+from moepack.errors import RequestError, SourceError
 from moepack.keys import ExpertKey
 from moepack.llama_cpp import library
+from moepack.llama_cpp.bounds import check_context, check_threads
 from moepack.llama_cpp.calls import Calls
-from moepack.llama_cpp.library import MAX_THREADS, cpu_count
+from moepack.llama_cpp.decoding import Chosen, RoutedDecoder
+from moepack.llama_cpp.library import cpu_count
 from moepack.llama_cpp.log import ErrorLines
-from moepack.llama_cpp.routers import Choice, Routers
+from moepack.llama_cpp.routers import Routers
 from moepack.llama_cpp.sampling import Sampling, sampler
-from moepack.llama_cpp.structs import Batch
 from moepack.llama_cpp.vocabulary import Vocabulary
 from moepack.reading.pack import Pack
 from moepack.running.context import BufferLengths, Contexts, Wanted
@@ -35,11 +36,7 @@ from moepack.running.prefetch import Prefetch, Prefetching, reserve_length
 from moepack.shape import ROUTED_FAMILY
 from moepack.storage.backend import Backend
 
-MAX_CONTEXT = 1 << 24
 _PAGE = 4096
-
-Chosen = Mapping[int, Choice]
-"""By layer, what its router chose for each token of a batch."""
 
 
 class EngineOptions(NamedTuple):
@@ -94,8 +91,8 @@ class Engine(Owned):
 
     def __init__(self, pack: Pack, options: EngineOptions = EngineOptions()) -> None:
         threads = cpu_count() if options.threads is None else options.threads
-        _check_between("threads", threads, MAX_THREADS)
-        _check_between("context length", options.context, MAX_CONTEXT)
+        check_threads(threads)
+        check_context(options.context)
         self._library: Any = library.load()
         self.pack = pack
         self.options = options
@@ -139,10 +136,10 @@ class Engine(Owned):
         routed = self.shape.routed
         pinned = self.pack.hottest(options.pinned, family=ROUTED_FAMILY, layers=routed)
         pinned_length = sum(lengths[key] for key in pinned)
-        self._routers = Routers(self._library)
-        self._calls = stack.enter_context(Calls(self._routers.stop))
+        routers = self._routers = Routers(self._library)
+        calls = stack.enter_context(Calls(routers.stop))
         contexts = Contexts(
-            *(self._library, self._model, self._routers, self._errors, self._lengths),
+            *(self._library, self._model, routers, self._errors, self._lengths),
             length=options.context,
             threads=threads,
         )
@@ -154,6 +151,11 @@ class Engine(Owned):
         )
         self._context, self.batch_count = context.address, context.batch_count
         stack.callback(self._library.llama_free, self._context)
+        self._decoder = RoutedDecoder(
+            *(self._library, self._context, self._errors, calls, routers),
+            path=self.pack.path,
+            all_choices=options.all_choices,
+        )
         needs, budget = context.needs, context.budget
         least = needs.step - kept_length + pinned_length
         if budget - reserve < least or budget >= needs.experts:
@@ -162,10 +164,10 @@ class Engine(Owned):
         cache = caching.make(options.policy, budget - reserve, lengths, pinned)
         memory.supply(budget)
         self._store = ExpertStore(self.reader, memory, self._places, cache, reserve)
-        self._routers.met = self._store.hold
+        routers.met = self._store.hold
         self._prefetch = Prefetch(self._library, self.shape, self._store, options.prefetch)
         if reserve and options.prefetch != "off":
-            self._routers.passed = self._prefetch.passed
+            routers.passed = self._prefetch.passed
         bring(self.reader, memory, self._places, pinned)
         self.vocabulary = Vocabulary(self._library, self._model)
         self._memory = self._library.llama_get_memory(self._context)
@@ -212,37 +214,22 @@ class Engine(Owned):
         for start in range(0, len(tokens), self.batch_count):
             batch = tokens[start : start + self.batch_count]
             try:
-                self._decode(batch)
+                chosen = self._decode(batch)
             except BaseException:
                 self.rewind(len(self.tokens))
                 raise
             self.tokens += batch
-            chose(batch, self._routers.chosen)
+            chose(batch, chosen)
 
-    def _decode(self, tokens: Sequence[int]) -> None:
-        ids = np.array(tokens, np.int32)
-        outputs = np.full(len(ids), self.options.all_choices, np.int8)
-        outputs[-1] = True
-        batch = Batch(len(ids), token=ids.ctypes.data, logits=outputs.ctypes.data)
-        self._routers.begin(len(ids) if self.options.all_choices else None)
-        self._errors.clear()
+    def _decode(self, tokens: Sequence[int]) -> Chosen:
         started = time.perf_counter()
         try:
-            status = self._calls.run(lambda: self._library.llama_decode(self._context, batch))
+            chosen = self._decoder.decode(tokens, self.shape.routed)
         finally:
             self._store.forget()
         if len(tokens) == 1:
             self._prefetch.computed(time.perf_counter() - started)
-        if self._routers.error is not None:
-            raise self._routers.error
-        path = self.pack.path
-        if status != 0:
-            raise MachineError(f"llama.cpp cannot decode: {self._errors}", path=path, found=status)
-        chosen, layers = self._routers.chosen, self.shape.routed
-        if chosen.keys() != layers.keys():
-            # A layer that was not watched has computed with experts that were not there.
-            problem = "llama.cpp ran the routers of other layers"
-            raise MachineError(problem, path=path, expected=sorted(layers), found=sorted(chosen))
+        return chosen
 
     def rewind(self, count: int) -> None:
         """Forget all but the first `count` tokens.
@@ -275,8 +262,3 @@ class Engine(Owned):
                 return int(self._library.llama_sampler_sample(chain, self._context, -1))
 
             yield choose
-
-
-def _check_between(what: str, number: int, most: int) -> None:
-    if not 1 <= number <= most:
-        raise RequestError(f"{what} out of bounds", expected=f"1 to {most:,}", found=number)

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from moepack.errors import RequestError
+from moepack.llama_cpp.decoding import Chosen
 from moepack.llama_cpp.sampling import Sampling
-from moepack.running.engine import Chosen, Engine, MemoryUse
+from moepack.running.engine import Engine, MemoryUse
 
 End = Literal["stop", "length", "context", "left"]
 """Why a text ends: the model ended it, or a stop text did; as many tokens as asked; the context is
@@ -99,10 +100,12 @@ class Generation:
         stops: Sequence[str] = (),
         chose: Callable[[Sequence[int], Chosen, bool], None] = lambda tokens, chosen, first: None,
     ) -> None:
-        if not 0 < len(prompt) < engine.options.context:
+        if not prompt:
+            raise RequestError("the prompt is empty")
+        if not len(prompt) < engine.options.context:
             raise RequestError(
                 "the prompt does not fit into the context",
-                expected=f"1 to {engine.options.context - 1:,} tokens",
+                expected=f"up to {engine.options.context - 1:,} tokens",
                 found=f"{len(prompt):,}",
                 hint="give it more with --context",
             )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from moepack.errors import RequestError
 from moepack.llama_cpp.sampling import Sampling
-from moepack.reading.directory import looks_like_pack
+from moepack.paths import AnyPath, PathOrPaths
+from moepack.reading.directory import named_pack
 from moepack.reading.pack import Pack
 from moepack.running.chat import ChatTemplate, Message
 from moepack.running.choice_writer import ChoiceWriter
@@ -22,15 +21,13 @@ from moepack.running.prefetch import Prefetching
 from moepack.sizes import parse_size
 from moepack.storage.backend import Backend
 
-AnyPath = str | os.PathLike[str]
-
 
 class Model(Owned):
     """A model that may be larger than memory, ready to go on with texts. A context manager.
 
     `path` is a pack, or any shard of a GGUF: then experts are read from the shards as they lie.
     `memory` and `pin` are bytes or a text such as `8GiB`, `memory` also `floor`; `trace` is the
-    path of a trace file to write, with a request for each text. The others are as in
+    path of a new trace file, with a request for each text. The others are as in
     `EngineOptions`. Used by one thread at a time.
 
     Raises what `Engine` raises, and what opening a source or a pack and writing a trace do.
@@ -40,7 +37,7 @@ class Model(Owned):
 
     def __init__(
         self,
-        path: AnyPath | Sequence[AnyPath],
+        path: PathOrPaths,
         *,
         memory: int | str | None = None,
         policy: str = "lru",
@@ -63,8 +60,11 @@ class Model(Owned):
             prefetch=prefetch,
             all_choices=trace is not None,
         )
+        if trace is not None and os.path.exists(trace):
+            # Said before the model is loaded, which may take long.
+            raise RequestError("exists already", path=trace, hint="name a new file for the trace")
         with ExitStack() as stack:
-            self._pack = stack.enter_context(_open(path, stack))
+            self._pack = stack.enter_context(_open(path))
             self._engine = stack.enter_context(Engine(self._pack, options))
             self._writer = None
             if trace is not None:
@@ -116,6 +116,10 @@ class Model(Owned):
         """Whether the model brings a template for chats with it."""
         return self._engine.chat_template is not None
 
+    def check_chats(self) -> None:
+        """Raise what `chat` would raise whatever the messages."""
+        self._chat_template()
+
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             text = self._engine.chat_template
@@ -144,15 +148,12 @@ class Model(Owned):
         return Generation(self._engine, tokens, **options)
 
 
-def _open(path: AnyPath | Sequence[AnyPath], stack: ExitStack) -> Pack:
-    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
-    if len(paths) == 1 and looks_like_pack(Path(paths[0])):
-        return Pack(paths[0])
-    from moepack.packing.shard_index import index_model
+def _open(path: PathOrPaths) -> Pack:
+    if (pack := named_pack(path)) is not None:
+        return Pack(pack)
+    from moepack.packing.shard_index import open_as_they_lie
 
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moepack-")), "index")
-    index_model(paths, folder)
-    return Pack(folder)
+    return open_as_they_lie(path)
 
 
 def _length(given: int | str | None, option: str) -> int | None:

@@ -18,6 +18,8 @@ _COUNTERS = {
     "expert_misses": "Lookups of experts that were read.",
     "read_bytes": "Bytes of experts that were read.",
     "read_seconds": "Seconds of waiting for them.",
+    "prefetched": "Experts that were missing, and on their way before they were chosen.",
+    "wasted_bytes": "Bytes of experts that were read ahead in vain.",
 }
 
 
@@ -43,6 +45,8 @@ class Metrics:
             ("expert_misses", facts.misses + prompt.misses),
             ("read_bytes", facts.read_length + prompt.read_length),
             ("read_seconds", facts.read_seconds + prompt.read_seconds),
+            ("prefetched", facts.prefetched + prompt.prefetched),
+            ("wasted_bytes", facts.wasted_length + prompt.wasted_length),
         ):
             self._counts[name] += count
 
@@ -65,6 +69,4 @@ class Metrics:
 
 def _metric(name: str, kind: str, what: str, value: float) -> Iterator[str]:
     yield f"# HELP moepack_{name} {what}\n# TYPE moepack_{name} {kind}\n"
-    yield (
-        f"moepack_{name} {value:.6g}\n" if isinstance(value, float) else f"moepack_{name} {value}\n"
-    )
+    yield f"moepack_{name} {value!r}\n"  # all digits: what is added to a large sum must show

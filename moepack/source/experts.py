@@ -328,7 +328,7 @@ class _Collector:
         first = self.source.shards[0]
         count = sum(len(shard.tensors) for shard in self.source.shards)
         problem = "a dense model: it has no expert tensors" if count else "a GGUF without tensors"
-        hint = "moepack packs Mixture-of-Experts models; there is nothing to pack here"
+        hint = "moepack is for Mixture-of-Experts models; it does nothing for this one"
         architecture = f"architecture {self.source.architecture or 'unknown'}"
         raise SourceError(problem, path=first.path, found=architecture, hint=hint)
 

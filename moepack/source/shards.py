@@ -8,19 +8,17 @@ agree.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moepack.errors import MachineError, RequestError, SourceError
+from moepack.paths import PathOrPaths, listed
 from moepack.source import gguf_header
 from moepack.source.folder import NOT_MODELS, SHARD_NAME, model_in
 from moepack.source.gguf_header import GgufHeader
 from moepack.source.tensor_table import Tensor
-
-PathOrPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""How a source is named; see `open_source`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def open_source(named: PathOrPaths) -> Source:
     Raises SourceError where shards are missing, doubled, of other models, or break the format.
     """
     paths = find_shards(named)
-    if len(_listed(named)) > 1:
+    if len(listed(named)) > 1:
         return _check(_in_order(_read_all(paths)))
     if SHARD_NAME.match(paths[0].name) is None:
         return _check([_read_single(paths[0])])
@@ -70,7 +68,7 @@ def find_shards(named: PathOrPaths) -> list[Path]:
 
     Where all shards are named, their order is kept. Raises SourceError where shards are missing.
     """
-    paths = _listed(named)
+    paths = [Path(path) for path in listed(named)]
     if not paths:
         raise RequestError("no source given")
     if len(paths) > 1:
@@ -80,10 +78,6 @@ def find_shards(named: PathOrPaths) -> list[Path]:
         return _siblings(model_in(paths[0]) if paths[0].is_dir() else paths[0])
     except OSError as error:
         raise MachineError(f"cannot read the folder: {error.strerror}", path=paths[0]) from None
-
-
-def _listed(named: PathOrPaths) -> list[Path]:
-    return [Path(named)] if isinstance(named, str | os.PathLike) else [Path(path) for path in named]
 
 
 def _siblings(path: Path) -> list[Path]:

@@ -14,8 +14,9 @@ from moepack.errors import MachineError, PackError, RequestError, is_shortage
 from moepack.format import manifest
 from moepack.format.index import Index
 from moepack.format.manifest import Manifest
+from moepack.paths import PathOrPaths, listed
 from moepack.reading.directory import read_manifest
-from moepack.source.shards import PathOrPaths, find_shards
+from moepack.source.shards import find_shards
 from moepack.storage.regular_file import open_regular
 from moepack.storage.thread_pool import ThreadPool
 from moepack.verifying import agreement, headline, inventory, origins, scope
@@ -108,8 +109,7 @@ def _without_manifest(path: Path, error: PackError) -> Report:
 
 def _witness(source: PathOrPaths) -> Witness:
     paths = [str(path) for path in find_shards(source)]
-    is_listed = not isinstance(source, str | os.PathLike) and len(source) > 1
-    return hear(paths, sort=is_listed)
+    return hear(paths, sort=len(listed(source)) > 1)
 
 
 class _Verification:

@@ -14,8 +14,9 @@ from moepack.bench.engine_speed import PROGRAM_LENGTH, bench_run
 from moepack.bench.memory_group import memory_group
 from moepack.errors import MachineError, RequestError
 from moepack.report import speed_text
+from moepack.storage import page_cache
 from tests.support import llama_cpp
-from tests.support.models import first_shard
+from tests.support.models import first_shard, shards_of
 
 MIB = 1 << 20
 needs_llama = pytest.mark.skipif(
@@ -52,6 +53,32 @@ def test_all_ways_give_the_same_text_and_are_compared(packs: dict[str, Path]) ->
     text = speed_text.text(speed)
     assert "All gave the same text." in text
     assert text.splitlines()[-3].startswith("llama.cpp, mapped")
+
+
+@needs_llama
+def test_a_folder_names_its_model_and_none_of_its_shards_is_cached_at_the_start(
+    packs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[list[str]] = []
+    monkeypatch.setattr(
+        page_cache, "drop", lambda paths: dropped.append([path.name for path in paths])
+    )
+    shards = [Path(shard) for shard in shards_of("qwen3moe")]
+    for shard in shards:
+        (tmp_path / shard.name).symlink_to(shard)
+    limit = PROGRAM_LENGTH + 40 * MIB
+    speed = bench_run(
+        packs["qwen3moe"],
+        source=tmp_path,
+        memory=limit,
+        tokens=2,
+        rounds=1,
+        context=64,
+        threads=1,
+    )
+    assert [side.tokens_per_second is not None for side in speed.sides] == [True] * 3
+    assert len(dropped) == 3
+    assert all(names[-len(shards) :] == [shard.name for shard in shards] for names in dropped)
 
 
 @needs_llama

@@ -46,6 +46,18 @@ def test_it_serves_until_it_is_told_to_end(stop: signal.Signals, tmp_path: Path)
     assert trace.stat().st_size > 0
 
 
+@pytest.mark.parametrize(("key", "notes"), [((), 1), (("--api-key", "sesame"), 0)])
+def test_who_serves_everybody_is_told_so(key: tuple[str, ...], notes: int) -> None:
+    arguments = ["serve", str(SHARD), "--host", "0.0.0.0", "--port", "0", *key, *SMALL]
+    command = [sys.executable, "-m", "moepack", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = [process.stderr.readline() for _ in range(notes + 2)]
+        process.terminate()
+    assert sum(line.startswith("note: without --api-key") for line in said) == notes
+    assert said[-1].startswith("serving ")
+
+
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEPACK_API_KEY", "sesame")
     command = [sys.executable, "-m", "moepack", "serve", str(SHARD), "--port", "0", *SMALL]
@@ -65,7 +77,8 @@ def test_what_is_wrong_is_said(moepack_command: Callable[..., Any]) -> None:
         port = taken.getsockname()[1]
         run = moepack_command("serve", SHARD, "--port", port, *SMALL)
     assert run.returncode == 6
-    assert f"cannot listen at 127.0.0.1 port {port}" in run.stderr
+    problem = f"cannot listen at 127.0.0.1 port {port}: Address already in use"
+    assert f"error: {problem}\n" in run.stderr
     run = moepack_command("serve", SHARD, "--host", "no.such.host.example", *SMALL)
     assert run.returncode == 6
     run = moepack_command("serve", SHARD, "--api-key", "", "--port", "0", *SMALL)

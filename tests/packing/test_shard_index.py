@@ -1,10 +1,12 @@
 """An index over the shards themselves: the same bytes as the pack, and nothing copied."""
 
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 import moepack
 from moepack.errors import MoepackError, PackError, RequestError, SourceError
 from moepack.packing.pack_model import pack_model
-from moepack.packing.shard_index import index_model
+from moepack.packing.shard_index import index_model, open_as_they_lie
 from moepack.reading.pack import Pack
 from tests.support import odd_models
 from tests.support.faulty_backend import NAMES, require
@@ -362,3 +364,26 @@ def test_it_is_a_pack_that_says_what_it_is(one: Path) -> None:
         assert pack.manifest.is_whole
         assert [file.is_shard for file in pack.index.files] == [True]
         assert [file.has_digests for file in pack.index.files] == [False]
+
+
+def test_shards_are_opened_as_they_lie_and_messages_name_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    shards = [tmp_path / Path(path).name for path in shards_of("qwen3moe")]
+    for path, shard in zip(shards_of("qwen3moe"), shards, strict=True):
+        shutil.copy(path, shard)
+    with open_as_they_lie(shards[2]) as pack:
+        assert not list((tmp_path / "temporary").iterdir())
+        assert (pack.path, list(pack.file_paths)) == (shards[0], shards)
+        place = pack.locate(1, 3, "down")
+        with pack.reader(backend="buffered") as reader:
+            assert reader.read(1, 3, "down").nbytes == place.length
+        place.path.write_bytes(b"")
+        with (
+            pack.reader(backend="buffered") as reader,
+            pytest.raises(MoepackError, match=re.escape(str(place.path))),
+        ):
+            reader.read(1, 3, "down")
+        assert place.path in shards

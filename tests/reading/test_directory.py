@@ -9,7 +9,7 @@ import pytest
 
 import moepack
 from moepack.errors import MachineError, PackError
-from moepack.reading.directory import looks_like_pack
+from moepack.reading.directory import named_pack
 from tests.support.children import run_child, within
 from tests.support.models import keys_of, on_disk
 
@@ -112,9 +112,12 @@ def test_python_that_has_no_memory_is_the_machines_fault(
 
 
 def test_a_directory_with_a_file_of_a_pack_looks_like_one(pack_copy: Path) -> None:
-    assert looks_like_pack(pack_copy)
+    assert named_pack(pack_copy) == pack_copy
     for path in pack_copy.iterdir():
         path.unlink()
-    assert not looks_like_pack(pack_copy)
+    assert named_pack(pack_copy) is None
     (pack_copy / "pack.journal").touch()
-    assert looks_like_pack(pack_copy)
+    assert named_pack(pack_copy) == pack_copy
+    assert named_pack([str(pack_copy)]) == pack_copy
+    assert named_pack([pack_copy, pack_copy]) is None
+    assert named_pack([]) is None

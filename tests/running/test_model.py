@@ -188,6 +188,23 @@ def test_a_chat_is_what_its_template_makes_of_it(chat_path: Path) -> None:
             model.chat([Message("user", "refuse")])
 
 
+@needs_llama
+def test_a_trace_that_is_there_is_refused_before_the_model_is_looked_at(tmp_path: Path) -> None:
+    trace = tmp_path / "t.moetrace"
+    trace.write_text("precious")
+    with pytest.raises(RequestError, match="t.moetrace"):
+        Model(tmp_path / "none.gguf", trace=trace)
+    assert trace.read_text() == "precious"
+
+
+@needs_llama
+def test_a_text_that_no_context_holds_is_refused(tmp_path: Path) -> None:
+    """As a hostile template makes it of a short one."""
+    path = write_chat_model(tmp_path / "m.gguf", "{{ 'a' * 67108865 }}{{ messages }}")
+    with Model(path, **SMALL) as model, pytest.raises(RequestError, match="too long"):
+        model.chat([Message("user", "hello")])
+
+
 def test_a_template_says_what_it_says() -> None:
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content | tojson }}", "m", "<s>")
     assert template.prompt([Message("user", 'a "ü" <b>')]) == '<s>"a \\"ü\\" <b>"'

@@ -1,14 +1,12 @@
 """What routers chose in one call of a model, as pieces of a trace."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from moepack.llama_cpp.routers import Choice
+from moepack.llama_cpp.decoding import Chosen
 from moepack.trace.model import Phase, Tokens
 
 
-def tokens_of(chosen: Mapping[int, Choice], request: int, phase: Phase) -> Tokens:
+def tokens_of(chosen: Chosen, request: int, phase: Phase) -> Tokens:
     """Return the tokens of a call; `chosen` is by layer, and of as many tokens in each."""
     layer = np.repeat(list(chosen), [choice.shape[1] for choice in chosen.values()])
     expert = np.concatenate(list(chosen.values()), axis=1)

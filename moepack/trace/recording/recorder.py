@@ -10,16 +10,17 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moepack.errors import MachineError, RequestError, SourceError
 from moepack.llama_cpp import library
+from moepack.llama_cpp.bounds import check_context, check_threads
 from moepack.llama_cpp.calls import Calls
-from moepack.llama_cpp.library import MAX_THREADS, cpu_count
+from moepack.llama_cpp.decoding import Chosen, RoutedDecoder
+from moepack.llama_cpp.library import cpu_count
 from moepack.llama_cpp.log import ErrorLines
-from moepack.llama_cpp.routers import Choice, Routers
+from moepack.llama_cpp.routers import Routers
 from moepack.llama_cpp.sampling import Sampling, sampler
-from moepack.llama_cpp.structs import Batch, ProgressCallback
+from moepack.llama_cpp.structs import ProgressCallback
 from moepack.llama_cpp.vocabulary import Vocabulary
 from moepack.sizes import size_text
 from moepack.source.experts import find_experts, shape_of
@@ -31,7 +32,6 @@ from moepack.trace.recording.choices import tokens_of
 
 BATCH_COUNT = 256
 """Tokens decoded at once: all of them have logits, of which each is the vocabulary's size."""
-MAX_CONTEXT = 1 << 24
 
 _MOST_NAME = 1 << 10
 
@@ -59,8 +59,8 @@ class Recorder:
         repack: bool = True,
     ) -> None:
         threads = cpu_count() if threads is None else threads
-        _check_between("context length", context_length, 1, MAX_CONTEXT)
-        _check_between("threads", threads, 1, MAX_THREADS)
+        check_context(context_length)
+        check_threads(threads)
         source = open_source([model_path])
         self.path = source.shards[0].path
         if repack:
@@ -78,6 +78,11 @@ class Recorder:
             self._model = self._load(stack, repack)
             self._vocabulary = Vocabulary(self._library, self._model)
             self._context = self._open_context(stack, threads)
+            self._decoder = RoutedDecoder(
+                *(self._library, self._context, self._errors, self._calls, self._routers),
+                path=self.path,
+                all_choices=True,
+            )
             self._memory = self._library.llama_get_memory(self._context)
             if not self._vocabulary:
                 raise SourceError("the model has no vocabulary", path=self.path)
@@ -172,23 +177,10 @@ class Recorder:
                 yield self._decode([token], request, Phase.DECODE)
 
     def _decode(self, tokens: Sequence[int], request: int, phase: Phase) -> Tokens:
-        ids, outputs = np.array(tokens, np.int32), _outputs(len(tokens))
-        batch = Batch(len(ids), token=ids.ctypes.data, logits=outputs.ctypes.data)
-        self._routers.begin(len(ids))
-        self._errors.clear()
-        status = self._calls.run(lambda: self._library.llama_decode(self._context, batch))
-        if self._routers.error is not None:
-            raise self._routers.error
-        if status != 0:
-            raise self._refusal(f"cannot decode (status {status})")
-        chosen = self._routers.chosen
-        if chosen.keys() != self.expert_counts.keys():
-            layers, ran = sorted(self.expert_counts), sorted(chosen)
-            problem = "llama.cpp ran the routers of other layers"
-            raise MachineError(problem, path=self.path, expected=layers, found=ran)
+        chosen = self._decoder.decode(tokens, self.expert_counts)
         return self._tokens(chosen, request, phase)
 
-    def _tokens(self, chosen: dict[int, Choice], request: int, phase: Phase) -> Tokens:
+    def _tokens(self, chosen: Chosen, request: int, phase: Phase) -> Tokens:
         widths = [numbers.shape[1] for numbers in chosen.values()]
         expert = np.concatenate(list(chosen.values()), axis=1)
         most = np.repeat([self.expert_counts[number] for number in chosen], widths)
@@ -202,11 +194,6 @@ class Recorder:
 
     def _refusal(self, problem: str) -> MachineError:
         return MachineError(f"llama.cpp {problem}: {self._errors}", path=self.path)
-
-
-def _outputs(count: int) -> NDArray[np.int8]:
-    """Ask for the logits of all tokens: the last layer's router runs for those alone."""
-    return np.ones(count, np.int8)
 
 
 def origin_of(source: Source) -> Origin:
@@ -234,8 +221,3 @@ def _check_fits_memory(source: Source) -> None:
             found=size_text(length),
             hint="--no-repack leaves them in the files' pages, which come and go",
         )
-
-
-def _check_between(what: str, number: float, least: int, most: int) -> None:
-    if not least <= number <= most:
-        raise RequestError(f"{what} out of bounds", expected=f"{least} to {most}", found=number)

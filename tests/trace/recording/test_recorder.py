@@ -18,7 +18,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from moepack import extras
 from moepack.errors import MachineError, MoepackError, RequestError, SourceError, TraceError
-from moepack.llama_cpp import structs, tensors
+from moepack.llama_cpp import decoding, structs, tensors
 from moepack.llama_cpp.library import VERSION, load
 from moepack.llama_cpp.routers import _layer_of
 from moepack.trace import file
@@ -267,12 +267,25 @@ def test_the_same_seed_generates_the_same_again(recorder: Recorder) -> None:
 def test_a_pruned_layer_is_noticed_and_not_counted_too_low(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last_only = np.array([0, 0, 1], np.int8)
+    def last_only(*arguments: Any, path: str, all_outputs: bool) -> None:
+        assert all_outputs
+        decode_batch(*arguments, path=path)
+
+    decode_batch = decoding.decode
     with monkeypatch.context() as patch:
-        patch.setattr("moepack.trace.recording.recorder._outputs", lambda _: last_only)
+        patch.setattr(decoding, "decode", last_only)
         with pytest.raises(MachineError, match="layer 1: the router did not run for each token"):
             recorder.prefill([5, 6, 7])
     assert len(recorder.prefill([5, 6, 7]).request) == 3
+
+
+@needs_llama
+def test_what_llama_cannot_decode_is_an_error_and_the_next_prompt_works(recorder: Recorder) -> None:
+    expected = recorder.prefill([5, 6, 7])
+    words = r"of-\d+.gguf: llama.cpp cannot decode \(status 1\)"
+    with pytest.raises(MachineError, match=words):
+        join([recorder._decode([5] * 64, 0, Phase.DECODE) for _ in range(100)])
+    assert equal(recorder.prefill([5, 6, 7]), expected)
 
 
 @needs_llama

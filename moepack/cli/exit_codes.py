@@ -1,0 +1,49 @@
+"""The exit codes, and what is printed where a command fails."""
+
+from enum import IntEnum
+
+from moepack.cli.terminal import complain
+from moepack.errors import (
+    MachineError,
+    MoepackError,
+    PackError,
+    RequestError,
+    SourceError,
+    TraceError,
+)
+
+
+class ExitCode(IntEnum):
+    """The exit codes, as docs/commands.md lists them."""
+
+    FINE = 0
+    FAILED = 1
+    USAGE = 2
+    SOURCE_FAULT = 3
+    PACK_FAULT = 4
+    DIFFERENCES = 5
+    MACHINE_FAULT = 6
+    INTERRUPTED = 130
+    PIPE_CLOSED = 141
+
+
+_CODES: tuple[tuple[type[MoepackError], ExitCode], ...] = (
+    (RequestError, ExitCode.USAGE),
+    (SourceError, ExitCode.SOURCE_FAULT),
+    (TraceError, ExitCode.SOURCE_FAULT),
+    (PackError, ExitCode.PACK_FAULT),
+    (MachineError, ExitCode.MACHINE_FAULT),
+    (MoepackError, ExitCode.FAILED),
+)
+
+
+class TerminatedError(KeyboardInterrupt):
+    """The program is told to end (SIGTERM), not merely interrupted."""
+
+
+def report(error: MoepackError) -> ExitCode:
+    """Print what went wrong and what to do about it; return its exit code."""
+    complain("error", str(error))
+    for hint in ([error.hint] if error.hint else []) + getattr(error, "__notes__", []):
+        complain("hint", hint)
+    return next(code for kind, code in _CODES if isinstance(error, kind))
