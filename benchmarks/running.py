@@ -1,27 +1,41 @@
 """Running models that are larger than their memory, against llama.cpp that maps them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 
 import moepack
-from benchmarks.runnable import write_runnable
-from benchmarks.table import Row, Spread
-from moepack.bench.engine_speed import PROGRAM_LENGTH, EngineSpeed, SideFacts, bench_run
+from benchmarks.runnable import STEADY, write_runnable
+from benchmarks.table import Row, Spread, spread
+from moepack.bench.engine_speed import PROGRAM_LENGTH, PROMPT, EngineSpeed, SideFacts, bench_run
+from moepack.llama_cpp.sampling import Sampling
+from moepack.running.generation import GenerationFacts
+from moepack.running.prefetch import Prefetching
 
 _LAYERS = 8
 _TOKENS = 40
 _SHARES = (0.25, 0.45)
 """Of the model, what memory holds."""
+_SHARES_AHEAD = (0.45, 0.75)
+_GREEDY = Sampling(temperature=0)
 _LEAST_GAIN = 12
 _LEAST_SHARE = 0.95
 _ROOM = 1 << 30
 """Beyond the model, where all of it is to fit: for context and page cache."""
 
 
+_MODELS: Mapping[str, Mapping[str, float]] = {
+    "even": {},
+    "skewed": {"skew": 1.0},
+    "steady": {"skew": 0.5, "steadiness": STEADY},
+}
+"""Routers that choose all experts alike, some more often, and what the layer before lets guess."""
+
+
 def models(folder: Path, rounds: int) -> Iterator[Row]:
-    """Run a model whose experts are chosen evenly, and one in which some are chosen more often."""
-    for name, skew in (("even", 0.0), ("skewed", 1.0)):
-        source = write_runnable(folder / f"{name}.gguf", _LAYERS, skew=skew)
+    """Run models with random weights of several kinds."""
+    for name, options in _MODELS.items():
+        source = write_runnable(folder / f"{name}.gguf", _LAYERS, **options)
         pack = folder / f"{name}.moepack"
         moepack.pack_model(source, pack)
         length = source.stat().st_size
@@ -38,6 +52,32 @@ def models(folder: Path, rounds: int) -> Iterator[Row]:
         )
         yield from _rows(f"run, {name}, all of it", speed, _LEAST_SHARE)
         source.unlink()
+        for share in _SHARES_AHEAD:
+            yield _reading_ahead(
+                f"run, {name}, {share:.0%} of it", pack, int(share * length), rounds
+            )
+
+
+def _reading_ahead(name: str, pack: Path, memory: int, rounds: int) -> Row:
+    """Compare a pack's tokens with and without prefetching, in turns."""
+    modes: tuple[Prefetching, Prefetching] = ("on", "off")
+    facts: dict[Prefetching, list[GenerationFacts]] = {mode: [] for mode in modes}
+    for number in range(rounds):
+        for mode in modes if number % 2 else modes[::-1]:
+            with moepack.Model(pack, memory=memory, prefetch=mode, context=1024) as model:
+                generation = model.generate(PROMPT, count=_TOKENS, sampling=_GREEDY)
+                for _ in generation:
+                    pass
+                facts[mode].append(generation.facts)
+    speeds = [[run.tokens_per_second or 0.0 for run in facts[mode]] for mode in modes]
+    last = facts["on"][-1]
+    return Row(
+        f"{name}: reading ahead",
+        f"{median(speeds[0]):.3g} tok/s, {last.prefetched / max(1, last.misses):.0%} of misses",
+        f"{median(speeds[1]):.3g} tok/s",
+        spread([on / off for on, off in zip(*speeds, strict=True)]),
+        higher_is_better=True,
+    )
 
 
 def _rows(name: str, speed: EngineSpeed, limit: float) -> Iterator[Row]:
