@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
     """What memory is to be divided among: `memory` as in the engine's options, `dense` in bytes.
 
     `pinned` bytes of the experts' budget, and all but one of `share_count` shares of the rest, are
-    of no use to a single step.
+    of no use to a single step. Of it are `reserve` bytes kept, where they are left, or in any case.
     """
 
     shape: ModelShape
@@ -45,30 +45,45 @@ class Wanted(NamedTuple):
     dense: int
     pinned: int
     share_count: int
+    reserve: int
+    demands_reserve: bool
+
+    @property
+    def _kept(self) -> int:
+        return self.pinned + (self.reserve if self.demands_reserve else 0)
 
     def needs(self, context_length: int) -> Needs:
         """Return what the model needs beside a context of so many bytes."""
         routed = self.shape.routed.values()
         experts = sum(family.expert_count * family.expert_length for family in routed)
-        return Needs(self.dense, context_length, step_length(self.shape) + self.pinned, experts)
+        return Needs(self.dense, context_length, step_length(self.shape) + self._kept, experts)
 
     def budget(self, needs: Needs) -> int:
         """Return the bytes for experts. Raises RequestError below the floor."""
         memory = needs.floor if isinstance(self.memory, str) else self.memory
         return needs.budget(memory, self.available)
 
+    def reserve_of(self, needs: Needs, budget: int) -> int:
+        """Return the bytes of the budget that are kept in reserve: none where nothing is read."""
+        is_left = budget - self.pinned - self.reserve >= step_length(self.shape)
+        return self.reserve if is_left and budget < needs.experts else 0
+
     def batch(self, budget: int, most: int) -> int:
         """Return how many tokens may be computed at once within a budget."""
-        return largest_batch(self.shape, (budget - self.pinned) // self.share_count, most)
+        return largest_batch(self.shape, (budget - self._kept) // self.share_count, most)
 
 
 class Context(NamedTuple):
-    """A context at `address`, for batches of up to `batch_count`; `budget` is for experts."""
+    """A context at `address` of `length` bytes, for batches of up to `batch_count` tokens.
+
+    Beside it are `budget` bytes for experts, and `reserve`.
+    """
 
     address: int
+    length: int
     batch_count: int
-    needs: Needs
     budget: int
+    reserve: int
 
 
 class Contexts:
@@ -106,7 +121,9 @@ class Contexts:
                 budget = wanted.budget(needs)
                 fitting = wanted.batch(budget, batch_count)
                 if fitting == batch_count:
-                    return Context(address, batch_count, needs, budget)
+                    reserve = wanted.reserve_of(needs, budget)
+                    length = needs.context
+                    return Context(address, length, batch_count, budget - reserve, reserve)
             except RequestError:
                 if batch_count == 1:
                     self._library.llama_free(address)

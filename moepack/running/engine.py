@@ -143,26 +143,24 @@ class Engine(Owned):
             length=options.context,
             threads=threads,
         )
-        reserve = reserve_length(self.shape)
-        kept_length = pinned_length + (reserve if options.prefetch == "on" else 0)
-        share_count = len(routed) if options.policy.startswith("layer-") else 1
-        context = contexts.fitting(
-            Wanted(self.shape, options.memory, available, dense, kept_length, share_count)
+        wanted = Wanted(
+            *(self.shape, options.memory, available, dense, pinned_length),
+            share_count=len(routed) if options.policy.startswith("layer-") else 1,
+            reserve=reserve_length(self.shape),
+            demands_reserve=options.prefetch == "on",
         )
+        context = contexts.fitting(wanted)
         self._context, self.batch_count = context.address, context.batch_count
         stack.callback(self._library.llama_free, self._context)
+        budget, reserve = context.budget, context.reserve
+        self.memory = MemoryUse(dense, context.length, budget, pinned_length, reserve)
         self._decoder = RoutedDecoder(
             *(self._library, self._context, self._errors, calls, routers),
             path=self.pack.path,
             all_choices=options.all_choices,
         )
-        needs, budget = context.needs, context.budget
-        least = needs.step - kept_length + pinned_length
-        if budget - reserve < least or budget >= needs.experts:
-            reserve = 0
-        self.memory = MemoryUse(dense, needs.context, budget - reserve, pinned_length, reserve)
-        cache = caching.make(options.policy, budget - reserve, lengths, pinned)
-        memory.supply(budget)
+        cache = caching.make(options.policy, budget, lengths, pinned)
+        memory.supply(budget + reserve)
         self._store = ExpertStore(self.reader, memory, self._places, cache, reserve)
         routers.met = self._store.hold
         self._prefetch = Prefetch(self._library, self.shape, self._store, options.prefetch)

@@ -54,10 +54,10 @@ class ExpertMemory:
         """By their length, where spare pages begin."""
         self.spare_length = 0
         """The bytes of all spare pages."""
-        # Each place that pages were moved to is a mapping of its own, of which a process may have
-        # so many only. A quarter is taken: beside each may lie one to which none were moved.
         self._supply: mmap.mmap | None = None
         self._supply_start = self._supply_end = 0
+        # Each place that pages were moved to is a mapping of its own, of which a process may have
+        # so many only. A quarter is taken: beside each may lie one to which none were moved.
         self._moved: set[int] = set()
         self._most_moved = _most_mappings() // 4
         self._clear(0, self._length)
