@@ -47,6 +47,7 @@ def models(folder: Path, rounds: int) -> Iterator[Row]:
             pack,
             source=source,
             memory=length + _ROOM + PROGRAM_LENGTH,
+            pinned=length,
             tokens=_TOKENS,
             rounds=rounds,
         )

@@ -70,6 +70,7 @@ def bench_run(
     *,
     source: PathOrPaths | None = None,
     memory: int | None = None,
+    pinned: int = 0,
     tokens: int = 60,
     rounds: int = 3,
     context: int = 1024,
@@ -79,9 +80,10 @@ def bench_run(
 ) -> EngineSpeed:
     """Run the model of a pack in programs of their own, in turns, each within `memory` bytes.
 
-    With `source`, also from the shards as they lie, and under llama.cpp alone, which maps them. The
-    page cache counts to the limit, and holds nothing of the model at the start. Raises RequestError
-    for a limit that is too small, MachineError where a program fails, and what opening raises.
+    Of its experts `pinned` bytes are brought in at the start, and stay. With `source`, also from
+    the shards as they lie, and under llama.cpp alone, which maps them. The page cache counts to the
+    limit, and holds nothing of the model at the start. Raises RequestError for a limit that is too
+    small, MachineError where a program fails, and what opening raises.
     """
     shards = [] if source is None else [shard.path for shard in open_source(source).shards]
     with Pack(pack) as opened:
@@ -90,8 +92,9 @@ def bench_run(
     limit = int(model_length * _SHARE) + PROGRAM_LENGTH if memory is None else memory
     _check_limit(limit)
     threads = cpu_count() if threads is None else threads
+    room = limit - PROGRAM_LENGTH
     programs = _Programs(
-        os.fspath(pack), shards, files, prompt, tokens, context, threads, limit - PROGRAM_LENGTH
+        *(os.fspath(pack), shards, files, prompt, tokens, context, threads, room, pinned)
     )
     names = programs.names
     advance = progress or (lambda count, total: None)
@@ -134,6 +137,7 @@ class _Programs:
     context: int
     threads: int
     memory: int
+    pinned: int
     batch_count: int = _MOST_IN_BATCH
     """Of prompts, in the last of ours: others would round otherwise."""
 
@@ -163,6 +167,7 @@ class _Programs:
             "--context": self.context,
             "--threads": self.threads,
             "--memory": self.memory,
+            "--pin": self.pinned,
             "--temperature": 0,
         }
         words = [str(word) for pair in options.items() for word in pair]
