@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+from moepack.errors import MoepackError
 from moepack.llama_cpp import decoding, library
 from moepack.llama_cpp.log import ErrorLines
 from moepack.llama_cpp.sampling import Sampling, sampler
@@ -58,4 +59,8 @@ def main(
 
 if __name__ == "__main__":
     # A program of its own, whose result is what it prints.
-    os.write(1, json.dumps(main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7]))).encode())
+    try:
+        result = main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7]))
+    except MoepackError as error:
+        raise SystemExit(str(error)) from None
+    os.write(1, json.dumps(result).encode())

@@ -13,7 +13,7 @@ import click
 from moepack.cli.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.live_line import live_line
 from moepack.cli.terminal import complain, is_quiet
-from moepack.errors import MoepackError
+from moepack.errors import MoepackError, RequestError
 
 if TYPE_CHECKING:
     from moepack.running.chat import Message
@@ -96,7 +96,7 @@ def chat(conversation: Conversation, has_stats: bool) -> None:
         except MoepackError as error:
             reported = report(error)
             code = code or reported
-            if conversation.has_past:
+            if conversation.has_past and isinstance(error, RequestError):  # the context is full
                 complain("hint", f"{CLEAR} forgets what was said so far")
     if not is_terminal:
         raise SystemExit(code)

@@ -47,7 +47,9 @@ class Gate(NamedTuple):
 def find_gate(library: Any, topk: int) -> Gate | None:
     """Find the gate of the router whose choice is the tensor at `topk`, while its graph runs.
 
-    None where it is not of floats, or not in memory that this process can read.
+    None where it is not of floats, or not in memory that this process can read. What it is given
+    may be overwritten where nothing computes with it any more: some models choose in other ways
+    than this knows, too. So a gate is for guessing.
     """
     tensor, logit_bias, score_bias = Tensor.from_address(topk), None, None
     for _ in range(_MOST_STEPS):

@@ -60,7 +60,7 @@ class Routers:
                 is_new = layer not in self.chosen
                 choice = tensors.read_matrix(self._library, tensor)
                 self.take(layer, choice)
-                if self.passed is not None and is_new and len(choice) == 1:
+                if self.passed is not None and is_new and len(choice) == 1 and not self.stopped:
                     self.passed(layer, tensor)
         except BaseException as error:
             self.error = self.error or error

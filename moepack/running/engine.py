@@ -6,7 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,10 @@ class Engine(Owned):
         threads = cpu_count() if options.threads is None else options.threads
         check_threads(threads)
         check_context(options.context)
+        if options.prefetch not in get_args(Prefetching):
+            expected = ", ".join(get_args(Prefetching))
+            found = options.prefetch
+            raise RequestError("no such prefetching", expected=expected, found=found)
         self._library: Any = library.load()
         self.pack = pack
         self.options = options
@@ -160,8 +164,10 @@ class Engine(Owned):
             all_choices=options.all_choices,
         )
         cache = caching.make(options.policy, budget, lengths, pinned)
-        memory.supply(budget + reserve)
+        if reserve or budget >= sum(lengths.values()):
+            memory.supply(budget + reserve)
         self._store = ExpertStore(self.reader, memory, self._places, cache, reserve)
+        stack.callback(self._store.forget)  # while its memory is there
         routers.met = self._store.hold
         self._prefetch = Prefetch(self._library, self.shape, self._store, options.prefetch)
         if reserve and options.prefetch != "off":

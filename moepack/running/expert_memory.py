@@ -57,9 +57,10 @@ class ExpertMemory:
         self._supply: mmap.mmap | None = None
         self._supply_start = self._supply_end = 0
         # Each place that pages were moved to is a mapping of its own, of which a process may have
-        # so many only. A quarter is taken: beside each may lie one to which none were moved.
+        # so many only. An eighth is taken: beside each may lie one to which none were moved, and
+        # there may be another model.
         self._moved: set[int] = set()
-        self._most_moved = _most_mappings() // 4
+        self._most_moved = _most_mappings() // 8
         self._clear(0, self._length)
 
     def view(self, span: Span) -> memoryview:
@@ -69,7 +70,11 @@ class ExpertMemory:
         return memoryview(array).cast("B")
 
     def supply(self, length: int) -> None:
-        """Have so many bytes in huge pages, to be taken first, where the system has any."""
+        """Have so many bytes in huge pages, to be taken first, where the system has any.
+
+        What is released of one may stay in memory until the system needs some: for experts that go
+        and come in the same sizes.
+        """
         try:
             self._supply = mmap.mmap(-1, length + _HUGE_PAGE, flags=_SUPPLY_FLAGS)
             self._supply.madvise(mmap.MADV_HUGEPAGE)
@@ -86,24 +91,31 @@ class ExpertMemory:
                 self._spare[length][offset] = None
                 self.spare_length += length
 
-    def take(self, spans: Iterable[Span]) -> None:
+    def take(self, spans: Iterable[Span], kept_length: int = 0) -> None:
         """Have pages at `spans`: spare ones where as many lie together as one needs, or new ones.
 
-        Their bytes are anything then. Nothing is held there yet, or it was given back.
+        Their bytes are anything then. Nothing is held there yet, or it was given back. Before there
+        are new ones, spare pages beyond `kept_length` bytes go back to the system.
         """
-        for offset, length in _pages(spans):
-            spare = self._spare[length]
-            if offset in spare:
-                del spare[offset]
-                self.spare_length -= length
-            elif spare:
-                source = spare.popitem()[0]
-                self.spare_length -= length
-                self._move(self._address + source, offset, length, source in self._moved)
-                # What pages were moved from would stay a mapping of its own.
-                self._clear(source, length)
-            elif self._supply_start + length <= self._supply_end:
+        lacking = [span for span in _pages(spans) if not self._take_spare(*span)]
+        self.release(kept_length)
+        for offset, length in lacking:
+            if self._supply_start + length <= self._supply_end:
                 self._draw(offset, length)
+
+    def _take_spare(self, offset: int, length: int) -> bool:
+        spare = self._spare[length]
+        if not spare:
+            return False
+        self.spare_length -= length
+        if offset in spare:
+            del spare[offset]
+            return True
+        source = spare.popitem()[0]
+        moved = self._move(self._address + source, offset, length, source in self._moved)
+        # What pages were moved from would stay a mapping of its own.
+        self._clear(source, length)
+        return moved
 
     def release(self, kept_length: int = 0) -> None:
         """Give spare pages back to the system, all but `kept_length` bytes of them."""
@@ -119,6 +131,8 @@ class ExpertMemory:
             self._supply_end = 0
         elif self._move(start, offset, length):
             self._supply_start += length
+        else:
+            self._supply_end = 0
 
     def _move(self, start: int, offset: int, length: int, frees_one: bool = False) -> bool:
         """Move pages from the address `start` to `offset`; False where the system does not."""

@@ -89,51 +89,70 @@ class ExpertStore:
                 started = time.perf_counter()
                 self._bring(step.misses)
                 self.usage.seconds += time.perf_counter() - started
-        except BaseException:
-            self.forget()
+        except BaseException as error:
             self._cache.drop(step.misses)
-            self._give_back(step.misses)
+            # What is on its way stays where it is until it has come.
+            self._give_back(key for key in step.misses if key not in self._expected.keys)
+            if isinstance(error, OSError):
+                problem = f"no memory for experts: {error.strerror}"
+                raise MachineError(problem, place=f"layer {layer}") from error
             raise
-        finally:
-            self._memory.release(self._spare_length())
 
     def expect(self, layer: int, experts: Iterable[int]) -> None:
         """Begin to read what a layer may choose, ahead of `hold` for that layer.
 
-        As much of it as the reserve takes; it is forgotten after that, or with `forget`.
+        As much of it as the reserve takes; it is forgotten after that, or with `forget`. Where
+        reading cannot begin, nothing is expected.
         """
         self.forget()
+        room = self._spare_length()
         keys = [key for expert in experts if (key := self._keys[layer][expert]) not in self._cache]
-        while self._length_of(keys) > self._reserve:
+        while keys and self._length_of(keys) > room:
             keys.pop()
-        if keys:
-            batch = _submit(self._reader, self._memory, self._places, keys)
+        if not keys:
+            return
+        try:
+            batch = self._submit(keys, room - self._length_of(keys))
+        except (MachineError, OSError):
+            self._give_back(keys)
+        else:
             self._expected = _Expected(frozenset(keys), batch)
 
     def forget(self) -> None:
-        """Expect nothing any more; the pages of what was read in vain are spare."""
+        """Expect nothing any more; the pages of what was read in vain are spare.
+
+        Where it is interrupted, the next one goes on with it.
+        """
         keys, batch = self._expected
-        self._expected = _NOTHING
         if batch is not None:
+            started = time.perf_counter()
             batch.close()
             self._give_back(keys)
             self.usage.wasted_length += self._length_of(keys)
+            self._expected = _NOTHING
+            self.usage.seconds += time.perf_counter() - started
 
     def _bring(self, misses: Sequence[ExpertKey]) -> None:
         """Read what is missing, and wait for what of it is on its way."""
-        keys, batch = self._expected
+        keys, expected = self._expected
         coming = keys.intersection(misses)
-        bring(
-            *(self._reader, self._memory, self._places),
-            [key for key in misses if key not in coming],
-        )
-        if batch is not None and coming:
-            came = _wait(batch, coming)
-            self._expected = _Expected(keys - came, batch)
-            self.usage.prefetched_count += len(came)
-            if came != coming:
-                self.forget()
-                bring(self._reader, self._memory, self._places, sorted(coming - came))
+        others = [key for key in misses if key not in coming]
+        with self._submit(others, self._spare_length()) as batch:
+            if expected is not None and coming:
+                came = _wait(expected, coming)
+                self._expected = _Expected(keys - came, expected)
+                self.usage.prefetched_count += len(came)
+                coming -= came
+            for _ in batch.completions():
+                pass
+        if coming:
+            self.forget()
+            with self._submit(sorted(coming), self._spare_length()) as batch:
+                for _ in batch.completions():
+                    pass
+
+    def _submit(self, keys: Sequence[ExpertKey], spare_length: int) -> Batch:
+        return _submit(self._reader, self._memory, self._places, keys, spare_length=spare_length)
 
     def _spare_length(self) -> int:
         """Return how many bytes of pages may be spare.
@@ -170,9 +189,10 @@ def _submit(
     places: Mapping[ExpertKey, Places],
     keys: Sequence[ExpertKey],
     family: str | None = None,
+    spare_length: int = 0,
 ) -> Batch:
-    for key in keys:
-        memory.take(places[key].values())
+    """Begin to read experts; up to `spare_length` bytes of pages stay spare."""
+    memory.take((span for key in keys for span in places[key].values()), spare_length)
     into = [{part: memory.view(span) for part, span in places[key].items()} for key in keys]
     return reader.submit(keys, family=family, into=into)
 

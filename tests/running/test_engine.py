@@ -21,7 +21,6 @@ from moepack.running.places import find_places
 from tests.support import llama_cpp, runs
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
-from tests.support.resident import PAGE, resident_length
 from tests.support.runs import BATCHES, CONTEXT, LEAST, given_up_layers, run
 
 pytestmark = pytest.mark.skipif(
@@ -80,18 +79,6 @@ def test_long_prompts_are_computed_in_batches_whose_experts_fit(pack: Pack) -> N
         assert engine.held_length <= engine.memory.experts
 
 
-@pytest.mark.parametrize("policy", ["lru", "layer-lru"])
-def test_experts_take_no_more_than_their_budget(pack: Pack, policy: str) -> None:
-    with Engine(pack, LEAST._replace(policy=policy)) as engine:
-        memory = engine._store._memory
-        # Of each part that is given up, the pages at its ends may stay.
-        edges = 2 * PAGE * sum(map(len, engine._places.values()))
-        for batch in BATCHES:
-            engine.feed(batch)
-            assert engine.held_length <= engine.memory.experts
-            assert resident_length(memory._address, memory._length) <= engine.memory.experts + edges
-
-
 def test_other_experts_give_other_logits(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     def swapped(*arguments: Any) -> Any:
         found = find_places(*arguments)
@@ -141,6 +128,7 @@ def test_too_little_memory_is_refused_with_the_numbers(pack: Pack) -> None:
 def test_what_is_no_option_is_refused(pack: Pack) -> None:
     for wrong, words in (
         ({"policy": "clock"}, "no such policy"),
+        ({"prefetch": False}, "no such prefetching"),
         ({"threads": 0}, "threads out of bounds"),
         ({"context": 0}, "context length out of bounds"),
         ({"check": "sometimes"}, "no such check"),

@@ -164,15 +164,19 @@ def test_moving_pages_leaves_no_mappings_behind(below: mmap.mmap) -> None:
         memory.take([after])
         assert len(mappings(below)) <= count + 2
     memory.give_back([after])
+    memory.give_back([after])
+    assert memory.spare_length == 4 * PAGE
     memory.release()
+    assert memory.spare_length == 0
     assert len(mappings(below)) == count
+    assert not memory._moved
 
 
 def test_pages_are_not_moved_where_the_system_has_no_mappings_left(
     below: mmap.mmap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     limit = tmp_path / "max_map_count"
-    limit.write_text("4\n")
+    limit.write_text("8\n")
     monkeypatch.setattr(expert_memory, "_MAX_MAPPINGS", limit)
     memory = ExpertMemory(address_of(below), 64 * PAGE)
     old = [Span(number * 4 * PAGE, 4 * PAGE) for number in range(2)]

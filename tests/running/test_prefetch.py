@@ -16,7 +16,6 @@ from moepack.running.prefetch import _Trial, reserve_length
 from tests.support import llama_cpp, runs
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.models import REAL_MODELS, first_shard
-from tests.support.resident import PAGE, resident_length
 from tests.support.runs import BATCHES, LEAST, run
 
 pytestmark = pytest.mark.skipif(
@@ -56,15 +55,6 @@ def test_logits_are_the_same_with_experts_read_ahead(
     assert 0 < usage.prefetched_count < usage.tally.miss_count
     assert usage.wasted_length > 0
     assert all(map(np.array_equal, found, runs.loaded(first_shard(model), batch_count)))
-
-
-def test_reading_ahead_stays_within_its_memory(packs: dict[str, Path]) -> None:
-    with moepack.open(packs["mixtral"]) as pack, Engine(pack, AHEAD) as engine:
-        memory, room = engine._store._memory, engine.memory.experts + engine.memory.reserve
-        edges = 2 * PAGE * sum(map(len, engine._places.values()))
-        for batch in BATCHES:
-            engine.feed(batch)
-            assert resident_length(memory._address, memory._length) <= room + edges
 
 
 def test_memory_is_kept_for_it_only_where_something_is_read_and_the_floor_is_left(
