@@ -10,6 +10,8 @@ from moepack.errors import RequestError
 
 MAX_TEXT = 1 << 26
 """Bytes of a text that is made into tokens: four for each token of the longest context."""
+_MOST_ADDED = 8
+"""Beyond one for each byte: begin and end of a text, and what a vocabulary puts before it."""
 _PIECE_LENGTH = 64
 """Bytes that nearly every token's text fits into."""
 
@@ -49,8 +51,8 @@ class Vocabulary:
         if len(data) > MAX_TEXT:  # a hostile template makes gigabytes, at which llama.cpp aborts
             expected = f"up to {MAX_TEXT:,} bytes"
             raise RequestError("a text that is too long", expected=expected, found=len(data))
-        tokens = np.empty(0, np.int32)
-        for _ in range(2):  # the first call tells how many there are
+        tokens = np.empty(len(data) + _MOST_ADDED, np.int32)
+        for _ in range(2):  # the first call tells how many there are, should they be more than that
             arguments = len(data), tokens.ctypes.data, len(tokens), adds_bos, True
             count = self._library.llama_tokenize(self._vocabulary, data, *arguments)
             tokens = np.empty(-count, np.int32) if count < 0 else tokens
