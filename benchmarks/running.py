@@ -1,6 +1,7 @@
 """Running models that are larger than their memory, against llama.cpp that maps them."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -8,6 +9,7 @@ import moepack
 from benchmarks.runnable import STEADY, write_runnable
 from benchmarks.table import Row, Spread, spread
 from moepack.bench.engine_speed import PROGRAM_LENGTH, PROMPT, EngineSpeed, SideFacts, bench_run
+from moepack.bench.turns import in_turns
 from moepack.llama_cpp.sampling import Sampling
 from moepack.running.generation import GenerationFacts
 from moepack.running.prefetch import Prefetching
@@ -61,16 +63,16 @@ def models(folder: Path, rounds: int) -> Iterator[Row]:
 
 def _reading_ahead(name: str, pack: Path, memory: int, rounds: int) -> Row:
     """Compare a pack's tokens with and without prefetching, in turns."""
-    modes: tuple[Prefetching, Prefetching] = ("on", "off")
-    facts: dict[Prefetching, list[GenerationFacts]] = {mode: [] for mode in modes}
-    for number in range(rounds):
-        for mode in modes if number % 2 else modes[::-1]:
-            with moepack.Model(pack, memory=memory, prefetch=mode, context=1024) as model:
-                generation = model.generate(PROMPT, count=_TOKENS, sampling=_GREEDY)
-                for _ in generation:
-                    pass
-                facts[mode].append(generation.facts)
-    speeds = [[run.tokens_per_second or 0.0 for run in facts[mode]] for mode in modes]
+
+    def measure(prefetch: Prefetching) -> GenerationFacts:
+        with moepack.Model(pack, memory=memory, prefetch=prefetch, context=1024) as model:
+            generation = model.generate(PROMPT, count=_TOKENS, sampling=_GREEDY)
+            for _ in generation:
+                pass
+            return generation.facts
+
+    facts = in_turns({"on": partial(measure, "on"), "off": partial(measure, "off")}, rounds)
+    speeds = [[run.tokens_per_second or 0.0 for run in runs] for runs in facts.values()]
     last = facts["on"][-1]
     return Row(
         f"{name}: reading ahead",

@@ -127,9 +127,8 @@ class ExpertMemory:
     def _draw(self, offset: int, length: int) -> None:
         """Move pages of the supply."""
         start = self._supply_start
-        if _libc().madvise(start, length, _MADV_POPULATE_WRITE) == -1:  # Linux 5.14
-            self._supply_end = 0
-        elif self._move(start, offset, length):
+        populated = _libc().madvise(start, length, _MADV_POPULATE_WRITE) == 0  # Linux 5.14
+        if populated and self._move(start, offset, length):
             self._supply_start += length
         else:
             self._supply_end = 0

@@ -147,9 +147,9 @@ class ExpertStore:
                 pass
         if coming:
             self.forget()
-            with self._submit(sorted(coming), self._spare_length()) as batch:
-                for _ in batch.completions():
-                    pass
+            bring(
+                self._reader, self._memory, self._places, sorted(coming), None, self._spare_length()
+            )
 
     def _submit(self, keys: Sequence[ExpertKey], spare_length: int) -> Batch:
         return _submit(self._reader, self._memory, self._places, keys, spare_length=spare_length)
@@ -176,9 +176,10 @@ def bring(
     places: Mapping[ExpertKey, Places],
     keys: Sequence[ExpertKey],
     family: str | None = None,
+    spare_length: int = 0,
 ) -> None:
-    """Read experts to their places in memory, all of them at once."""
-    with _submit(reader, memory, places, keys, family) as batch:
+    """Read experts to their places in memory, all at once; as many bytes of pages stay spare."""
+    with _submit(reader, memory, places, keys, family, spare_length) as batch:
         for _ in batch.completions():
             pass
 
