@@ -20,9 +20,8 @@ from moepack.sizes import size_text
 
 
 class Step(NamedTuple):
-    """What a step finds: experts that are held, those to be read, and those to go before that."""
+    """What a step finds: experts that are to be read, and those to go before that."""
 
-    hits: list[ExpertKey]
     misses: list[ExpertKey]
     given_up: list[ExpertKey]
 
@@ -76,10 +75,14 @@ class ExpertCache:
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether it holds all experts that there are: no step changes it any more."""
+        return len(self._held) == len(self._lengths) and self.held_length <= self.budget
+
     def step(self, chosen: Sequence[ExpertKey], tally: Tally) -> Step:
         """Look up what a step chose, expert by expert as often as it was, and count it."""
         keys = list(dict.fromkeys(reversed(chosen)))[::-1]
-        hits = [key for key in keys if key in self._held]
         misses = [key for key in keys if key not in self._held]
         for key in keys:
             if key not in self._pinned:
@@ -87,10 +90,10 @@ class ExpertCache:
         missed_length = sum(self._lengths[key] for key in misses)
         self._held.update(misses)
         self.held_length += missed_length
-        tally.hit_count += len(hits)
+        tally.hit_count += len(keys) - len(misses)
         tally.miss_count += len(misses)
         tally.missed_length += missed_length
-        return Step(hits, misses, self._shrink(frozenset(keys)))
+        return Step(misses, self._shrink(frozenset(keys)))
 
     def _shrink(self, kept: frozenset[ExpertKey]) -> list[ExpertKey]:
         given_up = []
@@ -136,6 +139,11 @@ class LayerCaches:
     def held_length(self) -> int:
         """The bytes of what is held."""
         return sum(cache.held_length for cache in self._caches.values())
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether all experts that there are are held; see `ExpertCache.holds_all`."""
+        return all(cache.holds_all for cache in self._caches.values())
 
     def __contains__(self, key: ExpertKey) -> bool:
         return key in self._caches[key.layer]

@@ -11,16 +11,16 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moepack.errors import MachineError
 from moepack.llama_cpp import tensors
+from moepack.llama_cpp.tensors import Matrices, Matrix
 
 _PREFIX = b"ffn_moe_topk-"
 _NAME = re.compile(r"ffn_moe_topk-(\d+)", re.ASCII)
 
-Choice = NDArray[np.int32]
-"""What a layer's router chose: experts [token, place]."""
+Choice = Matrix
+"""What a layer's router chose: experts, a row for each token."""
 
 
 class Routers:
@@ -35,17 +35,24 @@ class Routers:
         self._library = library
         self.met: Callable[[int, list[int]], None] | None = None
         self.passed: Callable[[int, int], None] | None = None
+        self._watches = True
         self._token_count: int | None = 0
+        self._matrices = Matrices(library)
         self.chosen: dict[int, Choice] = {}
         """By layer, in the order in which the layers ran."""
         self.error: BaseException | None = None
         self.stopped = False
         self.callback = tensors.watch(_PREFIX, self._handle)
 
-    def begin(self, token_count: int | None) -> None:
-        """Expect a graph in which each layer chooses for so many tokens; None for any number."""
+    def begin(self, token_count: int | None, *, watches: bool = True) -> None:
+        """Expect a graph in which each layer chooses for so many tokens; None for any number.
+
+        A graph that is not watched runs without being parted at each router.
+        """
         self.chosen, self.error, self.stopped = {}, None, False
+        self._watches = watches
         self._token_count = token_count
+        self._matrices = Matrices(self._library)
 
     def stop(self) -> None:
         """Leave the graph at its next router."""
@@ -55,12 +62,12 @@ class Routers:
         try:
             layer = _layer_of(tensors.name_of(tensor))
             if asks:
-                return layer is not None
+                return layer is not None and self._watches
             if layer is not None:
-                is_new = layer not in self.chosen
-                choice = tensors.read_matrix(self._library, tensor)
+                choice = self._matrices.read(tensor)
+                is_one = layer not in self.chosen and choice.row_count == 1
                 self.take(layer, choice)
-                if self.passed is not None and is_new and len(choice) == 1 and not self.stopped:
+                if self.passed is not None and is_one and not self.stopped:
                     self.passed(layer, tensor)
         except BaseException as error:
             self.error = self.error or error
@@ -71,28 +78,29 @@ class Routers:
         if layer in self.chosen:
             self._check_same(layer, choice)
             return
-        if self._token_count not in (None, len(choice)):
+        if self._token_count not in (None, choice.row_count):
             # llama.cpp leaves out what no output needs: the last layer would be counted too low.
             raise MachineError(
                 "the router did not run for each token",
                 place=f"layer {layer}",
                 expected=f"{self._token_count} tokens",
-                found=len(choice),
+                found=choice.row_count,
             )
         self.chosen[layer] = choice
         if self.met is not None:
-            self.met(layer, choice.ravel().tolist())
+            self.met(layer, choice.values)
 
     def _check_same(self, layer: int, choice: Choice) -> None:
         # Grovemoe lets a router choose once more, the same, for the experts that others share. For
         # another choice, or after another layer, what it needs may not be there.
         is_last = layer == next(reversed(self.chosen))
-        if not is_last or not np.array_equal(choice, self.chosen[layer][:, : choice.shape[1]]):
+        first, again = self.chosen[layer].array(), choice.array()
+        if not is_last or not np.array_equal(again, first[:, : again.shape[1]]):
             raise MachineError("the router chose twice in one step", place=f"layer {layer}")
 
 
 @cache
-def _layer_of(name: str) -> int | None:
+def _layer_of(name: bytes) -> int | None:
     """Return the layer whose router a name names; None for a copy's, which has more to it."""
-    match = _NAME.fullmatch(name)
+    match = _NAME.fullmatch(tensors.text_of(name))
     return None if match is None else int(match[1])

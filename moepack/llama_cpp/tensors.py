@@ -4,7 +4,7 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from moepack.llama_cpp.structs import TYPE_I32, EvalCallback, Tensor
 # `ctypes.string_at` takes three times as long, and a callback does this thousands of times a token.
 _memory: Any = (ctypes.c_char * sys.maxsize).from_address(0)
 _NAME, _NAME_LENGTH = Tensor.name.offset, Tensor.name.size
-_HEAD = struct.Struct("@iP4q4N")
-"""How a `Tensor` begins: type, buffer, dimensions, strides. A struct of ctypes is slower."""
+_HEAD = struct.Struct(f"@iP4q4N{Tensor.data.offset - Tensor.op.offset}xP")
+"""Of a `Tensor`: type, buffer, dimensions, strides, data. A struct of ctypes is slower."""
 _I32_LENGTH = 4
 
 
@@ -38,25 +38,68 @@ def watch(prefix: bytes, handle: Callable[[int, bool], bool]) -> Any:
     return EvalCallback(called)
 
 
-def name_of(address: int) -> str:
-    """Return the name of the tensor at `address`."""
+def name_of(address: int) -> bytes:
+    """Return the name of the tensor at `address` as it lies there: something may follow a zero."""
     start = address + _NAME
     name: bytes = _memory[start : start + _NAME_LENGTH]
+    return name
+
+
+def text_of(name: bytes) -> str:
+    """Return a name of `name_of` as text."""
     return name.partition(b"\0")[0].decode(errors="replace")
 
 
-def read_matrix(library: Any, address: int) -> NDArray[np.int32]:
-    """Copy the I32 matrix at `address`, in whatever memory and however strided, as [ne1, ne0].
+class Matrix(NamedTuple):
+    """A matrix of integers: its `values` row by row, in so many columns."""
 
-    Raises MachineError for a tensor that is none.
+    values: list[int]
+    column_count: int
+
+    @property
+    def row_count(self) -> int:
+        """How many rows it has."""
+        return len(self.values) // self.column_count
+
+    def array(self) -> NDArray[np.int32]:
+        """Return it as an array [row, column]."""
+        return np.array(self.values, np.int32).reshape(-1, self.column_count)
+
+
+class Matrices:
+    """Reads matrices of I32 of a graph, in whatever memory and however strided.
+
+    Good for one run of the graph: it remembers which buffers are the host's.
     """
-    kind, _, *shape = _HEAD.unpack(_memory[address : address + _HEAD.size])
-    columns, rows, planes, volumes, *strides = shape
-    if kind != TYPE_I32 or (planes, volumes) != (1, 1) or not columns or not rows:
-        found = f"type {kind}, dimensions {shape[:4]}"
-        raise MachineError("not a matrix of I32", place=name_of(address), found=found)
-    # From the first element to the last: what lies between the rows is copied too.
-    length = (columns - 1) * strides[0] + (rows - 1) * strides[1] + _I32_LENGTH
-    data = np.empty(length, np.uint8)
-    library.ggml_backend_tensor_get(address, data.ctypes.data, 0, length)
-    return np.ndarray((rows, columns), np.int32, data.data, strides=(strides[1], strides[0]))
+
+    # Between a layer's products nothing of Python is left in the processor's caches: what runs here
+    # takes twenty times as long as in a loop, so it is short, and one row goes without numpy.
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._are_host: dict[int, bool] = {}
+
+    def read(self, address: int) -> Matrix:
+        """Copy the matrix at `address`. Raises MachineError for a tensor that is none."""
+        head = _HEAD.unpack(_memory[address : address + _HEAD.size])
+        kind, buffer, columns, rows, planes, volumes, step, row_step, _, _, data = head
+        if kind != TYPE_I32 or planes != 1 or volumes != 1 or not columns or not rows:
+            place = text_of(name_of(address))
+            found = f"type {kind}, dimensions {head[2:6]}"
+            raise MachineError("not a matrix of I32", place=place, found=found)
+        if rows == 1 and step == _I32_LENGTH and self._is_host(buffer):
+            row = memoryview(_memory[data : data + columns * _I32_LENGTH])
+            return Matrix(row.cast("i").tolist(), columns)
+        # From the first element to the last: what lies between the rows is copied too.
+        length = (columns - 1) * step + (rows - 1) * row_step + _I32_LENGTH
+        copy = np.empty(length, np.uint8)
+        self._library.ggml_backend_tensor_get(address, copy.ctypes.data, 0, length)
+        array = np.ndarray((rows, columns), np.int32, copy.data, strides=(row_step, step))
+        return Matrix(array.ravel().tolist(), columns)
+
+    def _is_host(self, buffer: int) -> bool:
+        known = self._are_host.get(buffer)
+        if known is None:
+            known = bool(self._library.ggml_backend_buffer_is_host(buffer))
+            self._are_host[buffer] = known
+        return known

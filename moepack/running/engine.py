@@ -105,6 +105,7 @@ class Engine(Owned):
             raise SourceError("no layer has experts that a router chooses", path=pack.path)
         self.tokens: list[int] = []
         """The sequence that it holds."""
+        self._lookup_count: int | None = None  # of a step of one token
         available = available_memory()
         with ExitStack() as stack:
             memory, dense = self._load(stack)
@@ -207,6 +208,7 @@ class Engine(Owned):
     ) -> None:
         """Go on with `tokens`, batch by batch; `chose` is called after each with its choices.
 
+        Without `all_choices` there may be none of a batch: where all experts are in memory.
         Raises RequestError where they do not fit into the context, and what reading experts raises,
         or whatever a signal's handler does: the sequence ends with the last whole batch then.
         """
@@ -226,13 +228,21 @@ class Engine(Owned):
             chose(batch, chosen)
 
     def _decode(self, tokens: Sequence[int]) -> Chosen:
+        is_one = len(tokens) == 1
+        # Where nothing is missing whatever routers choose, it is enough to know how many they do.
+        known_count = self._lookup_count if is_one and self._store.holds_all else None
         started = time.perf_counter()
         try:
-            chosen = self._decoder.decode(tokens, self.shape.routed)
+            layers = self.shape.routed if known_count is None else ()
+            chosen = self._decoder.decode(tokens, layers)
         finally:
             self._store.forget()
-        if len(tokens) == 1:
+        if is_one:
             self._prefetch.computed(time.perf_counter() - started)
+        if known_count is not None:
+            self._store.count_hits(known_count)
+        elif is_one and not self.options.all_choices:
+            self._lookup_count = sum(len(set(choice.values)) for choice in chosen.values())
         return chosen
 
     def rewind(self, count: int) -> None:

@@ -71,6 +71,15 @@ class ExpertStore:
         """The bytes of the experts that are held."""
         return self._cache.held_length
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether all experts are held for good: then a step needs no `hold`."""
+        return self._cache.holds_all
+
+    def count_hits(self, count: int) -> None:
+        """Count the lookups of steps that needed no `hold`."""
+        self.usage.tally.hit_count += count
+
     def hold(self, layer: int, experts: Iterable[int]) -> None:
         """Have what a step of a layer chose in memory; `experts` as often as it was chosen.
 

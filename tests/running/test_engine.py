@@ -111,6 +111,43 @@ def test_pinned_experts_are_there_from_the_start_and_stay(tmp_path: Path) -> Non
             assert min(tally.hit_count, tally.miss_count) > 0
 
 
+@pytest.mark.parametrize("model", ["qwen3moe", "deepseek2", "gpt-oss"])
+def test_routers_are_left_alone_where_nothing_can_be_missing(
+    model: str, packs: dict[str, Path]
+) -> None:
+    """Hits are counted as if they had been watched, and logits are the same."""
+    tallies = []
+    for all_choices in (True, False):
+        options = LEAST._replace(memory=None, pinned=1 << 30, all_choices=all_choices)
+        with moepack.open(packs[model]) as pack, Engine(pack, options) as engine:
+            found = run(engine)
+            watched = set(engine._routers.chosen)
+            assert watched == (set(engine.shape.routed) if all_choices else set())
+            assert engine.usage.tally.miss_count == 0
+            engine.usage.tally.hit_count = 0  # the last layer of a prompt computes for one token
+            for batch in BATCHES[1:]:
+                engine.feed(batch)
+            tallies.append(engine.usage.tally)
+            batch_count = engine.batch_count
+        assert all(map(np.array_equal, found, loaded(model, batch_count)))
+    assert tallies[0] == tallies[1]
+    assert tallies[0].hit_count > 0
+
+
+def test_what_comes_in_at_last_ends_watching_too(pack: Pack) -> None:
+    with Engine(pack, LEAST._replace(memory=None)) as engine:
+        for token in range(3, 200):
+            engine.feed([token])
+            if engine._store.holds_all:
+                break
+            assert set(engine._routers.chosen) == set(engine.shape.routed)
+            engine.rewind(0)
+        engine.feed([5])
+        assert not engine._routers.chosen
+        engine.feed([5, 6])
+        assert engine._routers.chosen, "how many experts several tokens choose is not known"
+
+
 def test_too_little_memory_is_refused_with_the_numbers(pack: Pack) -> None:
     with pytest.raises(RequestError) as refused:
         Engine(pack, LEAST._replace(memory=500_000))

@@ -33,7 +33,7 @@ def test_a_gate_chooses_what_its_router_chose(model: str, packs: dict[str, Path]
         def passed(layer: int, topk: int) -> None:
             gate = find_gate(engine._library, topk)
             assert gate is not None
-            chosen = set(routers.chosen[layer][0].tolist())
+            chosen = set(routers.chosen[layer].values)
             guesses.append((layer, set(gate.best(gate.given[0], len(chosen))), chosen))
 
         routers.passed = passed

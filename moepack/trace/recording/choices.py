@@ -8,8 +8,8 @@ from moepack.trace.model import Phase, Tokens
 
 def tokens_of(chosen: Chosen, request: int, phase: Phase) -> Tokens:
     """Return the tokens of a call; `chosen` is by layer, and of as many tokens in each."""
-    layer = np.repeat(list(chosen), [choice.shape[1] for choice in chosen.values()])
-    expert = np.concatenate(list(chosen.values()), axis=1)
+    layer = np.repeat(list(chosen), [choice.column_count for choice in chosen.values()])
+    expert = np.concatenate([choice.array() for choice in chosen.values()], axis=1)
     count = len(expert)
     return Tokens(
         np.full(count, request, np.int64),

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
-import numpy as np
-
 from moepack.errors import MachineError, RequestError, SourceError
 from moepack.llama_cpp import library
 from moepack.llama_cpp.bounds import check_context, check_threads
@@ -181,11 +179,9 @@ class Recorder:
         return self._tokens(chosen, request, phase)
 
     def _tokens(self, chosen: Chosen, request: int, phase: Phase) -> Tokens:
-        widths = [numbers.shape[1] for numbers in chosen.values()]
-        expert = np.concatenate(list(chosen.values()), axis=1)
-        most = np.repeat([self.expert_counts[number] for number in chosen], widths)
-        if np.any((expert < 0) | (expert >= most)):
-            raise MachineError("a router chose an expert that is not there", path=self.path)
+        for layer, choice in chosen.items():
+            if min(choice.values) < 0 or max(choice.values) >= self.expert_counts[layer]:
+                raise MachineError("a router chose an expert that is not there", path=self.path)
         return tokens_of(chosen, request, phase)
 
     def _check_open(self) -> None:

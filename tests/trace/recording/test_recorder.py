@@ -21,6 +21,7 @@ from moepack.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.llama_cpp import decoding, structs, tensors
 from moepack.llama_cpp.library import VERSION, load
 from moepack.llama_cpp.routers import _layer_of
+from moepack.llama_cpp.tensors import Matrices
 from moepack.trace import file
 from moepack.trace.compressed import TraceStream
 from moepack.trace.file_records import join
@@ -206,9 +207,10 @@ def test_of_two_routers_in_a_layer_the_first_is_taken(
     asked: list[str] = []
     name_of = tensors.name_of
 
-    def heard(address: int) -> str:
-        asked.append(name_of(address))
-        return asked[-1]
+    def heard(address: int) -> bytes:
+        name = name_of(address)
+        asked.append(tensors.text_of(name))
+        return name
 
     monkeypatch.setattr(tensors, "name_of", heard)
     with Recorder(str(tmp_path / "grove.gguf"), context_length=64) as opened:
@@ -221,8 +223,13 @@ def test_of_two_routers_in_a_layer_the_first_is_taken(
 
 
 def test_a_copy_of_what_a_router_chose_is_no_router() -> None:
-    assert _layer_of("ffn_moe_topk-13") == 13
-    for name in ("ffn_moe_topk-13 (copy)", "ffn_moe_topk-", "ffn_moe_topk-1x", "ffn_moe_slots-1"):
+    assert _layer_of(b"ffn_moe_topk-13\0") == _layer_of(b"ffn_moe_topk-13\0left\0") == 13
+    for name in (
+        b"ffn_moe_topk-13 (copy)",
+        b"ffn_moe_topk-",
+        b"ffn_moe_topk-1x",
+        b"ffn_moe_slots-1",
+    ):
         assert _layer_of(name) is None
 
 
@@ -300,7 +307,7 @@ def test_an_exception_in_the_callback_comes_out_where_decoding_was_asked_for(
 
     expected = recorder.prefill([5, 6, 7])
     with monkeypatch.context() as patch:
-        patch.setattr(tensors, "read_matrix", fail)
+        patch.setattr(Matrices, "read", fail)
         with pytest.raises(ZeroDivisionError, match="on purpose"):
             recorder.prefill([5, 6, 7])
     assert calls == [1], "the graph is left at the first error"
@@ -312,15 +319,15 @@ def test_an_exception_in_the_callback_comes_out_where_decoding_was_asked_for(
 def test_an_interruption_while_llama_runs_comes_out_and_leaves_the_recorder_usable(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    read_matrix = tensors.read_matrix
+    read = Matrices.read
 
     def interrupted(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        return read_matrix(*arguments)
+        return read(*arguments)
 
     expected = recorder.prefill([5, 6, 7])
     with monkeypatch.context() as patch:
-        patch.setattr(tensors, "read_matrix", interrupted)
+        patch.setattr(Matrices, "read", interrupted)
         with pytest.raises(KeyboardInterrupt):
             join([recorder.prefill([5, 6, 7]) for _ in range(100)])
     assert equal(recorder.prefill([5, 6, 7]), expected)
