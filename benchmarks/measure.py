@@ -100,7 +100,7 @@ def _run_side(side: Side) -> Run:
 
 
 def ratio_row(
-    name: str, ours: Sequence[Run], theirs: Sequence[Run], length: int, limit: float
+    name: str, ours: Sequence[Run], theirs: Sequence[Run], length: int, limit: float | None
 ) -> Row:
     """Compare the times of two sides that both handled `length` bytes."""
     ours_median, theirs_median = (

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from moepack.bench import stock_run
 from moepack.bench.memory_group import MemoryGroup, memory_group
 from moepack.bench.turns import in_turns
 from moepack.errors import MachineError, RequestError
@@ -29,7 +30,7 @@ PROGRAM_LENGTH = 160 << 20
 _MOST_IN_BATCH = 512
 _SHARE = 0.5
 """Of the model, what a limit is where none is given."""
-_PACK, _SHARDS, _MAPPED = "pack", "shards", "llama.cpp, mapped"
+_PACK, _SHARDS = "pack", "shards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class SideFacts:
 class EngineSpeed:
     """How fast a model runs. `is_limited` says whether there was a limit on memory at all.
 
-    `same_text` says whether all ways gave the same text; None where there was one alone.
+    `same_text` says whether all ways gave the same text, but for llama.cpp with its defaults, which
+    rounds otherwise; None where there was one alone.
     """
 
     pack: str
@@ -81,9 +83,10 @@ def bench_run(
     """Run the model of a pack in programs of their own, in turns, each within `memory` bytes.
 
     Of its experts `pinned` bytes are brought in at the start, and stay. With `source`, also from
-    the shards as they lie, and under llama.cpp alone, which maps them. The page cache counts to the
-    limit, and holds nothing of the model at the start. Raises RequestError for a limit that is too
-    small, MachineError where a program fails, and what opening raises.
+    the shards as they lie, and under llama.cpp alone: mapped, read, and with its defaults, which
+    may repack weights. The page cache counts to the limit, and holds nothing of the model at the
+    start. Raises RequestError for a limit that is too small, MachineError where a program fails,
+    and what opening raises.
     """
     shards = [] if source is None else [shard.path for shard in open_source(source).shards]
     with Pack(pack) as opened:
@@ -106,7 +109,8 @@ def bench_run(
             return facts
 
         results = in_turns({name: partial(measure, name) for name in names}, rounds)
-    texts = {run["text"] for runs in results.values() for run in runs if "text" in run}
+    exact = [runs for name, runs in results.items() if name != stock_run.DEFAULTS]
+    texts = {run["text"] for runs in exact for run in runs if "text" in run}
     return EngineSpeed(
         pack=os.fspath(pack),
         model_length=model_length,
@@ -144,7 +148,7 @@ class _Programs:
     @property
     def names(self) -> Sequence[str]:
         """What they are called, ours first."""
-        return (_PACK, _SHARDS, _MAPPED) if self.shards else (_PACK,)
+        return (_PACK, _SHARDS, *stock_run.LOADINGS) if self.shards else (_PACK,)
 
     def measure(self, name: str, group: MemoryGroup | None) -> dict[str, Any]:
         """Run one of them, while none of the model is cached; see `_run`."""
@@ -154,10 +158,10 @@ class _Programs:
         return facts
 
     def _command(self, name: str) -> list[str]:
-        if name != _MAPPED:
+        if name not in stock_run.LOADINGS:
             return self._ours([self.pack] if name == _PACK else self.shards)
         numbers = map(str, (self.tokens, self.context, self.threads, self.batch_count))
-        stock = [sys.executable, "-m", "moepack.bench.stock_run"]
+        stock = [sys.executable, "-m", "moepack.bench.stock_run", name]
         return [*stock, self.shards[0], self.prompt, *numbers]
 
     def _ours(self, paths: Sequence[str]) -> list[str]:

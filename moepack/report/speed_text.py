@@ -13,7 +13,7 @@ def text(speed: EngineSpeed) -> str:
         f"{speed.pack}: a model of {size_text(speed.model_length)}, {limit}",
         f"{speed.token_count} tokens, {speed.round_count} rounds in turns: median (least to most)",
         "",
-        f"{'':18}  {'tok/s':22}  {'hits':>7}  {'read a token':>12}  {'waiting':>7}",
+        f"{'':19}  {'tok/s':22}  {'hits':>7}  {'read a token':>12}  {'waiting':>7}",
         *map(_line, speed.sides),
     ]
     if speed.same_text is not None:
@@ -31,4 +31,4 @@ def _line(side: SideFacts) -> str:
     length = side.read_length_per_token
     read = "–" if length is None else size_text(round(length))
     share = "–" if side.read_share is None else f"{side.read_share:.0%}"
-    return f"{side.name:18}  {speed:22}  {hits:>7}  {read:>12}  {share:>7}"
+    return f"{side.name:19}  {speed:22}  {hits:>7}  {read:>12}  {share:>7}"

@@ -12,6 +12,7 @@ import pytest
 from moepack.bench import engine_speed
 from moepack.bench.engine_speed import PROGRAM_LENGTH, bench_run
 from moepack.bench.memory_group import memory_group
+from moepack.bench.stock_run import LOADINGS
 from moepack.errors import MachineError, RequestError
 from moepack.report import speed_text
 from moepack.storage import page_cache
@@ -37,10 +38,10 @@ def test_all_ways_give_the_same_text_and_are_compared(packs: dict[str, Path]) ->
         threads=1,
         progress=lambda count, total: done.append(total),
     )
-    assert [side.name for side in speed.sides] == ["pack", "shards", "llama.cpp, mapped"]
+    assert [side.name for side in speed.sides] == ["pack", "shards", *LOADINGS]
     assert speed.same_text is True
-    assert done == [6] * 6
-    ours, _, mapped = speed.sides
+    assert done == [10] * 10
+    ours, _, mapped, *_ = speed.sides
     for side in speed.sides:
         lowest, highest = side.tokens_per_second_lowest, side.tokens_per_second_highest
         assert lowest is not None
@@ -52,7 +53,7 @@ def test_all_ways_give_the_same_text_and_are_compared(packs: dict[str, Path]) ->
     assert (mapped.hit_rate, mapped.read_length_per_token, mapped.read_share) == (None, None, None)
     text = speed_text.text(speed)
     assert "All gave the same text." in text
-    assert text.splitlines()[-3].startswith("llama.cpp, mapped")
+    assert text.splitlines()[-3].startswith("llama.cpp, defaults")
 
 
 @needs_llama
@@ -76,8 +77,8 @@ def test_a_folder_names_its_model_and_none_of_its_shards_is_cached_at_the_start(
         context=64,
         threads=1,
     )
-    assert [side.tokens_per_second is not None for side in speed.sides] == [True] * 3
-    assert len(dropped) == 3
+    assert [side.tokens_per_second is not None for side in speed.sides] == [True] * 5
+    assert len(dropped) == 5
     assert all(names[-len(shards) :] == [shard.name for shard in shards] for names in dropped)
 
 
