@@ -123,9 +123,16 @@ class Engine(Owned):
         layout = lay_out(pack, _PAGE)
         places = find_places(pack, layout)
         self._places: Mapping[ExpertKey, Places] = places.pop(ROUTED_FAMILY)
-        self._model, memory = load_model(
-            self._library, layout, reader, stack, loading, self._errors
-        )
+        with ExitStack() as loading_stack:
+            dense_reader = reader
+            if isinstance(options.backend, str):
+                # The dense part is read once, from start to end, into fresh pages: the page cache
+                # reads ahead meanwhile, where direct reads wait for each page.
+                buffered = pack.reader(backend="buffered", check=options.check)
+                dense_reader = loading_stack.enter_context(buffered)
+            self._model, memory = load_model(
+                self._library, layout, dense_reader, stack, loading, self._errors
+            )
         dense = layout.experts_offset
         for family, others in places.items():
             bring(reader, memory, others, list(others), family)
