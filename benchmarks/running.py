@@ -75,7 +75,7 @@ def models(folder: Path, rounds: int) -> Iterator[Row]:
 def _reading(name: str, pack: Path, memory: int, rounds: int) -> Row:
     """Compare what tokens waited for experts with fio that reads as much, in turns."""
     if not fio.is_installed():
-        return Row(f"{name}: reading", "fio is not installed")
+        return Row(f"{name}, reading: fio", "fio is not installed")
     with moepack.open(pack) as opened:
         file = max(opened.file_paths, key=lambda path: path.stat().st_size)
         length = opened.locate(opened.layers[0], 0).length

@@ -60,6 +60,8 @@ class Stock:
         options.n_threads = options.n_threads_batch = threads
         self._batch_count = batch_count
         self._context = self._library.llama_init_from_model(model, options)
+        if self._context is None:
+            raise MachineError(f"llama.cpp cannot make a context: {self._errors}", path=path)
         self.vocabulary = Vocabulary(self._library, model)
 
     def feed(self, tokens: Sequence[int]) -> None:

@@ -68,7 +68,8 @@ class RoutedDecoder:
     def decode(self, tokens: Sequence[int], layers: Collection[int]) -> Chosen:
         """Go on with `tokens`; return what the routers of `layers`, which must be all, chose.
 
-        Without layers no router is watched, and llama.cpp computes a little faster.
+        Without layers no router is watched: llama.cpp computes a little faster, and an interruption
+        comes up when it has computed all tokens.
         Raises what the routers' watcher raised; else MachineError where llama.cpp refuses, and
         where other layers chose.
         """

@@ -125,7 +125,7 @@ class Engine(Owned):
         self._places: Mapping[ExpertKey, Places] = places.pop(ROUTED_FAMILY)
         with ExitStack() as loading_stack:
             dense_reader = reader
-            if isinstance(options.backend, str):
+            if options.backend == "auto":
                 # The dense part is read once, from start to end, into fresh pages: the page cache
                 # reads ahead meanwhile, where direct reads wait for each page.
                 buffered = pack.reader(backend="buffered", check=options.check)

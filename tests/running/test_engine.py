@@ -264,6 +264,16 @@ def test_an_interruption_ends_the_step_and_the_next_one_works(pack: Pack) -> Non
             assert all(map(np.array_equal, run(slowed), right))
 
 
+def test_an_interruption_comes_up_where_no_router_is_watched(pack: Pack) -> None:
+    with Engine(pack, LEAST._replace(memory=None, pinned=1 << 30)) as engine:
+        right = run(engine)
+        timer = threading.Timer(0.05, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            [run(engine) for _ in range(10_000)]
+        assert all(map(np.array_equal, run(engine), right))
+
+
 def test_nothing_is_left_of_an_engine_that_was_closed_or_dropped(pack: Pack) -> None:
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:moepack-model")
