@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from moepack.caching.policies import LeastFrequentlyUsed, LeastRecentlyUsed, Policy
+from moepack.caching.policies import (
+    AnyOne,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    LeastStale,
+    Policy,
+    S3Fifo,
+)
 from moepack.errors import RequestError
 from moepack.keys import ExpertKey
 from moepack.sizes import size_text
@@ -81,9 +88,13 @@ class ExpertCache:
         return len(self._held) == len(self._lengths) and self.held_length <= self.budget
 
     def step(self, chosen: Sequence[ExpertKey], tally: Tally) -> Step:
-        """Look up what a step chose, expert by expert as often as it was, and count it."""
+        """Look up what a step chose, expert by expert as often as it was, and count it.
+
+        A step chooses something, in one layer.
+        """
         keys = list(dict.fromkeys(reversed(chosen)))[::-1]
         misses = [key for key in keys if key not in self._held]
+        self._policy.begin(keys[0].layer)
         for key in keys:
             if key not in self._pinned:
                 self._policy.use(key)
@@ -160,8 +171,16 @@ class LayerCaches:
 
 Cache = ExpertCache | LayerCaches
 
-POLICIES = ("lru", "lfu", "layer-lru", "layer-lfu")
-_ORDERS: dict[str, Callable[[], Policy]] = {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed}
+_KINDS: Mapping[str, tuple[type[ExpertCache] | type[LayerCaches], Callable[[], Policy]]] = {
+    "lru": (ExpertCache, LeastRecentlyUsed),
+    "lfu": (ExpertCache, LeastFrequentlyUsed),
+    "layer": (LayerCaches, LeastRecentlyUsed),
+    "layer+lfu": (LayerCaches, LeastFrequentlyUsed),
+    "s3fifo": (ExpertCache, S3Fifo),
+    "least-stale": (ExpertCache, LeastStale),
+    "random": (ExpertCache, AnyOne),
+}
+POLICIES = tuple(_KINDS)
 
 
 def make(
@@ -176,5 +195,5 @@ def make(
     """
     if policy not in POLICIES:
         raise RequestError("no such policy", expected=", ".join(POLICIES), found=policy)
-    kind = LayerCaches if policy.startswith("layer-") else ExpertCache
-    return kind(budget, lengths, _ORDERS[policy.removeprefix("layer-")], pinned)
+    kind, order = _KINDS[policy]
+    return kind(budget, lengths, order, pinned)

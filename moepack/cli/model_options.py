@@ -20,7 +20,7 @@ _ENGINE = (
     ),
     click.option(
         "--policy",
-        type=click.Choice(["lru", "lfu", "layer-lru", "layer-lfu"]),
+        type=click.Choice(["lru", "lfu", "layer", "layer+lfu", "s3fifo", "least-stale"]),
         default="lru",
         show_default=True,
         help="Which experts are given up.",

@@ -157,7 +157,7 @@ class Engine(Owned):
         )
         wanted = Wanted(
             *(self.shape, options.memory, available, dense, pinned_length),
-            share_count=len(routed) if options.policy.startswith("layer-") else 1,
+            share_count=len(routed) if options.policy.startswith("layer") else 1,
             reserve=reserve_length(self.shape),
             demands_reserve=options.prefetch == "on",
         )

@@ -59,11 +59,33 @@ class Plain:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(choices=CHOICES, budget=st.integers(0, 400))
+def test_a_cache_keeps_to_its_budget_and_to_what_a_step_uses(
+    policy: str, choices: list[tuple[int, list[int]]], budget: int
+) -> None:
+    cache, again, tally = make(policy, budget, LENGTHS), make(policy, budget, LENGTHS), Tally()
+    held: set[ExpertKey] = set()
+    for layer, experts in choices:
+        chosen = keys(layer, *experts)
+        step = cache.step(chosen, tally)
+        assert again.step(chosen, Tally()) == step, "the same again"
+        assert set(step.misses) == set(chosen) - held
+        assert len(set(step.given_up)) == len(step.given_up)
+        held |= set(chosen)
+        assert set(step.given_up) <= held - set(chosen)
+        held -= set(step.given_up)
+        assert {key for key in LENGTHS if key in cache} == held
+        assert cache.held_length == sum(LENGTHS[key] for key in held)
+        if not policy.startswith("layer"):
+            assert cache.held_length <= budget or held == set(chosen)
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "layer", "layer+lfu"])
+@given(choices=CHOICES, budget=st.integers(0, 400))
 def test_a_cache_does_what_the_rules_say(
     policy: str, choices: list[tuple[int, list[int]]], budget: int
 ) -> None:
     cache, tally = make(policy, budget, LENGTHS), Tally()
-    shares = LAYERS if policy.startswith("layer-") else 1
+    shares = LAYERS if policy.startswith("layer") else 1
     plain = [Plain(budget // shares, policy) for _ in range(shares)]
     missed, held_all = 0, False
     for layer, experts in choices:
@@ -117,6 +139,26 @@ def test_uses_are_counted_while_an_expert_is_away() -> None:
     for expert in (0, 0, 0, 1, 2, 1, 2, 3, 2):
         cache.step(keys(0, expert), tally)
     assert cache.step(keys(0, 4), tally).given_up == keys(0, 0), "2 was used as often, and later"
+
+
+def test_what_is_least_stale_is_what_its_layer_uses_and_comes_up_first() -> None:
+    cache, tally = make("least-stale", 60, LENGTHS), Tally()
+    for layer, experts in ((0, (1, 2)), (1, (1, 2)), (2, (1,))):
+        cache.step(keys(layer, *experts), tally)
+    assert cache.step(keys(0, 1, 3), tally).given_up == keys(0, 2), "layer 0 did not use it"
+    assert cache.step(keys(1, 1, 2, 3), tally).given_up == keys(0, 1), "layer 0 was computed last"
+
+
+def test_s3fifo_keeps_what_was_used_twice_and_what_comes_back_soon() -> None:
+    cache, tally = make("s3fifo", 40, LENGTHS), Tally()
+    for expert in (0, 1, 2, 0, 0, 3):
+        cache.step(keys(0, expert), tally)
+    assert cache.step(keys(0, 4), tally).given_up == keys(0, 1), "0 was used again, and moved on"
+    assert cache.step(keys(0, 5), tally).given_up == keys(0, 2)
+    cache.step(keys(0, 1), tally)  # comes back at once to where 0 is
+    for expert in (6, 7):
+        cache.step(keys(0, expert), tally)
+    assert {key.expert for key in LENGTHS if key in cache} >= {0, 1}
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -40,7 +40,7 @@ def pack(packs: dict[str, Path]) -> Iterator[Pack]:
         yield opened
 
 
-@pytest.mark.parametrize("policy", ["lru", "layer-lfu"])
+@pytest.mark.parametrize("policy", ["lru", "layer+lfu"])
 @pytest.mark.parametrize("model", REAL_MODELS)
 def test_logits_are_those_of_the_loaded_model_though_experts_come_and_go(
     model: str, policy: str, packs: dict[str, Path]

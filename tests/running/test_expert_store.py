@@ -102,7 +102,7 @@ class Stage:
 BUDGET, RESERVE = 10 << 20, 3 << 20
 
 
-@pytest.mark.parametrize("policy", ["lru", "layer-lru"])
+@pytest.mark.parametrize("policy", ["lru", "layer"])
 @pytest.mark.parametrize("reserve", [0, RESERVE])
 def test_memory_stays_within_its_budget_while_it_reads(
     pack: Pack, policy: str, reserve: int

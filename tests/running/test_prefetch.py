@@ -43,7 +43,7 @@ def test_a_gate_chooses_what_its_router_chose(model: str, packs: dict[str, Path]
     assert all(guessed == chosen for _, guessed, chosen in guesses)
 
 
-@pytest.mark.parametrize("policy", ["lru", "layer-lfu"])
+@pytest.mark.parametrize("policy", ["lru", "layer+lfu"])
 @pytest.mark.parametrize("model", REAL_MODELS)
 def test_logits_are_the_same_with_experts_read_ahead(
     model: str, policy: str, packs: dict[str, Path]
