@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from moepack.running.chat import Message
     from moepack.running.model import Model
     from moepack.shape import ModelShape
+    from moepack.simulation.simulate import simulate
     from moepack.trace.formats.importing import import_trace
     from moepack.trace.formats.registry import ReadOptions
     from moepack.trace.recording.recording import record_trace
@@ -105,6 +106,7 @@ _ROOMS = {
     "record_trace": "trace.recording.recording",
     "restore": "packing.restore",
     "shape_of": "report.inspection",
+    "simulate": "simulation.simulate",
     "trace_statistics": "analysis.statistics",
     "verify": "verifying.verifier",
 }
@@ -148,6 +150,7 @@ __all__ = [
     "record_trace",
     "restore",
     "shape_of",
+    "simulate",
     "trace_statistics",
     "verify",
 ]

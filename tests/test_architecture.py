@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analysis": {"moepack", "trace", "trace.formats", "hotness"},
     "packing": {"moepack", "format", "storage", "source", "reading", "hotness"},
     "caching": {"moepack"},
+    "simulation": {"moepack", "trace", "trace.formats", "analysis", "caching"},
     "engines": {"moepack", "format", "storage", "source", "reading"},
     "mounting": {"moepack", "format", "storage", "reading"},
     "running": {
@@ -38,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),
-        *("packing", "engines", "mounting", "bench", "running"),
+        *("packing", "engines", "mounting", "bench", "running", "simulation"),
     },
     "cli": {"*"},
 }
@@ -62,7 +63,7 @@ DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
         *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
-        *("llama_cpp", "running"),
+        *("llama_cpp", "running", "simulation"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

@@ -20,6 +20,7 @@ from moepack.cli.parameters import OutputFile, PathName
 from moepack.cli.progress import progress
 from moepack.cli.running import run as run_command
 from moepack.cli.serving import serve
+from moepack.cli.simulation import simulate
 from moepack.cli.terminal import (
     complain,
     is_quiet,
@@ -231,6 +232,7 @@ cli.add_command(serve)
 cli.add_command(bench)
 cli.add_command(trace)
 cli.add_command(hotness_command)
+cli.add_command(simulate)
 
 
 def _terminated(_signal: int, _frame: object) -> NoReturn:

@@ -7,25 +7,16 @@ import click
 
 import moepack
 from moepack.cli.files import force_option, output_file, output_option, picture_file
-from moepack.cli.parameters import FormatName, InputFile, OutputFile, PathName
+from moepack.cli.parameters import InputFile, OutputFile, PathName
 from moepack.cli.progress import progress
 from moepack.cli.terminal import json_option, quiet_option, show, sum_up, verbose_option
+from moepack.cli.trace_options import format_option, lenient_option
 from moepack.errors import RequestError
 from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 
 if TYPE_CHECKING:
     from moepack.trace.formats.registry import ReadOptions
 
-_format_option = click.option(
-    "--format",
-    "form",
-    type=FormatName(),
-    metavar="NAME",
-    help="What the files are, whatever their content says.",
-)
-_lenient_option = click.option(
-    "--lenient", is_flag=True, help="Leave out and count what is wrong, instead of stopping."
-)
 _model_option = click.option(
     "--model",
     "model_path",
@@ -52,8 +43,8 @@ def trace() -> None:
 @output_option
 @_append_option
 @force_option
-@_format_option
-@_lenient_option
+@format_option
+@lenient_option
 @_model_option
 @quiet_option
 @json_option
@@ -84,8 +75,8 @@ def import_(
 @click.option(
     "--window", type=click.IntRange(1), help="Tokens in a window; by default 128, or what fits."
 )
-@_format_option
-@_lenient_option
+@format_option
+@lenient_option
 @_model_option
 @_pack_option
 @json_option
@@ -119,8 +110,8 @@ def stats(
     help="Draw heat and coverage: SVG or PNG.",
 )
 @force_option
-@_format_option
-@_lenient_option
+@format_option
+@lenient_option
 @_model_option
 @_pack_option
 @json_option
@@ -255,8 +246,8 @@ def record(
     show_default=True,
     help="Count all tokens, or leave prefill out.",
 )
-@_format_option
-@_lenient_option
+@format_option
+@lenient_option
 @_model_option
 @_pack_option
 @quiet_option

@@ -1,9 +1,10 @@
-"""Pictures: the surface of a drive, and where the selections of a trace fall.
+"""Pictures: the surface of a drive, where selections fall, how often caches hit.
 
 Needs matplotlib, which is the extra `plot`.
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from moepack import extras
 from moepack.bench.report import SurfacePoint
 from moepack.errors import MachineError, RequestError
+from moepack.simulation.facts import Simulation
 from moepack.sizes import divide_up
 
 SUFFIXES = (".svg", ".png")
@@ -71,6 +73,38 @@ def heat(
         right.set_ylabel("selections covered, %")
         right.grid(alpha=0.3)
         right.legend(fontsize="small")
+
+
+def hit_rates(facts: Simulation, title: str, path: str) -> None:
+    """Draw LRU's hit rate by budget as a line, with an even router's, and other policies' points.
+
+    Raises as `surface` does.
+    """
+    with _figure(path, title, 1) as (axis,):
+        lines = {
+            "lru": [point.decode_hit_rate for point in facts.curve],
+            "lru, even router": [point.even_hit_rate for point in facts.curve],
+        }
+        for name, rates in lines.items():
+            gibs = [point.budget_length / (1 << 30) for point in facts.curve]
+            axis.plot(
+                gibs, [math.nan if rate is None else 100 * rate for rate in rates], label=name
+            )
+        for policy in dict.fromkeys(one.policy for one in facts.results if one.policy != "lru"):
+            points = sorted(
+                (one.budget_length / (1 << 30), 100 * one.decode_hit_rate)
+                for one in facts.results
+                if one.policy == policy and one.decode_hit_rate is not None
+            )
+            if points:
+                axis.plot(*zip(*points, strict=True), ".", label=policy)
+        if facts.step_length is not None:
+            axis.axvline(facts.step_length / (1 << 30), color="grey", linestyle=":")
+        axis.set_xscale("log")
+        axis.set_xlabel("memory for experts, GiB (dotted: what a token uses)")
+        axis.set_ylabel("hits of what is decoded, %")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ def imported(summary: TraceSummary) -> str:
         lines.append(f"  added just now: {totals}, {selections}")
     if summary.unknown:
         lines.append(f"  not known: {', '.join(summary.unknown)}")
-    return "\n".join([*lines, *_left_out(summary.warnings)])
+    return "\n".join([*lines, *left_out(summary.warnings)])
 
 
 def _totals(token_count: int, request_count: int) -> str:
@@ -47,7 +47,7 @@ def hotness(facts: HotnessFacts) -> str:
         lines.append("  the later half is held out to judge by")
     if len(facts.models) > 1:
         lines.append(f"  counted together, though of different models: {', '.join(facts.models)}")
-    return "\n".join([*lines, *_left_out(facts.warnings)])
+    return "\n".join([*lines, *left_out(facts.warnings)])
 
 
 def stats(facts: TraceStatistics) -> str:
@@ -69,7 +69,7 @@ def stats(facts: TraceStatistics) -> str:
         lines.append("no request has a whole window of tokens that are known one by one")
     elif facts.working_set[-1].new_count is None:
         lines.append("no request has two windows: what is new in the second is not known")
-    return "\n".join([*lines, *_reuse(facts.reuse), *_left_out(facts.warnings)])
+    return "\n".join([*lines, *_reuse(facts.reuse), *left_out(facts.warnings)])
 
 
 def _reuse(reuse: ReuseFacts) -> list[str]:
@@ -106,7 +106,7 @@ def concentration(facts: Concentration) -> str:
         lines.append(f"{'learned on every other request':<31}{shares}")
     lines.append(f"{'even router':<31}" + _shares(top.even_share for top in tops))
     lines.append(f"{'LRU cache of as many':<31}" + _shares(top.latest_share for top in tops))
-    return "\n".join([*lines, facts.reason, *_left_out(facts.warnings)])
+    return "\n".join([*lines, facts.reason, *left_out(facts.warnings)])
 
 
 def _shares(shares: Iterable[float | None]) -> str:
@@ -129,5 +129,6 @@ def _number(number: int | None) -> str:
     return UNKNOWN if number is None else str(number)
 
 
-def _left_out(warnings: Mapping[str, int]) -> list[str]:
+def left_out(warnings: Mapping[str, int]) -> list[str]:
+    """Write what was left out of files, a line for each problem."""
     return [f"  left out: {count:,} × {problem}" for problem, count in sorted(warnings.items())]

@@ -9,17 +9,11 @@ import pytest
 
 import moepack
 from moepack.caching import cache as caching
-from moepack.caching.cache import Tally
 from moepack.errors import MachineError, RequestError, SourceError
-from moepack.keys import ExpertKey
 from moepack.llama_cpp.sampling import Sampling
 from moepack.running.chat import ChatTemplate, Message
 from moepack.running.generation import Generation
 from moepack.running.model import Model
-from moepack.trace.compressed import TraceStream
-from moepack.trace.file import read
-from moepack.trace.model import Phase, Tokens
-from moepack.trace.validation import Checks
 from tests.support import llama_cpp
 from tests.support.chat_model import TEMPLATE, write_chat_model
 from tests.support.models import FIXTURES, first_shard
@@ -135,45 +129,38 @@ def test_wrong_wishes_are_refused(model: Model) -> None:
 
 @needs_llama
 @pytest.mark.parametrize("policy", caching.POLICIES)
-def test_a_replay_of_its_trace_counts_what_it_counted(
+def test_a_simulation_of_its_trace_counts_what_it_counted(
     policy: str, packs: dict[str, Path], tmp_path: Path
 ) -> None:
-    with Model(packs["qwen3moe"], policy=policy, trace=tmp_path / "t.moetrace", **SMALL) as model:
+    path = tmp_path / "t.moetrace"
+    with Model(packs["qwen3moe"], policy=policy, trace=path, **SMALL) as model:
         budget = model.memory.experts
         generations = []
-        for prompt in ("On", "And"):
+        for prompt in ("On", "And so it went on and on, as far as there was room for it"):
             generation = model.generate(prompt, count=25, sampling=Sampling(temperature=2))
             text_of(generation)
             generations.append(generation.facts)
-    shape = moepack.shape_of(packs["qwen3moe"])
-    lengths = {
-        ExpertKey(family.layer, expert): family.expert_length
-        for family in shape.families
-        for expert in range(family.expert_count)
-    }
-    cache = caching.make(policy, budget, lengths)
-    for request, facts in enumerate(generations):
-        for phase, counted in ((Phase.PREFILL, facts.prompt), (Phase.DECODE, facts)):
-            tally = Tally()
-            for step in steps_of(tmp_path / "t.moetrace", request, phase):
-                cache.step(step, tally)
-            assert (tally.hit_count, tally.miss_count) == (counted.hits, counted.misses)
-            assert tally.missed_length == counted.read_length
-            assert tally.miss_count
-
-
-def steps_of(path: Path, request: int, phase: Phase) -> Iterator[list[ExpertKey]]:
-    """Yield what each layer chose in each token of a phase, in the order of a plain replay."""
-    with TraceStream(str(path)) as stream:
-        items = [item for item in read(stream, Checks(str(path))) if isinstance(item, Tokens)]
-    for item in items:
-        for token in range(len(item.request)):
-            if (item.request[token], item.phase[token]) != (request, phase):
-                continue
-            start, end = item.starts[token : token + 2]
-            for layer in dict.fromkeys(item.layer[start:end].tolist()):
-                chosen = item.expert[start:end][item.layer[start:end] == layer]
-                yield [ExpertKey(layer, expert) for expert in chosen.tolist()]
+    batch_count = generations[0].batch_count
+    assert batch_count < generations[1].prompt_count, "a prompt of several batches"
+    options = moepack.ReadOptions(shape=moepack.shape_of(packs["qwen3moe"]))
+    found = moepack.simulate(
+        [str(path)],
+        budgets=[budget],
+        policies=[policy],
+        batch_count=batch_count,
+        options=options,
+    )
+    (one,) = found.results
+    hits, misses = (sum(getattr(one, name) for one in generations) for name in ("hits", "misses"))
+    assert min(hits, misses) > 0
+    assert one.decode_hit_rate == hits / (hits + misses)
+    read_length = sum(facts.read_length for facts in generations)
+    assert one.bytes_per_token == read_length / found.decode_token_count
+    prompts = [facts.prompt for facts in generations]
+    assert one.read_length == read_length + sum(prompt.read_length for prompt in prompts)
+    hits += sum(prompt.hits for prompt in prompts)
+    misses += sum(prompt.misses for prompt in prompts)
+    assert one.hit_rate == hits / (hits + misses)
 
 
 @needs_llama

@@ -3,6 +3,7 @@
 Traces, counts, importance matrices and moepack's own files alike. A new format is one entry.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from moepack.trace.formats.tables import (
     RouteTable,
     TokenTable,
     UsageTable,
+    route_shape,
 )
 from moepack.trace.model import Counts, Item, Items, Origin, Tokens, Unknown
 from moepack.trace.validation import Checks
@@ -145,6 +147,28 @@ def recognise(path: str) -> str:
     """Return the name of the format of a file. Raises TraceError where it is none that is known."""
     with TraceStream(path) as stream:
         return format_of(stream).name
+
+
+def stated_shape(paths: Sequence[str]) -> ModelShape | None:
+    """Return the shape that traces state themselves, with the bytes of experts; None if none does.
+
+    What comes through a pipe can be read once, so it states nothing. Raises TraceError for a shape
+    that is none, RequestError where traces are of different shapes.
+    """
+    found: dict[ModelShape, str] = {}
+    for path in filter(os.path.isfile, paths):
+        with TraceStream(path) as stream:
+            try:
+                shape = route_shape(Head(stream.peek(_HEAD_LENGTH)).text)
+            except TraceError as error:
+                error.path = path
+                raise
+        if shape is not None:
+            found.setdefault(shape, path)
+    if len(found) > 1:
+        first, other = list(found.values())[:2]
+        raise RequestError("traces of different models", path=other, expected=f"as {first}")
+    return next(iter(found), None)
 
 
 def format_of(stream: TraceStream, name: str | None = None) -> Format:

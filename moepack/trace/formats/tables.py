@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from moepack.errors import TraceError
+from moepack.shape import ROUTED_FAMILY, FamilyShape, ModelShape
 from moepack.trace.formats.call_rows import NumberedCalls, Table, with_faults
 from moepack.trace.formats.number_text import Places, Text, Truths
 from moepack.trace.formats.rows import (
@@ -16,11 +18,14 @@ from moepack.trace.formats.rows import (
     rows_with_lists,
     statements,
 )
-from moepack.trace.model import Dimensions, Ints, Phase, Piece
+from moepack.trace.model import MAX_NUMBER, Dimensions, Ints, Phase, Piece
 from moepack.trace.validation import Checks
 
 ROUTE_HEADING = b"turn,phase,step,layer,slot,expert,"
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+_MODEL = re.compile(rb"^# model=(.*)$", re.M)
+_MOST_LENGTH = 1 << 40
+_LAYER = re.compile(rb"^# layer=(\d{1,5}) expert_bytes=(\d{1,15})\b", re.M)
 CALL_HEADING = b"decode_call,token_in_call,layer,occurrence,experts"
 
 
@@ -160,6 +165,47 @@ def _dimensions(words: Sequence[str]) -> Dimensions:
     names = ("n_layer", "n_expert", "n_expert_used")
     texts = (found.get(name, "") for name in names)
     return Dimensions(*(int(text) if _NUMBER.fullmatch(text) else None for text in texts))
+
+
+def route_shape(text: bytes) -> ModelShape | None:
+    """Return the shape that the head of a `RouteTable`'s file states; None where it does not.
+
+    It does in the line for the model, and one for each layer: `# layer=N expert_bytes=N …`. Raises
+    TraceError for numbers that no model has, and for a layer that is stated twice, differently.
+    """
+    model = _MODEL.search(text)
+    if model is None:
+        return None
+    stated = _dimensions(model[1].decode(errors="replace").split())
+    lengths: dict[int, int] = {}
+    for line in _LAYER.finditer(text):
+        layer, length = int(line[1]), int(line[2])
+        if lengths.setdefault(layer, length) != length:
+            problem = "two lengths of an expert"
+            place = f"layer {layer}"
+            raise TraceError(
+                problem, place=place, expected=f"{lengths[layer]:,}", found=f"{length:,}"
+            )
+    expert_count = stated.expert_count
+    if expert_count is None or not any(lengths.values()):
+        return None
+    used = stated.experts_used
+    if (
+        not 0 < expert_count <= MAX_NUMBER + 1
+        or max(lengths) > MAX_NUMBER
+        or max(lengths.values()) > _MOST_LENGTH
+        or not 0 < (used or 1) <= expert_count
+    ):
+        found = f"{expert_count:,} experts, {used} used, layers up to {max(lengths):,}"
+        found += f", up to {max(lengths.values()):,} bytes"
+        raise TraceError("what is stated of the model is of no model", found=found)
+    return ModelShape(
+        tuple(
+            FamilyShape(layer, ROUTED_FAMILY, expert_count, length, used)
+            for layer, length in sorted(lengths.items())
+            if length
+        )
+    )
 
 
 class UsageTable:

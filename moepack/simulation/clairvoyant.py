@@ -1,0 +1,96 @@
+"""Belady's policy: gives up what is needed again last, which only a trace can tell.
+
+Where experts have one length, nothing that reads an expert when it is chosen hits more.
+"""
+
+import heapq
+from collections.abc import Container, Iterator
+from typing import Self
+
+import numpy as np
+
+from moepack.keys import ExpertKey
+from moepack.simulation.lookups import Lookups
+from moepack.simulation.spool import Spool
+from moepack.trace.model import Ints
+
+NEVER = int(np.iinfo(np.int64).max)
+
+
+class Belady:
+    """The policy of one replay: `next_uses` are the steps of the next use, one for each use."""
+
+    def __init__(self, next_uses: Iterator[int]) -> None:
+        self._next_uses = next_uses
+        self._next: dict[ExpertKey, int] = {}
+        # The last needed first. What is out of date is left out when it comes up.
+        self._queue: list[tuple[int, ExpertKey]] = []
+
+    def begin(self, layer: int) -> None:
+        """Nothing: all steps are alike."""
+
+    def use(self, key: ExpertKey) -> None:
+        """Note a use, which says when the next one will be."""
+        self._next[key] = following = next(self._next_uses)
+        heapq.heappush(self._queue, (-following, key))
+        if len(self._queue) > 64 + 2 * len(self._next):
+            self._queue = [(-following, key) for key, following in self._next.items()]
+            heapq.heapify(self._queue)
+
+    def give_up(self, kept: Container[ExpertKey]) -> ExpertKey | None:
+        """Let go of what is needed again last."""
+        passed = []
+        found = None
+        while self._queue and found is None:
+            entry = heapq.heappop(self._queue)
+            following, key = entry
+            if self._next.get(key) != -following:
+                continue
+            if key in kept:
+                passed.append(entry)
+            else:
+                found = key
+                del self._next[key]
+        for entry in passed:
+            heapq.heappush(self._queue, entry)
+        return found
+
+    def forget(self, key: ExpertKey) -> None:
+        """Let this expert go."""
+        del self._next[key]
+
+
+class NextUses:
+    """The steps in which the expert of each lookup is looked up next. A context manager.
+
+    Iterating gives one step for each lookup of the spool, NEVER where there is none.
+    """
+
+    def __init__(self, lookups: Spool, place_count: int) -> None:
+        self._backwards = Spool()
+        following = np.full(place_count, NEVER, np.int64)
+        for group in map(Lookups._make, reversed(lookups)):
+            self._backwards.add((_next_uses(group, following),))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._backwards.__exit__()
+
+    def __iter__(self) -> Iterator[int]:
+        for (steps,) in reversed(self._backwards):
+            yield from steps.tolist()
+
+
+def _next_uses(lookups: Lookups, following: Ints) -> Ints:
+    """Return the next uses of some lookups; `following` are, by place, those after them."""
+    place, step = lookups.place, lookups.step
+    order = np.argsort(place, kind="stable")
+    is_last = np.append(np.diff(place[order]) != 0, True)
+    found = np.empty(len(place), np.int64)
+    found[order[:-1]] = step[order[1:]]
+    found[order[is_last]] = following[place[order[is_last]]]
+    is_first = np.insert(np.diff(place[order]) != 0, 0, True)
+    following[place[order[is_first]]] = step[order[is_first]]
+    return found

@@ -1,0 +1,233 @@
+"""Simulation: traces run through caches of every policy, at the budgets that are asked for."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import numpy as np
+
+from moepack.analysis.verdict import LEAST_SELECTIONS
+from moepack.caching import cache as caching
+from moepack.errors import RequestError, TraceError
+from moepack.shape import FamilyShape, ModelShape
+from moepack.simulation.caches import BELADY, PROMPT_STATIC, STATIC, Caches
+from moepack.simulation.curves import LruCurves
+from moepack.simulation.facts import CurvePoint, Simulation
+from moepack.simulation.lookups import LookupStream
+from moepack.simulation.one_pass import OnePass
+from moepack.simulation.sessions import interleaved
+from moepack.simulation.spool import Spool
+from moepack.sizes import parse_size, size_text
+from moepack.trace.formats.registry import ReadOptions, feed, stated_shape
+
+POLICIES = (BELADY, *caching.POLICIES, STATIC, PROMPT_STATIC)
+"""What can be simulated; what `moepack.caching` has can be run as well."""
+
+_BUDGET_COUNT = 12
+_CURVE_COUNT = 64
+_LEAST_LOSS = 0.01
+_MOST_SHOWN = 40
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%", re.ASCII)
+
+
+def simulate(
+    paths: Sequence[str],
+    *,
+    budgets: Sequence[int | str] = (),
+    slots: Sequence[int] = (),
+    policies: Sequence[str] | None = None,
+    batch_count: int | None = None,
+    sessions: int = 1,
+    prefetch: int | None = None,
+    options: ReadOptions = ReadOptions(),
+    progress: Callable[[int, int], None] | None = None,
+) -> Simulation:
+    """Say what caches of experts would have done with traces.
+
+    `budgets` are bytes, texts such as `2GiB`, or `25%` of all experts; by default a dozen from what
+    a token uses to the whole model. `policies` are some of POLICIES, by default all. `slots` are
+    experts of each layer, of which LRU caches are simulated too. Prompts are computed in batches of
+    `batch_count` tokens, by default at once. `sessions` requests run at a time, in turns call by
+    call. With `prefetch` so many experts a layer are read ahead: those that it used last. The bytes
+    of experts are those of the shape in `options`, else those that the traces state. `progress` is
+    called with the replays that are done, one at a time, and how many there are of a policy.
+
+    Raises TraceError for what is wrong in a file, and for counts without tokens; RequestError for
+    options that are none, for budgets that hold less than a token uses in a layer, and where no
+    bytes are known.
+    """
+    policies = POLICIES if policies is None else policies
+    _check_policies(policies)
+    counts = {"sessions": sessions, "batch_count": batch_count, "prefetch": prefetch}
+    _check_counts({**counts, "slots": min(slots, default=None)})
+    shape = options.shape or stated_shape(paths)
+    routed = _routed(shape)
+    total = sum(family.expert_count * family.expert_length for family in routed.values())
+    asked = [_budget(budget, total) for budget in budgets]
+    with ExitStack() as stack:
+        seen = _look_up(paths, options._replace(shape=shape), routed, batch_count, sessions, stack)
+        one_pass, lookups, in_order, warnings = seen
+        needed = _needed(routed, lookups)
+        lengths = _budgets(asked, needed, total)
+        _check_slots(slots, routed, lookups)
+        caches = Caches(routed, one_pass, lookups, in_order, progress)
+        results = [
+            facts for policy in dict.fromkeys(policies) for facts in caches.of(policy, lengths)
+        ]
+        results += [caches.of_slots(count) for count in dict.fromkeys(slots)]
+        prefetches = () if prefetch is None else caches.prefetches(prefetch, lengths)
+    decode, prefill = one_pass.curves.whole.decode, one_pass.curves.whole.prefill
+    experts = sum(family.expert_count for family in routed.values())
+    per_expert = (decode.count or prefill.count) / 2 / experts
+    enough = decode.least_budget(1 - _LEAST_LOSS)
+    return Simulation(
+        token_count=lookups.token_count,
+        decode_token_count=lookups.decode_token_count,
+        request_count=lookups.request_count,
+        batch_count=batch_count,
+        session_count=sessions,
+        expert_length=total,
+        step_length=sum(needed) or None,
+        enough_length=None if enough is None else max(enough, max(needed)),
+        cold_share=decode.cold_count / decode.count if decode.count else None,
+        lookups_per_expert=per_expert,
+        is_long_enough=per_expert >= LEAST_SELECTIONS,
+        results=tuple(results),
+        prefetches=tuple(prefetches),
+        curve=_curve(one_pass.curves, lengths, sum(needed) or max(needed), total),
+        unknown=tuple(sorted(lookups.unknown)),
+        warnings=warnings,
+    )
+
+
+class _Seen(NamedTuple):
+    """What was read: lookups as they took turns, and as they stand in the trace."""
+
+    one_pass: OnePass
+    lookups: LookupStream
+    in_order: Spool
+    warnings: Counter[str]
+
+
+def _look_up(
+    paths: Sequence[str],
+    options: ReadOptions,
+    routed: Mapping[int, FamilyShape],
+    batch_count: int | None,
+    sessions: int,
+    stack: ExitStack,
+) -> _Seen:
+    """Read traces, once; `stack` closes what was kept of them."""
+    one_pass = OnePass(LruCurves(routed), stack.enter_context(Spool()))
+    in_order = one_pass.spool if sessions == 1 else stack.enter_context(Spool())
+    take = one_pass.add if sessions == 1 else in_order.add
+    lookups = LookupStream(take, routed, batch_count)
+    warnings = feed(paths, options, lookups.add)
+    lookups.end()
+    if not lookups.token_count:
+        hint = "only counts are known: a cache needs tokens in their order"
+        raise TraceError("no tokens in it", path=paths[0], hint=hint)
+    if sessions > 1:
+        _check_sessions(sessions, lookups.request_count)
+        for group in interleaved(in_order, sessions):
+            one_pass.add(group)
+    return _Seen(one_pass, lookups, in_order, warnings + lookups.left_out)
+
+
+def _routed(shape: ModelShape | None) -> dict[int, FamilyShape]:
+    if shape is None:
+        problem = "the bytes of an expert are not known"
+        hint = "--model names the source or the pack that was traced; a pipe cannot state them"
+        raise RequestError(problem, hint=hint)
+    routed = shape.without_mtp().routed
+    if not routed:
+        raise RequestError("the model has no layer whose router chooses experts")
+    return routed
+
+
+def _needed(routed: Mapping[int, FamilyShape], lookups: LookupStream) -> list[int]:
+    """Return the bytes that a decoded token used in each layer; nothing is used where none is."""
+    return [family.expert_length * lookups.used(layer) for layer, family in routed.items()]
+
+
+def _check_policies(policies: Sequence[str]) -> None:
+    for policy in policies:
+        if policy not in POLICIES:
+            raise RequestError("no such policy", expected=", ".join(POLICIES), found=policy)
+
+
+def _check_sessions(sessions: int, request_count: int) -> None:
+    if sessions > request_count:
+        raise RequestError(
+            "fewer requests than sessions",
+            place="--sessions",
+            expected=f"up to {request_count:,}",
+            found=sessions,
+            hint="a trace that does not tell its requests has one",
+        )
+
+
+def _check_counts(counts: Mapping[str, int | None]) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise RequestError("not a count", place=name, expected="1 or more", found=count)
+
+
+def _check_slots(
+    slots: Sequence[int], routed: Mapping[int, FamilyShape], lookups: LookupStream
+) -> None:
+    least = max(lookups.used(layer) for layer in routed)
+    if min(slots, default=least) < least:
+        problem = "slots for fewer experts than a token uses in a layer"
+        expected = f"at least {least}"
+        raise RequestError(problem, place="--slots", expected=expected, found=min(slots))
+
+
+def _budgets(asked: Sequence[int], needed: Sequence[int], total: int) -> list[int]:
+    least = max(needed)
+    if not asked:
+        start = min(sum(needed), total) or total
+        return sorted({int(length) for length in np.geomspace(start, total, _BUDGET_COUNT)})
+    if min(asked) < least:
+        raise RequestError(
+            "the budget holds less than a token uses in a layer",
+            place="--budgets",
+            expected=f"at least {size_text(least)}",
+            found=size_text(min(asked)),
+        )
+    return sorted(set(asked))
+
+
+def _budget(given: int | str, total: int) -> int:
+    if isinstance(given, int):
+        return given
+    share = _SHARE.fullmatch(given)
+    if share is not None and float(share[1]) <= 100:
+        return int(total * float(share[1]) / 100)
+    try:
+        return parse_size(given)
+    except ValueError:
+        raise RequestError(
+            "not a budget",
+            place="--budgets",
+            expected="a length such as 2GiB, or a share up to 100%",
+            found=given[:_MOST_SHOWN],
+        ) from None
+
+
+def _curve(
+    curves: LruCurves, budgets: Sequence[int], least: int, most: int
+) -> tuple[CurvePoint, ...]:
+    decode, even, shared = curves.whole.decode, curves.even.decode, curves.shared
+    spaced = (int(length) for length in np.geomspace(min(least or most, most), most, _CURVE_COUNT))
+    return tuple(
+        CurvePoint(
+            length,
+            decode.tally(length).hit_rate,
+            even.tally(length).hit_rate,
+            shared.tally(length).hit_count / decode.count if decode.count else None,
+        )
+        for length in sorted({*budgets, *spaced})
+    )

@@ -1,0 +1,72 @@
+"""Routing that tests make up, as a plain list of calls, and as the pieces of a trace."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from moepack.keys import ExpertKey
+from moepack.trace.model import Item, Origin, Phase
+from tests.support.trace_samples import tokens_from
+
+LAYERS, EXPERTS = 3, 6
+
+
+class RoutedCall(NamedTuple):
+    """What a model computes at once: for each token, the experts of each layer."""
+
+    request: int
+    phase: Phase
+    tokens: list[list[list[int]]]
+
+
+def _token() -> st.SearchStrategy[list[list[int]]]:
+    experts = st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=3, unique=True)
+    return st.lists(experts, min_size=LAYERS, max_size=LAYERS)
+
+
+def _request() -> st.SearchStrategy[tuple[list[list[list[int]]], list[list[list[int]]]]]:
+    return st.tuples(st.lists(_token(), max_size=5), st.lists(_token(), max_size=8))
+
+
+@st.composite
+def routing(draw: st.DrawFn) -> list[RoutedCall]:
+    """Draw requests, each a prompt and what is decoded; something at least."""
+    calls = []
+    for number, (prompt, decoded) in enumerate(draw(st.lists(_request(), min_size=1, max_size=4))):
+        calls += [RoutedCall(number, Phase.PREFILL, prompt)] * bool(prompt)
+        calls += [RoutedCall(number, Phase.DECODE, [token]) for token in decoded]
+    if not any(call.phase is Phase.DECODE for call in calls):
+        calls.append(RoutedCall(len(calls), Phase.DECODE, [draw(_token())]))
+    return calls
+
+
+def items_of(calls: Sequence[RoutedCall], piece_length: int) -> Iterator[Item]:
+    """Yield a trace of calls in pieces of so many tokens."""
+    yield Origin("test", "test")
+    rows = [
+        (
+            call.request,
+            int(call.phase),
+            [(layer, expert) for layer, experts in enumerate(token) for expert in experts],
+        )
+        for call in calls
+        for token in call.tokens
+    ]
+    for start in range(0, len(rows), piece_length):
+        yield tokens_from(rows[start : start + piece_length])
+
+
+def steps_of(
+    calls: Sequence[RoutedCall], batch_count: int | None = None
+) -> Iterator[tuple[RoutedCall, int, list[ExpertKey]]]:
+    """Yield the steps of calls, prompts cut into batches: call, its number, and all choices."""
+    number = 0
+    for call in calls:
+        count = batch_count or len(call.tokens)
+        for start in range(0, len(call.tokens), count):
+            for layer in range(LAYERS):
+                batch = call.tokens[start : start + count]
+                keys = [ExpertKey(layer, expert) for token in batch for expert in token[layer]]
+                yield call, number, keys
+            number += 1
