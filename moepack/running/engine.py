@@ -229,7 +229,10 @@ class Engine(Owned):
             try:
                 chosen = self._decode(batch)
             except BaseException:
-                self.rewind(len(self.tokens))
+                try:
+                    self._store.forget()  # once more: the first time may have been interrupted
+                finally:
+                    self.rewind(len(self.tokens))
                 raise
             self.tokens += batch
             chose(batch, chosen)

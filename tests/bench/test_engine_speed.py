@@ -12,7 +12,7 @@ import pytest
 from moepack.bench import engine_speed
 from moepack.bench.engine_speed import PROGRAM_LENGTH, bench_run
 from moepack.bench.memory_group import memory_group
-from moepack.bench.stock_run import LOADINGS
+from moepack.bench.stock_run import DEFAULTS, LOADINGS, MAPPED
 from moepack.errors import MachineError, RequestError
 from moepack.report import speed_text
 from moepack.storage import page_cache
@@ -125,3 +125,16 @@ def test_a_run_that_was_killed_has_no_speed() -> None:
     assert engine_speed._facts("pack", [{}]).tokens_per_second is None
     facts = engine_speed._facts("pack", [{"tokens_per_second": 3.0}, {}])
     assert facts.tokens_per_second == 3
+
+
+@pytest.mark.parametrize(("other", "is_same"), [(DEFAULTS, True), (MAPPED, False)])
+def test_llama_cpp_may_round_otherwise_with_its_defaults_alone(
+    other: str, is_same: bool, packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], _: object) -> dict[str, Any]:
+        return {"text": "other" if other in command else "text", "tokens_per_second": 1.0}
+
+    monkeypatch.setattr(engine_speed, "_run", run)
+    limit, source = PROGRAM_LENGTH + 40 * MIB, first_shard("qwen3moe")
+    speed = bench_run(packs["qwen3moe"], source=source, memory=limit, rounds=1)
+    assert speed.same_text is is_same

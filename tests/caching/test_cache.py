@@ -120,6 +120,13 @@ def test_a_step_that_is_larger_than_the_budget_stays_until_the_next() -> None:
     assert cache.step(keys(0, 3), tally).given_up == keys(0, 0, 1)
 
 
+def test_what_is_over_the_budget_is_not_held_for_good() -> None:
+    cache = ExpertCache(20, dict.fromkeys(keys(0, 0, 1, 2), 10), LeastRecentlyUsed)
+    cache.step(keys(0, 0, 1, 2), Tally())
+    assert len(cache) == 3
+    assert not cache.holds_all
+
+
 def test_what_is_pinned_is_there_from_the_start_and_stays() -> None:
     pinned = keys(0, 7)
     for cache in (
