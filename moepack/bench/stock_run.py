@@ -43,11 +43,19 @@ class Stock:
     """
 
     def __init__(
-        self, loading: str, path: str, *, context: int, threads: int, batch_count: int
+        self,
+        llama: Any,
+        errors: ErrorLines,
+        loading: str,
+        path: str,
+        *,
+        context: int,
+        threads: int,
+        batch_count: int,
     ) -> None:
-        self._library: Any = library.load()
+        self._library = llama
         self._path = path
-        self._errors = ErrorLines(self._library).__enter__()
+        self._errors = errors
         params = self._library.llama_model_default_params()
         for name, value in LOADINGS[loading].items():
             setattr(params, name, value)
@@ -86,11 +94,14 @@ def main(
     loading: str, path: str, prompt: str, count: int, context: int, threads: int, batch_count: int
 ) -> dict[str, Any]:
     """Return the text that a model goes on with, and how fast it came."""
-    stock = Stock(loading, path, context=context, threads=threads, batch_count=batch_count)
-    stock.feed(stock.vocabulary.tokenize(prompt))
-    started = time.perf_counter()
-    tokens = list(stock.go_on(count))
-    seconds = time.perf_counter() - started
+    llama: Any = library.load()
+    sizes = {"context": context, "threads": threads, "batch_count": batch_count}
+    with ErrorLines(llama) as errors:
+        stock = Stock(llama, errors, loading, path, **sizes)
+        stock.feed(stock.vocabulary.tokenize(prompt))
+        started = time.perf_counter()
+        tokens = list(stock.go_on(count))
+        seconds = time.perf_counter() - started
     text = b"".join(map(stock.vocabulary.text_of, tokens))
     step_count = min(len(tokens), count - 1)
     speed = step_count / seconds if step_count else None

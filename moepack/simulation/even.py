@@ -21,7 +21,7 @@ class EvenRouter:
         """Return a place for each lookup, no two alike in a step: experts layer after layer."""
         count = self._counts[lookups.layer]
         found = self._random.integers(0, count)
-        begins = np.flatnonzero(np.diff(lookups.step, prepend=lookups.step[0] - 1))
+        begins = lookups.step_starts
         used = np.diff(np.append(begins, lookups.lookup_count))
         # Where a step uses most of the experts, drawing until all differ would take long.
         crowded = used * 2 > count[begins]

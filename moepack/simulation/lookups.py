@@ -5,7 +5,8 @@ looks each expert that it chose up once, in the order of their last choice.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,20 @@ class Lookups(NamedTuple):
     def lookup_count(self) -> int:
         """How many lookups there are."""
         return len(self.step)
+
+    @property
+    def step_starts(self) -> Ints:
+        """Where each step begins."""
+        return np.flatnonzero(np.diff(self.step, prepend=-1))
+
+    def divided(self, *columns: Ints | Truths) -> Iterator["Lookups"]:
+        """Yield them in parts, a new one wherever one of `columns` changes."""
+        changes = np.zeros(max(0, self.lookup_count - 1), np.bool_)
+        for column in columns:
+            changes |= column[1:] != column[:-1]
+        borders = (np.flatnonzero(changes) + 1).tolist()
+        for start, end in pairwise([0, *borders, self.lookup_count]):
+            yield self.part(slice(start, end))
 
     def part(self, chosen: Truths | Ints | slice) -> "Lookups":
         """Return some of them."""
@@ -160,13 +175,13 @@ class LookupStream:
     def _hand_on(self) -> None:
         if self._waiting_count:
             lookups = joined(self._waiting)
-            step = steps_of(lookups, self._step_count)
-            self._step_count = int(step[-1]) + 1
+            lookups = lookups._replace(step=steps_of(lookups, self._step_count))
+            self._step_count = int(lookups.step[-1]) + 1
             decoded = lookups.part(lookups.is_decode)
-            begins = np.flatnonzero(np.diff(step[lookups.is_decode], prepend=-1))
-            used = np.diff(np.append(begins, decoded.lookup_count))
-            np.maximum.at(self._used, decoded.layer[begins], used)
-            self._take(lookups._replace(step=step))
+            starts = decoded.step_starts
+            used = np.diff(np.append(starts, decoded.lookup_count))
+            np.maximum.at(self._used, decoded.layer[starts], used)
+            self._take(lookups)
         self._waiting, self._waiting_count = [], 0
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from moepack.caching.cache import Cache, Tally
 from moepack.keys import ExpertKey
 from moepack.simulation.lookups import Lookups
@@ -25,7 +23,7 @@ def steps(spool: Spool, keys: Sequence[ExpertKey]) -> Iterator[tuple[bool, list[
     """Yield each step: whether it is decode, and what it looks up."""
     for lookups in map(Lookups._make, spool):
         chosen = [keys[place] for place in lookups.place.tolist()]
-        begins = np.flatnonzero(np.diff(lookups.step, prepend=-1))
+        begins = lookups.step_starts
         ends = [*begins[1:].tolist(), lookups.lookup_count]
         is_decode = lookups.is_decode[begins].tolist()
         for begin, end, decodes in zip(begins.tolist(), ends, is_decode, strict=True):

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def interleaved(spool: Spool, session_count: int) -> Iterator[Lookups]:
     Where one ends, the next of the trace takes its place. Calls and steps are numbered anew. Memory
     is for the requests that run.
     """
-    waiting = map(_calls, _requests(spool))
+    waiting = (request.divided(request.call) for request in _requests(spool))
     running = deque(islice(waiting, session_count))
     calls: list[Lookups] = []
     call_count = step_count = 0
@@ -42,22 +42,13 @@ def _requests(spool: Spool) -> Iterator[Lookups]:
     """Yield the lookups of one request after another."""
     parts: list[Lookups] = []
     for lookups in map(Lookups._make, spool):
-        borders = np.flatnonzero(np.diff(lookups.request)) + 1
-        for start, end in pairwise([0, *borders.tolist(), lookups.lookup_count]):
-            part = lookups.part(slice(start, end))
+        for part in lookups.divided(lookups.request):
             if parts and parts[0].request[0] != part.request[0]:
                 yield joined(parts)
                 parts = []
             parts.append(part)
     if parts:
         yield joined(parts)
-
-
-def _calls(request: Lookups) -> Iterator[Lookups]:
-    """Yield the calls of a request."""
-    borders = np.flatnonzero(np.diff(request.call)) + 1
-    for start, end in pairwise([0, *borders.tolist(), request.lookup_count]):
-        yield request.part(slice(start, end))
 
 
 def _numbered(calls: Sequence[Lookups], first_call: int, first_step: int) -> Lookups:

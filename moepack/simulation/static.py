@@ -1,7 +1,6 @@
 """Static caches: what would hit if some experts were held from the start and none given up."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,10 +70,7 @@ def _halves(spool: Spool, half: int) -> Iterator[tuple[Lookups, Lookups]]:
 def _parts(spool: Spool) -> Iterator[Lookups]:
     """Yield the lookups of a spool in parts of one request and one phase."""
     for lookups in map(Lookups._make, spool):
-        borders = (np.diff(lookups.request) != 0) | (np.diff(lookups.is_decode.astype(int)) != 0)
-        starts = [0, *(np.flatnonzero(borders) + 1).tolist(), lookups.lookup_count]
-        for start, end in pairwise(starts):
-            yield lookups.part(slice(start, end))
+        yield from lookups.divided(lookups.request, lookups.is_decode)
 
 
 def _hottest(counts: Ints, lengths: Ints, budget: int) -> NDArray[np.bool_]:
