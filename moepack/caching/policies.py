@@ -51,6 +51,45 @@ class LeastRecentlyUsed:
         del self._held[key]
 
 
+class Ranking:
+    """Experts by rank, the least first. A rank may change, but not back to one that it was."""
+
+    def __init__(self) -> None:
+        self._rank: dict[ExpertKey, tuple[int, ...]] = {}
+        # An entry that is out of date is left out when it comes up; so many of them at most, that
+        # each use costs no more than its own.
+        self._queue: list[tuple[tuple[int, ...], ExpertKey]] = []
+
+    def put(self, key: ExpertKey, rank: tuple[int, ...]) -> None:
+        """Give an expert a rank, or another one."""
+        self._rank[key] = rank
+        heapq.heappush(self._queue, (rank, key))
+        if len(self._queue) > 64 + 4 * len(self._rank):
+            self._queue = [(rank, key) for key, rank in self._rank.items()]
+            heapq.heapify(self._queue)
+
+    def take(self, kept: Container[ExpertKey]) -> ExpertKey | None:
+        """Remove the first that is not in `kept`, and return it; None where there is none."""
+        passed = []
+        found = None
+        while self._queue and found is None:
+            rank, key = heapq.heappop(self._queue)
+            if self._rank.get(key) != rank:
+                continue
+            if key in kept:
+                passed.append((rank, key))
+            else:
+                found = key
+                del self._rank[key]
+        for entry in passed:
+            heapq.heappush(self._queue, entry)
+        return found
+
+    def remove(self, key: ExpertKey) -> None:
+        """Remove an expert."""
+        del self._rank[key]
+
+
 class LeastFrequentlyUsed:
     """LFU: gives up the expert that was used in the fewest steps, of several the one of LRU.
 
@@ -60,11 +99,8 @@ class LeastFrequentlyUsed:
 
     def __init__(self) -> None:
         self._uses: Counter[ExpertKey] = Counter()
-        self._last_use: dict[ExpertKey, int] = {}
         self._clock = 0
-        # What is held, by uses and last use. An entry that is out of date is left out when it comes
-        # up; so many of them at most, that each use costs no more than its own.
-        self._queue: list[tuple[int, int, ExpertKey]] = []
+        self._held = Ranking()
 
     def begin(self, layer: int) -> None:
         """Nothing: all steps are alike."""
@@ -73,35 +109,15 @@ class LeastFrequentlyUsed:
         """Note a use."""
         self._clock += 1
         self._uses[key] += 1
-        self._last_use[key] = self._clock
-        heapq.heappush(self._queue, (self._uses[key], self._clock, key))
-        if len(self._queue) > 64 + 4 * len(self._last_use):
-            self._queue = [entry for entry in self._queue if self._is_current(entry)]
-            heapq.heapify(self._queue)
+        self._held.put(key, (self._uses[key], self._clock))
 
     def give_up(self, kept: Container[ExpertKey]) -> ExpertKey | None:
         """Let go of what comes first."""
-        passed: list[tuple[int, int, ExpertKey]] = []
-        found = None
-        while self._queue and found is None:
-            entry = heapq.heappop(self._queue)
-            if not self._is_current(entry):
-                continue
-            if entry[2] in kept:
-                passed.append(entry)
-            else:
-                found = entry[2]
-                del self._last_use[found]
-        for entry in passed:
-            heapq.heappush(self._queue, entry)
-        return found
+        return self._held.take(kept)
 
     def forget(self, key: ExpertKey) -> None:
         """Let this expert go."""
-        del self._last_use[key]
-
-    def _is_current(self, entry: tuple[int, int, ExpertKey]) -> bool:
-        return self._last_use.get(entry[2]) == entry[1]
+        self._held.remove(key)
 
 
 class LeastStale:

@@ -3,12 +3,12 @@
 Where experts have one length, nothing that reads an expert when it is chosen hits more.
 """
 
-import heapq
 from collections.abc import Container, Iterator
 from typing import Self
 
 import numpy as np
 
+from moepack.caching.policies import Ranking
 from moepack.keys import ExpertKey
 from moepack.simulation.lookups import Lookups
 from moepack.simulation.spool import Spool
@@ -22,42 +22,22 @@ class Belady:
 
     def __init__(self, next_uses: Iterator[int]) -> None:
         self._next_uses = next_uses
-        self._next: dict[ExpertKey, int] = {}
-        # The last needed first. What is out of date is left out when it comes up.
-        self._queue: list[tuple[int, ExpertKey]] = []
+        self._held = Ranking()
 
     def begin(self, layer: int) -> None:
         """Nothing: all steps are alike."""
 
     def use(self, key: ExpertKey) -> None:
         """Note a use, which says when the next one will be."""
-        self._next[key] = following = next(self._next_uses)
-        heapq.heappush(self._queue, (-following, key))
-        if len(self._queue) > 64 + 2 * len(self._next):
-            self._queue = [(-following, key) for key, following in self._next.items()]
-            heapq.heapify(self._queue)
+        self._held.put(key, (-next(self._next_uses),))
 
     def give_up(self, kept: Container[ExpertKey]) -> ExpertKey | None:
         """Let go of what is needed again last."""
-        passed = []
-        found = None
-        while self._queue and found is None:
-            entry = heapq.heappop(self._queue)
-            following, key = entry
-            if self._next.get(key) != -following:
-                continue
-            if key in kept:
-                passed.append(entry)
-            else:
-                found = key
-                del self._next[key]
-        for entry in passed:
-            heapq.heappush(self._queue, entry)
-        return found
+        return self._held.take(kept)
 
     def forget(self, key: ExpertKey) -> None:
         """Let this expert go."""
-        del self._next[key]
+        self._held.remove(key)
 
 
 class NextUses:

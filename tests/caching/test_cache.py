@@ -191,4 +191,4 @@ def test_what_is_kept_for_lfu_does_not_grow_with_a_run() -> None:
     policy = LeastFrequentlyUsed()
     for turn in range(100_000):
         policy.use(ExpertKey(0, turn % 4))
-    assert len(policy._queue) < 200
+    assert len(policy._held._queue) < 200
