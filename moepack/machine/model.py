@@ -1,0 +1,117 @@
+"""A machine, as forecasts and placements know it: figures, and where each of them comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+Basis = Literal["measured", "read", "typed"]
+"""Where a figure comes from: a measurement, what the kernel or a driver says, or a person.
+
+Who types one has it from a data sheet, most likely; a bandwidth that is read is calculated from
+clocks and widths, so it is the same. Neither is ever reached.
+"""
+
+
+class Figure(NamedTuple):
+    """A figure of a machine: bytes, or bytes a second.
+
+    `lowest` and `highest` are the least and the most of what was measured, None where it was not.
+    """
+
+    value: float
+    basis: Basis
+    lowest: float | None = None
+    highest: float | None = None
+
+    @property
+    def spread(self) -> float | None:
+        """How many times the lowest the highest is; None where that is not known."""
+        if not self.lowest or self.highest is None:
+            return None
+        return self.highest / self.lowest
+
+
+class Gpu(NamedTuple):
+    """A GPU: its memory in bytes, and the bytes a second it reads of it, None if not known."""
+
+    name: str | None
+    memory: Figure
+    bandwidth: Figure | None
+
+
+class ReadSpeed(NamedTuple):
+    """The bytes a second of random reads of `length` bytes, `depth` of them in flight."""
+
+    length: int
+    depth: int
+    bandwidth: Figure
+
+
+class Drive(NamedTuple):
+    """A drive, or several that are read as one.
+
+    `bandwidth` is for reads of any length, where only one figure is known; `reads` are measured.
+    `path` is where it was measured. One of both is known at least.
+    """
+
+    path: str | None
+    bandwidth: Figure | None
+    reads: tuple[ReadSpeed, ...] = ()
+
+    def speed(self, length: int, depth: int) -> Figure:
+        """Return the bytes a second of reads of `length` bytes, `depth` of them in flight.
+
+        Between two measured lengths, and two depths, by the logarithm; beyond them, as the nearest.
+        """
+        if not self.reads:
+            assert self.bandwidth is not None, "a drive of which nothing is known"
+            return self.bandwidth
+        by_depth = {
+            known: _between(
+                length,
+                [(read.length, read.bandwidth) for read in self.reads if read.depth == known],
+            )
+            for known in {read.depth for read in self.reads}
+        }
+        return _between(depth, sorted(by_depth.items()))
+
+
+class Machine(NamedTuple):
+    """A computer.
+
+    `memory` is what all programs together may take, in bytes: the system's, or the limit of a
+    control group. `memory_bandwidth` is what all CPUs together read of it, in bytes a second.
+    """
+
+    name: str | None
+    memory: Figure
+    memory_bandwidth: Figure | None
+    gpus: tuple[Gpu, ...] = ()
+    drive: Drive | None = None
+
+
+def _between(place: float, points: Sequence[tuple[float, Figure]]) -> Figure:
+    """Interpolate figures, which are given by ascending places, at the logarithm of `place`."""
+    points = sorted(points, key=lambda point: point[0])
+    if place <= points[0][0]:
+        return points[0][1]
+    for (start, low), (end, high) in pairwise(points):
+        if place <= end:
+            share = math.log(place / start) / math.log(end / start)
+            return _mixed(low, high, share)
+    return points[-1][1]
+
+
+def _mixed(low: Figure, high: Figure, share: float) -> Figure:
+    def mixed(first: float | None, second: float | None) -> float | None:
+        if first is None or second is None:
+            return None
+        return first + share * (second - first)
+
+    value = low.value + share * (high.value - low.value)
+    return Figure(
+        value, low.basis, mixed(low.lowest, high.lowest), mixed(low.highest, high.highest)
+    )
