@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mounting": {"moepack", "format", "storage", "reading"},
     "running": {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
-        *("packing", "caching", "engines"),
+        *("packing", "caching", "machine", "engines"),
     },
     "serving": {"moepack", "llama_cpp", "running"},
     "bench": {

@@ -24,12 +24,12 @@ from moepack.llama_cpp.log import ErrorLines
 from moepack.llama_cpp.routers import Routers
 from moepack.llama_cpp.sampling import Sampling, sampler
 from moepack.llama_cpp.vocabulary import Vocabulary
+from moepack.machine.memory_limits import available_memory
 from moepack.reading.pack import Pack
 from moepack.running.context import BufferLengths, Contexts, Wanted
 from moepack.running.expert_memory import ExpertMemory
 from moepack.running.expert_store import ExpertStore, Usage, bring
 from moepack.running.loaded_model import Loading, load_model
-from moepack.running.memory_plan import available_memory
 from moepack.running.owned import Owned
 from moepack.running.places import Places, find_places, length_of
 from moepack.running.prefetch import Prefetch, Prefetching, reserve_length
