@@ -4,7 +4,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_LEAST_MARGIN = 512 << 20
+from moepack.machine.model import Figure
+
+_MIB = 1 << 20
+_LEAST_MARGIN = 512 * _MIB
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 
@@ -15,20 +18,32 @@ def available_memory() -> int:
     Of what the system has available and what each limit of its control groups leaves, the least;
     the margin is a tenth, at least 512 MiB. The sources: proc(5), cgroups(7).
     """
-    least = min([_system_memory(), *_left_by_limits()])
+    lefts = [left for group in _groups() if (left := _left(*group)) is not None]
+    least = min([_system_memory("MemAvailable"), *lefts])
     return max(0, least - max(_LEAST_MARGIN, least // 10))
 
 
-def _system_memory() -> int:
+def read_memory() -> Figure:
+    """Return the bytes that all programs together may take, in whole MiB.
+
+    Of what the system has and each limit of this process's control groups, the least.
+    """
+    limits = [most for limit, _ in _groups() if (most := _limit(limit)) is not None]
+    least = min([_system_memory("MemTotal"), *limits])
+    return Figure(least - least % _MIB, "read")
+
+
+def _system_memory(field: str) -> int:
+    """Return a field of /proc/meminfo in bytes; all of the memory where that is not known."""
     try:
         fields = Path("/proc/meminfo").read_text().split()
-        return int(fields[fields.index("MemAvailable:") + 1]) * 1024
+        return int(fields[fields.index(f"{field}:") + 1]) * 1024
     except (OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _left_by_limits() -> Iterator[int]:
-    """Yield what each limit on memory leaves of this process's groups, of both versions."""
+def _groups() -> Iterator[tuple[Path, Path]]:
+    """Yield the files of limit and usage of each of this process's groups, of both versions."""
     try:
         groups = _OWN_GROUPS.read_text().splitlines()
     except OSError:
@@ -43,9 +58,7 @@ def _left_by_limits() -> Iterator[int]:
             continue
         folder = root / path.lstrip("/")
         while True:
-            left = _left(folder / f"memory.{limit}", folder / f"memory.{usage}")
-            if left is not None:
-                yield left
+            yield folder / f"memory.{limit}", folder / f"memory.{usage}"
             if folder in (root, folder.parent):
                 break
             folder = folder.parent
@@ -53,12 +66,20 @@ def _left_by_limits() -> Iterator[int]:
 
 def _left(limit: Path, usage: Path) -> int | None:
     """Return what a group has left; what it has in the page cache can go, and is not counted."""
+    most = _limit(limit)
+    if most is None:
+        return None
     try:
-        text = limit.read_text().strip()
-        if text == "max":
-            return None
-        return max(0, int(text) - int(usage.read_text()) + _cached(usage.parent))
+        return max(0, most - int(usage.read_text()) + _cached(usage.parent))
     except (OSError, ValueError):
+        return None
+
+
+def _limit(limit: Path) -> int | None:
+    """Return what a group may take; None where it has no limit, or the file says nothing."""
+    try:
+        return int(limit.read_text())
+    except (OSError, ValueError):  # `max`, where there is none
         return None
 
 
