@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analysis": {"moepack", "trace", "trace.formats", "hotness"},
     "packing": {"moepack", "format", "storage", "source", "reading", "hotness"},
     "caching": {"moepack"},
-    "machine": set(),
+    "machine": {"moepack"},
     "simulation": {"moepack", "trace", "trace.formats", "analysis", "caching"},
     "engines": {"moepack", "format", "storage", "source", "reading"},
     "mounting": {"moepack", "format", "storage", "reading"},

@@ -1,0 +1,62 @@
+"""Bytes, and bytes a second, as people write them in a machine's file: `23.5 GiB`, `31.5 GB/s`.
+
+Exact both ways: what is written is read as the same number.
+"""
+
+import re
+from decimal import Decimal
+from typing import NamedTuple
+
+_DECIMAL = ("B", "KB", "MB", "GB", "TB")
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+_UNITS = {unit: 1024**n for n, unit in enumerate(_BINARY)} | {
+    unit: 1000**n for n, unit in enumerate(_DECIMAL)
+}
+_AMOUNT = re.compile(r"(\d{1,25}(?:\.\d{1,25})?) ?([A-Za-z]{1,5}(?:/s)?)\Z", re.ASCII)
+
+
+class Amount(NamedTuple):
+    """A number with its unit, as it was written; `unit` may be none that is known here."""
+
+    number: Decimal
+    unit: str
+
+    @property
+    def is_speed(self) -> bool:
+        """Whether it is bytes a second."""
+        return self.unit.endswith("/s")
+
+    @property
+    def bytes(self) -> float | None:
+        """The bytes, of a second or not; None where the unit is of something else."""
+        factor = _UNITS.get(self.unit.removesuffix("/s"))
+        return None if factor is None else float(self.number * factor)
+
+
+def parse_amount(text: str) -> Amount | None:
+    """Read a number with a unit; None for what is none."""
+    match = _AMOUNT.match(text)
+    return None if match is None else Amount(Decimal(match[1]), match[2])
+
+
+def length_text(length: float) -> str:
+    """Write bytes in the unit that gives the shortest text: it has no quotient that was rounded."""
+    number = _exact(length)
+    fitting = [unit for unit in _UNITS if number >= _UNITS[unit] or unit == "B"]
+    return min((f"{_plain(number / _UNITS[unit])} {unit}" for unit in reversed(fitting)), key=len)
+
+
+def speed_text(speed: float) -> str:
+    """Write bytes a second, in a decimal unit."""
+    number = _exact(speed)
+    unit = next(unit for unit in reversed(_DECIMAL) if number >= _UNITS[unit] or unit == "B")
+    return f"{_plain(number.scaleb(-3 * _DECIMAL.index(unit)))} {unit}/s"
+
+
+def _exact(value: float) -> Decimal:
+    """Return a number by the digits that tell it from all others."""
+    return Decimal(repr(value))
+
+
+def _plain(number: Decimal) -> str:
+    return f"{number.normalize():f}"
