@@ -25,6 +25,7 @@ but where it is first used. Where the guess is wrong, only the moment of loading
 if TYPE_CHECKING:
     from moepack.analysis.concentration import concentration
     from moepack.analysis.statistics import trace_statistics
+    from moepack.bench.machine import measure_machine
     from moepack.bench.run import bench_pack
     from moepack.engines.stock_gguf import export_gguf
     from moepack.hotness.measure import measure_hotness
@@ -101,6 +102,7 @@ _ROOMS = {
     "inspect": "report.inspection",
     "list_pack": "report.listing",
     "measure_hotness": "hotness.measure",
+    "measure_machine": "bench.machine",
     "mount": "mounting.mount",
     "pack_model": "packing.pack_model",
     "record_trace": "trace.recording.recording",
@@ -144,6 +146,7 @@ __all__ = [
     "inspect",
     "list_pack",
     "measure_hotness",
+    "measure_machine",
     "mount",
     "open",
     "pack_model",

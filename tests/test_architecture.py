@@ -36,11 +36,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serving": {"moepack", "llama_cpp", "running"},
     "bench": {
         *("moepack", "storage", "source", "reading", "llama_cpp"),
-        *("trace", "trace.formats", "hotness"),
+        *("trace", "trace.formats", "hotness", "machine"),
     },
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),
-        *("packing", "engines", "mounting", "bench", "running", "simulation"),
+        *("packing", "engines", "mounting", "machine", "bench", "running", "simulation"),
     },
     "cli": {"*"},
 }

@@ -219,6 +219,7 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
         ("bench", example, "--source", shard, *little),
         ("run", example, "-p", "Hello", "-n", "2", "--context", "64"),
         ("bench", example, "--run", "--memory", "220MiB"),
+        ("machine", example, "--seconds", "0"),
     ):
         run = moepack_command(*str(name).split(), *arguments, "--json")
         fields = printed.setdefault(str(name), set())

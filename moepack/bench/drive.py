@@ -2,11 +2,14 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from moepack.bench.timed_reads import Usage, in_flight
+from moepack.bench.turns import in_turns
 from moepack.reading.expert_read import FileRead
+from moepack.storage import page_cache
 from moepack.storage.backend import Backend
 
 LENGTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -42,6 +45,34 @@ def measure(
         if progress is not None:
             progress()
     return usages
+
+
+def measure_in_rounds(
+    backend: Backend,
+    files: Sequence[tuple[Path, int]],
+    points: Sequence[Point],
+    seconds: float,
+    rounds: int,
+    progress: Callable[[], None],
+) -> dict[Point, list[Usage]]:
+    """Measure the `points` in turns, each for its share of the `seconds` in so many `rounds`.
+
+    Each goes on where the one before it left the places to read, so that a drive's own memory helps
+    little. What the page cache holds of the files is dropped where the backend reads through it.
+    """
+    keys = {(point.length, point.order) for point in points}
+    reads = {key: spread(files, *key) for key in keys}
+    share = seconds / (rounds * len(points))
+
+    def read(point: Point) -> Usage:
+        if backend.name == "buffered":
+            page_cache.drop(path for path, _ in files)
+        key = point.length, point.order
+        usage = in_flight(backend, reads[key], point.depth, point.length, share)
+        progress()
+        return usage
+
+    return in_turns({point: partial(read, point) for point in points}, rounds)
 
 
 def grid(files: Sequence[tuple[Path, int]]) -> list[Point]:

@@ -18,6 +18,8 @@ WORTH = 1.05
 SMALL = 1 << 30
 """Bytes of a pack below which a drive's own memory may hold much of it."""
 
+NO_DIRECT_READS = "no direct reads here: all went through the page cache"
+
 
 class Gain(NamedTuple):
     """How many times as fast as the shards' slices the pack's blobs are, with its interval.
@@ -157,7 +159,7 @@ def notes(
     elif not was_cold:
         sentences.append("files stayed in the page cache though dropped: `cold` is not cold")
     if backend == "buffered":
-        sentences.append("no direct reads here: all went through the page cache")
+        sentences.append(NO_DIRECT_READS)
     if pack_length < SMALL:
         sentences.append(
             "a small pack: a drive's own memory may hold much of it, and `cold` may not be cold"
