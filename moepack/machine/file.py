@@ -7,7 +7,7 @@ What is not known is left out.
 import json
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn, get_args
 
 from moepack.errors import RequestError, read_failure
@@ -39,6 +39,8 @@ class _Kind(NamedTuple):
 _LENGTH = _Kind("length", False, 1 << 20, 1 << 60, "24 GiB")
 _READ_LENGTH = _Kind("length", False, 1 << 9, 1 << 40, "2 MiB")
 _BANDWIDTH = _Kind("bandwidth", True, 10**6, 10**15, "31.5 GB/s")
+_DRIVE_BANDWIDTH = _Kind("bandwidth", True, 1, 10**15, "7 GB/s")
+"""Short reads of a drive that others keep busy may take a second."""
 
 
 def read_machine(path: str | os.PathLike[str]) -> Machine:
@@ -98,7 +100,7 @@ class _MachineDecoder:
                 found = f"{length_text(read.length)}, depth {read.depth}"
                 self.fail(place, "a second time", "each length and depth once", found)
             reads[read.length, read.depth] = read
-        bandwidth = self.figure(drive, "drive.bandwidth", _BANDWIDTH)
+        bandwidth = self.figure(drive, "drive.bandwidth", _DRIVE_BANDWIDTH)
         if bandwidth is None and not reads:
             expected = "a bandwidth, or [[drive.reads]]"
             hint = "leave [drive] out where neither is known"
@@ -114,7 +116,7 @@ class _MachineDecoder:
         if type(depth) is not int or not 1 <= depth <= MAX_DEPTH:
             expected = f"a number of reads in flight, 1 to {MAX_DEPTH:,}"
             self.fail(f"{place}.depth", "missing, or not a depth", expected, depth)
-        bandwidth = self.required(read, f"{place}.bandwidth", _BANDWIDTH)
+        bandwidth = self.required(read, f"{place}.bandwidth", _DRIVE_BANDWIDTH)
         return ReadSpeed(round(length), depth, bandwidth)
 
     def required(self, table: dict[str, Any], place: str, kind: _Kind) -> Figure:
@@ -252,13 +254,13 @@ def toml_text(machine: Machine) -> str:
 def _lines(machine: Machine) -> Iterator[str]:
     yield _HEADING.rstrip("\n")
     yield from _text("name", machine.name)
-    yield from ("", "[memory]", f"length = {_figure(machine.memory, _LENGTH)}")
+    yield from ("", "[memory]", f"length = {_figure(machine.memory, length_text)}")
     if machine.memory_bandwidth is None:
         yield f'# bandwidth = "51.2 GB/s"  # {_BY_TRANSFERS}'
     yield from _bandwidth(machine.memory_bandwidth)
     for gpu in machine.gpus:
         yield from ("", "[[gpus]]", *_text("name", gpu.name))
-        yield f"length = {_figure(gpu.memory, _LENGTH)}"
+        yield f"length = {_figure(gpu.memory, length_text)}"
         yield from _bandwidth(gpu.bandwidth)
     if not machine.gpus:
         yield _NO_GPU.rstrip("\n")
@@ -274,7 +276,7 @@ def _lines(machine: Machine) -> Iterator[str]:
 
 def _bandwidth(figure: Figure | None) -> Iterator[str]:
     if figure is not None:
-        yield f"bandwidth = {_figure(figure, _BANDWIDTH)}"
+        yield f"bandwidth = {_figure(figure, speed_text)}"
 
 
 def _text(key: str, text: str | None) -> Iterator[str]:
@@ -282,12 +284,10 @@ def _text(key: str, text: str | None) -> Iterator[str]:
         yield f"{key} = {json.dumps(text, ensure_ascii=False)}"
 
 
-def _figure(figure: Figure, kind: _Kind) -> str:
-    value = f'"{kind.text(figure.value)}"'
+def _figure(figure: Figure, text: Callable[[float], str]) -> str:
+    value = f'"{text(figure.value)}"'
     ends = {"lowest": figure.lowest, "highest": figure.highest}
-    spread = "".join(
-        f', {key} = "{kind.text(end)}"' for key, end in ends.items() if end is not None
-    )
+    spread = "".join(f', {key} = "{text(end)}"' for key, end in ends.items() if end is not None)
     if figure.basis == "typed" and not spread:
         return value
     return f'{{ value = {value}, is = "{figure.basis}"{spread} }}'

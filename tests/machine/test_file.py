@@ -105,7 +105,7 @@ BASIS = 'is = "measured", lowest'
         ('length = "23.5 GiB"', "", 'memory.length: missing, expected such as "24 GiB"'),
         ('length = "24 GiB"', "", 'gpus[0].length: missing, expected such as "24 GiB"'),
         ('length = "2 MiB"\ndepth = 1', "depth = 1", "drive.reads[0].length: missing"),
-        ('bandwidth = "3000 MB/s"', "", 'drive.reads[1].bandwidth: missing, expected such as "31'),
+        ('bandwidth = "3000 MB/s"', "", 'drive.reads[1].bandwidth: missing, expected such as "7'),
         ('value = "1.5 GiB/s", ', "", "drive.reads[0].bandwidth.value: missing"),
         ("depth = 4", "", "drive.reads[1].depth: missing, or not a depth, expected a number of re"),
         ("depth = 4", "depth = 0", "drive.reads[1].depth: missing, or not a depth"),
@@ -129,6 +129,8 @@ BASIS = 'is = "measured", lowest'
         ('"24 GiB"', '"24 GiB/s"', "gpus[0].length: a bandwidth, not a length, expected such as"),
         ('"936 GB/s"', '"0 GB/s"', "gpus[0].bandwidth: not a possible bandwidth, expected 1 MB/s"),
         ('"936 GB/s"', '"0.9 MB/s"', "expected 1 MB/s to 1000 TB/s, found 0.9 MB/s"),
+        ('"7 GB/s"', '"0.9 B/s"', "drive.bandwidth: not a possible bandwidth, expected 1 B/s to 1"),
+        ('"3000 MB/s"', '"0 B/s"', "drive.reads[1].bandwidth: not a possible bandwidth"),
         ('"936 GB/s"', '"1001 TB/s"', "expected 1 MB/s to 1000 TB/s, found 1001 TB/s"),
         ('"24 GiB"', '"0.9 MiB"', "possible length, expected 1 MiB to 1048576 TiB, found 0.9 MiB"),
         ('"24 GiB"', '"1048577 TiB"', "gpus[0].length: not a possible length"),
@@ -214,13 +216,14 @@ def figures(least: float, most: float) -> st.SearchStrategy[Figure]:
 
 LENGTHS = figures(1 << 20, 1 << 60)
 BANDWIDTHS = figures(10**6, 10**15)
+DRIVE_BANDWIDTHS = figures(1, 10**15)
 TEXTS = st.text(st.characters().filter(str.isprintable))
 READS = st.lists(
-    st.builds(ReadSpeed, st.integers(512, 1 << 40), st.integers(1, 4096), BANDWIDTHS),
+    st.builds(ReadSpeed, st.integers(512, 1 << 40), st.integers(1, 4096), DRIVE_BANDWIDTHS),
     unique_by=lambda read: read[:2],
     max_size=3,
 ).map(tuple)
-DRIVES = st.builds(Drive, st.none() | TEXTS, st.none() | BANDWIDTHS, READS).filter(
+DRIVES = st.builds(Drive, st.none() | TEXTS, st.none() | DRIVE_BANDWIDTHS, READS).filter(
     lambda drive: bool(drive.bandwidth or drive.reads)
 )
 GPUS = st.lists(st.builds(Gpu, st.none() | TEXTS, LENGTHS, st.none() | BANDWIDTHS), max_size=3)

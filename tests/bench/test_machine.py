@@ -1,0 +1,210 @@
+"""A machine, measured: what is read, from where, and what is said of it."""
+
+import math
+import zlib
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.bench import machine as measuring
+from moepack.bench.drive import Point, measure_in_rounds
+from moepack.bench.machine import DEPTHS, LENGTHS, measure_machine
+from moepack.bench.model_reads import find_reads
+from moepack.bench.scratch_file import LEAST_LENGTH, scratch_file
+from moepack.errors import MachineError, RequestError
+from moepack.machine.model import Drive, Figure, ReadSpeed
+from moepack.packing.shard_index import index_model
+from moepack.reading.pack import Pack
+from moepack.storage import probe
+from moepack.storage.open_files import lies_in_memory
+from moepack.storage.threaded import ThreadedBackend
+from tests.support.file_systems import mounted
+from tests.support.models import first_shard
+from tests.support.synthetic_drive import CALM, SyntheticDrive
+
+MIB = 1 << 20
+
+
+def test_the_scratch_file_cannot_be_compressed_and_goes_in_the_end(tmp_path: Path) -> None:
+    pieces: list[None] = []
+    with scratch_file(tmp_path, 20 * MIB, lambda: pieces.append(None)) as path:
+        data = path.read_bytes()
+        assert len(data) == 20 * MIB
+        assert path.stat().st_blocks * 512 >= 20 * MIB
+        assert len(zlib.compress(data, 1)) > len(data)
+        assert data[: 4 * MIB] != data[16 * MIB :]
+        assert len(pieces) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, RequestError("no")])
+def test_whatever_happens_the_scratch_file_is_removed(
+    tmp_path: Path, error: BaseException | type[BaseException]
+) -> None:
+    def fail() -> None:
+        with scratch_file(tmp_path, MIB):
+            raise error
+
+    with pytest.raises(error if isinstance(error, type) else type(error)):
+        fail()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_scratch_file_is_shorter_where_the_disk_is_nearly_full(tmp_path: Path) -> None:
+    length = 2 * LEAST_LENGTH + 32 * MIB
+    with (
+        mounted("tmpfs", tmp_path / "disk", length) as disk,
+        scratch_file(disk, 1 << 30) as path,
+    ):
+        assert path.stat().st_size == length // 2
+
+
+def test_without_space_nothing_is_written(tmp_path: Path) -> None:
+    with (
+        mounted("tmpfs", tmp_path / "disk", 2 * LEAST_LENGTH - MIB) as disk,
+        pytest.raises(MachineError) as refused,
+        scratch_file(disk, 1 << 30),
+    ):
+        pass
+    assert "not enough space for a file to read from, expected 512.0 MiB" in str(refused.value)
+    assert "name a model on the drive" in (refused.value.hint or "")
+
+
+def test_where_no_folder_is_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no such folder"), scratch_file(tmp_path / "no", MIB):
+        pass
+
+
+@pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss"])
+def test_a_pack_is_read_in_blobs_and_a_source_in_slices(
+    model: str, packs: dict[str, Path], tmp_path: Path
+) -> None:
+    shard = first_shard(model)
+    with Pack(packs[model]) as pack:
+        blobs = {pack.locate(layer, 0).length for layer in pack.shape.routed}
+        parts = [
+            kind.length * family.expert_count
+            for layer, family in pack.shape.routed.items()
+            for kind in pack.parts(layer)
+        ]
+        slices = {kind.length for layer in pack.shape.routed for kind in pack.parts(layer)}
+    of_pack = find_reads(packs[model])
+    assert of_pack.lengths == sorted(blobs)
+    assert {path.suffix for path, _ in of_pack.files} == {".bin"}
+    assert of_pack.folder == packs[model]
+    of_source = find_reads(shard)
+    rounded = {math.ceil(length / 4096) * 4096 for length in slices}
+    assert set(of_source.lengths) <= rounded
+    assert max(of_source.lengths) == max(rounded)
+    assert sum(size for _, size in of_source.files) >= sum(parts)
+    index_model(shard, tmp_path / "index")
+    assert max(find_reads(tmp_path / "index").lengths) >= max(of_source.lengths)
+
+
+def test_points_are_measured_in_turns_and_at_other_places_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4 * MIB))
+    drive = SyntheticDrive(0, CALM, 1)
+    points = [Point(4096, 1, "random"), Point(8192, 2, "random")]
+    done: list[None] = []
+    usages = measure_in_rounds(
+        drive.backend(1), [(path, 4 * MIB)], points, 0, 4, lambda: done.append(None)
+    )
+    assert list(usages) == points
+    assert [len(several) for several in usages.values()] == [4, 4]
+    assert len(done) == 8
+    read = [request.length for request in drive.requests]
+    assert read == [4096, 8192, 8192, 4096] * 2, "there and back"
+    assert len({request.offset for request in drive.requests}) == len(drive.requests)
+
+
+def test_without_a_model_the_drive_of_a_folder_is_measured(tmp_path: Path) -> None:
+    if lies_in_memory(tmp_path):
+        pytest.skip("the temporary folder lies in memory")
+    told: list[tuple[int, int]] = []
+    measured = measure_machine(
+        directory=tmp_path,
+        seconds=0,
+        scratch_length=32 * MIB,
+        progress=lambda *of: told.append(of),
+    )
+    drive = measured.machine.drive
+    assert drive is not None
+    assert drive.path == str(tmp_path)
+    assert [read[:2] for read in drive.reads] == [(n, depth) for n in LENGTHS for depth in DEPTHS]
+    for read in drive.reads:
+        speed = read.bandwidth
+        assert speed.basis == "measured"
+        assert 0 < (speed.lowest or 0) <= speed.value <= (speed.highest or 0)
+    assert "less than 1 GiB to read from: a drive's own memory may hold much of it" in (
+        measured.notes
+    )
+    assert measured.machine.memory.basis == "read"
+    assert measured.machine.memory_bandwidth is not None
+    assert sum(count for count, _ in told) == told[-1][1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_with_a_model_its_own_reads_are_measured(packs: dict[str, Path]) -> None:
+    if lies_in_memory(packs["qwen3moe"]):
+        pytest.skip("the temporary folder lies in memory")
+    measured = moepack.measure_machine(packs["qwen3moe"], seconds=0)
+    drive = measured.machine.drive
+    assert drive is not None
+    lengths = find_reads(packs["qwen3moe"]).lengths
+    assert [read[:2] for read in drive.reads] == [(n, depth) for n in lengths for depth in DEPTHS]
+
+
+def test_files_in_memory_are_no_drive() -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or not lies_in_memory(memory):
+        pytest.skip("there is no file system in memory")
+    measured = measure_machine(directory=memory, seconds=0, scratch_length=MIB)
+    assert measured.machine.drive is None
+    assert measured.backend is None
+    assert any("the drive was not measured" in note for note in measured.notes)
+
+
+def test_where_there_are_no_direct_reads_a_note_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lies_in_memory(tmp_path):
+        pytest.skip("the temporary folder lies in memory")
+    monkeypatch.setattr(
+        probe, "choose", lambda *_: (ThreadedBackend(direct=False), "direct does not work here")
+    )
+    measured = measure_machine(directory=tmp_path, seconds=0, scratch_length=MIB)
+    assert measured.backend == "buffered"
+    said = "no direct reads here: all went through the page cache (direct does not work here)"
+    assert said in measured.notes
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
+def test_a_time_has_to_be_one(seconds: float) -> None:
+    with pytest.raises(RequestError, match="not a time in seconds"):
+        measure_machine(seconds=seconds)
+
+
+def test_a_model_has_its_own_folder(packs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="a model and a directory at once"):
+        measure_machine(packs["qwen3moe"], directory=tmp_path)
+
+
+def test_a_spread_is_worth_a_word() -> None:
+    steady = Figure(1.2e9, "measured", 1e9, 1.5e9)
+    unsteady = Figure(1.2e9, "measured", 1e9, 2.5e9)
+    reads = [ReadSpeed(4096, depth, steady) for depth in (1, 2, 4)]
+    assert measuring._drive_notes(Drive(None, None, tuple(reads))) == []
+    reads.append(ReadSpeed(4096, 8, unsteady))
+    assert measuring._drive_notes(Drive(None, None, tuple(reads))) == [
+        "the drive is shared or throttled: the same reads took up to 2.5 times as long as before "
+        "(more than 1.5 times for 1 of 4 kinds of reads)"
+    ]
+    assert measuring._memory_notes(steady) == []
+    assert measuring._memory_notes(unsteady) == [
+        "the memory is busy: reading it took up to 2.5 times as long as before"
+    ]
+    assert measuring._memory_notes(None) == [
+        "the bandwidth of memory was not measured: too little memory is free"
+    ]
