@@ -49,14 +49,21 @@ def find_reads(model: PathOrPaths) -> ModelReads:
         folder = reads[0].path.parent if reads else Path()
     if not reads:
         raise RequestError("the model has no experts that a router chooses", path=folder)
-    lengths = Counter[int]()
+    totals = Counter[int]()
     for read in reads:
         length = align(read.length, PAGE)
-        lengths[length] += length * read.expert_count
-    least = _LEAST_SHARE * lengths.total()
-    telling = [length for length, total in lengths.most_common(_MOST_LENGTHS) if total >= least]
+        totals[length] += length * read.expert_count
     files = [(path, path.stat().st_size) for path in dict.fromkeys(read.path for read in reads)]
-    return ModelReads(folder, files, sorted(telling))
+    return ModelReads(folder, files, telling(totals))
+
+
+def telling(totals: Counter[int]) -> list[int]:
+    """Return the lengths of reads, of those with the bytes that each brings, that bring the most.
+
+    Ascending. Small parts, such as biases, are left out.
+    """
+    least = _LEAST_SHARE * totals.total()
+    return sorted(length for length, of in totals.most_common(_MOST_LENGTHS) if of >= least)
 
 
 def _of_pack(pack: Pack) -> Iterator[_Alike]:

@@ -2,6 +2,8 @@
 
 import math
 import zlib
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,14 +11,14 @@ import pytest
 import moepack
 from moepack.bench import machine as measuring
 from moepack.bench.drive import Point, measure_in_rounds
-from moepack.bench.machine import DEPTHS, LENGTHS, measure_machine
-from moepack.bench.model_reads import find_reads
+from moepack.bench.machine import DEPTHS, LENGTHS, ROUNDS, measure_machine
+from moepack.bench.model_reads import find_reads, telling
 from moepack.bench.scratch_file import LEAST_LENGTH, scratch_file
 from moepack.errors import MachineError, RequestError
 from moepack.machine.model import Drive, Figure, ReadSpeed
 from moepack.packing.shard_index import index_model
 from moepack.reading.pack import Pack
-from moepack.storage import probe
+from moepack.storage import page_cache, probe
 from moepack.storage.open_files import lies_in_memory
 from moepack.storage.threaded import ThreadedBackend
 from tests.support.file_systems import mounted
@@ -102,6 +104,22 @@ def test_a_pack_is_read_in_blobs_and_a_source_in_slices(
     assert max(find_reads(tmp_path / "index").lengths) >= max(of_source.lengths)
 
 
+def test_lengths_that_bring_most_of_the_bytes_are_measured() -> None:
+    assert telling(Counter({4096: 9, 8192: 10, 1 << 20: 981})) == [8192, 1 << 20]
+    assert telling(Counter({5: 20, 4: 30, 3: 10, 2: 40, 1: 50})) == [1, 2, 4, 5]
+
+
+def test_progress_reaches_its_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where something takes no time at all."""
+    monkeypatch.setattr(measuring, "measure_bandwidth", lambda *_, **__: None)
+    monkeypatch.setattr(measuring, "MEMORY_SHARE", 0.99)
+    told: list[tuple[int, int]] = []
+    measure_machine(
+        directory=tmp_path, seconds=9, scratch_length=MIB, progress=lambda *of: told.append(of)
+    )
+    assert sum(count for count, _ in told) == told[-1][1] >= 9000
+
+
 def test_points_are_measured_in_turns_and_at_other_places_each_time(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4 * MIB))
@@ -122,13 +140,7 @@ def test_points_are_measured_in_turns_and_at_other_places_each_time(tmp_path: Pa
 def test_without_a_model_the_drive_of_a_folder_is_measured(tmp_path: Path) -> None:
     if lies_in_memory(tmp_path):
         pytest.skip("the temporary folder lies in memory")
-    told: list[tuple[int, int]] = []
-    measured = measure_machine(
-        directory=tmp_path,
-        seconds=0,
-        scratch_length=32 * MIB,
-        progress=lambda *of: told.append(of),
-    )
+    measured = measure_machine(directory=tmp_path, seconds=0, scratch_length=32 * MIB)
     drive = measured.machine.drive
     assert drive is not None
     assert drive.path == str(tmp_path)
@@ -142,7 +154,6 @@ def test_without_a_model_the_drive_of_a_folder_is_measured(tmp_path: Path) -> No
     )
     assert measured.machine.memory.basis == "read"
     assert measured.machine.memory_bandwidth is not None
-    assert sum(count for count, _ in told) == told[-1][1]
     assert not list(tmp_path.iterdir())
 
 
@@ -174,8 +185,19 @@ def test_where_there_are_no_direct_reads_a_note_says_so(
     monkeypatch.setattr(
         probe, "choose", lambda *_: (ThreadedBackend(direct=False), "direct does not work here")
     )
+    dropped: list[Path] = []
+    drop = page_cache.drop
+
+    def drop_and_tell(paths: Iterable[Path]) -> None:
+        several = list(paths)
+        dropped.extend(several)
+        drop(several)
+
+    monkeypatch.setattr(page_cache, "drop", drop_and_tell)
     measured = measure_machine(directory=tmp_path, seconds=0, scratch_length=MIB)
     assert measured.backend == "buffered"
+    assert measured.machine.drive is not None
+    assert len(dropped) > ROUNDS * len(measured.machine.drive.reads), "before each reading"
     said = "no direct reads here: all went through the page cache (direct does not work here)"
     assert said in measured.notes
 
