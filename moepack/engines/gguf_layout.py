@@ -8,21 +8,16 @@ expert stay apart. The format: ggml/docs/gguf.md.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from moepack import digest
-from moepack.errors import PackError
+from moepack.engines.source_header import first_header
 from moepack.format.tables import PackedFamily, PartKind
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import check_whole
 from moepack.sizes import align
-from moepack.source import gguf_header
-from moepack.source.gguf_header import GgufHeader
 from moepack.storage.extents import Extent
-from moepack.storage.inputs import InputFile, Inputs
 
 _VERSION = 3
 _U32_TYPE = 4
@@ -124,7 +119,7 @@ def _slices(pack: Pack, family: PackedFamily, number: int, kind: PartKind) -> It
 
 def _header(pack: Pack, tensors: Sequence[LaidTensor], alignment: int) -> bytes:
     """Return the header of the new file, padded to where its first tensor begins."""
-    data, source = _source_header(pack)
+    data, source = first_header(pack)
     kept = [
         bytes(data[start:end])
         for key, (start, end) in source.pairs.items()
@@ -134,31 +129,6 @@ def _header(pack: Pack, tensors: Sequence[LaidTensor], alignment: int) -> bytes:
     start = b"GGUF" + struct.pack("<IQQ", _VERSION, len(tensors), len(kept))
     header = b"".join((start, *kept, *_table(tensors, alignment)))
     return header.ljust(align(len(header), alignment), b"\0")
-
-
-def _source_header(pack: Pack) -> tuple[memoryview, GgufHeader]:
-    """Return the bytes of the first shard's header, which has the metadata, and what they say."""
-    held = next(
-        (held for held in pack.index.shard_bytes() if not held.shard and not held.shard_offset),
-        None,
-    )
-    if held is None:
-        raise PackError("the header of the first shard is missing", path=pack.index.path)
-    path = pack.file_paths[held.file]
-    with Inputs([InputFile(str(path))], PackError) as inputs:
-        data = inputs.read(0, held.offset, held.length)
-    computed = digest.of(data)
-    if computed != held.digest:
-        raise PackError(
-            "the bytes do not have the digest in the index",
-            path=path,
-            place=f"header of shard 1 at byte {held.offset:,}",
-            expected=digest.to_text(held.digest),
-            found=digest.to_text(computed),
-            hint="run `moepack verify` on the pack",
-        )
-    shard = pack.manifest.source.shards[0]
-    return memoryview(data), gguf_header.parse(data, os.fspath(path), shard.length)
 
 
 def _table(tensors: Iterable[LaidTensor], alignment: int) -> Iterator[bytes]:
