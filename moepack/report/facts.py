@@ -10,6 +10,7 @@ from pathlib import Path
 
 from moepack.format.source_entry import ExpertsUsed, ShardEntry
 from moepack.format.tables import DataFile, PartKind
+from moepack.source.parameters import Parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,6 @@ class FamilyFacts:
     parts: tuple[PartFacts, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterFacts:
-    """Numbers of parameters: of all tensors, of those that one token uses, of all experts."""
-
-    total: int
-    active: int | None
-    expert: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFacts:
     """What a source consists of."""
@@ -68,7 +60,7 @@ class SourceFacts:
     families: tuple[FamilyFacts, ...]
     expert_length: int
     dense_length: int
-    parameters: ParameterFacts
+    parameters: Parameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 `inspect` is the command of that name as one call. It opens what it is given and writes nothing.
 """
 
-import math
-
 from moepack import digest
 from moepack.format.tables import PartKind
 from moepack.hotness import coverage
@@ -21,7 +19,6 @@ from moepack.report.facts import (
     FamilyFacts,
     PackedFamilyFacts,
     PackFacts,
-    ParameterFacts,
     PartFacts,
     PlacedPartFacts,
     ShardFacts,
@@ -29,14 +26,9 @@ from moepack.report.facts import (
 )
 from moepack.shape import ModelShape
 from moepack.source import ggml_types
-from moepack.source.experts import (
-    Experts,
-    SourceFamily,
-    SourcePart,
-    find_experts,
-    mtp_start,
-)
+from moepack.source.experts import Experts, SourcePart, find_experts
 from moepack.source.experts import shape_of as shape_of_source
+from moepack.source.parameters import count_parameters
 from moepack.source.shards import Source, open_source
 
 
@@ -79,7 +71,7 @@ def describe_source(source: Source, experts: Experts) -> SourceFacts:
         families=_alike(experts),
         expert_length=sum(t.length for _, t in source.tensors() if t.name in experts.names),
         dense_length=shape.dense_length or 0,
-        parameters=_parameters(source, experts, shape),
+        parameters=count_parameters(source, experts, shape),
     )
 
 
@@ -106,52 +98,6 @@ def _alike(experts: Experts) -> tuple[FamilyFacts, ...]:
 def _part_facts(part: SourcePart) -> PartFacts:
     type_name = ggml_types.type_name(part.type_id)
     return PartFacts(part.name, type_name, part.type_id, part.shape, part.length, part.inferred)
-
-
-def _parameters(source: Source, experts: Experts, shape: ModelShape) -> ParameterFacts:
-    """Count elements: all, those of experts, and those that one token uses.
-
-    Active are all dense tensors and the experts used per token, without multi-token-prediction
-    layers, as llama.cpp decodes; None where the metadata does not say how many experts are used.
-    """
-    total = sum(math.prod(tensor.dims) for _, tensor in source.tensors())
-    in_experts = sum(map(_elements, experts.families))
-    dense = total - in_experts - _elements_of_dense_mtp(source, experts)
-    used = [
-        _used_elements(family, family_shape.experts_used)
-        for family, family_shape in zip(experts.families, shape.families, strict=True)
-        if family.layer not in shape.mtp_layers
-    ]
-    active = None if None in used else dense + sum(count for count in used if count is not None)
-    return ParameterFacts(total, active, in_experts)
-
-
-def _elements(family: SourceFamily) -> int:
-    return sum(math.prod(part.shape) for part in family.parts) * family.expert_count
-
-
-def _used_elements(family: SourceFamily, experts_used: int | None) -> int | None:
-    if experts_used is None:
-        return None
-    return _elements(family) * min(experts_used, family.expert_count) // family.expert_count
-
-
-def _elements_of_dense_mtp(source: Source, experts: Experts) -> int:
-    """Count the elements of prediction layers that are no expert's."""
-    first_layer = mtp_start(source)
-    if first_layer is None:
-        return 0
-    return sum(
-        math.prod(tensor.dims)
-        for _, tensor in source.tensors()
-        if tensor.name not in experts.names and _layer(tensor.name) >= first_layer
-    )
-
-
-def _layer(name: str) -> int:
-    """Return the layer in a tensor's name, -1 where it has none."""
-    fields = name.split(".")
-    return int(fields[1]) if len(fields) > 2 and fields[1].isdecimal() else -1
 
 
 def describe_pack(pack: Pack) -> PackFacts:
