@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "machine": {"moepack"},
     "simulation": {"moepack", "trace", "trace.formats", "analysis", "caching"},
     "engines": {"moepack", "format", "storage", "source", "reading"},
+    "footprint": {"moepack", "source", "reading", "engines"},
     "mounting": {"moepack", "format", "storage", "reading"},
     "running": {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),

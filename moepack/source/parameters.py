@@ -53,11 +53,11 @@ def _elements_of_dense_mtp(source: Source, experts: Experts) -> int:
     return sum(
         math.prod(tensor.dims)
         for _, tensor in source.tensors()
-        if tensor.name not in experts.names and _layer(tensor.name) >= first_layer
+        if tensor.name not in experts.names and (layer_of(tensor.name) or 0) >= first_layer
     )
 
 
-def _layer(name: str) -> int:
-    """Return the layer in a tensor's name, -1 where it has none."""
+def layer_of(name: str) -> int | None:
+    """Return the layer in a tensor's name, None where it has none."""
     fields = name.split(".")
-    return int(fields[1]) if len(fields) > 2 and fields[1].isdecimal() else -1
+    return int(fields[1]) if len(fields) > 2 and fields[1].isdecimal() else None

@@ -1,0 +1,241 @@
+"""What the weights of a model take, layer by layer, and what of them one token reads.
+
+It is the whole model that counts, as llama.cpp b11549 loads it: it leaves layers for multi-token
+prediction where they are (llama-model.cpp, `nextn_flags`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from moepack.engines.source_header import source_of
+from moepack.paths import PathOrPaths
+from moepack.reading.directory import named_pack
+from moepack.reading.pack import Pack
+from moepack.shape import FamilyShape, ModelShape
+from moepack.source.experts import Experts, find_experts, mtp_start, shape_of
+from moepack.source.parameters import Parameters, count_parameters, layer_of
+from moepack.source.shards import Source, open_source
+from moepack.source.tensor_table import Tensor, split_rows
+
+_OUTPUT = "output.weight"
+_TOKEN_EMBEDDING = "token_embd.weight"
+_EMBEDDINGS = (
+    _TOKEN_EMBEDDING,
+    "per_layer_token_embd.weight",
+    "position_embd.weight",
+    "token_types.weight",
+)
+"""What is looked up by row: LLM_TENSOR_LAYER_INPUT with GGML_OP_GET_ROWS in llama-arch.cpp."""
+
+
+class LayerWeights(NamedTuple):
+    """The weights of one layer, in bytes.
+
+    `dense_length` is of all tensors that are no routed expert's (attention, norms, router, shared
+    experts); `expert_length` is of all experts of all families, `used_expert_length` of those that
+    one token uses. None is what is not known.
+    """
+
+    layer: int
+    dense_length: int | None
+    expert_length: int
+    used_expert_length: int | None
+
+
+class OuterWeights(NamedTuple):
+    """The weights that belong to no layer, in bytes.
+
+    Of the embeddings a token reads one row each, `embedding_row_length` in all; `embedding_count`
+    is the parameters of those that are nothing else. The output is read
+    for each token. Where `is_tied`, the token embedding is the output: its bytes are counted as
+    both, though llama.cpp holds them twice only where the output lies on another device than the
+    embeddings, which it keeps in main memory (llama-model-loader.cpp, TENSOR_DUPLICATED).
+    """
+
+    embedding_length: int
+    embedding_row_length: int
+    embedding_count: int
+    output_length: int
+    is_tied: bool
+    other_length: int
+
+    @property
+    def length(self) -> int:
+        """What they take on one device, in bytes."""
+        output_length = 0 if self.is_tied else self.output_length
+        return self.embedding_length + output_length + self.other_length
+
+
+class Weights(NamedTuple):
+    """The weights of a model; lengths are bytes, and None is what is not known.
+
+    `layers` are those that llama.cpp runs, by number, and `block_count` is how many those are;
+    `mtp_length` is what the file has of those that it leaves out. `shape` is of all layers.
+    Of a pack of experts alone only `shape`, and what experts take, is known.
+    """
+
+    architecture: str | None
+    name: str | None
+    block_count: int | None
+    layers: tuple[LayerWeights, ...]
+    outer: OuterWeights | None
+    mtp_length: int | None
+    shape: ModelShape
+    parameters: Parameters | None
+
+    @property
+    def dense_length(self) -> int | None:
+        """What all that is no expert takes on one device."""
+        lengths = _sum(layer.dense_length for layer in self.layers)
+        return None if lengths is None or self.outer is None else lengths + self.outer.length
+
+    @property
+    def expert_length(self) -> int:
+        """What all experts take."""
+        return sum(layer.expert_length for layer in self.layers)
+
+    @property
+    def length(self) -> int | None:
+        """What llama.cpp loads on one device."""
+        dense = self.dense_length
+        return None if dense is None else dense + self.expert_length
+
+    @property
+    def read_dense_length(self) -> int | None:
+        """What one token reads that is no expert's: all layers, the output, rows of embeddings."""
+        lengths, outer = _sum(layer.dense_length for layer in self.layers), self.outer
+        if lengths is None or outer is None:
+            return None
+        return lengths + outer.embedding_row_length + outer.output_length + outer.other_length
+
+    @property
+    def read_expert_length(self) -> int | None:
+        """What one token reads of experts, in all layers together."""
+        return _sum(layer.used_expert_length for layer in self.layers)
+
+    @property
+    def read_count(self) -> int | None:
+        """How many parameters one token reads: the active ones but embeddings, to a row."""
+        if self.parameters is None or self.parameters.active is None or self.outer is None:
+            return None
+        return self.parameters.active - self.outer.embedding_count
+
+
+def weights_of(paths: PathOrPaths) -> Weights:
+    """Return the weights of a model: of a source, or of what a pack was made of.
+
+    `paths` is a pack's directory, or what `open_source` takes. Raises SourceError or PackError for
+    what is at fault, RequestError for no path at all.
+    """
+    if (path := named_pack(paths)) is not None:
+        with Pack(path) as pack:
+            if not pack.index.is_whole:
+                return _of_experts(pack)
+            source = source_of(pack)
+    else:
+        source = open_source(paths)
+    return weights_of_source(source, find_experts(source))
+
+
+def weights_of_source(source: Source, experts: Experts) -> Weights:
+    """Return the weights of a source whose experts are found already."""
+    shape = shape_of(source, experts)
+    first_mtp = mtp_start(source)
+    dense: Counter[int] = Counter()
+    outside: dict[str, Tensor] = {}
+    for _, tensor in source.tensors():
+        layer = layer_of(tensor.name)
+        if layer is None:
+            outside[tensor.name] = tensor
+        elif tensor.name not in experts.names:
+            dense[layer] += tensor.length
+    families = _by_layer(shape)
+    numbers = sorted({*dense, *families})
+    layers = tuple(_layer(number, dense[number], families.get(number, ())) for number in numbers)
+    run = tuple(held for held in layers if first_mtp is None or held.layer < first_mtp)
+    left_out = layers[len(run) :]
+    blocks = source.model_value("block_count")
+    name = source.value("general.name")
+    return Weights(
+        architecture=source.architecture or None,
+        name=name if isinstance(name, str) else None,
+        block_count=first_mtp or (blocks if type(blocks) is int else None),
+        layers=run,
+        outer=_outer(outside),
+        mtp_length=sum(held.expert_length + (held.dense_length or 0) for held in left_out),
+        shape=shape,
+        parameters=count_parameters(source, experts, shape),
+    )
+
+
+def _of_experts(pack: Pack) -> Weights:
+    """Return what is known of a model by a pack of its experts alone."""
+    shape = pack.shape
+    families = _by_layer(shape.without_mtp())
+    stated = pack.manifest.source
+    return Weights(
+        architecture=stated.architecture or None,
+        name=stated.name,
+        block_count=None,
+        layers=tuple(_layer(layer, None, held) for layer, held in families.items()),
+        outer=None,
+        mtp_length=None,
+        shape=shape,
+        parameters=None,
+    )
+
+
+def _by_layer(shape: ModelShape) -> dict[int, tuple[FamilyShape, ...]]:
+    return {
+        layer: tuple(family for family in shape.families if family.layer == layer)
+        for layer in shape.layers
+    }
+
+
+def _layer(
+    number: int, dense_length: int | None, families: tuple[FamilyShape, ...]
+) -> LayerWeights:
+    return LayerWeights(
+        number,
+        dense_length,
+        sum(family.expert_count * family.expert_length for family in families),
+        _sum(map(_used_length, families)),
+    )
+
+
+def _used_length(family: FamilyShape) -> int | None:
+    if family.experts_used is None:
+        return None
+    return min(family.experts_used, family.expert_count) * family.expert_length
+
+
+def _outer(tensors: dict[str, Tensor]) -> OuterWeights:
+    """Sort the tensors outside all layers by what a token reads of them."""
+    embeddings = [tensors[name] for name in _EMBEDDINGS if name in tensors]
+    is_tied = _OUTPUT not in tensors
+    output = tensors.get(_TOKEN_EMBEDDING if is_tied else _OUTPUT)
+    others = tensors.keys() - {_OUTPUT, *_EMBEDDINGS}
+    return OuterWeights(
+        embedding_length=sum(tensor.length for tensor in embeddings),
+        embedding_row_length=sum(
+            tensor.length // max(1, split_rows(tensor.dims)[1]) for tensor in embeddings
+        ),
+        embedding_count=sum(
+            math.prod(tensor.dims)
+            for tensor in embeddings
+            if not (is_tied and tensor.name == _TOKEN_EMBEDDING)
+        ),
+        output_length=0 if output is None else output.length,
+        is_tied=is_tied,
+        other_length=sum(tensors[name].length for name in others),
+    )
+
+
+def _sum(lengths: Iterable[int | None]) -> int | None:
+    """Add up; what is not known makes the sum unknown."""
+    known = list(lengths)
+    return None if None in known else sum(length for length in known if length is not None)
