@@ -1,7 +1,7 @@
 """What the weights of a model take, layer by layer, and what of them one token reads.
 
-It is the whole model that counts, as llama.cpp b11549 loads it: it leaves layers for multi-token
-prediction where they are (llama-model.cpp, `nextn_flags`).
+It is the whole model that counts, as llama.cpp b11549 loads it: it does not run layers for
+multi-token prediction, and leaves most of them where they are (llama-model.cpp, `nextn_flags`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from moepack.engines.source_header import source_of
+from moepack.footprint import rules
 from moepack.paths import PathOrPaths
 from moepack.reading.directory import named_pack
 from moepack.reading.pack import Pack
@@ -74,7 +75,8 @@ class Weights(NamedTuple):
     """The weights of a model; lengths are bytes, and None is what is not known.
 
     `layers` are those that llama.cpp runs, by number, and `block_count` is how many those are;
-    `mtp_length` is what the file has of those that it leaves out. `shape` is of all layers.
+    `mtp_length` is what the file has of those that it does not run; of some architectures it loads
+    a part of them all the same, `loaded_mtp_length`. `shape` is of all layers.
     Of a pack of experts alone only `shape`, and what experts take, is known.
     """
 
@@ -84,6 +86,7 @@ class Weights(NamedTuple):
     layers: tuple[LayerWeights, ...]
     outer: OuterWeights | None
     mtp_length: int | None
+    loaded_mtp_length: int | None
     shape: ModelShape
     parameters: Parameters | None
 
@@ -101,8 +104,7 @@ class Weights(NamedTuple):
     @property
     def length(self) -> int | None:
         """What llama.cpp loads on one device."""
-        dense = self.dense_length
-        return None if dense is None else dense + self.expert_length
+        return _sum((self.dense_length, self.expert_length, self.loaded_mtp_length))
 
     @property
     def read_dense_length(self) -> int | None:
@@ -167,6 +169,7 @@ def weights_of_source(source: Source, experts: Experts) -> Weights:
         layers=run,
         outer=_outer(outside),
         mtp_length=sum(held.expert_length + (held.dense_length or 0) for held in left_out),
+        loaded_mtp_length=_loaded_of_mtp(source, {held.layer for held in left_out}),
         shape=shape,
         parameters=count_parameters(source, experts, shape),
     )
@@ -184,6 +187,7 @@ def _of_experts(pack: Pack) -> Weights:
         layers=tuple(_layer(layer, None, held) for layer, held in families.items()),
         outer=None,
         mtp_length=None,
+        loaded_mtp_length=None,
         shape=shape,
         parameters=None,
     )
@@ -211,6 +215,18 @@ def _used_length(family: FamilyShape) -> int | None:
     if family.experts_used is None:
         return None
     return min(family.experts_used, family.expert_count) * family.expert_length
+
+
+def _loaded_of_mtp(source: Source, layers: set[int]) -> int:
+    """Return the bytes that llama.cpp loads of layers that it does not run."""
+    loaded = rules.LOADED_OF_MTP.get(source.architecture)
+    return sum(
+        tensor.length
+        for _, tensor in source.tensors()
+        if loaded is not None
+        and layer_of(tensor.name) in layers
+        and loaded.match(tensor.name.split(".", 2)[2])
+    )
 
 
 def _outer(tensors: dict[str, Tensor]) -> OuterWeights:

@@ -6,6 +6,7 @@ that types exist here that no table knows.
 
 import hashlib
 import math
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,12 +24,15 @@ Q8_0 = 8
 
 @dataclass
 class TensorSpec:
-    """A tensor to write; `offset` and `entry` overrule what the table would say of it."""
+    """A tensor to write; `offset` and `entry` overrule what the table would say of it.
+
+    A range instead of bytes is a hole of as many, for `write_sparse`.
+    """
 
     name: str
     dims: tuple[int, ...]
     type_id: int
-    data: bytes
+    data: bytes | range
     offset: int | None = None
     count_of_dims: int | None = None
 
@@ -89,6 +93,15 @@ class GgufBuilder:
     def write(self, path: Path) -> Path:
         """Write the file and give its path."""
         path.write_bytes(self.bytes())
+        return path
+
+    def write_sparse(self, path: Path) -> Path:
+        """Write the header alone, and make the file as long as if it had all tensors."""
+        header = self.header()
+        lengths = (_padded(len(spec.data), self.alignment) for spec in self.tensors)
+        length = len(header) + sum(lengths)
+        path.write_bytes(header)
+        os.truncate(path, length)
         return path
 
     def bytes(self) -> bytes:

@@ -52,7 +52,7 @@ _types["tensor_callback"] = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_voi
 _types["eval_callback"] = ctypes.CFUNCTYPE(
     ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p
 )
-_TensorHead = _struct("i32 type; ptr buffer; i64 ne0 ne1 ne2 ne3")  # of ggml_tensor
+TensorHead = _struct("i32 type; ptr buffer; i64 ne0 ne1 ne2 ne3")  # of ggml_tensor
 _types["params"], _types["sources"] = ctypes.c_int32 * 16, ctypes.c_void_p * 10
 _Tensor = _struct("""i32 type; ptr buffer; i64 ne0 ne1 ne2 ne3; size nb0 nb1 nb2 nb3; i32 op;
     params op_params; i32 flags; sources src""")
@@ -88,6 +88,11 @@ def load() -> ctypes.CDLL:
     library.llama_log_set(_keep_errors, None)
     library.llama_backend_init()
     return library
+
+
+def last_errors() -> str:
+    """Return what llama.cpp logged last as errors."""
+    return "".join(_errors[-4:]).strip() or "no reason given"
 
 
 def available() -> bool:
@@ -220,7 +225,7 @@ def imatrix_counts(
             return not asks
         name = re.search(rb"blk\.(\d+)\.ffn_down_exps", load().ggml_get_name(tensor.src[0]))
         if not asks and name is not None:
-            weights = _TensorHead.from_address(tensor.src[0])
+            weights = TensorHead.from_address(tensor.src[0])
             found = counts.setdefault(int(name[1]), [0] * weights.ne2)
             for expert in _matrix(tensor.src[2]).ravel():
                 found[expert] += 1
@@ -270,7 +275,7 @@ def wanted_tensors(header: Path) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
 
     def want(tensor: int, _user_data: object) -> None:
-        head = _TensorHead.from_address(tensor)
+        head = TensorHead.from_address(tensor)
         shape = head.ne0, head.ne1, head.ne2, head.ne3
         count = max(number for number in range(1, 5) if number == 1 or shape[number - 1] > 1)
         found[load().ggml_get_name(tensor).decode()] = shape[:count]
@@ -324,7 +329,7 @@ class _Feeder:
         joined = {"output.weight": ["token_embd.weight"]}
         for gate in self.tensors:
             parts = [gate, gate.replace("ffn_gate_exps.weight", "ffn_up_exps.weight")]
-            types = {_TensorHead.from_address(self.tensors[part]).type for part in parts}
+            types = {TensorHead.from_address(self.tensors[part]).type for part in parts}
             if gate != parts[1] and len(types) == 1:
                 joined[gate.replace("gate_exps", "gate_up_exps")] = parts
         return joined
@@ -341,7 +346,7 @@ class _Feeder:
     def _fill(self, tensor: int) -> None:
         name, size = load().ggml_get_name(tensor).decode(), load().ggml_nbytes(tensor)
         parts = self.parts.get(name, [name])
-        experts = _TensorHead.from_address(tensor).ne2
+        experts = TensorHead.from_address(tensor).ne2
         rows = [np.frombuffer(self._read(p, size), np.uint8).reshape(experts, -1) for p in parts]
         data = np.concatenate(rows, axis=1).tobytes()
         if len(data) != size:

@@ -1,0 +1,289 @@
+"""What a model's metadata, and the rules of its architecture, say of attention, layer by layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moepack.errors import SourceError
+from moepack.footprint import rules
+from moepack.footprint.rules import Recurrence, StateKind
+from moepack.source.experts import mtp_start
+from moepack.source.shards import Source
+
+MAX_LAYERS = 512
+"""LLAMA_MAX_LAYERS of llama.cpp b11549."""
+
+
+class LayerAttention(NamedTuple):
+    """What a layer keeps of each token: elements of keys and of values, and an indexer's.
+
+    `has_window` says that it keeps them for the tokens of a window only. `state_count` is the
+    elements of a state, whatever the count of tokens; a layer may have either or both.
+    `compression` is how many tokens one more row of keys stands for, 0 for none.
+    """
+
+    layer: int
+    key_count: int = 0
+    value_count: int = 0
+    has_window: bool = False
+    index_key_count: int = 0
+    index_value_count: int = 0
+    state_count: int = 0
+    compression: int = 0
+
+
+class Attention(NamedTuple):
+    """What the layers keep; `window` in tokens, 0 for none.
+
+    `is_assumed` says that the architecture is not known here. `context_length` is what the model
+    was trained for, None where it is not stated. `largest_value_count` is of any layer: without
+    flash attention each layer's values take as much. `is_compressed` says that layers may keep rows
+    which stand for several tokens, beside those in the window (deepseek4).
+    """
+
+    layers: tuple[LayerAttention, ...]
+    window: int
+    is_assumed: bool
+    context_length: int | None
+    largest_value_count: int
+    is_compressed: bool
+
+
+def attention_of(source: Source) -> Attention:
+    """Return what the layers of a model keep, as llama.cpp b11549 runs it.
+
+    Raises SourceError where the metadata does not say what it must.
+    """
+    return _Reader(source).read()
+
+
+class _Reader:
+    """Reads metadata by the rules of one architecture; `count` is of all blocks."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.architecture = source.architecture
+        self.count = self.number("block_count", None)
+        if not 0 < self.count <= MAX_LAYERS:
+            raise self.error("block_count", f"1 to {MAX_LAYERS}", self.count)
+        self.run_count = mtp_start(source) or self.count
+        none = [0] * self.count
+        self.heads = self.by_layer("attention.head_count") or none
+        self.kv_heads = self.by_layer("attention.head_count_kv") or self.heads
+        self.dense_widths = self.by_layer("feed_forward_length") or none
+        self.compressions = self.by_layer("attention.compress_ratios") or none
+        self.is_compressed = self.architecture == "deepseek4"
+        self.window = 0
+        self.windowed = self.find_windows()
+        self.recurrent = self.find_recurrent()
+
+    def read(self) -> Attention:
+        is_mla = bool(self.length("key_length_mla") and self.length("value_length_mla"))
+        is_mla |= self.is_compressed
+        keeps = self.architecture not in rules.NO_CACHE
+        layers = [self.layer(number, is_mla) for number in range(self.count)] if keeps else []
+        context_length = self.source.model_value("context_length")
+        return Attention(
+            layers=tuple(layers),
+            window=self.window,
+            is_assumed=self.architecture not in rules.KNOWN,
+            context_length=context_length if type(context_length) is int else None,
+            largest_value_count=max(map(self.value_count, range(self.count))),
+            is_compressed=self.is_compressed,
+        )
+
+    def layer(self, number: int, is_mla: bool) -> LayerAttention:
+        layer = LayerAttention(number, has_window=self.windowed[number])
+        if number < self.run_count:
+            layer = layer._replace(state_count=self.state_count(number))
+        if not self.has_keys(number):
+            return layer
+        index_key_count = self.index_key_count(number)
+        has_values = self.architecture in rules.INDEXED_WITH_VALUES and index_key_count
+        return layer._replace(
+            key_count=self.kv_heads[number] * self.head_length("key", number),
+            value_count=0 if is_mla else self.value_count(number),
+            index_key_count=index_key_count,
+            index_value_count=self.head_length("value", 0) if has_values else 0,
+            compression=self.compressions[number] if self.is_compressed else 0,
+        )
+
+    def has_keys(self, number: int) -> bool:
+        """Say whether a layer has keys, of its own."""
+        if number >= self.run_count and self.architecture not in rules.MTP_IS_CACHED:
+            return False
+        shared = self.source.model_value("attention.shared_kv_layers")
+        if self.architecture == "gemma4" and type(shared) is int:
+            return number < self.count - shared
+        if number >= rules.KV_LAYERS.get(self.architecture, self.count):
+            return False
+        state = rules.STATES.get(self.architecture)
+        if state is None or state.layers is Recurrence.BESIDE_ATTENTION:
+            return True
+        if state.layers is Recurrence.NEITHER and self.dense_widths[number]:
+            return False
+        return not self.recurrent[number]
+
+    def value_count(self, number: int) -> int:
+        return self.kv_heads[number] * self.head_length("value", number)
+
+    def head_length(self, name: str, number: int) -> int:
+        """Return the elements of a key or a value of one head (llama-model.cpp, `load_hparams`)."""
+        if not self.heads[0]:
+            return 0
+        full = self.number(f"attention.{name}_length", self.embedding_length // self.heads[0])
+        if not self.windowed[number]:
+            return full
+        return self.number(f"attention.{name}_length_swa", full)
+
+    @property
+    def embedding_length(self) -> int:
+        return self.number("embedding_length", None)
+
+    def find_windows(self) -> list[bool]:
+        """Find the layers that have a window, and its length."""
+        rule = rules.WINDOWS.get(self.architecture)
+        if rule is None:
+            return [False] * self.count
+        stated = self.source.model_value("attention.sliding_window")
+        window = stated if type(stated) is int else rule.default or 0
+        self.window = (rule.fixed or window) if window else 0
+        if not self.window:
+            return [False] * self.count
+        pattern = self.source.model_value("attention.sliding_window_pattern")
+        if isinstance(pattern, tuple):
+            listed = [bool(value) for value in pattern[: self.count]]
+            return listed + [False] * (self.count - len(listed))
+        period = pattern if type(pattern) is int and rule.period else rule.period
+        if period is None:
+            raise self.error("attention.sliding_window_pattern", "a list", pattern)
+        if self.architecture == "lfm2":
+            return [bool(heads) for heads in self.kv_heads]
+        full = 0 if rule.is_full_first else period - 1
+        reach = self.count if period == 0 else self.run_count
+        return [
+            number < reach and (period == 0 or number % period != full)
+            for number in range(self.count)
+        ]
+
+    def find_recurrent(self) -> list[bool]:
+        """Find the layers that keep a state."""
+        state = rules.STATES.get(self.architecture)
+        numbers = range(self.count)
+        if state is None:
+            return [False] * self.count
+        if state.layers in (Recurrence.ALL, Recurrence.BESIDE_ATTENTION):
+            return [True] * self.count
+        if state.layers is Recurrence.NO_KV_HEADS:
+            return [number < self.run_count and not self.kv_heads[number] for number in numbers]
+        if state.layers is Recurrence.NEITHER:
+            held = zip(self.kv_heads, self.dense_widths, strict=True)
+            return [n < self.run_count and not any(counts) for n, counts in enumerate(held)]
+        listed = self.by_layer("attention.recurrent_layers")
+        if listed is not None:
+            return [bool(value) for value in listed]
+        interval = 4 if state.layers is Recurrence.EACH_4TH_ATTENDS else 8
+        interval = max(1, self.number("full_attention_interval", interval))
+        return [number < self.run_count and (number + 1) % interval != 0 for number in numbers]
+
+    def state_count(self, number: int) -> int:
+        """Return the elements of a layer's state."""
+        if self.is_compressed:
+            return self.compressor_count(number)
+        if not self.recurrent[number]:
+            return 0
+        kind = rules.STATES[self.architecture].kind
+        if kind is StateKind.CONVOLUTION:
+            return self.embedding_length * (self.number("shortconv.l_cache", None) - 1)
+        if kind is StateKind.SQUARE:
+            return self.head_length("key", 0) ** 2 * self.heads[0]
+        kernel = self.number("ssm.conv_kernel", 0)
+        if kind is StateKind.DELTA:
+            length = self.number("kda.head_dim", None)
+            steps = kernel - 1 if kernel else 3
+            return (3 * steps + length) * length * self.heads[0]
+        inner, size = self.number("ssm.inner_size", None), self.number("ssm.state_size", None)
+        groups = self.number("ssm.group_count", 0) if kind is StateKind.GROUPED_MAMBA else 0
+        convolution = max(0, kernel - 1) * (inner + 2 * groups * size)
+        return convolution + inner * size + self.embedded_state_count(number)
+
+    def compressor_count(self, number: int) -> int:
+        """Return the elements in which tokens gather until they make a row (deepseek4)."""
+        ratio = self.compressions[number]
+        key = self.head_length("key", number)
+        if ratio == rules.FINE:
+            return 2 * 2 * rules.FINE * 2 * (key + self.length("indexer.key_length"))
+        return 2 * rules.COARSE * key if ratio == rules.COARSE else 0
+
+    def embedded_state_count(self, number: int) -> int:
+        """Return the elements that embeddings of several tokens add to a state (qwen4exp)."""
+        layers = self.source.model_value("ple.layers")
+        if self.architecture != "qwen4exp" or not isinstance(layers, tuple) or number not in layers:
+            return 0
+        width = self.number("hyper_connection.count", 0) * self.embedding_length
+        kernel, size = self.number("ple.conv_kernel", 0), self.number("ple.ngram_size", 0)
+        return max(0, kernel - 1) * size * width
+
+    def index_key_count(self, number: int) -> int:
+        """Return the elements of an indexer's keys for one token."""
+        architecture = self.architecture
+        if self.is_compressed:
+            return self.length("indexer.key_length")
+        if architecture not in rules.INDEXED or number >= self.run_count:
+            return 0
+        if architecture == "minimax-m3" and number < self.number("leading_dense_block_count", 0):
+            return 0
+        if architecture == "hy_v4" and not self.length("indexer.top_k"):
+            return 0
+        if architecture in rules.SHARED_INDEXERS and not self.indexer_types()[number]:
+            return 0
+        pooled = self.length("indexer.kpool")
+        if architecture == "qwen4exp":
+            pooled = max(self.compressions)
+        rows = rules.POOLED_ROWS.get(architecture, 1) if pooled else 1
+        return rows * self.length("indexer.key_length")
+
+    def indexer_types(self) -> list[int]:
+        """Return by layer whether it has an indexer of its own."""
+        listed = self.source.model_value("attention.indexer.types")
+        if isinstance(listed, tuple):
+            return [int(value) for value in listed] + [0] * self.count
+        if type(listed) is int:
+            return [listed] * self.count
+        is_5_2 = self.number("context_length", 0) >= rules.GLM_5_2_CONTEXT
+        if self.architecture == "glm-dsa" and is_5_2:
+            return [*rules.GLM_5_2_TYPES, *[0] * self.count]
+        return [int(self.architecture in ("glm-dsa", "glm5-next"))] * self.count
+
+    def length(self, name: str) -> int:
+        return self.number(f"attention.{name}", 0)
+
+    def number(self, key: str, default: int | None) -> int:
+        """Return a number of the metadata; raise SourceError where there is none and must be."""
+        value = self.source.model_value(key)
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or value < 0:
+            raise self.error(key, "a number", value)
+        return value
+
+    def by_layer(self, key: str) -> list[int] | None:
+        """Return the numbers of all layers, which may be one number; None where there are none."""
+        value = self.source.model_value(key)
+        if type(value) is int:
+            return [value] * self.count
+        if not isinstance(value, tuple):
+            return None
+        if len(value) < self.count:
+            raise self.error(key, f"{self.count} numbers", f"{len(value)}")
+        return [int(item) for item in value[: self.count]]
+
+    def error(self, key: str, expected: object, found: object) -> SourceError:
+        """Return the error for a key that does not say what is needed."""
+        return SourceError(
+            "the metadata does not say what the context takes",
+            path=self.source.shards[0].path,
+            place=f"key '{self.architecture}.{key}'",
+            expected=expected,
+            found="no such key" if found is None else found,
+        )

@@ -1,0 +1,213 @@
+"""What a context takes, layer by layer: keys and values, and states, as llama.cpp b11549 has them.
+
+The rules are those of `llama_context` (llama-context.cpp), of the caches (llama-kv-cache*.cpp) and
+of `llama_memory_recurrent`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moepack.errors import RequestError
+from moepack.footprint.attention import Attention, LayerAttention, attention_of
+from moepack.footprint.rules import COARSE, FINE
+from moepack.sizes import align, divide_up
+from moepack.source import ggml_types
+from moepack.source.ggml_types import GgmlType
+from moepack.source.shards import Source
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+"""The types that llama.cpp offers for keys and values."""
+
+_PADDING = 256
+_F32_LENGTH = 4
+
+
+class ContextOptions(NamedTuple):
+    """What a context is asked to be.
+
+    `token_count` is of all sequences together; None is what the model was trained for.
+    `batch_count` is tokens computed at once (`n_ubatch`). `is_unified` says that sequences share
+    all cells; `swa_full` that layers with a window keep all tokens nevertheless, which is the
+    default of llama.cpp's library, and not of its programs.
+    """
+
+    token_count: int | None = None
+    type_k: str = "f16"
+    type_v: str = "f16"
+    batch_count: int = 512
+    sequence_count: int = 1
+    is_unified: bool = False
+    has_flash_attention: bool = True
+    swa_full: bool = False
+
+
+DEFAULTS = ContextOptions()
+
+
+class Cells(NamedTuple):
+    """Room for `cell_count` tokens, of `cell_length` bytes each."""
+
+    cell_count: int
+    cell_length: int
+
+    @property
+    def length(self) -> int:
+        """The bytes of all of them."""
+        return self.cell_count * self.cell_length
+
+    def read_length(self, token_count: int) -> int:
+        """Return the bytes of those that hold one of so many tokens."""
+        return min(self.cell_count, token_count) * self.cell_length
+
+
+class LayerContext(NamedTuple):
+    """What a layer of the context takes: cells for tokens, and a state of `state_length` bytes."""
+
+    layer: int
+    cells: tuple[Cells, ...]
+    state_length: int
+
+    @property
+    def kv_length(self) -> int:
+        """The bytes of keys and values, an indexer's among them."""
+        return sum(cells.length for cells in self.cells)
+
+    @property
+    def length(self) -> int:
+        """All bytes."""
+        return self.kv_length + self.state_length
+
+    def read_length(self, token_count: int) -> int:
+        """Return the bytes that are read for one more token after so many, at most."""
+        return self.state_length + sum(cells.read_length(token_count) for cells in self.cells)
+
+
+class Context(NamedTuple):
+    """What a context takes, by layer, and for how many tokens it is.
+
+    `is_assumed` says that the architecture is not known here: then all layers are taken to have
+    keys and values of all tokens.
+    """
+
+    layers: tuple[LayerContext, ...]
+    token_count: int
+    is_assumed: bool
+
+    @property
+    def kv_length(self) -> int:
+        """The bytes of keys and values."""
+        return sum(layer.kv_length for layer in self.layers)
+
+    @property
+    def state_length(self) -> int:
+        """The bytes of states."""
+        return sum(layer.state_length for layer in self.layers)
+
+    @property
+    def length(self) -> int:
+        """All bytes."""
+        return self.kv_length + self.state_length
+
+    def read_length(self, token_count: int) -> int:
+        """Return the bytes that are read for one more token after so many, at most."""
+        return sum(layer.read_length(token_count) for layer in self.layers)
+
+
+def context_of(source: Source, options: ContextOptions = DEFAULTS) -> Context:
+    """Return what a context for a model takes.
+
+    Raises SourceError where the metadata does not say it, RequestError for options that llama.cpp
+    refuses.
+    """
+    attention = attention_of(source)
+    sizes = _Sizes(attention, options)
+    layers = tuple(sizes.layer(layer) for layer in attention.layers)
+    return Context(layers, sizes.cell_count * sizes.stream_count, attention.is_assumed)
+
+
+class _Sizes:
+    """How many cells there are, and what one takes."""
+
+    def __init__(self, attention: Attention, options: ContextOptions) -> None:
+        self.attention, self.options = attention, options
+        self.type_k, self.type_v = _type("K", options.type_k), _type("V", options.type_v)
+        if self.type_v.block_count > 1 and not options.has_flash_attention:
+            problem = "quantised values need flash attention"
+            raise RequestError(problem, place="cache type of V", found=options.type_v)
+        wanted = options.token_count or attention.context_length
+        if not wanted:
+            raise RequestError(
+                "the model does not state its context length", hint="give a count of tokens"
+            )
+        shares = 1 if options.is_unified else options.sequence_count
+        self.cell_count = align(align(wanted, _PADDING) // shares, _PADDING)
+        self.stream_count = shares
+
+    def window_cell_count(self, *, is_unified: bool) -> int:
+        """Return the cells of a layer with a window; the batch comes in before old tokens leave."""
+        if self.options.swa_full:
+            return self.cell_count
+        sharing = self.options.sequence_count if is_unified else 1
+        needed = self.attention.window * sharing + self.options.batch_count
+        return align(min(self.cell_count, needed), _PADDING)
+
+    def layer(self, layer: LayerAttention) -> LayerContext:
+        cells = self.compressed(layer) if self.attention.is_compressed else self.cells(layer)
+        states = layer.state_count * _F32_LENGTH * self.options.sequence_count
+        return LayerContext(layer.layer, tuple(held for held in cells if held.length), states)
+
+    def cells(self, layer: LayerAttention) -> list[Cells]:
+        count = self.cell_count
+        if layer.has_window:
+            count = self.window_cell_count(is_unified=self.options.is_unified)
+        values = layer.value_count
+        if values and not self.options.has_flash_attention:
+            values = self.attention.largest_value_count
+        own = self.keys(layer.key_count) + self.values(values)
+        index = self.keys(layer.index_key_count) + self.values(layer.index_value_count)
+        streams = self.stream_count
+        return [Cells(count * streams, own), Cells(self.cell_count * streams, index)]
+
+    def compressed(self, layer: LayerAttention) -> list[Cells]:
+        """Return the cells of deepseek4: a window, and rows that stand for several tokens each.
+
+        Sequences share nothing here.
+        """
+        streams = self.options.sequence_count
+        length = self.keys(layer.key_count)
+        cells = [Cells(self.window_cell_count(is_unified=False) * streams, length)]
+        if layer.compression in (FINE, COARSE):
+            rows = align(max(1, divide_up(self.cell_count, layer.compression)), _PADDING) * streams
+            cells.append(Cells(rows, length))
+            if layer.compression == FINE:
+                cells.append(Cells(rows, self.keys(layer.index_key_count)))
+        return cells
+
+    def keys(self, count: int) -> int:
+        return _row_length("K", self.type_k, count)
+
+    def values(self, count: int) -> int:
+        return _row_length("V", self.type_v, count)
+
+
+def _type(which: str, name: str) -> GgmlType:
+    if name not in CACHE_TYPES:
+        raise RequestError(
+            "not a type for a cache",
+            place=f"cache type of {which}",
+            expected=", ".join(CACHE_TYPES),
+            found=name,
+        )
+    return next(held for held in ggml_types.TYPES.values() if held.name == name.upper())
+
+
+def _row_length(which: str, held: GgmlType, count: int) -> int:
+    if count % held.block_count:
+        raise RequestError(
+            "the model's heads are not whole blocks of the cache's type",
+            place=f"cache type of {which}",
+            expected=f"a multiple of {held.block_count}",
+            found=count,
+        )
+    return held.row_length(count)

@@ -1,0 +1,112 @@
+"""What llama.cpp b11549 says that a model and a context take, without a byte of them allocated.
+
+It is what its own `llama-fit-params` asks: `no_alloc`, and `llama_get_memory_breakdown`, which is a
+C++ function. Its answer, a std::map, is read here as libstdc++ on x86-64 lays it out.
+"""
+
+import ctypes
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.support import llama_cpp
+from tests.support.llama_cpp import load
+
+_BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
+_TENSOR_MAP = "_Z29llama_internal_get_tensor_mapPK11llama_model"
+_LOAD_MODE_NONE = 0
+_CONTEXT_FIELDS = {"n_ctx", "n_batch", "n_ubatch", "n_seq_max", "type_k", "type_v", "swa_full"}
+_CONTEXT_FIELDS |= {"flash_attn_type", "kv_unified", "n_threads"}
+
+
+class Memory(NamedTuple):
+    """What llama.cpp takes in bytes, on all devices together."""
+
+    model: int
+    context: int
+    compute: int
+
+
+def memory_of(path: Path, **options: Any) -> Memory:
+    """Say what a model takes, which may be a file with holes, with a context as `options` have it.
+
+    Options are fields of `llama_context_params`.
+    """
+    return memories_of(path, [options])[0]
+
+
+def memories_of(path: Path, each: list[dict[str, Any]]) -> list[Memory]:
+    """Say what a model takes with each of several contexts."""
+    assert all(set(options) <= _CONTEXT_FIELDS for options in each)
+    breakdown = getattr(load(), _BREAKDOWN)
+    breakdown.restype, breakdown.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+    with ExitStack() as stack:
+        params = _params()
+        model = load().llama_model_load_from_file(os.fsencode(path), params)
+        stack.callback(load().llama_model_free, model)
+        if model is None:
+            raise ValueError(llama_cpp.last_errors())
+        return [_memory(model, options, breakdown) for options in each]
+
+
+def wanted_tensors(header: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a model of any size, of which only a header is there."""
+    tensor_map = getattr(load(), _TENSOR_MAP)
+    tensor_map.restype, tensor_map.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    found: dict[str, tuple[int, ...]] = {}
+    with ExitStack() as stack:
+        opened = load().gguf_init_from_file(
+            os.fsencode(header), llama_cpp._types["gguf_params"](True, None)
+        )
+        stack.callback(load().gguf_free, opened)
+        params = _params()
+        params.load_mtp = True
+        callback = llama_cpp._types["tensor_callback"](lambda *_: None)
+        model = load().llama_model_init_from_user(opened, callback, None, params)
+        stack.callback(load().llama_model_free, model)
+        if model is None:
+            raise ValueError(llama_cpp.last_errors())
+        start, end = (ctypes.c_void_p * 2).from_address(tensor_map(model))
+        for address in range(start or 0, end or 0, 16):  # text is one pointer in the old ABI
+            name, place = (ctypes.c_size_t * 2).from_address(address)
+            tensor = llama_cpp.TensorHead.from_address(place)
+            shape = tensor.ne0, tensor.ne1, tensor.ne2, tensor.ne3
+            count = max(number for number in range(1, 5) if number == 1 or shape[number - 1] > 1)
+            found[ctypes.string_at(name).decode()] = shape[:count]
+    return found
+
+
+def _params() -> Any:
+    params = load().llama_model_default_params()
+    params.use_extra_bufts = False
+    params.no_alloc = True
+    params.load_mode = _LOAD_MODE_NONE
+    return params
+
+
+def _memory(model: int, options: dict[str, Any], breakdown: Any) -> Memory:
+    params = load().llama_context_default_params()
+    for name, value in options.items():
+        setattr(params, name, value)
+    context = load().llama_init_from_model(model, params)
+    if context is None:
+        raise ValueError(llama_cpp.last_errors())
+    try:
+        tree = (ctypes.c_size_t * 6)()
+        breakdown(ctypes.addressof(tree), context)
+        root, count = tree[2], tree[5]
+        held = list(_nodes(root))
+        assert len(held) == count
+        return Memory(*map(sum, zip(*held, strict=True)))
+    finally:
+        load().llama_free(context)
+
+
+def _nodes(address: int) -> Any:
+    """Walk a red-black tree of libstdc++; a node is colour, parent, left, right, key and values."""
+    if address:
+        _, _, left, right, _, model, context, compute = (ctypes.c_size_t * 8).from_address(address)
+        yield from _nodes(left)
+        yield model, context, compute
+        yield from _nodes(right)
