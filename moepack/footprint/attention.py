@@ -38,7 +38,8 @@ class Attention(NamedTuple):
     `is_assumed` says that the architecture is not known here. `context_length` is what the model
     was trained for, None where it is not stated. `largest_value_count` is of any layer: without
     flash attention each layer's values take as much. `is_compressed` says that layers may keep rows
-    which stand for several tokens, beside those in the window (deepseek4).
+    which stand for several tokens, beside those in the window (deepseek4). `head_count` is the
+    most of any layer, `width` the elements of queries, keys and values that a token takes.
     """
 
     layers: tuple[LayerAttention, ...]
@@ -47,6 +48,13 @@ class Attention(NamedTuple):
     context_length: int | None
     largest_value_count: int
     is_compressed: bool
+    head_count: int
+    width: int
+
+    @property
+    def has_indexer(self) -> bool:
+        """Whether any layer chooses the tokens that it attends to."""
+        return any(layer.index_key_count for layer in self.layers)
 
 
 def attention_of(source: Source) -> Attention:
@@ -83,6 +91,8 @@ class _Reader:
         keeps = self.architecture not in rules.NO_CACHE
         layers = [self.layer(number, is_mla) for number in range(self.count)] if keeps else []
         context_length = self.source.model_value("context_length")
+        key_length = max(self.head_length("key", number) for number in range(self.count))
+        query_length = self.length("key_length_mla") or key_length
         return Attention(
             layers=tuple(layers),
             window=self.window,
@@ -90,6 +100,8 @@ class _Reader:
             context_length=context_length if type(context_length) is int else None,
             largest_value_count=max(map(self.value_count, range(self.count))),
             is_compressed=self.is_compressed,
+            head_count=max(self.heads),
+            width=max(self.heads) * (query_length + 2 * key_length),
         )
 
     def layer(self, number: int, is_mla: bool) -> LayerAttention:

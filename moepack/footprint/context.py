@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moepack.errors import RequestError
-from moepack.footprint.attention import Attention, LayerAttention, attention_of
+from moepack.footprint.attention import Attention, LayerAttention
 from moepack.footprint.rules import COARSE, FINE
 from moepack.sizes import align, divide_up
 from moepack.source import ggml_types
 from moepack.source.ggml_types import GgmlType
-from moepack.source.shards import Source
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """The types that llama.cpp offers for keys and values."""
@@ -114,20 +113,42 @@ class Context(NamedTuple):
         return sum(layer.read_length(token_count) for layer in self.layers)
 
 
-def context_of(source: Source, options: ContextOptions = DEFAULTS) -> Context:
+class CellCounts:
+    """How many cells a sequence has: `full` for all tokens, `window` in layers with a window.
+
+    `stream_count` is how many sequences have cells of their own. Raises RequestError where neither
+    the options nor the model say how many tokens are wanted.
+    """
+
+    def __init__(self, attention: Attention, options: ContextOptions) -> None:
+        wanted = options.token_count or attention.context_length
+        if not wanted:
+            raise RequestError(
+                "the model does not state its context length", hint="give a count of tokens"
+            )
+        self.stream_count = 1 if options.is_unified else options.sequence_count
+        self.full = align(align(wanted, _PADDING) // self.stream_count, _PADDING)
+        # The batch comes in before old tokens leave. Compressed layers never share cells.
+        is_shared = options.is_unified and not attention.is_compressed
+        needed = attention.window * (options.sequence_count if is_shared else 1)
+        self.window = align(min(self.full, needed + options.batch_count), _PADDING)
+        if options.swa_full:
+            self.window = self.full
+
+
+def context_of(attention: Attention, options: ContextOptions = DEFAULTS) -> Context:
     """Return what a context for a model takes.
 
-    Raises SourceError where the metadata does not say it, RequestError for options that llama.cpp
-    refuses.
+    Raises RequestError for options that llama.cpp refuses.
     """
-    attention = attention_of(source)
     sizes = _Sizes(attention, options)
     layers = tuple(sizes.layer(layer) for layer in attention.layers)
-    return Context(layers, sizes.cell_count * sizes.stream_count, attention.is_assumed)
+    token_count = sizes.cells.full * sizes.cells.stream_count
+    return Context(layers, token_count, attention.is_assumed)
 
 
 class _Sizes:
-    """How many cells there are, and what one takes."""
+    """What the cells of a layer, and its state, take."""
 
     def __init__(self, attention: Attention, options: ContextOptions) -> None:
         self.attention, self.options = attention, options
@@ -135,50 +156,35 @@ class _Sizes:
         if self.type_v.block_count > 1 and not options.has_flash_attention:
             problem = "quantised values need flash attention"
             raise RequestError(problem, place="cache type of V", found=options.type_v)
-        wanted = options.token_count or attention.context_length
-        if not wanted:
-            raise RequestError(
-                "the model does not state its context length", hint="give a count of tokens"
-            )
-        shares = 1 if options.is_unified else options.sequence_count
-        self.cell_count = align(align(wanted, _PADDING) // shares, _PADDING)
-        self.stream_count = shares
-
-    def window_cell_count(self, *, is_unified: bool) -> int:
-        """Return the cells of a layer with a window; the batch comes in before old tokens leave."""
-        if self.options.swa_full:
-            return self.cell_count
-        sharing = self.options.sequence_count if is_unified else 1
-        needed = self.attention.window * sharing + self.options.batch_count
-        return align(min(self.cell_count, needed), _PADDING)
+        self.cells = CellCounts(attention, options)
 
     def layer(self, layer: LayerAttention) -> LayerContext:
-        cells = self.compressed(layer) if self.attention.is_compressed else self.cells(layer)
-        states = layer.state_count * _F32_LENGTH * self.options.sequence_count
-        return LayerContext(layer.layer, tuple(held for held in cells if held.length), states)
+        cells = self.compressed(layer) if self.attention.is_compressed else self.plain(layer)
+        state_length = layer.state_count * _F32_LENGTH * self.options.sequence_count
+        return LayerContext(layer.layer, tuple(held for held in cells if held.length), state_length)
 
-    def cells(self, layer: LayerAttention) -> list[Cells]:
-        count = self.cell_count
-        if layer.has_window:
-            count = self.window_cell_count(is_unified=self.options.is_unified)
+    def plain(self, layer: LayerAttention) -> list[Cells]:
+        """Return the cells of a layer, and of its indexer."""
         values = layer.value_count
         if values and not self.options.has_flash_attention:
             values = self.attention.largest_value_count
         own = self.keys(layer.key_count) + self.values(values)
         index = self.keys(layer.index_key_count) + self.values(layer.index_value_count)
-        streams = self.stream_count
-        return [Cells(count * streams, own), Cells(self.cell_count * streams, index)]
+        count = self.cells.window if layer.has_window else self.cells.full
+        streams = self.cells.stream_count
+        return [Cells(count * streams, own), Cells(self.cells.full * streams, index)]
 
     def compressed(self, layer: LayerAttention) -> list[Cells]:
-        """Return the cells of deepseek4: a window, and rows that stand for several tokens each.
+        """Return the cells of a window, and rows that stand for several tokens each.
 
-        Sequences share nothing here.
+        Sequences share none of them.
         """
         streams = self.options.sequence_count
         length = self.keys(layer.key_count)
-        cells = [Cells(self.window_cell_count(is_unified=False) * streams, length)]
+        cells = [Cells(self.cells.window * streams, length)]
         if layer.compression in (FINE, COARSE):
-            rows = align(max(1, divide_up(self.cell_count, layer.compression)), _PADDING) * streams
+            rows = divide_up(self.cells.full, layer.compression)
+            rows = align(max(1, rows), _PADDING) * streams
             cells.append(Cells(rows, length))
             if layer.compression == FINE:
                 cells.append(Cells(rows, self.keys(layer.index_key_count)))

@@ -108,7 +108,7 @@ STATES = {
 }
 
 FINE, COARSE = 4, 128
-"""How many tokens a row of a compressed layer stands for in deepseek4 (DSV4_CSA_RATIO and _HCA_)."""
+"""How many tokens a row of a compressed layer stands for in deepseek4 (llama-kv-cache-dsv4.cpp)."""
 
 INDEXED = {"deepseek32", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "minimax-m3", "qwen4exp"}
 """Architectures with an indexer that keeps keys of its own (sparse attention)."""

@@ -133,14 +133,22 @@ def weights_of(paths: PathOrPaths) -> Weights:
     `paths` is a pack's directory, or what `open_source` takes. Raises SourceError or PackError for
     what is at fault, RequestError for no path at all.
     """
-    if (path := named_pack(paths)) is not None:
-        with Pack(path) as pack:
-            if not pack.index.is_whole:
-                return _of_experts(pack)
-            source = source_of(pack)
-    else:
-        source = open_source(paths)
-    return weights_of_source(source, find_experts(source))
+    source = source_named(paths)
+    if source is not None:
+        return weights_of_source(source, find_experts(source))
+    path = named_pack(paths)
+    assert path is not None
+    with Pack(path) as pack:
+        return _of_experts(pack)
+
+
+def source_named(paths: PathOrPaths) -> Source | None:
+    """Return the source that is named, or that a pack was made of; None of a pack without it."""
+    path = named_pack(paths)
+    if path is None:
+        return open_source(paths)
+    with Pack(path) as pack:
+        return source_of(pack) if pack.index.is_whole else None
 
 
 def weights_of_source(source: Source, experts: Experts) -> Weights:
