@@ -38,7 +38,8 @@ class Attention(NamedTuple):
     `is_assumed` says that the architecture is not known here. `context_length` is what the model
     was trained for, None where it is not stated. `largest_value_count` is of any layer: without
     flash attention each layer's values take as much. `is_compressed` says that layers may keep rows
-    which stand for several tokens, beside those in the window (deepseek4). `head_count` is the
+    which stand for several tokens, beside those in the window (deepseek4); `allows_flash` that
+    flash attention can be had. `head_count` is the
     most of any layer, `width` the elements of queries, keys and values that a token takes.
     """
 
@@ -48,6 +49,7 @@ class Attention(NamedTuple):
     context_length: int | None
     largest_value_count: int
     is_compressed: bool
+    allows_flash: bool
     head_count: int
     width: int
 
@@ -65,6 +67,14 @@ def attention_of(source: Source) -> Attention:
     return _Reader(source).read()
 
 
+def states_attention(source: Source) -> bool:
+    """Say whether the metadata has anything to say of attention, or of what stands for it."""
+    state = rules.STATES.get(source.architecture)
+    return source.model_value("attention.head_count") is not None or (
+        state is not None and state.layers is Recurrence.ALL
+    )
+
+
 class _Reader:
     """Reads metadata by the rules of one architecture; `count` is of all blocks."""
 
@@ -75,6 +85,8 @@ class _Reader:
         if not 0 < self.count <= MAX_LAYERS:
             raise self.error("block_count", f"1 to {MAX_LAYERS}", self.count)
         self.run_count = mtp_start(source) or self.count
+        if not states_attention(source):
+            raise self.error("attention.head_count", "a number", None)
         none = [0] * self.count
         self.heads = self.by_layer("attention.head_count") or none
         self.kv_heads = self.by_layer("attention.head_count_kv") or self.heads
@@ -100,6 +112,7 @@ class _Reader:
             context_length=context_length if type(context_length) is int else None,
             largest_value_count=max(map(self.value_count, range(self.count))),
             is_compressed=self.is_compressed,
+            allows_flash=self.architecture not in rules.NO_FLASH_ATTENTION,
             head_count=max(self.heads),
             width=max(self.heads) * (query_length + 2 * key_length),
         )

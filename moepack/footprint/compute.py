@@ -48,14 +48,15 @@ def widths_of(source: Source, experts: Experts, shape: ModelShape) -> Widths | N
 def compute_length(widths: Widths, attention: Attention, options: ContextOptions = DEFAULTS) -> int:
     """Return about how many bytes a context takes to compute in. Raises as `context_of`."""
     cells = CellCounts(attention, options)
-    masked = cells.full + (cells.window if attention.window else 0)
-    attended = attention.width
-    if not options.has_flash_attention:
-        attended += attention.head_count * cells.full
+    batch_count = min(options.batch_count, cells.full)
+    full = cells.full if attention.layers else batch_count
+    masked = full + (cells.window if attention.window else 0)
+    has_flash_attention = options.has_flash_attention and attention.allows_flash
+    attended = attention.width + (0 if has_flash_attention else attention.head_count * full)
     logits = widths.logits + (attended if attention.has_indexer else 0)
     largest = max(logits, _HIDDEN_COPIES * widths.hidden, attended)
-    mask_length = _F16_LENGTH if options.has_flash_attention else _F32_LENGTH
+    mask_length = _F16_LENGTH if has_flash_attention else _F32_LENGTH
     length = _F32_LENGTH * (_STREAMS * widths.model + largest) + mask_length * masked
     if attention.has_indexer:  # which scores and sorts all cells
-        length += 6 * cells.full
-    return min(options.batch_count, cells.full) * length
+        length += 6 * full
+    return batch_count * length

@@ -153,7 +153,8 @@ class _Sizes:
     def __init__(self, attention: Attention, options: ContextOptions) -> None:
         self.attention, self.options = attention, options
         self.type_k, self.type_v = _type("K", options.type_k), _type("V", options.type_v)
-        if self.type_v.block_count > 1 and not options.has_flash_attention:
+        self.has_flash_attention = options.has_flash_attention and attention.allows_flash
+        if self.type_v.block_count > 1 and not self.has_flash_attention:
             problem = "quantised values need flash attention"
             raise RequestError(problem, place="cache type of V", found=options.type_v)
         self.cells = CellCounts(attention, options)
@@ -166,7 +167,7 @@ class _Sizes:
     def plain(self, layer: LayerAttention) -> list[Cells]:
         """Return the cells of a layer, and of its indexer."""
         values = layer.value_count
-        if values and not self.options.has_flash_attention:
+        if values and not self.has_flash_attention:
             values = self.attention.largest_value_count
         own = self.keys(layer.key_count) + self.values(values)
         index = self.keys(layer.index_key_count) + self.values(layer.index_value_count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moepack.footprint.attention import Attention, attention_of
+from moepack.footprint.attention import Attention, attention_of, states_attention
 from moepack.footprint.compute import Widths, compute_length, widths_of
 from moepack.footprint.context import DEFAULTS, Context, ContextOptions, context_of
 from moepack.footprint.weights import Weights, source_named, weights_of, weights_of_source
@@ -13,7 +13,10 @@ from moepack.source.experts import find_experts
 
 
 class Footprint(NamedTuple):
-    """What a model takes; `attention` and `widths` are None where no more than experts is known."""
+    """What a model takes; None is what is not known.
+
+    That is `attention` and `widths` of a pack of experts alone, and of metadata without them.
+    """
 
     weights: Weights
     attention: Attention | None
@@ -41,4 +44,4 @@ def footprint_of(paths: PathOrPaths) -> Footprint:
     experts = find_experts(source)
     weights = weights_of_source(source, experts)
     widths = widths_of(source, experts, weights.shape)
-    return Footprint(weights, attention_of(source), widths)
+    return Footprint(weights, attention_of(source) if states_attention(source) else None, widths)

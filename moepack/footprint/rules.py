@@ -143,6 +143,9 @@ MTP_IS_CACHED = {"bailingmoe3", "hy_v4", "minimax-m3", "nemotron_h_moe", "deepse
 NO_CACHE = {"dream", "llada", "llada-moe", "rnd1"}
 """Diffusion models, which keep nothing from one step to the next."""
 
+NO_FLASH_ATTENTION = {"grok"}
+"""Architectures for which llama.cpp turns it off (`llama_init_from_model`)."""
+
 PLAIN = {
     *("arctic", "bailingmoe", "bailingmoe2", "dbrx", "deepseek", "deepseek2", "deepseek2-ocr"),
     *("dots1", "ernie4_5-moe", "glm4moe", "granite", "granitemoe", "grok", "grovemoe"),

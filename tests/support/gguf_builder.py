@@ -26,15 +26,16 @@ Q8_0 = 8
 class TensorSpec:
     """A tensor to write; `offset` and `entry` overrule what the table would say of it.
 
-    A range instead of bytes is a hole of as many, for `write_sparse`.
+    `hole` is bytes that are in the file and not here, for `write_sparse`.
     """
 
     name: str
     dims: tuple[int, ...]
     type_id: int
-    data: bytes | range
+    data: bytes
     offset: int | None = None
     count_of_dims: int | None = None
+    hole: int = 0
 
 
 @dataclass
@@ -81,7 +82,7 @@ class GgufBuilder:
             out += struct.pack(f"<{len(spec.dims)}Q", *spec.dims)
             placed = offset if spec.offset is None else spec.offset
             out += struct.pack("<IQ", spec.type_id, placed)
-            offset += _padded(len(spec.data), self.alignment)
+            offset += _padded(len(spec.data) + spec.hole, self.alignment)
         if self.tensors:
             out += self.pad(len(out))
         return bytes(out)
@@ -98,7 +99,7 @@ class GgufBuilder:
     def write_sparse(self, path: Path) -> Path:
         """Write the header alone, and make the file as long as if it had all tensors."""
         header = self.header()
-        lengths = (_padded(len(spec.data), self.alignment) for spec in self.tensors)
+        lengths = (_padded(spec.hole, self.alignment) for spec in self.tensors)
         length = len(header) + sum(lengths)
         path.write_bytes(header)
         os.truncate(path, length)

@@ -264,9 +264,12 @@ DENSE: Mapping[str, tuple[str, Pairs]] = {
 """The same for models without experts, whose context is as interesting."""
 
 
-def write(name: str, path: Path) -> Path:
-    """Write one of the models to `path`, as a file with a hole where its tensors are."""
-    architecture, pairs = (MODELS | DENSE)[name]
+def write(name: str, path: Path, without: str = "^$") -> Path:
+    """Write one of the models to `path`, as a file with a hole where its tensors are.
+
+    It has no tensors whose names match `without`.
+    """
+    architecture, pairs = {**MODELS, **DENSE}[name]
     builder = GgufBuilder().put("general.architecture", "str", architecture)
     builder.put("general.name", "str", name)
     for key, value in pairs.items():
@@ -274,10 +277,12 @@ def write(name: str, path: Path) -> Path:
     builder.put("tokenizer.ggml.model", "str", "no_vocab")
     wanted = llama_cpp_memory.wanted_tensors(builder.write(path))
     for tensor, shape in wanted.items():
-        if not _UNUSED.search(tensor) or architecture == "gemma4" and "input" not in tensor:
-            kind = int(_type(architecture, tensor, shape))
-            length = llama_cpp.row_size(kind, shape[0]) * math.prod(shape[1:])
-            builder.tensors.append(TensorSpec(tensor, shape, kind, range(length)))
+        has_scales = architecture == "gemma4" and "input" not in tensor
+        if re.search(without, tensor) or (_UNUSED.search(tensor) and not has_scales):
+            continue
+        kind = int(_type(architecture, tensor, shape))
+        length = llama_cpp.row_size(kind, shape[0]) * math.prod(shape[1:])
+        builder.tensors.append(TensorSpec(tensor, shape, kind, b"", hole=length))
     return builder.write_sparse(path)
 
 

@@ -24,39 +24,39 @@ TensorSource = Callable[[str, memoryview], None]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 _errors: list[str] = []  # what llama.cpp logged at level 4, as errors, since the last load
-_types: dict[str, Any] = {"void": None, "ptr": ctypes.c_void_p, "str": ctypes.c_char_p}
-_types |= {"bool": ctypes.c_bool, "f32": ctypes.c_float, "size": ctypes.c_size_t}
-_types |= {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "u32": ctypes.c_uint32}
+types: dict[str, Any] = {"void": None, "ptr": ctypes.c_void_p, "str": ctypes.c_char_p}
+types |= {"bool": ctypes.c_bool, "f32": ctypes.c_float, "size": ctypes.c_size_t}
+types |= {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "u32": ctypes.c_uint32}
 
 
 def _struct(text: str) -> Any:
-    fields = [(n, _types[kind]) for kind, *names in map(str.split, text.split(";")) for n in names]
+    fields = [(n, types[kind]) for kind, *names in map(str.split, text.split(";")) for n in names]
     return type("_Struct", (ctypes.Structure,), {"_fields_": fields})
 
 
-_types["batch"] = _struct("i32 n_tokens; ptr token embd pos n_seq_id seq_id logits")
-_types["gguf_params"] = _struct("bool no_alloc; ptr ctx")
-_types["model_params"] = _struct("""ptr devices tensor_buft_overrides;
+types["batch"] = _struct("i32 n_tokens; ptr token embd pos n_seq_id seq_id logits")
+types["gguf_params"] = _struct("bool no_alloc; ptr ctx")
+types["model_params"] = _struct("""ptr devices tensor_buft_overrides;
     i32 n_gpu_layers split_mode load_mode lazy_mode main_gpu;
     ptr tensor_split progress_callback progress_callback_user_data kv_overrides;
     bool vocab_only check_tensors use_extra_bufts no_host no_alloc load_mtp""")
-_types["context_params"] = _struct("""u32 n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max;
+types["context_params"] = _struct("""u32 n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max;
     u32 n_outputs_max_per_seq; i32 n_threads n_threads_batch ctx_type rope_scaling_type;
     i32 pooling_type attention_type flash_attn_type; f32 rope_freq_base rope_freq_scale;
     f32 yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow; u32 yarn_orig_ctx;
     f32 defrag_thold; ptr cb_eval cb_eval_user_data; i32 type_k type_v; size moe_cache_size;
     ptr abort_callback abort_callback_data; bool embeddings offload_kqv no_perf op_offload;
     bool swa_full kv_unified; ptr samplers; size n_samplers; ptr ctx_other""")
-_types["log_callback"] = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-_types["tensor_callback"] = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-_types["eval_callback"] = ctypes.CFUNCTYPE(
+types["log_callback"] = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+types["tensor_callback"] = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+types["eval_callback"] = ctypes.CFUNCTYPE(
     ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p
 )
 TensorHead = _struct("i32 type; ptr buffer; i64 ne0 ne1 ne2 ne3")  # of ggml_tensor
-_types["params"], _types["sources"] = ctypes.c_int32 * 16, ctypes.c_void_p * 10
+types["params"], types["sources"] = ctypes.c_int32 * 16, ctypes.c_void_p * 10
 _Tensor = _struct("""i32 type; ptr buffer; i64 ne0 ne1 ne2 ne3; size nb0 nb1 nb2 nb3; i32 op;
     params op_params; i32 flags; sources src""")
-_keep_errors = _types["log_callback"](
+keep_errors = types["log_callback"](
     lambda level, text, _: _errors.append(text.decode(errors="replace")) if level == 4 else None
 )
 _SIGNATURES = """
@@ -84,8 +84,8 @@ def load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(metadata.distribution(PACKAGE).locate_file(LIBRARY)))
     for result, name, kinds in re.findall(r"(\w+) (\w+)\((.*?)\)", _SIGNATURES):
         function = getattr(library, name)
-        function.restype, function.argtypes = _types[result], [_types[k] for k in kinds.split()]
-    library.llama_log_set(_keep_errors, None)
+        function.restype, function.argtypes = types[result], [types[k] for k in kinds.split()]
+    library.llama_log_set(keep_errors, None)
     library.llama_backend_init()
     return library
 
@@ -134,7 +134,7 @@ def row_size(type_id: int, ne0: int) -> int:
 
 def accepts_header(path: Path) -> bool:
     """Tell whether llama.cpp reads the GGUF header; a malformed file may kill the process."""
-    header = load().gguf_init_from_file(os.fsencode(path), _types["gguf_params"](True, None))
+    header = load().gguf_init_from_file(os.fsencode(path), types["gguf_params"](True, None))
     load().gguf_free(header)
     return header is not None
 
@@ -203,7 +203,7 @@ def _last_logits(model: Any, context: Any, tokens: Sequence[int], batch_count: i
         ids = np.array(tokens[start : start + batch_count], np.int32)
         wanted = np.zeros(len(ids), np.int8)
         wanted[-1] = 1
-        batch = _types["batch"](len(ids), ids.ctypes.data, logits=wanted.ctypes.data)
+        batch = types["batch"](len(ids), ids.ctypes.data, logits=wanted.ctypes.data)
         assert load().llama_decode(context, batch) == 0
     count = load().llama_vocab_n_tokens(load().llama_model_get_vocab(model))
     values = (ctypes.c_float * count).from_address(load().llama_get_logits(context))
@@ -232,7 +232,7 @@ def imatrix_counts(
         return name is not None or not asks
 
     params = load().llama_context_default_params()
-    callback = _types["eval_callback"](called)
+    callback = types["eval_callback"](called)
     params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
     model_params = load().llama_model_default_params() if repack else _params()
     with ExitStack() as stack:
@@ -258,7 +258,7 @@ def logits_from(paths: Sequence[Path], tokens: Sequence[int], source: TensorSour
     params.load_mtp = True  # a virtual model aborts on tensors that it shall skip
     with ExitStack() as stack:
         feeder = _Feeder(paths, source, stack)
-        callback = _types["tensor_callback"](feeder.serve)
+        callback = types["tensor_callback"](feeder.serve)
         _errors.clear()
         model = load().llama_model_init_from_user(feeder.header, callback, None, params)
         stack.callback(load().llama_model_free, model)
@@ -283,9 +283,9 @@ def wanted_tensors(header: Path) -> dict[str, tuple[int, ...]]:
     params = _params()
     params.load_mtp = True
     with ExitStack() as stack:
-        opened = load().gguf_init_from_file(os.fsencode(header), _types["gguf_params"](True, None))
+        opened = load().gguf_init_from_file(os.fsencode(header), types["gguf_params"](True, None))
         stack.callback(load().gguf_free, opened)
-        callback = _types["tensor_callback"](want)
+        callback = types["tensor_callback"](want)
         _errors.clear()
         model = load().llama_model_init_from_user(opened, callback, None, params)
         stack.callback(load().llama_model_free, model)
@@ -311,7 +311,7 @@ class _Feeder:
 
     def _open(self, path: Path, stack: ExitStack) -> Any:
         context = ctypes.c_void_p()
-        params = _types["gguf_params"](True, ctypes.addressof(context))
+        params = types["gguf_params"](True, ctypes.addressof(context))
         header = load().gguf_init_from_file(os.fsencode(path), params)
         if header is None:
             raise ValueError(f"llama.cpp refuses the header of {path}")
@@ -372,7 +372,7 @@ def _decode(model: Any, tokens: Sequence[int], stack: ExitStack, params: Any = N
     context = load().llama_init_from_model(model, params)
     stack.callback(load().llama_free, context)
     ids, wanted = np.array(tokens, np.int32), np.ones(len(tokens), np.int8)
-    batch = _types["batch"](len(ids), ids.ctypes.data, logits=wanted.ctypes.data)
+    batch = types["batch"](len(ids), ids.ctypes.data, logits=wanted.ctypes.data)
     if context is None or load().llama_decode(context, batch) != 0:
         raise RuntimeError("".join(_errors).strip() or "no reason given")
     shape = len(ids), load().llama_vocab_n_tokens(load().llama_model_get_vocab(model))

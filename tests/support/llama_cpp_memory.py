@@ -6,6 +6,7 @@ C++ function. Its answer, a std::map, is read here as libstdc++ on x86-64 lays i
 
 import ctypes
 import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,8 +40,7 @@ def memory_of(path: Path, **options: Any) -> Memory:
 def memories_of(path: Path, each: list[dict[str, Any]]) -> list[Memory]:
     """Say what a model takes with each of several contexts."""
     assert all(set(options) <= _CONTEXT_FIELDS for options in each)
-    breakdown = getattr(load(), _BREAKDOWN)
-    breakdown.restype, breakdown.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+    breakdown = _bound_breakdown()
     with ExitStack() as stack:
         params = _params()
         model = load().llama_model_load_from_file(os.fsencode(path), params)
@@ -57,12 +57,12 @@ def wanted_tensors(header: Path) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     with ExitStack() as stack:
         opened = load().gguf_init_from_file(
-            os.fsencode(header), llama_cpp._types["gguf_params"](True, None)
+            os.fsencode(header), llama_cpp.types["gguf_params"](True, None)
         )
         stack.callback(load().gguf_free, opened)
         params = _params()
         params.load_mtp = True
-        callback = llama_cpp._types["tensor_callback"](lambda *_: None)
+        callback = llama_cpp.types["tensor_callback"](lambda *_: None)
         model = load().llama_model_init_from_user(opened, callback, None, params)
         stack.callback(load().llama_model_free, model)
         if model is None:
@@ -75,6 +75,12 @@ def wanted_tensors(header: Path) -> dict[str, tuple[int, ...]]:
             count = max(number for number in range(1, 5) if number == 1 or shape[number - 1] > 1)
             found[ctypes.string_at(name).decode()] = shape[:count]
     return found
+
+
+def _bound_breakdown() -> Any:
+    breakdown = getattr(load(), _BREAKDOWN)
+    breakdown.restype, breakdown.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+    return breakdown
 
 
 def _params() -> Any:
@@ -110,3 +116,24 @@ def _nodes(address: int) -> Any:
         yield from _nodes(left)
         yield model, context, compute
         yield from _nodes(right)
+
+
+def reported(path: Path, **options: Any) -> Memory:
+    """Load a model for good and make a context, and add up what llama.cpp logs of its buffers."""
+    lines: list[str] = []
+    callback = llama_cpp.types["log_callback"](
+        lambda _level, text, _: lines.append(text.decode(errors="replace"))
+    )
+    with ExitStack() as stack:
+        load().llama_log_set(callback, None)
+        stack.callback(load().llama_log_set, llama_cpp.keep_errors, None)
+        params = _params()
+        params.no_alloc = False
+        model = load().llama_model_load_from_file(os.fsencode(path), params)
+        stack.callback(load().llama_model_free, model)
+        _memory(model, options, _bound_breakdown())
+    form = re.compile(r"(model|KV|RS|compute) buffer size = *([\d.]+) MiB")
+    sums = {"model": 0.0, "KV": 0.0, "RS": 0.0, "compute": 0.0}
+    for match in filter(None, map(form.search, lines)):
+        sums[match[1]] += float(match[2]) * (1 << 20)
+    return Memory(int(sums["model"]), int(sums["KV"] + sums["RS"]), int(sums["compute"]))
