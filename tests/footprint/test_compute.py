@@ -43,6 +43,7 @@ def _ratios(path: Path, *, has_flash_attention: bool) -> list[float]:
 SPARSE, MIXED = {"GLM-5"}, {"LFM2-8B-A1B"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", large_models.MODELS)
 @pytest.mark.parametrize("has_flash_attention", [True, False])
 def test_the_allowance_for_a_large_model_is_near_what_llama_cpp_reserves(

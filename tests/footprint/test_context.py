@@ -14,7 +14,7 @@ from moepack.source import gguf_header
 from moepack.source.shards import Source, open_source
 from tests.support import architectures, large_models, llama_cpp, llama_cpp_memory
 from tests.support.gguf_builder import GgufBuilder, moe
-from tests.support.models import REAL_MODELS, first_shard, pack_model
+from tests.support.models import FIXTURES, REAL_MODELS, first_shard, pack_model
 
 needs_llama_cpp = pytest.mark.skipif(
     not llama_cpp.available(), reason="xllamacpp is not installed: no llama.cpp to compare with"
@@ -37,6 +37,7 @@ SEVERAL: list[Options] = [
     {"n_ctx": 4096, "n_seq_max": 3},
     {"n_ctx": 4096, "n_seq_max": 3, "kv_unified": True},
 ]
+DENSE = FIXTURES / "llama-dense-Q4_K_M-t12-00001-of-00002.gguf"
 ABORTS_WITH_SEVERAL = {"minimax-01", "kimi-linear"}
 """With the widths that these have here, llama.cpp fails an assertion of its own."""
 
@@ -62,6 +63,7 @@ def _compare(path: Path, each: list[Options]) -> None:
 
 
 @needs_llama_cpp
+@pytest.mark.long
 @pytest.mark.parametrize("model", architectures.MODELS)
 def test_the_context_of_each_architecture_is_as_long_as_llama_cpps(
     model: str, tmp_path: Path
@@ -71,6 +73,7 @@ def test_the_context_of_each_architecture_is_as_long_as_llama_cpps(
 
 
 @needs_llama_cpp
+@pytest.mark.long
 @pytest.mark.parametrize("model", [*large_models.MODELS, *large_models.DENSE])
 def test_the_context_of_a_large_model_is_as_long_as_llama_cpps(model: str, tmp_path: Path) -> None:
     path = large_models.write(model, tmp_path / "m.gguf")
@@ -80,23 +83,26 @@ def test_the_context_of_a_large_model_is_as_long_as_llama_cpps(model: str, tmp_p
 
 
 @needs_llama_cpp
-@pytest.mark.parametrize("model", REAL_MODELS)
-def test_the_context_of_a_real_model_is_as_long_as_llama_cpps(model: str) -> None:
-    _compare(first_shard(model), ONE_SEQUENCE + SEVERAL)
+@pytest.mark.parametrize("model", [*map(first_shard, REAL_MODELS), DENSE], ids=lambda p: p.stem)
+def test_the_context_of_a_real_model_is_as_long_as_llama_cpps(model: Path) -> None:
+    _compare(model, ONE_SEQUENCE + SEVERAL)
 
 
 @needs_llama_cpp
-@pytest.mark.parametrize("type_v", CACHE_TYPES)
-@pytest.mark.parametrize("type_k", CACHE_TYPES)
-def test_all_types_of_a_cache_are_as_long_as_llama_cpps(
-    type_k: str, type_v: str, tmp_path: Path
-) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_all_types_of_a_cache_are_as_long_as_llama_cpps(cache_type: str, tmp_path: Path) -> None:
     path = large_models.write("gpt-oss-120b", tmp_path / "m.gguf")
-    _compare(path, [{"n_ctx": 5000, "type_k": _TYPES[type_k], "type_v": _TYPES[type_v]}])
+    pairs = [(cache_type, cache_type), (cache_type, "f16"), ("q8_0", cache_type)]
+    each = [{"n_ctx": 5000, "type_k": _TYPES[k], "type_v": _TYPES[v]} for k, v in pairs]
+    _compare(path, each)
 
 
-def test_the_tables_know_every_architecture_with_experts() -> None:
-    assert {model.name for model in architectures.MODELS.values()} <= rules.KNOWN
+def test_the_tables_know_the_architectures_that_are_compared_and_no_others() -> None:
+    compared = {model.name for model in architectures.MODELS.values()}
+    compared |= {name for name, _ in (*large_models.MODELS.values(), *large_models.DENSE.values())}
+    assert rules.KNOWN - compared == {"dream", "llada"}  # which are as llada-moe is
+    assert compared <= rules.KNOWN
 
 
 def _attention(architecture: str = "qwen3moe", **pairs: Any) -> Attention:

@@ -125,6 +125,7 @@ def test_gpt_oss_120b_is_as_large_as_published(tmp_path: Path) -> None:
 
 
 @needs_llama_cpp
+@pytest.mark.long
 @pytest.mark.parametrize("model", large_models.MODELS)
 def test_a_large_model_takes_what_llama_cpp_says(model: str, tmp_path: Path) -> None:
     path = large_models.write(model, tmp_path / "m.gguf")
@@ -132,6 +133,7 @@ def test_a_large_model_takes_what_llama_cpp_says(model: str, tmp_path: Path) -> 
 
 
 @needs_llama_cpp
+@pytest.mark.long
 @pytest.mark.parametrize("model", architectures.MODELS)
 def test_each_architecture_takes_what_llama_cpp_says(model: str, tmp_path: Path) -> None:
     _compare(architectures.write(model, tmp_path / "m.gguf"))
