@@ -185,11 +185,7 @@ class _Reader:
         if self.architecture == "lfm2":
             return [bool(heads) for heads in self.kv_heads]
         full = 0 if rule.is_full_first else period - 1
-        reach = self.count if period == 0 else self.run_count
-        return [
-            number < reach and (period == 0 or number % period != full)
-            for number in range(self.count)
-        ]
+        return [period == 0 or number % period != full for number in range(self.count)]
 
     def find_recurrent(self) -> list[bool]:
         """Find the layers that keep a state."""

@@ -36,6 +36,7 @@ ONE_SEQUENCE: list[Options] = [
 SEVERAL: list[Options] = [
     {"n_ctx": 4096, "n_seq_max": 3},
     {"n_ctx": 4096, "n_seq_max": 3, "kv_unified": True},
+    {"n_ctx": 4096, "n_seq_max": 9, "kv_unified": True, "n_ubatch": 64},
 ]
 DENSE = FIXTURES / "llama-dense-Q4_K_M-t12-00001-of-00002.gguf"
 ABORTS_WITH_SEVERAL = {"minimax-01", "kimi-linear"}

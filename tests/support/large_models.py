@@ -93,6 +93,21 @@ def _at(count: int, layers: tuple[int, ...], value: int, other: int = 0) -> list
     return [value if layer in layers else other for layer in range(count)]
 
 
+_GLM_5: Pairs = (
+    _sizes(79, 6144, 12288, 154880, 202752)
+    | _MLA
+    | _experts(256, 8, 2048, 2048, 3)
+    | {
+        "nextn_predict_layers": 1,
+        "attention.head_count": 64,
+        "attention.q_lora_rank": 2048,
+        "attention.key_length_mla": 256,
+        "attention.value_length_mla": 256,
+        "attention.indexer.head_count": 32,
+        "attention.indexer.key_length": 128,
+        "attention.indexer.top_k": 2048,
+    }
+)
 _HYBRID = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"  # of Nemotron 3 Nano, as published
 
 MODELS: Mapping[str, tuple[str, Pairs]] = {
@@ -125,22 +140,8 @@ MODELS: Mapping[str, tuple[str, Pairs]] = {
             "expert_weights_norm": True,
         },
     ),
-    "GLM-5": (
-        "glm-dsa",
-        _sizes(79, 6144, 12288, 154880, 202752)
-        | _MLA
-        | _experts(256, 8, 2048, 2048, 3)
-        | {
-            "nextn_predict_layers": 1,
-            "attention.head_count": 64,
-            "attention.q_lora_rank": 2048,
-            "attention.key_length_mla": 256,
-            "attention.value_length_mla": 256,
-            "attention.indexer.head_count": 32,
-            "attention.indexer.key_length": 128,
-            "attention.indexer.top_k": 2048,
-        },
-    ),
+    "GLM-5": ("glm-dsa", _GLM_5),
+    "GLM-5.2": ("glm-dsa", _GLM_5 | {"context_length": 1 << 20}),
     "GLM-4.5-Air": (
         "glm4moe",
         _sizes(47, 4096, 10944, 151552, 131072)
