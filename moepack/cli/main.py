@@ -16,7 +16,7 @@ from moepack.cli import packing, packs
 from moepack.cli.bench import bench
 from moepack.cli.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.files import force_option, output_file, output_option
-from moepack.cli.forecasting import machine
+from moepack.cli.machine import machine
 from moepack.cli.parameters import OutputFile, PathName
 from moepack.cli.progress import progress
 from moepack.cli.running import run as run_command
