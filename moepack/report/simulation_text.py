@@ -1,8 +1,7 @@
 """What a simulation says, written for people."""
 
-from collections.abc import Sequence
-
 from moepack.analysis.verdict import LEAST_SELECTIONS
+from moepack.report.table import aligned
 from moepack.report.trace_text import UNKNOWN, left_out
 from moepack.simulation.facts import CacheFacts, Simulation
 from moepack.sizes import count_text, size_text
@@ -60,7 +59,7 @@ def _table(facts: Simulation) -> list[str]:
                 _length(read),
             ]
         )
-    lines = _aligned(rows) if by_budget else []
+    lines = aligned(rows) if by_budget else []
     slots = [one for one in facts.results if one.slots is not None]
     if slots:
         rows = [["slots a layer", "bytes", "of all", "hits", "read a token"]]
@@ -73,7 +72,7 @@ def _table(facts: Simulation) -> list[str]:
                     _length(read),
                 ]
             )
-        lines += ["", *_aligned(rows)] if lines else _aligned(rows)
+        lines += ["", *aligned(rows)] if lines else aligned(rows)
     if facts.prefetches:
         lines += ["", *_prefetches(facts)]
     return lines
@@ -88,7 +87,7 @@ def _prefetches(facts: Simulation) -> list[str]:
                 *(_length(one.useful_bytes_per_token), _length(one.wasted_bytes_per_token)),
             ]
         )
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _notes(facts: Simulation) -> list[str]:
@@ -105,11 +104,6 @@ def _notes(facts: Simulation) -> list[str]:
             f"an expert in half of it, at least {LEAST_SELECTIONS} are needed"
         )
     return lines + left_out(facts.warnings)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
 
 
 def _length(length: float | None) -> str:
