@@ -103,6 +103,8 @@ class Engine(Owned):
         self.shape = pack.shape.without_mtp()
         if not self.shape.routed:
             raise SourceError("no layer has experts that a router chooses", path=pack.path)
+        self.model_length = 0
+        """The bytes of all tensors that are run."""
         self.tokens: list[int] = []
         """The sequence that it holds."""
         self._lookup_count: int | None = None  # of a step of one token
@@ -121,6 +123,8 @@ class Engine(Owned):
         reader = pack.reader(backend=options.backend, check=options.check)
         self.reader = stack.enter_context(reader)
         layout = lay_out(pack, _PAGE)
+        dense_lengths = (tensor.length for tensor in layout.dense)
+        self.model_length = sum(dense_lengths) + self.shape.expert_length
         places = find_places(pack, layout)
         self._places: Mapping[ExpertKey, Places] = places.pop(ROUTED_FAMILY)
         with ExitStack() as loading_stack:

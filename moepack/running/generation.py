@@ -60,6 +60,7 @@ class GenerationFacts(PhaseFacts):
 
     `kept_count` tokens of the prompt were there from before, the others were computed in batches of
     up to `batch_count`. `token_count` are those of the text, of which the last needs no step.
+    `model_length` is the bytes of all tensors of the model.
     """
 
     text: str
@@ -69,6 +70,7 @@ class GenerationFacts(PhaseFacts):
     kept_count: int
     batch_count: int
     prompt: PhaseFacts
+    model_length: int
     memory: MemoryUse
     held_length: int
     policy: str
@@ -212,6 +214,7 @@ class Generation:
             batch_count=engine.batch_count,
             prompt=prompt,
             memory=engine.memory,
+            model_length=engine.model_length,
             held_length=engine.held_length,
             policy=engine.options.policy,
             backend=engine.reader.backend,
