@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from moepack.bench.machine import measure_machine
     from moepack.bench.run import bench_pack
     from moepack.engines.stock_gguf import export_gguf
+    from moepack.forecasting.forecast import forecast
+    from moepack.forecasting.misses import WorkingSet
+    from moepack.forecasting.published import published_formula
     from moepack.hotness.measure import measure_hotness
     from moepack.llama_cpp.sampling import Sampling
     from moepack.mounting.mount import mount
@@ -93,10 +96,12 @@ _ROOMS = {
     "Statistics": "reading.budget",
     "TensorLocation": "reading.locations",
     "TraceError": "errors",
+    "WorkingSet": "forecasting.misses",
     "__version__": "version",
     "bench_pack": "bench.run",
     "concentration": "analysis.concentration",
     "export_gguf": "engines.stock_gguf",
+    "forecast": "forecasting.forecast",
     "import_trace": "trace.formats.importing",
     "index_model": "packing.shard_index",
     "inspect": "report.inspection",
@@ -105,6 +110,7 @@ _ROOMS = {
     "measure_machine": "bench.machine",
     "mount": "mounting.mount",
     "pack_model": "packing.pack_model",
+    "published_formula": "forecasting.published",
     "record_trace": "trace.recording.recording",
     "restore": "packing.restore",
     "shape_of": "report.inspection",
@@ -137,10 +143,12 @@ __all__ = [
     "Statistics",
     "TensorLocation",
     "TraceError",
+    "WorkingSet",
     "__version__",
     "bench_pack",
     "concentration",
     "export_gguf",
+    "forecast",
     "import_trace",
     "index_model",
     "inspect",
@@ -150,6 +158,7 @@ __all__ = [
     "mount",
     "open",
     "pack_model",
+    "published_formula",
     "record_trace",
     "restore",
     "shape_of",

@@ -29,6 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulation": {"moepack", "trace", "trace.formats", "analysis", "caching"},
     "engines": {"moepack", "format", "storage", "source", "reading"},
     "footprint": {"moepack", "source", "reading", "engines"},
+    "forecasting": {
+        *("moepack", "reading", "trace.formats", "machine", "simulation", "footprint"),
+    },
     "mounting": {"moepack", "format", "storage", "reading"},
     "running": {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
@@ -42,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),
         *("packing", "engines", "mounting", "machine", "bench", "running", "simulation"),
+        "forecasting",
     },
     "cli": {"*"},
 }
@@ -65,7 +69,7 @@ DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
         *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
-        *("llama_cpp", "running", "simulation"),
+        *("llama_cpp", "running", "simulation", "forecasting"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

@@ -16,6 +16,7 @@ from moepack.cli import packing, packs
 from moepack.cli.bench import bench
 from moepack.cli.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.files import force_option, output_file, output_option
+from moepack.cli.forecast import forecast
 from moepack.cli.machine import machine
 from moepack.cli.parameters import OutputFile, PathName
 from moepack.cli.progress import progress
@@ -234,6 +235,7 @@ cli.add_command(bench)
 cli.add_command(trace)
 cli.add_command(hotness_command)
 cli.add_command(simulate)
+cli.add_command(forecast)
 cli.add_command(machine)
 
 

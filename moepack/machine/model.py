@@ -104,6 +104,17 @@ class Machine(NamedTuple):
     gpus: tuple[Gpu, ...] = ()
     drive: Drive | None = None
 
+    @property
+    def vram_bandwidth(self) -> Figure | None:
+        """What the slowest GPU reads: layers are computed one after the other.
+
+        None where there is no GPU, or one of which it is not known.
+        """
+        known = [gpu.bandwidth for gpu in self.gpus if gpu.bandwidth is not None]
+        if not known or len(known) < len(self.gpus):
+            return None
+        return min(known, key=lambda figure: figure.value)
+
 
 def _between(place: float, points: Sequence[tuple[float, Figure]]) -> Figure:
     """Interpolate figures, which are given by ascending places, at the logarithm of `place`."""

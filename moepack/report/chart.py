@@ -1,4 +1,4 @@
-"""Pictures: the surface of a drive, where selections fall, how often caches hit.
+"""Pictures: a drive's surface, where selections fall, how often caches hit, forecasts.
 
 Needs matplotlib, which is the extra `plot`.
 """
@@ -13,6 +13,7 @@ from typing import Any
 from moepack import extras
 from moepack.bench.report import SurfacePoint
 from moepack.errors import MachineError, RequestError
+from moepack.forecasting.facts import ForecastFacts
 from moepack.simulation.facts import Simulation
 from moepack.sizes import divide_up
 
@@ -103,6 +104,41 @@ def hit_rates(facts: Simulation, title: str, path: str) -> None:
         axis.set_xscale("log")
         axis.set_xlabel("memory for experts, GiB (dotted: what a token uses)")
         axis.set_ylabel("hits of what is decoded, %")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
+
+
+def speeds(facts: ForecastFacts, path: str) -> None:
+    """Draw the speeds that are forecast, with their ranges, by layers or bytes in memory.
+
+    What does not fit is hollow. Raises as `surface` does.
+    """
+    known = [one for one in facts.forecasts if one.tokens_per_second is not None]
+    streams = any(one.budget_length is not None for one in known)
+    places = [
+        (one.budget_length or 0) / (1 << 30) if streams else one.cpu_layer_count or 0
+        for one in known
+    ]
+    with _figure(path, facts.model, 1) as (axis,):
+        lowest, highest, likely = (
+            [getattr(one, name) or 0.0 for one in known]
+            for name in ("lowest", "highest", "tokens_per_second")
+        )
+        axis.fill_between(places, lowest, highest, alpha=0.2, label="nine runs of ten")
+        axis.plot(places, likely, label="forecast")
+        for fits, face in ((True, None), (False, "none")):
+            points = [
+                (place, speed)
+                for place, speed, one in zip(places, likely, known, strict=True)
+                if (one.fits is not False) == fits
+            ]
+            if points:
+                axis.plot(*zip(*points, strict=True), "o", color="C0", markerfacecolor=face)
+        axis.set_xlabel(
+            "memory for experts, GiB" if streams else "layers whose experts are in memory (N)"
+        )
+        axis.set_ylabel("tokens a second")
+        axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
 

@@ -1,0 +1,239 @@
+"""Forecasts: how fast a model decodes on a machine, in one way of running it or in many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from moepack.errors import RequestError
+from moepack.forecasting.calibration import Calibration, calibrate, check_model
+from moepack.forecasting.facts import ForecastFacts, ReceiptFacts, SpeedFacts, TermFacts
+from moepack.forecasting.misses import (
+    Misses,
+    WorkingSet,
+    by_even_router,
+    by_trace,
+    by_working_set,
+)
+from moepack.forecasting.next_receipt import next_receipt
+from moepack.forecasting.rates import READ_DEPTH, Rates, ceiling_seconds
+from moepack.forecasting.reads import Kind, Reads
+from moepack.forecasting.receipts import Receipt, read_receipts
+from moepack.forecasting.warnings import warnings_of
+from moepack.forecasting.ways import Model, Way
+from moepack.machine.file import read_machine
+from moepack.machine.model import Figure, Machine
+from moepack.paths import AnyPath, PathOrPaths
+from moepack.sizes import size_text
+from moepack.trace.formats.registry import ReadOptions
+
+_BUDGET_COUNT = 12
+
+
+def forecast(
+    paths: PathOrPaths,
+    machine: Machine | AnyPath,
+    *,
+    cpu_layer_count: int | None = None,
+    budget: int | None = None,
+    sweep: bool = False,
+    traces: Sequence[str] = (),
+    working_set: WorkingSet | None = None,
+    batch_count: int | None = None,
+    receipts: Sequence[str] = (),
+    context: int = 4096,
+    depth: int = 0,
+) -> ForecastFacts:
+    """Say how fast a model will decode on a machine.
+
+    `paths` is a source or a pack, `machine` is one or the path of its file. With `cpu_layer_count`
+    the experts of the first so many layers are in memory, the rest in VRAM; with `budget` experts
+    come from the drive through a cache of so many bytes; with `sweep` it is every such count where
+    the machine has a GPU, else a dozen budgets. By default it is what is fastest of what fits. What
+    a cache misses is simulated with `traces`, whose prompts are computed in batches of
+    `batch_count` tokens, or follows from `working_set`, else from an even router. `receipts` are
+    files of runs. `context` tokens have room, of which `depth` are there already.
+
+    Raises RequestError for options that are none, for too little memory, for a machine that lacks
+    what is asked for, and for receipts that are none or of another model; and what opening the
+    model, the machine and the traces raises.
+    """
+    known = machine if isinstance(machine, Machine) else read_machine(machine)
+    model = Model(paths, context)
+    ways = _ways(model, known, cpu_layer_count, budget, sweep)
+    found = read_receipts(receipts)
+    check_model(found, model.weights, model.path)
+    misses = _misses(model, ways, traces, working_set, batch_count)
+    forecasts = _Forecasts(model, known, found, depth)
+    speeds = tuple(forecasts.speed(way, misses.get(way.budget)) for way in ways)
+    weights = model.weights
+    return ForecastFacts(
+        model=model.path,
+        machine=known.name,
+        dense_length=weights.dense_length,
+        expert_length=weights.expert_length,
+        read_dense_length=weights.read_dense_length,
+        read_expert_length=weights.read_expert_length,
+        context=context,
+        context_length=model.context_length,
+        forecasts=speeds,
+        receipts=forecasts.receipts(),
+        next_receipt=next_receipt(model, known, ways, found),
+    )
+
+
+def _ways(
+    model: Model, machine: Machine, cpu_layer_count: int | None, budget: int | None, sweep: bool
+) -> list[Way]:
+    """Return the ways that are asked for. Raises RequestError."""
+    if sum((cpu_layer_count is not None, budget is not None, sweep)) > 1:
+        raise RequestError("either layers in memory, or a budget, or all of them")
+    if cpu_layer_count is not None:
+        if not machine.gpus:
+            hint = "a [[gpus]] with `length` and `bandwidth` says what there is"
+            raise RequestError("the machine has no GPU", place="--n-cpu-moe", hint=hint)
+        return [model.offload(cpu_layer_count)]
+    if budget is not None:
+        _check_budget(model, budget)
+        return [Way("stream", budget=budget)]
+    if not sweep:
+        return [model.best(machine)]
+    if machine.gpus:
+        return model.offloads()
+    most = model.weights.expert_length
+    least = min(most, model.step_length or most // _BUDGET_COUNT)
+    lengths = {int(length) for length in np.geomspace(least, most, _BUDGET_COUNT)}
+    return [Way("stream", budget=length) for length in sorted(lengths)]
+
+
+def _check_budget(model: Model, budget: int) -> None:
+    least = max((layer.used_expert_length or 0 for layer in model.layers), default=0)
+    if budget < least:
+        raise RequestError(
+            "the budget holds less than a token uses in a layer",
+            place="--budget",
+            expected=f"at least {size_text(least)}",
+            found=size_text(budget),
+        )
+
+
+def _misses(
+    model: Model,
+    ways: Sequence[Way],
+    traces: Sequence[str],
+    working_set: WorkingSet | None,
+    batch_count: int | None,
+) -> dict[int | None, Misses]:
+    """Return what is missed at each budget."""
+    budgets = [way.budget for way in ways if way.budget is not None]
+    shape, step = model.weights.shape.without_mtp(), model.step_length
+    if not budgets or step is None:
+        return {}
+    if traces:
+        found = by_trace(traces, budgets, ReadOptions(shape=shape), batch_count)
+    elif working_set is not None:
+        found = [by_working_set(shape, step, budget, working_set) for budget in budgets]
+    else:
+        found = [by_even_router(shape, step, budget) for budget in budgets]
+    return {one.budget: one for one in found}
+
+
+class _Forecasts:
+    """Makes forecasts for one model on one machine, and keeps what became of receipts."""
+
+    def __init__(
+        self, model: Model, machine: Machine, receipts: Sequence[Receipt], depth: int
+    ) -> None:
+        self._model = model
+        self._machine = machine
+        self._receipts = receipts
+        self._depth = depth
+        self._calibrations: dict[Kind, Calibration] = {}
+
+    def speed(self, way: Way, misses: Misses | None) -> SpeedFacts:
+        """Forecast one way."""
+        calibration = self._calibration(way.kind)
+        missed = 0.0 if misses is None else misses.length
+        reads = self._model.reads(way, missed, self._depth)
+        needs = self._model.needs(way)
+        terms: tuple[TermFacts, ...] = ()
+        ceiling = estimate = None
+        if reads is not None:
+            ceiling = ceiling_seconds(self._machine, reads, self._model.read_length)
+            estimate = calibration.rates.estimate(reads, calibration.doubt, ceiling or 0.0)
+            terms = tuple(self._terms(calibration.rates, reads))
+        binding = None
+        if estimate is not None:
+            binding = max(terms, key=lambda term: term.seconds or 0.0).name
+        speed = None if estimate is None else 1 / estimate.seconds
+        highest = None if estimate is None or speed is None else speed * estimate.factor
+        if highest is not None and ceiling:
+            highest = min(highest, 1 / ceiling)
+        return SpeedFacts(
+            kind=way.kind,
+            cpu_layer_count=way.cpu_layer_count,
+            budget_length=way.budget,
+            tokens_per_second=speed,
+            lowest=None if estimate is None or speed is None else speed / estimate.factor,
+            highest=highest,
+            ceiling=1 / ceiling if ceiling else None,
+            hit_rate=None if misses is None else misses.hit_rate,
+            missed_length=None if misses is None else round(misses.length),
+            misses_from=None if misses is None else misses.source,
+            binding=binding,
+            terms=terms,
+            receipt_count=calibration.used_count,
+            vram_length=needs.vram,
+            memory_length=needs.memory,
+            fits=needs.fit(self._machine),
+            warnings=tuple(warnings_of(self._model, self._machine, way, needs, misses)),
+        )
+
+    def receipts(self) -> tuple[ReceiptFacts, ...]:
+        """Say of each receipt whether it calibrated any of the forecasts, and why not."""
+        facts = []
+        for number, receipt in enumerate(self._receipts):
+            judged = [one.judged[number].refusal for one in self._calibrations.values()]
+            refusal = None if None in judged else next(iter(judged), None)
+            facts.append(
+                ReceiptFacts(
+                    *(receipt.path, receipt.place, receipt.kind, receipt.tokens_per_second),
+                    refusal,
+                    receipt.fields,
+                )
+            )
+        return tuple(facts)
+
+    def _calibration(self, kind: Kind) -> Calibration:
+        if kind not in self._calibrations:
+            model = self._model
+            rates = Rates.of(self._machine, kind, model.read_length)
+            seen = [(receipt, model.read_by(receipt)) for receipt in self._receipts]
+            self._calibrations[kind] = calibrate(rates, kind, seen, model.layer_count)
+        return self._calibrations[kind]
+
+    def _terms(self, rates: Rates, reads: Reads) -> list[TermFacts]:
+        seconds = rates.terms(reads)
+        machine = self._machine
+        drive = machine.drive
+        figures: list[tuple[str, float, Figure | None]] = [
+            ("vram", reads.vram, machine.vram_bandwidth),
+            ("memory", reads.memory, machine.memory_bandwidth),
+            ("drive", reads.drive, drive and drive.speed(self._model.read_length, READ_DEPTH)),
+        ]
+        facts = [TermFacts("layers", None, reads.layer_count, None, None, None, seconds[0])]
+        for (name, length, figure), taken in zip(figures, seconds[1:], strict=True):
+            if length:
+                facts.append(
+                    TermFacts(
+                        name,
+                        round(length),
+                        None,
+                        None if figure is None else figure.value,
+                        None if figure is None else figure.basis,
+                        length / taken if taken else None,
+                        taken,
+                    )
+                )
+        return facts

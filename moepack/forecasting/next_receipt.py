@@ -1,0 +1,36 @@
+"""The run whose receipt would narrow a forecast most, as a command to paste."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from moepack.forecasting.receipts import Receipt
+from moepack.forecasting.ways import Model, Way
+from moepack.machine.model import Machine
+
+_ENOUGH = 2
+
+
+def next_receipt(
+    model: Model, machine: Machine, ways: Sequence[Way], receipts: Sequence[Receipt]
+) -> str | None:
+    """Return the command; None where there are receipts at both ends already."""
+    kinds = {way.kind for way in ways}
+    path = shlex.quote(model.path)
+    if "stream" in kinds:
+        count = sum(receipt.kind == "stream" for receipt in receipts)
+        if count >= _ENOUGH:
+            return None
+        memory = " --memory floor" if not count else ""
+        return f'moepack run {path} -p "…" -n 100{memory} --json > receipt-{count + 1}.json'
+    bench = f"llama-bench -m {path} -p 0 -n 128 -o json"
+    if kinds == {"cpu"}:
+        return None if any(one.kind == "cpu" for one in receipts) else f"{bench} -ngl 0"
+    fitting = [way for way in model.offloads() if model.needs(way).fit(machine) is not False]
+    ends = {way.cpu_layer_count: model.reads(way, 0, 0) for way in (*fitting[:1], *fitting[-1:])}
+    seen = [reads.memory for one in receipts if (reads := model.read_by(one)) and one.kind != "cpu"]
+    for end, reads in reversed(ends.items()):
+        if len(seen) < _ENOUGH and reads is not None and reads.memory not in seen:
+            return f"{bench} -ngl 99 -ncmoe {end}"
+    return None

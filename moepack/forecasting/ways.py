@@ -1,0 +1,165 @@
+"""Ways of running a model: what a token reads in each, what it takes, which of them fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from moepack.errors import RequestError
+from moepack.footprint.context import ContextOptions
+from moepack.footprint.model import footprint_of
+from moepack.footprint.weights import LayerWeights
+from moepack.forecasting.reads import Kind, Reads
+from moepack.forecasting.receipts import Receipt
+from moepack.machine.model import Machine
+from moepack.paths import PathOrPaths, listed
+from moepack.reading.directory import named_pack
+from moepack.sizes import size_text
+
+MARGIN = 1 << 30
+"""Bytes of each memory that are left to all else, as llama.cpp's `--fit-target` leaves them."""
+
+_SLICE_COUNT = 3
+"""Gate, up and down: what is read of a source for an expert, where a pack has one blob."""
+
+
+class Way(NamedTuple):
+    """A way of running: `cpu_layer_count` is N of `--n-cpu-moe N`, `budget` a cache's bytes."""
+
+    kind: Kind
+    cpu_layer_count: int | None = None
+    budget: int | None = None
+
+    def keeps_in_memory(self, layer: int) -> bool:
+        """Say whether the experts of a layer are in memory: llama.cpp counts all blocks."""
+        return self.cpu_layer_count is None or layer < self.cpu_layer_count
+
+
+class Needs(NamedTuple):
+    """What a way takes of VRAM and of memory, in bytes; None where it is not known."""
+
+    vram: int | None
+    memory: int | None
+
+    def fit(self, machine: Machine) -> bool | None:
+        """Say whether a machine has that, and a margin; None where it is not known."""
+        if self.vram is None or self.memory is None:
+            return None
+        vram = sum(max(0, gpu.memory.value - MARGIN) for gpu in machine.gpus)
+        return self.vram <= vram and self.memory + MARGIN <= machine.memory.value
+
+
+class Model:
+    """A model to be run, with room for so many tokens.
+
+    `paths` is a source or a pack. Raises what opening it does, and RequestError for a model without
+    experts and for a context that llama.cpp refuses.
+    """
+
+    def __init__(self, paths: PathOrPaths, context: int) -> None:
+        self.path = str(listed(paths)[0])
+        footprint = footprint_of(paths)
+        options = ContextOptions(context)
+        self.weights = footprint.weights
+        self._context = footprint.context(options)
+        self._compute_length = footprint.compute_length(options)
+        self.layers: list[LayerWeights] = [
+            layer for layer in self.weights.layers if layer.expert_length
+        ]
+        """Those with experts."""
+        count = sum(family.expert_count for family in self.weights.shape.routed.values())
+        if not count:
+            raise RequestError("the model has no experts that a router chooses", path=self.path)
+        length = self.weights.expert_length // count
+        self.read_length = length if named_pack(paths) else length // _SLICE_COUNT
+        """Bytes of a read of an expert from the drive."""
+
+    @property
+    def context_length(self) -> int | None:
+        """The bytes of the context; None where it is not known."""
+        return None if self._context is None else self._context.length
+
+    @property
+    def layer_count(self) -> int:
+        """How many layers there are, with experts or without."""
+        return self.weights.block_count or len(self.weights.layers)
+
+    @property
+    def step_length(self) -> int | None:
+        """The bytes of the experts that a token uses in all layers."""
+        return self.weights.read_expert_length
+
+    def reads(self, way: Way, missed: float, depth: float) -> Reads | None:
+        """Return what a token reads, `missed` bytes of it of the drive, after `depth` tokens.
+
+        None where it is not known how many experts, or which other bytes, it reads.
+        """
+        return self._reads(way.kind, way.keeps_in_memory, missed, depth)
+
+    def read_by(self, receipt: Receipt) -> Reads | None:
+        """Return what a token read in a run that was measured."""
+        keeps = receipt.keeps_in_memory
+        return self._reads(receipt.kind, keeps, receipt.read_length, receipt.depth)
+
+    def _reads(
+        self, kind: Kind, keeps: Callable[[int], bool], missed: float, depth: float
+    ) -> Reads | None:
+        dense, experts = self.weights.read_dense_length, self.step_length
+        if dense is None or experts is None:
+            return None
+        rest = dense + (0 if self._context is None else self._context.read_length(round(depth)))
+        count = len(self.layers)
+        if kind in ("cpu", "stream"):
+            return Reads(count, memory=rest + experts, drive=missed)
+        kept = sum(one.used_expert_length or 0 for one in self.layers if keeps(one.layer))
+        return Reads(count, vram=rest + experts - kept, memory=kept)
+
+    def needs(self, way: Way) -> Needs:
+        """Return what a way takes."""
+        dense, outer = self.weights.dense_length, self.weights.outer
+        context, computing = self.context_length, self._compute_length
+        if dense is None or outer is None or context is None or computing is None:
+            return Needs(None, None)
+        rest = dense + context + computing
+        experts = self.weights.expert_length
+        if way.kind in ("cpu", "stream"):
+            return Needs(0, rest + (experts if way.budget is None else way.budget))
+        kept = sum(one.expert_length for one in self.layers if way.keeps_in_memory(one.layer))
+        # Embeddings are looked up in memory, whatever is offloaded (llama-model.cpp, b11549).
+        embeddings = outer.embedding_length
+        tied = outer.output_length if outer.is_tied else 0
+        return Needs(rest - embeddings + tied + experts - kept, embeddings + kept)
+
+    def offload(self, cpu_layer_count: int) -> Way:
+        """Return the way in which the experts of the first so many blocks are in memory."""
+        has_any = any(one.layer < cpu_layer_count for one in self.layers)
+        return Way("offload" if has_any else "gpu", cpu_layer_count)
+
+    def offloads(self) -> list[Way]:
+        """Return every `--n-cpu-moe N` that makes a difference, from 0 to all layers."""
+        return [self.offload(end) for end in (0, *(one.layer + 1 for one in self.layers))]
+
+    def best(self, machine: Machine) -> Way:
+        """Return the way that is fastest of those that fit: as little in memory as VRAM allows.
+
+        Raises RequestError below the floor.
+        """
+        ways = [*(self.offloads() if machine.gpus else ()), Way("cpu")]
+        fitting = (way for way in ways if self.needs(way).fit(machine) is not False)
+        return next(fitting, None) or Way("stream", budget=self._budget(machine))
+
+    def _budget(self, machine: Machine) -> int:
+        """Return the bytes that a machine has for experts. Raises RequestError below the floor."""
+        fixed = self.needs(Way("stream", budget=0)).memory or 0
+        memory, step = int(machine.memory.value), self.step_length or 0
+        left = memory - MARGIN - fixed
+        if left < step:
+            raise RequestError(
+                "too little memory for this model",
+                expected=f"{size_text(fixed + step + MARGIN)} ({size_text(fixed)} for all but "
+                f"experts, {size_text(step)} experts of one token, {size_text(MARGIN)} for all "
+                "else)",
+                found=size_text(memory),
+                hint=f"{size_text(step - left)} are missing",
+            )
+        return min(left, self.weights.expert_length)

@@ -1,0 +1,147 @@
+"""What a forecast says, written for people."""
+
+from collections.abc import Iterator
+
+from moepack.forecasting.facts import ForecastFacts, ReceiptFacts, SpeedFacts, TermFacts
+from moepack.forecasting.published import PublishedFacts
+from moepack.forecasting.reads import KIND_WORDS
+from moepack.report.table import aligned
+from moepack.report.trace_text import UNKNOWN
+from moepack.sizes import count_text, size_text
+
+_NAMES = {"layers": "layers", "vram": "VRAM", "memory": "memory", "drive": "drive"}
+
+
+def text(facts: ForecastFacts) -> str:
+    """Write what a token reads, the forecasts, and what they stand on."""
+    machine = f" on {facts.machine}" if facts.machine else ""
+    lines = [
+        f"{facts.model}{machine}: {size_text(facts.expert_length)} of experts, "
+        f"{_length(facts.dense_length)} dense; a token reads {_length(facts.read_expert_length)} "
+        f"and {_length(facts.read_dense_length)}",
+        "",
+    ]
+    if len(facts.forecasts) == 1:
+        lines += _single(facts.forecasts[0])
+    else:
+        lines += _table(facts.forecasts)
+    warnings = dict.fromkeys(line for one in facts.forecasts for line in one.warnings)
+    if len(facts.forecasts) == 1:
+        lines += [f"note: {line}" for line in warnings]
+    lines += list(map(_receipt, facts.receipts))
+    if facts.next_receipt is not None:
+        lines.append(f"a run of this model here says it better: {facts.next_receipt}")
+    return "\n".join(lines)
+
+
+def _single(one: SpeedFacts) -> Iterator[str]:
+    """Write one forecast with its terms."""
+    yield f"{_way(one)}: {speed_words(one)}"
+    rows = [list(_term(term, one.binding)) for term in one.terms]
+    yield from (f"  {line}" for line in aligned(rows, "lrrrl"))
+    if one.misses_from is not None:
+        yield (
+            f"{_rate(one.hit_rate)} of lookups hit, and a token reads {_length(one.missed_length)} "
+            f"of the drive (from: {one.misses_from})"
+        )
+    fits = {True: ", which fits", False: ", which does not fit", None: ""}[one.fits]
+    vram = f"{_length(one.vram_length)} of VRAM and " if one.vram_length != 0 else ""
+    yield f"takes {vram}{_length(one.memory_length)} of memory{fits}"
+    yield f"the range holds nine of ten runs; it stands on {_evidence(one)}"
+
+
+def _way(one: SpeedFacts) -> str:
+    words = KIND_WORDS[one.kind]
+    if one.budget_length is not None:
+        return f"{words}, {size_text(one.budget_length)} of them in memory"
+    return words if one.cpu_layer_count is None else f"--n-cpu-moe {one.cpu_layer_count} ({words})"
+
+
+def speed_words(one: SpeedFacts) -> str:
+    """Say how fast, between which bounds, or why that is not known."""
+    if one.tokens_per_second is None:
+        lacking = [_NAMES[term.name] for term in one.terms if term.seconds is None]
+        why = (
+            f"nothing is known of the bandwidth of {' and '.join(lacking)}"
+            if lacking
+            else ("it is not known what a token reads")
+        )
+        return f"{UNKNOWN} tok/s: {why}"
+    return (
+        f"{_number(one.tokens_per_second)} tok/s, {_number(one.lowest)} to {_number(one.highest)}; "
+        f"at most {_number(one.ceiling)}, if every bandwidth were reached"
+    )
+
+
+def _term(term: TermFacts, binding: str | None) -> Iterator[str]:
+    """Yield the cells of a term: name, what, how fast, how long, whether it takes longest."""
+    seconds = term.seconds
+    yield _NAMES[term.name]
+    if term.count is not None:
+        each = UNKNOWN if seconds is None else f"{seconds / term.count * 1e6:.0f} µs each"
+        yield from (str(term.count), each)
+    else:
+        stated = "" if term.bandwidth is None else f" of {_bandwidth(term.bandwidth)} {term.basis}"
+        yield from (_length(term.length), f"{_bandwidth(term.reached)}{stated}")
+    yield UNKNOWN if seconds is None else f"{seconds * 1e3:.2f} ms"
+    yield "takes longest" if term.name == binding else ""
+
+
+def _evidence(one: SpeedFacts) -> str:
+    if one.receipt_count:
+        return count_text(one.receipt_count, "receipt")
+    return "published runs of other machines"
+
+
+def _table(forecasts: tuple[SpeedFacts, ...]) -> list[str]:
+    """Write a row for each forecast."""
+    streams = forecasts[0].budget_length is not None
+    columns = ["budget", "hits", "read a token"] if streams else ["--n-cpu-moe", "VRAM"]
+    rows = [[*columns, "memory", "tok/s", "from", "to", "at most", "longest", ""]]
+    for one in forecasts:
+        if streams:
+            cells = [_length(one.budget_length), _rate(one.hit_rate), _length(one.missed_length)]
+        else:
+            cells = [str(one.cpu_layer_count), _length(one.vram_length)]
+        speeds = (one.tokens_per_second, one.lowest, one.highest, one.ceiling)
+        rows.append(
+            [
+                *(*cells, _length(one.memory_length), *map(_number, speeds)),
+                UNKNOWN if one.binding is None else _NAMES[one.binding],
+                "does not fit" if one.fits is False else "",
+            ]
+        )
+    return [*aligned(rows), ""]
+
+
+def _receipt(receipt: ReceiptFacts) -> str:
+    where = f"{receipt.path}, {receipt.place}: {_number(receipt.tokens_per_second)} tok/s"
+    if receipt.refusal is not None:
+        return f"receipt {where}, not used: {receipt.refusal}"
+    return f"receipt {where} ({', '.join(receipt.fields)})"
+
+
+def _length(length: int | None) -> str:
+    return UNKNOWN if length is None else size_text(length)
+
+
+def _bandwidth(bandwidth: float | None) -> str:
+    return UNKNOWN if bandwidth is None else f"{bandwidth / 1e9:.3g} GB/s"
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _rate(rate: float | None) -> str:
+    return UNKNOWN if rate is None else f"{rate:.1%}"
+
+
+def published(facts: PublishedFacts) -> str:
+    """Write what the published formula says."""
+    terms = {"dense": facts.dense_seconds, "memory": facts.memory_seconds}
+    parts = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in terms.items()]
+    return (
+        f"{facts.tokens_per_second:.4f} tok/s by the formula of estimate_speed.py: "
+        f"{', '.join(parts)}, drive {facts.drive_seconds * 1e3:.1f} ms"
+    )

@@ -1,0 +1,164 @@
+"""Receipts: which files are some, and what of them is used."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moepack.errors import RequestError
+from moepack.forecasting.receipts import Receipt, read_receipts
+
+NOW: dict[str, Any] = {
+    "build_commit": "abc",
+    "cpu_info": "CPU",
+    "gpu_info": "NVIDIA GeForce RTX 3090",
+    "backends": "CUDA",
+    "model_filename": "model.gguf",
+    "model_type": "qwen3moe 30B.A3B Q4_K - Medium",
+    "model_size": 18_550_000_000,
+    "model_n_params": 30_532_122_624,
+    "n_gpu_layers": 99,
+    "n_cpu_moe": 24,
+    "tensor_buft_overrides": "none",
+    "n_prompt": 0,
+    "n_gen": 128,
+    "n_depth": 512,
+    "avg_ns": 1_000_000_000,
+    "avg_ts": 41.9,
+}
+OLD: dict[str, Any] = {  # of 2023
+    "build_commit": "def",
+    "cuda": True,
+    "opencl": False,
+    "gpu_blas": True,
+    "model_size": 18_550_000_000,
+    "n_gpu_layers": 99,
+    "n_prompt": 0,
+    "n_gen": 128,
+    "avg_ns": 4_000_000_000,
+}
+RUN: dict[str, Any] = {
+    "model_length": 18_550_000_000,
+    "step_count": 99,
+    "seconds": 9.9,
+    "read_length": 990,
+    "read_seconds": 4.95,
+    "prompt_count": 10,
+    "memory": {"experts": 1},
+}
+
+
+def write(path: Path, body: Any) -> str:
+    path.write_text(body if isinstance(body, str) else json.dumps(body))
+    return str(path)
+
+
+def only(path: Path, body: Any) -> Receipt:
+    (receipt,) = read_receipts([write(path / "receipt.json", body)])
+    return receipt
+
+
+def test_an_array_as_llama_bench_writes_it(tmp_path: Path) -> None:
+    prompt = {**NOW, "n_prompt": 512, "n_gen": 0}
+    receipt = only(tmp_path, [prompt, NOW])
+    assert (receipt.kind, receipt.tokens_per_second, receipt.depth) == ("offload", 41.9, 576)
+    assert receipt.model_length == 18_550_000_000
+    assert (receipt.cpu_layer_count, receipt.gpu_layer_count) == (24, 99)
+    assert receipt.place == "entry 2"
+    assert {"avg_ts", "n_cpu_moe", "model_size"} <= set(receipt.fields)
+    assert "cpu_info" not in receipt.fields
+
+
+def test_an_object_in_each_line(tmp_path: Path) -> None:
+    lines = f"{json.dumps(NOW)}\n\n{json.dumps({**NOW, 'n_cpu_moe': 0})}\n"
+    found = read_receipts([write(tmp_path / "bench.jsonl", lines)])
+    assert [(one.place, one.kind) for one in found] == [("line 1", "offload"), ("line 3", "gpu")]
+
+
+def test_a_single_line(tmp_path: Path) -> None:
+    assert only(tmp_path, json.dumps(NOW) + "\n").place == "entry 1"
+
+
+def test_an_old_one(tmp_path: Path) -> None:
+    receipt = only(tmp_path, [OLD])
+    assert (receipt.kind, receipt.tokens_per_second) == ("gpu", 32)
+    assert receipt.depth == 64
+    assert only(tmp_path, [{**OLD, "cuda": False, "gpu_blas": False}]).kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"n_cpu_moe": 0}, "gpu"),
+        ({"n_gpu_layers": 0}, "cpu"),
+        ({"n_gpu_layers": -1}, "offload"),
+        ({"backends": "CPU"}, "cpu"),
+        ({"backends": "BLAS,CPU"}, "cpu"),
+        ({"backends": "Vulkan,RPC"}, "offload"),
+        ({"n_cpu_moe": 0, "tensor_buft_overrides": "exps=CPU"}, "offload"),
+        ({"n_cpu_moe": 0, "tensor_buft_overrides": "exps=CUDA1"}, "gpu"),
+    ],
+)
+def test_how_it_ran(tmp_path: Path, change: dict[str, Any], kind: str) -> None:
+    assert only(tmp_path, [{**NOW, **change}]).kind == kind
+
+
+def test_which_layers_were_in_memory(tmp_path: Path) -> None:
+    receipt = only(tmp_path, [{**NOW, "n_cpu_moe": 2}])
+    assert [receipt.keeps_in_memory(layer) for layer in range(4)] == [True, True, False, False]
+    pattern = r"blk\.(1|3)\.ffn_.*_exps=CPU;output=CUDA0"
+    receipt = only(tmp_path, [{**NOW, "n_cpu_moe": 0, "tensor_buft_overrides": pattern}])
+    assert [receipt.keeps_in_memory(layer) for layer in range(4)] == [False, True, False, True]
+
+
+def test_a_cache_of_experts_says_too_little(tmp_path: Path) -> None:
+    assert only(tmp_path, [{**NOW, "moe_cache": 4096}]).flaw is not None
+    assert only(tmp_path, [{**NOW, "moe_cache": 0}]).flaw is None
+
+
+def test_our_own(tmp_path: Path) -> None:
+    receipt = only(tmp_path, RUN)
+    assert (receipt.kind, receipt.tokens_per_second) == ("stream", 10)
+    assert (receipt.read_length, receipt.read_seconds) == (10, 0.05)
+    assert receipt.depth == 59.5
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "empty": ("", "empty"),
+    "no JSON": ("tok/s: 12\n", "line 1: not JSON"),
+    "a line": (json.dumps(NOW) + "\n{", "line 2: not JSON"),
+    "a number": ("12", "entry 1: not a receipt"),
+    "another tool's": ([{"throughput": 12}], "entry 1: not a receipt"),
+    "prompts alone": ([{**NOW, "n_prompt": 512, "n_gen": 0}], "no test that generates tokens"),
+    "both at once": ([{**NOW, "n_prompt": 512}], "no test that generates tokens"),
+    "no model": ([{**NOW, "model_size": None}], "model_size: .*not say which model"),
+    "a model of 0": ([{**NOW, "model_size": 0}], "model_size: .*not say which model"),
+    "no speed": ([{**NOW, "avg_ts": None, "avg_ns": None}], "avg_ns: missing"),
+    "no tokens": ([{**NOW, "avg_ts": 0}], "avg_ts: not more than 0"),
+    "NaN": ('[{"n_gen": 1, "model_size": 9, "avg_ts": NaN}]', "avg_ts: not a number"),
+    "text": ([{**NOW, "n_cpu_moe": "all"}], "n_cpu_moe: not a number"),
+    "true": ([{**NOW, "n_gen": True}], "n_gen: not a number"),
+    "a huge one": ('[{"n_gen": 1e999, "model_size": 9}]', "n_gen: not a number"),
+    "pattern": ([{**NOW, "tensor_buft_overrides": "(=CPU"}], "not a pattern, found \\("),
+    "our own without a model": ({**RUN, "model_length": None}, "model_length: .*which model"),
+    "our own, one token": ({**RUN, "step_count": 0}, "too short to be a receipt"),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_is_none_is_refused(tmp_path: Path, body: Any, message: str) -> None:
+    path = write(tmp_path / "receipt.json", body)
+    with pytest.raises(RequestError, match=message) as caught:
+        read_receipts([path])
+    assert caught.value.path == path
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="cannot read: No such file"):
+        read_receipts([str(tmp_path / "none.json")])
+
+
+def test_depths_of_brackets_end_in_a_message(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="not JSON"):
+        read_receipts([write(tmp_path / "deep.json", "[" * 100_000)])
