@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from moepack.packing.pack_model import pack_model
     from moepack.packing.restore import restore
     from moepack.packing.shard_index import index_model
+    from moepack.placing.place import place
     from moepack.report.inspection import inspect, shape_of
     from moepack.report.listing import list_pack
     from moepack.running.chat import Message
@@ -110,6 +111,7 @@ _ROOMS = {
     "measure_machine": "bench.machine",
     "mount": "mounting.mount",
     "pack_model": "packing.pack_model",
+    "place": "placing.place",
     "published_formula": "forecasting.published",
     "record_trace": "trace.recording.recording",
     "restore": "packing.restore",
@@ -158,6 +160,7 @@ __all__ = [
     "mount",
     "open",
     "pack_model",
+    "place",
     "published_formula",
     "record_trace",
     "restore",

@@ -32,6 +32,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "forecasting": {
         *("moepack", "reading", "trace.formats", "machine", "simulation", "footprint"),
     },
+    "placing": {
+        *("moepack", "source", "reading", "trace.formats", "hotness", "analysis", "machine"),
+        *("simulation", "footprint", "forecasting"),
+    },
     "mounting": {"moepack", "format", "storage", "reading"},
     "running": {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
@@ -45,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {
         *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),
         *("packing", "engines", "mounting", "machine", "bench", "running", "simulation"),
-        "forecasting",
+        *("forecasting", "placing"),
     },
     "cli": {"*"},
 }
@@ -69,7 +73,7 @@ DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
         *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
-        *("llama_cpp", "running", "simulation", "forecasting"),
+        *("llama_cpp", "running", "simulation", "forecasting", "placing"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

@@ -19,6 +19,7 @@ from moepack.cli.files import force_option, output_file, output_option
 from moepack.cli.forecast import forecast
 from moepack.cli.machine import machine
 from moepack.cli.parameters import OutputFile, PathName
+from moepack.cli.place import place
 from moepack.cli.progress import progress
 from moepack.cli.running import run as run_command
 from moepack.cli.serving import serve
@@ -236,6 +237,7 @@ cli.add_command(trace)
 cli.add_command(hotness_command)
 cli.add_command(simulate)
 cli.add_command(forecast)
+cli.add_command(place)
 cli.add_command(machine)
 
 

@@ -42,8 +42,8 @@ def source(facts: SourceFacts) -> str:
         f"  expert bytes          {size_text(facts.expert_length)} "
         f"({facts.expert_length / max(total_length, 1):.1%} of all tensors)",
         f"  dense bytes           {size_text(facts.dense_length)}",
-        f"  parameters            {_amount(parameters.total)} total, "
-        f"{_amount(parameters.active)} active, {_amount(parameters.expert)} in experts",
+        f"  parameters            {amount(parameters.total)} total, "
+        f"{amount(parameters.active)} active, {amount(parameters.expert)} in experts",
     ]
     if facts.mtp_layers:
         layers = ranges_text(facts.mtp_layers)
@@ -63,7 +63,8 @@ def _experts_used(used: int | tuple[int, ...] | None) -> str:
     return UNKNOWN if used is None else str(used)
 
 
-def _amount(number: int | None) -> str:
+def amount(number: int | None) -> str:
+    """Write a number of parameters: `30.5B`."""
     if number is None:
         return UNKNOWN
     for factor, unit in ((10**9, "B"), (10**6, "M")):

@@ -1,0 +1,86 @@
+"""What a placement says."""
+
+from dataclasses import dataclass
+
+from moepack.forecasting.facts import SpeedFacts
+
+
+@dataclass(frozen=True, slots=True)
+class CountFacts:
+    """Numbers of parameters: all, those of experts, of embeddings, and of all else.
+
+    `active` are those that a token is computed with: of embeddings it is but a row. None is what is
+    not known.
+    """
+
+    total: int
+    expert: int
+    embedding: int
+    dense: int
+    active: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What lies in one memory, in bytes: `length` is its size, `left_length` what nothing takes.
+
+    A margin for all else is a part of what is left.
+    """
+
+    name: str
+    length: int
+    dense_length: int
+    context_length: int
+    expert_length: int
+    compute_length: int
+    left_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class OptionFacts:
+    """A command line, and where it puts experts: bytes in VRAM, in memory, and read as needed.
+
+    `cpu_layer_count` is N of `--n-cpu-moe N`, where that is said so.
+    """
+
+    command: str
+    cpu_layer_count: int | None
+    vram_expert_length: int
+    memory_expert_length: int
+    streamed_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinFacts:
+    """Whether it is worth to hold the hottest experts for good.
+
+    `verdict` is the concentration gate's, `reason` its sentence. At the budget for experts the
+    hottest have `static_hit_rate` of what was not learned from, and LRU has `lru_hit_rate`. Of the
+    budget `pin_length` bytes are pinned: 0 where that is worth nothing. None is what is not known.
+    """
+
+    verdict: str
+    reason: str
+    static_hit_rate: float | None
+    lru_hit_rate: float | None
+    pin_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementFacts:
+    """Where everything goes, as command lines to paste.
+
+    `option` is what the engine can be told; `alternatives` hold more experts in VRAM, or cache
+    them. `forecast` is of `option`, None where no machine was given to forecast for.
+    """
+
+    model: str
+    engine: str
+    context: int
+    margin_length: int
+    parameters: CountFacts
+    devices: tuple[DeviceFacts, ...]
+    option: OptionFacts
+    alternatives: tuple[OptionFacts, ...]
+    pins: PinFacts | None
+    forecast: SpeedFacts | None

@@ -1,0 +1,108 @@
+"""Experts in memory, as few as the VRAM of one or more GPUs allows, in the words of llama.cpp.
+
+Facts of b11549: `--n-cpu-moe N` keeps the experts of the first N blocks in memory, `-ot` those that
+match a pattern (common/arg.cpp). `-ts` deals out layers, and the output behind the last of them, in
+proportion to its numbers, one GPU after the other (llama-model.cpp, `load_tensors`): counts of
+layers give just these. Embeddings stay in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from moepack.placing.load import ExpertTensor, LayerLoad, Load
+
+
+class Offload(NamedTuple):
+    """A placement: which expert tensors are in memory, and which layers each GPU has.
+
+    `cpu_layer_count` is N. `layer_counts` are by GPU, the output counts as a layer of the last;
+    `used_lengths` are the bytes on each.
+    """
+
+    cpu_layer_count: int
+    in_memory: tuple[ExpertTensor, ...]
+    layer_counts: tuple[int, ...]
+    used_lengths: tuple[int, ...]
+
+    @property
+    def memory_length(self) -> int:
+        """The bytes of the experts in memory."""
+        return sum(tensor.length for tensor in self.in_memory)
+
+
+def offload(load: Load, rooms: Sequence[int]) -> Offload | None:
+    """Return the placement with the smallest N for GPUs of `rooms` bytes; None where none fits."""
+    ends = [0, *(layer.layer + 1 for layer in load.layers if layer.expert_length)]
+    for end in ends:
+        dealt = _deal(load, rooms, end)
+        if dealt is not None:
+            counts, used = dealt
+            tensors = (one for held in load.layers if held.layer < end for one in held.tensors)
+            return Offload(end, tuple(tensors), counts, used)
+    return None
+
+
+def missing_length(load: Load, rooms: Sequence[int]) -> int:
+    """Return how many bytes of VRAM are missing, with all experts in memory."""
+    needed = load.fixed_length + load.compute_length * len(rooms)
+    return max(1, needed - sum(rooms))
+
+
+def filled(load: Load, placed: Offload, rooms: Sequence[int]) -> Offload:
+    """Return a placement with what VRAM is left filled, tensor by tensor, from the last layer on.
+
+    It takes a pattern (`-ot`) to say so, as N counts whole layers.
+    """
+    left = [room - used for room, used in zip(rooms, placed.used_lengths, strict=True)]
+    gpus = _gpus(load, placed.layer_counts)
+    moved: set[ExpertTensor] = set()
+    by_layer = sorted(placed.in_memory, key=lambda tensor: (-tensor.layer, -tensor.length))
+    for tensor in by_layer:
+        gpu = gpus[tensor.layer]
+        if tensor.length <= left[gpu]:
+            left[gpu] -= tensor.length
+            moved.add(tensor)
+    kept = tuple(tensor for tensor in placed.in_memory if tensor not in moved)
+    used = tuple(room - free for room, free in zip(rooms, left, strict=True))
+    return placed._replace(in_memory=kept, used_lengths=used)
+
+
+def pattern(tensors: Sequence[ExpertTensor]) -> str:
+    """Return the values of `-ot` that keep just these tensors in memory."""
+    by_layer: dict[int, tuple[str, ...]] = {}
+    for tensor in tensors:
+        by_layer[tensor.layer] = (*by_layer.get(tensor.layer, ()), tensor.name)
+    alike = sorted(by_layer.items(), key=lambda held: (sorted(held[1]), held[0]))
+    return ",".join(
+        rf"blk\.({'|'.join(str(layer) for layer, _ in held)})\.({'|'.join(names)})\.=CPU"
+        for names, held in groupby(alike, key=lambda held: sorted(held[1]))
+    )
+
+
+def _deal(
+    load: Load, rooms: Sequence[int], end: int
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Deal layers out to GPUs in their order; return counts and bytes, None where one is left."""
+    items = [_on_gpu(layer, end) for layer in load.layers] + [load.output_length]
+    counts, used = [], []
+    for room in rooms:
+        count, length = 0, load.compute_length
+        while items and length + items[0] <= room:
+            length += items.pop(0)
+            count += 1
+        counts.append(count)
+        used.append(length if count else 0)
+    return None if items else (tuple(counts), tuple(used))
+
+
+def _on_gpu(layer: LayerLoad, end: int) -> int:
+    return layer.fixed_length + (0 if layer.layer < end else layer.expert_length)
+
+
+def _gpus(load: Load, counts: Sequence[int]) -> dict[int, int]:
+    """Map each layer to its GPU."""
+    order = [gpu for gpu, count in enumerate(counts) for _ in range(count)]
+    return {layer.layer: gpu for layer, gpu in zip(load.layers, order, strict=False)}

@@ -1,0 +1,127 @@
+"""Placements for llama.cpp and what descends from it: whole layers, or tensors by a pattern."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from moepack.errors import RequestError
+from moepack.placing.facts import DeviceFacts, OptionFacts
+from moepack.placing.offload import Offload, filled, missing_length, offload, pattern
+from moepack.placing.request import Request, device_facts
+from moepack.sizes import size_text
+
+LLAMA, IK_LLAMA = "llama.cpp", "ik_llama.cpp"
+
+_LEAST_GAIN = 0.02
+"""Of the experts: what a pattern has to bring into VRAM to be worth its length."""
+
+
+class Placement(NamedTuple):
+    """What lies where, how to say so, and what else one could say; N where there is a GPU."""
+
+    devices: tuple[DeviceFacts, ...]
+    option: OptionFacts
+    alternatives: tuple[OptionFacts, ...]
+    cpu_layer_count: int | None
+
+
+def place_stock(request: Request) -> Placement:
+    """Place a model for a stock engine. Raises RequestError for too little VRAM or memory."""
+    load = request.load
+    if not request.machine.gpus:
+        _check_memory(request, request.working_length + load.expert_length)
+        option = OptionFacts(_command(request), None, 0, load.expert_length, 0)
+        return Placement((request.memory_device(load.expert_length),), option, (), None)
+    placed = offload(load, request.rooms)
+    if placed is None:
+        raise _too_little_vram(request)
+    _check_memory(request, load.embedding_length + placed.memory_length)
+    count = placed.cpu_layer_count
+    words = [*_split(placed), *(["--n-cpu-moe", str(count)] if count else [])]
+    return Placement(
+        tuple(_devices(request, placed)),
+        _option(request, placed, words, count),
+        tuple(_alternatives(request, placed)),
+        count,
+    )
+
+
+def _alternatives(request: Request, placed: Offload) -> Iterator[OptionFacts]:
+    """Yield what holds more experts in VRAM, and what caches them there."""
+    load, count = request.load, placed.cpu_layer_count
+    fuller = filled(load, placed, request.rooms)
+    if placed.memory_length - fuller.memory_length >= _LEAST_GAIN * load.expert_length:
+        words = ["-ot", pattern(fuller.in_memory)] if fuller.in_memory else []
+        yield _option(request, fuller, [*_split(placed), *words], None)
+    if count and len(request.rooms) == 1 and request.engine == LLAMA:
+        # Of host memory, where all experts are then, b11549 caches the latest in VRAM.
+        room = request.rooms[0] - load.fixed_length - load.compute_length
+        words = ["--cpu-moe", "--moe-cache-mib", str(room >> 20)]
+        command = _command(request, "-ngl", "999", *words)
+        yield OptionFacts(command, None, room >> 20 << 20, load.expert_length, 0)
+
+
+def _option(
+    request: Request, placed: Offload, words: Sequence[str], count: int | None
+) -> OptionFacts:
+    command = _command(request, "-ngl", "999", *words)
+    kept = placed.memory_length
+    return OptionFacts(command, count, request.load.expert_length - kept, kept, 0)
+
+
+def _split(placed: Offload) -> list[str]:
+    """Return how to deal layers out to several GPUs."""
+    counts = placed.layer_counts
+    return ["-ts", ",".join(map(str, counts))] if len(counts) > 1 else []
+
+
+def _command(request: Request, *words: str) -> str:
+    keys, values = request.cache_types
+    types = [] if keys == values == "f16" else ["-ctk", keys, "-ctv", values]
+    length = ["-c", str(request.context)]
+    return shlex.join(["llama-server", "-m", request.load.path, *words, *length, *types])
+
+
+def _devices(request: Request, placed: Offload) -> Iterator[DeviceFacts]:
+    """Yield what lies on each GPU, and in memory."""
+    load = request.load
+    layers = list(load.layers)
+    gpus = zip(request.machine.gpus, placed.layer_counts, strict=True)
+    for number, (gpu, count) in enumerate(gpus):
+        held, layers = layers[:count], layers[count:]
+        output = load.output_length if count > len(held) else 0
+        yield device_facts(
+            gpu.name or f"GPU {number}",
+            int(gpu.memory.value),
+            sum(layer.dense_length for layer in held) + output,
+            sum(layer.context_length for layer in held),
+            sum(one.expert_length for one in held if one.layer >= placed.cpu_layer_count),
+            load.compute_length if count else 0,
+        )
+    memory = int(request.machine.memory.value)
+    yield device_facts("memory", memory, load.embedding_length, 0, placed.memory_length, 0)
+
+
+def _too_little_vram(request: Request) -> RequestError:
+    missing = missing_length(request.load, request.rooms)
+    return RequestError(
+        "too little VRAM, even with all experts in memory",
+        expected=f"{size_text(sum(request.rooms) + missing)} beside the margin",
+        found=size_text(sum(request.rooms)),
+        hint=f"{size_text(missing)} are missing; a shorter --context, or keys and values of "
+        "another --cache-type, take less",
+    )
+
+
+def _check_memory(request: Request, needed: int) -> None:
+    room = request.memory_room
+    if needed > room:
+        raise RequestError(
+            "too little memory for this model",
+            expected=f"{size_text(needed)} beside the margin",
+            found=size_text(room),
+            hint=f"{size_text(needed - room)} are missing; --engine pack reads experts from the "
+            "drive when they are needed",
+        )

@@ -1,0 +1,66 @@
+"""What a placement says, written for people."""
+
+from collections.abc import Iterator
+
+from moepack.placing.facts import OptionFacts, PinFacts, PlacementFacts
+from moepack.report.forecast_text import speed_words
+from moepack.report.table import aligned
+from moepack.report.text import UNKNOWN, amount
+from moepack.sizes import size_text
+
+
+def text(facts: PlacementFacts) -> str:
+    """Write the memories with what lies in them, and the command lines."""
+    return "\n".join(_lines(facts))
+
+
+def _lines(facts: PlacementFacts) -> Iterator[str]:
+    counts = facts.parameters
+    yield (
+        f"{facts.model}: {amount(counts.total)} parameters: {amount(counts.expert)} in experts, "
+        f"{amount(counts.dense)} dense, {amount(counts.embedding)} in embeddings; "
+        f"{amount(counts.active)} are active in a token, but all take memory"
+    )
+    rows = [["", "size", "dense", "context", "experts", "computing", "left"]]
+    for device in facts.devices:
+        lengths = (
+            *(device.length, device.dense_length, device.context_length, device.expert_length),
+            device.compute_length,
+        )
+        rows.append([device.name, *map(size_text, lengths), _left(device.left_length)])
+    yield ""
+    yield from aligned(rows, "l")
+    yield ""
+    yield from _option(facts.option)
+    for one in facts.alternatives:
+        yield "or:"
+        yield from _option(one)
+    if facts.pins is not None:
+        yield from _pins(facts.pins)
+    speed = facts.forecast
+    if speed is not None:
+        yield f"forecast{' of the first' if facts.alternatives else ''}: {speed_words(speed)}"
+        yield from (f"note: {line}" for line in speed.warnings)
+
+
+def _left(length: int) -> str:
+    return size_text(length) if length >= 0 else f"-{size_text(-length)}"
+
+
+def _option(option: OptionFacts) -> Iterator[str]:
+    yield f"  {option.command}"
+    parts = [(option.vram_expert_length, "in VRAM"), (option.memory_expert_length, "in memory")]
+    parts.append((option.streamed_length, "on the drive"))
+    said = [f"{size_text(length)} {where}" for length, where in parts if length]
+    yield f"  experts: {', '.join(said)}"
+
+
+def _pins(pins: PinFacts) -> Iterator[str]:
+    rates = f"the hottest that fit {_rate(pins.static_hit_rate)}, LRU {_rate(pins.lru_hit_rate)}"
+    yield f"hits at this budget: {rates}"
+    pinned = f"pinned: {size_text(pins.pin_length)}" if pins.pin_length else "none is pinned"
+    yield f"{pinned}; {pins.reason}"
+
+
+def _rate(rate: float | None) -> str:
+    return UNKNOWN if rate is None else f"{rate:.1%}"

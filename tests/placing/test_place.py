@@ -1,0 +1,286 @@
+"""What goes where: sums, the smallest N, the words of engines, floors."""
+
+import re
+import shlex
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from moepack.errors import RequestError
+from moepack.footprint.context import ContextOptions
+from moepack.placing.facts import OptionFacts, PlacementFacts
+from moepack.placing.load import Load, load_of
+from moepack.placing.offload import filled, offload, pattern
+from moepack.source.experts import find_experts
+from moepack.source.shards import open_source
+from tests.support import large_models
+from tests.support.machines import machine
+from tests.support.models import first_shard
+
+CONTEXT = 32768
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return gpt-oss-120b with its real dimensions, without its bytes."""
+    return large_models.write("gpt-oss-120b", tmp_path_factory.mktemp("large") / "model.gguf")
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return DeepSeek-V3, whose first three layers have no experts."""
+    return large_models.write("DeepSeek-V3", tmp_path_factory.mktemp("large") / "model.gguf")
+
+
+def load(path: Path) -> Load:
+    return load_of(path, ContextOptions(CONTEXT))
+
+
+def value(option: OptionFacts, name: str) -> str | None:
+    words = shlex.split(option.command)
+    return words[words.index(name) + 1] if name in words else None
+
+
+def place(path: Path, **options: Any) -> PlacementFacts:
+    return moepack.place(path, **{"memory": 1 << 40, **options})
+
+
+def test_published_figures_come_out(gpt_oss: Path) -> None:
+    """gpt-oss-120b: 114.7 B in experts, 5.1 B active, 1.5 B dense (its model card)."""
+    counts = place(gpt_oss).parameters
+    figures = (counts.total, counts.expert, counts.active, counts.dense)
+    assert [round((figure or 0) / 1e9, 1) for figure in figures] == [116.8, 114.7, 5.1, 1.5]
+
+
+@pytest.mark.parametrize("vram", [[24 * GIB], [16 * GIB, 24 * GIB], [12 * GIB] * 3])
+def test_everything_lies_somewhere_and_nothing_twice(gpt_oss: Path, vram: list[int]) -> None:
+    facts = place(gpt_oss, vram=vram)
+    whole = load(gpt_oss)
+    assert sum(one.dense_length for one in facts.devices) == (whole.weights.dense_length or 0), (
+        "the output is not tied"
+    )
+    assert sum(one.expert_length for one in facts.devices) == whole.expert_length
+    contexts = sum(layer.context_length for layer in whole.layers)
+    assert sum(one.context_length for one in facts.devices) == contexts
+    for device in facts.devices:
+        lengths = (
+            *(device.dense_length, device.context_length, device.expert_length),
+            device.compute_length,
+        )
+        assert sum(lengths) + device.left_length == device.length
+        assert device.left_length >= facts.margin_length
+    option = facts.option
+    assert option.vram_expert_length + option.memory_expert_length == whole.expert_length
+
+
+def test_n_is_the_smallest_that_fits(gpt_oss: Path) -> None:
+    facts = place(gpt_oss, vram=[24 * GIB])
+    gpu = facts.devices[0]
+    layer = load(gpt_oss).layers[0].expert_length
+    assert gpu.left_length - facts.margin_length < layer, "one more would fit"
+    count = facts.option.cpu_layer_count
+    assert value(facts.option, "--n-cpu-moe") == str(count)
+    assert facts.option.memory_expert_length == (count or 0) * layer
+
+
+def test_blocks_without_experts_are_counted(deepseek: Path) -> None:
+    whole = load(deepseek)
+    sparse = [layer for layer in whole.layers if layer.expert_length]
+    assert [layer.layer for layer in sparse][:1] == [3]
+    facts = place(deepseek, vram=[40 * GIB])
+    count = facts.option.cpu_layer_count
+    assert count is not None
+    in_memory = sum(layer.expert_length for layer in whole.layers if layer.layer < count)
+    assert facts.option.memory_expert_length == in_memory
+    assert facts.option.vram_expert_length == whole.expert_length - in_memory > 0
+
+
+def test_what_fits_whole_needs_no_words(gpt_oss: Path) -> None:
+    option = place(gpt_oss, vram=[80 * GIB]).option
+    assert option.cpu_layer_count == 0
+    assert "moe" not in option.command.replace(str(gpt_oss), "")
+    assert option.memory_expert_length == 0
+
+
+def test_without_a_gpu_all_is_in_memory(gpt_oss: Path) -> None:
+    facts = place(gpt_oss)
+    (device,) = facts.devices
+    assert device.name == "memory"
+    assert device.expert_length == load(gpt_oss).expert_length
+    assert "-ngl" not in facts.option.command
+
+
+def llama_cpp_deals(shares: Sequence[int], layer_count: int) -> list[int]:
+    """Return the GPU of each layer and of the output, by llama.cpp's rule for `-ts`."""
+    total, ends = 0.0, []
+    for share in shares:
+        total += share
+        ends.append(total)
+    ends = [end / total for end in ends]
+    return [bisect_right(ends, item / (layer_count + 1)) for item in range(layer_count + 1)]
+
+
+@pytest.mark.parametrize("vram", [[24 * GIB, 24 * GIB], [8 * GIB, 40 * GIB], [12 * GIB] * 4])
+def test_several_gpus_get_what_they_hold(gpt_oss: Path, vram: list[int]) -> None:
+    facts = place(gpt_oss, vram=vram)
+    whole = load(gpt_oss)
+    shares = [int(share) for share in (value(facts.option, "-ts") or "").split(",")]
+    assert len(shares) == len(vram)
+    gpus = llama_cpp_deals(shares, len(whole.layers))
+    for number, device in enumerate(facts.devices[:-1]):
+        held = [one for one, gpu in zip(whole.layers, gpus[:-1], strict=True) if gpu == number]
+        assert device.context_length == sum(one.context_length for one in held)
+        output = whole.output_length if gpus[-1] == number else 0
+        assert device.dense_length == sum(one.dense_length for one in held) + output
+
+
+def test_a_pattern_names_just_what_is_in_memory(deepseek: Path) -> None:
+    whole = load(deepseek)
+    room = 40 * GIB
+    placed = offload(whole, [room])
+    assert placed is not None
+    fuller = filled(whole, placed, [room])
+    assert 0 < len(fuller.in_memory) < len(placed.in_memory), "there is room for a projection"
+    assert fuller.used_lengths[0] <= room
+    moved = placed.memory_length - fuller.memory_length
+    assert fuller.used_lengths[0] - placed.used_lengths[0] == moved > 0
+    patterns = [item.removesuffix("=CPU") for item in pattern(fuller.in_memory).split(",")]
+    names = find_experts(open_source([deepseek])).names
+    matched = {name for name in names if any(re.search(one, name) for one in patterns)}
+    wanted = {f"blk.{held.layer}.{held.name}.weight" for held in fuller.in_memory}
+    assert matched == wanted
+
+
+def test_a_pattern_is_offered_where_it_brings_enough(deepseek: Path) -> None:
+    facts = place(deepseek, vram=[28 * GIB])
+    for option in facts.alternatives:
+        if (words := value(option, "-ot")) is not None:
+            assert option.vram_expert_length >= 0.02 * load(deepseek).expert_length
+            assert words.endswith("=CPU")
+
+
+def test_latest_experts_may_be_cached_in_vram(gpt_oss: Path) -> None:
+    facts = place(gpt_oss, vram=[24 * GIB])
+    cached = next(one for one in facts.alternatives if "--moe-cache-mib" in one.command)
+    room = int(value(cached, "--moe-cache-mib") or 0) << 20
+    whole = load(gpt_oss)
+    taken = whole.fixed_length + whole.compute_length + facts.margin_length
+    assert 0 <= 24 * GIB - taken - room < 1 << 20
+    assert cached.vram_expert_length == room
+    assert cached.memory_expert_length == whole.expert_length
+    others = place(gpt_oss, vram=[24 * GIB], engine="ik_llama.cpp").alternatives
+    assert not any("--moe-cache-mib" in one.command for one in others), "it has none"
+
+
+def test_a_shorter_context_takes_less(gpt_oss: Path) -> None:
+    long, short = (place(gpt_oss, vram=[24 * GIB], context=count) for count in (131072, 4096))
+    assert (long.option.cpu_layer_count or 0) > (short.option.cpu_layer_count or 0)
+    small = place(gpt_oss, vram=[24 * GIB], context=131072, cache_types=("q8_0", "q8_0"))
+    assert small.devices[0].context_length < 0.6 * long.devices[0].context_length
+    assert value(small.option, "-ctk") == "q8_0"
+
+
+def test_below_the_floor_it_says_what_is_missing(gpt_oss: Path) -> None:
+    whole = load(gpt_oss)
+    enough = whole.fixed_length + whole.compute_length + GIB
+    assert place(gpt_oss, vram=[enough]).option.cpu_layer_count == 36
+    with pytest.raises(RequestError, match="too little VRAM") as caught:
+        place(gpt_oss, vram=[enough - (2 << 20)])
+    assert (caught.value.hint or "").startswith("2.0 MiB are missing")
+    with pytest.raises(RequestError, match="too little memory") as caught:
+        place(gpt_oss, vram=[24 * GIB], memory=32 * GIB)
+    assert "--engine pack" in (caught.value.hint or "")
+
+
+def test_a_pack_is_run_with_what_there_is(gpt_oss: Path) -> None:
+    facts = place(gpt_oss, engine="pack", memory=32 * GIB)
+    (device,) = facts.devices
+    assert device.left_length == facts.margin_length
+    option = facts.option
+    assert option.memory_expert_length == device.expert_length
+    assert option.memory_expert_length + option.streamed_length == load(gpt_oss).expert_length
+    assert value(option, "--memory") == f"{31 << 10}MiB"
+    whole = place(gpt_oss, engine="pack", memory=128 * GIB)
+    assert whole.option.streamed_length == 0
+    with pytest.raises(RequestError, match="too little memory") as caught:
+        place(gpt_oss, engine="pack", memory=4 * GIB)
+    assert "are missing" in (caught.value.hint or "")
+
+
+def test_real_models_are_placed_and_run_as_it_says(tmp_path: Path) -> None:
+    pack = tmp_path / "model.moepack"
+    moepack.pack_model(first_shard("qwen3moe"), pack)
+    facts = place(pack, context=64, margin=0, memory=16 << 20)
+    assert facts.engine == "pack"
+    words = shlex.split(facts.option.command)
+    assert words[:3] == ["moepack", "run", str(pack)]
+
+
+def test_hotness_decides_whether_experts_are_pinned() -> None:
+    source = first_shard("qwen3moe")
+    trace = source.parent / "qwen3moe-trace.csv"
+    whole = load_of(source, ContextOptions(64))
+    fixed = place(source, engine="pack", context=64).devices[0]
+    working = fixed.dense_length + fixed.context_length + fixed.compute_length
+    memory = working + whole.expert_length // 2
+    facts = place(source, engine="pack", context=64, margin=0, memory=memory, traces=[str(trace)])
+    assert facts.pins is not None
+    assert facts.pins.lru_hit_rate is not None
+    assert facts.pins.static_hit_rate is not None
+    is_worth_it = facts.pins.verdict == "static" and (
+        facts.pins.lru_hit_rate <= facts.pins.static_hit_rate - 0.05
+    )
+    assert bool(facts.pins.pin_length) == is_worth_it
+    hotness = source.parent / "qwen3moe-hotness.csv"
+    known = place(
+        source, engine="pack", context=64, margin=0, memory=memory, hotness=str(hotness)
+    ).pins
+    assert known is not None
+    assert known.lru_hit_rate is None, "counts do not know what comes after what"
+
+
+def test_a_forecast_comes_with_a_machine(gpt_oss: Path) -> None:
+    box = machine(memory=64, bandwidth=80, vram=24, vram_bandwidth=936)
+    facts = moepack.place(gpt_oss, box, context=8192)
+    assert facts.forecast is not None
+    assert facts.forecast.cpu_layer_count == facts.option.cpu_layer_count
+    assert facts.forecast.tokens_per_second is not None
+    streamed = moepack.place(gpt_oss, machine(memory=32, bandwidth=80, drive=7), engine="pack")
+    assert streamed.forecast is not None
+    assert streamed.forecast.budget_length == streamed.option.memory_expert_length
+    assert place(gpt_oss).forecast is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "vllm"}, "no such engine, expected llama.cpp, ik_llama.cpp, pack"),
+        ({"margin": -1}, "not a margin"),
+        ({"memory": None}, "not known how much memory"),
+        ({"traces": ["x"]}, "places whole layers"),
+        ({"engine": "pack", "traces": ["x"], "hotness": "y"}, "either traces or hotness"),
+        ({"cache_types": ("f16", "q9")}, "not a type for a cache"),
+    ],
+)
+def test_requests_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        place(first_shard("qwen3moe"), **options)
+
+
+def test_a_pack_is_nothing_for_llama_cpp(tmp_path: Path) -> None:
+    pack = tmp_path / "model.moepack"
+    moepack.pack_model(first_shard("qwen3moe"), pack)
+    with pytest.raises(RequestError, match="reads GGUF, not packs"):
+        place(pack, engine="llama.cpp")
+
+
+def test_a_pack_of_experts_alone_does_not_say_what_the_rest_takes(tmp_path: Path) -> None:
+    pack = tmp_path / "model.moepack"
+    moepack.pack_model(first_shard("qwen3moe"), pack, experts_only=True)
+    with pytest.raises(RequestError, match="not known what the model takes"):
+        place(pack)
