@@ -16,7 +16,7 @@ from moepack.reading.pack import Pack
 from moepack.storage.backend import Backend
 
 
-class Machine(NamedTuple):
+class Apparatus(NamedTuple):
     """What a comparison runs on: the real one, or one that only calculates how long it would take.
 
     `make_backend` makes a backend for queues of so many reads; `others` says what other processes
@@ -41,15 +41,15 @@ class Comparison(NamedTuple):
     buffers: RawBuffers
 
 
-def real_machine(make_backend: Callable[[int], Backend], paths: Iterable[Path]) -> Machine:
+def real_apparatus(make_backend: Callable[[int], Backend], paths: Iterable[Path]) -> Apparatus:
     """Return this machine, and the drives that `paths` lie on."""
-    return Machine(make_backend, time.perf_counter, Others(paths))
+    return Apparatus(make_backend, time.perf_counter, Others(paths))
 
 
 def compare(
     pack: Pack,
     portions: Mapping[str, Sequence[Portion]],
-    machine: Machine,
+    apparatus: Apparatus,
     depths: Sequence[int],
     meter: Meter,
 ) -> Comparison:
@@ -58,7 +58,7 @@ def compare(
     `portions` has as many of each layout. Raises what opening and reading raise.
     """
     plan = plan_of(depths, tuple(portions))
-    make_backend, clock, others = machine
+    make_backend, clock, others = apparatus
     with open_ways(pack, make_backend, depths, portions, clock) as ways:
         ways.meet()
         meter.begin()

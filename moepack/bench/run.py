@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.bench import drive, replay, workload
-from moepack.bench.comparison import Comparison, Machine, compare, real_machine
+from moepack.bench.comparison import Apparatus, Comparison, compare, real_apparatus
 from moepack.bench.meter import Meter
 from moepack.bench.replay import Groups
 from moepack.bench.report import (
@@ -116,8 +116,8 @@ def bench_pack(
             return probe.choose(chosen.name, pack.file_paths, depth)[0]
 
         shards = () if model is None else [Path(shard.path) for shard in model.source.shards]
-        machine = real_machine(make, (*pack.file_paths, *shards))
-        return measure_pack(pack, model, reads, machine, settings, why, progress)
+        apparatus = real_apparatus(make, (*pack.file_paths, *shards))
+        return measure_pack(pack, model, reads, apparatus, settings, why, progress)
 
 
 def _open_model(paths: PathOrPaths) -> Model:
@@ -155,7 +155,7 @@ def measure_pack(
     pack: Pack,
     model: Model | None,
     reads: Workload,
-    machine: Machine,
+    apparatus: Apparatus,
     settings: Settings,
     why: str = "",
     progress: Progress | None = None,
@@ -170,10 +170,10 @@ def measure_pack(
     files = [(path, path.stat().st_size) for path in pack.file_paths]
     grid = drive.grid(files) if settings.point_seconds else []
     first = len(grid) * settings.point_seconds
-    meter = Meter(first, settings.seconds, machine.clock, progress)
-    with closing(machine.make_backend(max(settings.depths))) as backend:
+    meter = Meter(first, settings.seconds, apparatus.clock, progress)
+    with closing(apparatus.make_backend(max(settings.depths))) as backend:
         surface = drive.measure(backend, files, grid, settings.point_seconds, meter.advance)
-    found = compare(pack, portions, machine, settings.depths, meter)
+    found = compare(pack, portions, apparatus, settings.depths, meter)
     meter.finish()
     gains = () if model is None else judge(found.rounds, found.conditions)
     packing_gains, said = verdict(gains, found.rounds, backend.name, found.was_cold)

@@ -11,7 +11,7 @@ import pytest
 
 import moepack
 from moepack.bench import replay, run, ways, workload
-from moepack.bench.comparison import Machine
+from moepack.bench.comparison import Apparatus
 from moepack.bench.report import BenchReport
 from moepack.bench.rounds import Condition, Measurement
 from moepack.bench.scratch import HUGE_PAGE, Scratch
@@ -50,10 +50,10 @@ def measured(
 ) -> BenchReport:
     """Run all of `bench` on a drive on which shards take `factor` times as long as packs."""
     drive = SyntheticDrive(seed, weather, factor, is_shard)
-    machine = Machine(drive.backend, drive.clock, drive.others)
+    apparatus = Apparatus(drive.backend, drive.clock, drive.others)
     reads = workload.from_counts({}, model[0].shape, 2, 1, "")
     settings = run.Settings(DEPTHS, seconds=SECONDS, length=100 << 10, point_seconds=0)
-    return run.measure_pack(*model, reads, machine, settings)
+    return run.measure_pack(*model, reads, apparatus, settings)
 
 
 def truths(model: tuple[Pack, run.Model]) -> dict[tuple[str, int], float]:
