@@ -94,5 +94,7 @@ def _refusal(receipt: Receipt, kind: Kind, alike: set[Kind], layer_count: int) -
         return f"only {on_gpu} of {layer_count} layers were on the GPU, with all their weights"
     if receipt.kind in alike:
         return None
-    words = f"it ran with {KIND_WORDS[receipt.kind]}, this is with {KIND_WORDS[kind]}"
-    return f"{words}: what one reaches of a machine says nothing of the other"
+    return (
+        f"it ran another way ({KIND_WORDS[receipt.kind]}) than this ({KIND_WORDS[kind]}): what one "
+        "reaches of a machine says nothing of the other"
+    )
