@@ -16,7 +16,9 @@ from moepack.errors import RequestError
 from moepack.forecasting.reads import Kind
 
 _MAX_LENGTH = 64 << 20
-_ALL_LAYERS = 10_000
+_SPEEDS = (1e-4, 1e6)
+"""Tokens a second that a receipt may have."""
+_MOST = 1e18
 _NO_GPU = frozenset({"CPU", "BLAS", "RPC", ""})
 _WHO = "what `llama-bench -o json` or `moepack run --json` wrote"
 
@@ -149,7 +151,7 @@ class _Entry:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if isinstance(value, bool) or not math.isfinite(number) or number < -1:
+        if isinstance(value, bool) or not -1 <= number <= _MOST:
             self.fail(key, "not a number that this can be", value)
         return number
 
@@ -166,6 +168,20 @@ class _Entry:
             self.fail(key, "not more than 0", number)
         return number
 
+    def amount(self, key: str) -> float:
+        """Return a field that is no less than 0; 0 where it is absent."""
+        number = self.number(key) or 0.0
+        if number < 0:
+            self.fail(key, "less than 0", number)
+        return number
+
+    def speed(self, key: str, speed: float) -> float:
+        """Return the tokens a second that follow from a field, if they are possible."""
+        least, most = _SPEEDS
+        if not least <= speed <= most:
+            self.fail(key, "not a speed that this can be", f"{speed:g} tok/s")
+        return speed
+
     def part(self, key: str) -> _Entry:
         """Return a field that is an object itself."""
         body = self.get(key)
@@ -181,10 +197,10 @@ class _Entry:
 
 def _of_run(entry: _Entry) -> Receipt:
     """Take what `moepack run --json` prints."""
-    length = entry.number("model_length")
-    if not length:
+    length = entry.amount("model_length")
+    if length < 1:
         entry.fail("model_length", "the receipt does not say which model was run", None)
-    steps, seconds = entry.number("step_count"), entry.number("seconds")
+    steps, seconds = entry.amount("step_count"), entry.amount("seconds")
     if not steps or not seconds:
         raise RequestError(
             "too short to be a receipt",
@@ -198,11 +214,11 @@ def _of_run(entry: _Entry) -> Receipt:
         entry.path,
         entry.place,
         "stream",
-        int(length or 0),
-        steps / seconds,
+        int(length),
+        entry.speed("seconds", steps / seconds),
         prompt + steps / 2,
-        read_length=entry.count("read_length") / steps,
-        read_seconds=(entry.number("read_seconds") or 0.0) / steps,
+        read_length=entry.amount("read_length") / steps,
+        read_seconds=entry.amount("read_seconds") / steps,
         fields=tuple(entry.used),
     )
 
@@ -239,8 +255,8 @@ def _of_bench(entry: _Entry) -> Receipt:
 def _speed(entry: _Entry) -> float:
     """Return the tokens a second of a test."""
     if entry.get("avg_ts") is not None:
-        return entry.positive("avg_ts")
-    return entry.count("n_gen") / entry.positive("avg_ns") * 1e9
+        return entry.speed("avg_ts", entry.positive("avg_ts"))
+    return entry.speed("avg_ns", entry.count("n_gen") / entry.positive("avg_ns") * 1e9)
 
 
 def _has_gpu(entry: _Entry) -> bool:
