@@ -53,6 +53,9 @@ _LAYER_SECONDS: dict[Kind, tuple[float, float]] = {  # and the doubt as a share 
 _UNKNOWN_RATES = Reads(0, vram=1 / 300e9, memory=1 / 20e9, drive=1 / 2e9)
 """Seconds a byte where no figure is known: only so that receipts have something to correct."""
 _UNKNOWN_DOUBT = 3.0
+_LEAST_SHARE = 1e-3
+"""Of the first guess: receipts that contradict each other may say that a token takes no time."""
+_MOST_FACTOR = 1e3
 
 
 class Estimate(NamedTuple):
@@ -64,7 +67,7 @@ class Estimate(NamedTuple):
     @property
     def factor(self) -> float:
         """By how many times the truth may be more or less, in nine cases of ten."""
-        return math.exp(SURE * self.deviation / self.seconds)
+        return math.exp(min(SURE * self.deviation / self.seconds, math.log(_MOST_FACTOR)))
 
 
 class Rates:
@@ -139,7 +142,7 @@ class Rates:
         if None in self.terms(reads):
             return None
         terms = self._units * reads
-        seconds = max(least, float(terms @ self._factors))
+        seconds = max(least, float(terms @ self._factors), _LEAST_SHARE * float(terms.sum()))
         variance = float(terms @ self._covariance @ terms) + (doubt * seconds) ** 2
         return Estimate(seconds, math.sqrt(variance))
 

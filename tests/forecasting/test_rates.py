@@ -111,6 +111,22 @@ def test_no_token_is_faster_than_the_bandwidths() -> None:
     assert found.seconds == least
 
 
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(-6, 4)), min_size=1, max_size=4), st.floats(0, 1)
+)
+def test_receipts_that_contradict_each_other_end_in_a_speed(
+    receipts: list[tuple[float, float]], share: float
+) -> None:
+    """Where no bandwidth is known either, nothing but receipts says what is possible."""
+    rates = Rates.of(machine(vram=32), "offload", LENGTH)
+    for at, exponent in receipts:
+        rates = rates.learned(offloaded(at), 10**exponent, 0.05)
+    found = rates.estimate(offloaded(share), 0.05, 0.0)
+    if found is not None:
+        assert found.seconds > 0
+        assert 1 <= found.factor <= 1000.1
+
+
 def test_no_ceiling_without_a_bandwidth_that_is_needed() -> None:
     assert ceiling_seconds(machine(vram=24, vram_bandwidth=936), offloaded(0.5), LENGTH) is None
     assert ceiling_seconds(machine(vram=24), offloaded(0), LENGTH) is None
