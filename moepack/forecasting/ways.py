@@ -123,7 +123,8 @@ class Model:
         rest = dense + context + computing
         experts = self.weights.expert_length
         if way.kind in ("cpu", "stream"):
-            return Needs(0, rest + (experts if way.budget is None else way.budget))
+            held = experts if way.budget is None else min(way.budget, experts)
+            return Needs(0, rest + held)
         kept = sum(one.expert_length for one in self.layers if way.keeps_in_memory(one.layer))
         # Embeddings are looked up in memory, whatever is offloaded (llama-model.cpp, b11549).
         embeddings = outer.embedding_length
@@ -145,8 +146,16 @@ class Model:
         Raises RequestError below the floor.
         """
         ways = [*(self.offloads() if machine.gpus else ()), Way("cpu")]
-        fitting = (way for way in ways if self.needs(way).fit(machine) is not False)
+        fitting = (way for way in ways if self._may_fit(way, machine))
         return next(fitting, None) or Way("stream", budget=self._budget(machine))
+
+    def _may_fit(self, way: Way, machine: Machine) -> bool | None:
+        """Say whether a way fits; where that is not known, whether its experts alone do."""
+        fits = self.needs(way).fit(machine)
+        if fits is not None:
+            return fits
+        kept = sum(one.expert_length for one in self.layers if way.keeps_in_memory(one.layer))
+        return Needs(self.weights.expert_length - kept, kept).fit(machine)
 
     def _budget(self, machine: Machine) -> int:
         """Return the bytes that a machine has for experts. Raises RequestError below the floor."""
