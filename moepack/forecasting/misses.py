@@ -63,7 +63,8 @@ def by_working_set(shape: ModelShape, step_length: int, budget: int, known: Work
         return Misses(budget, 0.0, 1.0, "working set")
     missed = known.new_count + max(0.0, known.expert_count - budget / mean)
     length = min(step_length, missed / known.window * mean)
-    return Misses(budget, length, 1 - length / step_length, "working set")
+    hit_rate = 1 - length / step_length if step_length else None
+    return Misses(budget, length, hit_rate, "working set")
 
 
 def by_even_router(shape: ModelShape, step_length: int, budget: int) -> Misses:
