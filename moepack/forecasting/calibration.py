@@ -70,6 +70,8 @@ def calibrate(
     judged = []
     for receipt, reads in receipts:
         refusal = _refusal(receipt, kind, alike, layer_count)
+        if refusal is None and reads is None:
+            refusal = "it is not known what a token reads of this model"
         judged.append(Judged(receipt, refusal))
         if refusal is None and reads is not None:
             rates = _learned(rates, receipt, reads)
