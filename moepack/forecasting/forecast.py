@@ -59,6 +59,15 @@ def forecast(
     what is asked for, and for receipts that are none or of another model; and what opening the
     model, the machine and the traces raises.
     """
+    if depth > context:
+        raise RequestError(
+            "more tokens than the context has room for",
+            place="--depth",
+            expected=f"up to {context:,}",
+            found=f"{depth:,}",
+        )
+    if traces and working_set is not None:
+        raise RequestError("either a trace or a working set says what is missed")
     known = machine if isinstance(machine, Machine) else read_machine(machine)
     model = Model(paths, context)
     ways = _ways(model, known, cpu_layer_count, budget, sweep)
@@ -67,6 +76,8 @@ def forecast(
     misses = _misses(model, ways, traces, working_set, batch_count)
     forecasts = _Forecasts(model, known, found, depth)
     speeds = tuple(forecasts.speed(way, misses.get(way.budget)) for way in ways)
+    judged = forecasts.receipts()
+    used = [one for one, facts in zip(found, judged, strict=True) if facts.refusal is None]
     weights = model.weights
     return ForecastFacts(
         model=model.path,
@@ -78,8 +89,8 @@ def forecast(
         context=context,
         context_length=model.context_length,
         forecasts=speeds,
-        receipts=forecasts.receipts(),
-        next_receipt=next_receipt(model, known, ways, found),
+        receipts=judged,
+        next_receipt=next_receipt(model, known, ways, used),
     )
 
 
