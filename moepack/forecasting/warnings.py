@@ -15,13 +15,13 @@ def warnings_of(
     model: Model, machine: Machine, way: Way, needs: Needs, misses: Misses | None
 ) -> Iterator[str]:
     """Yield what a reader of a forecast has to know."""
-    yield from _of_room(model, machine, needs)
+    yield from _of_room(model, machine, way, needs)
     if misses is not None:
         yield from _of_misses(model, way, misses)
         yield from _of_drive(machine)
 
 
-def _of_room(model: Model, machine: Machine, needs: Needs) -> Iterator[str]:
+def _of_room(model: Model, machine: Machine, way: Way, needs: Needs) -> Iterator[str]:
     vram = sum(int(gpu.memory.value) for gpu in machine.gpus)
     if needs.vram and needs.vram > vram:
         fitting = [way.cpu_layer_count for way in model.offloads() if model.needs(way).fit(machine)]
@@ -32,9 +32,12 @@ def _of_room(model: Model, machine: Machine, needs: Needs) -> Iterator[str]:
         )
     memory = int(machine.memory.value)
     if needs.memory is not None and needs.memory > _NEARLY * memory:
+        fate = "pages of the file will have to be read again and again"
+        if way.kind == "stream":
+            fate = "it is swapped out, or killed"
         yield (
-            f"takes {size_text(needs.memory)} of {size_text(memory)} of memory: pages of the file "
-            "will have to be read again and again, which no forecast sees"
+            f"takes {size_text(needs.memory)} of {size_text(memory)} of memory: {fate}, which no "
+            "forecast sees"
         )
 
 
