@@ -25,9 +25,7 @@ def text(facts: ForecastFacts) -> str:
         lines += _single(facts.forecasts[0])
     else:
         lines += _table(facts.forecasts)
-    warnings = dict.fromkeys(line for one in facts.forecasts for line in one.warnings)
-    if len(facts.forecasts) == 1:
-        lines += [f"note: {line}" for line in warnings]
+    lines += [f"note: {line}" for line in _notes(facts.forecasts)]
     lines += list(map(_receipt, facts.receipts))
     if facts.next_receipt is not None:
         lines.append(f"a run of this model here says it better: {facts.next_receipt}")
@@ -47,7 +45,18 @@ def _single(one: SpeedFacts) -> Iterator[str]:
     fits = {True: ", which fits", False: ", which does not fit", None: ""}[one.fits]
     vram = f"{_length(one.vram_length)} of VRAM and " if one.vram_length != 0 else ""
     yield f"takes {vram}{_length(one.memory_length)} of memory{fits}"
-    yield f"the range holds nine of ten runs; it stands on {_evidence(one)}"
+    if one.tokens_per_second is not None:
+        yield f"the range holds nine of ten runs; it stands on {_evidence(one)}"
+
+
+def _notes(forecasts: tuple[SpeedFacts, ...]) -> Iterator[str]:
+    """Yield the warnings, of several forecasts those that all have, and why speeds are unknown."""
+    yield from (
+        line for line in forecasts[0].warnings if all(line in one.warnings for one in forecasts)
+    )
+    if len(forecasts) > 1:
+        whys = (_unknown(one) for one in forecasts if one.tokens_per_second is None)
+        yield from (f"no speeds where {why}" for why in dict.fromkeys(whys))
 
 
 def _way(one: SpeedFacts) -> str:
@@ -60,17 +69,20 @@ def _way(one: SpeedFacts) -> str:
 def speed_words(one: SpeedFacts) -> str:
     """Say how fast, between which bounds, or why that is not known."""
     if one.tokens_per_second is None:
-        lacking = [_NAMES[term.name] for term in one.terms if term.seconds is None]
-        why = (
-            f"nothing is known of the bandwidth of {' and '.join(lacking)}"
-            if lacking
-            else ("it is not known what a token reads")
-        )
-        return f"{UNKNOWN} tok/s: {why}"
-    return (
-        f"{_number(one.tokens_per_second)} tok/s, {_number(one.lowest)} to {_number(one.highest)}; "
-        f"at most {_number(one.ceiling)}, if every bandwidth were reached"
-    )
+        return f"{UNKNOWN} tok/s: {_unknown(one)}"
+    speeds = f"{_number(one.tokens_per_second)} tok/s, {_number(one.lowest)} to "
+    if one.ceiling is None:
+        return speeds + _number(one.highest)
+    most = f"at most {_number(one.ceiling)}, if every bandwidth were reached"
+    return f"{speeds}{_number(one.highest)}; {most}"
+
+
+def _unknown(one: SpeedFacts) -> str:
+    """Say why there is no speed."""
+    lacking = [_NAMES[term.name] for term in one.terms if term.seconds is None]
+    if not lacking:
+        return "it is not known what a token reads"
+    return f"nothing is known of the bandwidth of {' and '.join(lacking)}"
 
 
 def _term(term: TermFacts, binding: str | None) -> Iterator[str]:
@@ -126,7 +138,10 @@ def _length(length: int | None) -> str:
 
 
 def _bandwidth(bandwidth: float | None) -> str:
-    return UNKNOWN if bandwidth is None else f"{bandwidth / 1e9:.3g} GB/s"
+    if bandwidth is None:
+        return UNKNOWN
+    speed = bandwidth / 1e9
+    return f"{speed:,.0f} GB/s" if speed >= 1000 else f"{speed:.3g} GB/s"
 
 
 def _number(value: float | None) -> str:
