@@ -1,5 +1,7 @@
 """Which receipts calibrate which forecasts, and what they teach."""
 
+from typing import Any
+
 import pytest
 
 from moepack.errors import RequestError
@@ -28,7 +30,7 @@ READS: dict[Kind, Reads] = {
 }
 
 
-def receipt(kind: Kind, speed: float = 20.0, **values: object) -> Receipt:
+def receipt(kind: Kind, speed: float = 20.0, **values: Any) -> Receipt:
     return Receipt("receipt.json", "entry 1", kind, 1, speed, 0.0)._replace(**values)
 
 
