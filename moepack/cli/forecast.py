@@ -111,6 +111,8 @@ def forecast(
 
     given = {name: value for name in _FORMULA if (value := options.pop(name)) is not None}
     if formula is not None:
+        if source_or_pack or machine_path is not None:
+            raise click.UsageError("--formula published knows no model and no machine")
         _show_formula(given, as_json)
         return
     if given:
