@@ -54,6 +54,11 @@ def _formula_options(command: Callable[..., None]) -> Callable[..., None]:
     "--all", "sweep", is_flag=True, help="Every N with a GPU, without one a dozen budgets."
 )
 @click.option(
+    "--dense-in-memory",
+    is_flag=True,
+    help="Nothing in VRAM beside such a cache, as `moepack run` has it.",
+)
+@click.option(
     "--trace",
     "traces",
     multiple=True,

@@ -8,18 +8,19 @@ from typing import NamedTuple
 from moepack.errors import RequestError
 from moepack.footprint.weights import Weights
 from moepack.forecasting.rates import Rates
-from moepack.forecasting.reads import KIND_WORDS, Kind, Reads
+from moepack.forecasting.reads import KIND_WORDS, STREAMS, Kind, Reads
 from moepack.forecasting.receipts import Receipt
 from moepack.sizes import size_text
 
 _ALIKE = 0.02
 """How far the lengths of one model may be apart: versions load more or fewer tensors of it."""
 
-DOUBTS: dict[Kind, float] = {"gpu": 0.065, "offload": 0.065, "cpu": 0.065, "stream": 0.25}
+_STEADY, _UNSTEADY = 0.065, 0.25
+DOUBTS: dict[Kind, float] = {kind: _UNSTEADY if kind in STREAMS else _STEADY for kind in KIND_WORDS}
 """By what share a run differs from the terms that describe it."""
 RUN_DOUBT = 0.1
 """The same of `moepack run`, once it was measured itself."""
-_RECEIPT_DOUBTS: dict[Kind, float] = {"gpu": 0.045, "offload": 0.045, "cpu": 0.045, "stream": 0.05}
+RECEIPT_DOUBT = 0.045
 """By what share a run differs from the same one, done again."""
 
 
@@ -81,7 +82,7 @@ def calibrate(
 
 def _learned(rates: Rates, receipt: Receipt, reads: Reads) -> Rates:
     seconds = 1 / receipt.tokens_per_second
-    doubt = _RECEIPT_DOUBTS[receipt.kind]
+    doubt = RECEIPT_DOUBT
     if receipt.kind == "stream":
         computing = max(seconds - receipt.read_seconds, 0.01 * seconds)
         rates = rates.learned(reads._replace(drive=0.0), computing, doubt)

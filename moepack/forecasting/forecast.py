@@ -38,6 +38,7 @@ def forecast(
     cpu_layer_count: int | None = None,
     budget: int | None = None,
     sweep: bool = False,
+    dense_in_memory: bool = False,
     traces: Sequence[str] = (),
     working_set: WorkingSet | None = None,
     batch_count: int | None = None,
@@ -49,8 +50,9 @@ def forecast(
 
     `paths` is a source or a pack, `machine` is one or the path of its file. With `cpu_layer_count`
     the experts of the first so many layers are in memory, the rest in VRAM; with `budget` experts
-    come from the drive through a cache of so many bytes; with `sweep` it is every such count where
-    the machine has a GPU, else a dozen budgets. By default it is what is fastest of what fits. What
+    come from the drive through a cache of so many bytes, the rest is in VRAM if it has room, unless
+    `dense_in_memory`; with `sweep` it is every count of layers if the machine has a GPU and any of
+    them fits, else a dozen budgets. By default it is what is fastest of what fits. What
     a cache misses is simulated with `traces`, whose prompts are computed in batches of
     `batch_count` tokens, or follows from `working_set`, else from an even router. `receipts` are
     files of runs. `context` tokens have room, of which `depth` are there already.
@@ -70,7 +72,8 @@ def forecast(
         raise RequestError("either a trace or a working set says what is missed")
     known = machine if isinstance(machine, Machine) else read_machine(machine)
     model = Model(paths, context)
-    ways = _ways(model, known, cpu_layer_count, budget, sweep)
+    streams = Way("stream") if dense_in_memory else model.stream(known)
+    ways = _ways(model, known, streams, cpu_layer_count, budget, sweep)
     found = read_receipts(receipts)
     check_model(found, model.weights, model.path)
     misses = _misses(model, ways, traces, working_set, batch_count)
@@ -95,9 +98,17 @@ def forecast(
 
 
 def _ways(
-    model: Model, machine: Machine, cpu_layer_count: int | None, budget: int | None, sweep: bool
+    model: Model,
+    machine: Machine,
+    streams: Way,
+    cpu_layer_count: int | None,
+    budget: int | None,
+    sweep: bool,
 ) -> list[Way]:
-    """Return the ways that are asked for. Raises RequestError."""
+    """Return the ways that are asked for; `streams` is that with experts from the drive.
+
+    Raises RequestError.
+    """
     if sum((cpu_layer_count is not None, budget is not None, sweep)) > 1:
         raise RequestError("either layers in memory, or a budget, or all of them")
     if cpu_layer_count is not None:
@@ -107,15 +118,16 @@ def _ways(
         return [model.offload(cpu_layer_count)]
     if budget is not None:
         _check_budget(model, budget)
-        return [Way("stream", budget=budget)]
+        return [streams._replace(budget=budget)]
     if not sweep:
-        return [model.best(machine)]
-    if machine.gpus:
-        return model.offloads()
+        return [model.best(machine, streams)]
+    offloads = model.offloads()
+    if machine.gpus and any(model.needs(way).fit(machine) is not False for way in offloads):
+        return offloads
     most = model.weights.expert_length
     least = min(most, model.step_length or most // _BUDGET_COUNT)
     lengths = {int(length) for length in np.geomspace(least, most, _BUDGET_COUNT)}
-    return [Way("stream", budget=length) for length in sorted(lengths)]
+    return [streams._replace(budget=length) for length in sorted(lengths)]
 
 
 def _check_budget(model: Model, budget: int) -> None:

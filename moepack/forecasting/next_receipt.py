@@ -18,11 +18,12 @@ def next_receipt(
 ) -> str | None:
     """Return the command; None where there are receipts at both ends already, or none would help.
 
-    `receipts` are those that calibrate. llama-bench runs no pack: then the model has no name.
+    `receipts` are those that calibrate. llama-bench runs no pack: then the model has no name. Of
+    engines that stream with a GPU, none says what it read.
     """
-    if model.reads(ways[0], 0, 0) is None:
-        return None
     kinds = {way.kind for way in ways}
+    if model.reads(ways[0], 0, 0) is None or "gpu-stream" in kinds:
+        return None
     path = shlex.quote(model.path)
     if "stream" in kinds:
         count = sum(receipt.kind == "stream" for receipt in receipts)

@@ -41,6 +41,8 @@ _MEMORY: dict[tuple[Kind, bool], Reached] = {  # by whether the bandwidth was me
     ("cpu", True): Reached(0.75, 0.25),
     ("cpu", False): Reached(0.4, 0.7),
     ("stream", True): Reached(0.75, 0.25),
+    ("gpu-stream", True): Reached(0.9, 0.1),
+    ("gpu-stream", False): Reached(0.48, 0.45),
     ("stream", False): Reached(0.4, 0.7),
 }
 _DRIVE = {True: Reached(0.8, 0.3), False: Reached(0.7, 0.5)}
@@ -49,6 +51,7 @@ _LAYER_SECONDS: dict[Kind, tuple[float, float]] = {  # and the doubt as a share 
     "offload": (100e-6, 0.85),
     "cpu": (50e-6, 1.0),
     "stream": (50e-6, 1.0),
+    "gpu-stream": (100e-6, 0.85),
 }
 _UNKNOWN_RATES = Reads(0, vram=1 / 300e9, memory=1 / 20e9, drive=1 / 2e9)
 """Seconds a byte where no figure is known: only so that receipts have something to correct."""

@@ -2,16 +2,20 @@
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["gpu", "offload", "cpu", "stream"]
+Kind = Literal["gpu", "offload", "cpu", "stream", "gpu-stream"]
 """How a model runs: whole in VRAM; the experts of some layers, or of all, in memory; all of it in
-memory; experts from a drive through a cache in memory. What one of them reaches of a machine says
-nothing of another (but `gpu` is the end of `offload` where nothing is in memory)."""
+memory; experts from a drive through a cache in memory, where the rest is as well; the same with the
+rest in VRAM. What one of them reaches of a machine says nothing of another (but `gpu` is the end of
+`offload` where nothing is in memory)."""
+
+STREAMS: tuple[Kind, ...] = ("stream", "gpu-stream")
 
 KIND_WORDS: dict[Kind, str] = {
     "gpu": "whole in VRAM",
     "offload": "experts in memory, the rest in VRAM",
     "cpu": "whole in memory",
-    "stream": "experts from the drive",
+    "stream": "experts from the drive, the rest in memory",
+    "gpu-stream": "experts from the drive, the rest in VRAM",
 }
 
 

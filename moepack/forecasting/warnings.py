@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from moepack.forecasting.misses import Misses
+from moepack.forecasting.reads import STREAMS
 from moepack.forecasting.ways import Model, Needs, Way
 from moepack.machine.model import Machine
 from moepack.sizes import size_text
@@ -31,9 +32,11 @@ def _of_room(model: Model, machine: Machine, way: Way, needs: Needs) -> Iterator
             f"memory instead, speed falls to a fraction{least}"
         )
     memory = int(machine.memory.value)
-    if needs.memory is not None and needs.memory > _NEARLY * memory:
+    # A cache is as large as it was asked to be; a file that is mapped needs more room than itself.
+    most = memory if way.kind in STREAMS else _NEARLY * memory
+    if needs.memory is not None and needs.memory > most:
         fate = "pages of the file will have to be read again and again"
-        if way.kind == "stream":
+        if way.kind in STREAMS:
             fate = "it is swapped out, or killed"
         yield (
             f"takes {size_text(needs.memory)} of {size_text(memory)} of memory: {fate}, which no "

@@ -11,7 +11,7 @@ from moepack.footprint.model import footprint_of
 from moepack.footprint.weights import LayerWeights
 from moepack.forecasting.reads import Kind, Reads
 from moepack.forecasting.receipts import Receipt
-from moepack.machine.model import Machine
+from moepack.machine.model import Figure, Machine
 from moepack.paths import PathOrPaths, listed
 from moepack.reading.directory import named_pack
 from moepack.sizes import size_text
@@ -19,6 +19,7 @@ from moepack.sizes import size_text
 MARGIN = 1 << 30
 """Bytes of each memory that are left to all else, as llama.cpp's `--fit-target` leaves them."""
 
+_ENDLESS = Figure(1e18, "typed")
 _SLICE_COUNT = 3
 """Gate, up and down: what is read of a source for an expert, where a pack has one blob."""
 
@@ -111,6 +112,8 @@ class Model:
         count = len(self.layers)
         if kind in ("cpu", "stream"):
             return Reads(count, memory=rest + experts, drive=missed)
+        if kind == "gpu-stream":
+            return Reads(count, vram=rest, memory=experts, drive=missed)
         kept = sum(one.used_expert_length or 0 for one in self.layers if keeps(one.layer))
         return Reads(count, vram=rest + experts - kept, memory=kept)
 
@@ -122,14 +125,17 @@ class Model:
             return Needs(None, None)
         rest = dense + context + computing
         experts = self.weights.expert_length
+        held = experts if way.budget is None else min(way.budget, experts)
         if way.kind in ("cpu", "stream"):
-            held = experts if way.budget is None else min(way.budget, experts)
             return Needs(0, rest + held)
-        kept = sum(one.expert_length for one in self.layers if way.keeps_in_memory(one.layer))
         # Embeddings are looked up in memory, whatever is offloaded (llama-model.cpp, b11549).
         embeddings = outer.embedding_length
         tied = outer.output_length if outer.is_tied else 0
-        return Needs(rest - embeddings + tied + experts - kept, embeddings + kept)
+        on_gpu = rest - embeddings + tied
+        if way.kind == "gpu-stream":
+            return Needs(on_gpu, embeddings + held)
+        kept = sum(one.expert_length for one in self.layers if way.keeps_in_memory(one.layer))
+        return Needs(on_gpu + experts - kept, embeddings + kept)
 
     def offload(self, cpu_layer_count: int) -> Way:
         """Return the way in which the experts of the first so many blocks are in memory."""
@@ -140,14 +146,16 @@ class Model:
         """Return every `--n-cpu-moe N` that makes a difference, from 0 to all layers."""
         return [self.offload(end) for end in (0, *(one.layer + 1 for one in self.layers))]
 
-    def best(self, machine: Machine) -> Way:
+    def best(self, machine: Machine, streams: Way) -> Way:
         """Return the way that is fastest of those that fit: as little in memory as VRAM allows.
+
+        Where none does, it is `streams`, with all the memory that is left.
 
         Raises RequestError below the floor.
         """
         ways = [*(self.offloads() if machine.gpus else ()), Way("cpu")]
         fitting = (way for way in ways if self._may_fit(way, machine))
-        return next(fitting, None) or Way("stream", budget=self._budget(machine))
+        return next(fitting, None) or self._fullest(streams, machine)
 
     def _may_fit(self, way: Way, machine: Machine) -> bool | None:
         """Say whether a way fits; where that is not known, whether its experts alone do."""
@@ -157,9 +165,18 @@ class Model:
         kept = sum(one.expert_length for one in self.layers if way.keeps_in_memory(one.layer))
         return Needs(self.weights.expert_length - kept, kept).fit(machine)
 
-    def _budget(self, machine: Machine) -> int:
-        """Return the bytes that a machine has for experts. Raises RequestError below the floor."""
-        fixed = self.needs(Way("stream", budget=0)).memory or 0
+    def stream(self, machine: Machine) -> Way:
+        """Return the way with experts from the drive, and the rest in VRAM where that has room."""
+        way = Way("gpu-stream", budget=0)
+        fits = machine.gpus and self.needs(way).fit(machine._replace(memory=_ENDLESS))
+        return way if fits else Way("stream", budget=0)
+
+    def _fullest(self, way: Way, machine: Machine) -> Way:
+        """Return a way with all the memory that is left for experts.
+
+        Raises RequestError below the floor.
+        """
+        fixed = self.needs(way._replace(budget=0)).memory or 0
         memory, step = int(machine.memory.value), self.step_length or 0
         left = memory - MARGIN - fixed
         if left < step:
@@ -171,4 +188,4 @@ class Model:
                 found=size_text(memory),
                 hint=f"{size_text(step - left)} are missing",
             )
-        return min(left, self.weights.expert_length)
+        return way._replace(budget=min(left, self.weights.expert_length))

@@ -65,6 +65,7 @@ def place(
             *(paths, known),
             cpu_layer_count=count,
             budget=budget,
+            dense_in_memory=engine == PACK,
             traces=traces,
             context=context,
         ).forecasts[0]

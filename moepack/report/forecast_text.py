@@ -18,7 +18,7 @@ def text(facts: ForecastFacts) -> str:
     lines = [
         f"{facts.model}{machine}: {size_text(facts.expert_length)} of experts, "
         f"{_length(facts.dense_length)} dense; a token reads {_length(facts.read_expert_length)} "
-        f"and {_length(facts.read_dense_length)}",
+        f"of experts, and {_length(facts.read_dense_length)} besides",
         "",
     ]
     if len(facts.forecasts) == 1:
@@ -62,7 +62,7 @@ def _notes(forecasts: tuple[SpeedFacts, ...]) -> Iterator[str]:
 def _way(one: SpeedFacts) -> str:
     words = KIND_WORDS[one.kind]
     if one.budget_length is not None:
-        return f"{words}, {size_text(one.budget_length)} of them in memory"
+        return f"{words}; a cache of {size_text(one.budget_length)}"
     return words if one.cpu_layer_count is None else f"--n-cpu-moe {one.cpu_layer_count} ({words})"
 
 
@@ -108,17 +108,18 @@ def _evidence(one: SpeedFacts) -> str:
 def _table(forecasts: tuple[SpeedFacts, ...]) -> list[str]:
     """Write a row for each forecast."""
     streams = forecasts[0].budget_length is not None
-    columns = ["budget", "hits", "read a token"] if streams else ["--n-cpu-moe", "VRAM"]
-    rows = [[*columns, "memory", "tok/s", "from", "to", "at most", "longest", ""]]
+    columns = ["budget", "hits", "read a token"] if streams else ["--n-cpu-moe"]
+    rows = [[*columns, "VRAM", "memory", "tok/s", "from", "to", "at most", "longest", ""]]
     for one in forecasts:
         if streams:
             cells = [_length(one.budget_length), _rate(one.hit_rate), _length(one.missed_length)]
         else:
-            cells = [str(one.cpu_layer_count), _length(one.vram_length)]
+            cells = [str(one.cpu_layer_count)]
+        lengths = (one.vram_length, one.memory_length)
         speeds = (one.tokens_per_second, one.lowest, one.highest, one.ceiling)
         rows.append(
             [
-                *(*cells, _length(one.memory_length), *map(_number, speeds)),
+                *(*cells, *map(_length, lengths), *map(_number, speeds)),
                 UNKNOWN if one.binding is None else _NAMES[one.binding],
                 "does not fit" if one.fits is False else "",
             ]

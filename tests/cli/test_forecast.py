@@ -61,8 +61,8 @@ def test_one_forecast_in_words(box: Path, tmp_path: Path, moepack_command: Run) 
     arguments = ("--n-cpu-moe", "1", "--receipt", paths[0], "--receipt", paths[1])
     lines = lines_of(moepack_command("forecast", MODEL, "--machine", box, *arguments))
     assert lines[0] == (
-        f"{MODEL} on box: 1.0 MiB of experts, 335.1 KiB dense; a token reads 256.0 KiB and "
-        "263.3 KiB"
+        f"{MODEL} on box: 1.0 MiB of experts, 335.1 KiB dense; a token reads 256.0 KiB of "
+        "experts, and 263.3 KiB besides"
     )
     assert lines[1] == ""
     start = "--n-cpu-moe 1 (experts in memory, the rest in VRAM): 2910 tok/s, "
@@ -85,7 +85,8 @@ def test_one_forecast_in_words(box: Path, tmp_path: Path, moepack_command: Run) 
 def test_a_forecast_from_the_drive_in_words(no_gpu: Path, moepack_command: Run) -> None:
     arguments = ("--machine", no_gpu, "--budget", "512KiB", "--working-set", "20,4")
     lines = lines_of(moepack_command("forecast", MODEL, *arguments))
-    assert lines[2].startswith("experts from the drive, 512.0 KiB of them in memory: ")
+    words = "experts from the drive, the rest in memory; a cache of 512.0 KiB: "
+    assert lines[2].startswith(words)
     assert any(
         line.endswith(" of the drive (from: working set)") and " of lookups hit" in line
         for line in lines

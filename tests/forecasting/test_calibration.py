@@ -72,8 +72,8 @@ def test_one_receipt_calibrates_its_own_kind_alone(kind: Kind, of: Kind) -> None
 def test_the_reason_names_both_ways_of_running() -> None:
     (refusal,) = refusals("cpu", receipt("stream"))
     assert refusal == (
-        "it ran another way (experts from the drive) than this (whole in memory): what one reaches "
-        "of a machine says nothing of the other"
+        "it ran another way (experts from the drive, the rest in memory) than this (whole in "
+        "memory): what one reaches of a machine says nothing of the other"
     )
 
 

@@ -10,6 +10,7 @@ from tests.support.machines import GB, machine
 from tests.support.models import FIXTURES, first_shard
 
 CONTEXT = 256
+STREAM = Way("stream")
 
 
 @pytest.fixture(scope="module")
@@ -84,20 +85,20 @@ def test_what_fits_leaves_a_margin(model: Model) -> None:
 
 
 def test_the_best_way_has_as_little_in_memory_as_fits(model: Model) -> None:
-    assert model.best(machine(vram=24)) == Way("gpu", 0)
+    assert model.best(machine(vram=24), STREAM) == Way("gpu", 0)
     third = model.offloads()[2]
     vram = model.needs(third).vram
     assert vram is not None
-    assert model.best(machine(vram=(vram + MARGIN) / GB)) == third
-    assert model.best(machine(vram=MARGIN / GB)) == Way("cpu")
-    assert model.best(machine()) == Way("cpu")
+    assert model.best(machine(vram=(vram + MARGIN) / GB), STREAM) == third
+    assert model.best(machine(vram=MARGIN / GB), STREAM) == Way("cpu")
+    assert model.best(machine(), STREAM) == Way("cpu")
 
 
 def test_what_has_no_room_is_streamed(model: Model) -> None:
     whole = model.needs(Way("cpu")).memory
     assert whole is not None
     short = 100_000
-    way = model.best(machine(memory=(whole - short + MARGIN) / GB))
+    way = model.best(machine(memory=(whole - short + MARGIN) / GB), STREAM)
     assert way == Way("stream", budget=model.weights.expert_length - short)
 
 
@@ -107,9 +108,9 @@ def test_below_the_floor_it_says_what_is_missing(model: Model) -> None:
     assert fixed is not None
     assert step is not None
     enough = fixed + step + MARGIN
-    assert model.best(machine(memory=enough / GB)) == Way("stream", budget=step)
+    assert model.best(machine(memory=enough / GB), STREAM) == Way("stream", budget=step)
     with pytest.raises(RequestError, match="too little memory") as caught:
-        model.best(machine(memory=(enough - 2048) / GB))
+        model.best(machine(memory=(enough - 2048) / GB), STREAM)
     assert caught.value.hint == "2.0 KiB are missing"
 
 
@@ -125,3 +126,25 @@ def test_a_pack_is_read_blob_by_blob(model: Model, tmp_path: Path) -> None:
     packed = Model(tmp_path / "model.moepack", CONTEXT)
     assert packed.read_length // 3 == model.read_length
     assert packed.weights == model.weights
+
+
+def test_what_is_no_expert_is_in_vram_where_that_has_room(model: Model) -> None:
+    vram = model.needs(Way("gpu-stream", budget=0)).vram
+    assert vram is not None
+    enough = (vram + MARGIN) / GB
+    small = 0.1
+    assert model.stream(machine(memory=small, vram=enough)).kind == "gpu-stream"
+    assert model.stream(machine(memory=small, vram=enough - 1e-6)).kind == "stream"
+    assert model.stream(machine(memory=small)).kind == "stream"
+    experts = model.weights.expert_length
+    outer = model.weights.outer
+    assert outer is not None
+    streams = model.needs(Way("gpu-stream", budget=1000))
+    assert streams == (vram, outer.embedding_length + 1000)
+    assert model.needs(Way("gpu-stream", budget=2 * experts)) == model.needs(model.offloads()[-1])
+    reads = model.reads(Way("gpu-stream", budget=1000), 5, 0)
+    whole = model.reads(Way("cpu"), 0, 0)
+    assert reads is not None
+    assert whole is not None
+    assert (reads.memory, reads.drive) == (model.step_length, 5)
+    assert reads.vram + reads.memory == whole.memory
