@@ -59,6 +59,8 @@ _UNKNOWN_DOUBT = 3.0
 _LEAST_SHARE = 1e-3
 """Of the first guess: receipts that contradict each other may say that a token takes no time."""
 _MOST_FACTOR = 1e3
+_MOST_TIMES = 2.0
+"""Times as slow as guessed, up to which the doubt about a receipt grows with its time."""
 
 
 class Estimate(NamedTuple):
@@ -116,7 +118,9 @@ class Rates:
         """
         terms = self._units * reads
         spread = self._covariance @ terms
-        variance = float(terms @ spread) + (doubt * seconds) ** 2
+        # Of a machine much slower than was guessed, the measurement is to win against the guess.
+        scale = min(seconds, _MOST_TIMES * float(terms.sum()))
+        variance = float(terms @ spread) + (doubt * scale) ** 2
         gain = spread / variance
         return type(self)(
             self._units,

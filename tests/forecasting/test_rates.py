@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from moepack.forecasting.rates import Estimate, Rates, ceiling_seconds
 from moepack.forecasting.reads import Reads
+from moepack.machine.model import Machine
 from tests.support.machines import GB, machine, surface
 
 LENGTH = 4 << 20
@@ -109,6 +110,30 @@ def test_no_token_is_faster_than_the_bandwidths() -> None:
     found = fast.estimate(offloaded(0), 0.05, least)
     assert found is not None
     assert found.seconds == least
+
+
+def repeated(box: Machine, times: float) -> tuple[float, float]:
+    """Return a receipt's seconds, so many times what was guessed, and what it then forecasts."""
+    rates = Rates.of(box, "offload", LENGTH)
+    seconds = times * estimate(rates, offloaded(1)).seconds
+    again = estimate(rates.learned(offloaded(1), seconds, 0.045), offloaded(1))
+    return seconds, again.seconds
+
+
+@pytest.mark.parametrize("bandwidth", [40, 400])
+@given(times=st.floats(0.8, 100))
+def test_a_receipt_is_believed_however_slow_it_was(bandwidth: float, times: float) -> None:
+    """As where a bandwidth was typed that a machine does not come near."""
+    box = machine(vram=24, vram_bandwidth=936, bandwidth=bandwidth)
+    seconds, again = repeated(box, times)
+    assert again == pytest.approx(seconds, rel=0.06)
+
+
+@given(one=st.floats(0.8, 100), other=st.floats(0.8, 100))
+def test_a_slower_receipt_makes_a_slower_forecast(one: float, other: float) -> None:
+    box = machine(vram=24, vram_bandwidth=936, bandwidth=40, basis="measured")
+    (_, fast), (_, slow) = (repeated(box, times) for times in sorted((one, other)))
+    assert fast <= slow * (1 + 1e-9)
 
 
 @given(
