@@ -26,10 +26,12 @@ def next_receipt(
         return None
     path = shlex.quote(model.path)
     if "stream" in kinds:
-        count = sum(receipt.kind == "stream" for receipt in receipts)
+        budgets = [receipt.budget for receipt in receipts if receipt.kind == "stream"]
+        count = len(budgets)
         if count >= _ENOUGH:
             return None
-        memory = " --memory floor" if not count else ""
+        is_floor = any(budget and budget <= (model.step_length or 0) for budget in budgets)
+        memory = "" if is_floor else " --memory floor"
         return f'moepack run {path} -p "…" -n 100{memory} --json > receipt-{count + 1}.json'
     gguf = "MODEL.gguf" if named_pack(model.path) else path
     bench = f"llama-bench -m {gguf} -p 0 -n 128 -o json"

@@ -28,7 +28,8 @@ class Receipt(NamedTuple):
 
     `place` is where it stands in the file at `path`. `model_length` is the bytes of all tensors.
     `cpu_layer_count` is N of `--n-cpu-moe N`, `overrides` are patterns of tensors that are kept in
-    memory. `depth` is how many tokens were there before those that were measured. `read_length` is
+    memory. `depth` is how many tokens were there before those that were measured. `budget` is what a
+    cache of experts had, in bytes. `read_length` is
     what a token read of the drive, `read_seconds` how long it waited for it. `fields` are those of
     the file that say so. `flaw` says why it can calibrate nothing.
     """
@@ -42,6 +43,7 @@ class Receipt(NamedTuple):
     cpu_layer_count: int = 0
     gpu_layer_count: int | None = None
     overrides: tuple[str, ...] = ()
+    budget: int | None = None
     read_length: float = 0.0
     read_seconds: float = 0.0
     fields: tuple[str, ...] = ()
@@ -217,6 +219,7 @@ def _of_run(entry: _Entry) -> Receipt:
         int(length),
         entry.speed("seconds", steps / seconds),
         prompt + steps / 2,
+        budget=entry.part("memory").count("experts") or None,
         read_length=entry.amount("read_length") / steps,
         read_seconds=entry.amount("read_seconds") / steps,
         fields=tuple(entry.used),

@@ -122,6 +122,7 @@ def test_our_own(tmp_path: Path) -> None:
     assert (receipt.kind, receipt.tokens_per_second) == ("stream", 10)
     assert (receipt.read_length, receipt.read_seconds) == (10, 0.05)
     assert receipt.depth == 59.5
+    assert receipt.budget == 1
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
@@ -150,6 +151,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "our own, no bytes": ({**RUN, "read_length": -1}, "read_length: less than 0"),
     "our own, no wait": ({**RUN, "read_seconds": -0.5}, "read_seconds: less than 0"),
     "our own without a model": ({**RUN, "model_length": None}, "model_length: .*which model"),
+    "our own without its memory": ({**RUN, "memory": 5}, "memory: missing"),
     "our own, one token": ({**RUN, "step_count": 0}, "too short to be a receipt"),
 }
 
