@@ -68,7 +68,8 @@ class Model:
             layer for layer in self.weights.layers if layer.expert_length
         ]
         """Those with experts."""
-        count = sum(family.expert_count for family in self.weights.shape.routed.values())
+        routed = self.weights.shape.without_mtp().routed
+        count = sum(family.expert_count for family in routed.values())
         if not count:
             raise RequestError("the model has no experts that a router chooses", path=self.path)
         length = self.weights.expert_length // count

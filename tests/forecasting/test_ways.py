@@ -6,6 +6,7 @@ import pytest
 
 from moepack.errors import RequestError, SourceError
 from moepack.forecasting.ways import MARGIN, Model, Way
+from tests.support.gguf_builder import moe
 from tests.support.machines import GB, machine
 from tests.support.models import FIXTURES, first_shard
 
@@ -117,6 +118,14 @@ def test_below_the_floor_it_says_what_is_missing(model: Model) -> None:
 def test_a_model_without_experts_is_refused() -> None:
     with pytest.raises(SourceError, match="a dense model"):
         Model(FIXTURES / "llama-dense-Q4_K_M-t12-00001-of-00002.gguf", CONTEXT)
+
+
+def test_a_layer_that_is_not_run_makes_no_read_shorter(tmp_path: Path) -> None:
+    builder = moe((0, 1, 2), architecture="deepseek2")
+    path = builder.put("deepseek2.nextn_predict_layers", "u32", 1).write(tmp_path / "model.gguf")
+    model = Model(path, CONTEXT)
+    assert len(model.layers) == 2
+    assert model.read_length == 64 * 34, "a slice of 32 rows of two blocks of Q8_0"
 
 
 def test_a_pack_is_read_blob_by_blob(model: Model, tmp_path: Path) -> None:
