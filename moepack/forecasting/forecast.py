@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -162,6 +163,15 @@ def _misses(
     return {one.budget: one for one in found}
 
 
+class _Speeds(NamedTuple):
+    """Tokens a second."""
+
+    likely: float | None
+    lowest: float | None
+    highest: float | None
+    ceiling: float | None
+
+
 class _Forecasts:
     """Makes forecasts for one model on one machine, and keeps what became of receipts."""
 
@@ -177,30 +187,24 @@ class _Forecasts:
     def speed(self, way: Way, misses: Misses | None) -> SpeedFacts:
         """Forecast one way."""
         calibration = self._calibration(way.kind)
-        missed = 0.0 if misses is None else misses.length
-        reads = self._model.reads(way, missed, self._depth)
+        reads = self._model.reads(way, 0.0 if misses is None else misses.length, self._depth)
         needs = self._model.needs(way)
         terms: tuple[TermFacts, ...] = ()
-        ceiling = estimate = None
+        speeds = None
         if reads is not None:
-            ceiling = ceiling_seconds(self._machine, reads, self._model.read_length)
-            estimate = calibration.rates.estimate(reads, calibration.doubt, ceiling or 0.0)
+            speeds = self._speeds(calibration, reads, misses)
             terms = tuple(self._terms(calibration.rates, reads))
         binding = None
-        if estimate is not None:
+        if speeds is not None and speeds.likely is not None:
             binding = max(terms, key=lambda term: term.seconds or 0.0).name
-        speed = None if estimate is None else 1 / estimate.seconds
-        highest = None if estimate is None or speed is None else speed * estimate.factor
-        if highest is not None and ceiling:
-            highest = min(highest, 1 / ceiling)
         return SpeedFacts(
             kind=way.kind,
             cpu_layer_count=way.cpu_layer_count,
             budget_length=way.budget,
-            tokens_per_second=speed,
-            lowest=None if estimate is None or speed is None else speed / estimate.factor,
-            highest=highest,
-            ceiling=1 / ceiling if ceiling else None,
+            tokens_per_second=None if speeds is None else speeds.likely,
+            lowest=None if speeds is None else speeds.lowest,
+            highest=None if speeds is None else speeds.highest,
+            ceiling=None if speeds is None else speeds.ceiling,
             hit_rate=None if misses is None else misses.hit_rate,
             missed_length=None if misses is None else round(misses.length),
             misses_from=None if misses is None else misses.source,
@@ -211,6 +215,28 @@ class _Forecasts:
             memory_length=needs.memory,
             fits=needs.fit(self._machine),
             warnings=tuple(warnings_of(self._model, self._machine, way, needs, misses)),
+        )
+
+    def _speeds(self, calibration: Calibration, reads: Reads, misses: Misses | None) -> _Speeds:
+        """Return the speeds with what is likely to be missed, with the most and with the least."""
+        length, machine = self._model.read_length, self._machine
+        least, most = reads, reads
+        if misses is not None:
+            least, most = (reads._replace(drive=missed) for missed in (misses.least, misses.most))
+        ceilings = [ceiling_seconds(machine, one, length) for one in (reads, most, least)]
+        likely, low, high = (
+            calibration.rates.estimate(one, calibration.doubt, ceiling or 0.0)
+            for one, ceiling in zip((reads, most, least), ceilings, strict=True)
+        )
+        ceiling = 1 / ceilings[2] if ceilings[2] else None
+        if likely is None or low is None or high is None:
+            return _Speeds(None, None, None, ceiling)
+        highest = high.factor / high.seconds
+        return _Speeds(
+            1 / likely.seconds,
+            1 / (low.seconds * low.factor),
+            highest if ceiling is None else min(highest, ceiling),
+            ceiling,
         )
 
     def receipts(self) -> tuple[ReceiptFacts, ...]:

@@ -28,10 +28,10 @@ class Receipt(NamedTuple):
 
     `place` is where it stands in the file at `path`. `model_length` is the bytes of all tensors.
     `cpu_layer_count` is N of `--n-cpu-moe N`, `overrides` are patterns of tensors that are kept in
-    memory. `depth` is how many tokens were there before those that were measured. `budget` is what a
-    cache of experts had, in bytes. `read_length` is
-    what a token read of the drive, `read_seconds` how long it waited for it. `fields` are those of
-    the file that say so. `flaw` says why it can calibrate nothing.
+    memory. `depth` is how many tokens were there before those that were measured. `budget` is the
+    bytes of a cache of experts, `read_length` what a token read of the drive, `read_seconds` how
+    long it waited for it. `fields` are those of the file that say so. `flaw` says why it can
+    calibrate nothing.
     """
 
     path: str

@@ -104,9 +104,9 @@ def test_the_formula_misses_no_more_than_a_token_uses() -> None:
 
 
 def test_nothing_is_missed_where_all_has_room() -> None:
-    assert by_working_set(SHAPE, STEP, TOTAL, KNOWN)[1:3] == (0, 1)
+    assert by_working_set(SHAPE, STEP, TOTAL, KNOWN)[1:5] == (0, 0, 0, 1)
     assert by_working_set(SHAPE, STEP, TOTAL - 1, KNOWN).length > 0, "new ones still come"
-    assert by_even_router(SHAPE, STEP, TOTAL)[1:3] == (0, 1)
+    assert by_even_router(SHAPE, STEP, TOTAL)[1:5] == (0, 0, 0, 1)
     assert by_even_router(SHAPE, STEP, TOTAL - 1).length > 0
 
 
@@ -126,5 +126,18 @@ def test_an_even_router_hits_as_much_as_has_room() -> None:
 
 
 def test_below_what_a_token_uses_an_even_router_hits_nothing() -> None:
-    assert by_even_router(SHAPE, STEP, STEP - 1)[1:3] == (STEP, 0)
+    assert by_even_router(SHAPE, STEP, STEP - 1)[1:5] == (STEP, STEP, STEP, 0)
     assert by_even_router(SHAPE, STEP, STEP).hit_rate == STEP / TOTAL
+
+
+@given(budget=budgets)
+def test_what_is_likely_lies_within_what_may_be(budget: int) -> None:
+    for found in (by_working_set(SHAPE, STEP, budget, KNOWN), by_even_router(SHAPE, STEP, budget)):
+        assert 0 <= found.least <= found.length <= found.most <= STEP
+
+
+@pytest.mark.parametrize(("share", "times"), [(0.3, 3.1), (0.5, 2.1), (0.8, 1.6), (1.2, 1.1)])
+def test_the_formula_is_off_where_memory_is_short(share: float, times: float) -> None:
+    found = by_working_set(SHAPE, STEP, round(share * KNOWN.expert_count * LENGTH), KNOWN)
+    assert found.most == pytest.approx(found.length * times)
+    assert by_working_set(SHAPE, STEP, STEP - 1, KNOWN).most == STEP, "the cliff"
