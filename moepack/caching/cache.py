@@ -92,19 +92,27 @@ class ExpertCache:
 
         A step chooses something, in one layer.
         """
-        keys = list(dict.fromkeys(reversed(chosen)))[::-1]
-        misses = [key for key in keys if key not in self._held]
-        self._policy.begin(keys[0].layer)
-        for key in keys:
-            if key not in self._pinned:
-                self._policy.use(key)
-        missed_length = sum(self._lengths[key] for key in misses)
+        used = frozenset(chosen)
+        keys = chosen
+        if len(used) < len(chosen):
+            keys = list(dict.fromkeys(reversed(chosen)))[::-1]
+        misses: list[ExpertKey] = []
+        if not used <= self._held:
+            misses = [key for key in keys if key not in self._held]
+            self._add(misses, tally)
+        tally.hit_count += len(keys) - len(misses)
+        layer = keys[0].layer
+        if self._pinned:
+            keys = [key for key in keys if key not in self._pinned]
+        self._policy.use(layer, keys, misses)
+        return Step(misses, self._shrink(used))
+
+    def _add(self, misses: list[ExpertKey], tally: Tally) -> None:
+        missed_length = sum([self._lengths[key] for key in misses])
         self._held.update(misses)
         self.held_length += missed_length
-        tally.hit_count += len(keys) - len(misses)
         tally.miss_count += len(misses)
         tally.missed_length += missed_length
-        return Step(misses, self._shrink(frozenset(keys)))
 
     def _shrink(self, kept: frozenset[ExpertKey]) -> list[ExpertKey]:
         given_up = []

@@ -1,9 +1,10 @@
 """Which expert a cache gives up first. A policy knows no bytes: it orders what is held."""
 
 import heapq
+import itertools
 import random
-from collections import Counter, OrderedDict
-from collections.abc import Container
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from moepack.keys import ExpertKey
@@ -12,14 +13,14 @@ from moepack.keys import ExpertKey
 class Policy(Protocol):
     """Orders the experts that are held, and no others."""
 
-    def begin(self, layer: int) -> None:
-        """Note that a step of a layer begins."""
-
-    def use(self, key: ExpertKey) -> None:
-        """Note that a step uses an expert, which is held already, or from now on."""
+    def use(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
+        """Note what a step of a layer uses, in order; of that, `misses` are held from now on."""
 
     def give_up(self, kept: Container[ExpertKey]) -> ExpertKey | None:
-        """Let an expert go that is not in `kept`, and return it; None where there is none."""
+        """Let an expert go, and return it; None where there is none.
+
+        It is none of `kept`, which is what the last step uses.
+        """
 
     def forget(self, key: ExpertKey) -> None:
         """Let this expert go."""
@@ -31,17 +32,17 @@ class LeastRecentlyUsed:
     def __init__(self) -> None:
         self._held: OrderedDict[ExpertKey, None] = OrderedDict()
 
-    def begin(self, layer: int) -> None:
-        """Nothing: all steps are alike."""
-
-    def use(self, key: ExpertKey) -> None:
-        """Note a use."""
-        self._held[key] = None
-        self._held.move_to_end(key)
+    def use(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
+        """Note a step."""
+        held = self._held
+        for key in misses:
+            held[key] = None
+        for key in keys:
+            held.move_to_end(key)
 
     def give_up(self, kept: Container[ExpertKey]) -> ExpertKey | None:
         """Let go of what comes first."""
-        found = next((key for key in self._held if key not in kept), None)
+        found = _first(self._held, kept)
         if found is not None:
             del self._held[found]
         return found
@@ -52,42 +53,52 @@ class LeastRecentlyUsed:
 
 
 class Ranking:
-    """Experts by rank, the least first. A rank may change, but not back to one that it was."""
+    """Experts that are held by `rank`, the least first.
 
-    def __init__(self) -> None:
-        self._rank: dict[ExpertKey, tuple[int, ...]] = {}
-        # An entry that is out of date is left out when it comes up; so many of them at most, that
-        # each use costs no more than its own.
-        self._queue: list[tuple[tuple[int, ...], ExpertKey]] = []
+    A rank may change, but not back to one that it was; those of a step do before it is put.
+    """
 
-    def put(self, key: ExpertKey, rank: tuple[int, ...]) -> None:
-        """Give an expert a rank, or another one."""
-        self._rank[key] = rank
-        heapq.heappush(self._queue, (rank, key))
-        if len(self._queue) > 64 + 4 * len(self._rank):
-            self._queue = [(rank, key) for key, rank in self._rank.items()]
+    def __init__(self, rank: Callable[[ExpertKey], int]) -> None:
+        self._rank = rank
+        self._held: set[ExpertKey] = set()
+        # An entry with less than its expert's rank is put right when it comes up; one with more is
+        # left out then. There are so many of them at most, that each use costs no more than its
+        # own.
+        self._queue: list[tuple[int, ExpertKey]] = []
+        self._kept: list[ExpertKey] = []
+        """What comes into the queue with the next step, as it cannot be taken before that."""
+
+    def put(self, keys: Iterable[ExpertKey]) -> None:
+        """Hold what a step uses: at least what was not held, and experts whose ranks fell."""
+        rank, queue = self._rank, self._queue
+        for key in self._kept:
+            heapq.heappush(queue, (rank(key), key))
+        self._kept = list(keys)
+        self._held.update(keys)
+        if len(queue) > 64 + 4 * len(self._held):
+            self._queue = [(rank(key), key) for key in self._held.difference(self._kept)]
             heapq.heapify(self._queue)
 
     def take(self, kept: Container[ExpertKey]) -> ExpertKey | None:
-        """Remove the first that is not in `kept`, and return it; None where there is none."""
-        passed = []
-        found = None
-        while self._queue and found is None:
-            rank, key = heapq.heappop(self._queue)
-            if self._rank.get(key) != rank:
+        """Remove the first that is not in `kept`, what the last step used; None without one."""
+        queue = self._queue
+        while queue:
+            rank, key = heapq.heappop(queue)
+            now = self._rank(key)
+            if key not in self._held or now < rank:
                 continue
             if key in kept:
-                passed.append((rank, key))
+                self._kept.append(key)
+            elif rank < now:
+                heapq.heappush(queue, (now, key))
             else:
-                found = key
-                del self._rank[key]
-        for entry in passed:
-            heapq.heappush(self._queue, entry)
-        return found
+                self._held.remove(key)
+                return key
+        return None
 
     def remove(self, key: ExpertKey) -> None:
         """Remove an expert."""
-        del self._rank[key]
+        self._held.remove(key)
 
 
 class LeastFrequentlyUsed:
@@ -97,19 +108,21 @@ class LeastFrequentlyUsed:
     begin again, and be given up next.
     """
 
+    _TIME = (1 << 48) - 1
+    """The bits of a rank that are the time of the last use; those above count uses."""
+
     def __init__(self) -> None:
-        self._uses: Counter[ExpertKey] = Counter()
+        self._ranks: dict[ExpertKey, int] = {}
         self._clock = 0
-        self._held = Ranking()
+        self._held = Ranking(self._ranks.__getitem__)
 
-    def begin(self, layer: int) -> None:
-        """Nothing: all steps are alike."""
-
-    def use(self, key: ExpertKey) -> None:
-        """Note a use."""
-        self._clock += 1
-        self._uses[key] += 1
-        self._held.put(key, (self._uses[key], self._clock))
+    def use(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
+        """Note a step."""
+        ranks, all_time = self._ranks, self._TIME
+        for clock, key in enumerate(keys, self._clock):
+            ranks[key] = (ranks.get(key, 0) | all_time) + 1 + clock
+        self._clock += len(keys)
+        self._held.put(misses)
 
     def give_up(self, kept: Container[ExpertKey]) -> ExpertKey | None:
         """Let go of what comes first."""
@@ -133,23 +146,27 @@ class LeastStale:
         self._fresh: OrderedDict[int, dict[ExpertKey, None]] = OrderedDict()
         """By layer, the layer of the last step last: what its last step used."""
 
-    def begin(self, layer: int) -> None:
+    def use(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
         """Note a step; what the layer's step before used is stale until it is used again."""
-        self._stale.update(self._fresh.pop(layer, {}))
-
-    def use(self, key: ExpertKey) -> None:
-        """Note a use."""
-        self._stale.pop(key, None)
-        self._fresh.setdefault(key.layer, {})[key] = None
+        before = self._fresh.pop(layer, {})
+        fresh = dict.fromkeys(keys)
+        for key in before:
+            if key not in fresh:
+                self._stale[key] = None
+        for key in keys:
+            if key not in before:
+                self._stale.pop(key, None)
+        if fresh:
+            self._fresh[layer] = fresh
 
     def give_up(self, kept: Container[ExpertKey]) -> ExpertKey | None:
         """Let go of what is stale, or comes up last again."""
-        found = next((key for key in self._stale if key not in kept), None)
+        found = _first(self._stale, kept)
         if found is not None:
             del self._stale[found]
             return found
         for layer in reversed(self._fresh):
-            found = next((key for key in self._fresh[layer] if key not in kept), None)
+            found = _first(self._fresh[layer], kept)
             if found is not None:
                 self._remove_fresh(found)
                 return found
@@ -181,24 +198,24 @@ class S3Fifo:
     _MOST_USES = 3
 
     def __init__(self) -> None:
-        self._small: OrderedDict[ExpertKey, int] = OrderedDict()
-        self._main: OrderedDict[ExpertKey, int] = OrderedDict()
+        self._uses: dict[ExpertKey, int] = {}
+        self._small: OrderedDict[ExpertKey, None] = OrderedDict()
+        self._main: OrderedDict[ExpertKey, None] = OrderedDict()
         self._ghosts: OrderedDict[ExpertKey, None] = OrderedDict()
 
-    def begin(self, layer: int) -> None:
-        """Nothing: all steps are alike."""
-
-    def use(self, key: ExpertKey) -> None:
-        """Note a use: it counts for what is held; what is not comes last."""
-        for queue in (self._small, self._main):
-            if key in queue:
-                queue[key] = min(self._MOST_USES, queue[key] + 1)
-                return
-        if key in self._ghosts:
-            del self._ghosts[key]
-            self._main[key] = 0
-        else:
-            self._small[key] = 0
+    def use(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
+        """Note a step: it counts for what was held; what was not comes last."""
+        uses, most = self._uses, self._MOST_USES
+        for key in keys:
+            if uses.get(key, most) < most:
+                uses[key] += 1
+        for key in misses:
+            uses[key] = 0
+            if key in self._ghosts:
+                del self._ghosts[key]
+                self._main[key] = None
+            else:
+                self._small[key] = None
 
     def give_up(self, kept: Container[ExpertKey]) -> ExpertKey | None:
         """Let go of what comes first in its queue and is not to stay."""
@@ -208,20 +225,19 @@ class S3Fifo:
             queues = [self._small, self._main]
             if len(self._small) * self._SMALL_SHARE < held:
                 queues.reverse()
-            candidates = (key for queue in queues for key in queue if key not in kept)
-            found = next(candidates, None)
+            found = _first(itertools.chain(*queues), kept)
             if found is None:
                 return None
-            if found in self._small:
-                if self._leaves_small(found):
-                    return found
-            elif self._leaves_main(found):
+            leaves = self._leaves_small if found in self._small else self._leaves_main
+            if leaves(found):
                 return found
 
     def _leaves_small(self, key: ExpertKey) -> bool:
-        uses = self._small.pop(key)
+        del self._small[key]
+        uses = self._uses.pop(key)
         if uses > 1:
-            self._main[key] = 0
+            self._main[key] = None
+            self._uses[key] = 0
             return False
         self._ghosts[key] = None
         while len(self._ghosts) > len(self._small) + len(self._main):
@@ -229,13 +245,17 @@ class S3Fifo:
         return True
 
     def _leaves_main(self, key: ExpertKey) -> bool:
-        uses = self._main.pop(key)
+        uses = self._uses.pop(key)
         if uses:
-            self._main[key] = uses - 1
+            self._main.move_to_end(key)
+            self._uses[key] = uses - 1
+        else:
+            del self._main[key]
         return not uses
 
     def forget(self, key: ExpertKey) -> None:
         """Let this expert go."""
+        del self._uses[key]
         for queue in (self._small, self._main):
             queue.pop(key, None)
 
@@ -248,12 +268,9 @@ class AnyOne:
         self._place: dict[ExpertKey, int] = {}
         self._random = random.Random(0)
 
-    def begin(self, layer: int) -> None:
-        """Nothing: all steps are alike."""
-
-    def use(self, key: ExpertKey) -> None:
-        """Note that it is held."""
-        if key not in self._place:
+    def use(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
+        """Note what is held from now on."""
+        for key in misses:
             self._place[key] = len(self._held)
             self._held.append(key)
 
@@ -274,3 +291,10 @@ class AnyOne:
         if last != key:
             self._held[place] = last
             self._place[last] = place
+
+
+def _first(held: Iterable[ExpertKey], kept: Container[ExpertKey]) -> ExpertKey | None:
+    for key in held:
+        if key not in kept:
+            return key
+    return None

@@ -3,7 +3,8 @@
 Where experts have one length, nothing that reads an expert when it is chosen hits more.
 """
 
-from collections.abc import Container, Iterator
+import operator
+from collections.abc import Container, Iterator, Sequence
 from typing import Self
 
 import numpy as np
@@ -21,15 +22,14 @@ class Belady:
     """The policy of one replay: `next_uses` are the steps of the next use, one for each use."""
 
     def __init__(self, next_uses: Iterator[int]) -> None:
-        self._next_uses = next_uses
-        self._held = Ranking()
+        self._next_ranks = map(operator.neg, next_uses)
+        self._ranks: dict[ExpertKey, int] = {}
+        self._held = Ranking(self._ranks.__getitem__)
 
-    def begin(self, layer: int) -> None:
-        """Nothing: all steps are alike."""
-
-    def use(self, key: ExpertKey) -> None:
-        """Note a use, which says when the next one will be."""
-        self._held.put(key, (-next(self._next_uses),))
+    def use(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
+        """Note a step's uses, which say when the next ones will be."""
+        self._ranks.update(zip(keys, self._next_ranks, strict=False))
+        self._held.put(keys)
 
     def give_up(self, kept: Container[ExpertKey]) -> ExpertKey | None:
         """Let go of what is needed again last."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.caching.cache import POLICIES, ExpertCache, LayerCaches, Tally, make
-from moepack.caching.policies import LeastFrequentlyUsed, LeastRecentlyUsed
+from moepack.caching.policies import LeastFrequentlyUsed, LeastRecentlyUsed, Ranking
 from moepack.errors import RequestError
 from moepack.keys import ExpertKey
 
@@ -18,10 +18,13 @@ LENGTHS = {
 }
 CHOICES = st.lists(
     st.tuples(
-        st.integers(0, LAYERS - 1), st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=12)
+        st.integers(0, LAYERS - 1),
+        st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=12),
+        st.booleans(),
     ),
     max_size=40,
 )
+"""Layers, what they choose, and whether reading what is missing fails."""
 
 
 def keys(layer: int, *experts: int) -> list[ExpertKey]:
@@ -60,11 +63,11 @@ class Plain:
 @pytest.mark.parametrize("policy", POLICIES)
 @given(choices=CHOICES, budget=st.integers(0, 400))
 def test_a_cache_keeps_to_its_budget_and_to_what_a_step_uses(
-    policy: str, choices: list[tuple[int, list[int]]], budget: int
+    policy: str, choices: list[tuple[int, list[int], bool]], budget: int
 ) -> None:
     cache, again, tally = make(policy, budget, LENGTHS), make(policy, budget, LENGTHS), Tally()
     held: set[ExpertKey] = set()
-    for layer, experts in choices:
+    for layer, experts, fails in choices:
         chosen = keys(layer, *experts)
         step = cache.step(chosen, tally)
         assert again.step(chosen, Tally()) == step, "the same again"
@@ -77,18 +80,22 @@ def test_a_cache_keeps_to_its_budget_and_to_what_a_step_uses(
         assert cache.held_length == sum(LENGTHS[key] for key in held)
         if not policy.startswith("layer"):
             assert cache.held_length <= budget or held == set(chosen)
+        if fails:
+            held -= set(step.misses)
+            cache.drop(step.misses)
+            again.drop(step.misses)
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "layer", "layer+lfu"])
 @given(choices=CHOICES, budget=st.integers(0, 400))
 def test_a_cache_does_what_the_rules_say(
-    policy: str, choices: list[tuple[int, list[int]]], budget: int
+    policy: str, choices: list[tuple[int, list[int], bool]], budget: int
 ) -> None:
     cache, tally = make(policy, budget, LENGTHS), Tally()
     shares = LAYERS if policy.startswith("layer") else 1
     plain = [Plain(budget // shares, policy) for _ in range(shares)]
     missed, held_all = 0, False
-    for layer, experts in choices:
+    for layer, experts, fails in choices:
         chosen = keys(layer, *experts)
         missing, given_up = plain[layer % shares].step(chosen)
         step = cache.step(chosen, tally)
@@ -102,8 +109,12 @@ def test_a_cache_does_what_the_rules_say(
         held_all = cache.holds_all
         fits = cache.budget // shares * shares >= cache.held_length  # shares are of one length
         assert held_all == (len(held) == len(LENGTHS) and fits)
+        if fails:
+            cache.drop(step.misses)
+            plain[layer % shares].held -= missing
+            held_all = cache.holds_all
     assert tally.missed_length == missed
-    assert tally.hit_count + tally.miss_count == sum(len(set(found)) for _, found in choices)
+    assert tally.hit_count + tally.miss_count == sum(len(set(found)) for _, found, _ in choices)
 
 
 def test_an_expert_that_many_tokens_chose_is_looked_up_once_and_used_last() -> None:
@@ -187,8 +198,12 @@ def test_another_policy_is_refused_by_name() -> None:
         make("mru", 1, LENGTHS)
 
 
-def test_what_is_kept_for_lfu_does_not_grow_with_a_run() -> None:
-    policy = LeastFrequentlyUsed()
+def test_what_is_kept_for_a_ranking_does_not_grow_with_a_run() -> None:
+    ranks: dict[ExpertKey, int] = {}
+    ranking = Ranking(ranks.__getitem__)
     for turn in range(100_000):
-        policy.use(ExpertKey(0, turn % 4))
-    assert len(policy._held._queue) < 200
+        key = ExpertKey(0, turn % 4)
+        ranks[key] = -turn
+        ranking.put([key])
+    assert len(ranking._queue) < 200
+    assert ranking.take(frozenset([key])) == ExpertKey(0, 2), "the last but one"
