@@ -53,17 +53,14 @@ class LeastRecentlyUsed:
 
 
 class Ranking:
-    """Experts that are held by `rank`, the least first.
-
-    A rank may change, but not back to one that it was; those of a step do before it is put.
-    """
+    """Experts that are held by `rank`, the least first; a step changes ranks before it is put."""
 
     def __init__(self, rank: Callable[[ExpertKey], int]) -> None:
         self._rank = rank
         self._held: set[ExpertKey] = set()
-        # An entry with less than its expert's rank is put right when it comes up; one with more is
-        # left out then. There are so many of them at most, that each use costs no more than its
-        # own.
+        # An entry with less than its expert's rank is put right when it comes up; one with more
+        # comes up after the right one. There are so many of them at most, that each use costs no
+        # more than its own.
         self._queue: list[tuple[int, ExpertKey]] = []
         self._kept: list[ExpertKey] = []
         """What comes into the queue with the next step, as it cannot be taken before that."""
@@ -84,12 +81,11 @@ class Ranking:
         queue = self._queue
         while queue:
             rank, key = heapq.heappop(queue)
-            now = self._rank(key)
-            if key not in self._held or now < rank:
+            if key not in self._held:
                 continue
             if key in kept:
                 self._kept.append(key)
-            elif rank < now:
+            elif rank < (now := self._rank(key)):
                 heapq.heappush(queue, (now, key))
             else:
                 self._held.remove(key)
@@ -156,8 +152,7 @@ class LeastStale:
         for key in keys:
             if key not in before:
                 self._stale.pop(key, None)
-        if fresh:
-            self._fresh[layer] = fresh
+        self._fresh[layer] = fresh
 
     def give_up(self, kept: Container[ExpertKey]) -> ExpertKey | None:
         """Let go of what is stale, or comes up last again."""

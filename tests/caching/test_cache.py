@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moepack.caching.cache import POLICIES, ExpertCache, LayerCaches, Tally, make
-from moepack.caching.policies import LeastFrequentlyUsed, LeastRecentlyUsed, Ranking
+from moepack.caching.cache import POLICIES, ExpertCache, Tally, make
+from moepack.caching.policies import LeastFrequentlyUsed, LeastRecentlyUsed, Ranking, S3Fifo
 from moepack.errors import RequestError
 from moepack.keys import ExpertKey
 
@@ -138,16 +138,14 @@ def test_what_is_over_the_budget_is_not_held_for_good() -> None:
     assert not cache.holds_all
 
 
-def test_what_is_pinned_is_there_from_the_start_and_stays() -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_pinned_is_there_from_the_start_and_stays(policy: str) -> None:
     pinned = keys(0, 7)
-    for cache in (
-        ExpertCache(20, LENGTHS, LeastFrequentlyUsed, pinned),
-        LayerCaches(60, LENGTHS, LeastFrequentlyUsed, pinned),
-    ):
-        tally = Tally()
-        for expert in range(5):
-            cache.step(keys(0, expert), tally)
-        assert cache.step(keys(0, 7), tally).misses == []
+    cache, tally = make(policy, 60 if policy.startswith("layer") else 20, LENGTHS, pinned), Tally()
+    for expert in (0, 1, 7, 2, 3, 4):
+        cache.step(keys(0, expert), tally)
+    assert tally.hit_count == 1
+    assert cache.step(keys(0, 7, 4), tally).misses == []
     with pytest.raises(RequestError, match=r"pinned.*up to 20 B, found 30 B"):
         ExpertCache(20, LENGTHS, LeastRecentlyUsed, keys(0, 1, 2, 3))
 
@@ -177,6 +175,59 @@ def test_s3fifo_keeps_what_was_used_twice_and_what_comes_back_soon() -> None:
     for expert in (6, 7):
         cache.step(keys(0, expert), tally)
     assert {key.expert for key in LENGTHS if key in cache} >= {0, 1}
+
+
+class PlainS3Fifo:
+    """S3-FIFO once more, with lists; an expert in a queue stands beside its uses."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.small: list[tuple[ExpertKey, int]] = []
+        self.main: list[tuple[ExpertKey, int]] = []
+        self.ghosts: list[ExpertKey] = []
+
+    def step(self, used: Sequence[ExpertKey]) -> list[ExpertKey]:
+        """Return what was given up, in its order."""
+        held = {key for key, _ in self.small + self.main}
+        for queue in (self.small, self.main):
+            queue[:] = [(key, min(3, uses + (key in used))) for key, uses in queue]
+        for key in used:
+            if key not in held:
+                (self.main if key in self.ghosts else self.small).append((key, 0))
+                self.ghosts = [ghost for ghost in self.ghosts if ghost != key]
+        given_up = []
+        while len(self.small) + len(self.main) > self.most:
+            is_small_full = len(self.small) * 10 >= len(self.small) + len(self.main)
+            queues = (self.small, self.main) if is_small_full else (self.main, self.small)
+            others = [one for queue in queues for one in queue if one[0] not in used]
+            if not others:
+                break
+            key, uses = others[0]
+            if (key, uses) in self.main:
+                self.main.remove((key, uses))
+                if uses:
+                    self.main.append((key, uses - 1))
+                    continue
+            else:
+                self.small.remove((key, uses))
+                if uses > 1:
+                    self.main.append((key, 0))
+                    continue
+                self.ghosts.append(key)
+                self.ghosts = self.ghosts[-(len(self.small) + len(self.main)) :]
+            given_up.append(key)
+        return given_up
+
+
+@given(
+    choices=st.lists(st.lists(st.integers(0, EXPERTS - 1), min_size=1, unique=True), max_size=60),
+    most=st.integers(1, EXPERTS),
+)
+def test_s3fifo_does_what_its_queues_say(choices: list[list[int]], most: int) -> None:
+    cache, plain = ExpertCache(most * 10, LENGTHS, S3Fifo), PlainS3Fifo(most)
+    for experts in choices:
+        chosen = keys(0, *experts)
+        assert cache.step(chosen, Tally()).given_up == plain.step(chosen)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
