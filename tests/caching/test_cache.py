@@ -165,6 +165,13 @@ def test_what_is_least_stale_is_what_its_layer_uses_and_comes_up_first() -> None
     assert cache.step(keys(1, 1, 2, 3), tally).given_up == keys(0, 1), "layer 0 was computed last"
 
 
+def test_what_its_layer_uses_again_is_no_longer_stale() -> None:
+    cache, tally = make("least-stale", 30, LENGTHS), Tally()
+    for expert in (1, 2, 1):
+        cache.step(keys(0, expert), tally)
+    assert cache.step(keys(1, 1), tally).given_up == keys(0, 2)
+
+
 def test_s3fifo_keeps_what_was_used_twice_and_what_comes_back_soon() -> None:
     cache, tally = make("s3fifo", 40, LENGTHS), Tally()
     for expert in (0, 1, 2, 0, 0, 3):
@@ -250,11 +257,14 @@ def test_another_policy_is_refused_by_name() -> None:
 
 
 def test_what_is_kept_for_a_ranking_does_not_grow_with_a_run() -> None:
-    ranks: dict[ExpertKey, int] = {}
+    idle = ExpertKey(0, 9)
+    ranks = {idle: 1}
     ranking = Ranking(ranks.__getitem__)
+    ranking.put([idle])
     for turn in range(100_000):
         key = ExpertKey(0, turn % 4)
         ranks[key] = -turn
         ranking.put([key])
     assert len(ranking._queue) < 200
-    assert ranking.take(frozenset([key])) == ExpertKey(0, 2), "the last but one"
+    kept = frozenset([key])
+    assert [ranking.take(kept) for _ in range(5)] == [*keys(0, 2, 1, 0, 9), None]
