@@ -19,6 +19,8 @@ _MAX_LENGTH = 64 << 20
 _SPEEDS = (1e-4, 1e6)
 """Tokens a second that a receipt may have."""
 _MOST = 1e18
+_FEW = 0.05
+"""Of all misses: so many may have been read ahead that it makes no difference."""
 _NO_GPU = frozenset({"CPU", "BLAS", "RPC", ""})
 _WHO = "what `llama-bench -o json` or `moepack run --json` wrote"
 
@@ -212,6 +214,9 @@ def _of_run(entry: _Entry) -> Receipt:
             hint="moepack run … -n 100 --json",
         )
     prompt = entry.count("prompt_count")
+    flaw = None
+    if entry.count("prefetched") > _FEW * entry.count("misses"):
+        flaw = "experts were read ahead, which helps at some budgets only: --prefetch off is steady"
     return Receipt(
         entry.path,
         entry.place,
@@ -223,6 +228,7 @@ def _of_run(entry: _Entry) -> Receipt:
         read_length=entry.amount("read_length") / steps,
         read_seconds=entry.amount("read_seconds") / steps,
         fields=tuple(entry.used),
+        flaw=flaw,
     )
 
 

@@ -44,6 +44,8 @@ RUN: dict[str, Any] = {
     "seconds": 9.9,
     "read_length": 990,
     "read_seconds": 4.95,
+    "misses": 100,
+    "prefetched": 5,
     "prompt_count": 10,
     "memory": {"experts": 1},
 }
@@ -115,6 +117,11 @@ def test_which_layers_were_in_memory(tmp_path: Path) -> None:
 def test_a_cache_of_experts_says_too_little(tmp_path: Path) -> None:
     assert only(tmp_path, [{**NOW, "moe_cache": 4096}]).flaw is not None
     assert only(tmp_path, [{**NOW, "moe_cache": 0}]).flaw is None
+
+
+def test_what_was_read_ahead_does_not_tell_what_reading_takes(tmp_path: Path) -> None:
+    assert only(tmp_path, RUN).flaw is None
+    assert "--prefetch off" in (only(tmp_path, {**RUN, "prefetched": 6}).flaw or "")
 
 
 def test_our_own(tmp_path: Path) -> None:
