@@ -14,7 +14,7 @@ from moepack.sizes import size_text
 
 LLAMA, IK_LLAMA = "llama.cpp", "ik_llama.cpp"
 
-_LEAST_GAIN = 0.02
+_LEAST_GAIN = 0.01
 """Of the experts: what a pattern has to bring into VRAM to be worth its length."""
 
 

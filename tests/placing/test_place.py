@@ -156,12 +156,21 @@ def test_a_pattern_names_just_what_is_in_memory(deepseek: Path) -> None:
     assert matched == wanted
 
 
-def test_a_pattern_is_offered_where_it_brings_enough(deepseek: Path) -> None:
-    facts = place(deepseek, vram=[28 * GIB])
-    for option in facts.alternatives:
-        if (words := value(option, "-ot")) is not None:
-            assert option.vram_expert_length >= 0.02 * load(deepseek).expert_length
-            assert words.endswith("=CPU")
+def test_a_pattern_is_offered_where_it_brings_enough(gpt_oss: Path) -> None:
+    whole = load(gpt_oss)
+    first = whole.layers[0]
+    fixed = whole.fixed_length + whole.compute_length + GIB
+    up, down = first.tensors[0].length, first.tensors[-1].length
+    for extra, is_offered in ((up + down, True), (up, False)):
+        facts = place(gpt_oss, vram=[fixed + first.expert_length + extra])
+        assert facts.option.cpu_layer_count == 35
+        offered = [one for one in facts.alternatives if value(one, "-ot") is not None]
+        assert len(offered) == is_offered
+        for option in offered:
+            brought = option.vram_expert_length - facts.option.vram_expert_length
+            assert brought >= 0.01 * whole.expert_length
+            assert option.cpu_layer_count is None
+            assert "--n-cpu-moe" not in option.command
 
 
 def test_latest_experts_may_be_cached_in_vram(gpt_oss: Path) -> None:
@@ -207,9 +216,13 @@ def test_a_pack_is_run_with_what_there_is(gpt_oss: Path) -> None:
     assert value(option, "--memory") == f"{31 << 10}MiB"
     whole = place(gpt_oss, engine="pack", memory=128 * GIB)
     assert whole.option.streamed_length == 0
+    needed = device.dense_length + device.context_length + device.compute_length
+    floor = needed + load(gpt_oss).step_length + GIB
+    least = place(gpt_oss, engine="pack", memory=floor).option
+    assert least.memory_expert_length == load(gpt_oss).step_length
     with pytest.raises(RequestError, match="too little memory") as caught:
-        place(gpt_oss, engine="pack", memory=4 * GIB)
-    assert "are missing" in (caught.value.hint or "")
+        place(gpt_oss, engine="pack", memory=floor - (1 << 20))
+    assert (caught.value.hint or "").startswith("1.0 MiB are missing")
 
 
 def test_real_models_are_placed_and_run_as_it_says(tmp_path: Path) -> None:
@@ -250,8 +263,10 @@ def test_a_forecast_comes_with_a_machine(gpt_oss: Path) -> None:
     assert facts.forecast is not None
     assert facts.forecast.cpu_layer_count == facts.option.cpu_layer_count
     assert facts.forecast.tokens_per_second is not None
-    streamed = moepack.place(gpt_oss, machine(memory=32, bandwidth=80, drive=7), engine="pack")
+    with_gpu = machine(memory=32, bandwidth=80, drive=7, vram=24, vram_bandwidth=936)
+    streamed = moepack.place(gpt_oss, with_gpu, engine="pack")
     assert streamed.forecast is not None
+    assert streamed.forecast.kind == "stream", "which leaves GPUs alone"
     assert streamed.forecast.budget_length == streamed.option.memory_expert_length
     assert place(gpt_oss).forecast is None
 
