@@ -483,3 +483,28 @@ def test_the_command_prints_what_the_call_returns(tmp_path: Path) -> None:
         refused = subprocess.run([*command, *wrong], capture_output=True, text=True, check=False)
         assert refused.returncode == 2, refused.stderr
         assert "mistake" not in refused.stderr
+
+
+SIZES = "".join(f"# layer={layer} expert_bytes={100 * (layer == 3)}\n" for layer in range(6))
+
+
+def test_enough_is_the_least_that_hits_all_but_a_hundredth(tmp_path: Path) -> None:
+    """One of 200 lookups, or two of them, come back so late that only all experts hit them."""
+    for rare, enough in ((1, 200), (3, 400)):
+        experts = [0, 1] * 150
+        for number in range(rare):
+            experts[60 * number + 20 : 60 * number + 20] = [2, 3]
+        rows = [(step, 3, expert) for step, expert in enumerate(experts)]
+        path = write_route(tmp_path / f"{rare}.csv", MODEL + SIZES, rows)
+        facts = simulate([path], policies=["lru"])
+        assert facts.enough_length == enough
+
+
+def test_enough_holds_what_a_token_uses_in_any_layer(tmp_path: Path) -> None:
+    sizes = SIZES.replace("layer=5 expert_bytes=0", "layer=5 expert_bytes=1000")
+    rows = [*((step, 3, 0) for step in range(20)), (20, 5, 0)]
+    path = write_route(tmp_path / "large.csv", MODEL + sizes, rows)
+    assert simulate([path], policies=["lru"]).enough_length == 1000
+    nothing = [(step, 3, step) for step in range(4)]
+    path = write_route(tmp_path / "new.csv", MODEL + sizes, nothing)
+    assert simulate([path], policies=["lru"]).enough_length is None, "nothing comes back"
