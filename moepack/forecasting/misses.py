@@ -29,7 +29,7 @@ class Misses(NamedTuple):
     """What a decoded token misses at a budget, in bytes; the hit rate where it is known.
 
     `least` and `most` are between which it will lie. `is_short` says that a trace is too short to
-    tell experts apart.
+    tell experts apart, `step_length` what a token of it uses at most.
     """
 
     budget: int
@@ -39,6 +39,7 @@ class Misses(NamedTuple):
     hit_rate: float | None
     source: Source
     is_short: bool = False
+    step_length: int | None = None
 
 
 _TRACE_DOUBT, _SHORT_DOUBT = 0.1, 0.3
@@ -65,7 +66,7 @@ def by_trace(
         length, doubt = one.bytes_per_token, _TRACE_DOUBT if facts.is_long_enough else _SHORT_DOUBT
         found[one.budget_length] = Misses(
             *(one.budget_length, length, length * (1 - doubt), length * (1 + doubt)),
-            *(one.decode_hit_rate, "trace", not facts.is_long_enough),
+            *(one.decode_hit_rate, "trace", not facts.is_long_enough, facts.step_length),
         )
     return [found[budget] for budget in budgets]
 

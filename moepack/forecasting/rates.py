@@ -160,7 +160,7 @@ def ceiling_seconds(machine: Machine, reads: Reads, read_length: int) -> float |
     None where one of them is not known.
     """
     drive = None if machine.drive is None else machine.drive.speed(read_length, READ_DEPTH)
-    bandwidths = (machine.vram_bandwidth, machine.memory_bandwidth, drive)
+    bandwidths = (machine.highest_vram_bandwidth, machine.memory_bandwidth, drive)
     seconds = 0.0
     for length, bandwidth in zip(reads[1:], bandwidths, strict=True):
         if length:

@@ -10,6 +10,7 @@ from moepack.sizes import size_text
 
 _NEARLY = 0.9
 _SPREAD = 1.5
+_ALIKE = 0.1
 
 
 def warnings_of(
@@ -17,6 +18,7 @@ def warnings_of(
 ) -> Iterator[str]:
     """Yield what a reader of a forecast has to know."""
     yield from _of_room(model, machine, way, needs)
+    yield from _of_gpus(machine, needs)
     if misses is not None:
         yield from _of_misses(model, way, misses)
         yield from _of_drive(machine)
@@ -47,6 +49,15 @@ def _of_room(model: Model, machine: Machine, way: Way, needs: Needs) -> Iterator
         )
 
 
+def _of_gpus(machine: Machine, needs: Needs) -> Iterator[str]:
+    slowest, fastest = machine.vram_bandwidth, machine.highest_vram_bandwidth
+    if needs.vram and slowest and fastest and slowest.value < fastest.value:
+        yield (
+            "all VRAM is taken to be as slow as that of the slowest GPU, and for the ceiling as "
+            "fast as that of the fastest: it is faster the more lies in the fastest"
+        )
+
+
 def _of_misses(model: Model, way: Way, misses: Misses) -> Iterator[str]:
     if way.budget is not None and way.budget < (model.step_length or 0):
         yield (
@@ -61,8 +72,14 @@ def _of_misses(model: Model, way: Way, misses: Misses) -> Iterator[str]:
     if misses.source == "even router":
         yield (
             "without a trace an even router is assumed; real ones come back to some experts more "
-            "often, and miss less: the range goes down to a tenth"
+            "often, and miss less: the upper end of the range is for a tenth of these misses"
         )
+    step = model.step_length
+    if step and misses.step_length and abs(misses.step_length / step - 1) > _ALIKE:
+        yield (
+            f"a token of the trace uses {misses.step_length / step:.0%} of the experts that one of "
+            "this model does, with fewer a token or in fewer layers: it misses as little"
+        ).replace("%", " %", 1)
     if misses.is_short:
         yield "the trace is too short to tell experts apart: other texts may miss 30 % more or less"
 

@@ -110,10 +110,16 @@ class Machine(NamedTuple):
 
         None where there is no GPU, or one of which it is not known.
         """
+        return min(self._vram_bandwidths(), key=lambda figure: figure.value, default=None)
+
+    @property
+    def highest_vram_bandwidth(self) -> Figure | None:
+        """What the fastest GPU reads: all that is read of VRAM may lie there. None as above."""
+        return max(self._vram_bandwidths(), key=lambda figure: figure.value, default=None)
+
+    def _vram_bandwidths(self) -> list[Figure]:
         known = [gpu.bandwidth for gpu in self.gpus if gpu.bandwidth is not None]
-        if not known or len(known) < len(self.gpus):
-            return None
-        return min(known, key=lambda figure: figure.value)
+        return known if len(known) == len(self.gpus) else []
 
 
 def _between(place: float, points: Sequence[tuple[float, Figure]]) -> Figure:

@@ -122,8 +122,8 @@ def test_a_short_trace_is_called_so(tmp_path: Path) -> None:
     short = tmp_path / "short.csv"
     short.write_text("".join(Path(TRACE).read_text().splitlines(keepends=True)[:60]))
     box = machine(bandwidth=40, drive=3)
-    (note,) = only(box, budget=HALF, traces=[str(short)]).warnings
-    assert note.startswith("the trace is too short")
+    notes = only(box, budget=HALF, traces=[str(short)]).warnings
+    assert notes[-1].startswith("the trace is too short")
     assert only(box, budget=HALF, traces=[TRACE]).warnings == ()
 
 
@@ -536,6 +536,26 @@ def test_a_trace_of_another_model_is_refused() -> None:
 
     with pytest.raises(TraceError):
         forecast_of(path=first_shard("mixtral"), budget=1 << 20, traces=[TRACE])
+
+
+def test_a_trace_with_fewer_experts_a_token_is_called_so(tmp_path: Path) -> None:
+    lines = Path(TRACE).read_text().splitlines(keepends=True)
+    trace = tmp_path / "first.csv"
+    trace.write_text("".join(line for line in lines if line.split(",")[2] != "1"))
+    notes = only(machine(bandwidth=40, drive=3), budget=HALF, traces=[str(trace)]).warnings
+    assert any("uses 45 % of the experts that one of this model does" in note for note in notes)
+
+
+def test_of_two_gpus_the_faster_makes_the_ceiling() -> None:
+    slow, fast = (machine(vram=24, vram_bandwidth=speed, bandwidth=40) for speed in (360, 768))
+    both = slow._replace(gpus=slow.gpus + fast.gpus)
+    found, of_slow, of_fast = (only(box, cpu_layer_count=0) for box in (both, slow, fast))
+    assert found.tokens_per_second == of_slow.tokens_per_second
+    assert found.ceiling == of_fast.ceiling
+    assert any("slowest GPU" in note for note in found.warnings)
+    assert not of_slow.warnings
+    twice = slow._replace(gpus=slow.gpus * 2)
+    assert not only(twice, cpu_layer_count=0).warnings
 
 
 def test_a_machine_comes_from_its_file_as_well(tmp_path: Path) -> None:
