@@ -16,6 +16,7 @@ from moepack.forecasting.misses import (
     by_even_router,
     by_trace,
     by_working_set,
+    check_working_set,
 )
 from moepack.forecasting.next_receipt import next_receipt
 from moepack.forecasting.rates import READ_DEPTH, Rates, ceiling_seconds
@@ -157,6 +158,7 @@ def _misses(
     if traces:
         found = by_trace(traces, budgets, ReadOptions(shape=shape), batch_count)
     elif working_set is not None:
+        check_working_set(shape, working_set)
         found = [by_working_set(shape, step, budget, working_set) for budget in budgets]
     else:
         found = [by_even_router(shape, step, budget) for budget in budgets]

@@ -71,6 +71,21 @@ def by_trace(
     return [found[budget] for budget in budgets]
 
 
+def check_working_set(shape: ModelShape, known: WorkingSet) -> None:
+    """Raise RequestError for fewer experts than one token uses, or more than there are."""
+    routed = shape.routed.values()
+    least = sum(family.experts_used or 0 for family in routed)
+    most = sum(family.expert_count for family in routed)
+    if not least <= known.expert_count <= most:
+        raise RequestError(
+            "not a working set of this model",
+            place="--working-set",
+            expected=f"U of {least:,} (what one token uses in all layers) to {most:,}",
+            found=f"{known.expert_count:,.10g}",
+            hint="U and D count the experts of all layers together",
+        )
+
+
 def by_working_set(shape: ModelShape, step_length: int, budget: int, known: WorkingSet) -> Misses:
     """Say what is missed by the formula of U and D: what is new, and what of U has no room.
 

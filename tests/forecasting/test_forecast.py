@@ -519,6 +519,16 @@ BAD: dict[str, tuple[Machine, dict[str, Any], str]] = {
         {"budget": HALF, "traces": [TRACE], "working_set": WorkingSet(2, 1)},
         "either a trace or a working set",
     ),
+    "less than a token uses": (
+        BOX,
+        {"budget": HALF, "working_set": WorkingSet(7, 1)},
+        "--working-set: .*U of 8 .* to 32, found 7",
+    ),
+    "more than there are": (
+        BOX,
+        {"budget": HALF, "working_set": WorkingSet(33, 1)},
+        "--working-set: .*U of 8 .* to 32, found 33",
+    ),
     "a short budget": (BOX, {"budget": 1 << 17}, "--budget: .*at least 140.0 KiB, found 128.0 KiB"),
     "too deep": (BOX, {"depth": CONTEXT + 1}, "--depth: .*up to 256, found 257"),
     "too little": (machine(memory=1), {}, "too little memory for this model"),
