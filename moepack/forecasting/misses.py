@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from moepack.errors import RequestError
+from moepack.errors import RequestError, TraceError
 from moepack.shape import ModelShape
+from moepack.simulation.facts import Simulation
 from moepack.simulation.simulate import simulate
+from moepack.sizes import size_text
 from moepack.trace.formats.registry import ReadOptions
 
 Source = Literal["trace", "working set", "even router"]
@@ -44,6 +46,7 @@ class Misses(NamedTuple):
 
 _TRACE_DOUBT, _SHORT_DOUBT = 0.1, 0.3
 """By what share another text of the same kind may miss more or less than a trace."""
+_LEAST_SHARE = 0.4
 _EVEN_LEAST = 0.1
 """Of what an even router misses, a real one: with a trace of Qwen3-30B-A3B 0.41 where 15 % of the
 experts have room, 0.17 with 30 %, 0.07 with half of them."""
@@ -55,10 +58,14 @@ traces of 64 to 128 decoded tokens."""
 def by_trace(
     paths: Sequence[str], budgets: Sequence[int], options: ReadOptions, batch_count: int | None
 ) -> list[Misses]:
-    """Say what LRU misses of traces. Raises what `simulate` raises."""
+    """Say what LRU misses of traces.
+
+    Raises what `simulate` raises, and TraceError for a trace of another model.
+    """
     facts = simulate(
         paths, budgets=budgets, policies=("lru",), batch_count=batch_count, options=options
     )
+    check_trace(facts, options.shape, paths[0])
     found = {}
     for one in facts.results:
         if one.bytes_per_token is None:
@@ -83,6 +90,26 @@ def check_working_set(shape: ModelShape, known: WorkingSet) -> None:
             expected=f"U of {least:,} (what one token uses in all layers) to {most:,}",
             found=f"{known.expert_count:,.10g}",
             hint="U and D count the experts of all layers together",
+        )
+
+
+def check_trace(facts: Simulation, shape: ModelShape | None, path: str) -> None:
+    """Raise TraceError where a token uses far less than what one of the model uses.
+
+    Then layers are missing: it is another model's. Fewer experts a token are a setting of engines.
+    """
+    used = [
+        family.expert_length * (family.experts_used or 0)
+        for family in (shape.routed.values() if shape is not None else ())
+    ]
+    step = facts.step_length
+    if used and all(used) and step is not None and step < _LEAST_SHARE * sum(used):
+        raise TraceError(
+            "a token uses far less of the experts than one of this model does",
+            path=path,
+            expected=f"{size_text(sum(used))} a token",
+            found=size_text(step),
+            hint="was it taken on another model, or without some of the layers?",
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from moepack.analysis.concentration import concentration
 from moepack.analysis.verdict import CLEAR
+from moepack.forecasting.misses import check_trace
 from moepack.hotness import measure
 from moepack.hotness.model import Hotness
 from moepack.keys import ExpertKey
@@ -18,11 +19,12 @@ from moepack.trace.formats.registry import ReadOptions
 def pins_by_trace(traces: Sequence[str], shape: ModelShape, budget: int, room: int) -> PinFacts:
     """Judge by traces what pinning is worth at a budget, of which up to `room` may be pinned.
 
-    Raises what `simulate` and `concentration` raise.
+    Raises what `simulate` and `concentration` raise, and TraceError for a trace of another model.
     """
     options = ReadOptions(shape=shape)
     gate = concentration(traces, options)
     facts = simulate(traces, budgets=[budget], policies=("lru", "static"), options=options)
+    check_trace(facts, shape, traces[0])
     rates = {one.policy: one.decode_hit_rate for one in facts.results}
     return _judged(gate.verdict, gate.reason, rates["static"], rates["lru"], room)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moepack.errors import RequestError
+from moepack.errors import RequestError, TraceError
 from moepack.footprint.weights import weights_of
 from moepack.forecasting.misses import WorkingSet, by_even_router, by_trace, by_working_set
 from moepack.forecasting.published import published_formula
@@ -141,3 +141,13 @@ def test_the_formula_is_off_where_memory_is_short(share: float, times: float) ->
     found = by_working_set(SHAPE, STEP, round(share * KNOWN.expert_count * LENGTH), KNOWN)
     assert found.most == pytest.approx(found.length * times)
     assert by_working_set(SHAPE, STEP, STEP - 1, KNOWN).most == STEP, "the cliff"
+
+
+def test_a_trace_of_a_model_with_fewer_layers_is_refused(shape: ModelShape) -> None:
+    larger = shape.families + tuple(
+        family._replace(layer=family.layer + 10 * number)
+        for number in (1, 2)
+        for family in shape.families
+    )
+    with pytest.raises(TraceError, match="far less of the experts than one of this model"):
+        by_trace([TRACE], [1 << 21], ReadOptions(shape=ModelShape(larger)), None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack.errors import RequestError
+from moepack.errors import RequestError, TraceError
 from moepack.footprint.context import ContextOptions
 from moepack.placing.facts import OptionFacts, PlacementFacts
 from moepack.placing.load import Load, load_of
@@ -255,6 +255,12 @@ def test_hotness_decides_whether_experts_are_pinned() -> None:
     ).pins
     assert known is not None
     assert known.lru_hit_rate is None, "counts do not know what comes after what"
+
+
+def test_a_trace_of_another_model_says_nothing_of_pins(gpt_oss: Path) -> None:
+    trace = first_shard("qwen3moe").parent / "qwen3moe-trace.csv"
+    with pytest.raises(TraceError, match="far less of the experts"):
+        place(gpt_oss, engine="pack", memory=32 * GIB, traces=[str(trace)])
 
 
 def test_a_forecast_comes_with_a_machine(gpt_oss: Path) -> None:
