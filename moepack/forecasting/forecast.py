@@ -31,6 +31,8 @@ from moepack.sizes import size_text
 from moepack.trace.formats.registry import ReadOptions
 
 _BUDGET_COUNT = 12
+_MOST_OF_CEILING = 1.2
+"""Figures are that far off without being wrong, and caches of CPUs help a little."""
 
 
 def forecast(
@@ -260,9 +262,23 @@ class _Forecasts:
         if kind not in self._calibrations:
             model = self._model
             rates = Rates.of(self._machine, kind, model.read_length)
-            seen = [(receipt, model.read_by(receipt)) for receipt in self._receipts]
+            seen = [self._seen(receipt) for receipt in self._receipts]
             self._calibrations[kind] = calibrate(rates, kind, seen, model.layer_count)
         return self._calibrations[kind]
+
+    def _seen(self, receipt: Receipt) -> tuple[Receipt, Reads | None]:
+        """Return a receipt with what its run read; no run is faster than its bandwidths."""
+        reads = self._model.read_by(receipt)
+        if reads is None:
+            return receipt, None
+        least = ceiling_seconds(self._machine, reads, self._model.read_length)
+        if least and receipt.tokens_per_second * least > _MOST_OF_CEILING and not receipt.flaw:
+            most = f"at most {1 / least:.3g} tok/s"
+            flaw = (
+                f"the machine's bandwidths allow {most}: one of them is wrong, or it ran elsewhere"
+            )
+            receipt = receipt._replace(flaw=flaw)
+        return receipt, reads
 
     def _terms(self, rates: Rates, reads: Reads) -> list[TermFacts]:
         seconds = rates.terms(reads)

@@ -581,3 +581,16 @@ def test_large_bandwidths_are_written_out() -> None:
     assert " of 5,300 GB/s typed" in forecast_text.text(forecast_of(box))
     measured = BOX._replace(memory_bandwidth=Figure(40e9, "measured", 39e9, 41e9))
     assert "40 GB/s measured" in forecast_text.text(forecast_of(measured, cpu_layer_count=1))
+
+
+def test_a_receipt_faster_than_the_bandwidths_is_not_used(tmp_path: Path) -> None:
+    ceiling = only(cpu_layer_count=1).ceiling
+    assert ceiling is not None
+    for times, is_used in ((0.9, True), (1.5, False)):
+        path = receipt(tmp_path, f"{times}.json", n_cpu_moe=1, avg_ts=ceiling * times)
+        facts = forecast_of(cpu_layer_count=1, receipts=[path])
+        (judged,) = facts.receipts
+        assert (judged.refusal is None) == is_used
+        assert facts.forecasts[0].receipt_count == is_used
+        if not is_used:
+            assert "bandwidths allow at most" in (judged.refusal or "")
