@@ -10,7 +10,7 @@ import click
 import moepack
 from moepack.cli.files import force_option, picture_file
 from moepack.cli.parameters import InputFile, Length, OutputFile, PathName
-from moepack.cli.terminal import json_option, quiet_option, show
+from moepack.cli.terminal import json_option, machine_option, quiet_option, show
 from moepack.errors import RequestError
 
 if TYPE_CHECKING:
@@ -33,13 +33,7 @@ def _formula_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @click.argument("source_or_pack", nargs=-1, type=PathName(), metavar="SOURCE_OR_PACK")
-@click.option(
-    "--machine",
-    "machine_path",
-    type=InputFile(),
-    metavar="FILE",
-    help="What runs it: see `moepack machine`.",
-)
+@machine_option
 @click.option(
     "--n-cpu-moe",
     "cpu_layer_count",

@@ -7,22 +7,20 @@ from typing import Any
 import click
 
 import moepack
-from moepack.cli.parameters import InputFile, Length, PathName
-from moepack.cli.terminal import json_option, quiet_option, show
+from moepack.cli.parameters import InputFile, Length
+from moepack.cli.terminal import (
+    json_option,
+    machine_option,
+    quiet_option,
+    show,
+    source_or_pack_argument,
+)
 from moepack.errors import RequestError
 
 
 @click.command()
-@click.argument(
-    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
-)
-@click.option(
-    "--machine",
-    "machine_path",
-    type=InputFile(),
-    metavar="FILE",
-    help="What runs it: see `moepack machine`.",
-)
+@source_or_pack_argument
+@machine_option
 @click.option(
     "--vram",
     type=Length(),

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from moepack.cli.parameters import PathName, output_is_taken
+from moepack.cli.parameters import InputFile, PathName, output_is_taken
 
 Facts = TypeVar("Facts")
 
@@ -25,6 +25,14 @@ threads_option = click.option(
 
 source_or_pack_argument = click.argument(
     "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
+)
+
+machine_option = click.option(
+    "--machine",
+    "machine_path",
+    type=InputFile(),
+    metavar="FILE",
+    help="What runs it: see `moepack machine`.",
 )
 
 source_option = click.option(
