@@ -74,6 +74,17 @@ class ModelShape(NamedTuple):
         """The bytes of all experts of all families."""
         return sum(family.expert_count * family.expert_length for family in self.families)
 
+    @property
+    def routed_count(self) -> int:
+        """How many experts routers choose from, in all layers."""
+        return sum(family.expert_count for family in self.routed.values())
+
+    @property
+    def routed_length(self) -> int:
+        """The bytes of all experts that routers choose from."""
+        routed = self.routed.values()
+        return sum(family.expert_count * family.expert_length for family in routed)
+
     def without_mtp(self) -> Self:
         """Return the shape of what llama.cpp runs."""
         families = (family for family in self.families if family.layer not in self.mtp_layers)

@@ -80,9 +80,8 @@ def by_trace(
 
 def check_working_set(shape: ModelShape, known: WorkingSet) -> None:
     """Raise RequestError for fewer experts than one token uses, or more than there are."""
-    routed = shape.routed.values()
-    least = sum(family.experts_used or 0 for family in routed)
-    most = sum(family.expert_count for family in routed)
+    least = sum(family.experts_used or 0 for family in shape.routed.values())
+    most = shape.routed_count
     if not least <= known.expert_count <= most:
         raise RequestError(
             "not a working set of this model",
@@ -118,10 +117,8 @@ def by_working_set(shape: ModelShape, step_length: int, budget: int, known: Work
 
     It says too little where U has no room, and far too little with less than a token uses.
     """
-    routed = shape.routed.values()
-    expert_count = sum(family.expert_count for family in routed)
-    total = sum(family.expert_count * family.expert_length for family in routed)
-    mean = total / expert_count
+    total = shape.routed_length
+    mean = total / shape.routed_count
     missed = 0.0
     if budget < total:
         missed = known.new_count + max(0.0, known.expert_count - budget / mean)
@@ -138,9 +135,7 @@ def by_even_router(shape: ModelShape, step_length: int, budget: int) -> Misses:
 
     With less than what a token uses, nothing is still there when it is used again.
     """
-    routed = shape.routed.values()
-    total = sum(family.expert_count * family.expert_length for family in routed)
-    hit_rate = min(1.0, budget / total) if budget >= step_length else 0.0
+    hit_rate = min(1.0, budget / shape.routed_length) if budget >= step_length else 0.0
     length = step_length * (1 - hit_rate)
     least = length * _EVEN_LEAST if budget >= step_length else length
     return Misses(budget, length, least, length, hit_rate, "even router")

@@ -68,8 +68,7 @@ class Model:
             layer for layer in self.weights.layers if layer.expert_length
         ]
         """Those with experts."""
-        routed = self.weights.shape.without_mtp().routed
-        count = sum(family.expert_count for family in routed.values())
+        count = self.weights.shape.without_mtp().routed_count
         if not count:
             raise RequestError("the model has no experts that a router chooses", path=self.path)
         length = self.weights.expert_length // count

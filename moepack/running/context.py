@@ -54,8 +54,7 @@ class Wanted(NamedTuple):
 
     def needs(self, context_length: int) -> Needs:
         """Return what the model needs beside a context of so many bytes."""
-        routed = self.shape.routed.values()
-        experts = sum(family.expert_count * family.expert_length for family in routed)
+        experts = self.shape.routed_length
         return Needs(self.dense, context_length, step_length(self.shape) + self._kept, experts)
 
     def budget(self, needs: Needs) -> int:

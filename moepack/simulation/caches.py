@@ -1,6 +1,6 @@
 """The caches that are simulated: from curves, by replays, or by counting what is held for good."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from moepack.caching import cache as caching
 from moepack.caching.cache import Cache, ExpertCache, Tally
 from moepack.keys import ExpertKey
-from moepack.shape import FamilyShape
+from moepack.shape import ModelShape
 from moepack.simulation import static
 from moepack.simulation.clairvoyant import Belady, NextUses
 from moepack.simulation.facts import CacheFacts, PrefetchFacts
@@ -31,20 +31,18 @@ class Caches:
 
     def __init__(
         self,
-        routed: Mapping[int, FamilyShape],
+        shape: ModelShape,
         one_pass: OnePass,
         stream: LookupStream,
         in_order: Spool,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._routed = routed
+        self._routed = shape.routed
         self._progress = progress or (lambda count, total: None)
         self._pass = one_pass
         self._stream = stream
         self._in_order = in_order
-        self._expert_length = sum(
-            family.expert_count * family.expert_length for family in routed.values()
-        )
+        self._expert_length = shape.routed_length
 
     def of(self, policy: str, budgets: Sequence[int]) -> list[CacheFacts]:
         """Return what caches of a policy would have done, one for each budget."""

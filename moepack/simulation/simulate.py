@@ -62,25 +62,24 @@ def simulate(
     _check_policies(policies)
     counts = {"sessions": sessions, "batch_count": batch_count, "prefetch": prefetch}
     _check_counts({**counts, "slots": min(slots, default=None)})
-    shape = options.shape or stated_shape(paths)
-    routed = _routed(shape)
-    total = sum(family.expert_count * family.expert_length for family in routed.values())
+    stated = options.shape or stated_shape(paths)
+    shape = _run_shape(stated)
+    routed, total = shape.routed, shape.routed_length
     asked = [_budget(budget, total) for budget in budgets]
     with ExitStack() as stack:
-        seen = _look_up(paths, options._replace(shape=shape), routed, batch_count, sessions, stack)
+        seen = _look_up(paths, options._replace(shape=stated), routed, batch_count, sessions, stack)
         one_pass, lookups, in_order, warnings = seen
         needed = _needed(routed, lookups)
         lengths = _budgets(asked, needed, total)
         _check_slots(slots, routed, lookups)
-        caches = Caches(routed, one_pass, lookups, in_order, progress)
+        caches = Caches(shape, one_pass, lookups, in_order, progress)
         results = [
             facts for policy in dict.fromkeys(policies) for facts in caches.of(policy, lengths)
         ]
         results += [caches.of_slots(count) for count in dict.fromkeys(slots)]
         prefetches = () if prefetch is None else caches.prefetches(prefetch, lengths)
     decode, prefill = one_pass.curves.whole.decode, one_pass.curves.whole.prefill
-    experts = sum(family.expert_count for family in routed.values())
-    per_expert = (decode.count or prefill.count) / 2 / experts
+    per_expert = (decode.count or prefill.count) / 2 / shape.routed_count
     enough = decode.least_budget(1 - _LEAST_LOSS)
     return Simulation(
         token_count=lookups.token_count,
@@ -136,15 +135,16 @@ def _look_up(
     return _Seen(one_pass, lookups, in_order, warnings + lookups.left_out)
 
 
-def _routed(shape: ModelShape | None) -> dict[int, FamilyShape]:
+def _run_shape(shape: ModelShape | None) -> ModelShape:
+    """Return the shape of what llama.cpp runs. Raises RequestError where there is none."""
     if shape is None:
         problem = "the bytes of an expert are not known"
         hint = "--model names the source or the pack that was traced; a pipe cannot state them"
         raise RequestError(problem, hint=hint)
-    routed = shape.without_mtp().routed
-    if not routed:
+    run = shape.without_mtp()
+    if not run.routed:
         raise RequestError("the model has no layer whose router chooses experts")
-    return routed
+    return run
 
 
 def _needed(routed: Mapping[int, FamilyShape], lookups: LookupStream) -> list[int]:
