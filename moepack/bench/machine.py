@@ -18,7 +18,7 @@ from moepack.errors import RequestError
 from moepack.machine.bandwidth import measure_bandwidth
 from moepack.machine.gpus import find_gpus
 from moepack.machine.memory_limits import read_memory
-from moepack.machine.model import Drive, Figure, Machine, ReadSpeed, measured
+from moepack.machine.model import STEADY, Drive, Figure, Machine, ReadSpeed, measured
 from moepack.paths import AnyPath, PathOrPaths
 from moepack.sizes import count_text
 from moepack.storage import page_cache, probe
@@ -31,9 +31,6 @@ SCRATCH_LENGTH = 1 << 30
 ROUNDS = 5
 MEMORY_SHARE = 0.15
 """Of the time: the drive takes the rest."""
-
-STEADY = 1.5
-"""Times the slowest reading that the fastest may be before it is worth a word."""
 
 _WRITING_SECONDS = 2.0
 """For progress alone: what the scratch file takes on a usual drive."""
@@ -147,11 +144,10 @@ def _can_be_cold(path: Path) -> bool:
 
 
 def _drive_notes(drive: Drive) -> list[str]:
-    spreads = [read.bandwidth.spread or 1.0 for read in drive.reads]
-    unsteady = [spread for spread in spreads if spread > STEADY]
+    unsteady = drive.unsteady
     if not unsteady:
         return []
-    which = f"{len(unsteady)} of {count_text(len(spreads), 'kind')} of reads"
+    which = f"{len(unsteady)} of {count_text(len(drive.reads), 'kind')} of reads"
     return [
         f"the drive is shared or throttled: the same reads took up to {max(unsteady):.1f} times "
         f"as long as before (more than {STEADY} times for {which})"

@@ -9,7 +9,6 @@ from moepack.machine.model import Machine
 from moepack.sizes import size_text
 
 _NEARLY = 0.9
-_SPREAD = 1.5
 _ALIKE = 0.1
 
 
@@ -85,10 +84,9 @@ def _of_misses(model: Model, way: Way, misses: Misses) -> Iterator[str]:
 
 
 def _of_drive(machine: Machine) -> Iterator[str]:
-    drive = machine.drive
-    spreads = [read.bandwidth.spread or 1.0 for read in drive.reads] if drive else []
-    if max(spreads, default=1.0) > _SPREAD:
+    unsteady = machine.drive.unsteady if machine.drive else []
+    if unsteady:
         yield (
-            f"the drive was up to {max(spreads):.1f} times as fast in one moment as in another: it "
-            "is shared, or throttled"
+            f"the drive was up to {max(unsteady):.1f} times as fast in one moment as in another: "
+            "it is shared, or throttled"
         )

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+STEADY = 1.5
+"""Times the slowest reading that the fastest may be before it is worth a word."""
+
 Basis = Literal["measured", "read", "typed"]
 """Where a figure comes from: a measurement, what the kernel or a driver says, or a person.
 
@@ -72,6 +75,12 @@ class Drive(NamedTuple):
     path: str | None
     bandwidth: Figure | None
     reads: tuple[ReadSpeed, ...] = ()
+
+    @property
+    def unsteady(self) -> list[float]:
+        """The spreads of those reads that were not steady: the drive is shared, or throttled."""
+        spreads = [read.bandwidth.spread or 1.0 for read in self.reads]
+        return [spread for spread in spreads if spread > STEADY]
 
     def speed(self, length: int, depth: int) -> Figure:
         """Return the bytes a second of reads of `length` bytes, `depth` of them in flight.
