@@ -5,7 +5,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
+# Not `np.random`, which numpy imports only when it is first used: Cython modules clear errors while
+# they begin, so that an interruption then would be lost.
+from numpy.random import SFC64
 
 from moepack.errors import MachineError, RequestError, write_failure
 from moepack.sizes import exact_size_text
@@ -57,6 +59,6 @@ def scratch_file(
 
 def _random(length: int) -> Iterator[bytes]:
     """Yield bytes that no drive can store in less, piece by piece."""
-    draw = np.random.SFC64()
+    draw = SFC64()
     for start in range(0, length, _PIECE):
         yield draw.random_raw(_PIECE // 8).tobytes()[: length - start]
