@@ -11,6 +11,7 @@ from typing import Protocol
 import click
 
 from moepack.cli.terminal import is_quiet, is_verbose
+from moepack.report.values import UNKNOWN
 from moepack.sizes import size_text
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -104,7 +105,7 @@ class _Shown:
 
     def _amount(self, count: int | None) -> str:
         if count is None:
-            return "–"
+            return UNKNOWN
         if self.unit == "B":
             return size_text(count)
         if self.unit == "ms":

@@ -6,7 +6,7 @@ from moepack.forecasting.facts import ForecastFacts, ReceiptFacts, SpeedFacts, T
 from moepack.forecasting.published import PublishedFacts
 from moepack.forecasting.reads import KIND_WORDS
 from moepack.report.table import aligned
-from moepack.report.trace_text import UNKNOWN
+from moepack.report.values import UNKNOWN, length_text, share_text
 from moepack.sizes import count_text, size_text
 
 _NAMES = {"layers": "layers", "vram": "VRAM", "memory": "memory", "drive": "drive"}
@@ -17,8 +17,9 @@ def text(facts: ForecastFacts) -> str:
     machine = f" on {facts.machine}" if facts.machine else ""
     lines = [
         f"{facts.model}{machine}: {size_text(facts.expert_length)} of experts, "
-        f"{_length(facts.dense_length)} dense; a token reads {_length(facts.read_expert_length)} "
-        f"of experts, and {_length(facts.read_dense_length)} besides",
+        f"{length_text(facts.dense_length)} dense; a token reads "
+        f"{length_text(facts.read_expert_length)} of experts, and "
+        f"{length_text(facts.read_dense_length)} besides",
         "",
     ]
     if len(facts.forecasts) == 1:
@@ -39,12 +40,12 @@ def _single(one: SpeedFacts) -> Iterator[str]:
     yield from (f"  {line}" for line in aligned(rows, "lrrrl"))
     if one.misses_from is not None:
         yield (
-            f"{_rate(one.hit_rate)} of lookups hit, and a token reads {_length(one.missed_length)} "
-            f"of the drive (from: {one.misses_from})"
+            f"{share_text(one.hit_rate)} of lookups hit, and a token reads "
+            f"{length_text(one.missed_length)} of the drive (from: {one.misses_from})"
         )
     fits = {True: ", which fits", False: ", which does not fit", None: ""}[one.fits]
-    vram = f"{_length(one.vram_length)} of VRAM and " if one.vram_length != 0 else ""
-    yield f"takes {vram}{_length(one.memory_length)} of memory{fits}"
+    vram = f"{length_text(one.vram_length)} of VRAM and " if one.vram_length != 0 else ""
+    yield f"takes {vram}{length_text(one.memory_length)} of memory{fits}"
     if one.tokens_per_second is not None:
         yield f"the range holds nine of ten runs; it stands on {_evidence(one)}"
 
@@ -94,7 +95,7 @@ def _term(term: TermFacts, binding: str | None) -> Iterator[str]:
         yield from (str(term.count), each)
     else:
         stated = "" if term.bandwidth is None else f" of {_bandwidth(term.bandwidth)} {term.basis}"
-        yield from (_length(term.length), f"{_bandwidth(term.reached)}{stated}")
+        yield from (length_text(term.length), f"{_bandwidth(term.reached)}{stated}")
     yield UNKNOWN if seconds is None else f"{seconds * 1e3:.2f} ms"
     yield "takes longest" if term.name == binding else ""
 
@@ -112,14 +113,15 @@ def _table(forecasts: tuple[SpeedFacts, ...]) -> list[str]:
     rows = [[*columns, "VRAM", "memory", "tok/s", "from", "to", "at most", "longest", ""]]
     for one in forecasts:
         if streams:
-            cells = [_length(one.budget_length), _rate(one.hit_rate), _length(one.missed_length)]
+            held, read = length_text(one.budget_length), length_text(one.missed_length)
+            cells = [held, share_text(one.hit_rate), read]
         else:
             cells = [str(one.cpu_layer_count)]
         lengths = (one.vram_length, one.memory_length)
         speeds = (one.tokens_per_second, one.lowest, one.highest, one.ceiling)
         rows.append(
             [
-                *(*cells, *map(_length, lengths), *map(_number, speeds)),
+                *(*cells, *map(length_text, lengths), *map(_number, speeds)),
                 UNKNOWN if one.binding is None else _NAMES[one.binding],
                 "does not fit" if one.fits is False else "",
             ]
@@ -134,10 +136,6 @@ def _receipt(receipt: ReceiptFacts) -> str:
     return f"receipt {where} ({', '.join(receipt.fields)})"
 
 
-def _length(length: int | None) -> str:
-    return UNKNOWN if length is None else size_text(length)
-
-
 def _bandwidth(bandwidth: float | None) -> str:
     if bandwidth is None:
         return UNKNOWN
@@ -147,10 +145,6 @@ def _bandwidth(bandwidth: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
-def _rate(rate: float | None) -> str:
-    return UNKNOWN if rate is None else f"{rate:.1%}"
 
 
 def published(facts: PublishedFacts) -> str:

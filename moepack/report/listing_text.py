@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moepack.errors import short
 from moepack.report.listing import BlobRow, Row, TensorRow
-from moepack.report.text import UNKNOWN
+from moepack.report.values import UNKNOWN
 from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import size_text
 

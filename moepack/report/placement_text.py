@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from moepack.placing.facts import OptionFacts, PinFacts, PlacementFacts
 from moepack.report.forecast_text import speed_words
 from moepack.report.table import aligned
-from moepack.report.text import UNKNOWN, amount
+from moepack.report.text import amount
+from moepack.report.values import share_text
 from moepack.sizes import size_text
 
 
@@ -56,11 +57,7 @@ def _option(option: OptionFacts) -> Iterator[str]:
 
 
 def _pins(pins: PinFacts) -> Iterator[str]:
-    rates = f"the hottest that fit {_rate(pins.static_hit_rate)}, LRU {_rate(pins.lru_hit_rate)}"
-    yield f"hits at this budget: {rates}"
+    static, lru = share_text(pins.static_hit_rate), share_text(pins.lru_hit_rate)
+    yield f"hits at this budget: the hottest that fit {static}, LRU {lru}"
     pinned = f"pinned: {size_text(pins.pin_length)}" if pins.pin_length else "none is pinned"
     yield f"{pinned}; {pins.reason}"
-
-
-def _rate(rate: float | None) -> str:
-    return UNKNOWN if rate is None else f"{rate:.1%}"

@@ -1,5 +1,6 @@
 """What running a model took, for people."""
 
+from moepack.report.values import UNKNOWN, length_text, share_text
 from moepack.running.engine import MemoryUse
 from moepack.running.generation import GenerationFacts, PhaseFacts
 from moepack.sizes import count_text, size_text
@@ -33,19 +34,11 @@ def generated(facts: GenerationFacts) -> str:
 def so_far(facts: PhaseFacts) -> str:
     """Say how fast tokens come, and what is read for them."""
     return (
-        f"{_number(facts.tokens_per_second)} tok/s, {_percent(facts.hit_rate)} hits, "
-        f"{_length(facts.length_per_token)} a token, {_percent(facts.read_share)} of the time "
-        f"waiting for it, drive {_length(facts.length_per_second)}/s"
+        f"{_number(facts.tokens_per_second)} tok/s, {share_text(facts.hit_rate)} hits, "
+        f"{length_text(facts.length_per_token)} a token, {share_text(facts.read_share)} of the "
+        f"time waiting for it, drive {length_text(facts.length_per_second)}/s"
     )
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}".replace("%", " %")
-
-
-def _length(length: float | None) -> str:
-    return "–" if length is None else size_text(round(length))
+    return UNKNOWN if value is None else f"{value:.3g}"

@@ -2,7 +2,8 @@
 
 from moepack.analysis.verdict import LEAST_SELECTIONS
 from moepack.report.table import aligned
-from moepack.report.trace_text import UNKNOWN, left_out
+from moepack.report.trace_text import left_out
+from moepack.report.values import length_text, share_text
 from moepack.simulation.facts import CacheFacts, Simulation
 from moepack.sizes import count_text, size_text
 
@@ -26,7 +27,7 @@ def text(facts: Simulation) -> str:
     lines = [
         f"{tokens} in {requests}, {facts.decode_token_count:,} of them decoded{turns}",
         f"experts: {size_text(facts.expert_length)}; a decoded token uses "
-        f"{_length(facts.step_length)}: with less, LRU finds little",
+        f"{length_text(facts.step_length)}: with less, LRU finds little",
     ]
     if facts.unknown:
         lines.append(f"not known: {', '.join(facts.unknown)}")
@@ -50,13 +51,13 @@ def _table(facts: Simulation) -> list[str]:
     rows = [["budget", "of all", *policies, "even", "LRU reads a token"]]
     for budget, found in sorted(by_budget.items()):
         share = next(iter(found.values())).budget_share
-        rates = [_rate(found[policy].decode_hit_rate) for policy in policies]
+        rates = [share_text(found[policy].decode_hit_rate) for policy in policies]
         lru = found.get("lru")
         read = None if lru is None else lru.bytes_per_token
         rows.append(
             [
-                *(size_text(budget), f"{share:.0%}", *rates, _rate(even.get(budget))),
-                _length(read),
+                *(size_text(budget), f"{share:.0%}", *rates, share_text(even.get(budget))),
+                length_text(read),
             ]
         )
     lines = aligned(rows) if by_budget else []
@@ -68,8 +69,8 @@ def _table(facts: Simulation) -> list[str]:
             rows.append(
                 [
                     *(str(one.slots), size_text(one.budget_length), f"{one.budget_share:.0%}"),
-                    _rate(one.decode_hit_rate),
-                    _length(read),
+                    share_text(one.decode_hit_rate),
+                    length_text(read),
                 ]
             )
         lines += ["", *aligned(rows)] if lines else aligned(rows)
@@ -83,8 +84,9 @@ def _prefetches(facts: Simulation) -> list[str]:
     for one in facts.prefetches:
         rows.append(
             [
-                *(size_text(one.budget_length), str(one.guessed_count), _rate(one.useful_share)),
-                *(_length(one.useful_bytes_per_token), _length(one.wasted_bytes_per_token)),
+                *(size_text(one.budget_length), str(one.guessed_count)),
+                share_text(one.useful_share),
+                *(length_text(one.useful_bytes_per_token), length_text(one.wasted_bytes_per_token)),
             ]
         )
     return aligned(rows)
@@ -104,11 +106,3 @@ def _notes(facts: Simulation) -> list[str]:
             f"an expert in half of it, at least {LEAST_SELECTIONS} are needed"
         )
     return lines + left_out(facts.warnings)
-
-
-def _length(length: float | None) -> str:
-    return UNKNOWN if length is None else size_text(round(length))
-
-
-def _rate(rate: float | None) -> str:
-    return UNKNOWN if rate is None else f"{rate:.1%}"

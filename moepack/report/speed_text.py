@@ -1,6 +1,7 @@
 """How fast a model runs, for people."""
 
 from moepack.bench.engine_speed import EngineSpeed, SideFacts
+from moepack.report.values import UNKNOWN, length_text, share_text
 from moepack.sizes import size_text
 
 
@@ -27,8 +28,6 @@ def _line(side: SideFacts) -> str:
     if side.tokens_per_second is not None:
         low, high = side.tokens_per_second_lowest, side.tokens_per_second_highest
         speed = f"{side.tokens_per_second:.3g} ({low:.3g} to {high:.3g})"
-    hits = "–" if side.hit_rate is None else f"{side.hit_rate:.1%}"
-    length = side.read_length_per_token
-    read = "–" if length is None else size_text(round(length))
-    share = "–" if side.read_share is None else f"{side.read_share:.0%}"
+    hits, read = share_text(side.hit_rate), length_text(side.read_length_per_token)
+    share = UNKNOWN if side.read_share is None else f"{side.read_share:.0%}"
     return f"{side.name:19}  {speed:22}  {hits:>7}  {read:>12}  {share:>7}"

@@ -16,14 +16,12 @@ from moepack.report.facts import (
     SourceFacts,
     UsedExpertsFacts,
 )
+from moepack.report.values import UNKNOWN
 from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import count_text, named_text, ranges_text, size_text
 
 WIDTH = 80
 """The columns of a terminal that nobody made wider."""
-
-UNKNOWN = "–"
-"""What stands for a fact that is not known."""
 
 
 def inspected(facts: SourceFacts | PackFacts) -> str:

@@ -6,10 +6,9 @@ from moepack.analysis.concentration import Concentration, TopCoverage
 from moepack.analysis.reuse import ReuseFacts
 from moepack.analysis.statistics import TraceStatistics
 from moepack.hotness.measure import HotnessFacts
-from moepack.sizes import count_text, size_text
+from moepack.report.values import UNKNOWN, length_text, share_text
+from moepack.sizes import count_text
 from moepack.trace.summary import TraceSummary
-
-UNKNOWN = "–"
 
 
 def imported(summary: TraceSummary) -> str:
@@ -63,7 +62,8 @@ def stats(facts: TraceStatistics) -> str:
     for row in facts.working_set:
         line = f"{row.share:<8.1%} {_average(row.expert_count):>12} {_average(row.new_count):>12}"
         if facts.has_lengths:
-            line += "".join(f" {_size(length):>10}" for length in (row.length, row.new_length))
+            lengths = row.length, row.new_length
+            line += "".join(f" {length_text(length):>10}" for length in lengths)
         lines.append(line)
     if not facts.window_count:
         lines.append("no request has a whole window of tokens that are known one by one")
@@ -77,11 +77,11 @@ def _reuse(reuse: ReuseFacts) -> list[str]:
         return []
     return [
         f"of {count_text(reuse.token_count, 'token')}:",
-        f"  chosen by the token before too   {_percent(reuse.repeat_share)}",
+        f"  chosen by the token before too   {share_text(reuse.repeat_share)}",
         f"  half of all reuses within        {_number(reuse.median_distance)} tokens",
         "layer   repeated   half within",
         *(
-            f"{layer.layer:>5} {_percent(layer.repeat_share):>10} "
+            f"{layer.layer:>5} {share_text(layer.repeat_share):>10} "
             f"{_number(layer.median_distance):>13}"
             for layer in reuse.layers
         ),
@@ -110,19 +110,11 @@ def concentration(facts: Concentration) -> str:
 
 
 def _shares(shares: Iterable[float | None]) -> str:
-    return "".join(f"{_percent(share):>11}" for share in shares)[1:]
-
-
-def _percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{share:.1%}"
+    return "".join(f"{share_text(share):>11}" for share in shares)[1:]
 
 
 def _average(average: float | None) -> str:
     return UNKNOWN if average is None else f"{average:.2f}"
-
-
-def _size(length: float | None) -> str:
-    return UNKNOWN if length is None else size_text(round(length))
 
 
 def _number(number: int | None) -> str:
