@@ -9,7 +9,8 @@ from moepack.footprint.compute import Widths, compute_length, widths_of
 from moepack.footprint.context import DEFAULTS, Context, ContextOptions, context_of
 from moepack.footprint.weights import Weights, source_named, weights_of, weights_of_source
 from moepack.paths import PathOrPaths
-from moepack.source.experts import find_experts
+from moepack.source.experts import Experts, find_experts
+from moepack.source.shards import Source
 
 
 class Footprint(NamedTuple):
@@ -41,7 +42,11 @@ def footprint_of(paths: PathOrPaths) -> Footprint:
     source = source_named(paths)
     if source is None:
         return Footprint(weights_of(paths), None, None)
-    experts = find_experts(source)
+    return footprint_of_source(source, find_experts(source))
+
+
+def footprint_of_source(source: Source, experts: Experts) -> Footprint:
+    """Return what a source takes whose experts are found already."""
     weights = weights_of_source(source, experts)
     widths = widths_of(source, experts, weights.shape)
     return Footprint(weights, attention_of(source) if states_attention(source) else None, widths)

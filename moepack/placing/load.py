@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from moepack.errors import RequestError
 from moepack.footprint.context import ContextOptions
-from moepack.footprint.model import footprint_of
+from moepack.footprint.model import footprint_of_source
 from moepack.footprint.weights import Weights, source_named
 from moepack.paths import PathOrPaths, listed
 from moepack.placing.facts import CountFacts
-from moepack.source.experts import find_experts
+from moepack.source.experts import Experts, find_experts
 
 
 class ExpertTensor(NamedTuple):
@@ -76,23 +76,23 @@ class Load(NamedTuple):
 def load_of(paths: PathOrPaths, options: ContextOptions) -> Load:
     """Return what is to be placed of a source or a whole pack.
 
-    Raises what `footprint_of` does, and RequestError where it does not say what it takes.
+    Raises what opening it does, and RequestError where it does not say what it takes.
     """
     path = str(listed(paths)[0])
-    footprint = footprint_of(paths)
+    source = source_named(paths)
+    if source is None:
+        raise _unknown(path)
+    experts = find_experts(source)
+    footprint = footprint_of_source(source, experts)
     weights, context = footprint.weights, footprint.context(options)
     computing, outer = footprint.compute_length(options), weights.outer
     step = weights.read_expert_length
     if context is None or computing is None or outer is None or step is None:
-        raise RequestError(
-            "it is not known what the model takes",
-            path=path,
-            hint="name the source, or a pack with the dense part and all metadata",
-        )
+        raise _unknown(path)
     if not weights.expert_length:
         raise RequestError("the model has no experts to place", path=path)
     contexts = {held.layer: held.length for held in context.layers}
-    tensors = _tensors(paths)
+    tensors = _tensors(experts)
     return Load(
         path=path,
         weights=weights,
@@ -111,12 +111,18 @@ def load_of(paths: PathOrPaths, options: ContextOptions) -> Load:
     )
 
 
-def _tensors(paths: PathOrPaths) -> dict[int, tuple[ExpertTensor, ...]]:
+def _unknown(path: str) -> RequestError:
+    return RequestError(
+        "it is not known what the model takes",
+        path=path,
+        hint="name the source, or a pack with the dense part and all metadata",
+    )
+
+
+def _tensors(experts: Experts) -> dict[int, tuple[ExpertTensor, ...]]:
     """Return the expert tensors of each layer, a projection's small parts with its matrix."""
-    source = source_named(paths)
-    assert source is not None, "whoever knows the dense part has a source"
     lengths: dict[tuple[int, str], int] = {}
-    for family in find_experts(source).families:
+    for family in experts.families:
         for part in family.parts:
             key = family.layer, part.name.partition(".")[0]
             lengths[key] = lengths.get(key, 0) + part.length * family.expert_count
