@@ -82,11 +82,10 @@ def calibrate(
 
 def _learned(rates: Rates, receipt: Receipt, reads: Reads) -> Rates:
     seconds = 1 / receipt.tokens_per_second
-    doubt = RECEIPT_DOUBT
     if receipt.kind == "stream":
         computing = max(seconds - receipt.read_seconds, 0.01 * seconds)
-        rates = rates.learned(reads._replace(drive=0.0), computing, doubt)
-    return rates.learned(reads, seconds, doubt)
+        rates = rates.learned(reads._replace(drive=0.0), computing, RECEIPT_DOUBT)
+    return rates.learned(reads, seconds, RECEIPT_DOUBT)
 
 
 def _refusal(receipt: Receipt, kind: Kind, alike: set[Kind], layer_count: int) -> str | None:

@@ -184,8 +184,8 @@ class _Forecasts:
     ) -> None:
         self._model = model
         self._machine = machine
-        self._receipts = receipts
         self._depth = depth
+        self._seen = [self._with_reads(receipt) for receipt in receipts]
         self._calibrations: dict[Kind, Calibration] = {}
 
     def speed(self, way: Way, misses: Misses | None) -> SpeedFacts:
@@ -246,7 +246,7 @@ class _Forecasts:
     def receipts(self) -> tuple[ReceiptFacts, ...]:
         """Say of each receipt whether it calibrated any of the forecasts, and why not."""
         facts = []
-        for number, receipt in enumerate(self._receipts):
+        for number, (receipt, _) in enumerate(self._seen):
             judged = [one.judged[number].refusal for one in self._calibrations.values()]
             refusal = None if None in judged else next(iter(judged), None)
             facts.append(
@@ -262,11 +262,10 @@ class _Forecasts:
         if kind not in self._calibrations:
             model = self._model
             rates = Rates.of(self._machine, kind, model.read_length)
-            seen = [self._seen(receipt) for receipt in self._receipts]
-            self._calibrations[kind] = calibrate(rates, kind, seen, model.layer_count)
+            self._calibrations[kind] = calibrate(rates, kind, self._seen, model.layer_count)
         return self._calibrations[kind]
 
-    def _seen(self, receipt: Receipt) -> tuple[Receipt, Reads | None]:
+    def _with_reads(self, receipt: Receipt) -> tuple[Receipt, Reads | None]:
         """Return a receipt with what its run read; no run is faster than its bandwidths."""
         reads = self._model.read_by(receipt)
         if reads is None:

@@ -26,8 +26,9 @@ def warnings_of(
 def _of_room(model: Model, machine: Machine, way: Way, needs: Needs) -> Iterator[str]:
     vram = sum(int(gpu.memory.value) for gpu in machine.gpus)
     if needs.vram and needs.vram > vram:
-        fitting = [way.cpu_layer_count for way in model.offloads() if model.needs(way).fit(machine)]
-        least = f"; --n-cpu-moe {fitting[0]} is the least that fits" if fitting else ""
+        fitting = (way for way in model.offloads() if model.needs(way).fit(machine))
+        first = next(fitting, None)
+        least = f"; --n-cpu-moe {first.cpu_layer_count} is the least that fits" if first else ""
         yield (
             f"takes {size_text(needs.vram)} of {size_text(vram)} of VRAM: where a driver then uses "
             f"memory instead, speed falls to a fraction{least}"
