@@ -62,8 +62,8 @@ def forecast(
     files of runs. `context` tokens have room, of which `depth` are there already.
 
     Raises RequestError for options that are none, for too little memory, for a machine that lacks
-    what is asked for, and for receipts that are none or of another model; and what opening the
-    model, the machine and the traces raises.
+    what is asked for, for traces where nothing comes from the drive, and for receipts that are none
+    or of another model; and what opening the model, the machine and the traces raises.
     """
     if depth > context:
         raise RequestError(
@@ -155,6 +155,11 @@ def _misses(
     """Return what is missed at each budget."""
     budgets = [way.budget for way in ways if way.budget is not None]
     shape, step = model.weights.shape.without_mtp(), model.step_length
+    if not budgets and (traces or working_set is not None):
+        raise RequestError(
+            "nothing is read of the drive: no cache misses what the trace or working set says",
+            hint="leave it out, or name the --budget of a cache",
+        )
     if not budgets or step is None:
         return {}
     if traces:

@@ -127,7 +127,8 @@ def _line(path: str, number: int, line: bytes) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         place = f"line {number}"
-        raise RequestError("not JSON", path=path, place=place, expected=_WHO) from None
+        hint = "llama-bench writes Markdown unless it is told: -o json"
+        raise RequestError("not JSON", path=path, place=place, expected=_WHO, hint=hint) from None
 
 
 class _Entry:

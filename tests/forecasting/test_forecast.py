@@ -519,6 +519,16 @@ BAD: dict[str, tuple[Machine, dict[str, Any], str]] = {
         {"budget": HALF, "traces": [TRACE], "working_set": WorkingSet(2, 1)},
         "either a trace or a working set",
     ),
+    "a trace without a cache": (
+        BOX,
+        {"cpu_layer_count": 1, "traces": [TRACE]},
+        "nothing is read of the drive",
+    ),
+    "a working set without a cache": (
+        BOX,
+        {"sweep": True, "working_set": WorkingSet(9, 1)},
+        "nothing is read of the drive",
+    ),
     "less than a token uses": (
         BOX,
         {"budget": HALF, "working_set": WorkingSet(7, 1)},

@@ -171,6 +171,15 @@ def test_what_is_none_is_refused(tmp_path: Path, body: Any, message: str) -> Non
     assert caught.value.path == path
 
 
+def test_what_is_markdown_is_told_to_be_json(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "receipt.md", "| model | size | test | t/s |\n| --- | --- | --- | --- |\n"
+    )
+    with pytest.raises(RequestError) as caught:
+        read_receipts([path])
+    assert caught.value.hint == "llama-bench writes Markdown unless it is told: -o json"
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot read: No such file"):
         read_receipts([str(tmp_path / "none.json")])
