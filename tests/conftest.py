@@ -15,6 +15,7 @@ import pytest
 
 import moepack
 from moepack.reading.pack import Pack
+from tests.support import warm_command
 from tests.support.faulty_backend import NAMES, require
 from tests.support.models import REAL_MODELS, first_shard, pack_model
 
@@ -49,9 +50,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def moepack_command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the `moepack` command as its users do, in a process of its own."""
+    """Run the `moepack` command in a process of its own."""
 
     def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        if not options.keys() - {"input", "timeout"}:
+            words = list(map(str, arguments))
+            return warm_command.run(words, options.get("input"), options.get("timeout", 120.0))
         command = [sys.executable, "-m", "moepack", *map(str, arguments)]
         options = {"capture_output": True, "text": True, "timeout": 120} | options
         return subprocess.run(command, check=False, **options)
