@@ -246,10 +246,10 @@ def test_a_picture(
         run = moepack_command(*arguments)
         assert run.returncode == 0, run.stderr
         assert "<svg" in target.read_text()
-        refused = moepack_command(*arguments)
-        assert refused.returncode == ExitCode.USAGE
-        assert "exists already" in refused.stderr
-        assert moepack_command(*arguments, "--force").returncode == 0
+    refused = moepack_command(*arguments)
+    assert refused.returncode == ExitCode.USAGE
+    assert "exists already" in refused.stderr
+    assert moepack_command(*arguments, "--force").returncode == 0
 
 
 def test_a_picture_of_speeds_that_are_not_known(tmp_path: Path, moepack_command: Run) -> None:
