@@ -27,7 +27,10 @@ hypothesis.settings.load_profile("moepack")
 # that tests interrupt would never hear of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONG_FOLDERS = {"faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"}
+LONG_FOLDERS = {
+    *("faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"),
+    *("running", "simulation"),
+}
 
 
 def pytest_xdist_auto_num_workers() -> int:
