@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,10 @@ from moepack.sizes import size_text
 from moepack.trace.formats.registry import ReadOptions
 
 _BUDGET_COUNT = 12
+_NO_CACHE = (
+    "nothing is read of the drive here, so what a trace or a working set says was not used: "
+    "--budget asks for a cache"
+)
 _MOST_OF_CEILING = 1.2
 """Figures are that far off without being wrong, and caches of CPUs help a little."""
 
@@ -62,8 +67,8 @@ def forecast(
     files of runs. `context` tokens have room, of which `depth` are there already.
 
     Raises RequestError for options that are none, for too little memory, for a machine that lacks
-    what is asked for, for traces where nothing comes from the drive, and for receipts that are none
-    or of another model; and what opening the model, the machine and the traces raises.
+    what is asked for, and for receipts that are none or of another model; and what opening the
+    model, the machine and the traces raises.
     """
     if depth > context:
         raise RequestError(
@@ -83,6 +88,8 @@ def forecast(
     misses = _misses(model, ways, traces, working_set, batch_count)
     forecasts = _Forecasts(model, known, found, depth)
     speeds = tuple(forecasts.speed(way, misses.get(way.budget)) for way in ways)
+    if (traces or working_set is not None) and all(way.budget is None for way in ways):
+        speeds = tuple(replace(one, warnings=(*one.warnings, _NO_CACHE)) for one in speeds)
     judged = forecasts.receipts()
     used = [one for one, facts in zip(found, judged, strict=True) if facts.refusal is None]
     weights = model.weights
@@ -155,11 +162,6 @@ def _misses(
     """Return what is missed at each budget."""
     budgets = [way.budget for way in ways if way.budget is not None]
     shape, step = model.weights.shape.without_mtp(), model.step_length
-    if not budgets and (traces or working_set is not None):
-        raise RequestError(
-            "nothing is read of the drive: no cache misses what the trace or working set says",
-            hint="leave it out, or name the --budget of a cache",
-        )
     if not budgets or step is None:
         return {}
     if traces:

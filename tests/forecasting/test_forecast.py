@@ -519,16 +519,6 @@ BAD: dict[str, tuple[Machine, dict[str, Any], str]] = {
         {"budget": HALF, "traces": [TRACE], "working_set": WorkingSet(2, 1)},
         "either a trace or a working set",
     ),
-    "a trace without a cache": (
-        BOX,
-        {"cpu_layer_count": 1, "traces": [TRACE]},
-        "nothing is read of the drive",
-    ),
-    "a working set without a cache": (
-        BOX,
-        {"sweep": True, "working_set": WorkingSet(9, 1)},
-        "nothing is read of the drive",
-    ),
     "less than a token uses": (
         BOX,
         {"budget": HALF, "working_set": WorkingSet(7, 1)},
@@ -549,6 +539,17 @@ BAD: dict[str, tuple[Machine, dict[str, Any], str]] = {
 def test_what_cannot_be_is_refused(box: Machine, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         forecast_of(box, **options)
+
+
+@pytest.mark.parametrize("told", [{"traces": [TRACE]}, {"working_set": WorkingSet(9, 1)}], ids=str)
+def test_a_trace_without_a_cache_is_called_unused(told: dict[str, Any]) -> None:
+    for options in ({"cpu_layer_count": 1}, {"sweep": True}):
+        for one in forecast_of(BOX, **options, **told).forecasts:
+            assert one.warnings[-1].startswith("nothing is read of the drive here")
+    (cached,) = forecast_of(BOX, budget=HALF, **told).forecasts
+    assert not any("nothing is read" in warning for warning in cached.warnings)
+    (plain,) = forecast_of(BOX, cpu_layer_count=1).forecasts
+    assert not any("nothing is read" in warning for warning in plain.warnings)
 
 
 def test_a_trace_of_another_model_is_refused() -> None:
