@@ -1,6 +1,8 @@
 """A machine, measured: what is read, from where, and what is said of it."""
 
 import math
+import subprocess
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable
@@ -38,6 +40,12 @@ def test_the_scratch_file_cannot_be_compressed_and_goes_in_the_end(tmp_path: Pat
         assert data[: 4 * MIB] != data[16 * MIB :]
         assert len(pieces) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_random_numbers_are_loaded_before_there_is_a_file() -> None:
+    """While numpy loads them, an interruption may be lost, and the measurement would go on."""
+    code = "import sys, moepack.bench.machine; sys.exit('numpy.random' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, RequestError("no")])
