@@ -22,6 +22,8 @@ from tests.support.models import REAL_MODELS, first_shard, flip, shards_of
 from tests.support.packs import pieces
 
 KIB, MIB = 1 << 10, 1 << 20
+pytestmark = pytest.mark.long
+
 TOKENS = [(37 * n + 11) % 200 + 3 for n in range(60)]
 RUNNABLE = [name for name in REAL_MODELS if name != "ud-mixed"]
 READABLE = [name for name in odd_models.MODELS if name != "unknown types"]

@@ -10,7 +10,10 @@ from tests.support import llama_cpp
 from tests.support.machines import machine
 from tests.support.models import first_shard
 
-pytestmark = pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed"),
+]
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 1.0])

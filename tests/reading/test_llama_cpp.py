@@ -13,9 +13,12 @@ from moepack.reading.reader import Reader
 from tests.support import llama_cpp
 from tests.support.models import REAL_MODELS, pack_model, shards_of
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is no engine to ask"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not llama_cpp.available(), reason="xllamacpp is not installed: there is no engine to ask"
+    ),
+]
 
 # Enough tokens that each expert of these small models is chosen by one of them at least.
 TOKENS = [(37 * n + 11) % 200 + 3 for n in range(200)]
