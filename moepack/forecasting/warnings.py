@@ -77,9 +77,10 @@ def _of_misses(model: Model, way: Way, misses: Misses) -> Iterator[str]:
     step = model.step_length
     if step and misses.step_length and abs(misses.step_length / step - 1) > _ALIKE:
         yield (
-            f"a token of the trace uses {misses.step_length / step:.0%} of the experts that one of "
-            "this model does, with fewer a token or in fewer layers: it misses as little"
-        ).replace("%", " %", 1)
+            f"a token of the trace uses {100 * misses.step_length / step:.0f} % of the experts "
+            "that one of this model does, with fewer a token or in fewer layers: "
+            "it misses as little"
+        )
     if misses.is_short:
         yield "the trace is too short to tell experts apart: other texts may miss 30 % more or less"
 
