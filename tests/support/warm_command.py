@@ -10,6 +10,7 @@ import pkgutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import moepack
@@ -69,18 +70,11 @@ def _main(
 
 
 def _write(end: Connection, data: bytes) -> None:
-    try:
-        while data:
-            data = data[os.write(end.fileno(), data) :]
-    except BrokenPipeError:
-        pass  # a command need not read all of it
-    finally:
-        end.close()
+    # A command need not read all of it.
+    with end, suppress(BrokenPipeError), open(end.fileno(), "wb", closefd=False) as file:
+        file.write(data)
 
 
 def _read(end: Connection) -> bytes:
-    data = b""
-    while piece := os.read(end.fileno(), 1 << 16):
-        data += piece
-    end.close()
-    return data
+    with end, open(end.fileno(), "rb", closefd=False) as file:
+        return file.read()
