@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _resume_option = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+_recover_option = click.option(
+    "--recover", is_flag=True, help="Continue in place with a damaged journal: the bytes decide."
+)
 _source_argument = click.argument(
     "source", nargs=-1, required=True, type=PathName(), metavar="SOURCE..."
 )
@@ -85,6 +88,7 @@ def _directory_option(help_text: str, *, required: bool = True) -> Callable[[Com
 @click.option("--yes-delete-source", "confirmed", is_flag=True, help="Do not ask before that.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @_resume_option
+@_recover_option
 @threads_option
 @quiet_option
 @verbose_option
@@ -103,6 +107,7 @@ def pack(
     confirmed: bool,
     dry_run: bool,
     resume: bool,
+    recover: bool,
     threads: int,
     as_json: bool,
 ) -> None:
@@ -115,6 +120,8 @@ def pack(
     from moepack.packing.pack_model import pack_model
     from moepack.report import pack_text
 
+    if recover and not (in_place and resume):
+        raise click.UsageError("--recover goes with --in-place --resume.")
     if not source and not (in_place and resume):
         raise click.UsageError("Missing argument 'SOURCE...'.")
     _check_confirmation("--yes-delete-source", confirmed, in_place)
@@ -136,6 +143,7 @@ def pack(
         sha256=sha256,
         in_place=in_place,
         resume=resume,
+        recover=recover,
         threads=threads,
     )
     if in_place and not (confirmed or dry_run or resume):
@@ -216,6 +224,7 @@ def index(
 @click.option("--in-place", is_flag=True, help="Turn the pack itself into the shards.")
 @click.option("--yes-delete-pack", "confirmed", is_flag=True, help="Do not ask before that.")
 @_resume_option
+@_recover_option
 @force_option
 @threads_option
 @quiet_option
@@ -227,6 +236,7 @@ def restore(
     in_place: bool,
     confirmed: bool,
     resume: bool,
+    recover: bool,
     force: bool,
     threads: int,
     as_json: bool,
@@ -252,6 +262,7 @@ def restore(
             target,
             in_place=in_place,
             resume=resume,
+            recover=recover,
             force=force,
             threads=threads,
             progress=advanced,

@@ -44,6 +44,7 @@ def pack_model(
     dry_run: bool = False,
     resume: bool = False,
     in_place: bool = False,
+    recover: bool = False,
     threads: int = DEFAULT_THREADS,
     planned: Callable[[PackSummary], None] | None = None,
     progress: Progress | None = None,
@@ -59,7 +60,9 @@ def pack_model(
 
     `in_place` turns the shards into the pack, with room for little more than a layer: they are gone
     then, and `restore` brings them back. With `resume` all that it takes is in `target`: `source`
-    may be None, and it and all other choices are not looked at.
+    may be None, and it and all other choices are not looked at. With `recover` as well that works
+    if the journal in there is damaged or lost; `source` then says where shards are that are not in
+    there.
 
     `dry_run` writes nothing, and raises what packing would before it writes. `resume` continues an
     interrupted pack; `threads` write at a time. `planned` is called with what the pack will be
@@ -69,7 +72,7 @@ def pack_model(
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
     if in_place and resume:
-        return _resumed_in_place(target, threads, progress)
+        return _resumed_in_place(source, target, recover, threads, progress)
     if source is None:
         raise RequestError("no source given")
     try:
@@ -127,17 +130,14 @@ def _in_place_facts(
 
 
 def _resumed_in_place(
-    target: str | os.PathLike[str], threads: int, progress: Progress | None
+    source: PathOrPaths | None,
+    target: str | os.PathLike[str],
+    recover: bool,
+    threads: int,
+    progress: Progress | None,
 ) -> PackSummary:
-    began, written = time.monotonic(), 0
-
-    def advanced(length: int, total: int) -> None:
-        nonlocal written
-        written += length
-        if progress is not None:
-            progress(length, total)
-
-    resume_in_place(target, threads=threads, progress=advanced)
+    began = time.monotonic()
+    written = resume_in_place(target, source, recover=recover, threads=threads, progress=progress)
     seconds = time.monotonic() - began
     summary = of_pack(target)
     return replace(summary, written_length=written, resumed_file_count=0, seconds=seconds)

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from moepack.errors import PackError, RequestError
+from moepack.format import manifest
 from moepack.format.source_entry import ShardEntry
 from moepack.format.tables import DataFile
 from moepack.packing.in_place import restore_in_place, settle
-from moepack.packing.in_place_journal import Goal
 from moepack.packing.unfinished import is_unfinished
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import ShardMap, map_shards
@@ -54,6 +54,7 @@ def restore(
     in_place: bool = False,
     resume: bool = False,
     force: bool = False,
+    recover: bool = False,
     threads: int = 4,
     progress: Progress | None = None,
 ) -> RestoreSummary:
@@ -67,15 +68,18 @@ def restore(
 
     With `in_place` the pack is turned into the shards, with room for little more than a layer, and
     is gone then. So is one that is made in place and unfinished, in any case; its shards go back to
-    where they were where no `target` is given.
+    where they were where no `target` is given. With `recover` that works without its journal too:
+    `target` is needed then.
 
     Raises PackError where the pack is not whole or its bytes are not right, RequestError for files
     that are there already, MachineError for a machine that cannot.
     """
-    if settle(Path(pack)) is Goal.SHARDS:
+    if settle(Path(pack)) and not Path(pack, manifest.NAME).exists():
         raise RequestError("the shards are where they belong already", path=pack)
     if in_place or is_unfinished(Path(pack)):
-        return _restore_in_place(pack, target, force=force, threads=threads, progress=progress)
+        return _restore_in_place(
+            pack, target, force=force, recover=recover, threads=threads, progress=progress
+        )
     if target is None:
         raise RequestError("no folder is given for the shards", hint="name one with --output")
     folder = Path(target)
@@ -110,10 +114,13 @@ def _restore_in_place(
     target: str | os.PathLike[str] | None,
     *,
     force: bool,
+    recover: bool,
     threads: int,
     progress: Progress | None,
 ) -> RestoreSummary:
-    done = restore_in_place(pack, target, force=force, threads=threads, progress=progress)
+    done = restore_in_place(
+        pack, target, force=force, recover=recover, threads=threads, progress=progress
+    )
     entries = {entry.name: entry for entry in done.entries}
     for entry, home in zip(done.entries, done.homes, strict=True):
         _check_sha256(entries, Path(home), entry.name)

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,9 @@ def is_open_elsewhere(path: str | os.PathLike[str]) -> bool:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        # Whoever opens the file while the lease is held makes the system send a signal. SIGIO, the
+        # default, would end this process; SIGURG is ignored where nobody waits for it.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
