@@ -177,7 +177,7 @@ def test_no_damage_to_the_journal_loses_a_byte(on_the_way: Moments) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_no_damage_to_the_journal_loses_a_byte_at_any_step(on_the_way: Moments) -> None:
-    assert len(on_the_way.snapshots) > 25
+    assert len(on_the_way.snapshots) > 20
     check_damaged_journals(on_the_way, on_the_way.snapshots)
 
 
