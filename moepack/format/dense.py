@@ -141,6 +141,8 @@ class DenseDecoder:
             problem = f"ends behind the end of {self.files[file].name}"
             self._fail(place, problem, f"<= {end:,}", found)
 
+        if self.files[file].is_second:
+            self._fail(place, "in a file of second places", "another file", file)
         if offset % self.alignment and not self.files[file].is_shard:
             expected = f"a multiple of {self.alignment:,}"
             self._fail(place, "offset not aligned", expected, f"{offset:,}")

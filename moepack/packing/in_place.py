@@ -216,7 +216,7 @@ def settle(path: Path) -> bool:
         if (path / manifest.NAME).exists():
             with suppress(MoepackError):  # else the pack has the only description
                 draft = in_place_draft.read(unfinished.inner, path)
-                if not in_place_draft.is_at(path, draft):
+                if not in_place_draft.is_committed(path, draft):
                     unfinished.commit(draft)
         unfinished.close_up()
         return True
@@ -269,10 +269,11 @@ def _restore_whole(
         maps = map_shards(pack)
         units = Units(maps, file_lengths(pack.index), unit_length(pack.index))
         files = pack.file_paths
+        index_path = path / pack.manifest.index_entry.name
         spare = margin(units, pack.index)
     for refusal in in_place_refusals.refusals(files, path, _INSTEAD):
         raise refusal
-    if reader := in_place_refusals.check_open(path / manifest.INDEX_NAME):
+    if reader := in_place_refusals.check_open(index_path):
         raise reader
     block = holes.block_length(path)
     room = units.room(block).to_restore(len(units.units)) + units.absent_length(block)
@@ -284,9 +285,7 @@ def _restore_whole(
     unfinished = _make(path)
     try:
         with _closed_up_on_failure(unfinished):
-            data, index = (
-                (path / name).read_bytes() for name in (manifest.NAME, manifest.INDEX_NAME)
-            )
+            data, index = (path / manifest.NAME).read_bytes(), index_path.read_bytes()
             draft = in_place_draft.decode(path, data, index)
             in_place_draft.write(unfinished.inner, draft)
             pairs = zip(homes, maps, strict=True)

@@ -7,6 +7,7 @@ be told by its digest wherever it is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,10 @@ NAMES = tuple(f"{name}{copy}" for copy in _COPIES for name in (manifest.NAME, ma
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A pack that is described, and not yet there; `path` is its directory."""
+    """A pack that is described, and not yet there; `path` is its directory.
+
+    In a draft's folder the index is called `index.bin`, whatever its name in the pack.
+    """
 
     path: Path
     manifest: Manifest
@@ -39,7 +43,7 @@ def decode(path: Path, manifest_bytes: bytes, index_bytes: bytes, name: str = ""
     """
     described = manifest.decode(manifest_bytes, name or str(path / manifest.NAME))
     index = Index(index_bytes, str(path / manifest.INDEX_NAME))
-    digests = {described.index_entry.digest, index.stored_digest, index.computed_digest()}
+    digests = {described.index_entry.digest, index.trailer_digest, index.computed_digest()}
     if not described.digest_matches or len(digests) != 1:
         raise PackError("manifest or index is damaged", path=name or path)
     return Draft(path, described, index, manifest_bytes, index_bytes)
@@ -73,17 +77,26 @@ def read(folder: Path, path: Path) -> Draft:
     raise PackError(problem, path=folder, found=str(problems[-1]), hint=hint)
 
 
-def is_at(path: Path, draft: Draft, copy: str = "") -> bool:
-    """Return whether manifest and index stand in the directory `path`, as the drive has them."""
+def _is_at(path: Path, draft: Draft, copy: str) -> bool:
+    return _are_at({path / f"{name}{copy}": data for name, data in _files(draft)})
+
+
+def is_committed(path: Path, draft: Draft) -> bool:
+    """Return whether the pack `path` has the manifest and the index of a draft, on the drive."""
+    index_path = path / draft.manifest.index_entry.name
+    return _are_at({path / manifest.NAME: draft.manifest_bytes, index_path: draft.index_bytes})
+
+
+def _are_at(files: Mapping[Path, bytes]) -> bool:
     try:
-        return all(_read_back(path / f"{name}{copy}") == data for name, data in _files(draft))
+        return all(_read_back(path) == data for path, data in files.items())
     except OSError:
         return False
 
 
 def _mend(folder: Path, draft: Draft, copies: list[str]) -> None:
     for copy in copies:
-        if not is_at(folder, draft, copy):
+        if not _is_at(folder, draft, copy):
             _write_copy(folder, draft, copy)
             sync_directory(folder)
 
@@ -91,7 +104,7 @@ def _mend(folder: Path, draft: Draft, copies: list[str]) -> None:
 def _write_copy(folder: Path, draft: Draft, copy: str) -> None:
     for name, data in _files(draft):
         write_synced(folder / f"{name}{copy}", data)
-    if not is_at(folder, draft, copy):
+    if not _is_at(folder, draft, copy):
         hint = "the drive or the memory is failing: nothing was given up"
         problem = "manifest or index is not read back from the drive as it was written"
         raise MachineError(problem, path=folder, hint=hint)

@@ -108,7 +108,7 @@ class Work:
                 conversion.pack(self._units.blocks(self._block()))
             finally:
                 self.has_given_up = conversion.has_given_up
-        if not in_place_draft.is_at(self._unfinished.path, self._draft):
+        if not in_place_draft.is_committed(self._unfinished.path, self._draft):
             self._unfinished.commit(self._draft)
         self.has_given_up = True
         self._unfinished.remove_shards()
@@ -139,11 +139,11 @@ class Work:
         assert not self.has_given_up
         unfinished = self._unfinished
         if self._beginning.was_pack:
-            if not in_place_draft.is_at(unfinished.path, self._draft):
+            if not in_place_draft.is_committed(unfinished.path, self._draft):
                 unfinished.commit(self._draft)
             unfinished.remove_shards()
         else:
-            unfinished.withdraw()
+            unfinished.withdraw(self._draft)
             unfinished.send_home(self._beginning.shards, self._homes(None))
             unfinished.remove_data_files(self._draft)
         unfinished.close_up()
@@ -159,7 +159,7 @@ class Work:
             self._check_space(room - self._spare_length(pack, locations))
         self._shard_paths = unfinished.take_shards(self._shard_paths)
         self._shard_paths = unfinished.make_shards(self._shard_paths, shards)
-        unfinished.withdraw()
+        unfinished.withdraw(self._draft)
         with self._sides(writable=True) as (shard_side, pack):
             conversion = self._conversion((shard_side, pack), locations, carried)
             try:
@@ -219,7 +219,7 @@ class Work:
     def _make_room(self, room: int, pack: PackSide, locations: PieceLocations) -> None:
         """Cut off what was begun of units that are in the shards, if that makes room enough."""
         self._check_space(room - self._spare_length(pack, locations))
-        self._unfinished.withdraw()
+        self._unfinished.withdraw(self._draft)
         for file, end in enumerate(self._ends(locations)):
             pack.truncate(file, end)
 

@@ -154,7 +154,7 @@ class _IndexWriter:
 
 
 def _file_record(file: DataFile) -> bytes:
-    kind = records.SHARD_FILE if file.is_shard else records.DATA_FILE
+    kind = records.SHARD_FILE if file.is_shard else records.DATA_FILE  # no packer makes others
     flags = 0 if file.has_digests else records.WITHOUT_DIGESTS
     return records.FileRecord(file.name.encode(), file.length, kind, flags).pack()
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from moepack.errors import RequestError
 from moepack.format import records, sections
 from moepack.format.names import projection
-from moepack.hotness import coverage
 from moepack.hotness.model import Hotness
 from moepack.keys import ExpertKey
 from moepack.packing.layout import Layout
@@ -97,7 +96,7 @@ class Plan:
     """What a pack will be.
 
     `order` holds all blobs, the hottest first, and `counts` how often those were chosen that were
-    measured. `hotness` is where the counts came from, with its coverage of these blobs; `layers`
+    measured. `hotness` is where the counts came from; `layers`
     are those that were asked for, None for all. `dense` is None where experts alone are packed.
     """
 
@@ -255,22 +254,11 @@ def make(
         order=tuple(order),
         counts=counts,
         dense=_place_dense(dense, layout.tensor_alignment) if dense else None,
-        hotness=_with_coverage(hotness, templates) if hotness else None,
+        hotness=hotness,
         layers=None if layers is None else tuple(layers),
     )
     _check_limits(plan)
     return plan
-
-
-def _with_coverage(hotness: Hotness, templates: Sequence[Template]) -> Hotness:
-    """Add how many bytes of the blobs cover how much of what was measured."""
-    lengths = {
-        ExpertKey(template.family.layer, expert): template.length
-        for template in templates
-        if template.family.name == ROUTED_FAMILY
-        for expert in range(template.family.expert_count)
-    }
-    return hotness._replace(coverage=coverage.of_hotness(hotness, lengths))
 
 
 def _select(experts: Experts, layers: Sequence[int] | None) -> list[SourceFamily]:
@@ -380,12 +368,16 @@ def _place_dense(dense: Dense, alignment: int) -> PlannedDense:
 
 def _check_limits(plan: Plan) -> None:
     dense = plan.dense.tensors if plan.dense else ()
+    sections = plan.directory(len(plan.files) + (plan.dense is not None))
     limits = (
+        ("layers", plan.source_layers[-1] + 1, records.MAX_LAYERS),
         ("files", len(plan.files) + (plan.dense is not None), records.MAX_FILES),
         ("dense tensors", len(dense), records.MAX_TENSORS),
         ("families", len(plan.templates), records.MAX_FAMILIES),
         ("part kinds", sum(len(t.parts) for t in plan.templates), records.MAX_PART_KINDS),
         ("blobs", len(plan.order), records.MAX_BLOBS),
+        ("parts", sections["parts"].record_count, records.MAX_PARTS),
+        ("bytes of index", sections.index_length, records.MAX_INDEX_LENGTH),
         ("bytes", plan.data_length, records.MAX_LENGTH),
     )
     for what, count, limit in limits:

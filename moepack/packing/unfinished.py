@@ -145,19 +145,19 @@ class Unfinished:
 
     def commit(self, draft: Draft) -> None:
         """Make it a pack: the rename of the manifest is the commit."""
-        write_synced(self.path / manifest.INDEX_NAME, draft.index_bytes)
+        write_synced(self.path / draft.manifest.index_entry.name, draft.index_bytes)
         write_synced(self.path / MANIFEST_DRAFT, draft.manifest_bytes)
         sync_directory(self.path)
         os.replace(self.path / MANIFEST_DRAFT, self.path / manifest.NAME)
         sync_directory(self.path)
-        if not in_place_draft.is_at(self.path, draft):
+        if not in_place_draft.is_committed(self.path, draft):
             hint = "the drive or the memory is failing: nothing was given up for it"
             problem = "manifest or index is not read back from the drive as it was written"
             raise MachineError(problem, path=self.path, hint=hint)
 
-    def withdraw(self) -> None:
+    def withdraw(self, draft: Draft) -> None:
         """Make it a pack no more, before anything of it is given up."""
-        names = (manifest.NAME, manifest.INDEX_NAME, MANIFEST_DRAFT)
+        names = (manifest.NAME, draft.manifest.index_entry.name, MANIFEST_DRAFT)
         self._remove(self.path / name for name in names)
 
     def remove_shards(self) -> None:

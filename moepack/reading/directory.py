@@ -41,9 +41,8 @@ def read_manifest(path: Path) -> bytes:
         raise _problem(name, error) from None
 
 
-def map_index(path: Path) -> mmap.mmap | bytes:
-    """Map index.bin of the pack at `path` into memory, read-only. Raises as `read_manifest`."""
-    name = path / manifest.INDEX_NAME
+def map_index(name: Path) -> mmap.mmap | bytes:
+    """Map the index at `name` into memory, read-only. Raises as `read_manifest`."""
     try:
         with open(name, "rb", opener=open_regular) as file:
             if os.fstat(file.fileno()).st_size == 0:

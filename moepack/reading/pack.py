@@ -56,8 +56,9 @@ class Pack(Catalog):
                 path=name,
                 hint="run `moepack verify` on the pack",
             )
-        self._mapped = map_index(folder)
-        index = Index(self._mapped, str(folder / manifest.INDEX_NAME))
+        index_path = folder / self.manifest.index_entry.name
+        self._mapped = map_index(index_path)
+        index = Index(self._mapped, str(index_path))
         _check_index(index, self.manifest)
         super().__init__(
             shards[0] if shards else folder,
@@ -153,7 +154,7 @@ class Pack(Catalog):
 def _check_index(index: Index, described: manifest.Manifest) -> None:
     """Check that index and manifest belong together and that no bit of the index has changed."""
     expected = described.index_entry.digest
-    for name, actual in (("stored", index.stored_digest), ("computed", index.computed_digest())):
+    for name, actual in (("stored", index.trailer_digest), ("computed", index.computed_digest())):
         if actual != expected:
             raise PackError(
                 f"the index is damaged or of another pack: its {name} digest differs",

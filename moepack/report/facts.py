@@ -10,6 +10,7 @@ from pathlib import Path
 
 from moepack.format.source_entry import ExpertsUsed, ShardEntry
 from moepack.format.tables import DataFile, PartKind
+from moepack.hotness.coverage import Coverage
 from moepack.source.parameters import Parameters
 
 
@@ -120,42 +121,6 @@ class PackedSourceFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class OriginFacts:
-    """What counts were taken from, and what that did not tell."""
-
-    format: str | None
-    name: str | None
-    unknown: tuple[str, ...] | None
-    model: str | None
-    token_count: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CoveredLengthFacts:
-    """The bytes of the hottest experts that make up `percent` of what was chosen.
-
-    `length` is None where the experts do not reach that percent.
-    """
-
-    percent: int | None
-    length: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CoverageFacts:
-    """How many bytes hold how much of what was measured.
-
-    `held_out` says what divides the half that was measured from the half that ranked the experts,
-    `token_count` is that half's; both are None where the same counts did both.
-    """
-
-    lengths: tuple[CoveredLengthFacts, ...] | None
-    total_length: int | None
-    held_out: str | None
-    token_count: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class HotnessFacts:
     """The hotness that a pack was made with."""
 
@@ -163,8 +128,6 @@ class HotnessFacts:
     token_count: int | None
     request_count: int | None
     selection_count: int | None
-    origins: tuple[OriginFacts, ...] | None
-    coverage: CoverageFacts | None
     measured_blob_count: int | None
     blob_count: int | None
 
@@ -194,7 +157,7 @@ class PackFacts:
     layout: LayoutFacts
     source: PackedSourceFacts
     hotness: HotnessFacts | None
-    coverage: CoverageFacts | None
+    coverage: Coverage | None
     layers: tuple[int, ...]
     selected_layers: tuple[int, ...] | None
     order: str

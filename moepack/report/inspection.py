@@ -14,8 +14,6 @@ from moepack.reading.pack import Pack
 from moepack.report import provenance
 from moepack.report.facts import (
     BlobFacts,
-    CoverageFacts,
-    CoveredLengthFacts,
     FamilyFacts,
     PackedFamilyFacts,
     PackFacts,
@@ -116,7 +114,7 @@ def describe_pack(pack: Pack) -> PackFacts:
         layout=provenance.layout_facts(stated.layout),
         source=provenance.source_facts(stated.source),
         hotness=hotness,
-        coverage=(hotness and hotness.coverage) or _own_coverage(pack),
+        coverage=_coverage(pack),
         layers=pack.layers,
         selected_layers=None if stated.layers is None else tuple(stated.layers),
         order=stated.blob_order,
@@ -145,16 +143,14 @@ def describe_pack(pack: Pack) -> PackFacts:
     )
 
 
-def _own_coverage(pack: Pack) -> CoverageFacts | None:
-    """Measure by the index's own counts what the packer did not state; None without counts."""
+def _coverage(pack: Pack) -> coverage.Coverage | None:
+    """Measure coverage by the index's counts; None without counts."""
     experts = routed_experts(pack)
     counts = {key: found.hotness or 0 for key, found in experts.items()}
     lengths = {key: found.length for key, found in experts.items()}
     if not any(counts.values()):
         return None
-    measured = coverage.of(counts, counts, lengths)
-    covered = (CoveredLengthFacts(*covered) for covered in measured.lengths)
-    return CoverageFacts(tuple(covered), measured.total_length, held_out=None, token_count=None)
+    return coverage.of(counts, lengths)
 
 
 def describe_blob(pack: Pack, layer: int, expert: int, *, family: str | None = None) -> BlobFacts:

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 
 from moepack.errors import short
+from moepack.hotness.coverage import Coverage
 from moepack.report.facts import (
     BlobFacts,
-    CoverageFacts,
     ExtractFacts,
     FamilyFacts,
     HotnessFacts,
@@ -152,23 +152,18 @@ def _hotness(facts: HotnessFacts | None) -> str:
     return f"{selections} over {tokens}{covered}"
 
 
-def _coverage(facts: CoverageFacts | None) -> list[str]:
+def _coverage(facts: Coverage | None) -> list[str]:
     """Write how many bytes hold how much of what was measured."""
-    if facts is None or not facts.lengths or facts.total_length is None:
+    if facts is None:
         return []
     shares = [
-        f"{UNKNOWN if item.percent is None else item.percent} %: "
-        f"{'not reached' if item.length is None else size_text(item.length)}"
+        f"{item.percent} %: {'not reached' if item.length is None else size_text(item.length)}"
         for item in facts.lengths
     ]
-    basis = "the same counts as ranked them"
-    if facts.held_out is not None:
-        half = "later" if facts.held_out == "time" else f"divided by {short(facts.held_out)}"
-        basis = f"a held-out half ({half})"
     label = "  coverage   "
     return [
         *textwrap.wrap(", ".join(shares), WIDTH, initial_indent=label, subsequent_indent=" " * 13),
-        f"             of {size_text(facts.total_length)}, measured on {basis}",
+        f"             of {size_text(facts.total_length)}, by the counts that ranked them",
     ]
 
 

@@ -20,21 +20,22 @@ def open_index(path: Path, described: Manifest, findings: Findings) -> Index | N
     Raises PackError where it is no regular file, and where it is of a format that this version does
     not know, and that is no damage.
     """
+    name = described.index_entry.name
     try:
-        data: Any = map_index(path)
+        data: Any = map_index(path / name)
     except PackError as error:
         if error.place == "kind of file":
             raise
-        findings.add_error("index", error, file=manifest.INDEX_NAME)
+        findings.add_error("index", error, file=name)
         return None
     index = None
     try:
-        index = Index(data, str(path / manifest.INDEX_NAME))
+        index = Index(data, str(path / name))
     except PackError as error:
         is_newer = "newer" in (error.hint or "") and _is_described(data, described)
         if is_newer:
             raise
-        findings.add_error("index", error, file=manifest.INDEX_NAME)
+        findings.add_error("index", error, file=name)
     with memoryview(data) as view:
         _check_bytes(view, index is not None, described.index_entry, findings)
     return index
@@ -61,12 +62,12 @@ def _check_bytes(data: memoryview, is_decoded: bool, entry: IndexEntry, findings
             findings.add("manifest", message, file=manifest.NAME)
             return
         message = f"it has {ours}, the manifest says {theirs}"
-        findings.add("index", message, file=manifest.INDEX_NAME)
+        findings.add("index", message, file=entry.name)
     elif is_decoded and not is_sound:
         message = "its trailer is not the digest of the bytes before it"
-        findings.add("index", message, file=manifest.INDEX_NAME)
+        findings.add("index", message, file=entry.name)
     is_right = is_sound and is_described
-    kind, file = ("manifest", manifest.NAME) if is_right else ("index", manifest.INDEX_NAME)
+    kind, file = ("manifest", manifest.NAME) if is_right else ("index", entry.name)
     for number, expected in enumerate(entry.page_digests or ()):
         start = number * manifest.PAGE_LENGTH
         if digest.of(data[start : start + manifest.PAGE_LENGTH]) != expected:

@@ -1,11 +1,11 @@
 """The records of the index against the rules of the format, and what is to be read where."""
 
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
 from moepack.errors import PackError
-from moepack.format import manifest
 from moepack.format.dense import DenseTensor, ShardBytes
 from moepack.format.index import Index
 from moepack.format.manifest import Manifest
@@ -198,7 +198,7 @@ class _Inventory:
         try:
             tensor = self.index.tensor(number)
         except PackError as error:
-            self.findings.add_error("record", error, file=manifest.INDEX_NAME)
+            self.findings.add_error("record", error, file=os.path.basename(self.index.path))
             return
         where: Where = {"tensor": tensor.name}
         if tensor.name in self.names:
@@ -221,7 +221,7 @@ class _Inventory:
         try:
             held = self.index.shard_range(number)
         except PackError as error:
-            self.findings.add_error("record", error, file=manifest.INDEX_NAME)
+            self.findings.add_error("record", error, file=os.path.basename(self.index.path))
             return
         extent = Extent(
             offset=held.offset,
@@ -256,7 +256,7 @@ class _Inventory:
                 number = self.index.blob_at_rank(rank)
                 blob = BlobRecord(*self.index.blob(number))
             except PackError as error:
-                self.findings.add_error("rank", error, file=manifest.INDEX_NAME)
+                self.findings.add_error("rank", error, file=os.path.basename(self.index.path))
                 continue
             if blob.rank != rank:
                 self.find_rank(
@@ -270,7 +270,7 @@ class _Inventory:
             before = hotness
 
     def find_rank(self, message: str) -> None:
-        self.findings.add("rank", message, file=manifest.INDEX_NAME)
+        self.findings.add("rank", message, file=os.path.basename(self.index.path))
 
     def overlaps(self) -> None:
         """Check that nothing overlaps anything, and that files are as long as they may be."""

@@ -3,6 +3,7 @@
 Restoring and exporting rely on it. Whether it is true is compared with the source itself.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -112,7 +113,7 @@ def _origins(index: Index, findings: Findings) -> Iterator[_Origin]:
         except PackError:
             continue
         end = held.shard_offset + held.length
-        what = {"file": manifest.INDEX_NAME}
+        what = {"file": os.path.basename(index.path)}
         place = Place(held.shard_offset, end, "range of other bytes", what)
         yield _Origin(held.shard, place, _lying(index, held.file, held.offset))
 
