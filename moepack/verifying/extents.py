@@ -22,7 +22,8 @@ class Extent(NamedTuple):
 
     `offset` counts from the start of the file, `length` is bytes. `digest` is None where it is not
     known, `source` where these bytes are not to be compared; `sha256` is what the manifest says of
-    a shard's header. Tensors have no layer, expert and part; bytes of a shard have no name at all.
+    a shard's header, in hexadecimal digits, and `strong` what the index says. Tensors have no
+    layer, expert and part; bytes of a shard have no name at all.
     """
 
     offset: int
@@ -34,6 +35,7 @@ class Extent(NamedTuple):
     tensor: str | None = None
     source: SourceRange | None = None
     sha256: str | None = None
+    strong: bytes | None = None
 
     @property
     def end(self) -> int:
@@ -100,6 +102,17 @@ def item_runs(file: int, items: Iterable[Item]) -> Iterator[Run]:
     """Return a run for each item."""
     for item in items:
         yield Run(file, item.start, item.end, item.extents)
+
+
+def gap_runs(file: int, items: Iterable[Item], length: int) -> Iterator[Run]:
+    """Return a run for each range of a file that is no item's. `items` are by `start`."""
+    position = 0
+    for item in items:
+        if item.start > position:
+            yield Run(file, position, item.start, ())
+        position = max(position, item.end)
+    if length > position:
+        yield Run(file, position, length, ())
 
 
 def _run(file: int, start: int, end: int, items: Sequence[Item]) -> Run:

@@ -14,17 +14,20 @@ from moepack.errors import MachineError, PackError, RequestError, is_shortage
 from moepack.format import manifest
 from moepack.format.index import Index
 from moepack.format.manifest import Manifest
+from moepack.format.source_entry import ShardEntry
 from moepack.paths import PathOrPaths, listed
 from moepack.reading.directory import read_manifest
+from moepack.reading.shard_map import ShardMap, map_shards
 from moepack.source.shards import find_shards
 from moepack.storage.regular_file import open_regular
-from moepack.storage.thread_pool import ThreadPool
+from moepack.storage.thread_pool import ThreadPool, run_each
 from moepack.verifying import agreement, headline, inventory, origins, scope
 from moepack.verifying.comparison import Comparison, sha256_of
-from moepack.verifying.extents import Item, Run, cut, item_runs, whole_runs
+from moepack.verifying.extents import Item, Run, cut, gap_runs, item_runs, whole_runs
 from moepack.verifying.report import Findings, Report
 from moepack.verifying.scan import Gap, Scan
 from moepack.verifying.scope import Scope
+from moepack.verifying.shard_sha256 import sha256_of_shard
 from moepack.verifying.witness import Witness, hear
 
 DEFAULT_THREADS = 4
@@ -112,6 +115,14 @@ def _witness(source: PathOrPaths) -> Witness:
     return hear(paths, sort=len(listed(source)) > 1)
 
 
+class Described(NamedTuple):
+    """What describes a pack."""
+
+    path: Path
+    manifest: Manifest
+    index: Index
+
+
 class _Verification:
     """One verification: it collects findings, and what was not looked at."""
 
@@ -160,12 +171,16 @@ class _Verification:
                 " compare them with"
             )
         scan = self._scan(paths, work, witness, options)
+        if witness is None and not self.findings.all and chosen.items is None:
+            self._check_sha256_of_pack(index, paths, options)
         return self._report(index, scan, chosen)
 
     def _work(self, index: Index, items: Sequence[list[Item]], chosen: Scope) -> list[Run | Gap]:
         """List what is to be read, as far as the files on disk have it."""
         work: list[Run | Gap] = []
         for number, file in enumerate(index.files):
+            if file.is_second and not (self.path / file.name).exists():
+                continue
             length = self._length_on_disk(self.path / file.name, file.length, items[number])
             held = items[number]
             if chosen.items is not None:
@@ -182,6 +197,8 @@ class _Verification:
                 continue
             if file.is_shard or chosen.items is not None:
                 work += item_runs(number, held)
+                if file.is_shard and index.is_whole and chosen.items is None:
+                    work += gap_runs(number, items[number], min(length, file.length))
             else:
                 work += whole_runs(number, held, min(length, file.length))
         comparison = self.comparison
@@ -222,14 +239,48 @@ class _Verification:
             if entry.sha256
         ]
         with ThreadPool(max_workers=threads) as executor:
-            found = list(executor.map(sha256_of, [shard.path for _, shard in pairs]))
-            self.sha256_count = 0
-            for (entry, shard), sha256 in zip(pairs, found, strict=True):
-                if sha256 == entry.sha256:
-                    self.sha256_count += 1
-                else:
-                    message = f"its SHA-256 is {sha256}, the manifest says {entry.sha256}"
-                    self.findings.add("source", message, file=os.path.basename(shard.path))
+            computed = list(executor.map(sha256_of, [shard.path for _, shard in pairs]))
+        shards = [(entry, os.path.basename(shard.path)) for entry, shard in pairs]
+        self._compare_sha256(shards, computed)
+
+    def _check_sha256_of_pack(self, index: Index, paths: Sequence[Path], options: _Options) -> None:
+        """Compare the SHA-256 of the shards that a sound, whole pack is restored to."""
+        entries = self.manifest.source.shards
+        if not self.manifest.is_whole or not any(entry.sha256 for entry in entries):
+            return
+        described = Described(self.path, self.manifest, index)
+        pairs = [
+            (entry, shard)
+            for entry, shard in zip(entries, map_shards(described), strict=True)
+            if entry.sha256
+        ]
+        total = sum(piece.length for _, shard in pairs for piece in shard.pieces)
+
+        def compute(shard: ShardMap, advanced: Callable[[int], None]) -> str:
+            return sha256_of_shard(paths, shard, advanced)
+
+        def advanced(length: int) -> None:
+            if options.progress is not None:
+                options.progress(length, total)
+
+        try:
+            shards = [shard for _, shard in pairs]
+            computed = run_each(compute, shards, options.threads, advanced)
+        except (OSError, EOFError) as error:
+            self.findings.add("file", f"cannot read: {error}")
+            return
+        self._compare_sha256([(entry, entry.name) for entry, _ in pairs], computed)
+
+    def _compare_sha256(
+        self, shards: Sequence[tuple[ShardEntry, str]], computed: Sequence[str]
+    ) -> None:
+        self.sha256_count = 0
+        for (entry, name), sha256 in zip(shards, computed, strict=True):
+            if sha256 == entry.sha256:
+                self.sha256_count += 1
+            else:
+                message = f"its SHA-256 is {sha256}, the manifest says {entry.sha256}"
+                self.findings.add("source", message, file=name)
 
     def _scan(
         self,

@@ -351,6 +351,12 @@ def pushed(name: str, step: int) -> Change:
     return lambda draft: moved("section", draft.number_of(name), offset=step)(draft)
 
 
+def swapped_sections(draft: Draft) -> None:
+    """Let the second section stand first."""
+    first, second, *others = draft.pieces()
+    draft.rebuild([second, first, *others])
+
+
 def cut_to(length: int) -> Change:
     """Cut the index off."""
 
@@ -388,6 +394,33 @@ def without_blobs(draft: Draft, *, kind: int = records.SHARD_FILE) -> None:
         draft.set("file", 0, kind=kind)
     for number in range(2):
         draft.set("blob", number, offset=0, length=0)
+
+
+def second_places(draft: Draft, *, file: int = 4, offset: int = 0, kind: int = 2) -> None:
+    """Give the first part a second place, in a file of its own; file number 3 is that file."""
+    part = draft.get("part")
+    data = (draft.path / "experts-00000.bin").read_bytes()[part.offset :][: part.stored_length]
+    alignment = draft.header.part_alignment
+    name, length = "second.bin", -(-len(data) // alignment) * alignment
+    (draft.path / name).write_bytes(data + bytes(length - len(data)))
+    pieces = {_name(piece): piece for piece in draft.pieces()}
+    held = pieces["files"]
+    new = records.FileRecord(name.encode(), length, kind, 0).pack()
+    pieces["files"] = held._replace(data=held.data + new)
+    draft.body["files"].append({"name": name, "length": length})
+    records_of_parts = [records.SecondPlaceRecord(file, offset)]
+    records_of_parts += [records.SecondPlaceRecord(0, 0)] * (pieces["parts"].record_count - 1)
+    places = b"".join(place.pack() for place in records_of_parts)
+    draft.rebuild([*pieces.values(), Piece(b"second_places", places, 16, 0)])
+
+
+def with_codecs(
+    name: bytes = b"zstd", *, flags: int = records.SECTION_REQUIRED, count: int = 12
+) -> Change:
+    """State a codec, and `count` digests of stored bytes; no part is stored by it."""
+    held = Piece(b"codecs", name.ljust(32, b"\0"), 32, flags)
+    digests = Piece(b"stored_digests", bytes(8 * count), 8, 0)
+    return added(held, digests) if count else added(held)
 
 
 def own_tensors(count: int = 2, *, shard: int = 0) -> Change:
