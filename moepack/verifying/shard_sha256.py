@@ -1,4 +1,4 @@
-"""The SHA-256 of the shards that a whole pack would be restored to, computed from the pack alone."""
+"""The SHA-256 of the shards that a whole pack is restored to, computed from the pack alone."""
 
 import hashlib
 import os

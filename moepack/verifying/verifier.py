@@ -7,6 +7,7 @@ and stops at none, as long as the manifest and the tables of the index can be re
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,7 +116,8 @@ def _witness(source: PathOrPaths) -> Witness:
     return hear(paths, sort=len(listed(source)) > 1)
 
 
-class Described(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Described:
     """What describes a pack."""
 
     path: Path
@@ -248,7 +250,7 @@ class _Verification:
         entries = self.manifest.source.shards
         if not self.manifest.is_whole or not any(entry.sha256 for entry in entries):
             return
-        described = Described(self.path, self.manifest, index)
+        described = _Described(self.path, self.manifest, index)
         pairs = [
             (entry, shard)
             for entry, shard in zip(entries, map_shards(described), strict=True)
