@@ -67,7 +67,9 @@ def _check_bytes(data: memoryview, is_decoded: bool, entry: IndexEntry, findings
     elif is_decoded and not is_sound:
         message = "its trailer is not the digest of the bytes before it"
         findings.add("index", message, file=entry.name)
-    is_right = is_sound and is_described
+    if not is_described or not is_decoded:
+        return
+    is_right = is_sound
     if is_right and entry.sha256 is not None:
         sha256 = hashlib.sha256(data).hexdigest()
         if sha256 != entry.sha256:

@@ -104,17 +104,6 @@ def item_runs(file: int, items: Iterable[Item]) -> Iterator[Run]:
         yield Run(file, item.start, item.end, item.extents)
 
 
-def gap_runs(file: int, items: Iterable[Item], length: int) -> Iterator[Run]:
-    """Return a run for each range of a file that is no item's. `items` are by `start`."""
-    position = 0
-    for item in items:
-        if item.start > position:
-            yield Run(file, position, item.start, ())
-        position = max(position, item.end)
-    if length > position:
-        yield Run(file, position, length, ())
-
-
 def _run(file: int, start: int, end: int, items: Sequence[Item]) -> Run:
     # In order, also where the index has them inside of each other.
     extents = sorted((extent for item in items for extent in item.extents), key=itemgetter(0))

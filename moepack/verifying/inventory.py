@@ -275,9 +275,12 @@ class _Inventory:
         for rank in range(self.index.blob_count):
             try:
                 number = self.index.blob_at_rank(rank)
-                blob = BlobRecord(*self.index.blob(number))
             except PackError as error:
                 self.findings.add_error("rank", error, file=os.path.basename(self.index.path))
+                continue
+            try:
+                blob = BlobRecord(*self.index.blob(number))
+            except PackError:  # found with its expert
                 continue
             if blob.rank != rank:
                 self.find_rank(

@@ -6,7 +6,7 @@ and stops at none, as long as the manifest and the tables of the index can be re
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,12 +19,13 @@ from moepack.format.source_entry import ShardEntry
 from moepack.paths import PathOrPaths, listed
 from moepack.reading.directory import read_manifest
 from moepack.reading.shard_map import ShardMap, map_shards
+from moepack.sizes import gaps
 from moepack.source.shards import find_shards
 from moepack.storage.regular_file import open_regular
 from moepack.storage.thread_pool import ThreadPool, run_each
 from moepack.verifying import agreement, headline, inventory, origins, scope
 from moepack.verifying.comparison import Comparison, sha256_of
-from moepack.verifying.extents import Item, Run, cut, gap_runs, item_runs, whole_runs
+from moepack.verifying.extents import Item, Run, cut, item_runs, whole_runs
 from moepack.verifying.report import Findings, Report
 from moepack.verifying.scan import Gap, Scan
 from moepack.verifying.scope import Scope
@@ -135,6 +136,7 @@ class _Verification:
         self.not_looked_at: list[str] = []
         self.unread: set[int] = set()
         self.unproven: set[int] = set()
+        self.short_files: set[int] = set()
         self.comparison: Comparison | None = None
         self.sha256_count: int | None = None
 
@@ -173,6 +175,7 @@ class _Verification:
                 " compare them with"
             )
         scan = self._scan(paths, work, witness, options)
+        self.findings.drop_consequences()
         if witness is None and not self.findings.all and chosen.items is None:
             self._check_sha256_of_pack(index, paths, options)
         return self._report(index, scan, chosen)
@@ -183,7 +186,7 @@ class _Verification:
         for number, file in enumerate(index.files):
             if file.is_second and not (self.path / file.name).exists():
                 continue
-            length = self._length_on_disk(self.path / file.name, file.length, items[number])
+            length = self._length_on_disk(number, self.path / file.name, file.length, items[number])
             held = items[number]
             if chosen.items is not None:
                 held = [i for i in held if i.number is None or i.number in chosen.items]
@@ -199,16 +202,31 @@ class _Verification:
                 continue
             if file.is_shard or chosen.items is not None:
                 work += item_runs(number, held)
-                if file.is_shard and index.is_whole and chosen.items is None:
-                    work += gap_runs(number, items[number], min(length, file.length))
             else:
                 work += whole_runs(number, held, min(length, file.length))
+        if chosen.items is None:
+            work += self._gaps_of_shards(index)
         comparison = self.comparison
         if comparison is not None and not comparison.is_another_model and chosen.items is None:
             work += comparison.gaps() if index.is_whole else ()
         return work
 
-    def _length_on_disk(self, path: Path, stated: int, items: Sequence[Item]) -> int:
+    def _gaps_of_shards(self, index: Index) -> Iterator[Run]:
+        """Yield the ranges of files that are shards which no record covers: they are zeros."""
+        if not self.manifest.is_whole or not any(file.is_shard for file in index.files):
+            return
+        try:
+            shards = map_shards(_Described(self.path, self.manifest, index))
+        except PackError:  # a finding of its own
+            return
+        for shard in shards:
+            number = shard.pieces[0].file
+            if index.files[number].is_shard and number not in self.short_files:
+                pieces = ((piece.shard_offset, piece.end) for piece in shard.pieces)
+                for start, end in gaps(0, shard.length, pieces):
+                    yield Run(number, start, end, ())
+
+    def _length_on_disk(self, number: int, path: Path, stated: int, items: Sequence[Item]) -> int:
         """Return how long a file is; what it is not, or that there is none, is a finding."""
         try:
             descriptor = open_regular(path)
@@ -220,9 +238,11 @@ class _Verification:
             if is_shortage(error):
                 raise MachineError(f"cannot open: {error.strerror}", path=path) from None
             self.findings.add("file", f"cannot open: {error.strerror}", file=path.name)
+            self.short_files.add(number)
             return 0
         if length == stated:
             return length
+        self.short_files.add(number)
         message = f"it is {length:,} bytes long, the index says {stated:,}"
         lost = sum(item.end > length for item in items)
         if lost:

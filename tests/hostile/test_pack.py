@@ -167,7 +167,9 @@ def grown(draft: Draft) -> None:
         starts = range(0, len(piece.data), length)
         data = b"".join(piece.data[at : at + length] + b"\xff" * step for at in starts)
         pieces.append(piece._replace(data=data, record_length=length + step))
-    draft.rebuild([*pieces[:3], news, *pieces[3:]], header_more=b"\xee" * 64, section_more=b"\xdd" * 16)
+    draft.rebuild(
+        [*pieces[:3], news, *pieces[3:]], header_more=b"\xee" * 64, section_more=b"\xdd" * 16
+    )
 
 
 def test_longer_records_other_orders_and_unknown_sections_are_read(

@@ -28,6 +28,7 @@ from tests.support.pack_draft import (
     set_rank,
     shifted,
     stated,
+    strong_digests,
     swapped_files,
     swapped_sections,
     with_codecs,
@@ -250,6 +251,7 @@ FILE_RULES = [
         Rule(f"kind {n}", record("file", 0, kind=n), "file 0", "unknown kind of file")
         for n in (3, (1 << 32) - 1)
     ),
+    Rule("second places first", record("file", 0, kind=2), "files", "a file of second places stan"),
     *(
         Rule(f"flags {n}", record("file", 0, flags=n), "file 0", "unknown flags")
         for n in (2, 3, 1 << 31)
@@ -398,7 +400,7 @@ RECORD_RULES = [
     Rule("a blob in a shard", record("file", 0, kind=1), "blob 0", "a blob in a shard"),
     Rule(
         "a blob in a file of second places",
-        record("file", 0, kind=2),
+        all_of(second_places, record("blob", 0, file=3)),
         "blob 0",
         "a blob in a file of second places",
     ),
@@ -537,8 +539,8 @@ DENSE_RULES = [
     ),
     Rule(
         "a tensor in a file of second places",
-        record("file", 2, kind=2),
-        "tensor 0 (",
+        all_of(second_places, record("tensor", 1, file=3)),
+        TENSOR,
         "in a file of second places",
     ),
     Rule(
@@ -655,6 +657,37 @@ def uneven_file(draft: Draft) -> None:
     name.write_bytes(name.read_bytes() + bytes(8))
 
 
+def overlapping_tensors(draft: Draft) -> None:
+    """Let the last tensor begin where the one before it does, with its bytes."""
+    path = draft.path / "dense.bin"
+    data = bytearray(path.read_bytes())
+    one, two = draft.get("tensor", 1), draft.get("tensor", 2)
+    assert one.length == two.length
+    data[two.offset : two.offset + two.length] = bytes(two.length)
+    path.write_bytes(data)
+    draft.set("tensor", 2, offset=one.offset, digest=one.digest)
+
+
+def more_experts_used(draft: Draft) -> None:
+    draft.body["source"]["experts_used"] = {"ffn_exps": [2, 3]}
+
+
+def other_page(draft: Draft) -> None:
+    draft.body["index"]["pages"]["digests"][0] = "xxh3:" + "0" * 16
+
+
+def strong_index(draft: Draft) -> None:
+    draft.body["index"]["sha256"] = "0" * 64
+
+
+def other_second_place(draft: Draft) -> None:
+    second_places(draft)
+    path = draft.path / "second.bin"
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+
+
 # A reader relies on none of these; the verifier finds them. `place` is what its finding names.
 VERIFIERS_RULES = [
     Rule("blobs overlap", shifted("blob", 1, length=1), "layer 0", "the blob overlaps another"),
@@ -670,6 +703,37 @@ VERIFIERS_RULES = [
     Rule("ranks that differ", record("blob", 0, rank=3), "rank", "its record says 3"),
     Rule("hotness that rises", record("blob", 3, hotness=100), "rank", "is hotter than the one be"),
     Rule("a part's digest", record("part", 4, digest=1), "layer 0 expert 1", "its digest is"),
+    Rule("a tensor over another", overlapping_tensors, "dense.bin", "the tensor overlaps another"),
+    Rule(
+        "a type of another name",
+        record("part_kind", 0, type_name=b"F16"),
+        "layer 0",
+        "type 0 is F32, the record says F16",
+    ),
+    Rule(
+        "a type of another length",
+        record("part_kind", 0, ne1=3),
+        "layer 0",
+        "4 x 3 of F32 is 48 bytes long, the record says 32",
+    ),
+    Rule(
+        "rows interleaved that are not",
+        record("part_kind", 0, interleaved_row_count=4),
+        "layer 0",
+        "F32 interleaves no rows",
+    ),
+    Rule("more experts used than there are", more_experts_used, "manifest", "a token uses 3 exp"),
+    Rule("no hotness stated", stated(hotness=None), "manifest", "it knows of no hotness"),
+    Rule(
+        "another count of measured blobs",
+        stated(hotness={"measured_blob_count": 3}),
+        "manifest",
+        "hotness.measured_blob_count is 3, the index has 4",
+    ),
+    Rule("a page's digest", other_page, "page 0", "does not have the digest"),
+    Rule("a strong digest", strong_digests(other=5), "layer 0 expert 1", "its SHA-256 is"),
+    Rule("a strong digest of the index", strong_index, "manifest", "the SHA-256 of index.bin is"),
+    Rule("a second place of other bytes", other_second_place, "second.bin", "its digest is"),
 ]
 INDEX_RULES = {
     "header": HEADER_RULES,

@@ -1,5 +1,6 @@
 """A pack that a test takes apart, changes and puts together again, with all digests made right."""
 
+import hashlib
 import json
 import shutil
 import struct
@@ -67,8 +68,8 @@ class Draft:
     def __init__(self, path: Path, *, compact: bool = False) -> None:
         self.path = path
         self.compact = compact
-        self.index = bytearray((path / "index.bin").read_bytes())
         self.body: dict[str, Any] = json.loads((path / "manifest.json").read_bytes())
+        self.index = bytearray((path / self.body["index"]["name"]).read_bytes())
 
     @property
     def header(self) -> records.Header:
@@ -163,7 +164,7 @@ class Draft:
         """Write index and manifest, with all digests made right."""
         trailer = digest.of(bytes(self.index[:-8]))
         self.index[-8:] = struct.pack("<Q", trailer)
-        (self.path / "index.bin").write_bytes(self.index)
+        (self.path / self.body["index"]["name"]).write_bytes(self.index)
         entry = self.body["index"] | {
             "digest": digest.to_text(trailer),
             "length": len(self.index),
@@ -412,6 +413,25 @@ def second_places(draft: Draft, *, file: int = 4, offset: int = 0, kind: int = 2
     records_of_parts += [records.SecondPlaceRecord(0, 0)] * (pieces["parts"].record_count - 1)
     places = b"".join(place.pack() for place in records_of_parts)
     draft.rebuild([*pieces.values(), Piece(b"second_places", places, 16, 0)])
+
+
+def strong_digests(*, other: int | None = None) -> Change:
+    """Add the SHA-256 of all parts, tensors and shard bytes; of record `other` it is wrong."""
+
+    def change(draft: Draft) -> None:
+        files = [draft.path / entry["name"] for entry in draft.body["files"]]
+        digests = []
+        for kind in ("part", "tensor", "shard_bytes"):
+            for number in range(draft.sections[KINDS[kind][0]].record_count):
+                held = draft.get(kind, number)
+                length = getattr(held, "stored_length", None) or held.length
+                data = files[held.file].read_bytes()[held.offset : held.offset + length]
+                digests.append(hashlib.sha256(data).digest())
+        if other is not None:
+            digests[other] = bytes(32)
+        draft.rebuild([*draft.pieces(), Piece(b"strong_digests", b"".join(digests), 32, 0)])
+
+    return change
 
 
 def with_codecs(
