@@ -1,4 +1,4 @@
-"""The commands that look at a pack without changing anything: list, mount."""
+"""The commands for a pack that is there, and that move none of its bytes: list, rank, mount."""
 
 import contextlib
 import sys
@@ -6,7 +6,7 @@ import sys
 import click
 
 import moepack
-from moepack.cli.parameters import Length, OutputFolder, PathName
+from moepack.cli.parameters import InputFile, Length, OutputFolder, PathName
 from moepack.cli.terminal import complain, json_option, show
 from moepack.errors import MoepackError, RequestError
 from moepack.sizes import size_text
@@ -43,6 +43,29 @@ def list_(
     sys.stdout.writelines(lines)
     if not first and hottest is not None:
         complain("note", f"no blob fits into {size_text(hottest)}")
+
+
+@click.command()
+@click.argument("pack_path", type=PathName(), metavar="PACK")
+@click.option(
+    "--hotness",
+    "hotness_path",
+    required=True,
+    type=InputFile(),
+    metavar="FILE",
+    help="Counts, a trace, or an imatrix.",
+)
+@json_option
+def rank(pack_path: str, hotness_path: str, as_json: bool) -> None:
+    """Rank the experts of PACK anew, by other hotness; blobs stay where they are.
+
+    What is hottest decides what is pinned, warmed and listed first.
+
+    Example: moepack rank model.moepack --hotness new.csv
+    """
+    from moepack.report import pack_text
+
+    show(moepack.rank_pack(pack_path, hotness_path), as_json, pack_text.ranked)
 
 
 @click.command()

@@ -13,9 +13,9 @@ from moepack.errors import RequestError
 from moepack.format import records, sections
 from moepack.format.names import projection
 from moepack.hotness.model import Hotness
-from moepack.keys import ExpertKey
 from moepack.packing.layout import Layout
-from moepack.shape import CHUNK_FAMILY, ROUTED_FAMILY
+from moepack.packing.ranking import count_of, is_measured
+from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import align
 from moepack.source.dense import Dense, ShardRange, SourceTensor
 from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart
@@ -231,15 +231,20 @@ def make(
     the limits of the format.
     """
     families = _select(experts, layers)
-    measured_layers = {layer for layer, _ in hotness.counts} if hotness else set()
-    templates = _templates(families, layout, measured_layers)
+    templates = _templates(families, layout, hotness)
     in_source = [
         BlobKey(number, expert)
         for number, template in enumerate(templates)
         for expert in range(template.family.expert_count)
     ]
+    routed = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
     counts = {
-        blob: _count(templates[blob.template].family, experts, hotness, blob.expert)
+        blob: count_of(
+            templates[blob.template].family,
+            routed.get(templates[blob.template].family.layer),
+            hotness,
+            blob.expert,
+        )
         for blob in in_source
         if hotness and templates[blob.template].hotness_measured
     }
@@ -271,16 +276,8 @@ def _select(experts: Experts, layers: Sequence[int] | None) -> list[SourceFamily
     return [family for family in experts.families if family.layer in set(layers)]
 
 
-def _count(family: SourceFamily, experts: Experts, hotness: Hotness, expert: int) -> int:
-    """Return the hotness of one expert; a chunk expert's follows from those that it serves."""
-    if family.name == ROUTED_FAMILY:
-        return hotness.counts.get(ExpertKey(family.layer, expert), 0)
-    main = next(f for f in experts.families if f.layer == family.layer)
-    return hotness.chunk_count(family.layer, expert, main.expert_count // family.expert_count)
-
-
 def _templates(
-    families: list[SourceFamily], layout: Layout, measured_layers: set[int]
+    families: list[SourceFamily], layout: Layout, hotness: Hotness | None
 ) -> tuple[Template, ...]:
     templates: list[Template] = []
     main_counts = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
@@ -288,11 +285,7 @@ def _templates(
     for family in families:
         parts = tuple(sorted(family.parts, key=lambda part: _part_order(part, layout)))
         offsets, length = _offsets(parts, layout)
-        divides = family.name == ROUTED_FAMILY or (
-            family.name == CHUNK_FAMILY
-            and main_counts.get(family.layer, 1) % family.expert_count == 0
-        )
-        measured = family.layer in measured_layers and divides
+        measured = is_measured(family, main_counts.get(family.layer), hotness)
         templates.append(Template(family, parts, offsets, length, blob, part, measured))
         blob += family.expert_count
         part += family.expert_count * len(parts)

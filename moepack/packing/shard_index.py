@@ -153,15 +153,9 @@ def _link_names(count: int) -> list[str]:
 
 
 def _link_target(path: Path, shard: Path) -> str:
-    """Return what the link to a shard says.
-
-    Relative where both lie in one folder or the shard deeper, so that they can be moved together.
-    """
+    """Return what the link to a shard says: a relative path, so that both can be moved together."""
     # The folders' real paths, since a link is followed from there; a link to a shard stays one.
-    shard, folder = shard.parent.resolve() / shard.name, path.resolve()
-    if shard.is_relative_to(folder.parent):
-        return os.path.relpath(shard, folder)
-    return os.fspath(shard)
+    return os.path.relpath(shard.parent.resolve() / shard.name, path.resolve())
 
 
 @contextlib.contextmanager
