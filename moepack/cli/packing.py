@@ -84,6 +84,7 @@ def _directory_option(help_text: str, *, required: bool = True) -> Callable[[Com
 @click.option("--layers", "layer_text", metavar="LIST", help="Only experts of these layers: 0-3,7.")
 @click.option("--no-mtp", is_flag=True, help="Leave out multi-token-prediction layers.")
 @click.option("--sha256", is_flag=True, help="Note the SHA-256 of each shard, to restore by.")
+@click.option("--strong", is_flag=True, help="Add a SHA-256 of each part, tensor and header.")
 @click.option("--in-place", is_flag=True, help="Turn the shards themselves into the pack.")
 @click.option("--yes-delete-source", "confirmed", is_flag=True, help="Do not ask before that.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
@@ -103,6 +104,7 @@ def pack(
     layer_text: str | None,
     no_mtp: bool,
     sha256: bool,
+    strong: bool,
     in_place: bool,
     confirmed: bool,
     dry_run: bool,
@@ -141,6 +143,7 @@ def pack(
         mtp=not no_mtp,
         experts_only=experts_only,
         sha256=sha256,
+        strong=strong,
         in_place=in_place,
         resume=resume,
         recover=recover,

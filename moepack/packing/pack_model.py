@@ -41,6 +41,7 @@ def pack_model(
     experts_only: bool = False,
     alignment: int | None = None,
     sha256: bool = False,
+    strong: bool = False,
     dry_run: bool = False,
     resume: bool = False,
     in_place: bool = False,
@@ -56,7 +57,8 @@ def pack_model(
     or an imatrix. `layers` names those to pack (`0-3,7`, or numbers), None for all; without `mtp`
     those for multi-token prediction are left out. With `experts_only` the dense part and the
     shards' headers are left out. `sha256` reads the source once more and notes the SHA-256 of its
-    shards, so that restoring them can be proven without them.
+    shards, so that restoring them can be proven without them; `strong` reads the pack once more
+    and adds a SHA-256 of each part, tensor and header, and of the index.
 
     `in_place` turns the shards into the pack, with room for little more than a layer: they are gone
     then, and `restore` brings them back. With `resume` all that it takes is in `target`: `source`
@@ -71,6 +73,9 @@ def pack_model(
 
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
+    if in_place and strong:
+        hint = "pack without one of them"
+        raise RequestError("strong digests are not written in place", hint=hint)
     if in_place and resume:
         return _resumed_in_place(source, target, recover, threads, progress)
     if source is None:
@@ -110,7 +115,14 @@ def pack_model(
         written, resumed = plan.data_length, 0
     else:
         _, written, resumed = packer.pack(
-            model, described, plan, target, resume=resume, threads=threads, progress=progress
+            model,
+            described,
+            plan,
+            target,
+            resume=resume,
+            strong=strong,
+            threads=threads,
+            progress=progress,
         )
     seconds = time.monotonic() - began
     return replace(summary, written_length=written, resumed_file_count=resumed, seconds=seconds)

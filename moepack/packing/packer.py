@@ -20,6 +20,7 @@ stands for; from then on it is watched as the new ones are. `verify` proves the 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ from moepack.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.format import manifest
 from moepack.format.names import JOURNAL_NAME
 from moepack.format.source_entry import SourceEntry
-from moepack.packing import index_encoder
+from moepack.packing import index_encoder, strong_digests
 from moepack.packing.journal import Journal, open_journal
 from moepack.packing.plan import Plan
 from moepack.packing.target_directory import WatchedFiles, prepare
@@ -64,15 +65,17 @@ def pack(
     target: str | os.PathLike[str],
     *,
     resume: bool = False,
+    strong: bool = False,
     threads: int = DEFAULT_THREADS,
     progress: Progress | None = None,
 ) -> PackResult:
     """Write the pack that `plan` describes into the directory `target`.
 
-    `described` is the source as the manifest will state it. `progress` is called from one thread at
-    a time. Raises RequestError for an existing target, SourceError for a source that fails or
-    changes, MachineError for a machine that cannot (no space, a failing device), and leaves then
-    what `resume` can continue from.
+    With `strong` everything that was written is read once more, and has a SHA-256 in the index, and
+    the index has one in the manifest. `described` is the source as the manifest will state it.
+    `progress` is called from one thread at a time. Raises RequestError for an existing target,
+    SourceError for a source that fails or changes, MachineError for a machine that cannot (no
+    space, a failing device), and leaves then what `resume` can continue from.
     """
     path = Path(target)
     with _translated(path):
@@ -82,7 +85,7 @@ def pack(
         try:
             unfinished.begin(resume)
             result = unfinished.write_files(threads, progress)
-            unfinished.commit()
+            unfinished.commit(threads if strong else None)
         except BaseException as error:
             unfinished.abandon(error)
             raise
@@ -215,14 +218,22 @@ class _UnfinishedPack:
                     hint="let nothing else write there, and run the same command with --resume",
                 )
 
-    def commit(self) -> None:
-        """Write index and manifest; the rename of the manifest is the commit."""
+    def commit(self, strong_threads: int | None) -> None:
+        """Write index and manifest; the rename of the manifest is the commit.
+
+        In so many threads strong digests are computed before; None for none.
+        """
         self._check_unchanged()
         digests = {name: file.digests for name, file in self.journal.finished.items()}
         index = index_encoder.encode(self.plan, digests)
+        if strong_threads is not None:
+            paths = [self.path / name for name in self.files]
+            index = strong_digests.add(index, paths, strong_threads)
         write_synced(self.path / manifest.INDEX_NAME, index)
         temporary = self.path / _TEMPORARY_NAME
-        write_synced(temporary, encode_manifest(self.plan, self.described, index))
+        write_synced(
+            temporary, encode_manifest(self.plan, self.described, index, strong_threads is not None)
+        )
         sync_directory(self.path)
         temporary.rename(self.path / manifest.NAME)
         self._settle()
@@ -263,8 +274,16 @@ class _UnfinishedPack:
             error.add_note(hint)
 
 
-def encode_manifest(plan: Plan, described: SourceEntry, index: bytes) -> bytes:
-    """Return the bytes of the manifest of the pack that `plan` describes, with that index."""
+def encode_manifest(
+    plan: Plan, described: SourceEntry, index: bytes, strong: bool = False
+) -> bytes:
+    """Return the bytes of the manifest of the pack that `plan` describes, with that index.
+
+    With `strong` it has the SHA-256 of the index.
+    """
+    entry = manifest.describe_index(index)
+    if strong:
+        entry = entry._replace(sha256=hashlib.sha256(index).hexdigest())
     held = manifest.Manifest(
         tool=TOOL,
         is_whole=plan.is_whole,
@@ -272,7 +291,7 @@ def encode_manifest(plan: Plan, described: SourceEntry, index: bytes) -> bytes:
         layout=plan.layout.to_json(),
         hotness=plan.hotness_to_json(),
         layers=None if plan.layers is None else list(plan.layers),
-        index_entry=manifest.describe_index(index),
+        index_entry=entry,
         files=tuple(manifest.FileEntry(file.name, file.length) for file in plan.new_files()),
     )
     return manifest.encode(held)
