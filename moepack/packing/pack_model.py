@@ -78,14 +78,7 @@ def pack_model(
         raise RequestError("strong digests are not written in place", hint=hint)
     if in_place and resume:
         return _resumed_in_place(source, target, recover, threads, progress)
-    if source is None:
-        raise RequestError("no source given")
-    try:
-        model = open_source(source)
-    except SourceError:
-        if is_unfinished(Path(target)):  # it may have the shards
-            check_existing(Path(target), resume)
-        raise
+    model = _opened(source, Path(target), resume)
     experts = find_experts(model)
     shape = shape_of(model, experts)
     chosen = layout if isinstance(layout, Layout) else load(layout)
@@ -126,6 +119,17 @@ def pack_model(
         )
     seconds = time.monotonic() - began
     return replace(summary, written_length=written, resumed_file_count=resumed, seconds=seconds)
+
+
+def _opened(source: PathOrPaths | None, target: Path, resume: bool) -> Source:
+    if source is None:
+        raise RequestError("no source given")
+    try:
+        return open_source(source)
+    except SourceError:
+        if is_unfinished(target):  # it may have the shards
+            check_existing(target, resume)
+        raise
 
 
 def _in_place_facts(
