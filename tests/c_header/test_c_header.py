@@ -120,8 +120,8 @@ def test_a_call_that_fails_is_an_error_and_leaves_nothing_behind(
     assert [
         line.partition(" cannot ")[2].partition(":")[0] for line in run.stdout.splitlines()
     ] == [
-        *("allocate memory", "find", "open", "prepare", "prepare", "map"),
-        *("allocate memory", "allocate memory"),
+        *("allocate memory", "open", "prepare", "prepare", "allocate memory"),
+        *("open", "prepare", "prepare", "map", "allocate memory", "allocate memory"),
         *(("open", "prepare", "prepare", "allocate memory") if either.name == "index" else ()),
     ]
 
@@ -207,7 +207,7 @@ def test_symbolic_links_are_followed_and_a_long_path_is_an_error(
     linked, long, odd, file = c_says(program, "list", paths)
     assert linked == python_says(small, reads=True)
     assert long.refusal == "BUFFER manifest.json: the path is too long"
-    assert odd.refusal == "SYSTEM manifest.json: cannot find: File name too long"
+    assert odd.refusal == "SYSTEM manifest.json: cannot open: File name too long"
     assert file.refusal.startswith("NOT_A_PACK manifest.json: ")
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.broken_packs import INDEX_RULES, VERIFIERS_RULES
-from tests.support.c_readers import Case, c_says, drafts, python_says
+from tests.support.c_compiler import HAS_ZSTD
+from tests.support.c_drafts import codecs, each, second_file, stored_in
+from tests.support.c_readers import Case, Verdict, c_says, drafts, python_says
 from tests.support.pack_draft import (
     Change,
     Draft,
@@ -18,6 +20,7 @@ from tests.support.pack_draft import (
     record,
     renamed,
     section,
+    without,
     without_blobs,
 )
 
@@ -81,6 +84,32 @@ def second_family(draft: Draft, name: bytes) -> None:
         draft.set("part_kind", number, name=b"%d.weight" % number)
 
 
+def directory_to(end: int) -> Change:
+    """Let the directory end at a byte, by a longer header."""
+
+    def change(draft: Draft) -> None:
+        pieces = draft.pieces()
+        draft.rebuild(pieces, header_more=bytes(end - 56 - 48 * len(pieces)))
+
+    return change
+
+
+def swapped(first: str, second: str) -> Change:
+    """Let two sections change places."""
+
+    def change(draft: Draft) -> None:
+        pieces = draft.pieces()
+        one, two = draft.number_of(first), draft.number_of(second)
+        pieces[one], pieces[two] = pieces[two], pieces[one]
+        draft.rebuild(pieces)
+
+    return change
+
+
+def new_section_first(draft: Draft) -> None:
+    draft.rebuild([Piece(b"x", bytes(8), 8, 0), *draft.pieces()])
+
+
 def other_names(draft: Draft) -> None:
     for number, name in enumerate(("a" * 255, "con-.bin", "com10")):
         (draft.path / draft.body["files"][number]["name"]).rename(draft.path / name)
@@ -139,7 +168,7 @@ MORE_RULES = [
         for name in (
             *(b"a\x80", b"\xc3", b"\xc3a", b"\xe2\x82", b"\xf0\x9f\x98", b"\xc0\x80", b"\xc1\xbf"),
             *(b"\xe0\x9f\xbf", b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf8\x88\x80\x80\x80"),
-            *(b"\xed\xa0\x80", b"\xed\xbf\xbf", b"\xfe", b"x" * 62 + b"\xc3"),
+            *(b"\xed\xa0\x80", b"\xed\xbf\xbf", b"\xfe", b"x" * 254 + b"\xc3", b"x" * 256),
         )
     ),
     *(
@@ -158,7 +187,7 @@ MORE_RULES = [
         Case(f"records of {name} of {length}", section(name, record_length=length), "record_length")
         for name, length in (
             *(("files", 0), ("files", 65537), ("ranks", 2), ("ranks", 6), ("blobs", 36)),
-            *(("tensors", 176), ("shard_bytes", 32), ("part_kinds", 148)),
+            *(("tensors", 368), ("shard_bytes", 32), ("part_kinds", 148)),
         )
     ),
     *(
@@ -170,6 +199,64 @@ MORE_RULES = [
         for count, length in (((1 << 64) - 1, 1), (1 << 62, 4), (1 << 60, 16), (99, 1))
     ),
     Case("no slices for tensors of their own", own_tensors(0), "slices"),
+    Case("layer 65,536", record("family", 1, layer=65536), "family 1: layer: expected less"),
+    Case("a directory up to byte 65,544", directory_to(65544), "directory: expected its end at"),
+    *(
+        Case(f"a {what} of shard 16,384", record(kind, 0, shard=16384), "shard: expected less than")
+        for kind, what in {"part_kind": "part", "tensor": "tensor"}.items()
+    ),
+    *(
+        Case(f"{first} before {second}", swapped(first, second), "directory: section ")
+        for first, second in (("families", "files"), ("part_kinds", "families"), ("blobs", "files"))
+    ),
+    Case("a new section first", new_section_first, "directory: section 0: expected files, found x"),
+    *(
+        Case(f"{count:,} {name}", section(name, record_count=count), f"{name}: record_count")
+        for name, count in {"blobs": 4194305, "parts": 16777217, "ranks": 4194305}.items()
+    ),
+    Case(
+        "16,777,217 slices",
+        all_of(own_tensors(), section("slices", record_count=16777217)),
+        "slices: record_count",
+    ),
+    # Codecs, and what has a record for each part.
+    Case("codecs that may be ignored", codecs(b"zstd", flags=0), "codecs: flags: expected 1"),
+    Case("no codec in their section", codecs(), "codecs: record_count: expected 1 to 64, found 0"),
+    Case("65 codecs", codecs(*[b"zstd"] * 65), "codecs: record_count: expected 1 to 64, found 65"),
+    Case("a codec of 32 bytes", codecs(b"z" * 32), "codec 0: name: expected 1 to 31"),
+    Case("a codec without a name", codecs(b"zstd", b""), "codec 1: name: expected 1 to 31"),
+    Case("codecs alone", all_of(codecs(b"zstd"), without("stored_digests")), "stored_digests: the"),
+    *(
+        Case(f"{more} to {name}", each(name.encode(), length, more=more), f"{name}: record_count")
+        for name, length in {"stored_digests": 8, "second_places": 16, "strong_digests": 32}.items()
+        for more in (-1, 1)
+    ),
+    Case(
+        "as many strong digests as parts", each(b"strong_digests", 32), "parts, tensors and shard"
+    ),
+    Case("codec 2 of 1", stored_in(31, codec=2), "codec: expected up to 1, found 2"),
+    *(
+        Case(f"32 bytes in {length}", stored_in(length), "stored_length: expected 1 or more and")
+        for length in (0, 32, 33, (1 << 64) - 1)
+    ),
+    Case("31 bytes without a codec", stored_in(31, codec=0), "stored_length: expected 32 as its"),
+    Case(
+        "a codec in a shard", all_of(stored_in(31), without_blobs), "codec: expected 0 in a shard"
+    ),
+    # Files of second places.
+    Case("a file of kind 3", record("file", 0, kind=3), "file 0: kind: expected 0 (data), 1"),
+    Case("a blob in one", record("file", 0, kind=2), "blob 0: file: expected a data file, found 0"),
+    Case("a tensor in one", record("file", 2, kind=2), "file: expected one of kind 0 or 1"),
+    Case(
+        "a part in one",
+        lambda draft: without_blobs(draft, kind=2),
+        "there is no blob, and file 0 is no shard",
+    ),
+    Case(
+        "shard bytes in one",
+        all_of(second_file, without_blobs, record("shard_bytes", 0, file=3, length=8, offset=0)),
+        "shard_bytes 0: file: expected one of kind 0 or 1, found 3 of kind 2",
+    ),
     Case("the last layer first", record("family", 0, layer=7), "families: layer 1 stands behind"),
     Case(
         "two families of a layer, one name",
@@ -188,7 +275,7 @@ ALLOWED = [
     Case("a shape of one dimension", kind(1, dimension_count=1, ne0=(1 << 63) - 1, ne1=0)),
     Case("a shape of none", kind(1, dimension_count=0, ne0=0, ne1=0)),
     Case("the largest product", kind(1, ne0=(1 << 63) - 1, ne1=1)),
-    Case("the last of all layers", record("family", 1, layer=(1 << 32) - 1)),
+    Case("the last of all layers", record("family", 1, layer=65535)),
     Case("two families", lambda draft: second_family(draft, b"-._")),
     Case("the longest family", record("family", 1, name=b"n" * 31)),
     Case("the longest names", kind(1, name=b"n" * 63, type_name=b"t" * 23)),
@@ -198,7 +285,7 @@ ALLOWED = [
     Case("names of files that look like devices", other_names),
     Case("files whose digests are not known", record("file", 0, flags=1)),
     Case("blobs, and experts without one", without_blobs),
-    Case("the last shard", kind(0, shard=(1 << 16) - 1, shard_offset=(1 << 63) - 65)),
+    Case("the last shard", kind(0, shard=(1 << 14) - 1, shard_offset=(1 << 63) - 65)),
     Case("tensors of their own", own_tensors()),
     Case("more slices than are asked for", own_tensors(9)),
     Case("an unknown optional section", added(Piece(b"slices2", b"", 3, 0))),
@@ -209,17 +296,26 @@ ALLOWED = [
     Case("one of four dimensions", tensor(dimension_count=4, ne1=1, ne2=1, ne3=(1 << 61) - 1)),
     Case("one of none", tensor(dimension_count=0, ne0=0)),
     Case("one with an inferred type", tensor(flags=1, type_id=99)),
-    Case("one from the end of a shard", tensor(shard=65535, shard_offset=(1 << 63) - 17)),
+    Case("a directory up to byte 65,536", directory_to(65536)),
+    Case("blobs behind parts", swapped("blobs", "parts")),
+    Case("a second place in a file that is missing", second_file),
+    Case("second places, none of them used", each(b"second_places", 16)),
+    Case("stored digests without codecs", each(b"stored_digests", 8)),
+    Case("strong digests", each(b"strong_digests", 32, of=("parts", "tensors", "shard_bytes"))),
+    Case("64 codecs, which nothing uses", codecs(*[b"zstd"] * 64)),
+    Case("a part stored in 31 bytes", stored_in(31)),
+    Case("another in 1", stored_in(1, 7)),
+    Case("one from the end of a shard", tensor(shard=16383, shard_offset=(1 << 63) - 17)),
     *(
         Case(f"one called {name!r}", tensor(name=name.encode()), "")
         for name in (
-            "x" * 63,
+            "x" * 255,
             "a b\n\x7f",
             "\x80\u07ff",
             "\u0800\ud7ff\ue000\uffff",
             "\U00010000",
             "\U0010ffff",
-            "x" * 61 + "é",
+            "x" * 253 + "é",
             "token_embd.weight2",
             "token_embd",
         )
@@ -238,7 +334,7 @@ ALL_RULES = [
         with_a_shard(rule) if rule.name.startswith("shard bytes") else rule
         for group, rules in INDEX_RULES.items()
         for rule in rules
-        if group != "cross"
+        if group != "cross" and not rule.place.startswith("second place ")  # which it does not use
     ),
     *MORE_RULES,
 ]
@@ -250,6 +346,8 @@ def test_each_rule_of_the_index_is_kept_by_the_c_reader(
     paths = drafts(small, tmp_path, ALL_RULES)
     verdicts = c_says(program, "check", paths)
     for rule, path, verdict in zip(ALL_RULES, paths, verdicts, strict=True):
+        if is_for_zstd(verdict):
+            continue
         code = verdict.refusal.partition(" ")[0]
         assert code == expected_code(rule), rule.name
         assert not isinstance(rule, Case) or rule.words in verdict.refusal, rule.name
@@ -260,10 +358,16 @@ def test_each_rule_of_the_index_is_kept_by_the_c_reader(
     assert len({verdict.refusal for verdict in verdicts}) > 0.8 * len(verdicts)
 
 
+def is_for_zstd(verdict: Verdict) -> bool:
+    """Return whether a pack was refused at once as there is no zstd for C here."""
+    return not HAS_ZSTD and "needs the codec 'zstd'" in verdict.refusal
+
+
 def expected_code(rule: Rule | Case) -> str:
     if rule.name.startswith("version"):
         return "VERSION"
-    return "FEATURE" if "needs the section" in rule.words else "DAMAGED"
+    is_unknown = "needs the section" in rule.words or "needs the codec" in rule.words
+    return "FEATURE" if is_unknown else "DAMAGED"
 
 
 def test_shard_bytes_are_nobodys_concern_in_a_pack_of_blobs(
@@ -282,5 +386,7 @@ def test_what_a_reader_does_not_need_and_what_is_allowed_is_read(
     rules: list[Rule | Case] = [*VERIFIERS_RULES, *ALLOWED]
     paths = drafts(small, tmp_path, rules)
     for rule, path, verdict in zip(rules, paths, c_says(program, "check", paths), strict=True):
+        if is_for_zstd(verdict):
+            continue
         assert verdict.refusal == "", rule.name
         assert verdict == python_says(path), rule.name
