@@ -6,6 +6,8 @@ surrogates, and in how deep they go. The rules bind values that no reader looks 
 
 import json
 import math
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NoReturn
 
 MAX_DEPTH = 64
@@ -30,25 +32,25 @@ def parse(data: bytes) -> Any:
     return value
 
 
+_END = object()
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 def _check_depth_and_texts(value: Any) -> None:
-    pending = [(value, 1)]
-    while pending:
-        value, depth = pending.pop()
-        if isinstance(value, str):
-            _check_text(value)
-            continue
-        if not isinstance(value, dict | list):
-            continue
-        if depth > MAX_DEPTH:
-            raise ValueError(_TOO_DEEP)
-        if isinstance(value, dict):
-            for key in value:
-                _check_text(key)
-        inner = value.values() if isinstance(value, dict) else value
-        pending += [(item, depth + 1) for item in inner]
+    # What is left of each object and list that is open: no more values at a time than levels.
+    levels: list[Iterator[Any]] = [iter((value,))]
+    while levels:
+        inner = next(levels[-1], _END)
+        if inner is _END:
+            levels.pop()
+        elif isinstance(inner, str):
+            _check_text(inner)
+        elif isinstance(inner, dict | list):
+            if len(levels) > MAX_DEPTH:
+                raise ValueError(_TOO_DEEP)
+            levels.append(
+                iter(inner) if isinstance(inner, list) else chain.from_iterable(inner.items())
+            )
 
 
 def _check_text(text: str) -> None:

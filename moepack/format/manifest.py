@@ -17,7 +17,7 @@ from moepack.sizes import divide_up
 
 NAME = "manifest.json"
 INDEX_NAME = "index.bin"
-MAX_LENGTH = 16 << 20
+MAX_LENGTH = 8 << 20
 PAGE_LENGTH = 64 << 10
 FORMAT = "moepack"
 

@@ -31,7 +31,7 @@ MAX_EXPERTS = 1 << 16
 MAX_BLOBS = 1 << 22
 MAX_PARTS = 1 << 24
 MAX_TENSORS = 1 << 20
-MAX_SHARDS = 1 << 14
+MAX_SHARDS = 1 << 12
 MAX_CODECS = 64
 MAX_ALIGNMENT = 1 << 30
 MAX_LENGTH = (1 << 63) - 1
@@ -293,3 +293,5 @@ COUNTS = {
 FIRST_SECTIONS = ("files", "families", "part_kinds")
 """These stand first: with the directory they say where everything else is."""
 NEEDED_SECTIONS = ("files", "families", "part_kinds", "blobs", "parts", "ranks")
+REQUIRED_SECTIONS = (*NEEDED_SECTIONS, "codecs")
+"""Those that a writer flags as required where they are."""

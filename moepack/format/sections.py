@@ -53,7 +53,7 @@ def place(counts: Mapping[str, int]) -> Directory:
     directory_length = len(counts) * records.SectionRecord.LAYOUT.size
     position = align(records.Header.LAYOUT.size + directory_length, records.SECTION_ALIGNMENT)
     for name, count in counts.items():
-        is_required = name in records.NEEDED_SECTIONS
+        is_required = name in records.REQUIRED_SECTIONS
         section = Section(name, position, count, records.RECORD_LENGTHS[name], is_required)
         sections[name] = section
         position = align(section.end, records.SECTION_ALIGNMENT)

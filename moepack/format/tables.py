@@ -82,6 +82,9 @@ def read_files(data: Any, directory: Directory, path: str) -> tuple[DataFile, ..
     files = tuple(decoder.file(number) for number in range(directory["files"].record_count))
     if len({file.name.lower() for file in files}) != len(files):
         decoder.fail("files", "two files have the same name")
+    seconds = [file.is_second for file in files]
+    if seconds != sorted(seconds):
+        decoder.fail("files", "a file of second places stands before another")
     return files
 
 

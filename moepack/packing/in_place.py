@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.format import manifest
 from moepack.format.names import IN_PLACE_NAME
 from moepack.format.source_entry import SourceEntry
@@ -266,6 +266,9 @@ def _restore_whole(
     if folder is None:
         raise RequestError("no folder is given for the shards", hint="name one with --output")
     with Pack(path) as pack:
+        if any(file.is_second for file in pack.index.files):
+            hint = "restore without --in-place"
+            raise PackError("has files of second places, which stay behind", path=path, hint=hint)
         maps = map_shards(pack)
         units = Units(maps, file_lengths(pack.index), unit_length(pack.index))
         files = pack.file_paths

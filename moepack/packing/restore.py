@@ -14,6 +14,7 @@ from pathlib import Path
 
 from moepack.errors import PackError, RequestError
 from moepack.format import manifest
+from moepack.format.index import Index
 from moepack.format.source_entry import ShardEntry
 from moepack.format.tables import DataFile
 from moepack.packing.in_place import restore_in_place, settle
@@ -90,7 +91,10 @@ def restore(
         make_folder(folder)
         result = write_whole_files(
             folder,
-            [NewFile(shard.name, shard.length, partial(_extents, shard)) for shard in shards],
+            [
+                NewFile(shard.name, shard.length, partial(_extents, shard, opened.index))
+                for shard in shards
+            ],
             opened.file_paths,
             check=partial(_check_sha256, entries),
             resume=resume,
@@ -136,10 +140,22 @@ def _restore_in_place(
     )
 
 
-def _extents(shard: ShardMap) -> Iterable[Extent]:
+def _extents(shard: ShardMap, index: Index) -> Iterable[Extent]:
+    """Yield what a shard consists of.
+
+    Where the pack has the shard as it is, the bytes between pieces are those that stand there.
+    """
+    first = shard.pieces[0]  # the header
+    as_it_is = first.file if index.files[first.file].is_shard else None
+    position = 0
     for piece in shard.pieces:
+        if as_it_is is not None and piece.shard_offset > position:
+            yield Extent(position, piece.shard_offset - position, as_it_is, position)
         place = (piece.shard_offset, piece.length, piece.file, piece.offset)
         yield Extent(*place, piece.digest, piece.label)
+        position = piece.end
+    if as_it_is is not None and shard.length > position:
+        yield Extent(position, shard.length - position, as_it_is, position)
 
 
 def _check_sha256(entries: dict[str, ShardEntry], path: Path, name: str) -> None:

@@ -14,6 +14,7 @@ from moepack import digest
 from moepack.errors import MachineError, MoepackError, SourceError
 from moepack.packing.units import Piece, Unit
 from moepack.reading.shard_map import ShardMap
+from moepack.sizes import gaps
 from moepack.storage.atomic import sync_directory
 from moepack.storage.regular_file import open_regular
 
@@ -169,9 +170,9 @@ class ShardSide(Side):
     def round_off(self, file: int, mapped: ShardMap) -> None:
         """Put right what of a shard is no piece of it: zeros between them, and its length."""
         os.ftruncate(self.descriptor(file), mapped.length)
-        gaps = list(_gaps(0, mapped.length, ((p.shard_offset, p.end) for p in mapped.pieces)))
-        if not self._is_zero(file, gaps):
-            self._fill_with_zeros(file, gaps)
+        padding = list(gaps(0, mapped.length, ((p.shard_offset, p.end) for p in mapped.pieces)))
+        if not self._is_zero(file, padding):
+            self._fill_with_zeros(file, padding)
             self.sync({file})
 
 
@@ -214,14 +215,4 @@ class PackSide(Side):
 
 
 def _padding(unit: Unit) -> Iterator[tuple[int, int]]:
-    return _gaps(unit.start, unit.end, ((piece.offset, piece.end) for piece in unit.pieces))
-
-
-def _gaps(start: int, end: int, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield what lies between `start` and `end` and in none of `ranges`, which rise."""
-    for range_start, range_end in ranges:
-        if range_start > start:
-            yield start, range_start
-        start = range_end
-    if end > start:
-        yield start, end
+    return gaps(unit.start, unit.end, ((piece.offset, piece.end) for piece in unit.pieces))

@@ -63,7 +63,7 @@ class Pack(Catalog):
         super().__init__(
             shards[0] if shards else folder,
             index,
-            shards or [folder / file.name for file in index.files],
+            shards or [folder / file.name for file in index.files if not file.is_second],
         )
         check_shards(index, self.file_paths)
 

@@ -1,5 +1,6 @@
 """Whether manifest and index belong together: what both say has to be the same."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,14 @@ def _check_bytes(data: memoryview, is_decoded: bool, entry: IndexEntry, findings
     elif is_decoded and not is_sound:
         message = "its trailer is not the digest of the bytes before it"
         findings.add("index", message, file=entry.name)
-    is_right = is_sound and is_described
+    if not is_described or not is_decoded:
+        return
+    is_right = is_sound
+    if is_right and entry.sha256 is not None:
+        sha256 = hashlib.sha256(data).hexdigest()
+        if sha256 != entry.sha256:
+            message = f"the SHA-256 of {entry.name} is {sha256}, index.sha256 is {entry.sha256}"
+            findings.add("manifest", message, file=manifest.NAME)
     kind, file = ("manifest", manifest.NAME) if is_right else ("index", entry.name)
     for number, expected in enumerate(entry.page_digests or ()):
         start = number * manifest.PAGE_LENGTH

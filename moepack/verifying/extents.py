@@ -22,7 +22,8 @@ class Extent(NamedTuple):
 
     `offset` counts from the start of the file, `length` is bytes. `digest` is None where it is not
     known, `source` where these bytes are not to be compared; `sha256` is what the manifest says of
-    a shard's header. Tensors have no layer, expert and part; bytes of a shard have no name at all.
+    a shard's header, in hexadecimal digits, and `strong` what the index says. Tensors have no
+    layer, expert and part; bytes of a shard have no name at all.
     """
 
     offset: int
@@ -34,6 +35,7 @@ class Extent(NamedTuple):
     tensor: str | None = None
     source: SourceRange | None = None
     sha256: str | None = None
+    strong: bytes | None = None
 
     @property
     def end(self) -> int:

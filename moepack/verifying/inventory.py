@@ -124,6 +124,8 @@ class _Inventory:
                 self.findings.add_error("record", error, part=kind.name, **where)
                 continue
             extent = self.part_extent(family, kind, expert, part)
+            extent = extent._replace(strong=self.index.strong_digest(first + step))
+            self.second_place(first + step, kind, extent, number)
             if blob.length and self.is_inside(extent, part, blob, before):
                 inside.append(extent)
                 before = part
@@ -135,6 +137,21 @@ class _Inventory:
             inside.sort(key=lambda extent: extent.offset)
             end = blob.offset + blob.length
             self.add(blob.file, Item(blob.offset, end, number, tuple(inside)))
+
+    def second_place(self, part: int, kind: PartKind, extent: Extent, blob: int) -> None:
+        """Add the second place of a part, if it has one."""
+        where: Where = {"layer": extent.layer, "expert": extent.expert, "part": extent.part}
+        try:
+            second = self.index.second_place(part, kind)
+        except PackError as error:
+            self.findings.add_error("record", error, **where)
+            return
+        if second is None:
+            return
+        file, offset = second
+        again = extent._replace(offset=offset, source=None, strong=None)
+        self.places[file].append(Place(offset, again.end, "part", where))
+        self.add(file, Item(offset, again.end, blob, (again,)))
 
     def part_extent(
         self, family: PackedFamily, kind: PartKind, expert: int, part: PartRecord
@@ -214,6 +231,7 @@ class _Inventory:
             digest=self.index.files[tensor.file].known(tensor.digest),
             tensor=tensor.name,
             source=self.sources.tensor(tensor),
+            strong=self.index.strong_digest(self.index.part_count + number),
         )
         self.add_dense(tensor.file, extent, self.index.blob_count + number, where)
 
@@ -229,6 +247,9 @@ class _Inventory:
             digest=held.digest,
             source=self.sources.shard_bytes(held),
             sha256=self.headers.get((held.shard, held.shard_offset, held.length)),
+            strong=self.index.strong_digest(
+                self.index.part_count + self.index.tensor_count + number
+            ),
         )
         self.add_dense(held.file, extent, None, {})
 
@@ -254,9 +275,12 @@ class _Inventory:
         for rank in range(self.index.blob_count):
             try:
                 number = self.index.blob_at_rank(rank)
-                blob = BlobRecord(*self.index.blob(number))
             except PackError as error:
                 self.findings.add_error("rank", error, file=os.path.basename(self.index.path))
+                continue
+            try:
+                blob = BlobRecord(*self.index.blob(number))
+            except PackError:  # found with its expert
                 continue
             if blob.rank != rank:
                 self.find_rank(
@@ -283,7 +307,7 @@ class _Inventory:
 
             check_apart(self.places[number], overlaps)
             alignment = self.alignments[number]
-            if not file.is_shard and file.length % alignment:
+            if file.has_blobs and file.length % alignment:
                 message = f"its length is not aligned: {file.length:,} is no multiple of "
                 self.findings.add("record", f"{message}{alignment:,}", file=file.name)
 

@@ -187,7 +187,8 @@ class _Reader:
 
     def _check_extent(self, run: Run, extent: Extent) -> None:
         computed = None if extent.digest is None else digest.stream()
-        sha256 = None if extent.sha256 is None else hashlib.sha256()
+        has_sha256 = extent.sha256 is not None or extent.strong is not None
+        sha256 = hashlib.sha256() if has_sha256 else None
         source = extent.source
         for at in range(0, extent.length, PIECE_LENGTH):
             length = min(extent.length - at, PIECE_LENGTH)
@@ -203,9 +204,18 @@ class _Reader:
             message = f"its digest is {digest.to_text(computed.intdigest())}, "
             message += f"the index says {digest.to_text(extent.digest)}"
             self._find("digest", message, run, extent, offset=extent.offset)
-        elif sha256 is not None and sha256.hexdigest() != extent.sha256:
-            message = f"the SHA-256 of this header is {sha256.hexdigest()}, the manifest says "
+        elif sha256 is not None:
+            self._check_sha256(run, extent, sha256.digest())
+
+    def _check_sha256(self, run: Run, extent: Extent, computed: bytes) -> None:
+        """Compare a SHA-256 with those that manifest and index say."""
+        if extent.sha256 not in (None, computed.hex()):
+            message = f"the SHA-256 of this header is {computed.hex()}, the manifest says "
             self._find("manifest", message + f"{extent.sha256}", run, extent, offset=extent.offset)
+        if extent.strong not in (None, computed):
+            assert extent.strong is not None
+            message = f"its SHA-256 is {computed.hex()}, the index says {extent.strong.hex()}"
+            self._find("digest", message, run, extent, offset=extent.offset)
 
     def _is_same(self, run: Run, extent: Extent, source: SourceRange, at: int, length: int) -> bool:
         """Compare the piece at `at` with the source; report the first byte that differs."""

@@ -6,7 +6,8 @@ and stops at none, as long as the manifest and the tables of the index can be re
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,17 +15,21 @@ from moepack.errors import MachineError, PackError, RequestError, is_shortage
 from moepack.format import manifest
 from moepack.format.index import Index
 from moepack.format.manifest import Manifest
+from moepack.format.source_entry import ShardEntry
 from moepack.paths import PathOrPaths, listed
 from moepack.reading.directory import read_manifest
+from moepack.reading.shard_map import ShardMap, map_shards
+from moepack.sizes import gaps
 from moepack.source.shards import find_shards
 from moepack.storage.regular_file import open_regular
-from moepack.storage.thread_pool import ThreadPool
+from moepack.storage.thread_pool import ThreadPool, run_each
 from moepack.verifying import agreement, headline, inventory, origins, scope
 from moepack.verifying.comparison import Comparison, sha256_of
 from moepack.verifying.extents import Item, Run, cut, item_runs, whole_runs
 from moepack.verifying.report import Findings, Report
 from moepack.verifying.scan import Gap, Scan
 from moepack.verifying.scope import Scope
+from moepack.verifying.shard_sha256 import sha256_of_shard
 from moepack.verifying.witness import Witness, hear
 
 DEFAULT_THREADS = 4
@@ -112,6 +117,15 @@ def _witness(source: PathOrPaths) -> Witness:
     return hear(paths, sort=len(listed(source)) > 1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What describes a pack."""
+
+    path: Path
+    manifest: Manifest
+    index: Index
+
+
 class _Verification:
     """One verification: it collects findings, and what was not looked at."""
 
@@ -122,6 +136,7 @@ class _Verification:
         self.not_looked_at: list[str] = []
         self.unread: set[int] = set()
         self.unproven: set[int] = set()
+        self.short_files: set[int] = set()
         self.comparison: Comparison | None = None
         self.sha256_count: int | None = None
 
@@ -160,13 +175,18 @@ class _Verification:
                 " compare them with"
             )
         scan = self._scan(paths, work, witness, options)
+        self.findings.drop_consequences()
+        if witness is None and not self.findings.all and chosen.items is None:
+            self._check_sha256_of_pack(index, paths, options)
         return self._report(index, scan, chosen)
 
     def _work(self, index: Index, items: Sequence[list[Item]], chosen: Scope) -> list[Run | Gap]:
         """List what is to be read, as far as the files on disk have it."""
         work: list[Run | Gap] = []
         for number, file in enumerate(index.files):
-            length = self._length_on_disk(self.path / file.name, file.length, items[number])
+            if file.is_second and not (self.path / file.name).exists():
+                continue
+            length = self._length_on_disk(number, self.path / file.name, file.length, items[number])
             held = items[number]
             if chosen.items is not None:
                 held = [i for i in held if i.number is None or i.number in chosen.items]
@@ -184,12 +204,29 @@ class _Verification:
                 work += item_runs(number, held)
             else:
                 work += whole_runs(number, held, min(length, file.length))
+        if chosen.items is None:
+            work += self._gaps_of_shards(index)
         comparison = self.comparison
         if comparison is not None and not comparison.is_another_model and chosen.items is None:
             work += comparison.gaps() if index.is_whole else ()
         return work
 
-    def _length_on_disk(self, path: Path, stated: int, items: Sequence[Item]) -> int:
+    def _gaps_of_shards(self, index: Index) -> Iterator[Run]:
+        """Yield the ranges of files that are shards which no record covers: they are zeros."""
+        if not self.manifest.is_whole or not any(file.is_shard for file in index.files):
+            return
+        try:
+            shards = map_shards(_Described(self.path, self.manifest, index))
+        except PackError:  # a finding of its own
+            return
+        for shard in shards:
+            number = shard.pieces[0].file
+            if index.files[number].is_shard and number not in self.short_files:
+                pieces = ((piece.shard_offset, piece.end) for piece in shard.pieces)
+                for start, end in gaps(0, shard.length, pieces):
+                    yield Run(number, start, end, ())
+
+    def _length_on_disk(self, number: int, path: Path, stated: int, items: Sequence[Item]) -> int:
         """Return how long a file is; what it is not, or that there is none, is a finding."""
         try:
             descriptor = open_regular(path)
@@ -201,9 +238,11 @@ class _Verification:
             if is_shortage(error):
                 raise MachineError(f"cannot open: {error.strerror}", path=path) from None
             self.findings.add("file", f"cannot open: {error.strerror}", file=path.name)
+            self.short_files.add(number)
             return 0
         if length == stated:
             return length
+        self.short_files.add(number)
         message = f"it is {length:,} bytes long, the index says {stated:,}"
         lost = sum(item.end > length for item in items)
         if lost:
@@ -222,14 +261,48 @@ class _Verification:
             if entry.sha256
         ]
         with ThreadPool(max_workers=threads) as executor:
-            found = list(executor.map(sha256_of, [shard.path for _, shard in pairs]))
-            self.sha256_count = 0
-            for (entry, shard), sha256 in zip(pairs, found, strict=True):
-                if sha256 == entry.sha256:
-                    self.sha256_count += 1
-                else:
-                    message = f"its SHA-256 is {sha256}, the manifest says {entry.sha256}"
-                    self.findings.add("source", message, file=os.path.basename(shard.path))
+            computed = list(executor.map(sha256_of, [shard.path for _, shard in pairs]))
+        shards = [(entry, os.path.basename(shard.path)) for entry, shard in pairs]
+        self._compare_sha256(shards, computed)
+
+    def _check_sha256_of_pack(self, index: Index, paths: Sequence[Path], options: _Options) -> None:
+        """Compare the SHA-256 of the shards that a sound, whole pack is restored to."""
+        entries = self.manifest.source.shards
+        if not self.manifest.is_whole or not any(entry.sha256 for entry in entries):
+            return
+        described = _Described(self.path, self.manifest, index)
+        pairs = [
+            (entry, shard)
+            for entry, shard in zip(entries, map_shards(described), strict=True)
+            if entry.sha256
+        ]
+        total = sum(piece.length for _, shard in pairs for piece in shard.pieces)
+
+        def compute(shard: ShardMap, advanced: Callable[[int], None]) -> str:
+            return sha256_of_shard(paths, shard, advanced)
+
+        def advanced(length: int) -> None:
+            if options.progress is not None:
+                options.progress(length, total)
+
+        try:
+            shards = [shard for _, shard in pairs]
+            computed = run_each(compute, shards, options.threads, advanced)
+        except (OSError, EOFError) as error:
+            self.findings.add("file", f"cannot read: {error}")
+            return
+        self._compare_sha256([(entry, entry.name) for entry, _ in pairs], computed)
+
+    def _compare_sha256(
+        self, shards: Sequence[tuple[ShardEntry, str]], computed: Sequence[str]
+    ) -> None:
+        self.sha256_count = 0
+        for (entry, name), sha256 in zip(shards, computed, strict=True):
+            if sha256 == entry.sha256:
+                self.sha256_count += 1
+            else:
+                message = f"its SHA-256 is {sha256}, the manifest says {entry.sha256}"
+                self.findings.add("source", message, file=name)
 
     def _scan(
         self,
