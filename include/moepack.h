@@ -199,7 +199,7 @@ enum {
     MOEPACK_SECTION_REQUIRED = 1,
     MOEPACK_DATA_FILE = 0,
     MOEPACK_SHARD_FILE = 1,       /* a file of the source as it was: nothing in it is aligned */
-    MOEPACK_SECOND_FILE = 2,      /* parts a second time; it may be missing, and is not needed */
+    MOEPACK_SECOND_FILE = 2,      /* parts a second time: not needed, may be missing, stands last */
     MOEPACK_WITHOUT_DIGESTS = 1,  /* the digests of what lies in the file are not known */
     MOEPACK_HOTNESS_MEASURED = 1,
     MOEPACK_TYPE_INFERRED = 1,    /* the gap between tensors proved the length */
@@ -468,9 +468,9 @@ MOEPACK__ASSERT(off_t, sizeof(off_t) == 8);
 #define MOEPACK__MAX_ALIGNMENT 1073741824u
 #define MOEPACK__MAX_LENGTH (UINT64_MAX >> 1)
 #define MOEPACK__MAX_RECORD 65536u
-#define MOEPACK__MAX_MANIFEST (16 << 20)
+#define MOEPACK__MAX_MANIFEST (8 << 20)
 #define MOEPACK__MAX_INDEX (1 << 30)
-#define MOEPACK__MAX_SHARDS 16384u
+#define MOEPACK__MAX_SHARDS 4096u
 #define MOEPACK__MAX_LAYERS 65536u
 #define MOEPACK__MAX_SHARD_HEADER (256u << 20) /* what is longer is not read */
 #define MOEPACK__MAX_PATH 4096
@@ -1341,6 +1341,10 @@ static moepack_code moepack__check_files(const moepack *pack, moepack_error *err
                       "flags: expected bit 0 or none, found 0x%" PRIx32, f->flags);
         MOEPACK__RULE(f->length && f->length <= MOEPACK__MAX_LENGTH, place,
                       "length: expected 1 to 2^63 - 1, found %" PRIu64, f->length);
+        if (i && moepack_file_at(pack, i - 1)->kind == MOEPACK_SECOND_FILE &&
+            f->kind != MOEPACK_SECOND_FILE)
+            return MOEPACK__DAMAGED("files: expected those of kind 2 at the end, found file %" PRIu32
+                                    " behind one", i);
     }
     return moepack__check_file_names(pack, error);
 }
@@ -1388,7 +1392,7 @@ static moepack_code moepack__check_origin(const moepack *pack, const moepack_par
                                           uint32_t expert_count, moepack__place place,
                                           moepack_error *error) {
     MOEPACK__RULE(k->shard < MOEPACK__MAX_SHARDS, place,
-                  "shard: expected less than 16384, found %" PRIu32, k->shard);
+                  "shard: expected less than 4096, found %" PRIu32, k->shard);
     if (k->flags & MOEPACK_OWN_TENSORS)
         MOEPACK__RULE(!k->shard && !k->shard_offset && !k->stride, place,
                       "tensors of their own have first_slice alone, no other origin");
@@ -1534,14 +1538,13 @@ static moepack_code moepack__outside(const moepack *pack, uint32_t file, uint64_
 static moepack_code moepack__check_dense(const moepack *pack, uint32_t file, uint64_t offset,
                                          uint64_t length, moepack__place place,
                                          moepack_error *error) {
-    uint64_t alignment = pack->header->tensor_alignment;
-    uint32_t kind;
+    const uint64_t alignment = pack->header->tensor_alignment;
+    const moepack_file_record *f = moepack_file_at(pack, file);
+    MOEPACK__RULE(!f || f->kind != MOEPACK_SECOND_FILE, place,
+                  "file: expected one of kind 0 or 1, found %" PRIu32 " of kind 2", file);
     if (!moepack__is_inside(pack, file, offset, length))
         return moepack__outside(pack, file, offset, length, place, error);
-    kind = moepack_file_at(pack, file)->kind;
-    MOEPACK__RULE(kind != MOEPACK_SECOND_FILE, place,
-                  "file: expected one of kind 0 or 1, found %" PRIu32 " of kind 2", file);
-    MOEPACK__RULE(offset % alignment == 0 || kind == MOEPACK_SHARD_FILE, place,
+    MOEPACK__RULE(offset % alignment == 0 || f->kind == MOEPACK_SHARD_FILE, place,
                   "offset: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment, offset);
     return MOEPACK_OK;
 }
@@ -1551,7 +1554,7 @@ static moepack_code moepack__check_in_shard(const moepack *pack, uint32_t shard,
                                             uint64_t length, moepack__place place,
                                             moepack_error *error) {
     MOEPACK__RULE(shard < MOEPACK__MAX_SHARDS, place,
-                  "shard: expected less than 16384, found %" PRIu32, shard);
+                  "shard: expected less than 4096, found %" PRIu32, shard);
     MOEPACK__RULE(offset <= MOEPACK__MAX_LENGTH - length, place,
                   "shard_offset: expected an end below 2^63, found %" PRIu64, offset);
     return MOEPACK_OK;
@@ -2093,7 +2096,7 @@ static moepack_code moepack__find_slice(const moepack *pack, uint64_t number, mo
                   pack->slices.count, number);
     memcpy(&r, moepack__record(&pack->slices, number), sizeof r);
     MOEPACK__RULE(r.shard < MOEPACK__MAX_SHARDS, moepack__at("slices", number),
-                  "shard: expected less than 16384, found %" PRIu64, r.shard);
+                  "shard: expected less than 4096, found %" PRIu64, r.shard);
     MOEPACK__RULE(r.shard_offset <= MOEPACK__MAX_LENGTH, moepack__at("slices", number),
                   "shard_offset: expected up to 2^63 - 1, found %" PRIu64, r.shard_offset);
     origin->shard = (uint32_t)r.shard;

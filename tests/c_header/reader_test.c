@@ -230,9 +230,15 @@ static moepack_code open_files(state *s) {
     s->fds = (int *)malloc(count * sizeof *s->fds);
     assert(s->fds);
     for (i = 0; i < count; i++) s->fds[i] = -1;
-    for (i = 0; i < count && !code; i++)
-        if (moepack_file_at(&s->pack, i)->kind != MOEPACK_SECOND_FILE)
+    for (i = 0; i < count && !code; i++) {
+        code = moepack_file_fd(&s->pack, i, 0, s->fds + i, NULL);
+        if (moepack_file_at(&s->pack, i)->kind == MOEPACK_SECOND_FILE) { /* it may be missing */
+            assert(code == MOEPACK_OK || code == MOEPACK_ERR_NO_SUCH);
+            code = MOEPACK_OK;
+        } else if (code) {
             code = moepack_file_fd(&s->pack, i, 0, s->fds + i, &s->error);
+        }
+    }
     return code;
 }
 
