@@ -294,6 +294,7 @@ static int misuse(const char *path) {
     assert(family && !moepack_family_at(&pack, (uint32_t)pack.families.count));
     assert(moepack_file_at(&pack, 0) && !moepack_file_at(&pack, (uint32_t)pack.files.count));
     expect(moepack_find_family(&pack, 4096, NULL, &other, &e), MOEPACK_ERR_NO_SUCH, &e);
+    expect(moepack_find_family(&pack, pack.layer_count, NULL, &other, &e), MOEPACK_ERR_NO_SUCH, &e);
     expect(moepack_find_family(&pack, UINT32_MAX, NULL, &other, &e), MOEPACK_ERR_NO_SUCH, &e);
     expect(moepack_find_family(&pack, 0, "ffn", &other, &e), MOEPACK_ERR_NO_SUCH, &e);
     expect(moepack_find_part(&pack, family, "ffn_up_exps", &n, &e), MOEPACK_ERR_NO_SUCH, &e);

@@ -176,7 +176,10 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "an empty index": (cut("index.bin", 0), "DAMAGED index.bin: header: cut short"),
     "an index of 63 bytes": (cut("index.bin", 63), "DAMAGED index.bin: header: cut short"),
     "an index of 64 bytes": (cut("index.bin", 64), "DAMAGED index.bin: index_length"),
-    "an index of 1 GiB": (cut("index.bin", 1 << 30), "DAMAGED index.bin: index_length: expected"),
+    "an index of 1 GiB": (
+        cut("index.bin", 1 << 30),
+        "DAMAGED index.bin: index_length: expected 1073741824 as",
+    ),
     "an index of more": (
         cut("index.bin", (1 << 30) + 1),
         "DAMAGED index.bin: index_length: expected up to 1073741824 bytes, found 1073741825",

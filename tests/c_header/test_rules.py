@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from moepack.format import records
 from tests.support.broken_packs import INDEX_RULES, VERIFIERS_RULES
 from tests.support.c_compiler import HAS_ZSTD
 from tests.support.c_readers import Case, Verdict, c_says, drafts, python_says
@@ -152,6 +153,11 @@ def each(name: str, *, more: int = 0, of: tuple[str, ...] = ()) -> Change:
     return change
 
 
+def with_all_sections(draft: Draft) -> None:
+    for change in (own_tensors(), with_codecs(), each("second_places"), each("strong_digests")):
+        change(draft)
+
+
 def without_a_blob_in(file: int) -> Change:
     """Let the parts of the first expert lie apart in a file."""
 
@@ -262,10 +268,13 @@ MORE_RULES = [
         for first, second in (("files", "families"), ("part_kinds", "blobs"), ("files", "ranks"))
     ),
     Case("a new section first", new_section_first, "directory: section 0: expected files, found x"),
-    Case(
-        "16,777,217 slices",
-        all_of(own_tensors(), section("slices", record_count=16777217)),
-        "slices: record_count",
+    *(
+        Case(
+            f"{most + 1:,} {name}",
+            all_of(with_all_sections, section(name, record_count=most + 1)),
+            f"{name}: record_count: expected {least} to {most}, found {most + 1}",
+        )
+        for name, (least, most) in records.COUNTS.items()
     ),
     Case("no codec", codecs(), "codecs: record_count: expected 1 to 64, found 0"),
     Case("65 codecs", codecs(*[b"zstd"] * 65), "codecs: record_count: expected 1 to 64, found 65"),
@@ -280,6 +289,12 @@ MORE_RULES = [
     Case("strong digests of parts alone", each("strong_digests", of=PARTS), "parts, tensors and s"),
     Case("codec 2 of 1", stored_in(31, codec=2), "codec: expected up to 1, found 2"),
     Case("31 bytes without a codec", stored_in(31, codec=0), "stored_length: expected 32 as its"),
+    Case("31 bytes in a shard", all_of(stored_in(31), without_blobs), "codec: expected 0 in a sh"),
+    Case(
+        "a blob in a file of second places",
+        all_of(second_places, lambda draft: draft.resize(3, 1 << 20), record("blob", 0, file=3)),
+        "blob 0: file: expected a data file, found 3 of kind 2",
+    ),
     Case(
         "a part in a file of second places",
         all_of(second_places, without_a_blob_in(3)),
@@ -328,6 +343,7 @@ ALLOWED = [
     Case("blobs behind parts", swapped("blobs", "parts")),
     Case("second places", second_places),
     *(Case(f"{name} that nothing uses", each(name)) for name in EACH),
+    Case("all sections", with_all_sections),
     Case("64 codecs that nothing uses", codecs(*[b"zstd"] * 64)),
     Case("a part stored in 31 bytes", stored_in(31)),
     Case("another in 1", stored_in(1)),
