@@ -15,6 +15,9 @@ from tests.support.c_readers import Verdict, c_says, python_says
 from tests.support.hostile_input import mutate, random_edits
 from tests.support.pack_draft import Draft
 
+MANIFEST = '{"index": {"name": "index.bin"}}'
+"""All that the C reader takes from a manifest."""
+
 
 def write_pack(path: Path, index: bytes, small: Path) -> Path:
     """Write an index with its digest made right, and a manifest and links that fit it."""
@@ -100,7 +103,7 @@ def test_an_index_cut_at_any_byte_is_refused(small: Path, tmp_path: Path, progra
         path = tmp_path / str(length)
         path.mkdir()
         (path / "index.bin").write_bytes(index[:length])
-        (path / "manifest.json").touch()
+        (path / "manifest.json").write_text(MANIFEST)
         paths.append(path)
     for path, verdict in zip(paths, c_says(program, "check", paths), strict=True):
         assert verdict.refusal, path
@@ -115,7 +118,7 @@ def test_a_flipped_bit_is_noticed_by_the_digest(small: Path, tmp_path: Path, pro
         damaged = bytearray(index)
         damaged[at] ^= 1 << at % 8
         (paths[-1] / "index.bin").write_bytes(damaged)
-        (paths[-1] / "manifest.json").touch()
+        (paths[-1] / "manifest.json").write_text(MANIFEST)
     codes = [verdict.refusal.partition(" ")[0] for verdict in c_says(program, "check", paths)]
     held = Draft(small).sections.values()
     start = next(iter(held)).offset

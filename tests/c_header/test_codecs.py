@@ -1,0 +1,203 @@
+"""Parts that zstd stores are decoded, and refused at opening by a reader without zstd."""
+
+import random
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moepack import digest
+from moepack.trace.compressed import zstd
+from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD, compiled
+from tests.support.c_readers import c_says, python_says
+from tests.support.gguf_builder import F32, moe
+from tests.support.models import pack_model
+from tests.support.pack_draft import Draft, record, with_codecs
+
+needs_zstd = pytest.mark.skipif(not HAS_ZSTD, reason="there is no zstd.h here")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "routed_experts.c"
+LENGTH = 16384
+"""Of a part, in bytes."""
+SIZE = zstd.CompressionParameter.content_size_flag
+CHECKSUM = zstd.CompressionParameter.checksum_flag
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pack one layer of two experts, each of three parts of 16 KiB; read-only."""
+    folder = tmp_path_factory.mktemp("large")
+    model = moe((0,), 2, ne=(64, 64), type_id=F32, block=(1, 4)).write(folder / "m.gguf")
+    pack_model([model], folder / "pack")
+    return folder / "pack"
+
+
+def plain(number: int) -> bytes:
+    """Return the bytes of a part, which can be made shorter."""
+    return random.Random(number).randbytes(64) * (LENGTH // 64)
+
+
+def store(path: Path, frames: dict[int, bytes], *, stated: bytes = b"zstd") -> Path:
+    """Store parts of a pack in these bytes, as if they were frames that hold `plain` bytes."""
+    draft = Draft(path)
+    with_codecs(stated, count=draft.sections["parts"].record_count)(draft)
+    data_path = path / draft.body["files"][0]["name"]
+    data = bytearray(data_path.read_bytes())
+    for number, frame in frames.items():
+        offset = draft.get("part", number).offset
+        data[offset : offset + LENGTH] = frame.ljust(LENGTH, b"\0")
+        held = {"codec": 1, "stored_length": len(frame), "digest": digest.of(plain(number))}
+        draft.set("part", number, **held)
+    data_path.write_bytes(data)
+    draft.save()
+    return path
+
+
+def copied(large: Path, path: Path) -> Path:
+    return Path(shutil.copytree(large, path))
+
+
+@needs_zstd
+def test_parts_that_zstd_stores_are_decoded(large: Path, tmp_path: Path, program: Path) -> None:
+    frames = {
+        0: zstd.compress(plain(0)),
+        2: zstd.compress(plain(2), 19),
+        3: zstd.compress(plain(3), options={SIZE: 1, CHECKSUM: 1}),
+        5: zstd.compress(plain(5), -5),
+    }
+    path = store(copied(large, tmp_path / "pack"), frames)
+    (checked,) = c_says(program, "check", [path])
+    assert checked == python_says(path)
+    (listed,) = c_says(program, "list", [path])
+    assert listed.refusal == ""
+    parts = [line.split() for line in listed.found if line.startswith("part ")]
+    read = [line.split()[1] for line in listed.found if line.startswith("bytes ")]
+    for number, part in enumerate(parts):
+        if number in frames:
+            assert part[-6:-3] == [str(len(frames[number])), str(LENGTH), "zstd"]
+            assert read[number] == f"{digest.of(plain(number)):016x}"
+        else:
+            assert part[-6:-3] == [str(LENGTH), str(LENGTH), "None"]
+            assert read[number] == part[-3]
+    assert len(parts) == 6
+
+
+def unstated(data: bytes) -> bytes:
+    """Return a frame that does not state how much it holds."""
+    return zstd.compress(data, options={SIZE: 0})
+
+
+def with_a_dictionary(data: bytes) -> bytes:
+    """Return a frame that needs a dictionary, and states which."""
+    samples = [random.Random(n).randbytes(16) * 8 for n in range(200)]
+    frame = zstd.compress(data, zstd_dict=zstd.train_dict(samples, 4096))
+    assert zstd.get_frame_info(frame).dictionary_id
+    return frame
+
+
+def damaged(data: bytes) -> bytes:
+    """Return a frame with a bit flipped that its own checksum finds."""
+    frame = bytearray(zstd.compress(data, options={SIZE: 1, CHECKSUM: 1}))
+    frame[-1] ^= 1
+    return bytes(frame)
+
+
+SKIPPED = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
+"""A frame that every reader of zstd passes over."""
+# What is stored, and what is said of it; empty where these are words of zstd's own.
+BAD_FRAMES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "no frame": (lambda data: data[:100], "none"),
+    "three bytes": (lambda data: zstd.compress(data)[:3], "none"),
+    "a frame that is skipped": (lambda data: SKIPPED, "none"),
+    "one before it": (lambda data: SKIPPED + zstd.compress(data), "none"),
+    "one behind it": (lambda data: zstd.compress(data) + SKIPPED, "more behind it"),
+    "a zero behind it": (lambda data: zstd.compress(data) + b"\0", "more behind it"),
+    "two frames": (
+        lambda data: zstd.compress(data) + zstd.compress(b""),
+        "more behind it",
+    ),
+    "two halves": (
+        lambda data: zstd.compress(data[:8192]) + zstd.compress(data[8192:]),
+        "one that states another length, or none",
+    ),
+    "no length": (unstated, "one that states another length, or none"),
+    "a byte less": (lambda data: zstd.compress(data[1:]), "one that states another length, or"),
+    "a byte more": (lambda data: zstd.compress(data + b"x"), "one that states another length, or"),
+    "cut short": (lambda data: zstd.compress(data)[:-1], ""),
+    "a dictionary": (with_a_dictionary, ""),
+    "a checksum of other bytes": (damaged, ""),
+}
+
+
+@needs_zstd
+def test_what_is_not_one_frame_of_the_part_is_refused(
+    large: Path, tmp_path: Path, program: Path
+) -> None:
+    paths = [
+        store(copied(large, tmp_path / str(number)), {4: make(plain(4))})
+        for number, (make, _) in enumerate(BAD_FRAMES.values())
+    ]
+    verdicts = c_says(program, "list", paths)
+    for (name, (_, found)), path, verdict in zip(BAD_FRAMES.items(), paths, verdicts, strict=True):
+        at = Draft(path).get("part", 4).offset
+        words = f"expected one frame of zstd that holds {LENGTH} bytes, found {found}"
+        start = f"DAMAGED experts-00000.bin: ffn_up_exps.weight at {at}: {words}"
+        assert verdict.refusal.startswith(start), (name, verdict.refusal)
+        assert not verdict.refusal.endswith(" "), name
+        assert python_says(path).refusal == "", name
+
+
+@needs_zstd
+def test_the_digest_is_that_of_decoded_bytes(large: Path, tmp_path: Path, program: Path) -> None:
+    path = store(copied(large, tmp_path / "pack"), {1: zstd.compress(plain(4))})
+    (verdict,) = c_says(program, "list", [path])
+    assert verdict.refusal.startswith("DIGEST experts-00000.bin: ffn_up_exps.weight at ")
+    assert verdict.refusal.endswith(f"found xxh3:{digest.of(plain(4)):016x}")
+
+
+@needs_zstd
+def test_the_example_reads_parts_that_zstd_stores(large: Path, tmp_path: Path) -> None:
+    path = store(copied(large, tmp_path / "pack"), {1: zstd.compress(plain(1))})
+    target = tmp_path / "x"
+    run = compiled("cc", "-std=gnu99", "-Wno-pedantic", *SANITIZERS, *ZSTD, EXAMPLE, "-o", target)
+    assert run.returncode == 0, run.stderr
+    run = subprocess.run([target, path, "0", "0"], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.count(": F32, 16384 bytes, sound\n") == 3
+
+
+@needs_zstd
+@pytest.mark.parametrize("compiler", ["gcc", "clang", "g++", "clang++"])
+def test_the_header_compiles_with_zstd(compiler: str, tmp_path: Path) -> None:
+    standard = ("-x", "c++", "-std=c++17") if "+" in compiler else ("-x", "c", "-std=c99")
+    source = tmp_path / "one.c"
+    source.write_text('#define MOEPACK_IMPLEMENTATION\n#include "moepack.h"\nint main(void) {}\n')
+    run = compiled(compiler, "-O2", *standard, *ZSTD, source, "-o", tmp_path / "program")
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_reader_without_zstd_refuses_such_packs_at_opening(
+    small: Path, tmp_path: Path, program_without_zstd: Path
+) -> None:
+    path = copied(small, tmp_path / "pack")
+    draft = Draft(path)
+    with_codecs()(draft)
+    record("part", 0, codec=1, stored_length=31)(draft)
+    draft.save()
+    (verdict,) = c_says(program_without_zstd, "check", [path])
+    words = "so compile this reader with -DMOEPACK_ZSTD and -lzstd"
+    assert verdict.refusal == f"FEATURE index.bin: codec 0: needs the codec 'zstd', {words}"
+
+
+def test_a_codec_of_others_is_refused_by_name(
+    small: Path, tmp_path: Path, program_without_zstd: Path
+) -> None:
+    path = copied(small, tmp_path / "pack")
+    draft = Draft(path)
+    with_codecs(b"org.example.packer")(draft)
+    draft.save()
+    (verdict,) = c_says(program_without_zstd, "check", [path])
+    words = "codec 0: needs the codec 'org.example.packer', which this reader does not know"
+    assert verdict.refusal == f"FEATURE index.bin: {words}"
+    assert words in python_says(path).refusal
