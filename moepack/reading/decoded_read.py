@@ -95,7 +95,7 @@ class DecodedRead(ExpertRead):
             decompress_into(scratch.part(frame), memory.part(self.part(frame.name)))
         except FrameError as error:
             return PackError(
-                f"the part cannot be decoded: its frame {error}",
+                f"the part cannot be decoded: {error}",
                 path=path,
                 place=place,
                 hint="run `moepack verify` on the pack",

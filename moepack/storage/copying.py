@@ -201,18 +201,27 @@ class Copier:
         return True
 
 
+def create(path: Path, *, resume: bool = False) -> int:
+    """Create a file, locked, and return its descriptor; with `resume` it may be there.
+
+    Raises OSError, and RequestError where another process writes it.
+    """
+    # A file that stands there already is not what was planned, wherever it came from.
+    flags = os.O_RDWR | os.O_CREAT | (0 if resume else os.O_EXCL) | os.O_NOFOLLOW
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    try:
+        lock(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class _FileInMaking:
     """A new file that threads write runs of; `begin` and `end` under the copier's lock."""
 
     def __init__(self, file: NewFile, target: Path, resume: bool) -> None:
-        # A file that stands there already is not what was planned, wherever it came from.
-        flags = os.O_RDWR | os.O_CREAT | (0 if resume else os.O_EXCL) | os.O_NOFOLLOW
-        self.descriptor = os.open(target / file.name, flags | os.O_CLOEXEC, 0o644)
-        try:
-            lock(self.descriptor, target / file.name)
-        except BaseException:
-            self.close()
-            raise
+        self.descriptor = create(target / file.name, resume=resume)
         if os.fstat(self.descriptor).st_size > file.length:
             os.ftruncate(self.descriptor, file.length)
         self.digests = array("Q")

@@ -5,7 +5,7 @@ decoded than the caller gives room for, whatever a frame says of itself.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from zstandard import (
     FRAME_HEADER,
@@ -18,7 +18,7 @@ from zstandard import (
     get_frame_parameters,
 )
 
-ReadAt = Callable[[int, int], bytes | memoryview]
+ReadAt = Callable[[int, int], bytes | bytearray | memoryview]
 """Gives the bytes of a frame from an offset in it on, as many as are asked for."""
 
 VERSION = ".".join(map(str, ZSTD_VERSION))
@@ -35,8 +35,8 @@ _MAX_WINDOW = 1 << 31
 _of_thread = threading.local()
 
 
-class FrameError(Exception):
-    """A frame that is not what it has to be; the message continues `its frame …`."""
+class FrameError(ValueError):
+    """A frame that is not what it has to be."""
 
 
 def compress(data: bytes | bytearray | memoryview, level: int) -> bytes:
@@ -64,31 +64,31 @@ def check(read_at: ReadAt, stored_length: int, length: int) -> None:
     is_last = False
     while not is_last:
         if position + _BLOCK_HEADER_LENGTH > stored_length:
-            raise FrameError("is cut short")
+            raise FrameError("its frame is cut short")
         block = int.from_bytes(read_at(position, _BLOCK_HEADER_LENGTH), "little")
         is_last, kind, block_length = bool(block & 1), block >> 1 & 3, block >> 3
         if kind == _RESERVED:
-            raise FrameError("has a block of no known type")
+            raise FrameError("its frame has a block of no known type")
         position += _BLOCK_HEADER_LENGTH + (1 if kind == _REPEATED else block_length)
     position += _CHECKSUM_LENGTH if has_checksum else 0
     if position > stored_length:
-        raise FrameError("is cut short")
+        raise FrameError("its frame is cut short")
     if position < stored_length:
-        raise FrameError(f"ends {stored_length - position:,} bytes early")
+        raise FrameError(f"its frame ends {stored_length - position:,} bytes early")
 
 
 def _check_header(head: bytes, length: int) -> tuple[int, bool]:
     """Return how long the header of a frame is, and whether the frame ends in a checksum."""
     if not head.startswith(FRAME_HEADER):
-        raise FrameError("is none of Zstandard")
+        raise FrameError("its frame is none of Zstandard")
     try:
         parameters, header_length = get_frame_parameters(head), frame_header_size(head)
     except ZstdError:
-        raise FrameError("has a damaged header") from None
+        raise FrameError("its frame has a damaged header") from None
     if parameters.content_size != length:
-        raise FrameError(f"does not state {length:,} bytes of content")
+        raise FrameError(f"its frame does not state {length:,} bytes of content")
     if parameters.dict_id:
-        raise FrameError("needs a dictionary")
+        raise FrameError("its frame needs a dictionary")
     return header_length, bool(parameters.has_checksum)
 
 
@@ -123,6 +123,17 @@ class FrameStream:
         assert self._left >= 0, "more than the content"
         _fill(self._decoded, view, is_end=not self._left)
 
+    def pieces(self, length: int) -> Iterator[memoryview]:
+        """Yield what is left of the content in pieces of up to `length` bytes.
+
+        Each is gone when the next one is asked for.
+        """
+        buffer = memoryview(bytearray(min(length, self._left)))
+        while self._left:
+            piece = buffer[: self._left]
+            self.read_into(piece)
+            yield piece
+
 
 def _decompressor() -> ZstdDecompressor:
     """Return this thread's decoder, which uses its memory again."""
@@ -139,10 +150,10 @@ def _fill(decoded: ZstdDecompressionReader, view: memoryview, *, is_end: bool = 
         while view:
             length = decoded.readinto(view)
             if not length:
-                raise FrameError("has less content than it states")
+                raise FrameError("its frame has less content than it states")
             view = view[length:]
         if is_end and decoded.readinto(bytearray(1)):
-            raise FrameError("has more content than it states")
+            raise FrameError("its frame has more content than it states")
     except ZstdError as error:
         raise FrameError(
             f"is damaged ({str(error).removeprefix('zstd decompress error: ')})"
