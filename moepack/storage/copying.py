@@ -178,6 +178,9 @@ class Copier:
 
     def _read(self, extent: Extent, space_for: Callable[[int], memoryview]) -> Iterator[memoryview]:
         """Read an extent piece by piece into the space that is given for what is left."""
+        if extent.frame_length:
+            yield from self._decode(extent, space_for)
+            return
         offset, left = extent.input_offset, extent.length
         while left:
             space = space_for(left)
@@ -185,6 +188,26 @@ class Copier:
             yield space[:length]
             left -= length
             offset += length
+
+    def _decode(
+        self, extent: Extent, space_for: Callable[[int], memoryview]
+    ) -> Iterator[memoryview]:
+        """Do as `_read` for an extent that lies in a frame."""
+        from moepack.storage.frames import FrameError, FrameStream  # they load the codec
+
+        def read_at(offset: int, length: int) -> bytes:
+            return self._inputs.read(extent.input, extent.input_offset + offset, length)
+
+        try:
+            content = FrameStream(read_at, extent.frame_length, extent.length)
+            left = extent.length
+            while left:
+                space = space_for(left)
+                content.read_into(space)
+                yield space
+                left -= len(space)
+        except FrameError as error:
+            raise self._inputs.undecodable(extent, str(error)) from None
 
     def _can_clone(self, extent: Extent) -> bool:
         is_file = self._inputs.descriptor(extent.input) is not None
