@@ -275,6 +275,7 @@ def restore(
 
 def _check_restorable(pack_path: str, target: str | None) -> None:
     """Raise what `restore --in-place` would end with however it is confirmed."""
+    from moepack.packing.in_place_refusals import check_plain
     from moepack.packing.unfinished import is_unfinished
     from moepack.reading.pack import Pack
     from moepack.reading.shard_map import check_whole
@@ -283,6 +284,7 @@ def _check_restorable(pack_path: str, target: str | None) -> None:
         return
     with Pack(pack_path) as pack:
         check_whole(pack)
+        check_plain(pack)
     if target is None:
         raise RequestError("no folder is given for the shards", hint="name one with --output")
 

@@ -12,7 +12,7 @@ from moepack.errors import MachineError
 from moepack.format import records
 from moepack.format.index import Index
 from moepack.sizes import align
-from moepack.storage.regular_file import open_regular
+from moepack.storage.regular_file import open_regular, read_whole
 from moepack.storage.thread_pool import ThreadPool
 
 SECTION = "strong_digests"
@@ -20,11 +20,12 @@ _PIECE_LENGTH = 1 << 20
 
 
 class _Extent(NamedTuple):
-    """A range of file number `file` of the pack."""
+    """A range of file number `file` of the pack; a frame of so many bytes, or 0 for none."""
 
     file: int
     offset: int
     length: int
+    decoded_length: int = 0
 
 
 def length_of(part_count: int, tensor_count: int, shard_range_count: int) -> int:
@@ -57,8 +58,11 @@ def _extents(index: Index) -> Iterator[_Extent]:
     for family in index.families:
         for expert in range(family.expert_count):
             first = family.first_part + expert * len(family.part_kinds)
-            for offset, length, _, file, _ in index.parts(first, family.part_kinds):
-                yield _Extent(file, offset, length)
+            parts = index.parts(first, family.part_kinds)
+            for kind, (offset, length, _, file, codec) in zip(
+                family.part_kinds, parts, strict=True
+            ):
+                yield _Extent(file, offset, length, kind.length if codec else 0)
     for tensor in index.tensors():
         yield _Extent(tensor.file, tensor.offset, tensor.length)
     for held in index.shard_bytes():
@@ -67,16 +71,28 @@ def _extents(index: Index) -> Iterator[_Extent]:
 
 def _sha256(descriptor: int, extent: _Extent, path: Path) -> bytes:
     sha256 = hashlib.sha256()
-    buffer = memoryview(bytearray(min(_PIECE_LENGTH, extent.length)))
-    done = 0
-    while done < extent.length:
-        length = os.preadv(descriptor, [buffer[: extent.length - done]], extent.offset + done)
-        if not length:
-            place = f"byte {extent.offset + done:,}"
-            raise MachineError("the file became shorter", path=path, place=place)
-        sha256.update(buffer[:length])
-        done += length
+    try:
+        for piece in _pieces(descriptor, extent):
+            sha256.update(piece)
+    except (EOFError, ValueError) as error:
+        problem, place = f"what was written is not read back: {error}", f"byte {extent.offset:,}"
+        raise MachineError(problem, path=path, place=place) from None
     return sha256.digest()
+
+
+def _pieces(descriptor: int, extent: _Extent) -> Iterator[bytearray | memoryview]:
+    """Yield what an extent holds, decoded where it is a frame."""
+
+    def read_at(offset: int, length: int) -> bytearray:
+        return read_whole(descriptor, extent.offset + offset, length)
+
+    if not extent.decoded_length:
+        for start in range(0, extent.length, _PIECE_LENGTH):
+            yield read_at(start, min(_PIECE_LENGTH, extent.length - start))
+        return
+    from moepack.storage.frames import FrameStream  # it loads the codec
+
+    yield from FrameStream(read_at, extent.length, extent.decoded_length).pieces(_PIECE_LENGTH)
 
 
 def _with_section(index: bytes, decoded: Index, data: bytes) -> bytes:

@@ -71,6 +71,18 @@ def open_addressable(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> 
     return _open(path, flags, 0, (stat.S_IFREG, stat.S_IFBLK))
 
 
+def read_whole(descriptor: int, offset: int, length: int) -> bytearray:
+    """Return `length` bytes from `offset` of an open file. Raises OSError, and EOFError."""
+    data = bytearray(length)
+    view = memoryview(data)
+    while view:
+        got = os.preadv(descriptor, [view], offset)
+        if not got:
+            raise EOFError(f"ends at byte {offset:,}")
+        view, offset = view[got:], offset + got
+    return data
+
+
 def _open(path: str | os.PathLike[str], flags: int, mode: int, kinds: tuple[int, ...]) -> int:
     if not flags & os.O_CREAT:  # before it is opened, since some devices act then
         _check_kind(os.stat(path).st_mode, kinds, path)
