@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moepack.errors import RequestError
-from moepack.forecasting.calibration import Calibration, calibrate, check_model
+from moepack.forecasting.calibration import DOUBTS, Calibration, calibrate, check_model
 from moepack.forecasting.facts import ForecastFacts, ReceiptFacts, SpeedFacts, TermFacts
 from moepack.forecasting.misses import (
     Misses,
@@ -203,7 +203,7 @@ class _Forecasts:
         terms: tuple[TermFacts, ...] = ()
         speeds = None
         if reads is not None:
-            speeds = self._speeds(calibration, reads, misses)
+            speeds = self._speeds(calibration.rates, DOUBTS[way.kind], reads, misses)
             terms = tuple(self._terms(calibration.rates, reads))
         binding = None
         if speeds is not None and speeds.likely is not None:
@@ -228,7 +228,7 @@ class _Forecasts:
             warnings=tuple(warnings_of(self._model, self._machine, way, needs, misses)),
         )
 
-    def _speeds(self, calibration: Calibration, reads: Reads, misses: Misses | None) -> _Speeds:
+    def _speeds(self, rates: Rates, doubt: float, reads: Reads, misses: Misses | None) -> _Speeds:
         """Return the speeds with what is likely to be missed, with the most and with the least."""
         length, machine = self._model.read_length, self._machine
         least, most = reads, reads
@@ -236,7 +236,7 @@ class _Forecasts:
             least, most = (reads._replace(drive=missed) for missed in (misses.least, misses.most))
         ceilings = [ceiling_seconds(machine, one, length) for one in (reads, most, least)]
         likely, low, high = (
-            calibration.rates.estimate(one, calibration.doubt, ceiling or 0.0)
+            rates.estimate(one, doubt, ceiling or 0.0)
             for one, ceiling in zip((reads, most, least), ceilings, strict=True)
         )
         ceiling = 1 / ceilings[2] if ceilings[2] else None
