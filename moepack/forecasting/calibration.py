@@ -22,7 +22,7 @@ DOUBTS: dict[Kind, float] = {kind: _UNSTEADY if kind in STREAMS else _STEADY for
 RECEIPT_DOUBTS: dict[Kind, float] = {
     kind: _UNSTEADY if kind in STREAMS else _REPEATED for kind in KIND_WORDS
 }
-"""By what share a run differs from the same one, done again: from a drive as much as from others."""
+"""By what share a run differs from the same one, done again."""
 
 
 class Judged(NamedTuple):

@@ -134,7 +134,7 @@ def _write(path: Path, layers: int, experts: int, used: int, length: int, dense:
     numbers |= {"attention.head_count": 1, "attention.head_count_kv": 1}
     for key, value in numbers.items():
         builder.put(f"qwen3moe.{key}", "u32", value)
-    tensors = {"output_norm.weight": (dense,)}
+    tensors: dict[str, tuple[int, ...]] = {"output_norm.weight": (dense,)}
     for layer in range(layers):
         for name in ("gate", "up", "down"):
             tensors[f"blk.{layer}.ffn_{name}_exps.weight"] = (length, 1, experts)
