@@ -101,7 +101,7 @@ def forecast(
         read_dense_length=weights.read_dense_length,
         read_expert_length=weights.read_expert_length,
         context=context,
-        context_length=model.context_length,
+        context_length=model.context_length(ways[0].kind),
         forecasts=speeds,
         receipts=judged,
         next_receipt=next_receipt(model, known, ways, used),

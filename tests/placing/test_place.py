@@ -11,16 +11,19 @@ import pytest
 
 import moepack
 from moepack.errors import RequestError, TraceError
-from moepack.footprint.context import ContextOptions
+from moepack.footprint.context import LLAMA_SERVER, MOEPACK_RUN
 from moepack.placing.facts import OptionFacts, PlacementFacts
 from moepack.placing.load import Load, load_of
 from moepack.placing.offload import filled, offload, pattern
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
-from tests.support import large_models
+from tests.support import large_models, llama_cpp, llama_cpp_memory
 from tests.support.machines import machine
 from tests.support.models import first_shard
 
+needs_llama_cpp = pytest.mark.skipif(
+    not llama_cpp.available(), reason="xllamacpp is not installed: no llama.cpp to compare with"
+)
 CONTEXT = 32768
 GIB = 1 << 30
 
@@ -38,7 +41,7 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path) -> Load:
-    return load_of(path, ContextOptions(CONTEXT))
+    return load_of(path, LLAMA_SERVER._replace(token_count=CONTEXT))
 
 
 def value(option: OptionFacts, name: str) -> str | None:
@@ -48,6 +51,39 @@ def value(option: OptionFacts, name: str) -> str | None:
 
 def place(path: Path, **options: Any) -> PlacementFacts:
     return moepack.place(path, **{"memory": 1 << 40, **options})
+
+
+@needs_llama_cpp
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpt-oss-120b", "Gemma-4-26B-A4B", "Qwen3-Next-80B-A3B"])
+def test_the_context_is_what_llama_server_takes(name: str, tmp_path: Path) -> None:
+    """It has four sequences that share all cells; each has a window and a state of its own."""
+    path = large_models.write(name, tmp_path / "m.gguf")
+    options = {"n_ctx": CONTEXT, "n_seq_max": 4, "kv_unified": True, "swa_full": False}
+    taken = llama_cpp_memory.memory_of(path, **options).context
+    for vram in ([], [1 << 40], [1 << 36] * 3):
+        devices = place(path, vram=vram, context=CONTEXT).devices
+        assert sum(device.context_length for device in devices) == taken
+
+
+@needs_llama_cpp
+@pytest.mark.long
+def test_ik_llama_cpp_keeps_all_tokens_in_windows_too(gpt_oss: Path) -> None:
+    options = {"n_ctx": CONTEXT, "swa_full": True}
+    (device,) = place(gpt_oss, engine="ik_llama.cpp", context=CONTEXT).devices
+    assert device.context_length == llama_cpp_memory.memory_of(gpt_oss, **options).context
+
+
+@pytest.mark.parametrize("context", [4096, 131072])
+def test_a_forecast_and_a_placement_of_a_pack_agree_on_what_it_takes(
+    gpt_oss: Path, context: int
+) -> None:
+    facts = place(gpt_oss, engine="pack", memory=48 * GIB, context=context)
+    (device,) = facts.devices
+    box = machine(memory=48, bandwidth=80, drive=7)
+    budget = facts.option.memory_expert_length
+    (speed,) = moepack.forecast(gpt_oss, box, budget=budget, context=context).forecasts
+    assert speed.memory_length == device.length - device.left_length
 
 
 def test_published_figures_come_out(gpt_oss: Path) -> None:
@@ -237,7 +273,7 @@ def test_real_models_are_placed_and_run_as_it_says(tmp_path: Path) -> None:
 def test_hotness_decides_whether_experts_are_pinned() -> None:
     source = first_shard("qwen3moe")
     trace = source.parent / "qwen3moe-trace.csv"
-    whole = load_of(source, ContextOptions(64))
+    whole = load_of(source, MOEPACK_RUN._replace(token_count=64))
     fixed = place(source, engine="pack", context=64).devices[0]
     working = fixed.dense_length + fixed.context_length + fixed.compute_length
     memory = working + whole.expert_length // 2
