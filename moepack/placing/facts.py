@@ -71,7 +71,8 @@ class PlacementFacts:
     """Where everything goes, as command lines to paste.
 
     `option` is what the engine can be told; `alternatives` hold more experts in VRAM, or cache
-    them. `forecast` is of `option`, None where no machine was given to forecast for.
+    them. `notes` say what has to be known of both. `forecast` is of `option`, None where no machine
+    was given to forecast for.
     """
 
     model: str
@@ -82,5 +83,6 @@ class PlacementFacts:
     devices: tuple[DeviceFacts, ...]
     option: OptionFacts
     alternatives: tuple[OptionFacts, ...]
+    notes: tuple[str, ...]
     pins: PinFacts | None
     forecast: SpeedFacts | None

@@ -8,11 +8,15 @@ layers give just these. Embeddings stay in memory.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from moepack.placing.load import ExpertTensor, LayerLoad, Load
+
+_PARTS = 1000
+"""Of a GPU's memory: how finely GPUs are filled alike."""
 
 
 class Offload(NamedTuple):
@@ -34,14 +38,21 @@ class Offload(NamedTuple):
 
 
 def offload(load: Load, rooms: Sequence[int]) -> Offload | None:
-    """Return the placement with the smallest N for GPUs of `rooms` bytes; None where none fits."""
+    """Return the placement with the smallest N for GPUs of `rooms` bytes; None where none fits.
+
+    All GPUs are filled to about the same share.
+    """
     ends = [0, *(layer.layer + 1 for layer in load.layers if layer.expert_length)]
     for end in ends:
-        dealt = _deal(load, rooms, end)
-        if dealt is not None:
-            counts, used = dealt
-            tensors = (one for held in load.layers if held.layer < end for one in held.tensors)
-            return Offload(end, tuple(tensors), counts, used)
+        if _deal(load, rooms, end) is None:
+            continue
+        least = bisect_left(
+            range(_PARTS), True, key=lambda part: _deal(load, _parts(rooms, part), end) is not None
+        )
+        dealt = _deal(load, _parts(rooms, least), end)
+        assert dealt is not None, "all of each GPU is enough"
+        tensors = (one for held in load.layers if held.layer < end for one in held.tensors)
+        return Offload(end, tuple(tensors), dealt.layer_counts, dealt.used_lengths)
     return None
 
 
@@ -82,10 +93,20 @@ def pattern(tensors: Sequence[ExpertTensor]) -> str:
     )
 
 
-def _deal(
-    load: Load, rooms: Sequence[int], end: int
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Deal layers out to GPUs in their order; return counts and bytes, None where one is left."""
+def _parts(rooms: Sequence[int], part: int) -> list[int]:
+    """Return so many of `_PARTS` parts of each room."""
+    return [room * part // _PARTS for room in rooms]
+
+
+class _Deal(NamedTuple):
+    """How many layers each GPU has, and how many bytes."""
+
+    layer_counts: tuple[int, ...]
+    used_lengths: tuple[int, ...]
+
+
+def _deal(load: Load, rooms: Sequence[int], end: int) -> _Deal | None:
+    """Deal layers out to GPUs in their order, as many as have room; None where one is left."""
     items = [_on_gpu(layer, end) for layer in load.layers] + [load.output_length]
     counts, used = [], []
     for room in rooms:
@@ -95,7 +116,7 @@ def _deal(
             count += 1
         counts.append(count)
         used.append(length if count else 0)
-    return None if items else (tuple(counts), tuple(used))
+    return None if items else _Deal(tuple(counts), tuple(used))
 
 
 def _on_gpu(layer: LayerLoad, end: int) -> int:

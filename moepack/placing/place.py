@@ -53,28 +53,38 @@ def place(
     options = _CONTEXTS[engine]._replace(token_count=context, type_k=type_k, type_v=type_v)
     load = load_of(paths, options)
     request = Request(load, known, engine, context, margin, cache_types)
-    pinned, count, budget = None, None, None
+    pinned, budget = None, None
     if engine == PACK:
         budget = expert_budget(request)
         pinned = pins(request, budget, hotness, traces)
         device, option = request.memory_device(budget), run_option(request, budget, pinned)
-        placed = Placement((device,), option, (), None)
+        placed = Placement((device,), option)
     else:
         placed = place_stock(request)
-        count = placed.cpu_layer_count
+        if placed.cpu_layer_count is None:
+            known = known._replace(gpus=())
     speed: SpeedFacts | None = None
     if machine is not None:
         speed = forecast(
             *(paths, known),
-            cpu_layer_count=count,
+            cpu_layer_count=placed.cpu_layer_count,
             budget=budget,
             dense_in_memory=engine == PACK,
             traces=traces,
             context=context,
         ).forecasts[0]
     return PlacementFacts(
-        *(load.path, engine, context, margin, load.counts),
-        *(placed.devices, placed.option, placed.alternatives, pinned, speed),
+        model=load.path,
+        engine=engine,
+        context=context,
+        margin_length=margin,
+        parameters=load.counts,
+        devices=placed.devices,
+        option=placed.option,
+        alternatives=placed.alternatives,
+        notes=placed.notes,
+        pins=pinned,
+        forecast=speed,
     )
 
 

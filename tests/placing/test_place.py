@@ -93,7 +93,21 @@ def test_published_figures_come_out(gpt_oss: Path) -> None:
     assert [round((figure or 0) / 1e9, 1) for figure in figures] == [116.8, 114.7, 5.1, 1.5]
 
 
-@pytest.mark.parametrize("vram", [[24 * GIB], [16 * GIB, 24 * GIB], [12 * GIB] * 3])
+MIXES = [
+    [24 * GIB],
+    [16 * GIB, 24 * GIB],
+    [12 * GIB] * 3,
+    [24 * GIB, 8 * GIB, 80 * GIB],
+    [80 * GIB, 8 * GIB, 24 * GIB],
+    [1 * GIB, 80 * GIB],
+    [6 * GIB, 0, 24 * GIB],
+    [2 * GIB],
+    [0],
+]
+"""GPUs of more than one kind; the last two have no room for what is no expert's."""
+
+
+@pytest.mark.parametrize("vram", MIXES)
 def test_everything_lies_somewhere_and_nothing_twice(gpt_oss: Path, vram: list[int]) -> None:
     facts = place(gpt_oss, vram=vram)
     whole = load(gpt_oss)
@@ -109,9 +123,56 @@ def test_everything_lies_somewhere_and_nothing_twice(gpt_oss: Path, vram: list[i
             device.compute_length,
         )
         assert sum(lengths) + device.left_length == device.length
-        assert device.left_length >= facts.margin_length
+        assert device.left_length >= facts.margin_length or not sum(lengths)
     option = facts.option
     assert option.vram_expert_length + option.memory_expert_length == whole.expert_length
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "Qwen3-30B-A3B"])
+@pytest.mark.parametrize(
+    "vram", [[24 * GIB, 8 * GIB, 80 * GIB], [80 * GIB, 24 * GIB], [48 * GIB] * 4]
+)
+def test_gpus_are_filled_to_the_same_share(model: str, vram: list[int], tmp_path: Path) -> None:
+    path = large_models.write(model, tmp_path / "m.gguf")
+    facts = place(path, vram=vram)
+    assert facts.option.cpu_layer_count == 0
+    gpus = facts.devices[:-1]
+    rooms = [gpu.length - facts.margin_length for gpu in gpus]
+    used = [gpu.length - gpu.left_length for gpu in gpus]
+    most = max(length / room for length, room in zip(used, rooms, strict=True))
+    whole = load(path)
+    step = max(layer.fixed_length + layer.expert_length for layer in whole.layers)
+    for length, room in zip(used[:-1], rooms, strict=False):
+        assert length + max(step, whole.output_length) > (most - 0.001) * room
+    assert all(used), "none is left empty"
+
+
+@pytest.mark.parametrize("vram", [[1 * GIB], [0], [512 << 20, 512 << 20], [3 * GIB]])
+def test_without_vram_worth_using_all_is_in_memory(gpt_oss: Path, vram: list[int]) -> None:
+    facts = place(gpt_oss, vram=vram, memory=64 * GIB)
+    whole = load(gpt_oss)
+    assert value(facts.option, "-ngl") == "0"
+    assert facts.option.cpu_layer_count is None
+    assert facts.option.memory_expert_length == whole.expert_length
+    *gpus, memory = facts.devices
+    assert [gpu.left_length for gpu in gpus] == vram
+    assert memory.expert_length == whole.expert_length
+    (note,) = facts.notes
+    assert "VRAM lacks" in note
+    assert not facts.alternatives
+
+
+def test_what_is_placed_in_memory_is_forecast_there(gpt_oss: Path) -> None:
+    box = machine(memory=80, bandwidth=80, vram=1, vram_bandwidth=936)
+    speed = moepack.place(gpt_oss, box, context=8192).forecast
+    assert speed is not None
+    assert speed.kind == "cpu"
+
+
+def test_which_gpu_is_which_is_said_where_there_are_several(gpt_oss: Path) -> None:
+    (note,) = place(gpt_oss, vram=[24 * GIB, 8 * GIB]).notes
+    assert note.endswith("that has to be GPU 0 (24.0 GiB), GPU 1 (8.0 GiB)")
+    assert not place(gpt_oss, vram=[24 * GIB]).notes
 
 
 def test_n_is_the_smallest_that_fits(gpt_oss: Path) -> None:
@@ -161,7 +222,7 @@ def llama_cpp_deals(shares: Sequence[int], layer_count: int) -> list[int]:
     return [bisect_right(ends, item / (layer_count + 1)) for item in range(layer_count + 1)]
 
 
-@pytest.mark.parametrize("vram", [[24 * GIB, 24 * GIB], [8 * GIB, 40 * GIB], [12 * GIB] * 4])
+@pytest.mark.parametrize("vram", [vram for vram in MIXES if len(vram) > 1])
 def test_several_gpus_get_what_they_hold(gpt_oss: Path, vram: list[int]) -> None:
     facts = place(gpt_oss, vram=vram)
     whole = load(gpt_oss)
@@ -234,8 +295,10 @@ def test_below_the_floor_it_says_what_is_missing(gpt_oss: Path) -> None:
     whole = load(gpt_oss)
     enough = whole.fixed_length + whole.compute_length + GIB
     assert place(gpt_oss, vram=[enough]).option.cpu_layer_count == 36
+    (note,) = place(gpt_oss, vram=[enough - (2 << 20)]).notes
+    assert "VRAM lacks 2.0 MiB beside the margin" in note
     with pytest.raises(RequestError, match="too little VRAM") as caught:
-        place(gpt_oss, vram=[enough - (2 << 20)])
+        place(gpt_oss, vram=[enough - (2 << 20)], memory=48 * GIB)
     assert (caught.value.hint or "").startswith("2.0 MiB are missing")
     with pytest.raises(RequestError, match="too little memory") as caught:
         place(gpt_oss, vram=[24 * GIB], memory=32 * GIB)
