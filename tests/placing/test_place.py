@@ -163,7 +163,8 @@ def test_without_vram_worth_using_all_is_in_memory(gpt_oss: Path, vram: list[int
 
 
 def test_what_is_placed_in_memory_is_forecast_there(gpt_oss: Path) -> None:
-    box = machine(memory=80, bandwidth=80, vram=1, vram_bandwidth=936)
+    # Together they would have room, if each of them needed none to compute in.
+    box = machine(memory=80, bandwidth=80, vram=1.8, vram_bandwidth=936, gpu_count=4)
     speed = moepack.place(gpt_oss, box, context=8192).forecast
     assert speed is not None
     assert speed.kind == "cpu"
