@@ -78,7 +78,7 @@ def place(
         engine=engine,
         context=context,
         margin_length=margin,
-        parameters=load.counts,
+        parameters=load.parameters,
         devices=placed.devices,
         option=placed.option,
         alternatives=placed.alternatives,

@@ -15,11 +15,12 @@ from moepack.footprint.context import LLAMA_SERVER, MOEPACK_RUN
 from moepack.placing.facts import OptionFacts, PlacementFacts
 from moepack.placing.load import Load, load_of
 from moepack.placing.offload import filled, offload, pattern
+from moepack.report.facts import SourceFacts
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
 from tests.support import large_models, llama_cpp, llama_cpp_memory
 from tests.support.machines import machine
-from tests.support.models import first_shard
+from tests.support.models import REAL_MODELS, first_shard
 
 needs_llama_cpp = pytest.mark.skipif(
     not llama_cpp.available(), reason="xllamacpp is not installed: no llama.cpp to compare with"
@@ -105,6 +106,13 @@ MIXES = [
     [0],
 ]
 """GPUs of more than one kind; the last two have no room for what is no expert's."""
+
+
+@pytest.mark.parametrize("model", [*REAL_MODELS])
+def test_inspecting_counts_the_same_parameters(model: str) -> None:
+    facts = moepack.inspect(first_shard(model))
+    assert isinstance(facts, SourceFacts)
+    assert facts.parameters == place(first_shard(model), context=64).parameters
 
 
 @pytest.mark.parametrize("vram", MIXES)
