@@ -36,6 +36,7 @@ _NO_CACHE = (
     "nothing is read of the drive here, so what a trace or a working set says was not used: "
     "--budget asks for a cache"
 )
+_MEMORIES = {"vram": "VRAM", "memory": "memory", "drive": "drive"}
 _MOST_OF_CEILING = 1.2
 """Figures are that far off without being wrong, and caches of CPUs help a little."""
 
@@ -174,6 +175,14 @@ def _misses(
     return {one.budget: one for one in found}
 
 
+def _reason(terms: Sequence[TermFacts]) -> str | None:
+    """Return why no speed is known; None where it is."""
+    if not terms:
+        return "it is not known what a token reads"
+    lacking = [_MEMORIES[term.name] for term in terms if term.seconds is None]
+    return f"nothing is known of the bandwidth of {' and '.join(lacking)}" if lacking else None
+
+
 class _Speeds(NamedTuple):
     """Tokens a second."""
 
@@ -216,6 +225,7 @@ class _Forecasts:
             lowest=None if speeds is None else speeds.lowest,
             highest=None if speeds is None else speeds.highest,
             ceiling=None if speeds is None else speeds.ceiling,
+            reason=_reason(terms),
             hit_rate=None if misses is None else misses.hit_rate,
             missed_length=None if misses is None else round(misses.length),
             misses_from=None if misses is None else misses.source,
