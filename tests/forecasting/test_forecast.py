@@ -87,6 +87,7 @@ def test_the_terms_of_each_way_make_its_time(
     assert lowest is not None
     assert highest is not None
     assert ceiling is not None
+    assert one.reason is None
     assert 1 / speed == pytest.approx(sum(seconds.values()))
     assert 0 < lowest < speed < highest <= ceiling
     assert one.binding == max(seconds, key=lambda name: seconds[name])
