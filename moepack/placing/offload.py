@@ -44,13 +44,14 @@ def offload(load: Load, rooms: Sequence[int]) -> Offload | None:
     """
     ends = [0, *(layer.layer + 1 for layer in load.layers if layer.expert_length)]
     for end in ends:
-        if _deal(load, rooms, end) is None:
+        if _deal(load, rooms, end).left_lengths:
             continue
         least = bisect_left(
-            range(_PARTS), True, key=lambda part: _deal(load, _parts(rooms, part), end) is not None
+            range(_PARTS),
+            True,
+            key=lambda part: not _deal(load, _parts(rooms, part), end).left_lengths,
         )
         dealt = _deal(load, _parts(rooms, least), end)
-        assert dealt is not None, "all of each GPU is enough"
         tensors = (one for held in load.layers if held.layer < end for one in held.tensors)
         return Offload(end, tuple(tensors), dealt.layer_counts, dealt.used_lengths)
     return None
@@ -58,8 +59,12 @@ def offload(load: Load, rooms: Sequence[int]) -> Offload | None:
 
 def missing_length(load: Load, rooms: Sequence[int]) -> int:
     """Return how many bytes of VRAM are missing, with all experts in memory."""
-    needed = load.fixed_length + load.compute_length * len(rooms)
-    return max(1, needed - sum(rooms))
+    computing_count = sum(room > load.compute_length for room in rooms) or 1
+    needed = load.fixed_length + load.compute_length * computing_count
+    if needed > sum(rooms):
+        return needed - sum(rooms)
+    # Together there would be room, but layers are not divided.
+    return sum(_deal(load, rooms, load.layers[-1].layer + 1).left_lengths)
 
 
 def filled(load: Load, placed: Offload, rooms: Sequence[int]) -> Offload:
@@ -99,14 +104,15 @@ def _parts(rooms: Sequence[int], part: int) -> list[int]:
 
 
 class _Deal(NamedTuple):
-    """How many layers each GPU has, and how many bytes."""
+    """How many layers each GPU has, and how many bytes; the bytes of each that has no room."""
 
     layer_counts: tuple[int, ...]
     used_lengths: tuple[int, ...]
+    left_lengths: tuple[int, ...]
 
 
-def _deal(load: Load, rooms: Sequence[int], end: int) -> _Deal | None:
-    """Deal layers out to GPUs in their order, as many as have room; None where one is left."""
+def _deal(load: Load, rooms: Sequence[int], end: int) -> _Deal:
+    """Deal layers out to GPUs in their order, as many as have room."""
     items = [_on_gpu(layer, end) for layer in load.layers] + [load.output_length]
     counts, used = [], []
     for room in rooms:
@@ -116,7 +122,7 @@ def _deal(load: Load, rooms: Sequence[int], end: int) -> _Deal | None:
             count += 1
         counts.append(count)
         used.append(length if count else 0)
-    return None if items else _Deal(tuple(counts), tuple(used))
+    return _Deal(tuple(counts), tuple(used), tuple(items))
 
 
 def _on_gpu(layer: LayerLoad, end: int) -> int:

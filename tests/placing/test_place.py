@@ -16,6 +16,7 @@ from moepack.placing.facts import OptionFacts, PlacementFacts
 from moepack.placing.load import Load, load_of
 from moepack.placing.offload import filled, offload, pattern
 from moepack.report.facts import SourceFacts
+from moepack.sizes import size_text
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
 from tests.support import large_models, llama_cpp, llama_cpp_memory
@@ -306,6 +307,10 @@ def test_below_the_floor_it_says_what_is_missing(gpt_oss: Path) -> None:
     assert place(gpt_oss, vram=[enough]).option.cpu_layer_count == 36
     (note,) = place(gpt_oss, vram=[enough - (2 << 20)]).notes
     assert "VRAM lacks 2.0 MiB beside the margin" in note
+    # Two that have the room together, but the output fits into neither beside what is before it.
+    half = (enough - GIB - whole.compute_length) // 2 + whole.compute_length + GIB
+    (note,) = place(gpt_oss, vram=[half, half]).notes
+    assert f"VRAM lacks {size_text(whole.output_length)} beside the margin" in note
     with pytest.raises(RequestError, match="too little VRAM") as caught:
         place(gpt_oss, vram=[enough - (2 << 20)], memory=48 * GIB)
     assert (caught.value.hint or "").startswith("2.0 MiB are missing")
