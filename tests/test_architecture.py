@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mounting": {"moepack", "format", "storage", "reading"},
     "running": {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
-        *("packing", "caching", "machine", "engines"),
+        *("packing", "caching", "machine", "engines", "footprint"),
     },
     "serving": {"moepack", "llama_cpp", "running"},
     "bench": {

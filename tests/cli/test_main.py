@@ -79,7 +79,7 @@ def test_inspect_describes_a_source(moepack_command: Run) -> None:
     assert first["bytes_per_expert"] == sum(part["length"] for part in first["parts"])
     expert_elements = 2 * 16 * 3 * 32 * 256
     assert body["parameters"]["expert"] == expert_elements
-    inactive = expert_elements * 12 // 16
+    inactive = expert_elements * 12 // 16 + body["parameters"]["embedding"]
     assert body["parameters"]["active"] == body["parameters"]["total"] - inactive
 
 

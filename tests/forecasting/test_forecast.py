@@ -87,6 +87,7 @@ def test_the_terms_of_each_way_make_its_time(
     assert lowest is not None
     assert highest is not None
     assert ceiling is not None
+    assert one.reason is None
     assert 1 / speed == pytest.approx(sum(seconds.values()))
     assert 0 < lowest < speed < highest <= ceiling
     assert one.binding == max(seconds, key=lambda name: seconds[name])
@@ -167,6 +168,7 @@ def test_a_bandwidth_that_is_not_known_makes_no_speed(
     facts = forecast_of(box, **options)
     (one,) = facts.forecasts
     assert one.tokens_per_second is one.lowest is one.highest is one.ceiling is None
+    assert one.reason == f"nothing is known of the bandwidth of {words}"
     assert one.binding is None
     assert one.fits is True
     text = forecast_text.text(facts)
@@ -332,6 +334,7 @@ def test_of_a_pack_of_experts_alone_no_speed_is_known(tmp_path: Path) -> None:
         assert facts.next_receipt is None
         for one in facts.forecasts:
             assert one.tokens_per_second is one.ceiling is None
+            assert one.reason == "it is not known what a token reads"
             assert one.binding is None
             assert one.fits is None
             assert one.vram_length is one.memory_length is None

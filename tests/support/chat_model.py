@@ -1,4 +1,4 @@
-"""A model with a template for chats: qwen3moe, with one more thing in its metadata."""
+"""Models with a template for chats: real ones, with one more thing in their metadata."""
 
 from pathlib import Path
 
@@ -13,10 +13,11 @@ TEMPLATE = (
 )
 
 
-def write_chat_model(path: Path, template: str = TEMPLATE) -> Path:
-    """Write qwen3moe as one file that brings a template with it."""
-    readers = [GGUFReader(shard) for shard in shards_of("qwen3moe")]
-    writer = GGUFWriter(path, "qwen3moe")
+def write_chat_model(path: Path, template: str = TEMPLATE, model: str = "qwen3moe") -> Path:
+    """Write a model as one file that brings a template with it."""
+    readers = [GGUFReader(shard) for shard in shards_of(model)]
+    architecture = readers[0].fields["general.architecture"].contents()
+    writer = GGUFWriter(path, architecture)
     for key, field in readers[0].fields.items():
         if not key.startswith(("GGUF.", "split.")) and key != "general.architecture":
             inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None

@@ -193,6 +193,7 @@ def stepwise_logits(
         params = load().llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = context, threads, threads
         params.n_batch = params.n_ubatch = batch_count
+        params.swa_full = False  # as llama.cpp's programs have it
         opened = load().llama_init_from_model(model, params)
         stack.callback(load().llama_free, opened)
         return [_last_logits(model, opened, batch, batch_count) for batch in batches]
