@@ -1,7 +1,7 @@
 """Traces that engines print into their logs: lines of another kind in between are ignored."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ from moepack.trace.formats.number_text import Places, Text, Truths, word
 from moepack.trace.formats.rows import (
     Fault,
     Lists,
+    Statement,
     line_numbers,
     report,
     rows_in_brackets,
-    statements,
     too_long,
 )
 from moepack.trace.model import Dimensions, Ints, Phase, Piece, counts_of
@@ -128,6 +128,7 @@ class ExpertLog:
 
 
 _EXPECTED = "layer L expert E"
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _ANYWHERE = re.compile(rb"layer \d+ expert \d")
 _PAIRS = np.arange(1 << 16)
 _DIGITS = [byte - 48 for byte in (_PAIRS & 0xFF, _PAIRS >> 8)]
@@ -252,6 +253,13 @@ def _cut_line(text: Text, first: Places) -> list[Fault]:
     return [Fault(place, "not a selection", _EXPECTED)]
 
 
+def _manifest_dimensions(words: Sequence[str]) -> Dimensions | None:
+    """Read `48 layers, 128 experts/layer`; it does not say which layers these are."""
+    if words[1:2] != ["layers,"] or not words[2:3] or not _NUMBER.fullmatch(words[2]):
+        return None
+    return Dimensions(expert_count=int(words[2]))
+
+
 class FlashLog(LayerCalls):
     """Lines `moe-flash: layer   7 topk=[3,14,15]`, one a layer and call, of llama-cpp-moe-flash.
 
@@ -261,6 +269,7 @@ class FlashLog(LayerCalls):
     """
 
     expected = "moe-flash: layer L topk=[E,E,…]"
+    statement = Statement(b"moe-flash: loaded manifest: ", _manifest_dimensions)
 
     def parse(self, text: Text) -> Table:
         """Find the lines by what stands around their first number, padded to three places."""
@@ -276,9 +285,7 @@ class FlashLog(LayerCalls):
 
     def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
         """Look as well for what the log says of the model."""
-        for place, words in statements(text, b"moe-flash: loaded manifest: "):
-            if words[1:2] == ["layers,"] and words[2:3] and words[2].isdecimal():
-                self._checks.state(Dimensions(expert_count=int(words[2])), place)
+        self.statement.check(text, self._checks)
         yield from super().take(text, parsed)
 
 
