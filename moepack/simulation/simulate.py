@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moepack.analysis.verdict import LEAST_SELECTIONS
 from moepack.caching import cache as caching
 from moepack.errors import RequestError, TraceError
 from moepack.shape import FamilyShape, ModelShape
 from moepack.simulation.caches import BELADY, PROMPT_STATIC, STATIC, Caches
 from moepack.simulation.curves import LruCurves
-from moepack.simulation.facts import CurvePoint, Simulation
+from moepack.simulation.facts import LEAST_SELECTIONS, CurvePoint, Simulation
 from moepack.simulation.lookups import LookupStream
 from moepack.simulation.one_pass import OnePass
 from moepack.simulation.sessions import interleaved
