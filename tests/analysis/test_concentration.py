@@ -4,13 +4,15 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import moepack
 from moepack.analysis import skew, verdict
-from moepack.analysis.concentration import Concentration, RoutingSample
+from moepack.analysis.concentration import Concentration, RoutingSample, concentration
 from moepack.analysis.verdict import Evidence
 from moepack.errors import TraceError
 from moepack.hotness.counter import SelectionCounter
@@ -205,6 +207,17 @@ def test_experts_that_a_file_says_there_are_count_as_those_of_a_model(origin: Or
     assert [layer.never_count for layer in stated.layers] == [EXPERTS - USED] * LAYERS
     assert sample.heat_table()[1].shape == (LAYERS, EXPERTS)
     assert sample.curves()["LRU cache"] == pytest.approx(model.curves()["LRU cache"], nan_ok=True)
+
+
+def test_a_route_of_four_experts_that_take_everything_is_static(tmp_path: Path) -> None:
+    path = tmp_path / "route.csv"
+    rows = "".join(f"0,1,{step},0,{slot},{slot},0\n" for step in range(400) for slot in range(4))
+    rows = "turn,phase,step,layer,slot,expert,x\n" + rows
+    path.write_text("# model=m n_layer=1 n_expert=64 n_expert_used=4\n" + rows)
+    found = concentration([str(path)])
+    assert (found.verdict, found.total.never_count) == ("static", 60)
+    moepack.import_trace([str(path)], tmp_path / "own")
+    assert concentration([str(tmp_path / "own")]) == found
 
 
 def test_where_no_file_says_how_many_there_are_that_is_said() -> None:
