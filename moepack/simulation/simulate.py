@@ -122,6 +122,9 @@ def _look_up(
     in_order = one_pass.spool if sessions == 1 else stack.enter_context(Spool())
     take = one_pass.add if sessions == 1 else in_order.add
     lookups = LookupStream(take, routed, batch_count)
+    for layer, family in routed.items():  # places in their order, whatever comes first in a trace
+        experts = np.arange(family.expert_count).astype(np.uint16)
+        lookups.places.of(np.full_like(experts, layer), experts)
     warnings = feed(paths, options, lookups.add)
     lookups.end()
     if not lookups.token_count:
