@@ -143,7 +143,7 @@ def bench(
             hotness=hotness_path,
             point_seconds=point_seconds,
             progress=advance,
-            announce=_announce,
+            announce=None if as_json or is_quiet() else _announce,
             **settings,
         )
         if picture:
@@ -154,8 +154,6 @@ def bench(
 def _announce(schedule: "Schedule") -> None:
     from moepack.report import bench_text
 
-    if is_quiet():
-        return
     if is_terminal():
         click.echo("\r\x1b[K", nl=False, err=True)  # the bar is drawn again below
     complain("note", bench_text.announced(schedule))

@@ -98,12 +98,15 @@ def test_what_is_measured_is_what_the_drive_does(model: tuple[Pack, run.Model]) 
 @pytest.mark.parametrize("count", amounts(4, 10))
 @pytest.mark.parametrize(
     ("truth", "headlines"),
-    [(1.02, {"No gain", "Not decided in 0 s:"}), (1.3, {"Packing gains"})],
+    [(0.98, {"No gain", "Not decided in 0 s:"}), (1.3, {"Packing gains"})],
 )
 def test_all_runs_of_all_of_it_say_what_is_so(
     truth: float, headlines: set[str], weather: Weather, model: tuple[Pack, run.Model], count: int
 ) -> None:
-    """At depth 1 packs are much faster there; but depth 4 is what counts."""
+    """At depth 1 packs are much faster there; but depth 4 is what counts.
+
+    Where each read takes another time, several of them at once take some 3 % longer than one.
+    """
     factor = truth / truths(model)["reader", 4]
     reports = [measured(model, seed, weather, factor) for seed in range(count)]
     assert all(gain.word == "gain" for one in reports for gain in one.gains[:1])
