@@ -47,9 +47,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("trace", "trace.formats", "hotness", "machine"),
     },
     "report": {
-        *("moepack", "format", "source", "reading", "verifying", "trace", "hotness", "analysis"),
-        *("packing", "engines", "mounting", "machine", "bench", "running", "simulation"),
-        *("forecasting", "placing"),
+        *("moepack", "format", "storage", "source", "reading", "verifying", "trace", "hotness"),
+        *("analysis", "packing", "engines", "mounting", "machine", "bench", "running"),
+        *("simulation", "forecasting", "placing"),
     },
     "cli": {"*"},
 }

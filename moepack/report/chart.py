@@ -4,8 +4,8 @@ Needs matplotlib, which is the extra `plot`.
 """
 
 import contextlib
+import io
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from moepack.errors import MachineError, RequestError
 from moepack.forecasting.facts import ForecastFacts
 from moepack.simulation.facts import Simulation
 from moepack.sizes import divide_up
+from moepack.storage.atomic import write_whole
 
 SUFFIXES = (".svg", ".png")
 
@@ -159,11 +160,9 @@ def _figure(path: str, title: str, count: int, **options: Any) -> Iterator[Any]:
         figure.tight_layout()
         # Without a date the same numbers give the same file.
         metadata = {"Date": None} if path.lower().endswith(".svg") else None
-        figure.savefig(f"{path}.partial", format=Path(path).suffix[1:], metadata=metadata)
-        os.replace(f"{path}.partial", path)
-    except OSError as error:
-        Path(f"{path}.partial").unlink(missing_ok=True)
-        raise MachineError(f"cannot write: {error.strerror}", path=path) from None
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=Path(path).suffix[1:], metadata=metadata)
+        write_whole(path, drawn.getbuffer())
     finally:
         pyplot.close(figure)
 
