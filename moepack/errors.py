@@ -8,7 +8,7 @@ import errno
 import os
 from typing import Any
 
-MAX_FIELD_LENGTH = 200
+from moepack.escaping import one_line, short
 
 
 class MoepackError(Exception):
@@ -52,22 +52,6 @@ class MoepackError(Exception):
 def _grouped(value: object) -> object:
     """Write a number as people read it: `17,408`."""
     return f"{value:,}" if type(value) is int and abs(value) < 1 << 64 else value
-
-
-def one_line(text: str) -> str:
-    """Escape what a file could use to fake lines or to move a terminal's cursor."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def short(value: object) -> str:
-    """Keep what a hostile file puts into a message to one short line."""
-    try:
-        text = str(value)
-    except ValueError:  # Python refuses to print a number of thousands of digits
-        text = "a number of thousands of digits"
-    return one_line(text if len(text) <= MAX_FIELD_LENGTH else text[:MAX_FIELD_LENGTH] + "…")
 
 
 class SourceError(MoepackError):

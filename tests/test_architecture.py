@@ -59,6 +59,7 @@ BESIDE = {
     "aio",
     "digest",
     "errors",
+    "escaping",
     "extras",
     "installed",
     "keys",

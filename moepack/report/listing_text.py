@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-from moepack.errors import short
+from moepack.escaping import short
 from moepack.report.listing import BlobRow, Row, TensorRow
 from moepack.report.values import UNKNOWN
 from moepack.shape import ROUTED_FAMILY
