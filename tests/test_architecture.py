@@ -189,6 +189,17 @@ def test_a_room_neither_prints_nor_imports_by_text(module: str) -> None:
             assert not isinstance(node, ast.Attribute) or node.attr not in {"stdout", "stderr"}
 
 
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("cli.")])
+def test_text_goes_to_the_streams_through_one_door(module: str) -> None:
+    """Which makes it safe for terminals. Raw bytes of files, which `.buffer` takes, are no text."""
+    for node in ast.walk(MODULES[module]):
+        if isinstance(node, ast.Call) and module != "cli.terminal":
+            assert ast.unparse(node.func) not in {
+                *("print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"),
+                *("sys.stdout.writelines", "sys.stderr.writelines", "os.write"),
+            }
+
+
 def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> None:
     code = "import sys, moepack; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -29,7 +29,9 @@ from moepack.cli.terminal import (
     is_quiet,
     is_verbose,
     json_option,
+    pass_on,
     quiet_option,
+    say,
     show,
     source_option,
     source_or_pack_argument,
@@ -221,7 +223,7 @@ def include_dir() -> None:
 
     Example: moepack include-dir
     """
-    click.echo(installed.folder("include"))
+    pass_on([f"{installed.folder('include')}\n"])
 
 
 cli.add_command(packing.pack)
@@ -293,9 +295,9 @@ def run(arguments: list[str]) -> int:
 
 def _report_usage(error: click.UsageError) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        click.echo(error.format_message(), err=True)
+        say(error.format_message(), err=True)
         return ExitCode.USAGE
-    complain("error", error.format_message())
+    complain("error", " ".join(error.format_message().split()))
     command = error.ctx.command_path if error.ctx else "moepack"
     complain("hint", f"{command} --help")
     return ExitCode.USAGE

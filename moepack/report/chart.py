@@ -13,6 +13,7 @@ from typing import Any
 from moepack import extras
 from moepack.bench.report import SurfacePoint
 from moepack.errors import MachineError, RequestError
+from moepack.escaping import one_line
 from moepack.forecasting.facts import ForecastFacts
 from moepack.simulation.facts import Simulation
 from moepack.sizes import divide_up
@@ -156,7 +157,8 @@ def _figure(path: str, title: str, count: int, **options: Any) -> Iterator[Any]:
     figure, axes = pyplot.subplots(1, count, figsize=(5.5 * count, 4.2), squeeze=False, **options)
     try:
         yield axes[0]
-        figure.suptitle(title)
+        # A dollar begins a formula.
+        figure.suptitle(one_line(title).replace("$", r"\$"))
         figure.tight_layout()
         # Without a date the same numbers give the same file.
         metadata = {"Date": None} if path.lower().endswith(".svg") else None

@@ -64,11 +64,11 @@ class ModelImage:
         """
         held = os.fstat(self.descriptor)
         address = end = None
-        with open("/proc/self/maps") as maps:
+        with open("/proc/self/maps", "rb") as maps:  # names in it need not be UTF-8
             for line in maps:
                 addresses, _, offset, device, inode, *_ = line.split()
                 if int(inode) == held.st_ino and _is_device(device, held.st_dev):
-                    first, last = (int(text, 16) for text in addresses.split("-"))
+                    first, last = (int(text, 16) for text in addresses.split(b"-"))
                     address = first - int(offset, 16) if address is None else address
                     end = last - address
         return None if address is None or end is None else (address, end)
@@ -86,9 +86,9 @@ class ModelImage:
         self.close()
 
 
-def _is_device(text: str, device: int) -> bool:
+def _is_device(text: bytes, device: int) -> bool:
     """Compare a device as that table writes it."""
-    major, minor = (int(number, 16) for number in text.split(":"))
+    major, minor = (int(number, 16) for number in text.split(b":"))
     return (major, minor) == (os.major(device), os.minor(device))
 
 
