@@ -28,7 +28,7 @@ def check(path: str) -> None:
         raise RequestError("not a picture", path=path, expected=" or ".join(SUFFIXES))
     try:
         import matplotlib  # noqa: F401
-    except ImportError:
+    except ModuleNotFoundError:
         hint = extras.hint("plot")
         raise MachineError("plotting needs matplotlib", path=path, hint=hint) from None
 

@@ -39,13 +39,15 @@ class ModelImage:
 
     def _fill(self, reader: Reader) -> None:
         layout = self._layout
-        with mmap.mmap(self.descriptor, layout.experts_offset) as memory, memoryview(memory) as all:
-            all[: len(layout.header)] = layout.header
+        mapping = mmap.mmap(self.descriptor, layout.experts_offset)
+        with memoryview(mapping) as memory:
+            memory[: len(layout.header)] = layout.header
             for tensor in layout.dense:
                 if tensor.length:
                     (extent,) = tensor.extents
-                    with all[extent.offset : extent.end] as place:
+                    with memory[extent.offset : extent.end] as place:
                         reader.read_dense_into(place, tensor.name)
+        mapping.close()  # not after an error: its traceback holds views, and would be lost
 
     @property
     def path(self) -> str:

@@ -10,13 +10,6 @@ import os
 import stat
 from typing import NamedTuple, Self
 
-MACHINE_HINTS = {
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "the system's table of open files is full",
-    errno.ENOMEM: "free memory, or raise the limit of locked memory (ulimit -l)",
-}
-"""What to do about what the system has run out of, by errno."""
-
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
