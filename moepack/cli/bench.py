@@ -146,8 +146,10 @@ def bench(
             announce=None if as_json or is_quiet() else _announce,
             **settings,
         )
-        if picture:
+        if picture and report.surface:
             chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
+        elif picture:
+            complain("note", "the pack is too small for a surface: nothing is drawn")
     show(report, as_json, bench_text.text)
 
 

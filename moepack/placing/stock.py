@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from moepack.errors import RequestError
+from moepack.escaping import shell_words
 from moepack.placing.facts import DeviceFacts, OptionFacts
 from moepack.placing.offload import Offload, filled, missing_length, offload, pattern
 from moepack.placing.request import Request, device_facts
@@ -131,7 +131,7 @@ def _command(request: Request, *words: str) -> str:
     keys, values = request.cache_types
     types = [] if keys == values == "f16" else ["-ctk", keys, "-ctv", values]
     length = ["-c", str(request.context)]
-    return shlex.join(["llama-server", "-m", request.load.path, *words, *length, *types])
+    return shell_words(["llama-server", "-m", request.load.path, *words, *length, *types])
 
 
 def _devices(request: Request, placed: Offload) -> Iterator[DeviceFacts]:

@@ -20,6 +20,7 @@ from moepack import digest
 from moepack.storage.extents import Extent, NewFile, Run, runs
 from moepack.storage.inputs import Inputs
 from moepack.storage.lock import lock
+from moepack.storage.regular_file import open_regular
 from moepack.storage.run_writer import RunWriter
 from moepack.storage.stored_extents import is_right
 from moepack.storage.thread_pool import SharedProgress, ThreadPool
@@ -207,7 +208,7 @@ class _FileInMaking:
     def __init__(self, file: NewFile, target: Path, resume: bool) -> None:
         # A file that stands there already is not what was planned, wherever it came from.
         flags = os.O_RDWR | os.O_CREAT | (0 if resume else os.O_EXCL) | os.O_NOFOLLOW
-        self.descriptor = os.open(target / file.name, flags | os.O_CLOEXEC, 0o644)
+        self.descriptor = open_regular(target / file.name, flags)
         try:
             lock(self.descriptor, target / file.name)
         except BaseException:

@@ -12,6 +12,7 @@ from moepack.forecasting.facts import ForecastFacts, SpeedFacts
 from moepack.forecasting.forecast import forecast
 from moepack.forecasting.misses import WorkingSet
 from moepack.forecasting.ways import MARGIN, Model, Way
+from moepack.format import manifest
 from moepack.machine.model import Figure, Machine
 from moepack.packing.pack_model import pack_model
 from moepack.report import forecast_text
@@ -355,10 +356,14 @@ def test_without_the_number_of_experts_used_no_speed_is_known(tmp_path: Path) ->
             assert one.terms == ()
 
 
-def test_a_model_that_uses_no_expert_divides_nothing_by_nothing(tmp_path: Path) -> None:
-    builder = moe().put("qwen3moe.expert_used_count", "u32", 0)
-    path = builder.write(tmp_path / "model.gguf")
-    one = only(path=path, budget=1 << 10, working_set=WorkingSet(2, 1))
+def test_a_pack_that_uses_no_expert_divides_nothing_by_nothing(tmp_path: Path) -> None:
+    pack = tmp_path / "model.moepack"
+    pack_model(moe().write(tmp_path / "model.gguf"), pack, experts_only=True)
+    path = pack / manifest.NAME
+    described = manifest.decode(path.read_bytes(), str(path))
+    source = described.source._replace(experts_used={"ffn_exps": 0})
+    path.write_bytes(manifest.encode(described._replace(source=source)))
+    one = only(path=pack, budget=1 << 10, working_set=WorkingSet(2, 1))
     assert (one.missed_length, one.hit_rate) == (0, None)
 
 

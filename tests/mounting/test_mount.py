@@ -226,7 +226,7 @@ def test_what_is_not_whole_is_refused(
 @pytest.mark.parametrize(
     ("lack", "problem", "command"),
     [
-        ("ImportError", "mounting needs mfusepy", "[mount]"),
+        ("ModuleNotFoundError", "mounting needs mfusepy", "[mount]"),
         ("OSError", "mounting needs libfuse", "apt-get install fuse3"),
     ],
 )
