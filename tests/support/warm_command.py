@@ -6,23 +6,14 @@ import, which takes most of the time of a short command.
 
 import multiprocessing
 import os
-import pkgutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-import moepack
-
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        module.name
-        for module in pkgutil.walk_packages(moepack.__path__, "moepack.")
-        if not module.name.endswith("__main__")
-    ]
-)
+_CONTEXT.set_forkserver_preload(["tests.support.all_of_moepack"])
 
 
 def run(

@@ -1,0 +1,14 @@
+"""Loads all of moepack that this machine can load, for the forks of the process that imports it."""
+
+import importlib
+import pkgutil
+from contextlib import suppress
+
+import moepack
+
+for _module in pkgutil.walk_packages(moepack.__path__, "moepack."):
+    if not _module.name.endswith("__main__"):
+        # A command that needs what is not there says so itself, as libraries do in many ways:
+        # mfusepy by an OSError.
+        with suppress(Exception):
+            importlib.import_module(_module.name)
