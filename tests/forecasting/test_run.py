@@ -6,13 +6,13 @@ import pytest
 
 from moepack.forecasting.forecast import forecast
 from moepack.packing.pack_model import pack_model
-from tests.support import llama_cpp
 from tests.support.machines import machine
 from tests.support.models import first_shard
+from tests.support.needs import needs_llama
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed"),
+    needs_llama,
 ]
 
 
