@@ -57,9 +57,8 @@ def moepack_command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the `moepack` command in a process of its own."""
 
     def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        if not options.keys() - {"input", "timeout"}:
-            words = list(map(str, arguments))
-            return warm_command.run(words, options.get("input"), options.get("timeout", 120.0))
+        if not options.keys() - warm_command.OPTIONS:
+            return warm_command.run(list(map(str, arguments)), **options)
         command = [sys.executable, "-m", "moepack", *map(str, arguments)]
         options = {"capture_output": True, "text": True, "timeout": 120} | options
         return subprocess.run(command, check=False, **options)

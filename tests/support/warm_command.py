@@ -11,34 +11,50 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import IO, Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.support.all_of_moepack"])
 
 
-def run(
-    arguments: list[str], given: str | None, timeout: float
-) -> subprocess.CompletedProcess[str]:
-    """Run the command with `given` on standard input. Raises subprocess.TimeoutExpired."""
+OPTIONS = {"input", "stdin", "timeout", "text", "cwd"}
+"""Those of the options of `subprocess.run` that are kept here."""
+
+
+def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+    """Run the command, with `OPTIONS` as subprocess.run has them. Raises TimeoutExpired as that."""
     theirs, feed = _CONTEXT.Pipe(duplex=False)
+    if "stdin" in options:
+        theirs.close()
+        theirs = _copy(options["stdin"])
     out, their_out = _CONTEXT.Pipe(duplex=False)
     error, their_error = _CONTEXT.Pipe(duplex=False)
     streams = theirs, their_out, their_error
-    process = _CONTEXT.Process(
-        target=_main, args=(arguments, os.getcwd(), dict(os.environ), streams)
-    )
+    folder = os.fspath(options.get("cwd") or os.getcwd())
+    process = _CONTEXT.Process(target=_main, args=(arguments, folder, dict(os.environ), streams))
     process.start()
     for end in streams:
         end.close()
+    given = options.get("input") or b""
+    timeout = options.get("timeout", 120.0)
     with ThreadPoolExecutor(3) as pool:
-        pool.submit(_write, feed, (given or "").encode())
+        pool.submit(_write, feed, given if isinstance(given, bytes) else given.encode())
         said = [pool.submit(_read, end) for end in (out, error)]
         process.join(timeout)
         if process.exitcode is None:
             process.kill()
             raise subprocess.TimeoutExpired(arguments, timeout)
-    texts = (one.result().decode() for one in said)
-    return subprocess.CompletedProcess(arguments, process.exitcode, *texts)
+    data = [one.result() for one in said]
+    results = [one.decode() for one in data] if options.get("text", True) else data
+    return subprocess.CompletedProcess(arguments, process.exitcode, *results)
+
+
+def _copy(stream: int | IO[Any]) -> Connection:
+    """Return a copy of a file that multiprocessing hands over; of no file where it is DEVNULL."""
+    if isinstance(stream, int):
+        assert stream == subprocess.DEVNULL
+        return Connection(os.open(os.devnull, os.O_RDWR))
+    return Connection(os.dup(stream.fileno()))
 
 
 def _main(

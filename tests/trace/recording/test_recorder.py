@@ -478,6 +478,17 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_llama
+def test_without_openmp_the_hint_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: str) -> None:
+        raise OSError("libgomp.so.1: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(MachineError, match="cannot be loaded: libgomp") as caught:
+        load.__wrapped__()
+    assert caught.value.hint == "apt-get install libgomp1"
+
+
+@needs_llama
 def test_a_library_with_other_layouts_is_refused() -> None:
     library = load()
 
