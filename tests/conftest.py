@@ -27,6 +27,10 @@ hypothesis.settings.load_profile("moepack")
 # that tests interrupt would never hear of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# llama.cpp's threads wait for each other all the time: in tests, which share few processors with
+# others, they are not to wait busily. It is read when the library is loaded, in children as well.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 LONG_FOLDERS = {
     *("faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"),
     *("running", "simulation"),
