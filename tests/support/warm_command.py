@@ -1,4 +1,4 @@
-"""The command in processes that find moepack loaded, as they are forks of one that has loaded it.
+"""Commands and calls in processes that find moepack loaded: forks of one that has loaded it.
 
 Each is a process of its own, with pipes, an environment and an exit code: what it does not do is to
 import, which takes most of the time of a short command.
@@ -8,11 +8,16 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import IO, Any
+from typing import IO, Any, TypeVar, cast
 
+Result = TypeVar("Result")
+
+_PATIENCE = 60.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.support.all_of_moepack"])
 
@@ -47,6 +52,34 @@ def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[Any
     data = [one.result() for one in said]
     results = [one.decode() for one in data] if options.get("text", True) else data
     return subprocess.CompletedProcess(arguments, process.exitcode, *results)
+
+
+def call(work: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what a function of a module returns in such a process; fail where it fails."""
+    ours, theirs = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_call, args=(theirs, work, arguments))
+    process.start()
+    theirs.close()
+    with ours:
+        if not ours.poll(_PATIENCE):
+            process.kill()
+            raise TimeoutError(f"not done after {_PATIENCE} s")
+        try:
+            result, problem = ours.recv()
+        except EOFError:
+            process.join()
+            problem = f"the process ended with {process.exitcode}"
+    process.join()
+    assert not problem, problem
+    return cast(Result, result)
+
+
+def _call(end: Connection, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    try:
+        answer = work(*arguments), ""
+    except BaseException:
+        answer = None, traceback.format_exc()
+    end.send(answer)
 
 
 def _copy(stream: int | IO[Any]) -> Connection:
