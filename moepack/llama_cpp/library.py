@@ -106,7 +106,9 @@ def load() -> ctypes.CDLL:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise MachineError(f"cannot be loaded: {error}", path=path, hint=_hint()) from None
+        # It links to GNU's OpenMP, which slim containers leave out.
+        hint = "apt-get install libgomp1" if "libgomp" in str(error) else _hint()
+        raise MachineError(f"cannot be loaded: {error}", path=path, hint=hint) from None
     check_layouts(library)
     library.llama_backend_init()
     return library

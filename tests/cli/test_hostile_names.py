@@ -16,9 +16,9 @@ import pytest
 
 from moepack.cli import main
 from moepack.footprint.weights import weights_of
-from tests.support import llama_cpp
 from tests.support.gguf_builder import F32, moe, split
 from tests.support.models import FIXTURES, flip, shards_of
+from tests.support.needs import needs_llama
 
 FAKE = "error: fake"
 """What a name pretends to be: a line of its own."""
@@ -210,7 +210,7 @@ def test_csv_is_for_programs(scene: Scene, capfd: pytest.CaptureFixture[str]) ->
     assert NAME in capfd.readouterr().out
 
 
-@pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed")
+@needs_llama
 def test_running_a_model_obeys_none_either(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import llama_cpp
 from tests.support.chat_model import write_chat_model
 from tests.support.models import first_shard
+from tests.support.needs import needs_llama
 from tests.support.terminals import MOEPACK, on_terminal
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
+pytestmark = needs_llama
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = ("--memory", "floor", "--context", "64", "--threads", "1", "--temperature", "0")

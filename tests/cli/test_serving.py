@@ -13,14 +13,12 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests.support import llama_cpp
 from tests.support.models import first_shard, shards_of
+from tests.support.needs import needs_llama
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(
-        not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to serve"
-    ),
+    needs_llama,
 ]
 SMALL = ("--memory", "floor", "--context", "2048", "--threads", "1")
 SHARD = first_shard("qwen3moe")

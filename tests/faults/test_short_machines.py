@@ -19,10 +19,10 @@ from moepack.errors import MachineError, PackError
 from moepack.reading.pack import Pack
 from moepack.running.model_image import ModelImage
 from moepack.verifying.verifier import verify
-from tests.support import llama_cpp
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.machine_faults import needs_strace
 from tests.support.models import FIXTURES, first_shard, pack_model
+from tests.support.needs import require_llama
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -148,8 +148,8 @@ def test_a_machine_that_opens_no_more_files_says_what_to_do(
     command: str, real_pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever the number of files that a command may open."""
-    if command == "run" and not llama_cpp.available():
-        pytest.skip("xllamacpp is not installed: there is nothing to run")
+    if command == "run":
+        require_llama()
 
     def run(number: int) -> int:
         names = {"model": MODEL, "pack": real_pack, "out": tmp_path / str(number)}

@@ -14,14 +14,12 @@ from moepack.errors import PackError
 from moepack.footprint.weights import LayerWeights, Weights, weights_of
 from moepack.packing.shard_index import index_model
 from moepack.reading.pack import Pack
-from tests.support import architectures, large_models, llama_cpp, llama_cpp_memory
+from tests.support import architectures, large_models, llama_cpp_memory
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, pack_model, shards_of
+from tests.support.needs import needs_llama
 from tests.support.pack_draft import Draft
 
-needs_llama_cpp = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: no llama.cpp to compare with"
-)
 _PADDING = 32
 """What llama.cpp rounds each tensor up to, in bytes, where it does not map the file."""
 
@@ -103,7 +101,7 @@ def test_what_a_token_uses_is_unknown_where_the_metadata_does_not_say(tmp_path: 
     assert weights.read_dense_length is not None
 
 
-@needs_llama_cpp
+@needs_llama
 def test_gpt_oss_120b_is_as_large_as_published(tmp_path: Path) -> None:
     path = large_models.write("gpt-oss-120b", tmp_path / "m.gguf")
     weights = weights_of(path)
@@ -123,7 +121,7 @@ def test_gpt_oss_120b_is_as_large_as_published(tmp_path: Path) -> None:
     }
 
 
-@needs_llama_cpp
+@needs_llama
 @pytest.mark.long
 @pytest.mark.parametrize("model", large_models.MODELS)
 def test_a_large_model_takes_what_llama_cpp_says(model: str, tmp_path: Path) -> None:
@@ -131,14 +129,14 @@ def test_a_large_model_takes_what_llama_cpp_says(model: str, tmp_path: Path) -> 
     _compare(path)
 
 
-@needs_llama_cpp
+@needs_llama
 @pytest.mark.long
 @pytest.mark.parametrize("model", architectures.MODELS)
 def test_each_architecture_takes_what_llama_cpp_says(model: str, tmp_path: Path) -> None:
     _compare(architectures.write(model, tmp_path / "m.gguf"))
 
 
-@needs_llama_cpp
+@needs_llama
 def test_an_output_that_is_the_embedding_is_in_memory_once(tmp_path: Path) -> None:
     path = large_models.write("Qwen3-30B-A3B", tmp_path / "m.gguf", without="^output.weight")
     weights = weights_of(path)

@@ -16,10 +16,11 @@ from moepack.format import manifest
 from moepack.machine.model import Figure, Machine
 from moepack.packing.pack_model import pack_model
 from moepack.report import forecast_text
-from tests.support import large_models, llama_cpp
+from tests.support import large_models
 from tests.support.gguf_builder import moe
 from tests.support.machines import GB, machine, surface
 from tests.support.models import FIXTURES, first_shard
+from tests.support.needs import needs_llama
 
 CONTEXT = 256
 MODEL = first_shard("qwen3moe")
@@ -239,7 +240,7 @@ def test_a_warning_where_vram_is_short(model: Model) -> None:
     assert only(box, cpu_layer_count=0).warnings == (), "the margin alone is short"
 
 
-@pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed")
+@needs_llama
 def test_the_least_number_of_layers_that_fits_is_named(tmp_path: Path) -> None:
     path = large_models.write("Qwen3-30B-A3B", tmp_path / "model.gguf")
     box = machine(vram=12, vram_bandwidth=936, bandwidth=40)
@@ -263,7 +264,7 @@ def test_a_warning_where_memory_is_short(model: Model) -> None:
         assert all("it is swapped out, or killed" in line for line in streamed.warnings)
 
 
-@pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed")
+@needs_llama
 def test_a_warning_where_the_file_is_nearly_as_long_as_memory(tmp_path: Path) -> None:
     path = large_models.write("Qwen3-30B-A3B", tmp_path / "model.gguf")
     needed = Model(path, CONTEXT).needs(Way("cpu")).memory
@@ -275,7 +276,7 @@ def test_a_warning_where_the_file_is_nearly_as_long_as_memory(tmp_path: Path) ->
         assert all("read again and again" in line for line in one.warnings)
 
 
-@pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed")
+@needs_llama
 def test_a_table_of_what_does_not_fit_beside_a_gpu_is_one_of_budgets(tmp_path: Path) -> None:
     path = large_models.write("MiMo-V2-Flash", tmp_path / "model.gguf")
     box = machine(memory=128, vram=24, vram_bandwidth=936, bandwidth=80, drive=7)

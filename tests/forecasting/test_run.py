@@ -7,12 +7,12 @@ import pytest
 
 from moepack.forecasting.forecast import forecast
 from moepack.placing.place import place
-from tests.support import llama_cpp
 from tests.support.machines import machine
+from tests.support.needs import needs_llama
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed"),
+    needs_llama,
 ]
 
 

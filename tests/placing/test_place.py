@@ -19,13 +19,11 @@ from moepack.report.facts import SourceFacts
 from moepack.sizes import size_text
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
-from tests.support import large_models, llama_cpp, llama_cpp_memory
+from tests.support import large_models, llama_cpp_memory
 from tests.support.machines import machine
 from tests.support.models import REAL_MODELS, first_shard
+from tests.support.needs import needs_llama
 
-needs_llama_cpp = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: no llama.cpp to compare with"
-)
 CONTEXT = 32768
 GIB = 1 << 30
 
@@ -55,7 +53,7 @@ def place(path: Path, **options: Any) -> PlacementFacts:
     return moepack.place(path, **{"memory": 1 << 40, **options})
 
 
-@needs_llama_cpp
+@needs_llama
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "Gemma-4-26B-A4B", "Qwen3-Next-80B-A3B"])
 def test_the_context_is_what_llama_server_takes(name: str, tmp_path: Path) -> None:
@@ -68,7 +66,7 @@ def test_the_context_is_what_llama_server_takes(name: str, tmp_path: Path) -> No
         assert sum(device.context_length for device in devices) == taken
 
 
-@needs_llama_cpp
+@needs_llama
 @pytest.mark.long
 def test_ik_llama_cpp_keeps_all_tokens_in_windows_too(gpt_oss: Path) -> None:
     options = {"n_ctx": CONTEXT, "swa_full": True}

@@ -11,14 +11,13 @@ from moepack.errors import MachineError, MoepackError, SourceError
 from moepack.llama_cpp import library
 from moepack.llama_cpp.structs import ContextParams
 from moepack.running.engine import Engine
-from tests.support import architectures, llama_cpp
+from tests.support import architectures
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.models import pack_model
+from tests.support.needs import needs_llama
 from tests.support.runs import BATCHES, LEAST, engine_of, given_up_layers, loaded, run
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
+pytestmark = needs_llama
 
 REFUSED = {
     "llada-moe": (SourceError, "makes no text"),  # it fills gaps in one

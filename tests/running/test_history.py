@@ -15,11 +15,10 @@ from moepack.running.engine import Engine, EngineOptions
 from moepack.running.model import Model
 from tests.support import architectures, llama_cpp
 from tests.support.chat_model import write_chat_model
+from tests.support.needs import needs_llama
 from tests.support.runs import engine_of
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
+pytestmark = needs_llama
 
 CONTEXT = 1024
 LEAST = EngineOptions(memory="floor", context=CONTEXT, threads=1)

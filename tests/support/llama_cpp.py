@@ -95,11 +95,16 @@ def last_errors() -> str:
     return "".join(_errors[-4:]).strip() or "no reason given"
 
 
-def available() -> bool:
-    """Tell whether `load` works here."""
-    with suppress(metadata.PackageNotFoundError, RuntimeError, OSError):
-        return bool(load())
-    return False
+@cache
+def why_not() -> str | None:
+    """Say why `load` does not work here; None where it does."""
+    try:
+        load()
+    except metadata.PackageNotFoundError:
+        return f"{PACKAGE} is not installed"
+    except (RuntimeError, OSError, AttributeError) as error:  # OSError: such as no libgomp
+        return f"{PACKAGE} cannot be loaded: {error}"
+    return None
 
 
 def type_ids() -> list[int]:
