@@ -24,11 +24,13 @@ from moepack.cli.terminal import (
     is_quiet,
     json_option,
     quiet_option,
+    say,
     sum_up,
     threads_option,
     verbose_option,
 )
 from moepack.errors import RequestError
+from moepack.escaping import one_line
 
 if TYPE_CHECKING:
     from moepack.packing.pack_summary import PackSummary
@@ -121,6 +123,7 @@ def pack(
     """
     from moepack.packing.pack_model import pack_model
     from moepack.report import pack_text
+    from moepack.report.printable import printable
 
     if recover and not (in_place and resume):
         raise click.UsageError("--recover goes with --in-place --resume.")
@@ -130,7 +133,7 @@ def pack(
 
     def planned(summary: PackSummary) -> None:
         if not as_json and not is_quiet():
-            click.echo(pack_text.plan(summary))
+            say(pack_text.plan(printable(summary)))
 
     call = partial(
         pack_model,
@@ -161,10 +164,11 @@ def pack(
 def _ask_for_shards(summary: PackSummary) -> None:
     """Ask whether the shards may be given up; where it will be refused, that is said first."""
     from moepack.report import pack_text
+    from moepack.report.printable import printable
 
     assert summary.in_place is not None
     if not summary.in_place.refusals:
-        _ask(pack_text.what_is_given_up(summary), "--yes-delete-source")
+        _ask(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
 
 
 def _check_confirmation(option: str, confirmed: bool, in_place: bool) -> None:
@@ -178,7 +182,7 @@ def _ask(what: str, option: str) -> None:
     if not sys.stdin.isatty():
         hint = f"this is asked for on a terminal: say it with {option}"
         raise RequestError(f"not confirmed: {what}", hint=hint)
-    click.echo(what, err=True)
+    say(what, err=True)
     if click.prompt("Type delete to go on", default="", show_default=False, err=True) != "delete":
         raise RequestError("not confirmed: nothing was touched")
 
@@ -257,8 +261,8 @@ def restore(
     _check_confirmation("--yes-delete-pack", confirmed, in_place)
     if in_place and not confirmed:
         _check_restorable(pack_path, target)
-        what = f"{pack_path} will be turned into the shards that it was made from, and be gone"
-        _ask(what, "--yes-delete-pack")
+        what = "will be turned into the shards that it was made from, and be gone"
+        _ask(f"{one_line(pack_path)} {what}", "--yes-delete-pack")
     with progress(None, "restoring") as advanced:
         summary = restore_shards(
             pack_path,

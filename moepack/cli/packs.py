@@ -7,8 +7,9 @@ import click
 
 import moepack
 from moepack.cli.parameters import InputFile, Length, OutputFolder, PathName
-from moepack.cli.terminal import complain, json_option, show
+from moepack.cli.terminal import complain, json_option, pass_on, say, show
 from moepack.errors import MoepackError, RequestError
+from moepack.escaping import one_line
 from moepack.sizes import size_text
 
 
@@ -39,8 +40,8 @@ def list_(
         write = listing_text.json_text
     lines = write(rows)
     first = next(lines, "")
-    sys.stdout.write(first)
-    sys.stdout.writelines(lines)
+    pass_on([first])
+    pass_on(lines)
     if not first and hottest is not None:
         complain("note", f"no blob fits into {size_text(hottest)}")
 
@@ -95,4 +96,4 @@ def mount(pack_path: str, target: str, as_json: bool) -> None:
 
     moepack.mount(pack_path, target, started=started, failed=failed)
     if not as_json:
-        click.echo(f"{target}: unmounted")
+        say(f"{one_line(target)}: unmounted")

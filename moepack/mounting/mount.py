@@ -121,7 +121,7 @@ def _fuse_server() -> Callable[[FileSystem, str], object]:
     """Return what mounts and serves; raise MachineError where the machine lacks it."""
     try:
         from moepack.mounting.fuse_server import FuseServer
-    except ImportError:
+    except ModuleNotFoundError:
         problem, hint = "mounting needs mfusepy", extras.hint("mount")
         raise MachineError(problem, hint=hint) from None
     except (OSError, AttributeError):  # so mfusepy says that there is none, or one of another kind

@@ -41,6 +41,7 @@ from moepack.storage.atomic import sync_directory, write_synced
 from moepack.storage.copying import Copier
 from moepack.storage.extents import NewFile
 from moepack.storage.inputs import InputFile, Inputs
+from moepack.storage.regular_file import remove
 from moepack.storage.space import check_space
 from moepack.version import __version__
 
@@ -195,8 +196,7 @@ class _UnfinishedPack:
         leftovers = [*self.files, manifest.INDEX_NAME, _TEMPORARY_NAME]
         for name in leftovers:
             if name not in self.journal.finished:
-                with contextlib.suppress(FileNotFoundError):
-                    (self.path / name).unlink()
+                remove(self.path / name)
 
     def _missing_files(self) -> list[NewFile]:
         return [file for file in self.files.values() if file.name not in self.journal.finished]

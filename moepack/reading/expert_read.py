@@ -10,11 +10,11 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moepack import digest
-from moepack.errors import MachineError, MoepackError, PackError, RequestError
+from moepack.errors import SHORTAGE_HINTS, MachineError, MoepackError, PackError, RequestError
 from moepack.sizes import align
 from moepack.storage.backend import ReadRequest
 from moepack.storage.buffers import map_memory, writable_bytes
-from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError
+from moepack.storage.regular_file import NotRegularError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PAGE = 4096
 """Ranges of one expert keep their place within a page, so that direct reads need no copy."""
 
-_HINTS = MACHINE_HINTS | {
+_HINTS = SHORTAGE_HINTS | {
     errno.EIO: "the drive or its connection fails: see the kernel's log, then run `moepack verify`",
     errno.EINVAL: 'the file system refuses such a direct read: use backend="buffered"',
 }

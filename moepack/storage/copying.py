@@ -20,6 +20,7 @@ from moepack import digest
 from moepack.storage.extents import Extent, NewFile, Run, runs
 from moepack.storage.inputs import Inputs
 from moepack.storage.lock import lock
+from moepack.storage.regular_file import open_regular
 from moepack.storage.run_writer import RunWriter
 from moepack.storage.stored_extents import is_right
 from moepack.storage.thread_pool import SharedProgress, ThreadPool
@@ -231,7 +232,7 @@ def create(path: Path, *, resume: bool = False) -> int:
     """
     # A file that stands there already is not what was planned, wherever it came from.
     flags = os.O_RDWR | os.O_CREAT | (0 if resume else os.O_EXCL) | os.O_NOFOLLOW
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    descriptor = open_regular(path, flags)
     try:
         lock(descriptor, path)
     except BaseException:

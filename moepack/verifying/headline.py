@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from moepack.errors import short
+from moepack.escaping import short
 from moepack.format.manifest import Manifest
 from moepack.verifying.comparison import Comparison
 from moepack.verifying.report import Finding
