@@ -95,6 +95,9 @@ NO_THREADS_HINT = "use fewer --threads, or raise the limits on processes and mem
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
+_NO_EXCEPTION = "returned NULL without setting an exception"
+
+
 def is_shortage(error: OSError) -> bool:
     """Say whether the machine ran out of something, whatever file it was that was asked for."""
     return error.errno in SHORTAGE_HINTS
@@ -116,7 +119,9 @@ def shortage_behind(error: BaseException) -> MachineError | None:
 
 
 def _shortage(error: BaseException) -> MachineError | None:
-    if isinstance(error, MemoryError):
+    # What of CPython is written in C may find no memory, and not say so.
+    lacks_memory = isinstance(error, SystemError) and _NO_EXCEPTION in str(error)
+    if isinstance(error, MemoryError) or lacks_memory:
         return MachineError("not enough memory", hint=_NO_MEMORY)
     if isinstance(error, RuntimeError) and str(error) == _NO_THREADS:
         return MachineError(_NO_THREADS, hint=NO_THREADS_HINT)
