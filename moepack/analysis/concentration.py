@@ -5,6 +5,7 @@ of the trace and measured on the later, and beside it stands what a router that 
 give with as many tokens.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ from moepack.errors import TraceError
 from moepack.hotness.counter import Halves, SelectionCounter
 from moepack.shape import ModelShape
 from moepack.trace.formats.registry import ReadOptions, feed
-from moepack.trace.model import Ints, Item
+from moepack.trace.model import Ints, Item, Origin
+from moepack.trace.stated_experts import StatedExperts
 from moepack.trace.steps import DECODE_PHASES
 
 TOP_PERCENTS = (5, 10, 25, 50)
@@ -39,8 +41,9 @@ class TopCoverage:
     """What the top `percent` of the experts cover of the later half; None where there is none.
 
     `even_share` is what they would with an even router; `latest_share` is the hit rate of an LRU
-    cache that holds as many experts of each layer; `interleaved_share` is what they cover where
-    every other request is learned from, None where there is but one.
+    cache that holds as many experts of each layer, None where a token uses more than that;
+    `interleaved_share` is what they cover where every other request is learned from, None where
+    there is but one.
     """
 
     percent: int
@@ -53,11 +56,14 @@ class TopCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """How uneven one layer is, or all (`layer` None). Entropy 1 and Gini 0 are even."""
+    """How uneven one layer is, or all (`layer` None). Entropy 1 and Gini 0 are even.
+
+    `never_count` is None where it is not known how many experts there are.
+    """
 
     layer: int | None
     expert_count: int
-    never_count: int
+    never_count: int | None
     selection_count: int
     entropy: float
     gini: float
@@ -68,6 +74,8 @@ class Skew:
 class Concentration:
     """The skews of all layers together and of each, and what follows from them.
 
+    `has_expert_counts` is whether the model or the files say how many experts each layer has; where
+    they do not, it is taken to be one more than the highest number that was chosen in any.
     `halves` says what divides them: `time`. `interleaved_verdict` is what the verdict would be if
     every other request were learned from: where it is another, what is hot changes over time.
     `warnings` counts what was left out of the files, by problem.
@@ -75,6 +83,7 @@ class Concentration:
 
     token_count: int | None
     request_count: int | None
+    has_expert_counts: bool
     halves: str | None
     total: Skew
     layers: tuple[Skew, ...]
@@ -118,11 +127,12 @@ class RoutingSample:
     """What was routed, to be judged: counts, their halves, and the hit rates of LRU caches.
 
     Prefill is left out, unless there is nothing else, as in an imatrix. `shape` is the model's;
-    without it all layers have as many experts as the highest number says that was met in any.
+    without it layers have the experts that files say they have, or else as many as the highest
+    number says that was met in any.
     """
 
     def __init__(self, shape: ModelShape | None = None) -> None:
-        self._shape = shape
+        self._experts = StatedExperts(shape and shape.expert_counts)
         self._everything, self._decode = SelectionCounter(), SelectionCounter(DECODE_PHASES)
         self._lru = LayerLru()
         self.path: str | None = None
@@ -131,6 +141,8 @@ class RoutingSample:
 
     def add(self, item: Item) -> None:
         """Take the next piece of a trace."""
+        if isinstance(item, Origin):
+            self._experts.add(item)
         self._everything.add(item)
         self._decode.add(item)
         self._lru.add(item)
@@ -147,9 +159,13 @@ class RoutingSample:
         in_time, interleaved = self._divided(counter.halves()), self._divided(counter.interleaved())
         evidence = in_time.evidence(), interleaved.evidence()
         hit_rate = self._hit_rate(in_time.layers, _tops(in_time.layers, GATE_PERCENT))
+        reason = explain(*evidence, hit_rate)
+        if not self._experts.are_known:
+            reason += f"; {_not_stated(counter.places.width)}"
         return Concentration(
             token_count=counter.stated_token_count,
             request_count=None if counter.loose_count else counter.request_count,
+            has_expert_counts=self._experts.are_known,
             halves=in_time.halves.by if in_time.halves else None,
             total=self._skew(None, in_time, interleaved),
             layers=tuple(
@@ -158,7 +174,7 @@ class RoutingSample:
             ),
             verdict=judge(evidence[0], hit_rate),
             interleaved_verdict=judge(evidence[1], hit_rate),
-            reason=explain(*evidence, hit_rate),
+            reason=reason,
             warnings=self.warnings,
         )
 
@@ -188,18 +204,15 @@ class RoutingSample:
         if interleaved is not None:
             curves["learned on every other request, measured on the rest"] = curve(_sides(layers))
         if self._lru.token_count:
-            width = self._counter.places.width
-            sizes = np.rint(np.linspace(0, width, CURVE_POINTS)).astype(int).tolist()
-            curves["LRU cache"] = [self._lru.hit_rate(size) or 0.0 for size in sizes]
+            shares = np.linspace(0, 1, CURVE_POINTS).tolist()
+            sizes = [[round(layer.expert_count * share) for layer in layers] for share in shares]
+            rates = [self._hit_rate(layers, size) for size in sizes]
+            curves["LRU cache"] = [math.nan if rate is None else rate for rate in rates]
         return curves
 
     def _divided(self, halves: Halves | None) -> _Division:
         places, counts = self._counter.places, self._counter.counts
-        if self._shape is not None:
-            expert_counts = self._shape.expert_counts
-        else:
-            met = np.unique(places.keys(np.flatnonzero(counts))[0]).tolist()
-            expert_counts = dict.fromkeys(met, places.width)
+        expert_counts = self._experts.by_layer(*places.keys(np.flatnonzero(counts)))
         nothing = np.zeros(0, np.int64)
         columns = (
             counts,
@@ -214,6 +227,7 @@ class RoutingSample:
 
     def _skew(self, number: int | None, in_time: _Division, interleaved: _Division) -> Skew:
         counts = np.concatenate([layer.counts for layer in in_time.layers])
+        never_count = len(counts) - int(np.count_nonzero(counts))
         coverage = []
         for percent in TOP_PERCENTS:
             tops = _tops(in_time.layers, percent)
@@ -224,7 +238,7 @@ class RoutingSample:
         return Skew(
             layer=number,
             expert_count=len(counts),
-            never_count=len(counts) - int(np.count_nonzero(counts)),
+            never_count=never_count if self._experts.are_known else None,
             selection_count=int(counts.sum()),
             entropy=entropy(counts),
             gini=gini(counts),
@@ -232,13 +246,8 @@ class RoutingSample:
         )
 
     def _hit_rate(self, layers: Sequence[LayerCounts], tops: Sequence[int]) -> float | None:
-        met = set(self._lru.layers)
-        rates = [
-            self._lru.hit_rate(top, layer.number) or 0.0
-            for layer, top in zip(layers, tops, strict=True)
-            if layer.number in met
-        ]
-        return float(np.mean(rates)) if rates else None
+        capacities = {layer.number: top for layer, top in zip(layers, tops, strict=True)}
+        return self._lru.hit_rate(capacities)
 
 
 def read_sample(paths: Sequence[str], options: ReadOptions = ReadOptions()) -> RoutingSample:
@@ -260,6 +269,13 @@ def concentration(paths: Sequence[str], options: ReadOptions = ReadOptions()) ->
 def _tops(layers: Sequence[LayerCounts], percent: int) -> list[int]:
     """Return how many experts are the top of each layer."""
     return [max(1, round(layer.expert_count * percent / 100)) for layer in layers]
+
+
+def _not_stated(expert_count: int) -> str:
+    return (
+        f"the files do not say how many experts a layer has: {expert_count} are assumed, one more "
+        "than the highest number that was chosen; --model or --pack says it"
+    )
 
 
 def _sides(layers: Sequence[LayerCounts]) -> list[tuple[Ints, Ints]]:

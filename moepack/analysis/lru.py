@@ -1,103 +1,68 @@
 """The hit rate of an LRU cache in each layer, of every size at once.
 
-A cache of the c experts of a layer that were used last has an expert if fewer than c others were
-chosen since it was (the stack distance, Mattson et al. 1970): so one pass tells of all sizes.
-Prefill is left out, as in the working set.
+By the rules of simulation, of which these are the lookups: prefill warms the caches, hits are those
+of decode, and a step keeps what it uses. So a cache of fewer experts than a token uses in its layer
+has no hit rate: it would hold more than that.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 
-from moepack.errors import TraceError
-from moepack.trace.expert_places import ExpertPlaces, padded
-from moepack.trace.model import Ints, Item, Shorts
-from moepack.trace.steps import Steps, StepStream
+from moepack.simulation.curve import Curve
+from moepack.simulation.lookups import Lookups, LookupStream
+from moepack.simulation.stack import LruStack
+from moepack.trace.model import Item
 
 MOST_TOKENS = 1 << 13
-"""Of a longer trace the first so many are looked at: each takes some 0.2 ms."""
-MAX_CELLS = 1 << 22
-"""Layers times the experts of the largest: thirty times those of any model."""
-_NEVER = -1
+"""Of a longer trace the first so many decoded tokens are looked at: each takes some 0.2 ms."""
 
 
 class LayerLru:
-    """Follows the selections of each layer, token by token. Caches go on over requests."""
+    """Follows the lookups of each layer. Caches go on over requests."""
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        self._steps = StepStream(most_tokens=most_tokens)
-        self._places = ExpertPlaces()
-        self._column_of = np.zeros(0, np.int64)
-        """By place: the column of the expert in its layer's row, in the order of being met."""
-        self._clock = 0
-        # By row of the layer, then by column: when each expert was chosen last, and how many hits
-        # there were at each stack distance.
-        self._last = np.full((0, 0), _NEVER, np.int64)
-        self._hits = np.zeros((0, 0), np.int64)
-        self._chosen = np.zeros(0, np.int64)
-
-    @property
-    def token_count(self) -> int:
-        """How many tokens were looked at."""
-        return self._steps.token_count
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers that were met."""
-        return self._places.layers
+        self._most_tokens = most_tokens
+        self._lookups = LookupStream(self._take, None)
+        self._stack = LruStack()
+        self._curves: dict[int, Curve] = {}
+        self._call_count = 0
+        self._last_call = -1
 
     def add(self, item: Item) -> None:
         """Take the next piece of a trace."""
-        steps = self._steps.take(item)
-        if steps is not None and len(steps.layer):
-            self._add_steps(steps)
+        if self._lookups.decode_token_count < self._most_tokens:
+            self._lookups.add(item)
 
-    def hit_rate(self, capacity: int, layer: int | None = None) -> float | None:
-        """Return the share of selections that caches of `capacity` experts a layer hold."""
-        rows = slice(None) if layer is None else self._places.layers.index(layer)
-        chosen = int(self._chosen[rows].sum())
-        return int(self._hits[rows, ..., :capacity].sum()) / chosen if chosen else None
+    @property
+    def token_count(self) -> int:
+        """How many decoded tokens were looked at."""
+        self._lookups.end()
+        return self._call_count
 
-    def _add_steps(self, steps: Steps) -> None:
-        rows = self._places.rows(steps.layer)
-        columns = self._columns(rows, self._places.of(steps.layer, steps.expert))
-        for token in range(steps.token_count):
-            chosen = slice(int(steps.starts[token]), int(steps.starts[token + 1]))
-            for turn in _turns(steps.layer[chosen]):
-                self._touch(rows[chosen][turn], columns[chosen][turn])
+    def hit_rate(self, capacities: Mapping[int, int]) -> float | None:
+        """Return the share of lookups that hit in caches of so many experts, by layer.
 
-    def _columns(self, rows: Ints, places: Ints) -> Ints:
-        """Return each expert's column; those that are met for the first time get the next one."""
-        self._column_of = padded(self._column_of, self._places.count, _NEVER)
-        counts = np.count_nonzero(self._last != _NEVER, axis=1).tolist()
-        counts += [0] * (len(self._places.layers) - len(counts))
-        is_new = self._column_of[places] == _NEVER
-        new = zip(rows[is_new].tolist(), places[is_new].tolist(), strict=True)
-        for row, place in dict.fromkeys(new):
-            self._column_of[place] = counts[row]
-            counts[row] += 1
-        more = (len(counts) - self._last.shape[0], max(counts) - self._last.shape[1])
-        if len(counts) * max(counts) > MAX_CELLS:
-            problem = "more layers or experts than any model has"
-            raise TraceError(problem, expected=f"<= {MAX_CELLS:,} caches of one expert")
-        widths = ((0, more[0]), (0, max(more[1], 0)))
-        self._last = np.pad(self._last, widths, constant_values=_NEVER)
-        self._hits = np.pad(self._hits, widths)
-        self._chosen = np.pad(self._chosen, widths[0])
-        return self._column_of[places]
+        None where there are no lookups, or a layer's token uses more experts than its cache holds.
+        """
+        self._lookups.end()
+        layers = [layer for layer in capacities if layer in self._curves]
+        if any(capacities[layer] < self._lookups.used(layer) for layer in layers):
+            return None
+        tallies = [self._curves[layer].tally(capacities[layer]) for layer in layers]
+        hit_count = sum(tally.hit_count for tally in tallies)
+        count = hit_count + sum(tally.miss_count for tally in tallies)
+        return hit_count / count if count else None
 
-    def _touch(self, rows: Ints, columns: Ints) -> None:
-        """Choose one expert in each of several layers."""
-        before = self._last[rows, columns]
-        distance = np.count_nonzero(self._last[rows] > before[:, None], axis=1)
-        is_known = before != _NEVER
-        self._hits[rows[is_known], distance[is_known]] += 1
-        self._chosen[rows] += 1
-        self._last[rows, columns] = self._clock
-        self._clock += 1
-
-
-def _turns(layer: Shorts) -> list[Ints]:
-    """Divide a token's selections: first the first of each layer, then the second of each."""
-    order = np.argsort(layer, kind="stable")
-    begins = np.flatnonzero(np.diff(layer[order].astype(np.int64), prepend=-1))
-    turn = np.arange(len(layer)) - np.repeat(begins, np.diff(np.append(begins, len(layer))))
-    return [order[turn == number] for number in range(int(turn.max()) + 1)]
+    def _take(self, lookups: Lookups) -> None:
+        ones = np.ones(lookups.lookup_count, np.int64)
+        needs = self._stack.needs(lookups.layer, lookups.place, ones, lookups.step)
+        is_decode = lookups.is_decode
+        decoded, needs = lookups.part(is_decode), needs[is_decode]
+        number = self._call_count + np.cumsum(np.diff(decoded.call, prepend=self._last_call) != 0)
+        if decoded.lookup_count:
+            self._last_call = int(decoded.call[-1])
+            self._call_count = min(int(number[-1]), self._most_tokens)
+        for layer in np.unique(decoded.layer).tolist():
+            chosen = (decoded.layer == layer) & (number <= self._most_tokens)
+            self._curves.setdefault(layer, Curve()).add(needs[chosen], ones[: len(needs)][chosen])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moepack.analysis.reuse import Reuse, ReuseFacts
 from moepack.analysis.working_set import FittingWindow, WorkingSet, WorkingSetRow
-from moepack.trace.formats.registry import ReadOptions, feed
+from moepack.trace.formats.registry import ReadOptions, feed, stated_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,20 @@ def trace_statistics(
 ) -> TraceStatistics:
     """Measure the working set and the reuse of traces, in one pass over them.
 
-    `window` is in tokens; by default it is the longest that fits, of 128 at most. With a shape in
-    `options` the working set has lengths in bytes. Raises TraceError for what is wrong in a file.
+    `window` is in tokens; by default it is the longest that fits, of 128 at most. The working set
+    has lengths in bytes where `options` have a shape, or else the traces state one. Raises
+    TraceError for what is wrong in a file, RequestError for traces of different shapes.
     """
-    fitting, reuse = FittingWindow(options.shape), Reuse()
-    stated = None if window is None else WorkingSet(window, options.shape)
-    warnings = feed(paths, options, (stated or fitting).add, reuse.add)
-    working_set = stated or fitting.chosen
+    shape = options.shape or stated_shape(paths)
+    fitting, reuse = FittingWindow(shape), Reuse()
+    chosen = None if window is None else WorkingSet(window, shape)
+    warnings = feed(paths, options._replace(shape=shape), (chosen or fitting).add, reuse.add)
+    working_set = chosen or fitting.chosen
     return TraceStatistics(
         working_set.window,
         working_set.window_count,
         working_set.request_count,
-        options.shape is not None,
+        shape is not None,
         working_set.rows(),
         reuse.facts(),
         warnings,

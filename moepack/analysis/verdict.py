@@ -6,10 +6,10 @@ every other request say by how much more it would be worth if nothing changed ov
 
 from typing import NamedTuple
 
+from moepack.simulation.facts import LEAST_SELECTIONS
+
 GATE_PERCENT = 25
 """The verdict looks at what a quarter of the experts is worth: a cache of usual size."""
-LEAST_SELECTIONS = 10
-"""Of an expert of an even router, in the smaller half: with less, chance decides the ranking."""
 CLEAR = 0.05
 """Shares that differ by less are called equal."""
 

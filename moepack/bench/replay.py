@@ -11,9 +11,10 @@ from typing import NamedTuple
 from moepack.bench.timed_reads import Reads
 from moepack.bench.workload import RoutedLayer
 from moepack.errors import RequestError
-from moepack.reading.expert_read import PAGE, ExpertRead, FileRead, plan_read, read_of_parts
+from moepack.reading.expert_read import PAGE, ExpertRead, FileRead
 from moepack.reading.locations import PartLocation
 from moepack.reading.pack import Pack
+from moepack.reading.read_plan import plan_read, read_of_parts
 from moepack.sizes import align
 from moepack.source.experts import Experts, SourceFamily
 from moepack.source.shards import Source

@@ -24,11 +24,13 @@ from moepack.cli.terminal import (
     is_quiet,
     json_option,
     quiet_option,
+    say,
     sum_up,
     threads_option,
     verbose_option,
 )
 from moepack.errors import RequestError
+from moepack.escaping import one_line
 
 if TYPE_CHECKING:
     from moepack.packing.pack_summary import PackSummary
@@ -84,6 +86,7 @@ def _directory_option(help_text: str, *, required: bool = True) -> Callable[[Com
 @click.option("--layers", "layer_text", metavar="LIST", help="Only experts of these layers: 0-3,7.")
 @click.option("--no-mtp", is_flag=True, help="Leave out multi-token-prediction layers.")
 @click.option("--sha256", is_flag=True, help="Note the SHA-256 of each shard, to restore by.")
+@click.option("--strong", is_flag=True, help="Add a SHA-256 of each part, tensor and header.")
 @click.option("--in-place", is_flag=True, help="Turn the shards themselves into the pack.")
 @click.option("--yes-delete-source", "confirmed", is_flag=True, help="Do not ask before that.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
@@ -103,6 +106,7 @@ def pack(
     layer_text: str | None,
     no_mtp: bool,
     sha256: bool,
+    strong: bool,
     in_place: bool,
     confirmed: bool,
     dry_run: bool,
@@ -119,6 +123,7 @@ def pack(
     """
     from moepack.packing.pack_model import pack_model
     from moepack.report import pack_text
+    from moepack.report.printable import printable
 
     if recover and not (in_place and resume):
         raise click.UsageError("--recover goes with --in-place --resume.")
@@ -128,7 +133,7 @@ def pack(
 
     def planned(summary: PackSummary) -> None:
         if not as_json and not is_quiet():
-            click.echo(pack_text.plan(summary))
+            say(pack_text.plan(printable(summary)))
 
     call = partial(
         pack_model,
@@ -141,6 +146,7 @@ def pack(
         mtp=not no_mtp,
         experts_only=experts_only,
         sha256=sha256,
+        strong=strong,
         in_place=in_place,
         resume=resume,
         recover=recover,
@@ -158,10 +164,11 @@ def pack(
 def _ask_for_shards(summary: PackSummary) -> None:
     """Ask whether the shards may be given up; where it will be refused, that is said first."""
     from moepack.report import pack_text
+    from moepack.report.printable import printable
 
     assert summary.in_place is not None
     if not summary.in_place.refusals:
-        _ask(pack_text.what_is_given_up(summary), "--yes-delete-source")
+        _ask(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
 
 
 def _check_confirmation(option: str, confirmed: bool, in_place: bool) -> None:
@@ -175,7 +182,7 @@ def _ask(what: str, option: str) -> None:
     if not sys.stdin.isatty():
         hint = f"this is asked for on a terminal: say it with {option}"
         raise RequestError(f"not confirmed: {what}", hint=hint)
-    click.echo(what, err=True)
+    say(what, err=True)
     if click.prompt("Type delete to go on", default="", show_default=False, err=True) != "delete":
         raise RequestError("not confirmed: nothing was touched")
 
@@ -254,8 +261,8 @@ def restore(
     _check_confirmation("--yes-delete-pack", confirmed, in_place)
     if in_place and not confirmed:
         _check_restorable(pack_path, target)
-        what = f"{pack_path} will be turned into the shards that it was made from, and be gone"
-        _ask(what, "--yes-delete-pack")
+        what = "will be turned into the shards that it was made from, and be gone"
+        _ask(f"{one_line(pack_path)} {what}", "--yes-delete-pack")
     with progress(None, "restoring") as advanced:
         summary = restore_shards(
             pack_path,
@@ -272,6 +279,7 @@ def restore(
 
 def _check_restorable(pack_path: str, target: str | None) -> None:
     """Raise what `restore --in-place` would end with however it is confirmed."""
+    from moepack.packing.in_place_refusals import check_plain
     from moepack.packing.unfinished import is_unfinished
     from moepack.reading.pack import Pack
     from moepack.reading.shard_map import check_whole
@@ -280,6 +288,7 @@ def _check_restorable(pack_path: str, target: str | None) -> None:
         return
     with Pack(pack_path) as pack:
         check_whole(pack)
+        check_plain(pack)
     if target is None:
         raise RequestError("no folder is given for the shards", hint="name one with --output")
 

@@ -8,9 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-import click
-
-from moepack.cli.terminal import is_quiet, is_verbose
+from moepack.cli.terminal import draw, is_quiet, is_verbose, say
 from moepack.report.values import UNKNOWN
 from moepack.sizes import size_text
 
@@ -42,7 +40,7 @@ def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Progress
     finally:
         shown.close()
     if is_verbose():
-        click.echo(shown.summary(), err=True)
+        say(shown.summary(), err=True)
 
 
 def is_terminal() -> bool:
@@ -119,7 +117,7 @@ class _Lines(_Shown):
     interval = _SECONDS_BETWEEN_LINES
 
     def draw(self) -> None:
-        click.echo(f"{self.what} {self.state()}", err=True)
+        say(f"{self.what} {self.state()}", err=True)
 
 
 class _Bar(_Shown):
@@ -134,10 +132,10 @@ class _Bar(_Shown):
         bar = ""
         if self.share is not None and room >= _SHORTEST_BAR:
             bar = f"[{'#' * int(room * self.share):<{room}}] "
-        click.echo(f"\r{f'{self.what} {bar}{text}'[:width]}\x1b[K", nl=False, err=True)
+        draw(f"\r{f'{self.what} {bar}{text}'[:width]}\x1b[K")
 
     def close(self) -> None:
-        click.echo("\r\x1b[K", nl=False, err=True)
+        draw("\r\x1b[K")
 
 
 def _duration(seconds: float) -> str:

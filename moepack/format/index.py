@@ -108,6 +108,22 @@ class Index:
         ):
             raise self._bad_part(number, records.PartRecord(*record), kind)
 
+    def stored_length(self) -> int:
+        """Return the bytes that all parts take where they lie, without padding."""
+        if not self.codecs:
+            return sum(
+                family.expert_count * sum(kind.length for kind in family.part_kinds)
+                for family in self.families
+            )
+        return sum(
+            length
+            for family in self.families
+            for expert in range(family.expert_count)
+            for _, length, *_ in self.parts(
+                family.first_part + expert * len(family.part_kinds), family.part_kinds
+            )
+        )
+
     def stored_digest(self, number: int) -> int | None:
         """Return the digest of the stored bytes of a part; None where the index has none."""
         section = self.directory["stored_digests"]

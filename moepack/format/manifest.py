@@ -115,6 +115,11 @@ def encode(manifest: Manifest) -> bytes:
         "index": manifest.index_entry.to_json(),
         "files": [entry.to_json() for entry in manifest.files],
     }
+    return seal(body)
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Return the bytes of a manifest of these keys; its own digest is added to them."""
     text = json.dumps(body, indent=2, ensure_ascii=True, allow_nan=False)
     signed = text[: text.rindex("\n}")].encode()
     return signed + _DIGEST_KEY + f'"{digest.to_text(digest.of(signed))}"\n}}\n'.encode()

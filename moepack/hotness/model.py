@@ -93,16 +93,18 @@ class Hotness(NamedTuple):
     def _check_origins(self, expert_counts: Mapping[int, int]) -> None:
         """Raise TraceError where an origin states other numbers of experts, as far as any does."""
         ours = {str(layer): count for layer, count in expert_counts.items()}
+        most = max(expert_counts.values(), default=0)
         for origin in self.origins:
+            name = origin.get("model") or "a model without a name"
             stated = origin.get("expert_counts")
-            if not isinstance(stated, dict):
-                continue
-            for layer, count in stated.items():
+            for layer, count in stated.items() if isinstance(stated, dict) else ():
                 if ours.get(layer) != count:
-                    raise TraceError(
-                        "counted on another model",
-                        path=self.path,
-                        place=f"layer {layer}",
-                        expected=f"{ours.get(layer, 0)} experts",
-                        found=f"{count} of {origin.get('model') or 'a model without a name'}",
-                    )
+                    place, found = f"layer {layer}", f"{count} of {name}"
+                    raise self._of_another_model(place, ours.get(layer, 0), found)
+            count = origin.get("expert_count")
+            if isinstance(count, int) and count != most:
+                raise self._of_another_model(None, most, f"{count} a layer of {name}")
+
+    def _of_another_model(self, place: str | None, ours: int, found: str) -> TraceError:
+        problem, expected = "counted on another model", f"{ours} experts"
+        return TraceError(problem, path=self.path, place=place, expected=expected, found=found)

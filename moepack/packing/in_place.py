@@ -31,6 +31,7 @@ from moepack.format import manifest
 from moepack.format.names import IN_PLACE_NAME
 from moepack.format.source_entry import SourceEntry
 from moepack.packing import in_place_draft, in_place_refusals, index_encoder
+from moepack.packing.finished_files import FinishedFile
 from moepack.packing.in_place_draft import Draft
 from moepack.packing.in_place_hints import translated
 from moepack.packing.in_place_journal import Beginning, Shard
@@ -91,6 +92,8 @@ def _of_plan(plan: Plan, path: Path) -> Iterator[MoepackError]:
         problem = "in place all of the model is packed: what is left out would be lost"
         hint = "leave out --experts-only, --layers and --no-mtp, or --in-place"
         yield RequestError(problem, hint=hint)
+    if plan.layout.codec is not None:
+        yield in_place_refusals.of_codec(plan.layout.codec)
     if path.exists() and not _is_barely_begun(path):
         try:
             prepare(path, resume=False)
@@ -269,6 +272,7 @@ def _restore_whole(
         if any(file.is_second for file in pack.index.files):
             hint = "restore without --in-place"
             raise PackError("has files of second places, which stay behind", path=path, hint=hint)
+        in_place_refusals.check_plain(pack)
         maps = map_shards(pack)
         units = Units(maps, file_lengths(pack.index), unit_length(pack.index))
         files = pack.file_paths
@@ -305,7 +309,7 @@ def _restore_whole(
 def _draft(path: Path, described: SourceEntry, plan: Plan) -> Draft:
     """Return the draft of a pack whose digests are not known yet."""
     none = {
-        file.name: array("Q", bytes(8 * sum(1 for _ in file.extents())))
+        file.name: FinishedFile(file.name, array("Q", bytes(8 * sum(1 for _ in file.extents()))))
         for file in plan.new_files()
     }
     index = index_encoder.encode(plan, none)

@@ -152,7 +152,7 @@ def _extents(shard: ShardMap, index: Index) -> Iterable[Extent]:
         if as_it_is is not None and piece.shard_offset > position:
             yield Extent(position, piece.shard_offset - position, as_it_is, position)
         place = (piece.shard_offset, piece.length, piece.file, piece.offset)
-        yield Extent(*place, piece.digest, piece.label)
+        yield Extent(*place, piece.digest, piece.label, piece.frame_length)
         position = piece.end
     if as_it_is is not None and shard.length > position:
         yield Extent(position, shard.length - position, as_it_is, position)

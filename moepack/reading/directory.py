@@ -8,11 +8,11 @@ import mmap
 import os
 from pathlib import Path
 
-from moepack.errors import MachineError, MoepackError, PackError
+from moepack.errors import SHORTAGE_HINTS, MachineError, MoepackError, PackError
 from moepack.format import manifest
 from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
 from moepack.paths import PathOrPaths, listed
-from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError, open_regular
+from moepack.storage.regular_file import NotRegularError, open_regular
 
 _HINT = "a pack is the directory that `moepack pack` made"
 
@@ -74,5 +74,5 @@ def _problem(path: Path, error: OSError) -> MoepackError:
     if isinstance(error, NotRegularError):
         place = "kind of file"
         return PackError("not a regular file", path=path, place=place, found=error.kind)
-    hint = MACHINE_HINTS.get(error.errno or 0)
+    hint = SHORTAGE_HINTS.get(error.errno or 0)
     return MachineError(f"cannot read: {error.strerror}", path=path, hint=hint)

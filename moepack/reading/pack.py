@@ -19,7 +19,7 @@ from moepack.format.index import Index
 from moepack.reading.budget import DEPTH, MAX_LENGTH
 from moepack.reading.catalog import Catalog
 from moepack.reading.directory import map_index, read_manifest
-from moepack.reading.expert_read import plan_read
+from moepack.reading.read_plan import plan_blob
 from moepack.reading.reader import Reader
 from moepack.reading.shard_check import check_shards
 from moepack.sizes import ranges_text
@@ -119,16 +119,15 @@ class Pack(Catalog):
         """
         keys = self.hottest(byte_budget, family=family)
         with self.reader(backend="buffered", check="never") as reader:
-            reads = [plan_read(self, *key, None, family) for key in keys]
+            reads = [plan_blob(self, *key, family) for key in keys]
             reads.sort(key=lambda read: read.file_reads[0])
-            ordered = [(read.layer, read.expert) for read in reads]
             done = 0
-            for expert in reader.read_many(ordered, family=family):
-                expert.release()
-                length = self.hotness(expert.layer, expert.expert, family=family).length
-                done += length
-                if progress is not None:
-                    progress(length)
+            with reader.submit_reads(reads) as batch:
+                for expert in batch.completions(in_order=True):
+                    length = sum(read.length for read in reads[expert.number].file_reads)
+                    done += length
+                    if progress is not None:
+                        progress(length)
         return done
 
     def reader(

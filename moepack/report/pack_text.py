@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without th
     from moepack.engines.stock_gguf import ExportSummary
     from moepack.mounting.mount import MountFacts
     from moepack.packing.pack_summary import InPlaceFacts, PackSummary
+    from moepack.packing.ranking import RankSummary
     from moepack.packing.restore import RestoreSummary
     from moepack.packing.shard_index import IndexSummary
 
@@ -37,6 +38,19 @@ def plan(summary: PackSummary) -> str:
     if summary.in_place is not None:
         lines += _in_place(summary.in_place)
     return "\n".join(lines)
+
+
+def ranked(summary: RankSummary) -> str:
+    """Write what a new ranking covers."""
+    if not summary.is_changed:
+        return f"{summary.path}: has this ranking already"
+    tokens = "an unknown number of tokens"
+    if summary.hotness_token_count is not None:
+        tokens = count_text(summary.hotness_token_count, "token")
+    return (
+        f"{summary.path}: ranked anew, {summary.measured_blob_count:,} of"
+        f" {count_text(summary.blob_count, 'blob')} measured over {tokens}; in {summary.index_name}"
+    )
 
 
 def _in_place(facts: InPlaceFacts) -> list[str]:

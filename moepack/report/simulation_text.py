@@ -1,10 +1,9 @@
 """What a simulation says, written for people."""
 
-from moepack.analysis.verdict import LEAST_SELECTIONS
 from moepack.report.table import aligned
 from moepack.report.trace_text import left_out
 from moepack.report.values import length_text, share_text
-from moepack.simulation.facts import CacheFacts, Simulation
+from moepack.simulation.facts import LEAST_SELECTIONS, CacheFacts, Simulation
 from moepack.sizes import count_text, size_text
 
 _NOTES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from moepack.errors import short
+from moepack.escaping import short
 from moepack.hotness.coverage import Coverage
 from moepack.report.facts import (
     BlobFacts,

@@ -97,7 +97,7 @@ def concentration(facts: Concentration) -> str:
     for skew in [*facts.layers, facts.total]:
         name = "all" if skew.layer is None else str(skew.layer)
         lines.append(
-            f"{name:>5} {skew.entropy:>9.3f} {skew.gini:>7.3f} {skew.never_count:>7}"
+            f"{name:>5} {skew.entropy:>9.3f} {skew.gini:>7.3f} {_number(skew.never_count):>7}"
             + _shares(top.share for top in skew.coverage)
         )
     tops: Sequence[TopCoverage] = facts.total.coverage

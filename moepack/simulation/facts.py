@@ -3,6 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass
 
+LEAST_SELECTIONS = 10
+"""Of an expert of an even router, in half of a trace: with less, chance decides the ranking."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheFacts:

@@ -64,19 +64,19 @@ class Lookups(NamedTuple):
 class LookupStream:
     """Turns the pieces of a trace, as they come, into lookups; hands many at once to `take`.
 
-    Layers that are not among `layers` are left out. A prompt is computed in batches of
-    `batch_count` tokens; by default it is one call. Memory is bounded by the number of experts and
-    the length of a piece.
+    Layers that are not among `layers` are left out; None takes all. A prompt is computed in batches
+    of `batch_count` tokens; by default it is one call. Memory is bounded by the number of experts
+    and the length of a piece.
     """
 
     def __init__(
         self,
         take: Callable[[Lookups], None],
-        layers: Collection[int],
+        layers: Collection[int] | None,
         batch_count: int | None = None,
     ) -> None:
         self._take = take
-        self._layers = np.array(sorted(layers), np.int64)
+        self._layers = None if layers is None else np.array(sorted(layers), np.int64)
         self._batch_count = batch_count
         self._steps = StepStream(ALL_PHASES)
         self.places = ExpertPlaces()
@@ -140,11 +140,7 @@ class LookupStream:
         )
         if self._open is not None:
             found = joined([self._open, found])
-        is_there = np.isin(found.layer, self._layers)
-        if not is_there.all():
-            missing = int(np.count_nonzero(~is_there))
-            self.left_out["of layers for multi-token prediction"] += missing
-            found = found.part(is_there)
+        found = self._of_layers(found)
         if not found.lookup_count:
             return
         found = _distinct(found)
@@ -153,6 +149,13 @@ class LookupStream:
         goes_on = not is_decode[-1]
         self._open = found.part(is_open) if goes_on else None
         self._keep(found.part(~is_open) if goes_on else found)
+
+    def _of_layers(self, lookups: Lookups) -> Lookups:
+        if self._layers is None or np.all(is_there := np.isin(lookups.layer, self._layers)):
+            return lookups
+        missing = int(np.count_nonzero(~is_there))
+        self.left_out["of layers for multi-token prediction"] += missing
+        return lookups.part(is_there)
 
     def _calls(self, steps: Steps) -> Ints:
         """Return the call of each token, by its number."""

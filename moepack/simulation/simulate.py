@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moepack.analysis.verdict import LEAST_SELECTIONS
 from moepack.caching import cache as caching
 from moepack.errors import RequestError, TraceError
 from moepack.shape import FamilyShape, ModelShape
 from moepack.simulation.caches import BELADY, PROMPT_STATIC, STATIC, Caches
 from moepack.simulation.curves import LruCurves
-from moepack.simulation.facts import CurvePoint, Simulation
+from moepack.simulation.facts import LEAST_SELECTIONS, CurvePoint, Simulation
 from moepack.simulation.lookups import LookupStream
 from moepack.simulation.one_pass import OnePass
 from moepack.simulation.sessions import interleaved
@@ -123,6 +122,9 @@ def _look_up(
     in_order = one_pass.spool if sessions == 1 else stack.enter_context(Spool())
     take = one_pass.add if sessions == 1 else in_order.add
     lookups = LookupStream(take, routed, batch_count)
+    for layer, family in routed.items():  # places in their order, whatever comes first in a trace
+        experts = np.arange(family.expert_count).astype(np.uint16)
+        lookups.places.of(np.full_like(experts, layer), experts)
     warnings = feed(paths, options, lookups.add)
     lookups.end()
     if not lookups.token_count:

@@ -74,7 +74,10 @@ def _parts(spool: Spool) -> Iterator[Lookups]:
 
 
 def _hottest(counts: Ints, lengths: Ints, budget: int) -> NDArray[np.bool_]:
-    """Return by place what is held: the experts that were chosen most often, while they fit."""
+    """Return by place what is held: the experts that were chosen most often, while they fit.
+
+    Places are in the order of layers and numbers, in which those stand that are alike.
+    """
     order = np.argsort(-counts, kind="stable")
     fits = np.cumsum(lengths[order]) <= budget
     is_held = np.zeros(len(counts), np.bool_)

@@ -76,7 +76,8 @@ def holders(path: str | os.PathLike[str]) -> Iterator[str]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if _has(process, wanted, os.path.realpath(path)):
-                yield f"{(process / 'comm').read_text().strip()} ({process.name})"
+                name = (process / "comm").read_text(errors="replace").strip()
+                yield f"{name} ({process.name})"
 
 
 def _has(process: Path, wanted: os.stat_result, path: str) -> bool:
@@ -85,4 +86,6 @@ def _has(process: Path, wanted: os.stat_result, path: str) -> bool:
             held = descriptor.stat()
             if (held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino):
                 return True
-    return f" {path}\n" in (process / "maps").read_text()
+    # As the kernel writes names (proc_pid_maps(5)), which need not be UTF-8.
+    name = os.fsencode(path).replace(b"\n", rb"\012")
+    return b" %s\n" % name in (process / "maps").read_bytes()

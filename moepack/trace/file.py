@@ -87,7 +87,7 @@ class FileReader:
         if isinstance(item, Origin):
             self._origin, self._request = item, -1
             place = place_of(self.position.offset)
-            self._checks.state_experts(item.expert_counts, item.experts_used, place)
+            self._checks.state_origin(item, place)
         elif isinstance(item, Tokens):
             self._take_requests(item)
         return item

@@ -165,7 +165,8 @@ def _decode_origin(payload: bytes) -> Origin:
             raise _wrong(f'no "{key}"')
     if _text(body, "family") != ROUTED_FAMILY:
         raise _wrong("selections of a family that is not known", ROUTED_FAMILY, body["family"])
-    recording = body.get("recording")
+    recording, expert_count = body.get("recording"), body.get("expert_count")
+    is_count = type(expert_count) is int and 1 <= expert_count <= MAX_NUMBER + 1
     return Origin(
         format=_text(body, "format"),
         name=_text(body, "name"),
@@ -175,6 +176,7 @@ def _decode_origin(payload: bytes) -> Origin:
         expert_counts=_expert_counts(body["expert_counts"]),
         experts_used=_number(body, "experts_used", 1, MAX_NUMBER + 1),
         recording=recording if isinstance(recording, str) else None,
+        expert_count=expert_count if is_count else None,
     )
 
 

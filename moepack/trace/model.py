@@ -77,8 +77,9 @@ class Origin:
 
     `model` is the model's name where the file has it; `token_count` is how many tokens the counts
     were taken over, for formats of counts that say it. `expert_counts` are by layer, all that have
-    experts; `experts_used` is how many of them a token uses in a layer at most. `recording` tells
-    a recording from others: it is the same for the same prompts and options.
+    experts; `expert_count` is the number in each of these, where the file does not name them.
+    `experts_used` is how many of them a token uses in a layer at most. `recording` tells a
+    recording from others: it is the same for the same prompts and options.
     """
 
     format: str
@@ -89,6 +90,7 @@ class Origin:
     expert_counts: Mapping[int, int] | None = None
     experts_used: int | None = None
     recording: str | None = None
+    expert_count: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what is said of where counts come from, the same for the same facts."""
@@ -101,6 +103,8 @@ class Origin:
         }
         if self.expert_counts is not None:
             said["expert_counts"] = {str(n): count for n, count in self.expert_counts.items()}
+        if self.expert_count is not None:
+            said["expert_count"] = self.expert_count
         return said
 
 

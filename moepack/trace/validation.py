@@ -15,6 +15,7 @@ from moepack.trace.model import (
     Counts,
     Dimensions,
     Ints,
+    Origin,
     Phase,
     Shorts,
     Tokens,
@@ -39,7 +40,8 @@ class Checks:
         self.shape = shape
         self.lenient = lenient
         self.warnings: Counter[str] = Counter()
-        self._stated: Dimensions | None = None
+        self.stated: Dimensions | None = None
+        """What the file said of its model so far."""
         self._layer_bound = self._expert_bound = MAX_NUMBER + 1
         self.expert_counts = {} if shape is None else shape.expert_counts
         self._shape_limits = None if shape is None else _limits(self.expert_counts)
@@ -67,38 +69,53 @@ class Checks:
         if not all(1 <= number <= MAX_NUMBER + 1 for number in numbers):
             problem, expected = "dimensions that no model has", f"1 to {MAX_NUMBER + 1}"
             raise TraceError(problem, path=self.path, place=place, expected=expected, found=stated)
-        if self._stated is not None and stated != self._stated:
+        if self.stated is not None and stated != self.stated:
             raise TraceError(
                 "the file says that it is of another model than before",
                 path=self.path,
                 place=place,
-                expected=self._stated,
+                expected=self.stated,
                 found=stated,
                 hint="only files of one model can be joined",
             )
-        self._stated = stated
-        self._layer_bound = stated.layer_count or MAX_NUMBER + 1
-        self._expert_bound = stated.expert_count or MAX_NUMBER + 1
+        self._take(stated)
         self._expect_shape(stated, place)
 
-    def state_experts(
-        self, expert_counts: Mapping[int, int] | None, experts_used: int | None, place: str
-    ) -> None:
-        """Take what a file says, layer by layer, of the model that what follows was taken on.
+    def state_origin(self, origin: Origin, place: str) -> None:
+        """Take what an origin says of the model that what follows was taken on.
 
-        Raises TraceError at once where the shape lacks such a layer, or has other experts in it.
+        Raises TraceError at once where the shape is another.
         """
-        self._stated = Dimensions(experts_used=experts_used)
         self._limits = self._shape_limits
-        if expert_counts is None:
-            return
+        self._take(Dimensions(None, origin.expert_count, origin.experts_used))
+        self._expect_shape(Dimensions(expert_count=origin.expert_count), place)
+        counts = origin.expert_counts
+        if counts is not None:
+            self.expect_experts(counts, place)
+            self.stated = Dimensions(max(counts) + 1, max(counts.values()), origin.experts_used)
+            self._limits = _limits(counts)
+
+    def expect_experts(self, expert_counts: Mapping[int, int], place: str | None) -> None:
+        """Hold the experts of layers, all that have any, against the shape.
+
+        Raises TraceError where no model has so many, and where the shape lacks such a layer, or
+        has other experts in it.
+        """
         for layer, count in expert_counts.items():
+            if not 1 <= count <= MAX_NUMBER + 1:
+                problem, expected = "experts that no model has", f"1 to {MAX_NUMBER + 1}"
+                where = f"layer {layer}"
+                raise TraceError(
+                    problem, path=self.path, place=where, expected=expected, found=count
+                )
             if self.shape is not None and self.expert_counts.get(layer, 0) != count:
-                what, expected = f"experts in layer {layer}", self.expert_counts.get(layer, 0)
-                raise self._another_model(what, place, expected, count)
-        most = max(expert_counts.values())
-        self._stated = Dimensions(max(expert_counts) + 1, most, experts_used)
-        self._limits = _limits(expert_counts)
+                what, right = f"experts in layer {layer}", self.expert_counts.get(layer, 0)
+                raise self._another_model(what, place, right, count)
+
+    def _take(self, stated: Dimensions) -> None:
+        self.stated = stated
+        self._layer_bound = stated.layer_count or MAX_NUMBER + 1
+        self._expert_bound = stated.expert_count or MAX_NUMBER + 1
 
     def _expect_shape(self, stated: Dimensions, place: str | None) -> None:
         """Compare layers and experts; users let engines use fewer experts than the model does."""
@@ -144,12 +161,12 @@ class Checks:
             return None
         first, count = int(np.argmax(wrong)), int(np.count_nonzero(wrong))
         expected: object
-        if self.shape is not None and not (beyond[first] and self._stated):
+        if self.shape is not None and not (beyond[first] and self.stated):
             problem, expected, hint = "the model has no such expert", self.shape, _ANOTHER_MODEL
-        elif self._stated is None or max(layer[first], expert[first]) > MAX_NUMBER:
+        elif self.stated is None or max(layer[first], expert[first]) > MAX_NUMBER:
             problem, expected, hint = "out of bounds", _ANY, None
         else:
-            problem, expected = "not of the model that the file says it is of", self._stated
+            problem, expected = "not of the model that the file says it is of", self.stated
             if self._limits is not None and not beyond[first]:
                 expected = f"{self._limits[layer[first]]} experts in layer {layer[first]}"
             hint = "is it damaged, or were files of several models joined?"
@@ -164,7 +181,7 @@ class Checks:
         A router gives a token's layer each expert once, and no more of them than the file says
         that the model uses.
         """
-        used = self._stated.experts_used if self._stated else None
+        used = self.stated.experts_used if self.stated else None
         if _is_plain(tokens, used or MAX_NUMBER + 1):
             return tokens
         keys = np.repeat(np.arange(len(tokens.request)), np.diff(tokens.starts)) << 16

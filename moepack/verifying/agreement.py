@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from moepack import digest
-from moepack.errors import PackError, short
+from moepack.errors import PackError
+from moepack.escaping import short
 from moepack.format import manifest, records
 from moepack.format.index import Index
 from moepack.format.manifest import IndexEntry, Manifest

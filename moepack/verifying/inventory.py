@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from moepack import digest
 from moepack.errors import PackError
 from moepack.format.dense import DenseTensor, ShardBytes
 from moepack.format.index import Index
@@ -12,7 +13,7 @@ from moepack.format.manifest import Manifest
 from moepack.format.records import BlobRecord, PartRecord
 from moepack.format.tables import PackedFamily, PartKind
 from moepack.verifying.block_sizes import BLOCK_SIZES, stated_length
-from moepack.verifying.extents import Extent, Item, SourceRange
+from moepack.verifying.extents import Extent, Frame, Item, SourceRange
 from moepack.verifying.places import Place, Where, check_apart
 from moepack.verifying.report import Findings
 
@@ -125,6 +126,7 @@ class _Inventory:
                 continue
             extent = self.part_extent(family, kind, expert, part)
             extent = extent._replace(strong=self.index.strong_digest(first + step))
+            extent = self.with_frame(first + step, kind, extent, part)
             self.second_place(first + step, kind, extent, number)
             if blob.length and self.is_inside(extent, part, blob, before):
                 inside.append(extent)
@@ -149,7 +151,9 @@ class _Inventory:
         if second is None:
             return
         file, offset = second
-        again = extent._replace(offset=offset, source=None, strong=None)
+        again = extent._replace(offset=offset, source=None, strong=None, frame=None)
+        if extent.frame is not None:  # it is the same frame in both places, and decoded once
+            again = again._replace(digest=extent.frame.digest)
         self.places[file].append(Place(offset, again.end, "part", where))
         self.add(file, Item(offset, again.end, blob, (again,)))
 
@@ -158,13 +162,23 @@ class _Inventory:
     ) -> Extent:
         return Extent(
             offset=part.offset,
-            length=kind.length,
+            length=part.stored_length,
             digest=self.index.files[part.file].known(part.digest),
             layer=family.layer,
             expert=expert,
             part=kind.name,
             source=self.sources.part(part.file, family, kind, expert),
         )
+
+    def with_frame(self, number: int, kind: PartKind, extent: Extent, part: PartRecord) -> Extent:
+        """Return the extent of a part with its frame; check its stored digest where it has none."""
+        stored = self.index.stored_digest(number)
+        if part.codec:
+            return extent._replace(frame=Frame(kind.length, stored))
+        if stored is not None and stored != (extent.digest or 0):
+            problem = f"its stored digest is {digest.to_text(stored)}, though it is stored as it is"
+            self.find_part(extent, part, problem)
+        return extent
 
     def is_inside(
         self, extent: Extent, part: PartRecord, blob: BlobRecord, before: PartRecord | None

@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from moepack.reading.shard_map import ShardMap
-from moepack.storage.regular_file import open_regular
+from moepack.reading.shard_map import ShardMap, ShardPiece
+from moepack.storage.regular_file import open_regular, read_whole
 
 _PIECE_LENGTH = 1 << 20
 
@@ -18,7 +18,6 @@ def sha256_of_shard(paths: Sequence[Path], shard: ShardMap, advanced: Callable[[
     Raises OSError, and EOFError for a file that ends too early.
     """
     sha256 = hashlib.sha256()
-    buffer = memoryview(bytearray(_PIECE_LENGTH))
     descriptors: dict[int, int] = {}
     position = 0
     with ExitStack() as stack:
@@ -27,17 +26,27 @@ def sha256_of_shard(paths: Sequence[Path], shard: ShardMap, advanced: Callable[[
                 descriptors[piece.file] = open_regular(paths[piece.file])
                 stack.callback(os.close, descriptors[piece.file])
             _add_zeros(sha256, piece.shard_offset - position)
-            position, done = piece.end, 0
-            while done < piece.length:
-                view = buffer[: piece.length - done]
-                length = os.preadv(descriptors[piece.file], [view], piece.offset + done)
-                if not length:
-                    raise EOFError
-                sha256.update(view[:length])
-                advanced(length)
-                done += length
+            position = piece.end
+            for data in _data(descriptors[piece.file], piece):
+                sha256.update(data)
+                advanced(len(data))
     _add_zeros(sha256, shard.length - position)
     return sha256.hexdigest()
+
+
+def _data(descriptor: int, piece: ShardPiece) -> Iterator[bytearray | memoryview]:
+    """Yield the bytes of a piece, decoded where it is a frame."""
+
+    def read_at(offset: int, length: int) -> bytearray:
+        return read_whole(descriptor, piece.offset + offset, length)
+
+    if piece.frame_length:
+        from moepack.storage.frames import FrameStream  # it loads the codec
+
+        yield from FrameStream(read_at, piece.frame_length, piece.length).pieces(_PIECE_LENGTH)
+        return
+    for start in range(0, piece.length, _PIECE_LENGTH):
+        yield read_at(start, min(_PIECE_LENGTH, piece.length - start))
 
 
 def _add_zeros(sha256: "hashlib._Hash", length: int) -> None:

@@ -221,7 +221,9 @@ class _Verification:
             return
         for shard in shards:
             number = shard.pieces[0].file
-            if index.files[number].is_shard and number not in self.short_files:
+            file = index.files[number]
+            is_sound = file.length == shard.length and number not in self.short_files
+            if file.is_shard and is_sound:
                 pieces = ((piece.shard_offset, piece.end) for piece in shard.pieces)
                 for start, end in gaps(0, shard.length, pieces):
                     yield Run(number, start, end, ())

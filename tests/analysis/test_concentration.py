@@ -1,15 +1,22 @@
 """The concentration gate, on routers whose skew is known because they were made so."""
 
 import math
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import moepack
 from moepack.analysis import skew, verdict
-from moepack.analysis.concentration import Concentration, RoutingSample
+from moepack.analysis.concentration import Concentration, RoutingSample, concentration
 from moepack.analysis.verdict import Evidence
+from moepack.errors import TraceError
 from moepack.hotness.counter import SelectionCounter
+from moepack.report import trace_text
 from moepack.shape import ModelShape
 from moepack.trace.model import Counts, Item, Origin, Phase, Tokens, Unknown
 from tests.support.amounts import amounts
@@ -174,17 +181,87 @@ def test_a_shape_tells_of_experts_and_layers_that_were_never_met() -> None:
     assert [skew.layer for skew in found.layers] == [0, 1, 2, 3, 4]
     assert found.layers[4].never_count == 128
     assert found.total.expert_count == 5 * 128
-    assert found.layers[0].never_count >= 64
-    assert judged(tokens).total.expert_count == LAYERS * EXPERTS
+    assert (found.layers[0].never_count or 0) >= 64
+    assert found.has_expert_counts
+
+
+FOUR = routed(lambda token: np.where(np.arange(EXPERTS) < USED, 1, 1e-9), 400, 100)
+"""Four of 64 experts take everything."""
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        replace(ORIGIN, expert_count=EXPERTS),
+        replace(ORIGIN, expert_counts=dict.fromkeys(range(LAYERS), EXPERTS)),
+    ],
+)
+def test_experts_that_a_file_says_there_are_count_as_those_of_a_model(origin: Origin) -> None:
+    sample = RoutingSample()
+    for item in (origin, FOUR):
+        sample.add(item)
+    stated = sample.concentration()
+    model = sampled(FOUR, shape=shape_of_counts(dict.fromkeys(range(LAYERS), EXPERTS)))
+    assert stated == model.concentration()
+    assert stated.verdict == "static", stated.reason
+    assert [layer.never_count for layer in stated.layers] == [EXPERTS - USED] * LAYERS
+    assert sample.heat_table()[1].shape == (LAYERS, EXPERTS)
+    assert sample.curves()["LRU cache"] == pytest.approx(model.curves()["LRU cache"], nan_ok=True)
+
+
+def test_a_route_of_four_experts_that_take_everything_is_static(tmp_path: Path) -> None:
+    path = tmp_path / "route.csv"
+    rows = "".join(f"0,1,{step},0,{slot},{slot},0\n" for step in range(400) for slot in range(4))
+    rows = "turn,phase,step,layer,slot,expert,x\n" + rows
+    path.write_text("# model=m n_layer=1 n_expert=64 n_expert_used=4\n" + rows)
+    found = concentration([str(path)])
+    assert (found.verdict, found.total.never_count) == ("static", 60)
+    moepack.import_trace([str(path)], tmp_path / "own")
+    assert concentration([str(tmp_path / "own")]) == found
+
+
+def test_where_no_file_says_how_many_there_are_that_is_said() -> None:
+    found = judged(FOUR)
+    assert not found.has_expert_counts
+    assert (found.total.expert_count, found.total.never_count) == (LAYERS * USED, None)
+    assert f"{USED} are assumed, one more than the highest number that was chosen" in found.reason
+    text = trace_text.concentration(found)
+    assert re.search(r"^  all +1\.000 +0\.0\d\d +– ", text, re.M), text
+    assert "--model or --pack says it" in text
+    assert "assumed" not in judged(replace(ORIGIN, expert_count=EXPERTS), FOUR).reason
+
+
+@pytest.mark.parametrize(
+    ("origins", "message"),
+    [
+        ([{"expert_count": 64}, {"expert_count": 32}], "expected 64 experts, found 32"),
+        ([{"expert_counts": {0: 64, 1: 64}}, {"expert_counts": {1: 8}}], "layer 1: .*found 8"),
+        ([{"expert_counts": {0: 64, 1: 32}}, {"expert_count": 32}], "64 experts, found 32"),
+        ([{"expert_count": 3}, {}], "layer 0: traces of .* experts below 3, found expert 3"),
+    ],
+)
+def test_traces_that_say_other_numbers_are_not_judged_together(
+    origins: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(TraceError, match=message):
+        judged(*(replace(ORIGIN, **origin) for origin in origins), FOUR)
+
+
+def test_one_file_tells_of_the_others() -> None:
+    found = judged(FOUR, replace(ORIGIN, expert_count=EXPERTS), routed(skewed, 400, 100))
+    assert found.total.expert_count == LAYERS * EXPERTS
+    assert found.has_expert_counts
 
 
 def test_prefill_is_left_out_unless_there_is_nothing_else() -> None:
-    """What is chosen in prefill says nothing of decode, and both measures look at the same."""
+    """What is chosen in prefill says nothing of decode; it only warms the caches."""
     prefill = routed(skewed, 2000, 1000)._replace(phase=np.full(2000, Phase.PREFILL, np.uint8))
     decode = routed(even, 1600, 1000)
     mixed, alone = judged(prefill, ORIGIN, decode), judged(decode)
     assert mixed.verdict == alone.verdict == "even"
-    assert mixed.total == alone.total
+    for one, other in zip(mixed.total.coverage, alone.total.coverage, strict=True):
+        assert replace(one, latest_share=None) == replace(other, latest_share=None)
+        assert one.latest_share is None or one.latest_share > (other.latest_share or 0)
     assert judged(prefill).token_count == 2000
 
 

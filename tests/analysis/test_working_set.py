@@ -1,6 +1,6 @@
 """The working set and reuse, against plain programs that count one selection after another."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moepack.analysis import lru, reuse, working_set
-from moepack.errors import TraceError
+from moepack.analysis import reuse, working_set
 from moepack.shape import FamilyShape, ModelShape
 from moepack.trace.formats import registry
 from moepack.trace.model import Counts, Item, Origin, Phase, Tokens
@@ -155,32 +154,6 @@ def test_a_log_gives_the_published_scripts_digits() -> None:
     assert {row.new_count for row in found.rows()} == {None}, "where the script has 0.00"
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(REQUESTS)
-def test_lru_caches_hold_what_they_would(requests: list[Request]) -> None:
-    """One cache a layer; all sizes at once."""
-    found = lru.LayerLru()
-    found.add(ORIGIN)
-    for number, request in enumerate(requests):
-        if request:
-            found.add(tokens_of(request, number))
-    order: dict[int, OrderedDict[int, None]] = {}
-    depths: Counter[tuple[int, int]] = Counter()
-    chosen: Counter[int] = Counter()
-    for token in (token for request in requests for token in request):
-        for layer, expert in token:
-            cache = order.setdefault(layer, OrderedDict())
-            chosen[layer] += 1
-            if expert in cache:
-                depths[layer, list(reversed(cache)).index(expert)] += 1
-            cache[expert] = None
-            cache.move_to_end(expert)
-    for layer in chosen:
-        for capacity in (1, 2, 3, 5, 301):
-            hits = sum(n for (at, depth), n in depths.items() if at == layer and depth < capacity)
-            assert found.hit_rate(capacity, layer) == pytest.approx(hits / chosen[layer])
-
-
 def test_what_the_token_before_chose_too() -> None:
     request: Request = [[(0, 1), (1, 1)], [(0, 1), (1, 2)], [(0, 2), (1, 2)]]
     found = reuse.Reuse()
@@ -201,12 +174,6 @@ def test_the_first_token_of_a_file_repeats_nothing() -> None:
     assert found.facts().repeat_share is None
 
 
-def test_caches_see_no_prefill() -> None:
-    found = lru.LayerLru()
-    found.add(tokens_of([[(0, 1)]] * 5, 0, Phase.PREFILL))
-    assert found.hit_rate(1) is None
-
-
 def test_reuse_leaves_out_prefill() -> None:
     prefill = tokens_of([[(0, 1)]] * 5, 0, Phase.PREFILL)
     found = reuse.Reuse()
@@ -214,12 +181,6 @@ def test_reuse_leaves_out_prefill() -> None:
         found.add(item)
     assert found.token_count == 2
     assert found.facts().distances == (reuse.DistanceCount(None, None, 2),)
-
-
-def test_caches_of_more_experts_than_any_model_has_are_refused() -> None:
-    token = [(layer, 0) for layer in range(100)] + [(0, expert) for expert in range(1 << 16)]
-    with pytest.raises(TraceError, match="more layers or experts than any model has"):
-        lru.LayerLru().add(tokens_of([token]))
 
 
 def test_nothing_is_no_working_set() -> None:
@@ -258,10 +219,6 @@ def test_distances_are_what_looking_back_gives(requests: list[Request], cut: int
 
 
 def test_a_long_trace_is_looked_at_as_far_as_the_bound() -> None:
-    found = lru.LayerLru(most_tokens=10)
-    for item in (ORIGIN, tokens_of([[(0, 1)]] * 25)):
-        found.add(item)
-    assert found.token_count == 10
     again = reuse.Reuse(most_tokens=10)
     for item in (ORIGIN, tokens_of([[(0, 1)]] * 25)):
         again.add(item)

@@ -14,15 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import llama_cpp
 from tests.support.chat_model import write_chat_model
 from tests.support.models import first_shard, flip, pack_model
+from tests.support.needs import needs_llama
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(
-        not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-    ),
+    needs_llama,
 ]
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

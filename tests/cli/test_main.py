@@ -79,7 +79,7 @@ def test_inspect_describes_a_source(moepack_command: Run) -> None:
     assert first["bytes_per_expert"] == sum(part["length"] for part in first["parts"])
     expert_elements = 2 * 16 * 3 * 32 * 256
     assert body["parameters"]["expert"] == expert_elements
-    inactive = expert_elements * 12 // 16
+    inactive = expert_elements * 12 // 16 + body["parameters"]["embedding"]
     assert body["parameters"]["active"] == body["parameters"]["total"] - inactive
 
 
@@ -242,6 +242,16 @@ def test_the_wheel_works_outside_of_the_checkout(
     found = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert str(home) in found.stdout
     assert (packages / "moepack" / "py.typed").exists()
+
+
+def test_a_pack_that_is_too_small_for_a_picture_is_measured_all_the_same(
+    tmp_path: Path, moepack_command: Run
+) -> None:
+    assert moepack_command("pack", moe().write(tmp_path / "m.gguf"), "-o", tmp_path / "p")
+    little = ("--seconds", "0", "--depths", "1", "--length", "64KiB", "--point-seconds", "0.001")
+    run = moepack_command("bench", tmp_path / "p", *little, "--plot", tmp_path / "s.svg")
+    assert (run.returncode, "nothing is drawn" in run.stderr) == (0, True), run.stderr
+    assert not (tmp_path / "s.svg").exists()
 
 
 @pytest.mark.parametrize("has_source", [False, True])

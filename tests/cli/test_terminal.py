@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -21,12 +20,12 @@ from moepack.report import text
 from moepack.report.facts import BlobFacts, PlacedPartFacts
 from moepack.sizes import count_text
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard
+from tests.support.terminals import MOEPACK, on_terminal
 
 pytestmark = pytest.mark.long
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TRACE = FIXTURES / "qwen3moe-trace.csv"
-MOEPACK = (sys.executable, "-m", "moepack")
 SLOW = """
 import time
 from moepack.cli.progress import progress
@@ -36,23 +35,6 @@ with progress(None, "packing") as advance:
         advance(1 << 20, 8 << 20)
 print("done")
 """
-
-
-def on_terminal(*command: str, columns: int = 80, **environment: str) -> str:
-    """Run a command on a terminal of its own; return all that it wrote there."""
-    ours, theirs = pty.openpty()
-    names = os.environ | {"TERM": "xterm", "COLUMNS": str(columns)} | environment
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=names) as run:
-        os.close(theirs)
-        written = b""
-        try:
-            while piece := os.read(ours, 1 << 16):
-                written += piece
-        except OSError:  # how Linux says that the other end was closed
-            pass
-        run.wait(60)
-    os.close(ours)
-    return written.decode()
 
 
 @pytest.mark.parametrize("columns", [24, 40, 80, 200])

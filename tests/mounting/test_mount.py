@@ -18,6 +18,7 @@ import moepack
 from tests.support import llama_cpp
 from tests.support.models import first_shard, pack_model, shards_of
 from tests.support.mounts import mounted, needs_fuse, start
+from tests.support.needs import needs_llama
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.long
@@ -91,7 +92,7 @@ def test_many_readers_get_their_ranges_at_once(packs: dict[str, Path], folder: P
 
 
 @needs_fuse
-@pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed")
+@needs_llama
 def test_llama_cpp_computes_the_same_through_it(pack_of_kind: Path, folder: Path) -> None:
     path = first_shard("deepseek2")
     with mounted(pack_of_kind, folder):
@@ -226,7 +227,7 @@ def test_what_is_not_whole_is_refused(
 @pytest.mark.parametrize(
     ("lack", "problem", "command"),
     [
-        ("ImportError", "mounting needs mfusepy", "[mount]"),
+        ("ModuleNotFoundError", "mounting needs mfusepy", "[mount]"),
         ("OSError", "mounting needs libfuse", "apt-get install fuse3"),
     ],
 )

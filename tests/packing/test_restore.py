@@ -460,7 +460,7 @@ def test_a_file_that_is_being_written_is_not_taken_over(
 
     def progress(length: int, total: int) -> None:
         if not problems:
-            with pytest.raises(RequestError, match="another moepack is writing this file") as found:
+            with pytest.raises(RequestError, match="another moepack is writing here") as found:
                 restore(big[1], tmp_path, resume=resume, force=force)
             problems.append(str(found.value))
 

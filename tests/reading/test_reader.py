@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import moepack
 from moepack.errors import MoepackError, PackError, RequestError
+from moepack.reading.expert_read import ExpertRead
 from moepack.reading.pack import Pack
 from moepack.reading.reader import Reader
 from moepack.sizes import align
@@ -771,14 +772,14 @@ def test_warming_reads_in_the_order_of_the_files(
     packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
-    original = Reader.read_many
+    original = Reader.submit_reads
 
-    def noted(reader: Reader, keys: list[tuple[int, int]], **options: Any) -> Any:
+    def noted(reader: Reader, reads: list[ExpertRead]) -> Any:
         assert reader.backend == "buffered"
-        asked.extend(keys)
-        return original(reader, keys, **options)
+        asked.extend((read.layer, read.expert) for read in reads)
+        return original(reader, reads)
 
-    monkeypatch.setattr(Reader, "read_many", noted)
+    monkeypatch.setattr(Reader, "submit_reads", noted)
     with moepack.open(packs["mixtral"]) as opened:
         total = sum(opened.locate(*key).length for key in keys_of(opened))
         assert opened.warm(1 << 40) == total

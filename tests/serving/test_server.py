@@ -19,15 +19,13 @@ import uvicorn
 from moepack.llama_cpp.sampling import Sampling
 from moepack.running.model import Model
 from moepack.serving.server import Limits, Server
-from tests.support import llama_cpp
 from tests.support.chat_model import write_chat_model
 from tests.support.faulty_backend import Fault, FaultyBackend, make
+from tests.support.needs import needs_llama
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(
-        not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to serve"
-    ),
+    needs_llama,
 ]
 KEY = "sesame"
 LONG = 2048

@@ -89,10 +89,9 @@ def experts(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
                 part = pack.locate(family.layer, expert, kind.name, family=family.name)
                 inside = None if blob is None else part.offset_in_blob
                 where = f"{file_of(pack, part.path)} {part.offset} {inside}"
-                codec = pack.index.codecs[part.codec - 1] if part.codec else None
                 yield (
                     f"part {whose} {kind.name} {kind.type_name} {kind.type_id} {where} "
-                    f"{part.stored_length} {part.length} {codec} {digest_text(part.digest)} "
+                    f"{part.stored_length} {part.length} {part.codec} {digest_text(part.digest)} "
                     f"{' '.join(map(str, pack.index.origin(family, kind, expert)))}"
                 )
                 if reader is not None:

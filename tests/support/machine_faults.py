@@ -21,9 +21,13 @@ from typing import NamedTuple, Self
 
 import pytest
 
-PACK_COMMAND = (sys.executable, "-m", "moepack", "pack")
+PROGRAM = (sys.executable, "-m", "moepack")
+PACK_COMMAND = (*PROGRAM, "pack")
 DEADLINE = 60.0
-TRACED = "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat"
+TRACED = (
+    "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat "
+    "symlink symlinkat"
+)
 _ON_DESCRIPTOR = ("flock", "ftruncate", "pwrite64", "write", "fsync")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+)")
 
@@ -102,27 +106,32 @@ def needs_strace() -> pytest.MarkDecorator:
     """Skip a test where strace is absent, too old, or not permitted to trace."""
     reason = "strace is not installed"
     if shutil.which("strace"):
-        probe = ["strace", "-f", "-z", "-o", os.devnull, "-e", "trace=fsync"]
+        probe = ["strace", "-f", "--seccomp-bpf", "-z", "-o", os.devnull, "-e", "trace=fsync"]
         tried = subprocess.run([*probe, "true"], capture_output=True, text=True, check=False)
         reason = f"strace cannot trace here: {tried.stderr.strip()}" if tried.returncode else ""
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
-def record(target: Path, *arguments: str | Path) -> list[Call]:
+def record(target: Path, *arguments: str | Path, word: str = "pack") -> list[Call]:
     """Run `moepack pack` to its good end; list its calls on the files in `target`, in order.
+
+    Or another command, whose `word` is given.
 
     A call stands where it ended. What it did not do well (an `mkdir` that finds the directory) is
     left out.
     """
     log = target.parent / "strace.log"
     options = ["-z", "-y", "-s", "256", "-o", str(log), "-e", f"trace={_any_of(TRACED.split())}"]
-    outcome = _run_traced(options, target, arguments)
+    outcome = _run_traced(options, target, arguments, word)
     assert outcome.returncode == 0, outcome.stderr
     calls = []
     for line in log.read_text().splitlines():
         if matched := _LINE.match(line):
             thread, name, text, result = matched.groups()
-            where = re.match(r"\d+<([^>]*)>" if name in _ON_DESCRIPTOR else r'.*?"([^"]*)"', text)
+            pattern = r"\d+<([^>]*)>" if name in _ON_DESCRIPTOR else r'.*?"([^"]*)"'
+            if name.startswith("symlink"):  # what it says comes before where it is
+                pattern = r'.*"([^"]*)"'
+            where = re.match(pattern, text)
             path = Path(where[1] if where else "")
             if path == target or path.parent == target:
                 file = str(path.relative_to(target))
@@ -131,13 +140,19 @@ def record(target: Path, *arguments: str | Path) -> list[Call]:
 
 
 def hit(
-    shot: Shot, fault: str, target: Path, *arguments: str | Path, also: Sequence[str] = ()
+    shot: Shot,
+    fault: str,
+    target: Path,
+    *arguments: str | Path,
+    also: Sequence[str] = (),
+    word: str = "pack",
 ) -> "subprocess.CompletedProcess[str]":
     """Run `moepack pack` with `fault` (`error=EIO`, `signal=SIGKILL`) at the place of `shot`.
 
-    A signal that kills does so before the call. `also` are more faults in the words of strace.
+    A signal that kills does so before the call. `also` are more faults in the words of strace,
+    `word` is that of another command.
     """
-    return _run_traced(_aimed(shot, fault, target, also), target, arguments)
+    return _run_traced(_aimed(shot, fault, target, also), target, arguments, word)
 
 
 @contextlib.contextmanager
@@ -216,16 +231,18 @@ def _aimed(shot: Shot, fault: str, target: Path, also: Sequence[str] = ()) -> li
 
 
 def _traced_command(
-    options: Sequence[str], target: Path, arguments: Sequence[str | Path]
+    options: Sequence[str], target: Path, arguments: Sequence[str | Path], word: str = "pack"
 ) -> list[str]:
-    command = ["strace", "-f", "-qq", *options, *PACK_COMMAND]
+    # The kernel stops the process at the calls of interest only; a signal would be lost so.
+    filtered = [] if any("signal=" in option for option in options) else ["--seccomp-bpf"]
+    command = ["strace", "-f", "-qq", *filtered, *options, *PROGRAM, word]
     return [*command, *map(str, arguments), "--output", str(target)]
 
 
 def _run_traced(
-    options: Sequence[str], target: Path, arguments: Sequence[str | Path]
+    options: Sequence[str], target: Path, arguments: Sequence[str | Path], word: str
 ) -> "subprocess.CompletedProcess[str]":
-    command = _traced_command(options, target, arguments)
+    command = _traced_command(options, target, arguments, word)
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
 
 

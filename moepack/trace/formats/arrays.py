@@ -29,7 +29,17 @@ from moepack.sizes import size_text
 from moepack.trace.compressed import TraceStream
 from moepack.trace.expert_places import MAX_PLACES
 from moepack.trace.formats import heat
-from moepack.trace.model import MAX_NUMBER, Ints, Items, Origin, Phase, Piece, Tokens, Unknown
+from moepack.trace.model import (
+    MAX_NUMBER,
+    Dimensions,
+    Ints,
+    Items,
+    Origin,
+    Phase,
+    Piece,
+    Tokens,
+    Unknown,
+)
 from moepack.trace.validation import Checks, shorts
 
 MAX_LENGTH = 1 << 30
@@ -75,9 +85,11 @@ def read_npz(stream: TraceStream, checks: Checks) -> Items:
             raise _too_long(stream.path, MAX_LENGTH)
         data.seek(0)
         with np.load(data, allow_pickle=False) as archive:
-            named = _once([(name, _member(archive, name)) for name in archive.files], checks)
+            named = [(name, _member(archive, name)) for name in archive.files]
     except (zipfile.BadZipFile, zlib.error, RuntimeError, *_BAD_ARRAYS) as error:
         raise _unreadable(stream.path, error) from None
+    _state_experts(named, checks)
+    named = _once(named, checks)
     vllm = sorted((name, array) for name, array in named if name in _PHASES)
     others = [[(name, array)] for name, array in named if name not in _PHASES]
     yield from _read_all(stream, checks, [*([vllm] if vllm else []), *others], "array")
@@ -90,8 +102,16 @@ def read_json(stream: TraceStream, checks: Checks) -> Items:
         yield from heat.read(documents[0], stream, checks)
         return
     requests = [request for document in documents for request in _requests(document, stream.path)]
+    _state_experts([pair for request in requests for pair in request], checks)
     requests = [_once(request, checks) for request in requests]
     yield from _read_all(stream, checks, requests, "array")
+
+
+def _state_experts(arrays: list[tuple[str, Array]], checks: Checks) -> None:
+    """Take how many experts a layer has from the axis of counts that are of each expert."""
+    for name, array in arrays:
+        if name == _COUNTED and array.ndim == 3 and 1 <= array.shape[2] <= MAX_NUMBER + 1:
+            checks.state(Dimensions(expert_count=array.shape[2]), f"array {name}")
 
 
 def _once(arrays: list[tuple[str, Array]], checks: Checks) -> list[tuple[str, Array]]:

@@ -12,7 +12,8 @@ where each file states them.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,17 @@ from moepack.trace.compressed import TraceStream
 from moepack.trace.expert_places import ExpertPlaces, padded
 from moepack.trace.formats.number_text import Places, Text
 from moepack.trace.formats.rows import Fault, line_of, other_lines, read_rows, report, too_long
-from moepack.trace.model import MAX_COUNT, Counts, Ints, Items, Origin, Phase, Piece, Unknown
+from moepack.trace.model import (
+    MAX_COUNT,
+    MAX_NUMBER,
+    Counts,
+    Ints,
+    Items,
+    Origin,
+    Phase,
+    Piece,
+    Unknown,
+)
 from moepack.trace.validation import Checks, shorts
 
 COLUMNS = ("layer", "expert", "count", "held_out")
@@ -194,9 +205,36 @@ def parse(stream: TraceStream, checks: Checks) -> CountsFile:
 def read(stream: TraceStream, checks: Checks) -> Items:
     """Read a file of counts as a trace."""
     file = parse(stream, checks)
-    yield Origin("counts", stream.name, _UNKNOWN, None, file.facts.numbers.get("tokens"))
+    expert_counts = _expert_counts(file.facts.origins)
+    if expert_counts is not None:
+        checks.expect_experts(expert_counts, None)
+    origin = Origin("counts", stream.name, _UNKNOWN, None, file.facts.numbers.get("tokens"))
+    yield replace(
+        origin, expert_counts=expert_counts, expert_count=_expert_count(file.facts.origins)
+    )
     if len(file.counts):
         yield Counts(Phase.UNKNOWN, shorts(file.layer), shorts(file.expert), file.counts)
+
+
+def _expert_counts(origins: Sequence[Mapping[str, Any]]) -> dict[int, int] | None:
+    """Return how many experts each layer has, where origins say it, and all of them the same."""
+    stated = [origin["expert_counts"] for origin in origins if origin.get("expert_counts")]
+    if not stated or any(one != stated[0] for one in stated) or not isinstance(stated[0], dict):
+        return None
+    is_number = re.compile(r"\d{1,5}", re.ASCII).fullmatch
+    if not all(is_number(layer) and type(count) is int for layer, count in stated[0].items()):
+        return None
+    return {int(layer): count for layer, count in stated[0].items()}
+
+
+def _expert_count(origins: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the same of origins that say one number for all layers."""
+    stated = {
+        count
+        for origin in origins
+        if type(count := origin.get("expert_count")) is int and 1 <= count <= MAX_NUMBER + 1
+    }
+    return stated.pop() if len(stated) == 1 else None
 
 
 def _without_blanks(lines: bytes) -> bytes:

@@ -11,7 +11,7 @@ how many layers `layer` counts (`n_layers`), and over how many tokens was counte
 (`n_decode_tokens`, or `decode_rows` in `profile_rows`).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,13 +49,6 @@ def read(document: Any, stream: TraceStream, checks: Checks) -> Items:
     profile, model = document.get("profile_rows"), document.get("model")
     rows = profile.get("decode_rows") if isinstance(profile, dict) else None
     token_count = _count(document.get("n_decode_tokens", rows))
-    yield Origin(
-        "heat",
-        stream.name,
-        frozenset({Unknown.TOKENS, Unknown.REQUESTS}),
-        model if isinstance(model, str) else None,
-        token_count,
-    )
     has_blocks = any("abs_layer" in layer for layer in document["layers"])
     stated = Dimensions(
         None if has_blocks else _count(document.get("n_layers")),
@@ -64,18 +57,42 @@ def read(document: Any, stream: TraceStream, checks: Checks) -> Items:
     )
     if any(number is not None for number in stated):
         checks.state(stated, None)
-    for entry in document["layers"]:
-        name = next(name for name in _NUMBERS if name in entry)
-        place = f"{name} {entry[name]}"
-        counts = _heat(entry[name], entry["heat"], checks.path, place)
-        if stated.expert_count is not None and len(counts) != stated.expert_count:
-            problem = "not a count for each expert"
-            raise _wrong(problem, checks, place, stated.expert_count, len(counts))
+    layers = [_layer(entry, stated.expert_count, checks) for entry in document["layers"]]
+    expert_counts: dict[int, int] = {}
+    for number, counts, _ in layers:
+        expert_counts[number] = max(len(counts), expert_counts.get(number, 0))
+    checks.expect_experts(expert_counts, None)
+    yield Origin(
+        "heat",
+        stream.name,
+        frozenset({Unknown.TOKENS, Unknown.REQUESTS}),
+        model if isinstance(model, str) else None,
+        token_count,
+        expert_counts,
+    )
+    for number, counts, place in layers:
         if token_count is not None:
             _check_tokens(counts, token_count, stated.experts_used, checks, place)
         expert = np.flatnonzero(counts)
-        layer = np.full(len(expert), entry[name], np.int64)
+        layer = np.full(len(expert), number, np.int64)
         yield checks.counts(Phase.DECODE, layer, expert, counts[expert], lambda _, at=place: at)  # type: ignore[misc]
+
+
+class _Layer(NamedTuple):
+    """A layer, how often each of its experts was chosen, and its place for messages."""
+
+    number: int
+    counts: Ints
+    place: str
+
+
+def _layer(entry: dict[str, Any], expert_count: int | None, checks: Checks) -> _Layer:
+    name = next(name for name in _NUMBERS if name in entry)
+    place = f"{name} {entry[name]}"
+    counts = _heat(entry[name], entry["heat"], checks.path, place)
+    if expert_count is not None and len(counts) != expert_count:
+        raise _wrong("not a count for each expert", checks, place, expert_count, len(counts))
+    return _Layer(entry[name], counts, place)
 
 
 def _heat(layer: Any, heat: Any, path: str, place: str) -> Ints:

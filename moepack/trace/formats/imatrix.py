@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moepack.errors import MachineError, MoepackError, SourceError, TraceError
 from moepack.sizes import size_text
@@ -21,7 +20,7 @@ from moepack.source import gguf_header
 from moepack.source.gguf_header import GgufHeader, Value
 from moepack.source.tensor_table import Tensor
 from moepack.trace.compressed import TraceStream
-from moepack.trace.model import Counts, Items, Origin, Phase, Unknown
+from moepack.trace.model import Ints, Items, Origin, Phase, Unknown
 from moepack.trace.validation import Checks
 
 _COUNTS = re.compile(r"blk\.(\d{1,5})\.ffn_(down|up|gate|gate_up)_exps\.weight\.counts\Z")
@@ -89,10 +88,18 @@ def _read_file(path: str, name: str, checks: Checks) -> Items:
             expected="an imatrix of a model with experts",
             found=f"general.type {kind}",
         )
+    counts = {
+        layer: _layer_counts(path, layer, by_projection)
+        for layer, by_projection in sorted(tensors.items())
+    }
+    expert_counts = {layer: len(of_layer) for layer, of_layer in counts.items()}
+    checks.expect_experts(expert_counts, None)
     unknown = frozenset({Unknown.TOKENS, Unknown.REQUESTS})
-    yield Origin("imatrix", name, unknown, None, _token_count(header.metadata))
-    for layer, by_projection in sorted(tensors.items()):
-        yield _counts_of(path, layer, by_projection, checks)
+    yield Origin("imatrix", name, unknown, None, _token_count(header.metadata), expert_counts)
+    for layer, of_layer in counts.items():
+        expert = np.flatnonzero(of_layer)
+        layers, place = np.full(len(expert), layer, np.int64), f"layer {layer}"
+        yield checks.counts(Phase.PREFILL, layers, expert, of_layer[expert], lambda _, at=place: at)  # type: ignore[misc]
     _check_layers(path, tensors, checks)
 
 
@@ -128,28 +135,6 @@ def _read_header(path: str) -> GgufHeader:
         ) from None
 
 
-def _counts_of(
-    path: str, layer: int, by_projection: Mapping[str, Tensor], checks: Checks
-) -> Counts:
-    counts = _layer_counts(path, layer, by_projection)
-    expert = np.flatnonzero(counts)
-    layers = np.full(len(expert), layer, np.int64)
-    place = f"layer {layer}"
-    counted = checks.counts(Phase.PREFILL, layers, expert, counts[expert], lambda _: place)
-    expected = checks.expert_counts.get(layer, 0)
-    if checks.shape is not None and len(counts) != expected:
-        problem = "an imatrix of another model"
-        raise TraceError(
-            problem,
-            path=path,
-            place=place,
-            expected=f"{expected} experts",
-            found=len(counts),
-            hint=_ANOTHER_MODEL,
-        )
-    return counted
-
-
 def _by_layer(header: GgufHeader) -> dict[int, dict[str, Tensor]]:
     by_layer: dict[int, dict[str, Tensor]] = {}
     for tensor in header.tensors:
@@ -167,9 +152,9 @@ def _token_count(metadata: Mapping[str, Value]) -> int | None:
     return int(numbers[0]) * int(numbers[1])  # type: ignore[arg-type]
 
 
-def _layer_counts(path: str, layer: int, tensors: Mapping[str, Tensor]) -> NDArray[np.int64]:
+def _layer_counts(path: str, layer: int, tensors: Mapping[str, Tensor]) -> Ints:
     """Read one layer's counts, which are the same for all of its projections."""
-    first: NDArray[np.int64] | None = None
+    first: Ints | None = None
     for name in _PREFERRED:
         if name not in tensors:
             continue
@@ -183,7 +168,7 @@ def _layer_counts(path: str, layer: int, tensors: Mapping[str, Tensor]) -> NDArr
     return first
 
 
-def _read_counts(path: str, tensor: Tensor) -> NDArray[np.int64]:
+def _read_counts(path: str, tensor: Tensor) -> Ints:
     place = f"tensor {tensor.name!r}"
     if tensor.type_id != _F32:
         raise TraceError("counts that are not F32", path=path, place=place, found=tensor.type_id)

@@ -1,7 +1,7 @@
 """Traces that engines print into their logs: lines of another kind in between are ignored."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -13,33 +13,41 @@ from moepack.trace.formats.number_text import Places, Text, Truths, word
 from moepack.trace.formats.rows import (
     Fault,
     Lists,
+    Statement,
     line_numbers,
     report,
     rows_in_brackets,
-    statements,
     too_long,
 )
 from moepack.trace.model import Dimensions, Ints, Phase, Piece, counts_of
 from moepack.trace.validation import Checks, shorts
 
 
-class _Marker(IntEnum):
+class _Kind(IntEnum):
     TOKEN = 0
     PROMPT_BEGAN = 1
     PROMPT_ENDED = 2
     END = 3
 
 
-class _Selections(NamedTuple):
-    """What is in a text: `markers` are (index of the selection behind it, kind), in order.
+class _Marker(NamedTuple):
+    """A line between selections: the index of the one behind it, its kind, and its line."""
 
-    `line` counts the lines of the text from 0.
+    selection: int
+    kind: _Kind
+    line: int
+
+
+class _Selections(NamedTuple):
+    """What is in a text: selections, and the markers between them, in order.
+
+    `line` counts the lines of the text from 0, here and in markers.
     """
 
     layer: Ints
     expert: Ints
     line: Ints
-    markers: list[tuple[int, _Marker]]
+    markers: list[_Marker]
     faults: list[Fault]
     glued_count: int
     """How many more stand within other lines, where two programs printed at once."""
@@ -49,8 +57,9 @@ class ExpertLog:
     """Lines `layer 7 expert 188`, one a selection, with `---token…` between tokens.
 
     A request begins with `---began prompt processing---`; until `---ended prompt processing---`
-    selections are those of a batch, layer by layer, so that only their counts are known. Where a
-    log has no line `---token…`, a token begins where the number of the layer falls, which is so in
+    selections are those of a batch, layer by layer, so that only their counts are known. A prompt
+    without that line is a fault: all behind it would be counts, also what was decoded. Where a log
+    has no line `---token…`, a token begins where the number of the layer falls, which is so in
     decode, the only phase of which it is known that tokens come one after another.
     """
 
@@ -60,6 +69,10 @@ class ExpertLog:
         self._assembler = Assembler(checks)
         self._request = 0
         self._phase = Phase.UNKNOWN
+        self._began_line = 0
+        """Where the last prompt began."""
+        self._has_open_prompt = False
+        """Whether it has selections, and no end so far."""
         self._begins = True
         self._last_layer = -1
 
@@ -79,23 +92,40 @@ class ExpertLog:
             before = np.concatenate(([0], np.cumsum(right)))
             falls = _falls_of(falls, layer, right)
             layer, expert, line = layer[right], expert[right], line[right]
-            markers = [(int(before[index]), kind) for index, kind in markers]
+            markers = [one._replace(selection=int(before[one.selection])) for one in markers]
         start, borders = 0, []
-        for index, kind in [*markers, (len(layer), _Marker.END)]:
-            if kind == _Marker.TOKEN:
+        for index, kind, marker_line in [*markers, _Marker(len(layer), _Kind.END, 0)]:
+            if kind == _Kind.TOKEN:
                 borders.append(index - start)
                 continue
             if not self._has_token_lines:
                 borders = np.flatnonzero(falls[start:index]).tolist()
             here = slice(start, index)
             yield from self._add(layer[here], expert[here], line[here], borders)
-            if kind != _Marker.END:
-                yield from self._turn(kind == _Marker.PROMPT_BEGAN)
+            if kind == _Kind.PROMPT_BEGAN:
+                self._expect_no_prompt(f"the next prompt, in line {marker_line + text.first_line}")
+                self._began_line = marker_line + text.first_line
+                yield from self._turn(is_began=True)
+            elif kind == _Kind.PROMPT_ENDED:
+                yield from self._turn(is_began=False)
             start, borders = index, []
 
     def end(self) -> Iterator[Piece]:
         """Return the last token."""
+        self._expect_no_prompt("the end of the file")
         return iter(self._assembler.end())
+
+    def _expect_no_prompt(self, found: str) -> None:
+        """Refuse a prompt without an end; `found` is what came instead."""
+        if self._has_open_prompt:
+            self._checks.fault(
+                "a prompt without an end, so that its tokens are not known",
+                f"line {self._began_line}",
+                expected=_PROMPT_END,
+                found=found,
+                hint="--lenient takes counts alone; without `---began prompt processing---` they "
+                "are tokens, of a phase that is not known",
+            )
 
     def _falls(self, layer: Ints) -> Truths:
         """Say where the number of the layer is lower than before."""
@@ -109,11 +139,13 @@ class ExpertLog:
         self._request += is_began
         self._phase = Phase.PREFILL if is_began else Phase.DECODE
         self._begins = True
+        self._has_open_prompt = False
 
     def _add(self, layer: Ints, expert: Ints, line: Ints, borders: list[int]) -> Iterator[Piece]:
         """Add selections; tokens begin at the indices `borders`, behind the last as well."""
         if self._phase == Phase.PREFILL:
             if len(layer):
+                self._has_open_prompt = True
                 yield counts_of(self._phase, layer, expert)
             return
         first = np.array(borders, np.intp)
@@ -128,6 +160,8 @@ class ExpertLog:
 
 
 _EXPECTED = "layer L expert E"
+_PROMPT_END = "---ended prompt processing---"
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _ANYWHERE = re.compile(rb"layer \d+ expert \d")
 _PAIRS = np.arange(1 << 16)
 _DIGITS = [byte - 48 for byte in (_PAIRS & 0xFF, _PAIRS >> 8)]
@@ -225,21 +259,22 @@ def _falls_of(falls: Truths, layer: Ints, right: Truths) -> Truths:
     return fell
 
 
-def _markers(text: Text, starts: Places, indices: Places) -> list[tuple[int, _Marker]]:
+def _markers(text: Text, starts: Places, indices: Places) -> list[_Marker]:
     """Find the markers among the lines at `starts`."""
     kinds = [
-        (_Marker.TOKEN, b"---token"),
-        (_Marker.PROMPT_BEGAN, b"---began prompt"),
-        (_Marker.PROMPT_ENDED, b"---ended prompt"),
+        (_Kind.TOKEN, b"---token"),
+        (_Kind.PROMPT_BEGAN, b"---began prompt"),
+        (_Kind.PROMPT_ENDED, b"---ended prompt"),
     ]
+    lines = np.searchsorted(text.line_ends, starts) - 1
     markers = [
-        (int(place), int(index), kind)
+        _Marker(int(index), kind, int(line))
         for kind, prefix in kinds
-        for place, index in zip(
-            *(array[text.has(starts, prefix)] for array in (starts, indices)), strict=True
+        for line, index in zip(
+            *(array[text.has(starts, prefix)] for array in (lines, indices)), strict=True
         )
     ]
-    return [(index, kind) for _, index, kind in sorted(markers)]
+    return sorted(markers, key=lambda marker: marker.line)
 
 
 def _cut_line(text: Text, first: Places) -> list[Fault]:
@@ -252,6 +287,13 @@ def _cut_line(text: Text, first: Places) -> list[Fault]:
     return [Fault(place, "not a selection", _EXPECTED)]
 
 
+def _manifest_dimensions(words: Sequence[str]) -> Dimensions | None:
+    """Read `48 layers, 128 experts/layer`; it does not say which layers these are."""
+    if words[1:2] != ["layers,"] or not words[2:3] or not _NUMBER.fullmatch(words[2]):
+        return None
+    return Dimensions(expert_count=int(words[2]))
+
+
 class FlashLog(LayerCalls):
     """Lines `moe-flash: layer   7 topk=[3,14,15]`, one a layer and call, of llama-cpp-moe-flash.
 
@@ -261,6 +303,7 @@ class FlashLog(LayerCalls):
     """
 
     expected = "moe-flash: layer L topk=[E,E,…]"
+    statement = Statement(b"moe-flash: loaded manifest: ", _manifest_dimensions)
 
     def parse(self, text: Text) -> Table:
         """Find the lines by what stands around their first number, padded to three places."""
@@ -276,9 +319,7 @@ class FlashLog(LayerCalls):
 
     def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
         """Look as well for what the log says of the model."""
-        for place, words in statements(text, b"moe-flash: loaded manifest: "):
-            if words[1:2] == ["layers,"] and words[2:3] and words[2].isdecimal():
-                self._checks.state(Dimensions(expert_count=int(words[2])), place)
+        self.statement.check(text, self._checks)
         yield from super().take(text, parsed)
 
 

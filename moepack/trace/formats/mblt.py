@@ -17,12 +17,8 @@ _HEADER = struct.Struct("<4sii")
 _READ_LENGTH = 1 << 20
 
 
-def read_mblt(stream: TraceStream, checks: Checks) -> Iterator[Piece]:
-    """Read a stream of little-endian int32: magic, version, expert count, then records.
-
-    A record is layer, k, token count, and the experts, k for each token. A call begins where the
-    number of the layer does not rise; one of several tokens is prefill.
-    """
+def read_header(stream: TraceStream, checks: Checks) -> None:
+    """Read little-endian int32: magic, version, expert count. Raises TraceError for others."""
     head = stream.read_whole(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(MBLT_MAGIC):
         problem = "not an MBLT stream"
@@ -32,8 +28,16 @@ def read_mblt(stream: TraceStream, checks: Checks) -> Iterator[Piece]:
         problem = "an MBLT stream of another version"
         raise TraceError(problem, path=stream.path, expected=_VERSION, found=version)
     checks.state(Dimensions(expert_count=expert_count), "byte 8")
+
+
+def read_records(stream: TraceStream, checks: Checks) -> Iterator[Piece]:
+    """Read the int32 behind the header: records of layer, k, token count, and the experts.
+
+    These are k for each token. A call begins where the number of the layer does not rise; one of
+    several tokens is prefill.
+    """
     records = _Records(checks)
-    rest, offset = b"", 12
+    rest, offset = b"", _HEADER.size
     while data := stream.read_whole(_READ_LENGTH):
         data = rest + data
         numbers = np.frombuffer(data, "<i4", len(data) // 4)

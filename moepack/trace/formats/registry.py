@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from moepack.trace.formats import arrays, counts, imatrix, mblt
 from moepack.trace.formats.json_lines import AnemllLines, MerLines
 from moepack.trace.formats.logs import ExpertLog, FlashLog
 from moepack.trace.formats.number_text import plain_lines, whole_lines, without_blanks
-from moepack.trace.formats.rows import TextFormat, read_rows
+from moepack.trace.formats.rows import Statement, TextFormat, read_rows
 from moepack.trace.formats.tables import (
     CALL_HEADING,
     ROUTE_HEADING,
@@ -97,7 +98,7 @@ def read_as(form: Format, stream: TraceStream, checks: Checks) -> Items:
     has_selections = False
     for item in form.read(stream, checks) if stream.peek(1) else ():
         has_selections = has_selections or _has_selections(item)
-        yield item
+        yield _with_stated(item, checks) if isinstance(item, Origin) else item
     if not has_selections:
         left_out = sum(checks.warnings.values())
         raise TraceError(
@@ -107,6 +108,16 @@ def read_as(form: Format, stream: TraceStream, checks: Checks) -> Items:
             found=f"none, and {left_out} left out" if left_out else "none",
             hint=f"it was read as {form.name}: did the program that wrote it run to its end?",
         )
+
+
+def _with_stated(origin: Origin, checks: Checks) -> Origin:
+    """Let an origin tell as well what its file said of the model before it."""
+    stated = checks.stated
+    if stated is None:
+        return origin
+    count = stated.expert_count if origin.expert_counts is None else None
+    used = origin.experts_used or stated.experts_used
+    return replace(origin, expert_count=count, experts_used=used)
 
 
 def _has_selections(item: Item) -> bool:
@@ -206,8 +217,11 @@ def _text(
     name: str,
     unknown: frozenset[Unknown],
     clean: Callable[[bytes], bytes] = bytes,
+    statement: Statement | None = None,
 ) -> Callable[[TraceStream, Checks], Items]:
     def read_format(stream: TraceStream, checks: Checks) -> Items:
+        if statement is not None:
+            statement.check_first(Head(stream.peek(_HEAD_LENGTH)).text, checks)
         yield Origin(name, stream.name, unknown)
         yield from read_rows(stream, make(checks), clean)
 
@@ -232,15 +246,18 @@ def _has_token_line(lines: bytes) -> bool:
 
 
 def _read_route(stream: TraceStream, checks: Checks) -> Items:
-    model = re.search(rb"^# model=(\S+)", Head(stream.peek(_ROWS_LENGTH)).text, re.M)
+    head = Head(stream.peek(_HEAD_LENGTH)).text
+    RouteTable.statement.check_first(head, checks)
+    model = re.search(rb"^# model=(\S+)", head, re.M)
     name = model[1][:_MOST_NAME].decode(errors="replace") if model else None
     yield Origin("route-csv", stream.name, frozenset(), name)
     yield from read_rows(stream, RouteTable(checks))
 
 
 def _read_mblt(stream: TraceStream, checks: Checks) -> Items:
+    mblt.read_header(stream, checks)
     yield Origin("mblt", stream.name, frozenset({Unknown.REQUESTS}))
-    yield from mblt.read_mblt(stream, checks)
+    yield from mblt.read_records(stream, checks)
 
 
 def _all_rows(pattern: bytes) -> Callable[[Head], bool]:
@@ -294,7 +311,8 @@ FORMATS: tuple[Format, ...] = (
            _any_line(rb"^layer \d+ expert \d+$"), _read_expert_log),
     Format("moe-flash", "moe-flash: layer   7 topk=[3,14]",
            _any_line(rb"moe-flash: layer +\d+ topk=\["),
-           _text(FlashLog, "moe-flash", frozenset({Unknown.REQUESTS, Unknown.LATER_TOKENS}))),
+           _text(FlashLog, "moe-flash", frozenset({Unknown.REQUESTS, Unknown.LATER_TOKENS}),
+                 statement=FlashLog.statement)),
     Format("anemll", '{"seq":0,"layer":7,…,"experts":[3,14]}',
            _first_row(rb'\{(?=.*"n_tokens")(?=.*"experts")'),
            _text(AnemllLines, "anemll", frozenset({Unknown.REQUESTS}), _without_spaces)),
@@ -311,7 +329,7 @@ FORMATS: tuple[Format, ...] = (
            imatrix.read),
     Format("colibri-usage", "layer expert count",
            _all_rows(rb"\d+ \d+ \d+|-\d .*"),
-           _text(UsageTable, "colibri-usage", _ONLY_COUNTS)),
+           _text(UsageTable, "colibri-usage", _ONLY_COUNTS, statement=UsageTable.statement)),
     Format("colibri-route", "call row layer expert:gate…",
            _all_rows(rb"\d+ \d+ \d+( \d+:\S+)+"), _text(GateTable, "colibri-route", _NO_BORDERS)),
     Format("potatomaxx", "token layer expert…",

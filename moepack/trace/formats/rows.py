@@ -4,6 +4,7 @@ A format *parses* a text on its own; what it finds is *taken* in the order of th
 go over the edges of texts.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from moepack.trace.compressed import TraceStream
 from moepack.trace.formats.number_text import Places, Text, Truths, texts
-from moepack.trace.model import Ints, Piece
+from moepack.trace.model import Dimensions, Ints, Piece
 from moepack.trace.validation import Checks
 
 Parsed = TypeVar("Parsed")
@@ -193,14 +194,33 @@ def too_long(text: Text, place: int, number: int, expected: str) -> Fault:
     return Fault(place, "a number out of bounds", expected, digits)
 
 
-def statements(text: Text, mark: bytes) -> Iterator[tuple[str, list[str]]]:
-    """Find the lines with `mark`; give the place of each, and the words behind the mark.
+class Statement(NamedTuple):
+    """A line in which a file says what model it is of.
 
-    A mark that begins with a newline stands at the beginning of a line.
+    `mark` is what it begins with: a newline first where that is the beginning of the line. `read`
+    returns what the words behind the mark say, None for nothing.
     """
-    end = 0
-    while (start := text.data.find(mark, end)) >= 0:
-        start += len(mark)
-        end = text.data.index(b"\n", start)
-        words = text.data[start : min(end, start + _MOST_STATED)].decode(errors="replace").split()
-        yield f"line {text.line_of(start)}", words
+
+    mark: bytes
+    read: Callable[[Sequence[str]], Dimensions | None]
+
+    def check(self, text: Text, checks: Checks) -> None:
+        """Hold all such lines of a text against what was said before, and against the model."""
+        for place, stated in self._in(text):
+            checks.state(stated, place)
+
+    def check_first(self, head: bytes, checks: Checks) -> None:
+        """Do so with the first of such lines among the first lines of a file."""
+        text = Text(head[: head.rfind(b"\n") + 1])
+        for place, stated in itertools.islice(self._in(text), 1):
+            checks.state(stated, place)
+
+    def _in(self, text: Text) -> Iterator[tuple[str, Dimensions]]:
+        end = 0
+        while (start := text.data.find(self.mark, end)) >= 0:
+            start += len(self.mark)
+            end = text.data.index(b"\n", start)
+            line = text.data[start : min(end, start + _MOST_STATED)]
+            stated = self.read(line.decode(errors="replace").split())
+            if stated is not None:
+                yield f"line {text.line_of(start)}", stated

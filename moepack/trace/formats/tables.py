@@ -11,12 +11,12 @@ from moepack.trace.formats.call_rows import NumberedCalls, Table, with_faults
 from moepack.trace.formats.number_text import Places, Text, Truths
 from moepack.trace.formats.rows import (
     Lists,
+    Statement,
     line_numbers,
     line_of,
     ranges,
     report,
     rows_with_lists,
-    statements,
 )
 from moepack.trace.model import MAX_NUMBER, Dimensions, Ints, Phase, Piece
 from moepack.trace.validation import Checks
@@ -27,6 +27,14 @@ _MODEL = re.compile(rb"^# model=(.*)$", re.M)
 _MOST_LENGTH = 1 << 40
 _LAYER = re.compile(rb"^# layer=(\d{1,5}) expert_bytes=(\d{1,15})\b", re.M)
 CALL_HEADING = b"decode_call,token_in_call,layer,occurrence,experts"
+
+
+def _dimensions(words: Sequence[str]) -> Dimensions:
+    """Read `n_layer=N n_expert=N n_expert_used=N`, in any order, among other words."""
+    found = dict(word.partition("=")[::2] for word in words)
+    names = ("n_layer", "n_expert", "n_expert_used")
+    texts = (found.get(name, "") for name in names)
+    return Dimensions(*(int(text) if _NUMBER.fullmatch(text) else None for text in texts))
 
 
 class TableFormat(NumberedCalls):
@@ -78,6 +86,7 @@ class RouteTable(TableFormat):
     headings = (ROUTE_HEADING,)
     gaps = (b",", b",", b",", b",", b",")
     layer_column = 3
+    statement = Statement(b"\n# model=", _dimensions)
 
     def __init__(self, checks: Checks) -> None:
         super().__init__(checks)
@@ -85,8 +94,7 @@ class RouteTable(TableFormat):
 
     def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
         """Look as well for what the file says of the model."""
-        for place, words in statements(text, b"\n# model="):
-            self._checks.state(_dimensions(words), place)
+        self.statement.check(text, self._checks)
         yield from super().take(text, parsed)
 
     def rows(self, text: Text, first: Places) -> Lists:
@@ -159,14 +167,6 @@ class GateTable(TableFormat):
         return lists.columns[:, 1][lists.owner()]
 
 
-def _dimensions(words: Sequence[str]) -> Dimensions:
-    """Read `n_layer=N n_expert=N n_expert_used=N`, in any order, among other words."""
-    found = dict(word.partition("=")[::2] for word in words)
-    names = ("n_layer", "n_expert", "n_expert_used")
-    texts = (found.get(name, "") for name in names)
-    return Dimensions(*(int(text) if _NUMBER.fullmatch(text) else None for text in texts))
-
-
 def route_shape(text: bytes) -> ModelShape | None:
     """Return the shape that the head of a `RouteTable`'s file states; None where it does not.
 
@@ -208,6 +208,13 @@ def route_shape(text: bytes) -> ModelShape | None:
     )
 
 
+def _usage_dimensions(words: Sequence[str]) -> Dimensions | None:
+    """Read the last layer, and the number of experts."""
+    if len(words) != 2 or not all(map(_NUMBER.fullmatch, words)):
+        return None
+    return Dimensions(int(words[0]) + 1, int(words[1]))
+
+
 class UsageTable:
     """Text `layer expert count` of colibri.
 
@@ -216,6 +223,7 @@ class UsageTable:
     """
 
     expected = "layer expert count"
+    statement = Statement(b"\n-1 ", _usage_dimensions)
     _ignored = (b"-1 ", b"-2 ")
 
     def __init__(self, checks: Checks) -> None:
@@ -232,9 +240,7 @@ class UsageTable:
 
     def take(self, text: Text, parsed: Table) -> Iterator[Piece]:
         """Check the counts."""
-        for place, words in statements(text, b"\n-1 "):
-            if len(words) == 2 and all(map(_NUMBER.fullmatch, words)):
-                self._checks.state(Dimensions(int(words[0]) + 1, int(words[1])), place)
+        self.statement.check(text, self._checks)
         report(self._checks, text, parsed.faults)
         lists = parsed.lists
         layer, expert = lists.columns[:, 0], lists.columns[:, 1]

@@ -372,3 +372,44 @@ def test_damage_is_an_error_and_never_a_crash(name: str, tmp_path: Path) -> None
             checks = Checks(str(path), shape_of_counts(SHAPE) if n % 2 else None, lenient)
             with contextlib.suppress(MoepackError):
                 flat(registry.read(str(path), checks, form))
+
+
+# A prompt that has no end in a log.
+
+BEGAN, ENDED = "---began prompt processing---\n", "---ended prompt processing---\n"
+PROMPT = "layer 1 expert 2\nlayer 2 expert 3\n"
+NO_END = "a prompt without an end, so that its tokens are not known"
+
+
+@pytest.mark.parametrize(
+    ("log", "place", "found"),
+    [
+        (f"x\n{BEGAN}{PROMPT}", "line 2", "the end of the file"),
+        (f"{BEGAN}{PROMPT}---token 0\n{PROMPT}", "line 1", "the end of the file"),
+        (f"{BEGAN}{PROMPT}{BEGAN}{PROMPT}{ENDED}", "line 1", "the next prompt, in line 4"),
+        (f"{BEGAN}{PROMPT}{BEGAN}{BEGAN}", "line 1", "the next prompt, in line 4"),
+        (f"{BEGAN}{ENDED}{PROMPT}\n{BEGAN}{PROMPT}", "line 6", "the end of the file"),
+    ],
+)
+def test_a_prompt_has_an_end(log: str, place: str, found: str, tmp_path: Path) -> None:
+    """Else all that was decoded behind it would be counts of no tokens, without a word."""
+    path = tmp_path / "log"
+    path.write_text(log)
+    for length in (1, 20, 1000):
+        with pieces_of(length):
+            error = refused(path)
+            assert (error.problem, error.place, error.found) == (NO_END, place, found)
+            assert error.expected == ENDED.strip()
+            assert "--lenient" in str(error.hint)
+            _, seen, warnings = read(path, lenient=True)
+            assert warnings == {NO_END: 1}
+            assert sum(seen.counts.values()) + len(seen.tokens) * 2 == log.count("expert")
+    path.write_text(log.replace(BEGAN, "").replace(ENDED, ""))
+    assert not read(path)[1].counts, "without the line they are tokens"
+
+
+def test_a_prompt_may_be_empty(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(f"{BEGAN}{ENDED}{PROMPT}{BEGAN}{BEGAN}{PROMPT}{ENDED}{BEGAN}")
+    _, seen, warnings = read(path)
+    assert (len(seen.tokens), sum(seen.counts.values()), warnings) == (1, 2, {})

@@ -331,20 +331,24 @@ def test_sglang_does_not_tell_requests(tmp_path: Path) -> None:
 @given(trace=traces(wide=False))
 def test_counts_in_arrays(trace: Trace, tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    counts = np.zeros((2, max(layers_of(trace)) + 1, 1200), np.int32)
+    expert_count = max(shape_of(trace).values())
+    counts = np.zeros((2, max(layers_of(trace)) + 1, expert_count), np.int32)
     for (_, layer, expert), count in counted(trace).items():
         counts[:, layer, expert] = count // 2, count - count // 2
     path.write_bytes(npz(logical_count=counts))
     origins, found, _ = read(path, shape_of(trace))
     assert found == Seen([], counted(trace))
     assert origins[0].unknown == {"tokens", "phases", "requests"}
+    assert origins[0].expert_count == expert_count
     total = counts.sum(axis=0)
     heat = [{"layer": n, "heat": total[n].tolist()} for n in layers_of(trace)]
-    path.write_text(json.dumps({"model": "m", "n_decode_tokens": 7, "layers": heat}))
+    token_count = len(seen(trace).tokens)
+    path.write_text(json.dumps({"model": "m", "n_decode_tokens": token_count, "layers": heat}))
     origins, found, _ = read(path)
     assert found == Seen([], counted(trace, DECODE))
     assert origins[0].unknown == {"tokens", "requests"}
-    assert (origins[0].model, origins[0].token_count) == ("m", 7)
+    assert (origins[0].model, origins[0].token_count) == ("m", token_count)
+    assert origins[0].expert_counts == shape_of(trace)
 
 
 @pytest.mark.parametrize("names", [("topk_ids_of_layer",), ("routed_experts",), ("a", "b")])

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
+import moepack
+from conformance import make_traces
 from moepack.errors import TraceError
+from moepack.hotness.file import save
+from tests.support.models import FIXTURES
+from tests.support.shapes import shape_of_counts
 from tests.support.trace_faults import refused
 from tests.support.trace_forms import ALL, SMALL, pieces_of
 from tests.support.trace_samples import (
@@ -236,6 +241,109 @@ def test_heat_of_a_model_that_is_given(tmp_path: Path) -> None:
     assert read(path, {3: 2})[1].counts
     with pytest.raises(TraceError, match="other experts a layer"):
         read(path, {3: 4})
+
+
+# What a file says goes with its selections, to whoever judges them and into other files.
+
+TOLD = ["route-csv", "mblt", "moe-flash", "colibri-usage"]
+USED = {"route-csv": 4}
+MOST = 1024
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_an_origin_tells_how_many_experts_its_file_says_there_are(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(WRITTEN[name])
+    (origin,) = read(path)[0]
+    assert (origin.expert_count, origin.expert_counts) == (MOST, None)
+    assert origin.experts_used == USED.get(name)
+
+
+def test_an_origin_tells_no_more_than_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    for name in sorted(set(ALL) - set(TOLD)):
+        path.write_bytes(WRITTEN[name])
+        for origin in read(path)[0]:
+            assert (origin.expert_count, origin.expert_counts) == (None, None), name
+
+
+def test_a_trace_file_keeps_what_an_imported_file_says(tmp_path: Path) -> None:
+    path, target = tmp_path / "trace", tmp_path / "own"
+    for name in TOLD:
+        path.write_bytes(WRITTEN[name])
+        moepack.import_trace([str(path)], target, force=True)
+        assert read(target)[0][0] == read(path)[0][0]
+        assert read(target)[1] == read(path)[1]
+        error = refused(target, shape=dict.fromkeys(shape_of(SMALL), 2000), lenient=True)
+        assert error.problem == "the file is of a model with other experts a layer"
+        assert (error.expected, error.found) == (2000, MOST)
+
+
+def test_a_trace_file_is_held_against_what_it_keeps(tmp_path: Path) -> None:
+    path = tmp_path / "own"
+    rows = make_traces.tokens((0, DECODE, [(3, 5)]))
+    for count, is_right in ((6, True), (5, False), ("5", True), (0, True)):
+        path.write_bytes(make_traces.file(make_traces.origin(expert_count=count), rows))
+        if is_right:
+            assert len(read(path)[1].tokens) == 1, "other keys are ignored"
+        else:
+            assert refused(path).problem == BEYOND
+
+
+def test_a_hotness_file_keeps_what_its_traces_say(tmp_path: Path) -> None:
+    path, saved = tmp_path / "trace", tmp_path / "hot.csv"
+    path.write_bytes(WRITTEN["route-csv"])
+    hotness = moepack.measure_hotness([str(path)]).hotness
+    save(hotness, saved)
+    assert read(saved)[0][0].expert_count == MOST
+    hotness.check_fits(shape_of_counts(shape_of(SMALL)))
+    with pytest.raises(TraceError, match=r"counted on another model, expected 2000 experts"):
+        hotness.check_fits(shape_of_counts(dict.fromkeys(shape_of(SMALL), 2000)))
+
+
+def test_a_hotness_file_keeps_what_an_imatrix_says_of_each_layer(tmp_path: Path) -> None:
+    """It has all experts of a layer, also those that the text never chose."""
+    imatrix, saved = FIXTURES / "qwen3moe-imatrix.gguf", tmp_path / "hot.csv"
+    assert read(imatrix)[0][0].expert_counts == {0: 16, 1: 16}
+    save(moepack.measure_hotness([str(imatrix)]).hotness, saved)
+    assert read(saved)[0][0].expert_counts == {0: 16, 1: 16}
+    error = refused(saved, shape={0: 16, 1: 32})
+    assert error.problem == "the file is of a model with other experts in layer 1"
+    data = saved.read_text()
+    saved.write_text(data + data.replace('"1": 16', '"1": 17'))
+    assert read(saved)[0][0].expert_counts is None, "two models, counted together"
+
+
+@pytest.mark.parametrize("stated", ['"x"', "[3]", "{}", '{"0": "16"}', '{"x": 16}', "null"])
+def test_what_a_hotness_file_cannot_mean_tells_nothing(stated: str, tmp_path: Path) -> None:
+    path = tmp_path / "hot.csv"
+    path.write_text(f'# origin={{"expert_counts": {stated}, "expert_count": {stated}}}\n0,1,5\n')
+    (origin,) = read(path)[0]
+    assert (origin.expert_counts, origin.expert_count) == (None, None)
+
+
+def test_heat_has_a_count_for_each_expert_of_its_layers(tmp_path: Path) -> None:
+    path = tmp_path / "heat.json"
+    heat(path, {"layer": 3, "heat": [1, 2, 0, 0]}, {"layer": 5, "heat": [0, 1, 0]})
+    assert read(path)[0][0].expert_counts == {3: 4, 5: 3}
+    with pytest.raises(TraceError, match="other experts in layer 5, expected 4, found 3"):
+        read(path, {3: 4, 5: 4})
+    heat(path, {"layer": 3, "heat": []}, {"layer": 5, "heat": [1]})
+    assert refused(path).problem == "experts that no model has"
+
+
+def test_the_lengths_that_traces_state_are_those_of_the_working_set(tmp_path: Path) -> None:
+    path = tmp_path / "route.csv"
+    rows = "turn,phase,step,layer,slot,expert,x\n"
+    rows += "".join(f"0,1,{step},3,0,{step % 4},0\n" for step in range(20))
+    path.write_text(rows)
+    assert not moepack.trace_statistics([str(path)]).has_lengths
+    path.write_text(f"# model=m n_layer=4 n_expert=4\n# layer=3 expert_bytes=100\n{rows}")
+    facts = moepack.trace_statistics([str(path)], window=4)
+    assert facts.has_lengths
+    assert (facts.working_set[-1].length, facts.working_set[-1].new_length) == (400, 0)
 
 
 def test_samples_state_what_they_have() -> None:
