@@ -67,8 +67,8 @@
  * at run time, else with SSE2; on AArch64 with NEON; elsewhere in plain C. `cc -O2` is enough, with
  * no -march. Macros that you may define beside MOEPACK_IMPLEMENTATION:
  *
- *     MOEPACK_ZSTD         read parts that are stored by zstd: takes the installed <zstd.h>, 1.4.0 or
- *                          later, and links with -lzstd
+ *     MOEPACK_ZSTD         decode parts that zstd stores, by the installed zstd (<zstd.h>, 1.4.0 or
+ *                          later), and link with -lzstd
  *     MOEPACK_USE_XXHASH   leave digests to the installed xxHash (<xxhash.h>, 0.8.0 or later), and
  *                          link with -lxxhash; or define XXH_INLINE_ALL as well, and link nothing:
  *                          then xxHash is compiled here, for what your -march allows
@@ -355,8 +355,7 @@ moepack_code moepack_file_path(const moepack *pack, uint32_t file, char *buffer,
 /* Open data file number `file` for reading, with more `flags` of open(2), such as O_DIRECT, or 0.
  * *fd is the caller's, who closes it. A pack keeps its path as it was given: with a relative one,
  * open the files before the process changes its directory. Errors: NO_SUCH, BUFFER, SYSTEM,
- * DAMAGED (the file is missing, or not a regular file; NO_SUCH for one of kind
- * MOEPACK_SECOND_FILE, which no part needs). */
+ * DAMAGED (the file is missing, or not a regular file; of kind MOEPACK_SECOND_FILE: NO_SUCH). */
 moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int *fd,
                              moepack_error *error);
 
@@ -1120,10 +1119,9 @@ static const moepack__known moepack__sections[MOEPACK__SECTIONS] = {
 
 static moepack_table *moepack__table(moepack *pack, int number) {
     moepack_table *const tables[MOEPACK__SECTIONS] = {
-        &pack->files,          &pack->families,      &pack->part_kinds,
-        &pack->blobs,          &pack->parts,         &pack->ranks,
-        &pack->slices,         &pack->tensors,       &pack->shard_bytes,
-        &pack->codecs,         &pack->stored_digests, &pack->second_places,
+        &pack->files,          &pack->families,       &pack->part_kinds,     &pack->blobs,
+        &pack->parts,          &pack->ranks,          &pack->slices,         &pack->tensors,
+        &pack->shard_bytes,    &pack->codecs,         &pack->stored_digests, &pack->second_places,
         &pack->strong_digests};
     return tables[number];
 }
@@ -1212,12 +1210,13 @@ static moepack_code moepack__follow(const moepack *pack, const moepack_section_r
 }
 
 static moepack_code moepack__check_sections(moepack *pack, moepack_error *error) {
+    /* Sections that have a record for each of something else. */
+    static const int numbers[] = {MOEPACK__RANKS, MOEPACK__CODECS + 1, MOEPACK__CODECS + 2,
+                                  MOEPACK__CODECS + 3};
     static const char *const of[] = {"blobs", "parts", "parts", "parts, tensors and shard_bytes"};
     const uint64_t parts = pack->parts.count;
     const uint64_t counts[] = {pack->blobs.count, parts, parts,
                                parts + pack->tensors.count + pack->shard_bytes.count};
-    const int numbers[] = {MOEPACK__RANKS, MOEPACK__CODECS + 1, MOEPACK__CODECS + 2,
-                           MOEPACK__CODECS + 3};
     int n;
     for (n = 0; n < MOEPACK__NEEDED; n++)
         if (!moepack__table(pack, n)->records)
@@ -1343,8 +1342,8 @@ static moepack_code moepack__check_files(const moepack *pack, moepack_error *err
                       "length: expected 1 to 2^63 - 1, found %" PRIu64, f->length);
         if (i && moepack_file_at(pack, i - 1)->kind == MOEPACK_SECOND_FILE &&
             f->kind != MOEPACK_SECOND_FILE)
-            return MOEPACK__DAMAGED("files: expected those of kind 2 at the end, found file %" PRIu32
-                                    " behind one", i);
+            return MOEPACK__DAMAGED("files: expected those of kind 2 at the end, "
+                                    "found file %" PRIu32 " behind one", i);
     }
     return moepack__check_file_names(pack, error);
 }
@@ -1821,6 +1820,9 @@ static moepack_code moepack__read_manifest(moepack *pack, moepack_error *error) 
     int fd = -1;
     moepack_code code = moepack__open_file(pack, moepack__manifest, 0, MOEPACK_ERR_NOT_A_PACK, &fd,
                                            &status, error);
+    if (code == MOEPACK_ERR_NOT_A_PACK)
+        return moepack__fail(error, code, moepack__manifest,
+                             "no such file: not a pack, or not a whole one");
     if (code) return code;
     if (status.st_size > MOEPACK__MAX_MANIFEST)
         code = moepack__fail(error, MOEPACK_ERR_DAMAGED, moepack__manifest,

@@ -166,10 +166,11 @@ def loop_for(name: str) -> Callable[[Path], None]:
 
 
 DATA = "experts-00001.bin"
+NO_PACK = "NOT_A_PACK manifest.json: no such file: not a pack"
 BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no manifest": (without("manifest.json"), "NOT_A_PACK manifest.json"),
-    "a folder for a manifest": (folder_for("manifest.json"), "NOT_A_PACK manifest.json"),
-    "nothing": (shutil.rmtree, "NOT_A_PACK manifest.json"),
+    "no manifest": (without("manifest.json"), NO_PACK),
+    "a folder for a manifest": (folder_for("manifest.json"), NO_PACK),
+    "nothing": (shutil.rmtree, NO_PACK),
     "no index": (without("index.bin"), "DAMAGED index.bin: the file is missing"),
     "a folder for an index": (folder_for("index.bin"), "DAMAGED index.bin: not a regular file"),
     "a pipe for an index": (pipe_for("index.bin"), "DAMAGED index.bin: not a regular file"),
