@@ -195,7 +195,21 @@ def measure_pack(
         gains=gains,
         packing_gains=packing_gains,
         verdict=said,
-        notes=notes(found.rounds, backend.name, found.was_cold, pack_length),
+        notes=(
+            *notes(found.rounds, backend.name, found.was_cold, pack_length),
+            *_codec_notes(pack),
+        ),
+    )
+
+
+def _codec_notes(pack: Pack) -> tuple[str, ...]:
+    """Say what is not alike where parts are stored by a codec."""
+    if not pack.index.codecs:
+        return ()
+    names = ", ".join(pack.index.codecs)
+    return (
+        f"parts are stored by {names}: `reader` decodes them, raw and mapped reads of the pack"
+        " do not; speeds are of the bytes that were packed",
     )
 
 
