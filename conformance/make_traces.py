@@ -62,6 +62,11 @@ def block(kind: int, size: int, data: bytes, is_last: bool = True) -> bytes:
     return (is_last | kind << 1 | size << 3).to_bytes(3, "little") + data
 
 
+def skippable(data: bytes) -> bytes:
+    """Make a skippable frame, which readers of other zstd files pass over."""
+    return bytes.fromhex("502a4d18") + struct.pack("<I", len(data)) + data
+
+
 def record(kind: int, payload: bytes, **other: Any) -> bytes:
     """Make a record; `other` replaces what its header or its frame would be."""
     stored: bytes = other.get("stored", frame(payload))
@@ -326,7 +331,11 @@ def _broken_files() -> dict[str, tuple[str, bytes]]:
 def _broken_frames() -> dict[str, tuple[str, bytes]]:
     payload = tokens_payload([SMALL])
     right = frame(payload)
-    wide = ZSTD + b"\x00\x88" + block(0, len(payload), payload)
+    whole_block = block(0, len(payload), payload)
+    wide = ZSTD + b"\x00\x88" + whole_block
+    wide_and_stated = ZSTD + b"\x80\x88" + struct.pack("<I", len(payload)) + whole_block
+    with_dictionary = ZSTD + b"\xa1" + b"\7" + struct.pack("<I", len(payload)) + whole_block
+    wrong_size = ZSTD + b"\xa0" + struct.pack("<I", len(payload) + 1) + whole_block
 
     def stored(data: bytes, **other: Any) -> bytes:
         return file(PLAIN, tokens(SMALL, stored=data, **other))
@@ -336,7 +345,25 @@ def _broken_frames() -> dict[str, tuple[str, bytes]]:
         "length": ("a length above 64 MiB", stored(right, length=MOST + 1)),
         "frame": ("no zstd frame", stored(b"\0" + right[1:])),
         "window": ("a frame with a window of 128 MiB", stored(wide)),
+        "window-of-a-short-frame": (
+            "a frame with a window of 128 MiB, though it states a content size of 21",
+            stored(wide_and_stated),
+        ),
+        "dictionary": ("a frame that needs a dictionary", stored(with_dictionary)),
+        "content-size": ("a frame that states a byte more than it holds", stored(wrong_size)),
         "two-frames": ("a second frame behind the first", stored(right + frame(b""))),
+        "skippable-frame": (
+            "a skippable frame in the place of the frame of nothing",
+            file(PLAIN, ONE, raw(77, b"", flags=OPTIONAL, stored=skippable(b""))),
+        ),
+        "skippable-frame-first": (
+            "a skippable frame before the frame",
+            stored(skippable(b"abc") + right),
+        ),
+        "skippable-frame-last": (
+            "a skippable frame behind the frame",
+            stored(right + skippable(b"abc")),
+        ),
         "behind-the-frame": ("a byte behind the frame", stored(right + b"\0")),
         "frame-cut": ("a frame that the stored length cuts", stored(right[:-1])),
         "frame-too-short": ("a frame of a byte less", stored(right, length=len(payload) + 1)),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -349,7 +350,11 @@ def test_unpacking_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
 def test_much_packed_text_is_read_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "log"
     text = (b"layer 1 expert 2\n---token\n" + b"." * 4000 + b"\n") * 40_000
-    for compress in (partial(lzma.compress, preset=0), partial(bz2.compress, compresslevel=1)):
+    for compress in (
+        partial(lzma.compress, preset=0),
+        partial(bz2.compress, compresslevel=1),
+        zstandard.compress,
+    ):
         path.write_bytes(compress(text))
         outcome = measured(READ, path)
         assert outcome.text == ""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import xxhash
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from conformance.make_traces import HEADER, end_payload, origin_payload, record
 from conformance.make_traces import tokens_payload as payload_of
 from moepack.errors import MachineError, RequestError, TraceError
 from moepack.trace import file
-from moepack.trace.compressed import TraceStream, zstd
+from moepack.trace.compressed import TraceStream
 from moepack.trace.file_writer import Writer
 from moepack.trace.formats import registry
 from moepack.trace.model import MAX_COUNT, Counts, Item, Origin, Phase, Tokens, Unknown
@@ -41,7 +42,7 @@ from tests.support.trace_samples import flat, read
 
 pytestmark = pytest.mark.long
 
-COMPRESSORS = (gzip.compress, zstd.compress, lzma.compress, bz2.compress)
+COMPRESSORS = (gzip.compress, zstandard.compress, lzma.compress, bz2.compress)
 TRACE = FIXTURES / "qwen3moe-trace.csv"
 ORIGIN = Origin(
     "anemll",
@@ -141,7 +142,7 @@ def records_of(data: bytes) -> list[Stored]:
     at, records = len(HEADER), []
     while at < len(data):
         kind, stored, length, flags, digest = struct.unpack_from("<IIIIQ", data, at)
-        payload = zstd.decompress(data[at + 24 : at + 24 + stored])
+        payload = zstandard.decompress(data[at + 24 : at + 24 + stored])
         assert (len(payload), flags) == (length, 0)
         assert digest == xxhash.xxh3_64_intdigest(payload)
         records.append(Stored(at, kind, data[at : at + 24], payload))
