@@ -65,6 +65,7 @@ BESIDE = {
     "paths",
     "shape",
     "sizes",
+    "strict_json",
     "version",
 }
 """The modules beside the rooms."""
