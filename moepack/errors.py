@@ -81,7 +81,7 @@ SHORTAGE_HINTS = {
     errno.ENOMEM: _NO_MEMORY,
     errno.ENOBUFS: _NO_MEMORY,
 }
-"""What to do about what the system has run out of, by errno."""
+"""What to do about a shortage, by errno."""
 
 _OF_LIBRARIES = {
     os.strerror(errno.EMFILE): errno.EMFILE,
@@ -104,7 +104,7 @@ def is_shortage(error: OSError) -> bool:
 
 
 def shortage_behind(error: BaseException) -> MachineError | None:
-    """Return the error for what the machine ran out of, where that led to `error`; None elsewhere.
+    """Return the error for a shortage of the machine that led to `error`, None if there was none.
 
     Whatever it was that failed then: allocating, opening, starting a thread, importing.
     """
