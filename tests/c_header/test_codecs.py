@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -97,8 +98,8 @@ def unstated(data: bytes) -> bytes:
 
 def with_a_dictionary(data: bytes) -> bytes:
     """Return a frame that needs a dictionary, and states which."""
-    samples = [random.Random(n).randbytes(16) * 8 for n in range(200)]
-    dictionary = zstandard.train_dictionary(4096, samples)
+    samples = (random.Random(n).randbytes(16) * 8 for n in range(200))
+    dictionary = zstandard.train_dictionary(4096, list[Any](samples))
     frame = zstandard.ZstdCompressor(dict_data=dictionary).compress(data)
     assert zstandard.get_frame_parameters(frame).dict_id
     return frame

@@ -82,12 +82,12 @@ def experts(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
             whose = f"{family.layer} {family.name} {expert}"
             known = pack.hotness(family.layer, expert, family=family.name)
             numbers = f"{known.length} {known.rank} {known.hotness}"
-            blob = pack.locate_all(family.layer, expert, family=family.name)
-            where = "None None" if blob is None else f"{file_of(pack, blob[0])} {blob[1]}"
+            start, length, _, _, file = pack.index.blob(family.first_blob + expert)
+            where = f"{file} {start}" if length else "None None"
             yield f"blob {whose} {where} {numbers}"
             for kind in family.part_kinds:
                 part = pack.locate(family.layer, expert, kind.name, family=family.name)
-                inside = None if blob is None else part.offset_in_blob
+                inside = part.offset - start if length else None
                 where = f"{file_of(pack, part.path)} {part.offset} {inside}"
                 yield (
                     f"part {whose} {kind.name} {kind.type_name} {kind.type_id} {where} "
