@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.chat_model import write_chat_model
+from tests.support.children import PATIENCE
 from tests.support.models import first_shard, flip, pack_model
 from tests.support.needs import needs_llama
 
@@ -175,7 +176,7 @@ def test_an_interruption_ends_the_answer_and_at_the_prompt_the_chat(terminal: Te
     terminal.until("error: .*not this\r\n> ")
     time.sleep(0.5)  # Python sees a signal between prompting and reading only with the next key
     terminal.process.send_signal(signal.SIGINT)
-    assert terminal.process.wait(30) == 0
+    assert terminal.process.wait(PATIENCE) == 0
 
 
 def test_a_termination_ends_the_chat_and_not_an_answer_alone(terminal: Terminal) -> None:
@@ -183,4 +184,4 @@ def test_a_termination_ends_the_chat_and_not_an_answer_alone(terminal: Terminal)
     terminal.type("hello\n")
     terminal.until("hello\r\n.")
     terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.process.wait(30) == 130
+    assert terminal.process.wait(PATIENCE) == 130

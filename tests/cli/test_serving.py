@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.children import PATIENCE
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 
@@ -39,7 +40,7 @@ def test_it_serves_until_it_is_told_to_end(stop: signal.Signals, tmp_path: Path)
         answer = httpx.post(f"{match[2]}/v1/completions", json=body, timeout=60).json()
         assert answer["usage"]["completion_tokens"] == 5
         process.send_signal(stop)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
         assert process.stderr.read() == ""
     assert trace.stat().st_size > 0
 

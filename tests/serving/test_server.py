@@ -20,6 +20,7 @@ from moepack.llama_cpp.sampling import Sampling
 from moepack.running.model import Model
 from moepack.serving.server import Limits, Server
 from tests.support.chat_model import write_chat_model
+from tests.support.children import PATIENCE
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.needs import needs_llama
 
@@ -100,7 +101,7 @@ def serving(chat_path: Path, limits: Limits = LIMITS) -> Iterator[Served]:
                 yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", fault)
             finally:
                 web.should_exit = True
-                thread.join(30)
+                thread.join(PATIENCE)
                 server.close()
 
 
@@ -283,7 +284,7 @@ def test_slow_broken_and_hostile_clients_harm_nobody(served: Served, expected: s
     slow.sendall(head.encode() + b"Content-Length: 100\r\n\r\n{")
     answer = served.client.chat.completions.create(model="tiny", messages=MESSAGES, **GREEDY)
     assert answer.choices[0].message.content == expected
-    slow.settimeout(20)
+    slow.settimeout(PATIENCE)
     assert slow.recv(100).startswith(b"HTTP/1.1 408")
     for connection in (*idle, slow):
         connection.close()
@@ -347,9 +348,9 @@ def test_a_failing_drive_is_an_error_and_the_next_text_works(
         assert answer["choices"][0]["message"]["content"] == expected
 
 
-def until(is_so: Any, seconds: float = 20) -> None:
+def until(is_so: Any) -> None:
     """Wait for something to become true."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -27,6 +27,7 @@ if sys.platform != "linux":
 from moepack.storage import ring as module
 from moepack.storage.io_uring import UringBackend, UringQueue
 from moepack.storage.ring import READ, READ_FIXED, READV, Ring
+from tests.support.children import PATIENCE
 from tests.support.reads import (
     ARENA,
     DATA,
@@ -473,7 +474,7 @@ def test_the_eventfd_counts_completions(held: HeldFile, slow: int, ring: Ring) -
     held.wait_for(1)
     assert not is_readable(event)
     held.let_go()
-    assert is_readable(event, 5)
+    assert is_readable(event, PATIENCE)
     assert os.eventfd_read(event) == 1
     with pytest.raises(BlockingIOError):
         os.eventfd_read(event)
@@ -492,7 +493,7 @@ def test_a_thread_that_waits_lets_others_run(held: HeldFile, slow: int, ring: Ri
     waiting.start()
     held.wait_for(1)
     held.let_go()
-    waiting.join(5)
+    waiting.join(PATIENCE)
     assert found == [(1, PAGE)]
 
 

@@ -21,8 +21,9 @@ from typing import NamedTuple, Self
 
 import pytest
 
+from tests.support.children import PATIENCE
+
 PACK_COMMAND = (sys.executable, "-m", "moepack", "pack")
-DEADLINE = 60.0
 TRACED = "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat"
 _ON_DESCRIPTOR = ("flock", "ftruncate", "pwrite64", "write", "fsync")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+)")
@@ -36,7 +37,7 @@ def start(*arguments: str | Path) -> "subprocess.Popen[str]":
 
 def wait_until(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
     """Watch until `reached()` or the end of `process`."""
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + PATIENCE
     while not reached() and process.poll() is None:
         assert time.monotonic() < deadline, "neither the moment nor the end came"
         time.sleep(0.0002)
@@ -72,7 +73,7 @@ def stopped(
 def resumed(process: "subprocess.Popen[str]") -> tuple[int, str]:
     """Let a stopped process run to its end; return its exit code and its standard error."""
     process.send_signal(signal.SIGCONT)
-    _, errors = process.communicate(timeout=DEADLINE)
+    _, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, errors
 
 
@@ -228,7 +229,7 @@ def _run_traced(
     options: Sequence[str], target: Path, arguments: Sequence[str | Path]
 ) -> "subprocess.CompletedProcess[str]":
     command = _traced_command(options, target, arguments)
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def renamed_to(call: Call) -> str:
@@ -357,7 +358,7 @@ class Room:
             self._shell.stdin.flush()
         except BrokenPipeError:
             return False
-        ready, _, _ = select.select([self._shell.stdout], [], [], DEADLINE)
+        ready, _, _ = select.select([self._shell.stdout], [], [], PATIENCE)
         return bool(ready) and self._shell.stdout.readline() == "0\n"
 
     def mount(self, place: Path, *arguments: str | Path) -> Path:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.children import PATIENCE
+
 _CAP_SYS_ADMIN = 21
 
 
@@ -52,7 +54,7 @@ def mounted(pack: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
             yield process
             if process.poll() is None:
                 process.terminate()
-                process.wait(timeout=30)
+                process.wait(timeout=PATIENCE)
         finally:
             process.kill()
             unmount(folder)
