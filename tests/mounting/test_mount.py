@@ -148,6 +148,22 @@ def test_it_ends_well_and_leaves_nothing(
 
 
 @needs_fuse
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_ends_nothing(
+    number: signal.Signals, packs: dict[str, Path], folder: Path
+) -> None:
+    """As under nohup, and in the background of a shell without job control."""
+    with mounted(packs["qwen3moe"], folder, ignored=[number]) as process:
+        process.send_signal(number)
+        # What is read later than the signal came is read from a mount that outlived it.
+        assert read_pages(shards_of("qwen3moe")[2], folder) == 0
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.2)
+        process.terminate()
+        assert process.communicate(timeout=PATIENCE)[1] == ""
+
+
+@needs_fuse
 def test_what_is_mounted_is_not_mounted_over(packs: dict[str, Path], folder: Path) -> None:
     with mounted(packs["qwen3moe"], folder), start(packs["mixtral"], folder) as second:
         errors = second.communicate(timeout=PATIENCE)[1]
