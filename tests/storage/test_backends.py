@@ -35,6 +35,7 @@ if sys.platform != "linux":
 
 from moepack.storage.io_uring import UringBackend
 from tests.support.children import PATIENCE
+from tests.support.needs import require_locked_memory
 from tests.support.reads import (
     ALIGNED_DATA,
     ARENA,
@@ -72,6 +73,9 @@ def backend(request: pytest.FixtureRequest, files: Files) -> Iterator[Backend]:
             os.close(open_direct(files.ragged).descriptor)
         except OSError:
             pytest.skip("no O_DIRECT where temporary files are")
+    if "registered" in request.param:
+        # Each queue locks all of it, and workers share what their user may lock.
+        require_locked_memory(64 * len(ARENA))
     with nothing_left():
         made = BACKENDS[request.param]()
         try:

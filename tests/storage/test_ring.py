@@ -28,6 +28,7 @@ from moepack.storage import ring as module
 from moepack.storage.io_uring import UringBackend, UringQueue
 from moepack.storage.ring import READ, READ_FIXED, READV, Ring
 from tests.support.children import PATIENCE
+from tests.support.needs import require_locked_memory
 from tests.support.reads import (
     ARENA,
     DATA,
@@ -532,6 +533,7 @@ def test_memory_beyond_the_limit_is_not_registered(files: Files) -> None:
 
 def test_a_pool_of_more_than_a_gigabyte_is_registered() -> None:
     """None of it is touched before; that it may be locked at all is tried in a child."""
+    require_locked_memory(2 << 30)
 
     def work() -> None:
         backend = UringBackend(allocate((1 << 30) + PAGE))

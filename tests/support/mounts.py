@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import PATIENCE
+from tests.support.needs import has_capability
 
 _CAP_SYS_ADMIN = 21
 
@@ -27,9 +28,7 @@ def why_not() -> str | None:
         return "there is no libfuse"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "there is no /dev/fuse for us"
-    status = Path("/proc/self/status").read_text()
-    capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
-    if not capabilities >> _CAP_SYS_ADMIN & 1 and not shutil.which("fusermount3"):
+    if not has_capability(_CAP_SYS_ADMIN) and not shutil.which("fusermount3"):
         return "we may not mount, and there is no fusermount3"
     return None
 
