@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,16 +86,16 @@ DOORS = {
 COMMAND_LINE_ONLY = {"click"}
 
 
-def modules() -> dict[str, ast.Module]:
-    """Map each module, by its name without `moepack.`, to its text."""
-    found = {}
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts)] = ast.parse(path.read_text())
-    return found
+MODULES = sorted(
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")
+)
+"""All modules, by their names without `moepack.`"""
 
 
-MODULES = modules()
+@cache
+def tree(module: str) -> ast.Module:
+    """Return the text of a module, as Python understands it."""
+    return ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())
 
 
 def room_of(module: str) -> str:
@@ -102,11 +103,12 @@ def room_of(module: str) -> str:
     return module.rpartition(".")[0] or "moepack"
 
 
+@cache
 def imports(module: str) -> tuple[set[str], set[str]]:
     """List the modules of moepack, and the others, that a module imports anywhere in its text."""
     ours: set[str] = set()
     others: set[str] = set()
-    for node in ast.walk(MODULES[module]):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -133,7 +135,7 @@ def test_the_table_names_every_room() -> None:
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_a_room_says_what_it_knows(room: str) -> None:
-    text = MODULES[f"{room}.__init__"]
+    text = tree(f"{room}.__init__")
     assert ast.get_docstring(text), "a paragraph for a stranger"
     assert len(text.body) == 1, "no import that would make `import moepack` slow"
 
@@ -177,23 +179,26 @@ def test_no_circle_stands_anywhere_not_even_for_types() -> None:
         visit(module, ())
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_only_the_command_line_knows_a_terminal(module: str) -> None:
-    assert module.startswith("cli.") or not imports(module)[1] & COMMAND_LINE_ONLY
+def test_only_the_command_line_knows_a_terminal() -> None:
+    others = [module for module in MODULES if not module.startswith("cli.")]
+    assert not [module for module in others if imports(module)[1] & COMMAND_LINE_ONLY]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_room_neither_prints_nor_imports_by_text(module: str) -> None:
-    if module not in DOORS and not module.startswith("cli."):
-        for node in ast.walk(MODULES[module]):
-            assert not isinstance(node, ast.Name) or node.id not in {"print", "__import__"}
-            assert not isinstance(node, ast.Attribute) or node.attr not in {"stdout", "stderr"}
+def test_a_room_neither_prints_nor_imports_by_text() -> None:
+    for module in MODULES:
+        if module in DOORS or module.startswith("cli."):
+            continue
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.Name):
+                assert node.id not in {"print", "__import__"}, module
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in {"stdout", "stderr"}, module
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("cli.")])
 def test_text_goes_to_the_streams_through_one_door(module: str) -> None:
     """Which makes it safe for terminals. Raw bytes of files, which `.buffer` takes, are no text."""
-    for node in ast.walk(MODULES[module]):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Call) and module != "cli.terminal":
             assert ast.unparse(node.func) not in {
                 *("print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"),
@@ -235,11 +240,11 @@ def test_tests_have_the_rooms_of_the_package_and_share_by_support_alone() -> Non
                 assert (node.module or "").startswith("tests.support"), path
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_are_read_in_one_sitting(module: str) -> None:
-    text = (PACKAGE / f"{module.replace('.', '/')}.py").read_text()
-    assert text.count("\n") <= 400
-    for node in ast.walk(MODULES[module]):
-        if isinstance(node, ast.FunctionDef):
-            body = (node.end_lineno or 0) - (node.body[0].end_lineno or 0)
-            assert body < 50, node.name
+def test_modules_are_read_in_one_sitting() -> None:
+    for module in MODULES:
+        text = (PACKAGE / f"{module.replace('.', '/')}.py").read_text()
+        assert text.count("\n") <= 400, module
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.FunctionDef):
+                body = (node.end_lineno or 0) - (node.body[0].end_lineno or 0)
+                assert body < 50, (module, node.name)

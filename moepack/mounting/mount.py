@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from moepack.reading.shard_map import ShardMap
 
 _DEVICE = "/dev/fuse"
+_HANGUPS = (signal.SIGINT, signal.SIGHUP)
 
 
 class MountedFile(NamedTuple):
@@ -57,7 +58,7 @@ def mount(
 
     Nothing is stored, and no digest is compared. Returns when it was unmounted: by the command, or
     by SIGINT, SIGTERM or SIGHUP, which libfuse handles meanwhile; so call it in the main thread of
-    a process that does nothing else.
+    a process that does nothing else. SIGINT and SIGHUP are ignored where they were before.
 
     `started` is called once it is mounted, and must not look at the files, which wait for it; what
     it raises ends the mount. `failed` is called with what could not be read, once for each part or
@@ -182,12 +183,16 @@ def _signals_left_to_libfuse() -> Iterator[None]:
     """Give SIGTERM back to the system meanwhile: libfuse handles what nobody else does.
 
     A handler of Python's would wait for the end of libfuse, which would wait for the handler.
+    What is ignored, as by nohup or behind a shell's `&`, stays so: mfusepy would undo that.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    ignored = [one for one in _HANGUPS if signal.getsignal(one) == signal.SIG_IGN]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ignored)
     before: Any = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -12,6 +12,7 @@ import moepack
 from moepack.packing.shard_index import index_model
 from tests.support.c_compiler import SANITIZERS, compiled
 from tests.support.c_readers import c_says, python_says
+from tests.support.children import PATIENCE
 from tests.support.gguf_builder import Q8_0, moe
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
 
@@ -225,7 +226,7 @@ def test_symbolic_links_are_followed_and_a_long_path_is_an_error(
 
 def example_on(pack: Path, program: Path, layer: int, experts: list[int]) -> list[str]:
     command = [str(program), str(pack), str(layer), *map(str, experts)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if "io_uring_queue_init" in run.stderr:
         pytest.skip("io_uring does not work here")
     assert run.stderr == ""

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from tests.support.children import PATIENCE
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
 
@@ -40,7 +41,7 @@ def test_it_serves_until_it_is_told_to_end(stop: signal.Signals, tmp_path: Path)
         answer = httpx.post(f"{match[2]}/v1/completions", json=body, timeout=60).json()
         assert answer["usage"]["completion_tokens"] == 5
         process.send_signal(stop)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
         assert process.stderr.read() == ""
     assert trace.stat().st_size > 0
 

@@ -19,6 +19,7 @@ from moepack.errors import MachineError, PackError
 from moepack.reading.pack import Pack
 from moepack.running.model_image import ModelImage
 from moepack.verifying.verifier import verify
+from tests.support.children import PATIENCE
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.machine_faults import needs_strace
 from tests.support.models import FIXTURES, first_shard, pack_model
@@ -61,7 +62,7 @@ def test_a_machine_that_starts_no_more_threads_is_at_fault(
         preexec_fn=no_more_threads,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert run.returncode == 6, run.stderr
@@ -272,7 +273,7 @@ def assert_out_of_memory(file: Path, call: str, *arguments: str | Path) -> None:
     fault = ":".join(filter(None, (f"inject={name}", "error=ENOMEM", when)))
     traced = ["strace", "-f", "-qq", "-o", os.devnull, "-P", str(file), "-e", fault]
     command = [*traced, sys.executable, "-m", "moepack", *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert run.returncode == 6, run.stderr
     assert file.name in run.stderr
     assert "Cannot allocate memory" in run.stderr
@@ -297,13 +298,11 @@ def test_pipes_in_place_of_files_are_not_waited_for(
     data_file = tmp_path / "pack" / "experts-00001.bin"
     data_file.unlink()
     os.mkfifo(data_file)
-    run = moepack_command("verify", tmp_path / "pack", timeout=30)
+    run = moepack_command("verify", tmp_path / "pack")
     assert run.returncode == 5
     assert "experts-00001.bin" in run.stdout
     assert "not a regular file" in run.stdout
     os.mkfifo(tmp_path / "model.gguf")
-    run = moepack_command(
-        *("verify", model / "pack", "--source", tmp_path / "model.gguf"), timeout=30
-    )
+    run = moepack_command(*("verify", model / "pack", "--source", tmp_path / "model.gguf"))
     assert run.returncode == 3
     assert "not a regular file" in run.stderr

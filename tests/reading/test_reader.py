@@ -24,6 +24,7 @@ from moepack.reading.pack import Pack
 from moepack.reading.reader import Reader
 from moepack.sizes import align
 from moepack.storage import aligned_read
+from tests.support.children import PATIENCE
 from tests.support.faulty_backend import NAMES, Fault, FaultyBackend, make, require
 from tests.support.gguf_builder import Q8_0, moe
 from tests.support.models import REAL_MODELS, first_shard, keys_of, on_disk, pack_model
@@ -662,7 +663,7 @@ def test_threads_share_a_reader_in_any_mixture(packs: dict[str, Path], name: str
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
         assert problems == []
         assert reader.statistics.in_flight_count == reader.statistics.in_flight_length == 0

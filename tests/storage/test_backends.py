@@ -34,6 +34,8 @@ if sys.platform != "linux":
     pytest.skip("io_uring, FUSE and /proc are Linux's", allow_module_level=True)
 
 from moepack.storage.io_uring import UringBackend
+from tests.support.children import PATIENCE
+from tests.support.needs import require_locked_memory
 from tests.support.reads import (
     ALIGNED_DATA,
     ARENA,
@@ -71,6 +73,9 @@ def backend(request: pytest.FixtureRequest, files: Files) -> Iterator[Backend]:
             os.close(open_direct(files.ragged).descriptor)
         except OSError:
             pytest.skip("no O_DIRECT where temporary files are")
+    if "registered" in request.param:
+        # Each queue locks all of it, and workers share what their user may lock.
+        require_locked_memory(64 * len(ARENA))
     with nothing_left():
         made = BACKENDS[request.param]()
         try:
@@ -97,7 +102,7 @@ def lay_canaries(start: int, end: int) -> None:
 
 def becomes_unreadable(queue: ReadQueue) -> bool:
     """Say whether `finished` makes the descriptor unreadable; a thread may be about to signal."""
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + PATIENCE
     while is_readable(queue.fileno()):
         if time.monotonic() > deadline:
             return False
@@ -370,9 +375,7 @@ class TestContract:
         descriptor = queue.fileno()
         queue.start([(n, one.request) for n, one in enumerate(asked)])
         held.wait_for(4)
-        before = time.monotonic()
         assert queue.finished(wait=False) == []
-        assert time.monotonic() - before < 1
         assert not is_readable(descriptor)
         later = threading.Timer(0.05, held.let_go)
         later.start()
@@ -766,7 +769,7 @@ class TestThreads:
         assert not problems
 
     def test_no_memory_for_a_misaligned_read_is_an_error_of_that_read(self, files: Files) -> None:
-        in_child(lambda: read_without_memory(ThreadedBackend(direct=True), files.ragged), 1)
+        in_child(lambda: read_without_memory(ThreadedBackend(direct=True), files.ragged))
 
     def test_no_more_threads_to_be_had_is_no_reason_to_hang(self, files: Files) -> None:
         """What cannot begin ends with an error, or is done by the threads that there are."""
@@ -781,13 +784,13 @@ class TestThreads:
 
         if os.geteuid():
             pytest.skip("only root can become a user who has no processes")
-        in_child(without_threads, 1)
+        in_child(without_threads)
 
 
 def test_no_memory_for_a_misaligned_read_through_a_ring_is_an_error_of_that_read(
     files: Files,
 ) -> None:
-    in_child(lambda: read_without_memory(UringBackend(), files.ragged), 1)
+    in_child(lambda: read_without_memory(UringBackend(), files.ragged))
 
 
 def read_without_memory(backend: Backend, path: Path) -> None:

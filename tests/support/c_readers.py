@@ -10,6 +10,7 @@ import moepack
 from moepack import digest
 from moepack.errors import PackError
 from moepack.reading.reader import Reader
+from tests.support.children import PATIENCE
 from tests.support.pack_draft import Draft, Rule
 
 
@@ -42,7 +43,7 @@ def c_says(program: Path, mode: str, packs: list[Path]) -> list[Verdict]:
     for start in range(0, len(packs), 4000):
         batch = packs[start : start + 4000]
         run = subprocess.run(
-            [program, mode, *batch], capture_output=True, text=True, timeout=60, check=False
+            [program, mode, *batch], capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         assert run.stderr == ""
         outputs = run.stdout.split("pack ")[1:]

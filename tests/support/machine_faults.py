@@ -21,9 +21,10 @@ from typing import NamedTuple, Self
 
 import pytest
 
+from tests.support.children import PATIENCE
+
 PROGRAM = (sys.executable, "-m", "moepack")
 PACK_COMMAND = (*PROGRAM, "pack")
-DEADLINE = 60.0
 TRACED = (
     "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat "
     "symlink symlinkat"
@@ -40,7 +41,7 @@ def start(*arguments: str | Path) -> "subprocess.Popen[str]":
 
 def wait_until(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
     """Watch until `reached()` or the end of `process`."""
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + PATIENCE
     while not reached() and process.poll() is None:
         assert time.monotonic() < deadline, "neither the moment nor the end came"
         time.sleep(0.0002)
@@ -76,7 +77,7 @@ def stopped(
 def resumed(process: "subprocess.Popen[str]") -> tuple[int, str]:
     """Let a stopped process run to its end; return its exit code and its standard error."""
     process.send_signal(signal.SIGCONT)
-    _, errors = process.communicate(timeout=DEADLINE)
+    _, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, errors
 
 
@@ -243,7 +244,7 @@ def _run_traced(
     options: Sequence[str], target: Path, arguments: Sequence[str | Path], word: str
 ) -> "subprocess.CompletedProcess[str]":
     command = _traced_command(options, target, arguments, word)
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def renamed_to(call: Call) -> str:
@@ -372,7 +373,7 @@ class Room:
             self._shell.stdin.flush()
         except BrokenPipeError:
             return False
-        ready, _, _ = select.select([self._shell.stdout], [], [], DEADLINE)
+        ready, _, _ = select.select([self._shell.stdout], [], [], PATIENCE)
         return bool(ready) and self._shell.stdout.readline() == "0\n"
 
     def mount(self, place: Path, *arguments: str | Path) -> Path:

@@ -15,9 +15,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import IO, Any, TypeVar, cast
 
+from tests.support.children import PATIENCE
+
 Result = TypeVar("Result")
 
-_PATIENCE = 60.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.support.all_of_moepack"])
 
@@ -61,9 +62,9 @@ def call(work: Callable[..., Result], *arguments: Any) -> Result:
     process.start()
     theirs.close()
     with ours:
-        if not ours.poll(_PATIENCE):
+        if not ours.poll(PATIENCE):
             process.kill()
-            raise TimeoutError(f"not done after {_PATIENCE} s")
+            raise TimeoutError(f"not done after {PATIENCE} s")
         try:
             result, problem = ours.recv()
         except EOFError:
