@@ -20,6 +20,10 @@ UNKNOWN, PREFILL, DECODE = 0, 1, 2
 OPTIONAL = 1
 MOST = 1 << 26
 """Of both lengths of a record."""
+MOST_COUNT = (1 << 63) - 1
+"""Of selections and tokens."""
+DEEPEST = 64
+"""Objects and lists within each other in an origin, the origin included."""
 ZSTD = bytes.fromhex("28b52ffd")
 HEADER = struct.pack("<8sII", b"MOETRACE", 1, 0)
 
@@ -62,6 +66,11 @@ def block(kind: int, size: int, data: bytes, is_last: bool = True) -> bytes:
     return (is_last | kind << 1 | size << 3).to_bytes(3, "little") + data
 
 
+def skippable(data: bytes) -> bytes:
+    """Make a skippable frame, which readers of other zstd files pass over."""
+    return bytes.fromhex("502a4d18") + struct.pack("<I", len(data)) + data
+
+
 def record(kind: int, payload: bytes, **other: Any) -> bytes:
     """Make a record; `other` replaces what its header or its frame would be."""
     stored: bytes = other.get("stored", frame(payload))
@@ -89,6 +98,11 @@ def origin_payload(*, without: str = "", **fields: Any) -> bytes:
     } | fields
     body.pop(without, None)
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def with_key(text: str) -> bytes:
+    """Make the payload of an origin with one key more, as it stands in the text."""
+    return origin_payload()[:-1] + b"," + text.encode() + b"}"
 
 
 def tokens_payload(tokens: Sequence[tuple[int, int, Selections]]) -> bytes:
@@ -143,6 +157,16 @@ def counts(phase: int, *rows: tuple[int, int, int]) -> Record:
 def raw(kind: int, payload: bytes, rows: Sequence[Token] = (), **other: Any) -> Record:
     """Make a record of a payload as it is, which holds `rows` for those who count."""
     return Record(record(kind, payload, **other), rows)
+
+
+def raw_origin(payload: bytes) -> Record:
+    """Return an origin of a payload as it is."""
+    return Record(record(ORIGIN, payload), is_origin=True)
+
+
+def nested(depth: int) -> str:
+    """Write lists within each other."""
+    return "[" * depth + "]" * depth
 
 
 def end_of(before: Sequence[Record], /, **wrong: int) -> bytes:
@@ -202,6 +226,11 @@ PLAIN = origin()
 UNKNOWN_WORDS = ["requests", "phases", "tokens", "layers", "later tokens"]
 SMALL = Token(0, DECODE, [(0, 1)])
 KNOWN = {"expert_counts": {"0": 4, "3": 2}, "experts_used": 2}
+LIMITS = (
+    f"[{-MOST_COUNT - 1},{MOST_COUNT},1.7976931348623157e308,-1.7976931348623157E+308,5e-324,-0,"
+    rf'"\ud83d\ude00",{nested(DEEPEST - 2)}]'
+)
+"""What readers of JSON have to take, as the value of a key of an origin."""
 # The payload of TWO as zstd 1.5.7 packs it at level 19: no size in the frame, and a checksum.
 PACKED = bytes.fromhex("28b52ffd0468b5000012020384422120bf507c66e57aee1002002e391b2802eb579faa")
 
@@ -228,8 +257,13 @@ def sound_cases() -> dict[str, Case]:
         "two-origins": [PLAIN, TWO, origin(name="b"), ONE],
         "origin-of-nothing": [PLAIN, ONE, origin(name="b")],
         "counts-alone": [
-            origin(unknown=["requests", "phases", "tokens"], token_count=(1 << 53) - 1),
-            counts(UNKNOWN, (0, 3, 1), (258, 772, (1 << 53) - 1)),
+            origin(unknown=["requests", "phases", "tokens"], token_count=MOST_COUNT),
+            counts(UNKNOWN, (0, 3, 1), (258, 772, MOST_COUNT - 1)),
+        ],
+        "counts-beyond-a-double": [
+            PLAIN,
+            counts(PREFILL, (0, 3, (1 << 53) + 1), (0, 3, 1 << 53)),
+            counts(DECODE, (0, 3, 2), (0, 4, (1 << 62) + 1)),
         ],
         "same-expert-counted-twice": [PLAIN, counts(PREFILL, (0, 3, 1), (0, 3, 2))],
         "tokens-and-counts": [PLAIN, counts(PREFILL, (0, 3, 7)), ONE, counts(DECODE, (1, 1, 1))],
@@ -238,6 +272,11 @@ def sound_cases() -> dict[str, Case]:
         "one-number-of-experts": [origin(expert_count=4), ONE],
         "name-in-other-letters": [origin(name="Gespräch 会話.log", model="模型"), ONE],
         "other-keys": [origin(recording="xxh3:0123456789abcdef", colour=["red", {"x": 1.5}]), ONE],
+        "json-at-its-limits": [raw_origin(with_key(f'"x":{LIMITS}')), ONE],
+        "token-count-of-minus-zero": [
+            raw_origin(origin_payload(token_count=0).replace(b":0,", b":-0,")),
+            ONE,
+        ],
         "optional-record": [PLAIN, raw(77, b"of the future", flags=OPTIONAL), ONE],
         "optional-record-of-nothing": [PLAIN, ONE, raw(1 << 31, b"", flags=OPTIONAL)],
         "frame-by-zstd": [
@@ -273,7 +312,7 @@ def cut_cases() -> dict[str, Case]:
         "within-the-header-of-the-end": (places[3] + 5, "within the header of the end"),
         "within-the-end": (len(whole) - 1, "within the frame of the end"),
     }
-    return {
+    cases = {
         f"cut-{name}": Case(
             "cut",
             f"it ends {words}",
@@ -282,13 +321,28 @@ def cut_cases() -> dict[str, Case]:
         )
         for name, (length, words) in cuts.items()
     }
+    damaged = tokens((1, DECODE, [(0, 1)]), SMALL, (0, 3, [(0, 1), (0, 1)]), digest=1)
+    return cases | {
+        "cut-within-a-damaged-payload": Case(
+            "cut",
+            "it ends within a record that would be broken, were it whole",
+            HEADER + PLAIN.data + ONE.data + damaged.data[:-1],
+            [PLAIN, ONE],
+        ),
+        "cut-within-tokens-before-any-origin": Case(
+            "cut", "it ends within tokens before any origin", HEADER + ONE.data[:-1]
+        ),
+    }
 
 
 def broken_cases() -> dict[str, Case]:
     """Return the files that a reader refuses, each for one reason."""
     return {
         f"broken-{name}": Case("broken", breaks, data)
-        for cases in (_broken_files, _broken_frames, _broken_origins, _broken_pieces, _broken_ends)
+        for cases in (
+            *(_broken_files, _broken_frames, _broken_cuts),
+            *(_broken_origins, _broken_pieces, _broken_ends),
+        )
         for name, (breaks, data) in cases().items()
     }
 
@@ -327,7 +381,11 @@ def _broken_files() -> dict[str, tuple[str, bytes]]:
 def _broken_frames() -> dict[str, tuple[str, bytes]]:
     payload = tokens_payload([SMALL])
     right = frame(payload)
-    wide = ZSTD + b"\x00\x88" + block(0, len(payload), payload)
+    whole_block = block(0, len(payload), payload)
+    wide = ZSTD + b"\x00\x88" + whole_block
+    wide_and_stated = ZSTD + b"\x80\x88" + struct.pack("<I", len(payload)) + whole_block
+    with_dictionary = ZSTD + b"\xa1" + b"\7" + struct.pack("<I", len(payload)) + whole_block
+    wrong_size = ZSTD + b"\xa0" + struct.pack("<I", len(payload) + 1) + whole_block
 
     def stored(data: bytes, **other: Any) -> bytes:
         return file(PLAIN, tokens(SMALL, stored=data, **other))
@@ -337,7 +395,25 @@ def _broken_frames() -> dict[str, tuple[str, bytes]]:
         "length": ("a length above 64 MiB", stored(right, length=MOST + 1)),
         "frame": ("no zstd frame", stored(b"\0" + right[1:])),
         "window": ("a frame with a window of 128 MiB", stored(wide)),
+        "window-of-a-short-frame": (
+            "a frame with a window of 128 MiB, though it states a content size of 21",
+            stored(wide_and_stated),
+        ),
+        "dictionary": ("a frame that needs a dictionary", stored(with_dictionary)),
+        "content-size": ("a frame that states a byte more than it holds", stored(wrong_size)),
         "two-frames": ("a second frame behind the first", stored(right + frame(b""))),
+        "skippable-frame": (
+            "a skippable frame in the place of the frame of nothing",
+            file(PLAIN, ONE, raw(77, b"", flags=OPTIONAL, stored=skippable(b""))),
+        ),
+        "skippable-frame-first": (
+            "a skippable frame before the frame",
+            stored(skippable(b"abc") + right),
+        ),
+        "skippable-frame-last": (
+            "a skippable frame behind the frame",
+            stored(right + skippable(b"abc")),
+        ),
         "behind-the-frame": ("a byte behind the frame", stored(right + b"\0")),
         "frame-cut": ("a frame that the stored length cuts", stored(right[:-1])),
         "frame-too-short": ("a frame of a byte less", stored(right, length=len(payload) + 1)),
@@ -354,6 +430,62 @@ def _broken_frames() -> dict[str, tuple[str, bytes]]:
     }
 
 
+def _broken_cuts() -> dict[str, tuple[str, bytes]]:
+    """Return files that end within a record, which breaks a rule that binds it all the same."""
+    payload = tokens_payload([SMALL])
+    size = struct.pack("<I", len(payload))
+
+    before = HEADER + PLAIN.data + ONE.data
+
+    def header(one: Record) -> bytes:
+        return before + one.data[:24]
+
+    def within(stored: bytes) -> bytes:
+        return before + tokens(SMALL, stored=stored, stored_length=100).data
+
+    stored = frame(payload)
+    return {
+        "cut-kind": ("a cut record of kind 77 that is not optional", header(raw(77, b""))),
+        "cut-known-kind-optional": (
+            "cut tokens with the flag of optional records",
+            header(tokens(SMALL, flags=OPTIONAL)),
+        ),
+        "cut-flags": ("a cut record with a flag that is none", header(raw(77, b"", flags=3))),
+        "cut-stored-length": (
+            "a cut record with a stored length above 64 MiB",
+            header(tokens(SMALL, stored_length=MOST + 1)),
+        ),
+        "cut-length": (
+            "a cut record with a length above 64 MiB",
+            header(tokens(SMALL, length=MOST + 1)),
+        ),
+        "cut-frame": ("the beginning of no zstd frame", within(b"\x28\xb5\x2e")),
+        "cut-skippable-frame": ("the beginning of a skippable frame", within(skippable(b"")[:5])),
+        "cut-window": (
+            "a cut frame with a window of 128 MiB",
+            within(ZSTD + b"\x00\x88" + bytes(13)),
+        ),
+        "cut-dictionary": (
+            "a cut frame that needs a dictionary",
+            within(ZSTD + b"\xa1\7" + size + block(0, len(payload), payload)[:12]),
+        ),
+        "cut-content-size": (
+            "a cut frame that states another length",
+            within(ZSTD + b"\xa0" + struct.pack("<I", len(payload) + 1) + stored[9:-1]),
+        ),
+        "cut-block": (
+            "a block of no kind in a cut frame",
+            within(ZSTD + b"\x00\x00" + block(3, 5, bytes(12), is_last=False)),
+        ),
+        "cut-too-long": (
+            "a cut frame that holds more already than the record",
+            within(
+                ZSTD + b"\x00\x00" + block(1, len(payload) + 1, b"\0", is_last=False) + bytes(8)
+            ),
+        ),
+    }
+
+
 def _broken_origins() -> dict[str, tuple[str, bytes]]:
     def made(**fields: Any) -> bytes:
         return file(origin(**fields), ONE)
@@ -365,6 +497,10 @@ def _broken_origins() -> dict[str, tuple[str, bytes]]:
         f"origin-without-{key.replace('_', '-')}": (f"an origin without {key}", made(without=key))
         for key in KEYS
     }
+
+    def with_value(text: str) -> bytes:
+        return of(with_key(f'"x":{text}'))
+
     plain = origin_payload()
     size = (1 << 20) + 1
     spaces = [block(1, 1 << 17, b" ", is_last=False)] * 7
@@ -376,11 +512,30 @@ def _broken_origins() -> dict[str, tuple[str, bytes]]:
             "an origin of more than 1 MiB",
             of(plain + b" " * (size - len(plain)), stored=long),
         ),
-        "origin-encoding": ("an origin that is not UTF-8", of(plain[:-2] + b'"\xff":1}')),
+        "origin-encoding": ("an origin that is not UTF-8", of(plain[:-1] + b',"\xff":1}')),
+        "origin-mark": ("an origin with a byte order mark", of(b"\xef\xbb\xbf" + plain)),
         "origin-json": ("an origin that is not JSON", of(plain[:-1])),
-        "origin-nan": ("an origin with NaN, which JSON lacks", of(plain[:-1] + b',"x":NaN}')),
+        "origin-nan": ("an origin with NaN, which JSON lacks", with_value("NaN")),
+        "origin-infinity": ("an origin with -Infinity, which JSON lacks", with_value("-Infinity")),
+        "origin-high-number": ("an unknown key of 2^63", with_value(str(1 << 63))),
+        "origin-low-number": ("an unknown key of -2^63 - 1", with_value(str(-(1 << 63) - 1))),
+        "origin-long-number": ("a number of 5,000 digits", with_value("1" + "0" * 4999)),
+        "origin-double": ("a number beyond a double", with_value("[1e309]")),
+        "origin-negative-double": ("a number below a double", with_value("-1.8e308")),
+        "origin-depth": ("65 levels of lists and objects", with_value(nested(DEEPEST))),
+        "origin-surrogate-in-a-value": (
+            "an unknown key with half of a pair of surrogates in its value",
+            with_value(r'["\udc00"]'),
+        ),
+        "origin-surrogate-in-a-key": (
+            "an unknown key with half of a pair of surrogates in its name",
+            of(with_key(r'"\ud83d":1')),
+        ),
+        "origin-surrogate-encoded": (
+            "half of a pair of surrogates in UTF-8 itself",
+            of(plain[:-1] + b',"x":"\xed\xa0\x80"}'),
+        ),
         "origin-array": ("an origin that is no object", of(b"[]")),
-        "origin-key-twice": ("an origin with a key twice", of(plain[:-1] + b',"name":"b"}')),
         "origin-format": ("a format that is no text", made(format=5)),
         "origin-name": ("a name that is no text", made(name=None)),
         "origin-surrogate": (
@@ -392,8 +547,13 @@ def _broken_origins() -> dict[str, tuple[str, bytes]]:
         "origin-unknown": ("`unknown` is no list", made(unknown="phases")),
         "origin-unknown-word": ("`unknown` has a word that is none", made(unknown=["weather"])),
         "origin-unknown-twice": ("`unknown` has a word twice", made(unknown=["phases"] * 2)),
-        "origin-token-count": ("a token count of 2^53", made(token_count=1 << 53)),
+        "origin-token-count": ("a token count of -1", made(token_count=-1)),
         "origin-token-count-float": ("a token count with a point", made(token_count=1.0)),
+        "origin-token-count-exponent": (
+            "a token count with an exponent",
+            of(origin_payload(token_count=10).replace(b":10,", b":1e1,")),
+        ),
+        "origin-token-count-true": ("a token count that is true", made(token_count=True)),
         "origin-expert-counts": ("`expert_counts` is no object", made(expert_counts=[4])),
         "origin-no-layers": ("`expert_counts` has no layers", made(expert_counts={})),
         "origin-layer": ("layer 65,536", made(expert_counts={"65536": 4})),
@@ -457,7 +617,7 @@ def _broken_pieces() -> dict[str, tuple[str, bytes]]:
         "counts-none": ("counts without any", made(COUNTS, counts_payload(DECODE, []))),
         "counts-phase": ("counts of phase 3", file(PLAIN, counts(3, (0, 1, 1)))),
         "counts-zero": ("a count of 0", file(PLAIN, counts(DECODE, (0, 1, 1), (0, 2, 0)))),
-        "counts-large": ("a count of 2^53", file(PLAIN, counts(DECODE, (0, 1, 1 << 53)))),
+        "counts-large": ("a count of 2^63", file(PLAIN, counts(DECODE, (0, 1, 1 << 63)))),
     }
 
 

@@ -81,7 +81,7 @@ SHORTAGE_HINTS = {
     errno.ENOMEM: _NO_MEMORY,
     errno.ENOBUFS: _NO_MEMORY,
 }
-"""What to do about what the system has run out of, by errno."""
+"""What to do about a shortage, by errno."""
 
 _OF_LIBRARIES = {
     os.strerror(errno.EMFILE): errno.EMFILE,
@@ -95,13 +95,16 @@ NO_THREADS_HINT = "use fewer --threads, or raise the limits on processes and mem
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
+_NO_EXCEPTION = "returned NULL without setting an exception"
+
+
 def is_shortage(error: OSError) -> bool:
     """Say whether the machine ran out of something, whatever file it was that was asked for."""
     return error.errno in SHORTAGE_HINTS
 
 
 def shortage_behind(error: BaseException) -> MachineError | None:
-    """Return the error for what the machine ran out of, where that led to `error`; None elsewhere.
+    """Return the error for a shortage of the machine that led to `error`, None if there was none.
 
     Whatever it was that failed then: allocating, opening, starting a thread, importing.
     """
@@ -116,7 +119,9 @@ def shortage_behind(error: BaseException) -> MachineError | None:
 
 
 def _shortage(error: BaseException) -> MachineError | None:
-    if isinstance(error, MemoryError):
+    # What of CPython is written in C may find no memory, and not say so.
+    lacks_memory = isinstance(error, SystemError) and _NO_EXCEPTION in str(error)
+    if isinstance(error, MemoryError) or lacks_memory:
         return MachineError("not enough memory", hint=_NO_MEMORY)
     if isinstance(error, RuntimeError) and str(error) == _NO_THREADS:
         return MachineError(_NO_THREADS, hint=NO_THREADS_HINT)

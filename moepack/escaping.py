@@ -25,7 +25,7 @@ def one_line(text: str) -> str:
 
 
 def short(value: object) -> str:
-    """Keep what a hostile file puts into a message to one short line."""
+    """Return a value as one short line: it may come from a hostile file."""
     try:
         text = str(value)
     except ValueError:  # Python refuses to print a number of thousands of digits
@@ -34,7 +34,7 @@ def short(value: object) -> str:
 
 
 def lines(text: str) -> str:
-    """Escape what a terminal would obey, but for new lines and tabs: any language stays as it is.
+    """Escape control characters but new lines and tabs; text in any language stays as it is.
 
     A carriage return before a new line is left out.
     """
@@ -42,7 +42,7 @@ def lines(text: str) -> str:
 
 
 def shell_word(text: str) -> str:
-    """Quote a word for a shell; what is not printable needs one that knows `$'…'`, such as bash."""
+    """Quote a word for a shell; if it is not printable, for one that knows `$'…'`, such as bash."""
     if text.isprintable():
         return shlex.quote(text)
     escaped = (c if c.isprintable() and c not in "\\'" else _bytes_of(c) for c in text)

@@ -292,7 +292,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _translated(error: Exception) -> MoepackError:
-    """Return what is to be said of an error that no room expected, by whose fault it is."""
+    """Return an unexpected error as one by whose fault it is."""
     if (shortage := shortage_behind(error)) is not None:
         return shortage
     if isinstance(error, OSError):

@@ -81,6 +81,7 @@ def _directory_option(help_text: str, *, required: bool = True) -> Callable[[Com
 @click.option(
     "--alignment", type=Length(), metavar="SIZE", help="Of blobs, weights and tensors: 16KiB."
 )
+@click.option("--codec", metavar="zstd[:LEVEL]", help="Compress parts that it shortens by 5 %.")
 @_hotness_option
 @click.option("--experts-only", is_flag=True, help="Leave out the dense part.")
 @click.option("--layers", "layer_text", metavar="LIST", help="Only experts of these layers: 0-3,7.")
@@ -101,6 +102,7 @@ def pack(
     target: str,
     layout_name: str,
     alignment: int | None,
+    codec: str | None,
     hotness_path: str | None,
     experts_only: bool,
     layer_text: str | None,
@@ -141,6 +143,7 @@ def pack(
         target,
         layout=layout_name,
         alignment=alignment,
+        codec=codec,
         hotness=hotness_path,
         layers=layer_text,
         mtp=not no_mtp,

@@ -93,20 +93,20 @@ def _verbosity() -> int:
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print lines for people, without what a terminal would obey."""
+    """Print lines for people, with control characters escaped."""
     click.echo(escaping.lines(text), err=err)
 
 
 def pass_on(texts: Iterable[str]) -> None:
     """Print texts that others wrote, such as a model, or that are for programs.
 
-    A terminal gets them without what it would obey; pipes and files get them as they are.
+    For a terminal control characters are escaped; pipes and files get the texts as they are.
     """
     sys.stdout.writelines(map(escaping.lines, texts) if sys.stdout.isatty() else texts)
 
 
 def draw(text: str) -> None:
-    """Write to standard error what moves the cursor of a terminal."""
+    """Write control sequences of our own to standard error."""
     click.echo(text, nl=False, err=True)
 
 

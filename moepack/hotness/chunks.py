@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from moepack.hotness.timeline import Weighted, add_counts, count_places
+from moepack.hotness.timeline import add_counts, count_places, no_counts, whole
 from moepack.keys import ExpertKey
 from moepack.trace.expert_places import ExpertPlaces
 from moepack.trace.model import MAX_NUMBER, Ints, split_keys
@@ -27,7 +27,7 @@ class ChunkCounter:
         for layer, size in chunk_sizes.items():
             self._size_of_layer[layer] = size
         self._places = ExpertPlaces()
-        self._counts: Weighted = np.zeros(0)
+        self._counts = no_counts()
 
     def add(self, steps: Steps, weight: float) -> None:
         """Count the next tokens of a trace."""
@@ -42,7 +42,7 @@ class ChunkCounter:
 
     def counts(self) -> dict[ExpertKey, int]:
         """Return how many tokens needed each, by layer and chunk expert, without zeros."""
-        counts: Ints = np.rint(self._counts).astype(np.int64)
+        counts = whole(self._counts)
         met = np.flatnonzero(counts)
         layers, chunks = self._places.keys(met)
         keys = map(ExpertKey, layers.tolist(), chunks.tolist())

@@ -10,13 +10,24 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moepack.errors import TraceError
 from moepack.hotness.chunks import ChunkCounter
-from moepack.hotness.timeline import Timeline, Weighted, add_counts, count_places
+from moepack.hotness.timeline import (
+    Timeline,
+    Weighted,
+    add_counts,
+    count_places,
+    no_counts,
+    whole,
+)
 from moepack.keys import ExpertKey
 from moepack.shape import ModelShape
 from moepack.trace.expert_places import ExpertPlaces
-from moepack.trace.model import Counts, Ints, Item, Origin, Phase, Unknown
+from moepack.trace.model import MAX_COUNT, Counts, Ints, Item, Origin, Phase, Unknown
 from moepack.trace.steps import ALL_PHASES, Steps, StepStream
+
+_MAX_EXACT = 1 << 53
+"""Floats count exactly up to here."""
 
 
 class Half(NamedTuple):
@@ -51,9 +62,10 @@ class SelectionCounter:
         self.origins: list[Origin] = []
         self.loose_count = 0
         """Selections that came as counts, without their tokens."""
-        self._loose: Weighted = np.zeros(0)
+        self._weighted_count: float = 0
+        self._loose = no_counts()
         self._timeline = Timeline()
-        self._odd: Weighted = np.zeros(0)
+        self._odd = no_counts()
         """Of the requests of odd number."""
         self._odd_token_count = 0
         chunk_sizes = shape.chunk_sizes if shape else {}
@@ -72,12 +84,7 @@ class SelectionCounter:
     @property
     def counts(self) -> Ints:
         """All selections."""
-        return _whole(self._total())
-
-    @property
-    def highest(self) -> float:
-        """The highest count there is; beyond 2**53 counts are not exact."""
-        return float(self._total().max(initial=0))
+        return whole(self._total())
 
     @property
     def selection_count(self) -> int:
@@ -98,11 +105,17 @@ class SelectionCounter:
         return self.token_count + sum(count or 0 for count in stated)
 
     def add(self, item: Item, weight: float = 1.0) -> None:
-        """Count the next piece of a trace."""
+        """Count the next piece of a trace.
+
+        Raises TraceError where all counts together are more than a pack can state, or, with
+        weights that are no whole numbers, more than floats count exactly.
+        """
         if isinstance(item, Origin):
             self.origins.append(item)
         if isinstance(item, Counts) and item.phase in self._phases:
-            self.loose_count += sum(item.counts.tolist())  # may pass 64 bits
+            count = sum(item.counts.tolist())  # may pass 64 bits
+            self.loose_count += count
+            self._add_total(count, weight)
             places = self.places.of(item.layer, item.expert)
             self._loose = add_counts(self._loose, count_places(places, weight, item.counts))
         steps = self._steps.take(item)
@@ -141,14 +154,27 @@ class SelectionCounter:
         keys = map(ExpertKey, layers[order].tolist(), experts[order].tolist())
         return dict(zip(keys, numbers, strict=True))
 
+    def _add_total(self, count: int, weight: float) -> None:
+        """Add to the sum of all counts, so that none of them can overflow."""
+        is_whole = float(weight).is_integer()
+        self._weighted_count += count * (int(weight) if is_whole else weight)
+        most = MAX_COUNT if isinstance(self._weighted_count, int) else _MAX_EXACT
+        if self._weighted_count > most:
+            hint = None if most == MAX_COUNT else "weights that are whole numbers count further"
+            expected, found = f"<= {most:,} in all", f"{round(self._weighted_count):,}"
+            raise TraceError(
+                "counts that add up to too many", expected=expected, found=found, hint=hint
+            )
+
     def _total(self) -> Weighted:
-        everywhere = np.zeros(self.places.count)
+        everywhere = no_counts(self.places.count)
         return add_counts(add_counts(everywhere, self._timeline.total()), self._loose)
 
     def _half(self, token_count: int, counts: Weighted) -> Half:
-        return Half(token_count, _whole(add_counts(np.zeros(self.places.count), counts)))
+        return Half(token_count, whole(add_counts(no_counts(self.places.count), counts)))
 
     def _add_steps(self, steps: Steps, weight: float) -> None:
+        self._add_total(len(steps.layer), weight)
         places = self.places.of(steps.layer, steps.expert)
         self._timeline.add(steps.is_first, steps.starts, places, weight)
         is_odd = steps.request % 2 == 1
@@ -157,7 +183,3 @@ class SelectionCounter:
         self._odd_token_count += int(np.count_nonzero(is_odd))
         if self._chunks is not None:
             self._chunks.add(steps, weight)
-
-
-def _whole(counts: Weighted) -> Ints:
-    return np.rint(counts).astype(np.int64)

@@ -16,7 +16,7 @@ from moepack.trace.compressed import TraceStream
 from moepack.trace.contents import Contents
 from moepack.trace.formats import registry
 from moepack.trace.formats.registry import ReadOptions
-from moepack.trace.model import MAX_COUNT
+from moepack.trace.model import MAX_COUNT, Item
 from moepack.trace.steps import ALL_PHASES, DECODE_PHASES
 from moepack.trace.validation import Checks
 
@@ -89,7 +89,7 @@ def load(path: str, shape: ModelShape | None = None) -> Hotness:
             return file.read(stream, checks)
         counter = SelectionCounter(shape=shape)
         for item in registry.read_as(form, stream, checks):
-            counter.add(item)
+            _add(counter, item, path)
     return from_counter(counter, path)
 
 
@@ -129,11 +129,12 @@ def measure_hotness(
 def from_counter(counter: SelectionCounter, path: str) -> Hotness:
     """Turn what was counted into hotness; `path` is for messages.
 
-    Raises TraceError where nothing was counted, or more than a count holds.
+    Raises TraceError where nothing was counted, or over more tokens than a pack can state.
     """
-    if counter.highest > MAX_COUNT:
-        problem, expected = "a count out of bounds", f"<= {MAX_COUNT}"
-        raise TraceError(problem, path=path, expected=expected, found=f"{counter.highest:.4g}")
+    token_count = counter.stated_token_count
+    if token_count is not None and token_count > MAX_COUNT:
+        problem, expected = "tokens that add up to too many", f"<= {MAX_COUNT:,}"
+        raise TraceError(problem, path=path, expected=expected, found=f"{token_count:,}")
     counts = counter.by_expert(counter.counts)
     if not counts:
         raise TraceError(
@@ -147,7 +148,7 @@ def from_counter(counter: SelectionCounter, path: str) -> Hotness:
     hotness = Hotness(
         path=path,
         counts=counts,
-        token_count=counter.stated_token_count,
+        token_count=token_count,
         request_count=counter.request_count if not counter.loose_count else None,
         held_out=held_out,
         origins=tuple(origin.to_json() for origin in counter.origins),
@@ -155,6 +156,14 @@ def from_counter(counter: SelectionCounter, path: str) -> Hotness:
         chunk_counts=counter.chunk_counts(),
     )
     return hotness._replace(digest=digest.of(file.encode(hotness) + _encoded_chunks(hotness)))
+
+
+def _add(counter: SelectionCounter, item: Item, path: str) -> None:
+    try:
+        counter.add(item)
+    except TraceError as error:
+        error.path = error.path or path
+        raise
 
 
 def _encoded_chunks(hotness: Hotness) -> bytes:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moepack.trace.expert_places import sums_by_place
 from moepack.trace.model import Ints
 from moepack.trace.steps import Truths
 
@@ -24,8 +25,8 @@ _MOST_NUMBERS = 1 << 22
 LEAST_SHARE = 0.3
 """Of all tokens: rather than leave one side with less, a request is cut."""
 
-Weighted = NDArray[np.float64]
-"""Counts of selections that may have a weight, by place (`ExpertPlaces`)."""
+Weighted = NDArray[np.int64 | np.float64]
+"""Counts of selections by place (`ExpertPlaces`); whole numbers where all weights are."""
 
 
 class Span(NamedTuple):
@@ -83,7 +84,7 @@ class Timeline:
         is_cell = self.token_count % self._cell_length == 0
         if is_cell or (begins_request and not self._cell_has_request):
             self._cell_has_request = begins_request
-            self._stretches.append(_Stretch(self.token_count, begins_request, np.zeros(0)))
+            self._stretches.append(_Stretch(self.token_count, begins_request, no_counts()))
 
     def _join_cells(self) -> None:
         """Make one cell of each two, and keep only the first request that begins in it."""
@@ -131,21 +132,37 @@ class Timeline:
         return min(starts, key=distance)
 
 
+def no_counts(place_count: int = 0) -> Weighted:
+    """Return the counts of places that nobody chose."""
+    return np.zeros(place_count, np.int64)
+
+
 def count_places(places: Ints, weight: float, counts: Ints | None = None) -> Weighted:
-    """Count places, each once or as often as `counts` says."""
-    return np.bincount(places, counts).astype(np.float64) * weight
+    """Count places, each once or as often as `counts` says; exactly, where the weight is whole."""
+    numbers = np.bincount(places) if counts is None else sums_by_place(places, counts)
+    is_whole = float(weight).is_integer()
+    weighted: Weighted = numbers * int(weight) if is_whole else numbers * np.float64(weight)
+    return weighted
 
 
 def add_counts(counts: Weighted, more: Weighted) -> Weighted:
-    """Add `more` to `counts` in place, by place; where it has more places, to a longer copy."""
+    """Return `counts` with `more` added by place, which may change `counts` itself."""
     if len(counts) < len(more):
         counts = np.pad(counts, (0, len(more) - len(counts)))
-    counts[: len(more)] += more
+    if more.dtype != np.int64:
+        counts = counts.astype(np.float64, copy=False)
+    counts[: len(more)] = counts[: len(more)] + more
     return counts
 
 
+def whole(counts: Weighted) -> Ints:
+    """Round counts to whole numbers."""
+    is_whole = counts.dtype == np.int64
+    return (counts if is_whole else np.rint(counts)).astype(np.int64, copy=False)
+
+
 def _sum(stretches: list[_Stretch]) -> Weighted:
-    total = np.zeros(0)
+    total = no_counts()
     for stretch in stretches:
         total = add_counts(total, stretch.counts)
     return total

@@ -199,7 +199,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what `index_model` puts into a folder before the manifest, where nothing else is.
+    """Remove the leftovers of a killed `index_model`, if nothing else is in the folder.
 
     Links to shards come first and go last: where there is none, what is there is somebody else's.
     """

@@ -88,6 +88,7 @@ class PartRules:
     projections: tuple[str, ...] | None
     alignment: int | None
     small_alignment: int | None
+    codec: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,9 @@ class PackedFamilyFacts:
 class PackFacts:
     """What a pack consists of, and what it was made from.
 
-    `dense_length` is None where it holds experts alone. An index over shards has no data of its
-    own: there `padding_length` and `padding_share` are None.
+    `stored_length` is the bytes that all parts take, less than `expert_length` where some are
+    stored by one of the `codecs`. `dense_length` is None where it holds experts alone. An index
+    over shards has no data of its own: there `padding_length` and `padding_share` are None.
     """
 
     kind: str = "pack"
@@ -167,9 +169,11 @@ class PackFacts:
     part_count: int
     files: tuple[DataFile, ...]
     families: tuple[PackedFamilyFacts, ...]
+    codecs: tuple[str, ...]
     index_length: int
     data_length: int
     expert_length: int
+    stored_length: int
     dense_length: int | None
     payload_length: int
     padding_length: int | None
@@ -188,6 +192,7 @@ class PlacedPartFacts:
     offset_in_blob: int | None
     stored_length: int
     length: int
+    codec: str | None
     digest: str | None
 
 

@@ -31,6 +31,9 @@ def plan(summary: PackSummary) -> str:
         f"  files     {count_text(summary.file_count, 'file')}, {size_text(summary.data_length)} "
         f"with {summary.padding_share:.1%} padding; index {size_text(summary.index_length)}",
     ]
+    if summary.codec is not None:
+        when = "where it shortens a part by 5 %; files are at most that long"
+        lines.append(f"  codec     {summary.codec}, {when}")
     if not summary.is_whole:
         lines.append(f"  whole     no, {_missing(summary)}: nothing can be restored from it")
     if summary.dry_run:
@@ -108,9 +111,19 @@ def packed(summary: PackSummary, is_in_place: bool = False) -> str:
         f"{size_text(summary.written_length)} written{_speed(summary)}"
         + (f", {resumed} taken over" if resumed else "")
     ]
+    if summary.codec is not None and summary.stored_length is not None:
+        lines.append(f"  {_saved(summary.expert_length, summary.stored_length, summary.codec)}")
     source = "" if is_in_place else " --source SOURCE"
     lines.append(f"next: moepack verify {summary.path}{source}")
     return "\n".join(lines)
+
+
+def _saved(expert_length: int, stored_length: int, codec: str) -> str:
+    """Write what a codec saved."""
+    if stored_length == expert_length:
+        return f"{codec} shortens no part enough: the pack is as without it"
+    saved = 1 - stored_length / expert_length
+    return f"experts stored in {size_text(stored_length)} by {codec}, {saved:.1%} less"
 
 
 def _speed(summary: PackSummary) -> str:

@@ -1,4 +1,4 @@
-"""Facts without what a terminal would obey: names in them come from files."""
+"""Facts with control characters escaped: names in them come from files."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -70,6 +70,7 @@ def _part_rules(value: object) -> PartRules:
         projections=_texts(value, "projections"),
         alignment=_number(value, "alignment"),
         small_alignment=_number(value, "small_alignment"),
+        codec=_text(value, "codec"),
     )
 
 

@@ -13,6 +13,7 @@ from moepack.report.facts import (
     FamilyFacts,
     HotnessFacts,
     PackFacts,
+    PlacedPartFacts,
     SourceFacts,
     UsedExpertsFacts,
 )
@@ -98,12 +99,22 @@ def pack(facts: PackFacts) -> str:
         f"  layers     {ranges_text(facts.layers)}",
         f"  blobs      {facts.blob_count:,}, with {count_text(facts.part_count, 'part')}, "
         f"{size_text(facts.expert_length)}",
+        *_codec(facts),
         f"  used       {_used(source.experts_used)} a token; context {context}",
         f"  dense      {dense}",
         f"  files      {_files(facts)}",
         f"  hotness    {_hotness(facts.hotness)}",
     ]
     return "\n".join(lines + _coverage(facts.coverage))
+
+
+def _codec(facts: PackFacts) -> list[str]:
+    """Write what parts are stored by, and what that saves."""
+    if not facts.codecs:
+        return []
+    names = ", ".join(facts.codecs)
+    saved = 1 - facts.stored_length / facts.expert_length
+    return [f"  codec      {names}: stored in {size_text(facts.stored_length)}, {saved:.1%} less"]
 
 
 def _layout(facts: PackFacts) -> str:
@@ -178,7 +189,7 @@ def blob(facts: BlobFacts) -> str:
             part.type,
             f"{part.offset:,}",
             f"{part.length:,}",
-            part.path.name if is_apart else _digest(part.digest),
+            (part.path.name if is_apart else _digest(part.digest)) + _stored(part),
         )
         for part in facts.parts
     ]
@@ -194,6 +205,11 @@ def blob(facts: BlobFacts) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+def _stored(part: PlacedPartFacts) -> str:
+    """Write what a part is stored by, if it is not stored as it is."""
+    return "" if part.codec is None else f"  {part.codec}, {part.stored_length:,} stored"
 
 
 def extracted(facts: ExtractFacts) -> str:

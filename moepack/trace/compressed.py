@@ -5,21 +5,16 @@ import importlib
 import io
 import os
 import re
-import sys
 import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import IO, Any, Protocol
 
+from zstandard import ZstdError
+
 from moepack import digest
 from moepack.errors import MachineError, MoepackError, TraceError
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
-__all__ = ["TraceStream", "zstd"]
+from moepack.trace.zstd_frame import FrameUnpacker
 
 _GZIP, _ZSTD, _XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"
 _BZIP2 = re.compile(rb"BZh[1-9][1\x17]")
@@ -27,6 +22,13 @@ _HEAD_LENGTH = 5
 _READ_LENGTH = 1 << 18
 _XZ_MEMORY = 256 << 20
 """What unpacking xz may take, in bytes: four times what `xz -9` needs."""
+_ZSTD_WINDOW = 128 << 20
+"""Of a frame, in bytes: what `unzstd` takes unasked, and `zstd --ultra -22` needs."""
+_HINTS = {
+    "Memory usage limit": f"it takes more than {_XZ_MEMORY >> 20} MiB to unpack; unxz does that",
+    "too much memory": f"its window is above {_ZSTD_WINDOW >> 20} MiB; unzstd --long=31 unpacks it",
+}
+"""What helps, by words of the error."""
 
 
 class TraceStream:
@@ -65,7 +67,8 @@ class TraceStream:
         if head.startswith(_GZIP):
             return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
         if head.startswith(_ZSTD):
-            return zstd.ZstdFile(file)  # type: ignore[return-value]
+            begin = partial(FrameUnpacker, _ZSTD_WINDOW)
+            return _buffered(_Unpacked(file, begin, ZstdError, padding=b""))
         if head.startswith(_XZ):
             lzma = self._module("lzma", "unxz")
             begin = partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
@@ -121,15 +124,14 @@ class TraceStream:
     def _read(self, length: int) -> bytes:
         try:
             return self._unpacked.read(length) or b""
-        except (EOFError, zlib.error, zstd.ZstdError, _DamagedError, OSError) as error:
+        except (EOFError, zlib.error, _DamagedError, OSError) as error:
             raise self._error(error) from None
 
     def _error(self, error: Exception) -> MoepackError:
         if isinstance(error, OSError) and error.errno is not None:
             return MachineError(f"cannot read: {error.strerror}", path=self.path)
         hint = "it was cut short or damaged: take it again from where it came"
-        if "Memory usage limit" in str(error):
-            hint = f"it takes more than {_XZ_MEMORY >> 20} MiB to unpack; unxz does that"
+        hint = next((_HINTS[words] for words in _HINTS if words in str(error)), hint)
         return TraceError(f"cannot be unpacked: {error}", path=self.path, hint=hint)
 
 
@@ -140,11 +142,14 @@ def _buffered(file: io.RawIOBase) -> IO[bytes]:
 class _Decompressor(Protocol):
     """One stream that is being unpacked, as `lzma` and `bz2` have it."""
 
-    eof: bool
-    needs_input: bool
-    unused_data: bytes
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
 
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
 
 
 class _DamagedError(Exception):
@@ -155,13 +160,19 @@ class _Unpacked(io.RawIOBase):
     """What is packed in a file, in one stream or in several that were joined.
 
     Python's own `LZMAFile` would take as much memory as a file asks for. `error` is what `begin`'s
-    streams raise.
+    streams raise; `padding` are the bytes that may stand behind a stream.
     """
 
     def __init__(
-        self, file: IO[bytes], begin: Callable[[], _Decompressor], error: type[Exception] = OSError
+        self,
+        file: IO[bytes],
+        begin: Callable[[], _Decompressor],
+        error: type[Exception] = OSError,
+        *,
+        padding: bytes = b"\0",
     ) -> None:
         self._file = file
+        self._padding = padding
         self._begin = begin
         self._error = error
         self._stream = begin()
@@ -188,13 +199,13 @@ class _Unpacked(io.RawIOBase):
         return len(data)
 
     def _begin_next(self) -> bool:
-        """Begin the stream that follows, if there is one; xz may have zeros behind a stream."""
-        rest = self._stream.unused_data.lstrip(b"\0")
+        """Begin the stream that follows, if there is one."""
+        rest = self._stream.unused_data.lstrip(self._padding)
         while not rest:
             more = self._file.read(_READ_LENGTH)
             if not more:
                 return False
-            rest = more.lstrip(b"\0")
+            rest = more.lstrip(self._padding)
         self._rest, self._stream = rest, self._begin()
         return True
 

@@ -112,6 +112,16 @@ class ExpertPlaces:
         return TraceError(problem, expected=f"<= {MAX_PLACES:,} experts in all")
 
 
+def sums_by_place(places: Ints, counts: Ints, place_count: int = 0) -> Ints:
+    """Add up counts by place, for `place_count` places at least.
+
+    `np.bincount` would do it in floats, which are exact up to 2^53.
+    """
+    sums = np.zeros(max(place_count, int(places.max(initial=-1)) + 1), np.int64)
+    np.add.at(sums, places, counts)
+    return sums
+
+
 def padded(values: NDArray[np.int64], count: int, fill: int = 0) -> NDArray[np.int64]:
     """Lengthen values by place to `count` places, of which the new ones have `fill`."""
     more = count - len(values)

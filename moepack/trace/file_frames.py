@@ -3,13 +3,23 @@
 The format is specified in layouts/TRACE.md; `file_records` knows what the payloads hold.
 """
 
+import re
 import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from zstandard import (
+    CONTENTSIZE_UNKNOWN,
+    FRAME_HEADER,
+    ZstdCompressor,
+    ZstdError,
+    get_frame_parameters,
+)
+
 from moepack import digest
 from moepack.errors import TraceError
-from moepack.trace.compressed import TraceStream, zstd
+from moepack.trace.compressed import TraceStream
+from moepack.trace.zstd_frame import FrameUnpacker
 
 MAGIC = b"MOETRACE"
 VERSION = 1
@@ -18,8 +28,10 @@ MAX_LENGTH = 1 << 26
 HEADER = struct.Struct("<8sII")
 _RECORD = struct.Struct("<IIIIQ")
 _OPTIONAL = 1
-_WINDOW = {int(zstd.DecompressionParameter.window_log_max): MAX_LENGTH.bit_length() - 1}
-"""What unpacking may remember: no more than a record holds."""
+_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+"""How a skippable frame begins, in which zstd files may have anything."""
+_MAX_FRAME_HEADER_LENGTH = 18
+_OTHER_LENGTH = "its frame has another length"
 _LEVEL = 9
 
 
@@ -56,7 +68,7 @@ def encode_head(kind: Kind, payload: bytes, stored: bytes) -> bytes:
 
 def compress(payload: bytes) -> bytes:
     """Make the frame that stores a payload."""
-    return zstd.compress(payload, _LEVEL)
+    return ZstdCompressor(level=_LEVEL).compress(payload)
 
 
 def chained(chain: int, head: bytes) -> int:
@@ -133,21 +145,47 @@ def _kind(number: int, flags: int, stream: TraceStream, offset: int) -> Kind | N
 def _unpack(
     stored: bytes, length: int, stored_length: int, stream: TraceStream, offset: int
 ) -> bytes | None:
-    """Unpack a record's one frame; None where the file ends before the frame does."""
-    unpacking = zstd.ZstdDecompressor(options=_WINDOW)
+    """Unpack a record's one frame; None where the file ends before the frame does.
+
+    What there is of a frame that is cut has to be right, and no more than the payload.
+    """
+    _check_frame_header(stored, length, stream, offset)
+    unpacker = FrameUnpacker(MAX_LENGTH)
     try:
-        payload: bytes = unpacking.decompress(stored, length + 1)
-    except zstd.ZstdError as error:
+        payload = unpacker.decompress(stored, length + 1)
+    except ZstdError as error:
         raise broken(stream, offset, f"damaged: {error}") from None
-    if len(stored) < stored_length:
-        if unpacking.eof:  # else what lies behind a damaged length would pass for cut off
-            raise broken(stream, offset, "damaged: its frame ends early", stored_length)
-        return None
-    if not unpacking.eof and len(payload) <= length:
-        raise broken(stream, offset, "its frame has no end")
-    if len(payload) != length:
+    is_cut = len(stored) < stored_length
+    if is_cut and unpacker.eof:  # else what lies behind a damaged length would pass for cut off
+        raise broken(stream, offset, "damaged: its frame ends early", stored_length, len(stored))
+    if len(payload) > length or (unpacker.eof and len(payload) < length):
         found = f"more than {length:,}" if len(payload) > length else f"{len(payload):,}"
-        raise broken(stream, offset, "its frame has another length", f"{length:,}", found)
-    if unpacking.unused_data:
+        raise broken(stream, offset, _OTHER_LENGTH, f"{length:,}", found)
+    if is_cut:
+        return None
+    if not unpacker.eof:
+        raise broken(stream, offset, "its frame has no end")
+    if unpacker.unused_data:
         raise broken(stream, offset, "something stands behind its frame")
     return payload
+
+
+def _check_frame_header(stored: bytes, length: int, stream: TraceStream, offset: int) -> None:
+    """Check the header of a frame for a payload of `length` bytes, as far as it is there."""
+    magic = stored[: len(FRAME_HEADER)]
+    if _SKIPPABLE.match(magic):
+        raise broken(stream, offset, "a skippable frame", FRAME_HEADER.hex(" "), magic.hex(" "))
+    if not FRAME_HEADER.startswith(magic):
+        raise broken(stream, offset, "no zstd frame", FRAME_HEADER.hex(" "), magic.hex(" "))
+    try:
+        header = get_frame_parameters(stored[:_MAX_FRAME_HEADER_LENGTH])
+    except ZstdError:  # it is not all there, or unpacking will say what is wrong in it
+        return
+    if header.dict_id:
+        raise broken(stream, offset, "its frame needs a dictionary", "none", header.dict_id)
+    if header.content_size not in (CONTENTSIZE_UNKNOWN, length):
+        raise broken(stream, offset, _OTHER_LENGTH, f"{length:,}", f"{header.content_size:,}")
+    # Not left to the unpacker, which never needs the window of a frame that fits into its buffer.
+    if header.window_size > MAX_LENGTH:
+        texts = (f"<= {MAX_LENGTH:,}", f"{header.window_size:,}")
+        raise broken(stream, offset, "the window of its frame out of bounds", *texts)

@@ -5,11 +5,12 @@ What is wrong in one is a TraceError without path and place, which whoever reads
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from moepack import strict_json
 from moepack.errors import TraceError
 from moepack.shape import ROUTED_FAMILY
 from moepack.trace.file_frames import Kind
@@ -27,6 +28,8 @@ from moepack.trace.model import (
 
 MAX_ORIGIN_LENGTH = 1 << 20
 """Of an origin's payload, in bytes."""
+_MAX_NAME_LETTERS = 1000
+"""Of a name that is written: with three of them, and 65,536 layers, an origin stays in bounds."""
 _COUNTS = struct.Struct("<II")
 _END = struct.Struct("<QQQQ")
 _ORIGIN_KEYS = (
@@ -109,8 +112,9 @@ def encode_origin(origin: Origin) -> bytes:
     if origin.recording is not None:
         body["recording"] = origin.recording
     for name in ("format", "name", "model"):  # names of files may be no Unicode
-        body[name] = body[name] and body[name].encode(errors="replace").decode()
-    return json.dumps(body, sort_keys=True).encode()
+        text = body[name] and body[name][:_MAX_NAME_LETTERS]
+        body[name] = text and text.encode(errors="replace").decode()
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
 def encode_tokens(tokens: Tokens) -> bytes:
@@ -155,8 +159,8 @@ def _decode_origin(payload: bytes) -> Origin:
         expected, found = f"<= {MAX_ORIGIN_LENGTH:,}", f"{len(payload):,}"
         raise _wrong("the length of an origin out of bounds", expected, found)
     try:
-        body = json.loads(payload.decode(), object_pairs_hook=_object, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
+        body = strict_json.parse(payload)
+    except ValueError as error:
         raise _wrong(f"not JSON: {error}") from None
     if not isinstance(body, dict):
         raise _wrong("not a JSON object")
@@ -180,22 +184,9 @@ def _decode_origin(payload: bytes) -> Origin:
     )
 
 
-def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in body:
-            raise ValueError(f'"{key}" stands there twice')
-        body[key] = value
-    return body
-
-
-def _constant(word: str) -> Any:
-    raise ValueError(f"{word} is no number")
-
-
 def _text(body: Mapping[str, Any], key: str) -> str:
     text = body[key]
-    if not isinstance(text, str) or any("\ud800" <= letter <= "\udfff" for letter in text):
+    if not isinstance(text, str):
         raise _wrong(f'"{key}" is not text', found=ascii(text))
     return text
 

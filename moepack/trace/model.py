@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 MAX_NUMBER = 0xFFFF
 """Layers and experts have 16 bits."""
 
-MAX_COUNT = (1 << 53) - 1
-"""Counts stay exact in every reader's numbers, JavaScript's too."""
+MAX_COUNT = (1 << 63) - 1
+"""Of selections or tokens: what the manifest of a pack can state."""
 
 Ints = NDArray[np.int64]
 Shorts = NDArray[np.uint16]

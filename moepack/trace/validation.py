@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from moepack.errors import TraceError
 from moepack.shape import ModelShape
 from moepack.trace.model import (
-    MAX_COUNT,
     MAX_NUMBER,
     Counts,
     Dimensions,
@@ -218,18 +217,8 @@ class Checks:
     def counts(
         self, phase: Phase, layer: Ints, expert: Ints, counts: Ints, place_of: Callable[[int], str]
     ) -> Counts:
-        """Return those of some counts that the model can have, and that are none too large."""
-        large = counts > MAX_COUNT
-        if large.any():
-            first = int(np.argmax(large))
-            problem, expected, found = "count out of bounds", f"<= {MAX_COUNT}", counts[first]
-            number = int(np.count_nonzero(large))
-            self.fault(problem, place_of(first), number, expected=expected, found=found)
-            kept = np.flatnonzero(~large)
-            layer, expert, counts = layer[kept], expert[kept], counts[kept]
-            right = self.fitting(layer, expert, lambda index: place_of(int(kept[index])))
-        else:
-            right = self.fitting(layer, expert, place_of)
+        """Return those of some counts that the model can have."""
+        right = self.fitting(layer, expert, place_of)
         if right is not None:
             layer, expert, counts = layer[right], expert[right], counts[right]
         return Counts(phase, shorts(layer), shorts(expert), counts)

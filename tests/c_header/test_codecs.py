@@ -5,11 +5,12 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zstandard
 
 from moepack import digest
-from moepack.trace.compressed import zstd
 from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD, compiled
 from tests.support.c_readers import c_says, python_says
 from tests.support.gguf_builder import F32, moe
@@ -20,8 +21,6 @@ needs_zstd = pytest.mark.skipif(not HAS_ZSTD, reason="there is no zstd.h here")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "routed_experts.c"
 LENGTH = 16384
 """Of a part, in bytes."""
-SIZE = zstd.CompressionParameter.content_size_flag
-CHECKSUM = zstd.CompressionParameter.checksum_flag
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +60,10 @@ def copied(large: Path, path: Path) -> Path:
 @needs_zstd
 def test_parts_that_zstd_stores_are_decoded(large: Path, tmp_path: Path, program: Path) -> None:
     frames = {
-        0: zstd.compress(plain(0)),
-        2: zstd.compress(plain(2), 19),
-        3: zstd.compress(plain(3), options={SIZE: 1, CHECKSUM: 1}),
-        5: zstd.compress(plain(5), -5),
+        0: frame_of(plain(0)),
+        2: frame_of(plain(2), 19),
+        3: frame_of(plain(3), has_checksum=True),
+        5: frame_of(plain(5), -5),
     }
     path = store(copied(large, tmp_path / "pack"), frames)
     (listed,) = c_says(program, "list", [path])
@@ -97,22 +96,32 @@ def test_a_model_that_was_packed_with_zstd_is_the_same_in_c_and_python(
     assert codecs == {"zstd", "None"}
 
 
+def frame_of(
+    data: bytes, level: int = 3, *, states_size: bool = True, has_checksum: bool = False
+) -> bytes:
+    """Return one frame of zstd."""
+    return zstandard.ZstdCompressor(
+        level=level, write_content_size=states_size, write_checksum=has_checksum
+    ).compress(data)
+
+
 def unstated(data: bytes) -> bytes:
     """Return a frame that does not state how much it holds."""
-    return zstd.compress(data, options={SIZE: 0})
+    return frame_of(data, states_size=False)
 
 
 def with_a_dictionary(data: bytes) -> bytes:
     """Return a frame that needs a dictionary, and states which."""
-    samples = [random.Random(n).randbytes(16) * 8 for n in range(200)]
-    frame = zstd.compress(data, zstd_dict=zstd.train_dict(samples, 4096))
-    assert zstd.get_frame_info(frame).dictionary_id
+    samples = (random.Random(n).randbytes(16) * 8 for n in range(200))
+    dictionary = zstandard.train_dictionary(4096, list[Any](samples))
+    frame = zstandard.ZstdCompressor(dict_data=dictionary).compress(data)
+    assert zstandard.get_frame_parameters(frame).dict_id
     return frame
 
 
 def damaged(data: bytes) -> bytes:
     """Return a frame with a bit flipped that its own checksum finds."""
-    frame = bytearray(zstd.compress(data, options={SIZE: 1, CHECKSUM: 1}))
+    frame = bytearray(frame_of(data, has_checksum=True))
     frame[-1] ^= 1
     return bytes(frame)
 
@@ -122,23 +131,23 @@ SKIPPED = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
 # What is stored, and what is said of it; empty where these are words of zstd's own.
 BAD_FRAMES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no frame": (lambda data: data[:100], "none"),
-    "three bytes": (lambda data: zstd.compress(data)[:3], "none"),
+    "three bytes": (lambda data: frame_of(data)[:3], "none"),
     "a frame that is skipped": (lambda data: SKIPPED, "none"),
-    "one before it": (lambda data: SKIPPED + zstd.compress(data), "none"),
-    "one behind it": (lambda data: zstd.compress(data) + SKIPPED, "more behind it"),
-    "a zero behind it": (lambda data: zstd.compress(data) + b"\0", "more behind it"),
+    "one before it": (lambda data: SKIPPED + frame_of(data), "none"),
+    "one behind it": (lambda data: frame_of(data) + SKIPPED, "more behind it"),
+    "a zero behind it": (lambda data: frame_of(data) + b"\0", "more behind it"),
     "two frames": (
-        lambda data: zstd.compress(data) + zstd.compress(b""),
+        lambda data: frame_of(data) + frame_of(b""),
         "more behind it",
     ),
     "two halves": (
-        lambda data: zstd.compress(data[:8192]) + zstd.compress(data[8192:]),
+        lambda data: frame_of(data[:8192]) + frame_of(data[8192:]),
         "one that states another length, or none",
     ),
     "no length": (unstated, "one that states another length, or none"),
-    "a byte less": (lambda data: zstd.compress(data[1:]), "one that states another length, or"),
-    "a byte more": (lambda data: zstd.compress(data + b"x"), "one that states another length, or"),
-    "cut short": (lambda data: zstd.compress(data)[:-1], ""),
+    "a byte less": (lambda data: frame_of(data[1:]), "one that states another length, or"),
+    "a byte more": (lambda data: frame_of(data + b"x"), "one that states another length, or"),
+    "cut short": (lambda data: frame_of(data)[:-1], ""),
     "a dictionary": (with_a_dictionary, ""),
     "a checksum of other bytes": (damaged, ""),
 }
@@ -164,7 +173,7 @@ def test_what_is_not_one_frame_of_the_part_is_refused(
 
 @needs_zstd
 def test_the_digest_is_that_of_decoded_bytes(large: Path, tmp_path: Path, program: Path) -> None:
-    path = store(copied(large, tmp_path / "pack"), {1: zstd.compress(plain(4))})
+    path = store(copied(large, tmp_path / "pack"), {1: frame_of(plain(4))})
     (verdict,) = c_says(program, "list", [path])
     assert verdict.refusal.startswith("DIGEST experts-00000.bin: ffn_up_exps.weight at ")
     assert verdict.refusal.endswith(f"found xxh3:{digest.of(plain(4)):016x}")
@@ -172,7 +181,7 @@ def test_the_digest_is_that_of_decoded_bytes(large: Path, tmp_path: Path, progra
 
 @needs_zstd
 def test_the_example_reads_parts_that_zstd_stores(large: Path, tmp_path: Path) -> None:
-    path = store(copied(large, tmp_path / "pack"), {1: zstd.compress(plain(1))})
+    path = store(copied(large, tmp_path / "pack"), {1: frame_of(plain(1))})
     target = tmp_path / "x"
     run = compiled("cc", "-std=gnu99", "-Wno-pedantic", *SANITIZERS, *ZSTD, EXAMPLE, "-o", target)
     assert run.returncode == 0, run.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,9 +62,13 @@ BAD_HOTNESS: dict[str, tuple[bytes, str]] = {
     "hexadecimal": (b"0,0,0x5\n", "line 1: not a count"),
     "an underscore": (b"0,0,1_0\n", "line 1: not a count"),
     "other digits": ("0,0,\u0665\n".encode(), "line 1: not a count"),
-    "a count of 2^53": (b"0,0,9007199254740992\n", "line 1: count out of bounds"),
-    "a count of 17 digits": (b"0,0,10000000000000000\n", "line 1: count out of bounds"),
-    "counts that add up to 2^53": (b"0,0,9007199254740991\n0,0,1\n", "add up to too many"),
+    "a count of 2^63": (b"0,0,9223372036854775808\n", "line 1: a number out of bounds"),
+    "a count of 20 digits": (b"0,0,10000000000000000000\n", "line 1: a number out of bounds"),
+    "counts that add up to 2^63": (b"0,0,9223372036854775807\n0,0,1\n", "add up to too many"),
+    "counts of all that add up to 2^63": (
+        b"0,0,9223372036854775807\n7,3,1\n",
+        "add up to too many, expected <= 9,223,372,036,854,775,807 in all, found",
+    ),
     "a count of 5000 digits": (b"0,0," + b"9" * 5000 + b"\n", "line 1: a number out of bounds"),
     "a layer of six digits": (b"100000,0,5\n", "line 1: out of bounds"),
     "an expert of six digits": (b"0,100000,5\n", "line 1: out of bounds"),
@@ -74,7 +79,11 @@ BAD_HOTNESS: dict[str, tuple[bytes, str]] = {
     "NUL": (LINE + b"\0\n", "zero bytes"),
     "an escape": (LINE + b"\x1b[2J\n", "line 2: not a count"),
     "a token count of words": (b"# tokens=many\n" + LINE, "line 1: not a token count"),
-    "a token count of 17 digits": (b"# tokens=12345678901234567\n" + LINE, "line 1: not a token"),
+    "a token count of 2^63": (b"# tokens=9223372036854775808\n" + LINE, "line 1: not a token"),
+    "token counts that add up to 2^63": (
+        b"# tokens=9223372036854775807\nlayer,expert,count\n# tokens=1\n" + LINE,
+        "line 3: not a token count",
+    ),
     "a last line that is cut": (LINE + b"0,1", "line 2: the last line is cut short"),
 }
 
@@ -105,7 +114,8 @@ def test_what_hotness_files_may_look_like(tmp_path: Path) -> None:
     ):
         assert loaded(tmp_path, data).counts == {(0, 0): 5}
     assert loaded(tmp_path, b"#tokens = 7\n0,0,5").token_count == 7
-    assert loaded(tmp_path, b"0,0,%d" % MAX_COUNT).counts[ExpertKey(0, 0)] == (1 << 53) - 1
+    large = loaded(tmp_path, b"# tokens=%d\n0,0,%d" % (MAX_COUNT, MAX_COUNT))
+    assert large.token_count == large.counts[ExpertKey(0, 0)] == (1 << 63) - 1
     origin = b'# origin={"name": "a, b ,c"}\n'
     assert loaded(tmp_path, origin + LINE).origins == ({"name": "a, b ,c"},)
 
@@ -349,7 +359,11 @@ def test_unpacking_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
 def test_much_packed_text_is_read_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "log"
     text = (b"layer 1 expert 2\n---token\n" + b"." * 4000 + b"\n") * 40_000
-    for compress in (partial(lzma.compress, preset=0), partial(bz2.compress, compresslevel=1)):
+    for compress in (
+        partial(lzma.compress, preset=0),
+        partial(bz2.compress, compresslevel=1),
+        zstandard.compress,
+    ):
         path.write_bytes(compress(text))
         outcome = measured(READ, path)
         assert outcome.text == ""

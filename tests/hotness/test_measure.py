@@ -122,6 +122,52 @@ def test_files_are_counted_together_with_weights(tmp_path: Path) -> None:
     assert not measured.warnings
 
 
+LARGE = (1 << 53) + 1
+"""What a float is not."""
+
+
+def counts_file(path: Path, *counts: int, tokens: int = 1) -> str:
+    rows = "".join(f"0,{expert},{count}\n" for expert, count in enumerate(counts))
+    path.write_text(f"# tokens={tokens}\nlayer,expert,count\n{rows}")
+    return str(path)
+
+
+def test_counts_beyond_a_float_add_up_exactly(tmp_path: Path) -> None:
+    paths = [
+        counts_file(tmp_path / "a", LARGE, 4, tokens=LARGE),
+        counts_file(tmp_path / "b", LARGE + 2, 5, tokens=LARGE),
+    ]
+    found = measure_hotness([*paths, str(TRACE)], weights=[1, 3, 1]).hotness
+    trace = measure.load(str(TRACE)).counts
+    assert found.counts[ExpertKey(0, 0)] - trace.get(ExpertKey(0, 0), 0) == 4 * LARGE + 6
+    assert found.token_count == 2 * LARGE + 192
+    path = tmp_path / "hot.csv"
+    path.write_bytes(file.encode(found))
+    assert measure.load(str(path)).counts == found.counts
+    assert found.to_json()["selection_count"] == 4 * LARGE + 6 + 4 + 15 + sum(trace.values())
+
+
+def test_what_a_pack_cannot_state_is_no_hotness(tmp_path: Path) -> None:
+    """Nor is what floats cannot count, which weights that are not whole are counted in."""
+    most = (1 << 63) - 1
+    half, token = counts_file(tmp_path / "a", most >> 1), counts_file(tmp_path / "b", 1)
+    all_ = counts_file(tmp_path / "c", most, tokens=most)
+    assert measure_hotness([all_]).hotness.counts == {ExpertKey(0, 0): most}
+    assert measure_hotness([half, token], weights=[2, 1]).hotness.counts == {(0, 0): most}
+    for paths, weights, expected in (
+        ([all_, token], [1, 1], f"<= {most:,} in all"),
+        ([half], [3], f"<= {most:,} in all"),
+        ([half, token], [1, 0.5], f"<= {1 << 53:,} in all"),
+    ):
+        with pytest.raises(TraceError, match="counts that add up to too many") as caught:
+            measure_hotness(paths, weights=weights)
+        assert caught.value.expected == expected
+        assert caught.value.path == paths[-1]
+    tokens = counts_file(tmp_path / "d", 2, tokens=most)
+    with pytest.raises(TraceError, match="tokens that add up to too many"):
+        measure_hotness([tokens, token])
+
+
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     found = measure.load(str(TRACE), SHAPE)
     path = tmp_path / "hot.csv"

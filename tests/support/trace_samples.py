@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import zstandard
 from hypothesis import strategies as st
 
 from conformance import make_traces
-from moepack.trace.compressed import zstd
 from moepack.trace.formats import registry
 from moepack.trace.model import Counts, Item, Origin, Tokens
 from moepack.trace.validation import Checks
@@ -158,7 +158,7 @@ def packed(data: bytes, packing: str) -> bytes:
     packers = {
         "": bytes,
         ".gz": gzip.compress,
-        ".zst": zstd.compress,
+        ".zst": zstandard.compress,
         ".xz": lzma.compress,
         ".bz2": bz2.compress,
     }

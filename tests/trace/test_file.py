@@ -17,15 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import xxhash
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance import make_traces
-from conformance.make_traces import HEADER, end_payload, origin_payload, record
+from conformance.make_traces import HEADER, ONE, end_payload, origin_payload, record
 from conformance.make_traces import tokens_payload as payload_of
 from moepack.errors import MachineError, RequestError, TraceError
 from moepack.trace import file
-from moepack.trace.compressed import TraceStream, zstd
+from moepack.trace.compressed import TraceStream
 from moepack.trace.file_writer import Writer
 from moepack.trace.formats import registry
 from moepack.trace.model import MAX_COUNT, Counts, Item, Origin, Phase, Tokens, Unknown
@@ -41,7 +42,7 @@ from tests.support.trace_samples import flat, read
 
 pytestmark = pytest.mark.long
 
-COMPRESSORS = (gzip.compress, zstd.compress, lzma.compress, bz2.compress)
+COMPRESSORS = (gzip.compress, zstandard.compress, lzma.compress, bz2.compress)
 TRACE = FIXTURES / "qwen3moe-trace.csv"
 ORIGIN = Origin(
     "anemll",
@@ -141,7 +142,7 @@ def records_of(data: bytes) -> list[Stored]:
     at, records = len(HEADER), []
     while at < len(data):
         kind, stored, length, flags, digest = struct.unpack_from("<IIIIQ", data, at)
-        payload = zstd.decompress(data[at + 24 : at + 24 + stored])
+        payload = zstandard.decompress(data[at + 24 : at + 24 + stored])
         assert (len(payload), flags) == (length, 0)
         assert digest == xxhash.xxh3_64_intdigest(payload)
         records.append(Stored(at, kind, data[at : at + 24], payload))
@@ -178,6 +179,28 @@ def test_all_that_was_written_is_read(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["trace"]
     with pytest.raises(MachineError, match="cannot write"):
         write(tmp_path / "none" / "trace", ITEMS)
+
+
+def test_an_origin_that_is_written_is_in_bounds_whatever_its_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    name = "\U0001f600" * 100_000
+    origin = Origin(
+        "counts", name, model=name, expert_counts=dict.fromkeys(range(1 << 16), 1 << 16)
+    )
+    write(path, [origin, ITEMS[1]])
+    written, _ = items_of(path)
+    assert written.expert_counts == origin.expert_counts
+    assert name.startswith(written.model)
+    write(path, [Origin("counts", "a\udcff")])
+    assert items_of(path) == [Origin("counts", "a?")]
+
+
+def test_a_key_twice_in_an_origin_is_refused(tmp_path: Path) -> None:
+    """Which TRACE.md leaves to readers."""
+    path = tmp_path / "trace"
+    for key in ('"name":"b"', '"other":[{"x":1,"x":1}]'):
+        path.write_bytes(make_traces.file(make_traces.raw_origin(make_traces.with_key(key)), ONE))
+        assert refused(path).problem == "not JSON: an object has the same key twice"
 
 
 def test_the_real_trace_becomes_small(tmp_path: Path) -> None:

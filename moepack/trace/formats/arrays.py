@@ -30,6 +30,7 @@ from moepack.trace.compressed import TraceStream
 from moepack.trace.expert_places import MAX_PLACES
 from moepack.trace.formats import heat
 from moepack.trace.model import (
+    MAX_COUNT,
     MAX_NUMBER,
     Dimensions,
     Ints,
@@ -61,7 +62,6 @@ _NAMES = ("prompt_routed_experts", "routed_experts", "topk_ids_of_layer", _COUNT
 _LISTS = ("records", "requests")
 _ANSWERS = ("choices", "outputs")
 """Where vLLM has a request's answers: in its server's responses, and in its Python objects."""
-_MOST = (1 << 63) - 1
 _BAD_ARRAYS = (ValueError, OverflowError, MemoryError, EOFError, OSError, SyntaxError, TokenError)
 """What numpy raises for arrays that are none."""
 
@@ -158,8 +158,8 @@ def _pieces(name: str, array: Array, request: int, checks: Checks) -> Iterator[P
     if not array.size:
         return
     _check_bounds(name, array.shape, checks, place)
-    if array.dtype == np.uint64 and np.any(array > _MOST):
-        found = int(array[array > _MOST][0])
+    if array.dtype == np.uint64 and np.any(array > MAX_COUNT):
+        found = int(array[array > MAX_COUNT][0])
         raise _out_of_bounds(found, checks.path, place)
     if name == _COUNTED:
         yield from _counts(array, checks, place)
@@ -216,9 +216,11 @@ def _tokens(
 def _counts(array: Array, checks: Checks, place: str) -> Iterator[Piece]:
     if np.any(array < 0):
         raise TraceError("a negative count", path=checks.path, place=place)
-    if array.sum(axis=0, dtype=np.float64).max(initial=0) >= _MOST:
-        raise TraceError("counts out of bounds", path=checks.path, place=place)
-    total = array.astype(np.int64).sum(axis=0)
+    total = np.zeros(array.shape[1:], np.int64)
+    for counts in array:
+        total += counts.astype(np.int64)
+        if total.min(initial=0) < 0:  # two numbers below 2^63 add up to less than 2^64
+            raise TraceError("counts out of bounds", path=checks.path, place=place)
     layer, expert = np.nonzero(total)
     yield checks.counts(Phase.UNKNOWN, layer, expert, total[layer, expert], lambda _: place)
 
@@ -352,11 +354,11 @@ def _first_large(value: Any) -> int | None:
     """Find a whole number beyond 64 bits, for which numpy takes fractions or objects."""
     if isinstance(value, list):
         return next((large for large in map(_first_large, value) if large is not None), None)
-    return value if type(value) is int and abs(value) > _MOST else None
+    return value if type(value) is int and abs(value) > MAX_COUNT else None
 
 
 def _out_of_bounds(found: int, path: str, place: str) -> TraceError:
-    expected = f"<= {_MOST}"
+    expected = f"<= {MAX_COUNT}"
     return TraceError(
         "a number out of bounds", path=path, place=place, expected=expected, found=found
     )

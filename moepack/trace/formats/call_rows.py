@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moepack.trace.formats.assembler import Assembler, Rows
-from moepack.trace.formats.number_text import MAX_DIGITS, Places, Text, Truths
+from moepack.trace.formats.number_text import Places, Text, Truths
 from moepack.trace.formats.rows import (
     Fault,
     Lists,
@@ -165,7 +165,7 @@ def with_faults(text: Text, lists: Lists, expected: str, headings: Sequence[byte
 
 
 def without_large(text: Text, lists: Lists, expected: str, faults: list[Fault]) -> Table:
-    """Leave out the rows with numbers of too many digits, and add them to the faults."""
+    """Leave out the rows with numbers out of bounds, and add them to the faults."""
     large = np.any(lists.columns < 0, axis=1)
     large[lists.owner()[lists.items < 0]] = True
     for row in np.flatnonzero(large):
@@ -175,7 +175,7 @@ def without_large(text: Text, lists: Lists, expected: str, faults: list[Fault]) 
 
 
 def _first_large(text: Text, number: int) -> int:
-    """Return the first number of too many digits, from a row's first on."""
-    while text.ends[number] - text.starts[number] <= MAX_DIGITS:
+    """Return the first number out of bounds, from a row's first on."""
+    while text.values(np.array([number]))[0] >= 0:
         number += 1
     return number

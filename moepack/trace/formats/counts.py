@@ -20,8 +20,8 @@ import numpy as np
 
 from moepack.errors import TraceError
 from moepack.trace.compressed import TraceStream
-from moepack.trace.expert_places import ExpertPlaces, padded
-from moepack.trace.formats.number_text import Places, Text
+from moepack.trace.expert_places import ExpertPlaces, padded, sums_by_place
+from moepack.trace.formats.number_text import MAX_DIGITS, Places, Text
 from moepack.trace.formats.rows import Fault, line_of, other_lines, read_rows, report, too_long
 from moepack.trace.model import (
     MAX_COUNT,
@@ -62,7 +62,7 @@ class CountFacts:
             self.held_out_by = value
         elif name == "origin":
             self.origins.append(self._origin(value, place))
-        elif re.fullmatch(r"\d{1,15}", value, re.ASCII):
+        elif self._is_number(name, value):
             self.numbers[name] = self.numbers.get(name, 0) + int(value)
             self._stated[name] += 1
         else:
@@ -76,6 +76,11 @@ class CountFacts:
         for name, count in self._stated.items():
             if count < heading_count:
                 del self.numbers[name]
+
+    def _is_number(self, name: str, value: str) -> bool:
+        """Whether this is a number that can be added to those before."""
+        is_number = re.fullmatch(rf"\d{{1,{MAX_DIGITS}}}", value, re.ASCII) is not None
+        return is_number and self.numbers.get(name, 0) + int(value) <= MAX_COUNT
 
     def _origin(self, text: str, place: str) -> dict[str, Any]:
         try:
@@ -115,6 +120,7 @@ class _CountRows:
         self.column_count = self._heading_count = 0
         self.places = ExpertPlaces()
         self.counts = self.held_out = np.zeros(0, np.int64)
+        self._total = 0
 
     def parse(self, text: Text) -> _Rows:
         """Find the rows, and the lines that are none."""
@@ -149,9 +155,11 @@ class _CountRows:
         if right is not None:
             layer, expert, columns = layer[right], expert[right], columns[right]
         places = self.places.of(shorts(layer), shorts(expert))
-        self.counts = self._sum(self.counts, places, columns, 2)
+        counts = columns[:, 2] if self.column_count > 2 else np.ones(len(columns), np.int64)
+        self._check_total(sum(counts.tolist()))  # may pass 64 bits
+        self.counts = self._sum(self.counts, places, counts)
         if self.column_count > 3:
-            self.held_out = self._sum(self.held_out, places, columns, 3)
+            self.held_out = self._sum(self.held_out, places, columns[:, 3])
         return iter(())
 
     def end(self) -> Iterator[Piece]:
@@ -161,14 +169,10 @@ class _CountRows:
 
     def _bad_counts(self, text: Text, rows: _Rows) -> list[Fault]:
         starts, columns = text.starts[rows.first], rows.columns
-        faults = []
-        if self.column_count > 2:
-            places = starts[columns[:, 2] > MAX_COUNT].tolist()
-            faults += [Fault(at, "count out of bounds", f"<= {MAX_COUNT}") for at in places]
-        if self.column_count > 3:
-            places = starts[columns[:, 3] > columns[:, 2]].tolist()
-            faults += [Fault(at, "more held out than counted", "<= the count") for at in places]
-        return faults
+        if self.column_count < 4:
+            return []
+        places = starts[columns[:, 3] > columns[:, 2]].tolist()
+        return [Fault(at, "more held out than counted", "<= the count") for at in places]
 
     def _take_facts(self, text: Text) -> None:
         if b"#" not in text.data:  # a look for lines takes 400 times as long
@@ -181,15 +185,18 @@ class _CountRows:
                 raise TraceError("not UTF-8 text", path=self._checks.path, place=place) from None
             self.facts.take(match[1].decode(), value, place)
 
-    def _sum(self, sums: Ints, places: Ints, columns: Ints, column: int) -> Ints:
-        """Add a column to the sums by place, of which each stays exact."""
-        counts = columns[:, column] if column < self.column_count else None
-        more = np.bincount(places, counts, minlength=self.places.count)
-        sums = padded(sums, len(more)) + more.astype(np.int64)
-        if sums.max(initial=0) > MAX_COUNT:
-            problem = "counts of an expert add up to too many"
-            raise TraceError(problem, path=self._checks.path, expected=f"<= {MAX_COUNT:,}")
-        return sums
+    def _check_total(self, count: int) -> None:
+        """Keep all counts together within what a pack can state."""
+        self._total += count
+        if self._total > MAX_COUNT:
+            problem, expected = "counts that add up to too many", f"<= {MAX_COUNT:,} in all"
+            found = f"{self._total:,}"
+            raise TraceError(problem, path=self._checks.path, expected=expected, found=found)
+
+    def _sum(self, sums: Ints, places: Ints, counts: Ints) -> Ints:
+        """Add counts to the sums by place."""
+        more = sums_by_place(places, counts, self.places.count)
+        return padded(sums, len(more)) + more
 
 
 def parse(stream: TraceStream, checks: Checks) -> CountsFile:

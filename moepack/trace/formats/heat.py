@@ -49,6 +49,9 @@ def read(document: Any, stream: TraceStream, checks: Checks) -> Items:
     profile, model = document.get("profile_rows"), document.get("model")
     rows = profile.get("decode_rows") if isinstance(profile, dict) else None
     token_count = _count(document.get("n_decode_tokens", rows))
+    if token_count is not None and token_count > MAX_COUNT:
+        problem, expected = "a token count out of bounds", f"<= {MAX_COUNT}"
+        raise TraceError(problem, path=checks.path, expected=expected, found=token_count)
     has_blocks = any("abs_layer" in layer for layer in document["layers"])
     stated = Dimensions(
         None if has_blocks else _count(document.get("n_layers")),

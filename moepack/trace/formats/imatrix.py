@@ -20,7 +20,7 @@ from moepack.source import gguf_header
 from moepack.source.gguf_header import GgufHeader, Value
 from moepack.source.tensor_table import Tensor
 from moepack.trace.compressed import TraceStream
-from moepack.trace.model import Ints, Items, Origin, Phase, Unknown
+from moepack.trace.model import MAX_COUNT, Ints, Items, Origin, Phase, Unknown
 from moepack.trace.validation import Checks
 
 _COUNTS = re.compile(r"blk\.(\d{1,5})\.ffn_(down|up|gate|gate_up)_exps\.weight\.counts\Z")
@@ -149,7 +149,8 @@ def _token_count(metadata: Mapping[str, Value]) -> int | None:
     numbers = [value.data for value in values if value is not None]
     if len(numbers) < 2 or not all(isinstance(number, int) for number in numbers):
         return None
-    return int(numbers[0]) * int(numbers[1])  # type: ignore[arg-type]
+    count = int(numbers[0]) * int(numbers[1])  # type: ignore[arg-type]
+    return count if 0 <= count <= MAX_COUNT else None
 
 
 def _layer_counts(path: str, layer: int, tensors: Mapping[str, Tensor]) -> Ints:

@@ -17,7 +17,8 @@ from moepack.trace.model import Bytes, Ints
 PIECE_LENGTH = 1 << 19
 """So much that numpy's calls are few, and so little that a processor's cache holds it."""
 MAX_LINE_LENGTH = 16 << 20
-MAX_DIGITS = 18
+MAX_DIGITS = 19
+"""Of a number below 2^63."""
 _SMALL_DIGITS = 9
 _MARK = b"\xef\xbb\xbf"
 """The byte order mark of UTF-8, with which some programs begin a file."""
@@ -110,12 +111,12 @@ class Text:
         return right
 
     def values(self, numbers: Places) -> Ints:
-        """Return the values of some numbers; those with more than MAX_DIGITS digits are -1."""
+        """Return the values of some numbers; those from 2^63 on are negative."""
         at = self.ends.take(numbers)
         at -= 1
         values: Ints = self._digits(at).astype(np.int32)  # half the memory of what is rarely needed
         goes_on = np.ones(len(values), np.bool_)
-        for place in range(1, MAX_DIGITS + 1):
+        for place in range(1, MAX_DIGITS):
             at -= 1
             digits = self._digits(at)
             goes_on &= digits < 10
@@ -125,7 +126,9 @@ class Text:
             if place == _SMALL_DIGITS:
                 values = values.astype(np.int64)
             values += digits * values.dtype.type(10**place)
-        values[goes_on] = -1
+        at -= 1
+        goes_on &= self._digits(at) < 10
+        values[goes_on] = -1  # as 64 bits have made of numbers of 19 digits that are too large
         return values
 
     def columns(self, first: Places, count: int) -> Ints:

@@ -189,7 +189,7 @@ def line_of(text: Text, numbers: Places) -> Callable[[int], str]:
 
 
 def too_long(text: Text, place: int, number: int, expected: str) -> Fault:
-    """Make the fault of a number with more digits than are read, as it stands in the file."""
+    """Make the fault of a number out of bounds, as it stands in the file."""
     digits = text.data[text.starts[number] : text.ends[number]].decode()
     return Fault(place, "a number out of bounds", expected, digits)
 

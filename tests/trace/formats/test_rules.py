@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 import moepack
 from conformance import make_traces
 from moepack.errors import TraceError
+from moepack.hotness import measure as measuring
 from moepack.trace.formats import registry
+from moepack.trace.model import MAX_COUNT
 from tests.support.trace_faults import refused
 from tests.support.trace_forms import ALL, FEW, SMALL, npy, npz, pieces_of
 from tests.support.trace_samples import (
@@ -266,28 +269,60 @@ def test_arrays_with_a_number_beyond_64_bits(data: bytes, found: str, tmp_path: 
     assert str(refused(path).found) == found
 
 
-@pytest.mark.parametrize("form", ["colibri-usage", "json"])
-def test_a_count_beyond_53_bits_is_refused(form: str, tmp_path: Path) -> None:
-    path, count = tmp_path / "trace", 1 << 53
-    if form == "colibri-usage":
-        path.write_text(f"0 1 5\n0 2 {count}\n")
-    else:
-        path.write_text(json.dumps({"layers": [{"layer": 0, "heat": [5, count]}]}))
+COUNTS: dict[str, Callable[[list[int]], bytes]] = {
+    "colibri-usage": lambda counts: "".join(f"0 {n} {c}\n" for n, c in enumerate(counts)).encode(),
+    "counts": lambda counts: "".join(f"0,{n},{c}\n" for n, c in enumerate(counts)).encode(),
+    "json": lambda counts: json.dumps({"layers": [{"layer": 0, "heat": counts}]}).encode(),
+    "npz": lambda counts: npz(logical_count=np.array([[[c] for c in counts]]).swapaxes(1, 2)),
+}
+
+
+@pytest.mark.parametrize("form", COUNTS)
+def test_counts_are_exact_up_to_63_bits(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    for counts in ([(1 << 53) + 1, 5], [1 << 62, (1 << 62) - 1], [MAX_COUNT]):
+        path.write_bytes(COUNTS[form](counts))
+        _, found, _ = read(path, form=form)
+        found_counts = {key[1:]: count for key, count in found.counts.items()}
+        assert found_counts == {(0, n): count for n, count in enumerate(counts)}
+        hotness = moepack.measure_hotness([str(path)], options=registry.ReadOptions(form)).hotness
+        assert hotness.counts == {(0, n): count for n, count in enumerate(counts)}
+
+
+@pytest.mark.parametrize("form", [*COUNTS][:3])
+def test_a_count_beyond_63_bits_is_refused(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(COUNTS[form]([5, MAX_COUNT + 1]))
     error = refused(path, form=form)
     assert error.place is not None
-    assert (str(error.found), error.expected) in [
-        (str(count), f"<= {count - 1}"), (str(count), f"0 to {count - 1}"),
-    ]  # fmt: skip
+    assert str(error.found) == str(MAX_COUNT + 1)
 
 
-def test_totals_of_counts_pass_64_bits(tmp_path: Path) -> None:
-    path = tmp_path / "usage"
-    path.write_text("".join(f"0 {n} {(1 << 53) - 1}\n" for n in range(2000)))
+def test_arrays_of_counts_whose_sums_pass_63_bits_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    for counts, is_right in (([1 << 62, (1 << 62) - 1], True), ([1 << 62, 1 << 62], False)):
+        path.write_bytes(npz(logical_count=np.array([[[count]] for count in counts])))
+        if is_right:
+            assert read(path)[1].counts == {(0, 0, 0): sum(counts)}
+        else:
+            assert refused(path).problem == "counts out of bounds"
+
+
+def test_totals_of_counts_pass_64_bits_in_a_trace_and_are_no_hotness(tmp_path: Path) -> None:
+    path, out = tmp_path / "usage", tmp_path / "out"
+    path.write_bytes(COUNTS["colibri-usage"]([MAX_COUNT] * 3))
     options = registry.ReadOptions("colibri-usage")
-    summary = moepack.import_trace([str(path)], tmp_path / "out", options=options)
-    assert summary.counted_selection_count == 2000 * ((1 << 53) - 1)
-    hotness = moepack.measure_hotness([str(path)], options=options).hotness
-    assert set(hotness.counts.values()) == {(1 << 53) - 1}
+    summary = moepack.import_trace([str(path)], out, options=options)
+    assert summary.counted_selection_count == 3 * MAX_COUNT
+    for measure in (
+        lambda: moepack.measure_hotness([str(path)], options=options),
+        lambda: moepack.measure_hotness([str(out)]),
+        lambda: measuring.load(str(out)),
+    ):
+        with pytest.raises(TraceError, match="counts that add up to too many") as caught:
+            measure()
+        assert caught.value.path in (str(path), str(out))
+        assert caught.value.expected == f"<= {MAX_COUNT:,} in all"
 
 
 # Lines.

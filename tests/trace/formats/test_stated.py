@@ -231,6 +231,8 @@ def test_heat_is_held_against_what_it_says(
     error = refused(path)
     assert problem in error.problem
     assert (error.place, str(error.expected), str(error.found)) == ("layer 3", expected, found)
+    heat(path, {"layer": 3, "heat": counts}, n_decode_tokens=1 << 63)
+    assert refused(path).problem == "a token count out of bounds"
     heat(path, {"layer": 3, "heat": counts})
     assert sum(read(path)[1].counts.values()) == sum(counts)
 
