@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
+import zstandard
 
 from moepack.format import records
 from moepack.packing.layout import Layout, load
@@ -204,6 +205,15 @@ def renamed_index(shards: list[Path], target: Path) -> None:
     draft.save_manifest()
 
 
+def compressible() -> GgufBuilder:
+    """Build a model of which zstd shortens the gates, and nothing else."""
+    builder = moe((0, 1), 2, ne=(16, 8), type_id=F32, block=(1, 4))
+    for spec in builder.tensors:
+        if "ffn_gate_exps" in spec.name:
+            spec.data = bytes([7]) * len(spec.data)
+    return builder
+
+
 def with_a_long_name() -> GgufBuilder:
     """Build a model with a tensor whose name has 200 letters."""
     return tiny((0,)).tensor("n" * 200, (4,), F32, 16)
@@ -257,6 +267,7 @@ SOUND = {
     "both-kinds": Sound([tiny()], of_both_kinds, "one layer packed, one in the shard as it is"),
     "index-by-another-name": Sound([tiny()], renamed_index, "an index with another name"),
     "long-name": Sound([with_a_long_name()], packed(), "a tensor with a name of 200 bytes"),
+    "zstd": Sound([compressible()], packed(codec="zstd"), "parts stored by a codec, beside others"),
     "sparse-manifest": Sound([tiny()], sparse_manifest, "a manifest without what may be missing"),
 }
 
@@ -297,13 +308,14 @@ class Told:
                 told = []
                 for number in range(each):
                     about = kinds[kind + number]
-                    offset, stored, digest, file, _ = parts[part + expert * each + number]
+                    offset, stored, digest, file, codec = parts[part + expert * each + number]
                     shard, first, start, stride = about[9:]
                     origin = (shard, start + expert * stride)
                     if about[2] & 2:
                         origin = slices[first + expert]
                     known = None if files[file][3] & 1 else digest
-                    told.append((about, text(files[file][0]), offset, stored, known, origin))
+                    place = (text(files[file][0]), offset, stored, codec)
+                    told.append((about, place, known, origin))
                 yield {
                     "layer": layer, "family": text(name), "expert": expert, "rank": rank,
                     "hotness": hotness if flags & 1 else None, "blob_length": length,
@@ -329,11 +341,13 @@ def facts(path: Path, shards: list[Path]) -> dict[str, Any]:
     experts = []
     for expert in told.experts():
         parts = []
-        for about, file, offset, length, digest, (shard, start) in expert["parts"]:
-            data = source[shard][start : start + length]
-            assert (path / file).read_bytes()[offset : offset + length] == data
+        for about, (file, offset, stored_length, codec), digest, (shard, start) in expert["parts"]:
+            data = source[shard][start : start + about[7]]
+            stored = (path / file).read_bytes()[offset : offset + stored_length]
+            assert (zstandard.decompress(stored) if codec else stored) == data
             assert digest is None or f"xxh3:{digest:016x}" == xxh3(data)
-            parts.append([text(about[0]), file, offset, length, xxh3(data), digest is not None])
+            part = [text(about[0]), file, offset, len(data), xxh3(data), digest is not None]
+            parts.append([*part, stored_length, "zstd"] if codec else part)
         experts.append(expert | {"parts": parts})
     dense = []
     for tensor in told.records("tensors", "<256s24sIIIIQQQQQQQQIIQ"):
@@ -415,6 +429,46 @@ def over_shards() -> Iterator[Broken]:
     )
     for name, breaks, verdict, asked_for, about in rules:
         yield Broken(f"broken-over-shards-{name}", breaks, verdict, asked_for, about)
+
+
+def with_a_codec() -> Iterator[Broken]:
+    """Yield broken packs with parts that are stored by a codec."""
+    rules: tuple[tuple[str, Callable[[Draft], object], str, str | None, str], ...] = (
+        ("frame", frame_of(b"\0" * 9), USE, "experts", "stored bytes that are no frame"),
+        (
+            "length",
+            frame_of(zstandard.ZstdCompressor().compress(bytes([7]) * 31)),
+            USE,
+            "experts",
+            "a frame that decodes to another length than the part's",
+        ),
+        ("stored-digest", other_stored_digest, VERIFICATION, None, "a digest of stored bytes"),
+    )
+    for name, breaks, verdict, asked_for, about in rules:
+        yield Broken(f"broken-zstd-{name}", breaks, verdict, asked_for, about)
+
+
+def frame_of(stored: bytes) -> Callable[[Draft], None]:
+    """Return what stores the first part in other bytes, with a right digest of these."""
+
+    def breaks(draft: Draft) -> None:
+        part = draft.get("part")
+        path = draft.path / BLOBS
+        data = bytearray(path.read_bytes())
+        data[part.offset : part.offset + part.stored_length] = bytes(part.stored_length)
+        data[part.offset : part.offset + len(stored)] = stored
+        path.write_bytes(data)
+        if part.stored_length != len(stored):
+            draft.set("part", 0, stored_length=len(stored))
+        at = draft.sections["stored_digests"].offset
+        draft.index[at : at + 8] = struct.pack("<Q", xxhash.xxh3_64_intdigest(stored))
+
+    return breaks
+
+
+def other_stored_digest(draft: Draft) -> None:
+    """State another digest of the stored bytes of the first part."""
+    draft.index[draft.sections["stored_digests"].offset] ^= 1
 
 
 def gap_that_is_not_zero(name: str) -> Callable[[Draft], None]:
@@ -628,6 +682,8 @@ def make(target: Path) -> None:
             verdicts.append(broken.write(base, target))
         for broken in over_shards():
             verdicts.append(broken.write(target / "over-shards", target))
+        for broken in with_a_codec():
+            verdicts.append(broken.write(target / "zstd", target))
     lines = ",\n".join(json.dumps(verdict) for verdict in verdicts)
     (target / "verdicts.json").write_text(f"[\n{lines}\n]\n")
 

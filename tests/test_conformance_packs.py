@@ -71,8 +71,9 @@ def test_every_expert_is_where_it_should_be_and_reads_right(told: dict[str, Any]
             if expert["blob_length"]:
                 assert pack.locate(*at, family=family).length == expert["blob_length"]
             (held,) = reader.read_many([at], family=family)
-            for name, file, offset, length, known, is_known in expert["parts"]:
+            for name, file, offset, length, known, is_known, *stored in expert["parts"]:
                 where = pack.locate(*at, name, family=family)
+                assert stored in ([], [where.stored_length, where.codec])
                 assert (where.path.name, where.offset, where.length) == (file, offset, length)
                 assert where.digest == (digest.from_text(known) if is_known else None)
                 assert digest.to_text(digest.of(held.part(name))) == known

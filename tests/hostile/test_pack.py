@@ -145,8 +145,12 @@ def test_shards_are_put_together_only_from_what_fits(rule: Rule, draft: Draft) -
 
 @pytest.mark.parametrize("rule", VERIFIERS_RULES, ids=lambda rule: rule.name)
 def test_the_verifier_finds_also_what_readers_do_not_need(rule: Rule, draft: Draft) -> None:
+    index = bytes(draft.index)
     rule.breaks(draft)
-    draft.save()
+    if draft.index == index:
+        draft.save_manifest()
+    else:
+        draft.save()
     look_up_everything(draft.path)
     findings = complaint(draft.path)
     assert rule.place in findings

@@ -435,12 +435,19 @@ def strong_digests(*, other: int | None = None) -> Change:
 
 
 def with_codecs(
-    name: bytes = b"zstd", *, flags: int = records.SECTION_REQUIRED, count: int = 12
+    name: bytes = b"zstd", *, flags: int = records.SECTION_REQUIRED, count: int | None = None
 ) -> Change:
-    """State a codec, and `count` digests of stored bytes; no part is stored by it."""
-    held = Piece(b"codecs", name.ljust(32, b"\0"), 32, flags)
-    digests = Piece(b"stored_digests", bytes(8 * count), 8, 0)
-    return added(held, digests) if count else added(held)
+    """State a codec, and `count` digests of stored bytes (all: None); no part is stored by it."""
+
+    def change(draft: Draft) -> None:
+        numbers = range(draft.sections["parts"].record_count)[:count]
+        digests = b"".join(struct.pack("<Q", draft.get("part", n).digest) for n in numbers)
+        sections = [Piece(b"codecs", name.ljust(32, b"\0"), 32, flags)]
+        if digests:
+            sections.append(Piece(b"stored_digests", digests, 8, 0))
+        added(*sections)(draft)
+
+    return change
 
 
 def own_tensors(count: int = 2, *, shard: int = 0) -> Change:
