@@ -30,7 +30,9 @@ def compressible(
 def with_biases(builder: GgufBuilder, experts: int = 4, count: int = 64) -> GgufBuilder:
     """Give the experts of layer 0 biases, all zeros: small parts that a codec shortens."""
     for name in ("gate", "up", "down"):
-        bias = TensorSpec(f"blk.0.ffn_{name}_exps.bias", (count, experts), F32, bytes(4 * count * experts))
+        bias = TensorSpec(
+            f"blk.0.ffn_{name}_exps.bias", (count, experts), F32, bytes(4 * count * experts)
+        )
         builder.tensors.append(bias)
     return builder
 
