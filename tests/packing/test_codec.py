@@ -15,6 +15,7 @@ from moepack.errors import MachineError, PackError, RequestError
 from moepack.format import manifest
 from moepack.packing import compressed_files, layout
 from moepack.packing.pack_model import pack_model
+from moepack.packing.pack_summary import PackSummary
 from moepack.storage import frames
 from tests.support.compressible import LONG, SHORT, compressible, with_biases, write_model
 from tests.support.gguf_builder import TensorSpec
@@ -248,7 +249,7 @@ def test_ranking_anew_leaves_codecs_as_they_are(packed: Path, tmp_path: Path) ->
 def test_what_was_written_is_told_and_what_is_planned_is_an_upper_bound(
     model: Path, tmp_path: Path
 ) -> None:
-    plans = []
+    plans: list[PackSummary] = []
     done: list[tuple[int, int]] = []
     summary = pack_model(
         model, tmp_path / "pack", codec="zstd", planned=plans.append,
@@ -260,7 +261,8 @@ def test_what_was_written_is_told_and_what_is_planned_is_an_upper_bound(
     on_disk = {path.name: path.stat().st_size for path in (tmp_path / "pack").iterdir()}
     assert {file.name: file.length for file in summary.files}.items() <= on_disk.items()
     assert summary.index_length == on_disk["index.bin"] <= planned.index_length
-    assert summary.data_length == summary.written_length < planned.data_length
+    assert summary.data_length == summary.written_length
+    assert summary.data_length < planned.data_length
     assert sum(length for length, _ in done) == planned.data_length
     assert {total for _, total in done} == {planned.data_length}
     facts = moepack.inspect(tmp_path / "pack")

@@ -74,7 +74,9 @@ def without_size() -> bytes:
 
 
 def with_dictionary() -> bytes:
-    samples = [random.Random(n).randbytes(40) + b"the same words" * 20 for n in range(200)]
+    samples: list[bytes | bytearray | memoryview] = [
+        random.Random(n).randbytes(40) + b"the same words" * 20 for n in range(200)
+    ]
     dictionary = zstandard.train_dictionary(4096, samples)
     return zstandard.ZstdCompressor(dict_data=dictionary).compress(DATA)
 
