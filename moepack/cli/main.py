@@ -207,9 +207,13 @@ def extract(
         with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
             if part is None:
                 facts = inspection.describe_blob(opened, layer, expert, family=family)
+                problem = None
                 if facts.path is None:
-                    hint = f"name a part with --part, such as {facts.parts[0].name}"
                     problem = "no blob here: its parts lie apart in the shards"
+                elif any(held.codec for held in facts.parts):
+                    problem = "the blob is not raw bytes: parts of it are stored by a codec"
+                if problem:
+                    hint = f"name a part with --part, such as {facts.parts[0].name}"
                     place = f"layer {layer} expert {expert}"
                     raise RequestError(problem, path=pack_path, place=place, hint=hint)
             view = reader.read(layer, expert, part, family=family)

@@ -1,8 +1,13 @@
 """Models with experts that a codec shortens, as far as a test asks for it, and packs of them."""
 
+import struct
 from pathlib import Path
 
+import xxhash
+
+import moepack
 from tests.support.gguf_builder import F32, GgufBuilder, TensorSpec, moe, split, write_shards
+from tests.support.pack_draft import Draft
 
 SHORT, LONG = 0x0F, 0xFF
 """Masks of bytes: half of each is left, or all."""
@@ -41,3 +46,34 @@ def write_model(folder: Path, builder: GgufBuilder | None = None, tensors_each: 
     """Write a model in shards into a new folder; return the first shard."""
     folder.mkdir(parents=True, exist_ok=True)
     return write_shards(split(builder or compressible(), tensors_each), folder)[0]
+
+
+def part_number(pack_path: Path, layer: int, expert: int, part: str) -> int:
+    """Return the number of a part's record."""
+    with moepack.open(pack_path) as pack:
+        family = next(family for family in pack.index.families if family.layer == layer)
+        names = [kind.name for kind in family.part_kinds]
+        return family.first_part + expert * len(names) + names.index(part)
+
+
+def store(pack_path: Path, number: int, stored: bytes, *, stated: bytes | None = None) -> None:
+    """Store other bytes of a part that is stored by a codec, with all digests of them made right.
+
+    `stated` are the bytes whose digest the index says is that of the stored ones.
+    """
+    draft = Draft(pack_path)
+    part = draft.get("part", number)
+    assert part.codec
+    path = pack_path / draft.body["files"][part.file]["name"]
+    data = bytearray(path.read_bytes())
+    end = part.offset + max(len(stored), part.stored_length)
+    assert not any(data[part.offset + part.stored_length : end]), "no room for it"
+    data[part.offset : end] = stored + bytes(end - part.offset - len(stored))
+    path.write_bytes(data)
+    if len(stored) != part.stored_length:
+        draft.set("part", number, stored_length=len(stored))
+    section = draft.sections["stored_digests"]
+    at = section.offset + number * section.record_length
+    struct.pack_into("<Q", draft.index, at, xxhash.xxh3_64_intdigest(stated or stored))
+    draft.body["index"].pop("sha256", None)
+    draft.save()
