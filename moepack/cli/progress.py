@@ -6,15 +6,18 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
-from moepack.cli.terminal import draw, is_quiet, is_verbose, say
-from moepack.report.values import UNKNOWN
+from moepack.cli.terminal import is_quiet, is_verbose, say
 from moepack.sizes import size_text
 
 _SECONDS_BETWEEN_LINES = 10.0
-_SECONDS_BETWEEN_FRAMES = 0.1
-_SHORTEST_BAR, _LONGEST_BAR = 8, 40
+_SECONDS_BEFORE_BAR = 0.3
+_BAR_UNITS: dict[str, dict[str, Any]] = {
+    "B": {"unit": "iB", "unit_scale": True, "unit_divisor": 1024},
+    "ms": {"bar_format": "{l_bar}{bar}| [{elapsed}<{remaining}]"},
+}
+"""How tqdm writes them; other units are words, and counted one by one."""
 
 
 class Progress(Protocol):
@@ -48,94 +51,99 @@ def is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-class _Shown:
-    """How much was done since when, and that as text."""
-
-    interval: float
-    """Seconds between two prints, at least."""
+class _Lines:
+    """How much was done since when, in lines that stay, for logs."""
 
     def __init__(self, total: int | None, what: str, unit: str) -> None:
-        self.what, self.unit = what, unit
-        self.count, self.total = 0, total
+        self._what, self._unit = what, unit
+        self._count, self._total = 0, total
         self._began = time.monotonic()
-        self._next = self._began + self.interval
+        self._next = self._began + _SECONDS_BETWEEN_LINES
 
     def __call__(self, count: int, total: int | None = None) -> None:
-        self.count += count
-        self.total = self.total if total is None else total
+        self._count += count
+        self._total = self._total if total is None else total
+        self.show(count)
+
+    def show(self, count: int) -> None:
+        """Show where it stands, now that `count` more is done."""
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + self.interval
-            self.draw()
-
-    def draw(self) -> None:
-        """Show where it stands."""
-        raise NotImplementedError
+            self._next = now + _SECONDS_BETWEEN_LINES
+            say(f"{self._what} {self._state(now - self._began)}", err=True)
 
     def close(self) -> None:
         """Take away what is not to stay."""
 
-    @property
-    def share(self) -> float | None:
-        """How much of the total is done, from 0 to 1."""
-        return min(self.count / self.total, 1.0) if self.total else None
-
-    def state(self) -> str:
-        """Return what is done, how fast, and how long the rest will take at that speed."""
+    def summary(self) -> str:
+        """Return what was done, in what time."""
         seconds = time.monotonic() - self._began
-        share = self.share
-        if share is None:
-            return self._amount(self.count)
-        text = f"{int(100 * share):>3} %  {self._amount(self.count)} of {self._amount(self.total)}"
-        if self.unit == "B" and seconds > 0:
-            text += f"  {size_text(round(self.count / seconds))}/s"
+        text = f"{self._what}: {self._amount(self._count)} in {seconds:.1f} s"
+        if self._unit == "B" and seconds > 0:
+            text += f", {size_text(round(self._count / seconds))}/s"
+        return text
+
+    def _state(self, seconds: float) -> str:
+        """Return what is done, how fast, and how long the rest will take at that speed."""
+        if not self._total:
+            return self._amount(self._count)
+        share = min(self._count / self._total, 1.0)
+        done, total = self._amount(self._count), self._amount(self._total)
+        text = f"{int(100 * share):>3} %  {done} of {total}"
+        if self._unit == "B" and seconds > 0:
+            text += f"  {size_text(round(self._count / seconds))}/s"
         if share > 0:
             text += f"  {_duration(seconds / share - seconds)} left"
         return text
 
-    def summary(self) -> str:
-        """Return what was done, in what time."""
-        seconds = time.monotonic() - self._began
-        text = f"{self.what}: {self._amount(self.count)} in {seconds:.1f} s"
-        if self.unit == "B" and seconds > 0:
-            text += f", {size_text(round(self.count / seconds))}/s"
-        return text
-
-    def _amount(self, count: int | None) -> str:
-        if count is None:
-            return UNKNOWN
-        if self.unit == "B":
+    def _amount(self, count: int) -> str:
+        if self._unit == "B":
             return size_text(count)
-        if self.unit == "ms":
+        if self._unit == "ms":
             return _duration(count / 1000)
-        return f"{count:,} {self.unit}".rstrip()
+        return f"{count:,} {self._unit}"
 
 
-class _Lines(_Shown):
-    """Lines that stay, for logs."""
+class _Bar(_Lines):
+    """A bar of tqdm's, which goes in the end."""
 
-    interval = _SECONDS_BETWEEN_LINES
+    _bar: Any = None
 
-    def draw(self) -> None:
-        say(f"{self.what} {self.state()}", err=True)
-
-
-class _Bar(_Shown):
-    """A line that is drawn over and over, no wider than the terminal, and goes in the end."""
-
-    interval = _SECONDS_BETWEEN_FRAMES
-
-    def draw(self) -> None:
-        text = self.state()
-        width = shutil.get_terminal_size().columns - 1
-        room = min(width - len(self.what) - len(text) - 4, _LONGEST_BAR)
-        bar = ""
-        if self.share is not None and room >= _SHORTEST_BAR:
-            bar = f"[{'#' * int(room * self.share):<{room}}] "
-        draw(f"\r{f'{self.what} {bar}{text}'[:width]}\x1b[K")
+    def show(self, count: int) -> None:
+        if self._bar is None:
+            self._bar = self._begin()
+        self._bar.total = self._total
+        self._bar.update(count)
 
     def close(self) -> None:
-        draw("\r\x1b[K")
+        if self._bar is not None:
+            self._bar.close()
+
+    def _begin(self) -> Any:
+        from threading import RLock
+
+        from tqdm import tqdm  # here, since most commands draw no bar
+
+        # Neither a thread that watches bars, nor a lock between processes: one thread draws.
+        tqdm.monitor_interval = 0
+        tqdm.set_lock(RLock())
+        return tqdm(
+            desc=self._what,
+            leave=False,
+            **_bar_size(),
+            delay=_SECONDS_BEFORE_BAR,
+            miniters=0,
+            **_BAR_UNITS.get(self._unit, {"unit": self._unit.removesuffix("s")}),
+        )
+
+
+def _bar_size() -> dict[str, Any]:
+    """Let tqdm follow the terminal's size; where it has none, tqdm would draw nothing."""
+    columns, lines = os.get_terminal_size(sys.stderr.fileno())
+    if columns and lines:
+        return {"dynamic_ncols": True}
+    columns, lines = shutil.get_terminal_size()
+    return {"ncols": columns - 1, "nrows": lines}
 
 
 def _duration(seconds: float) -> str:
