@@ -95,7 +95,7 @@ NO_THREADS_HINT = "use fewer --threads, or raise the limits on processes and mem
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
-_NO_EXCEPTION = "returned NULL without setting an exception"
+_NO_EXCEPTION = ("without setting an exception", "without exception set")
 
 
 def is_shortage(error: OSError) -> bool:
@@ -120,8 +120,8 @@ def shortage_behind(error: BaseException) -> MachineError | None:
 
 def _shortage(error: BaseException) -> MachineError | None:
     # What of CPython is written in C may find no memory, and not say so.
-    lacks_memory = isinstance(error, SystemError) and _NO_EXCEPTION in str(error)
-    if isinstance(error, MemoryError) or lacks_memory:
+    is_silent = isinstance(error, SystemError) and any(t in str(error) for t in _NO_EXCEPTION)
+    if isinstance(error, MemoryError) or is_silent:
         return MachineError("not enough memory", hint=_NO_MEMORY)
     if isinstance(error, RuntimeError) and str(error) == _NO_THREADS:
         return MachineError(_NO_THREADS, hint=NO_THREADS_HINT)
