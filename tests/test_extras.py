@@ -84,7 +84,10 @@ def test_pip_is_named_as_it_is_found_where_it_is_that_of_this_python(tmp_path: P
 def test_the_hint_of_a_folder_that_was_installed_works(tmp_path: Path) -> None:
     """Up to what pip would fetch: it resolves the extra's requirement from the folder."""
     copy = tmp_path / "copy"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "fixtures", "build"))
+    for name in ("moepack", "layouts", "include"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
     home = tmp_path / "venv"
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"
