@@ -28,6 +28,9 @@ hypothesis.settings.load_profile("moepack")
 # that tests interrupt would never hear of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Commands keep what they print in buffers, as those of users do, and lose none of it.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 # llama.cpp's threads wait for each other all the time: in tests, which share few processors with
 # others, they are not to wait busily. It is read when the library is loaded, in children as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -58,9 +58,19 @@ def _until_nobody_reads() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is left to print must not fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise SystemExit(ExitCode.PIPE_CLOSED) from None
+    except OSError:
+        try:
+            sys.stdout.flush()
+        except OSError:  # standard output it was that failed: it is full
+            _drop_output()
+        raise
+
+
+def _drop_output() -> None:
+    """Let nothing that is left to print fail once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Commands(click.Group):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moepack.sizes import size_text
+from moepack.storage.open_files import lies_in_memory
 from tests.support import llama_cpp
 
 _STATUS = Path("/proc/self/status")
@@ -19,6 +20,12 @@ def require_llama() -> None:
     """Skip the test that gets this far where there is no llama.cpp."""
     if llama_cpp.why_not() is not None:
         pytest.skip(_NO_LLAMA_CPP)
+
+
+def require_disk(path: Path) -> None:
+    """Skip the test where files of the folder `path` lie in memory, which knows no cold reads."""
+    if lies_in_memory(path):
+        pytest.skip("temporary files lie in memory here (TMPDIR)")
 
 
 def has_capability(number: int) -> bool:
