@@ -23,13 +23,18 @@ class Codec(NamedTuple):
         return f"{self.name}:{self.level}"
 
 
-def parse(text: str, place: str) -> Codec:
-    """Read `zstd` or `zstd:LEVEL`; raise RequestError, which names `place`, for anything else."""
+def parse(text: str, path: str | None = None, place: str | None = None) -> Codec:
+    """Read `zstd` or `zstd:LEVEL`; raise RequestError for anything else.
+
+    `path` and `place` say where it stands, if that is in a file.
+    """
     match = _TEXT.match(text)
     level = int(match[1] or DEFAULT_LEVEL) if match else 0
     if not 1 <= level <= MAX_LEVEL:
         expected = f"{ZSTD}, or {ZSTD}:1 to {ZSTD}:{MAX_LEVEL}"
-        raise RequestError("no such codec", place=place, expected=expected, found=text[:80])
+        raise RequestError(
+            "no such codec", path=path, place=place, expected=expected, found=repr(text[:80])
+        )
     return Codec(ZSTD, level)
 
 

@@ -173,7 +173,7 @@ class _LayoutDecoder:
         if "codec" not in parts:
             return None
         text = self.text(parts, "parts.codec")
-        return codec.parse(text, f"{self.path}: parts.codec")
+        return codec.parse(text, self.path, "parts.codec")
 
     def check_alignments(self, layout: Layout) -> None:
         if layout.part_alignment > layout.blob_alignment:

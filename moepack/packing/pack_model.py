@@ -141,7 +141,7 @@ def _layout(
     chosen = layout if isinstance(layout, Layout) else load(layout)
     if alignment is not None:
         chosen = chosen.with_alignment(alignment)
-    return chosen if codec is None else chosen.with_codec(parse_codec(codec, "--codec"))
+    return chosen if codec is None else chosen.with_codec(parse_codec(codec))
 
 
 def _in_place_facts(
