@@ -25,7 +25,7 @@ OPENING, USE, VERIFICATION = (
 )
 
 
-FROZEN = "-"
+FROZEN = "1a245928d84131dc573bb9d41bc4d2eab4414d7c3669d7e97089bcbdc33172ae"
 
 
 def name_of(told: dict[str, Any]) -> str:

@@ -3,18 +3,15 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import moepack
 from moepack.packing.pack_model import pack_model
 from moepack.running.engine import Engine
-from tests.support import llama_cpp, runs
+from tests.support import runs
 from tests.support.models import first_shard
 from tests.support.runs import LEAST, given_up_layers, run
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
+pytestmark = needs_llama
 
 
 def test_logits_are_those_of_the_loaded_model(tmp_path: Path) -> None:
