@@ -9,6 +9,7 @@ from moepack.packing.pack_model import pack_model
 from moepack.running.engine import Engine
 from tests.support import runs
 from tests.support.models import first_shard
+from tests.support.needs import needs_llama
 from tests.support.runs import LEAST, given_up_layers, run
 
 pytestmark = needs_llama
