@@ -40,6 +40,7 @@ class _Options(NamedTuple):
     sample: str | float | None
     seed: int
     sha256: bool
+    with_gguf_py: bool
     threads: int
     progress: Progress | None
 
@@ -52,6 +53,7 @@ def verify(
     sample: str | float | None = None,
     seed: int = 0,
     sha256: bool = False,
+    with_gguf_py: bool = False,
     threads: int = DEFAULT_THREADS,
     progress: Progress | None = None,
 ) -> Report:
@@ -60,16 +62,19 @@ def verify(
     `source` is any one shard, a folder, or all shards. Index, manifest and the shards' headers are
     always checked; of the bytes, those of `layers` (`0-3,7`, or numbers) where these are named, and
     of blobs and tensors a `sample` (a share: 0.1 or `10%`), which another `seed` draws anew. With
-    `sha256` the shards are read once more to compare their SHA-256 with what the manifest states.
+    `sha256` the shards are read once more to compare their SHA-256 with what the manifest states;
+    `with_gguf_py` compares the same blobs and tensors with what the gguf package reads in them.
     `progress` is called from one thread at a time.
 
     Raises PackError where there is no pack or one of an unknown version, SourceError where a shard
     cannot be read, RequestError for options that make no sense, MachineError where the machine has
     not enough memory, threads or open files; everything else that is wrong is a finding.
     """
-    options = _Options(layers, sample, seed, sha256, threads, progress)
+    options = _Options(layers, sample, seed, sha256, with_gguf_py, threads, progress)
     if sha256 and source is None:
         raise RequestError("the SHA-256 of the shards needs the shards", hint="give a --source")
+    if with_gguf_py and source is None:
+        raise RequestError("gguf-py reads the source, and there is none", hint="give a --source")
     try:
         data = read_manifest(Path(path))
         try:
@@ -103,6 +108,7 @@ def _without_manifest(path: Path, error: PackError) -> Report:
         data_length=0,
         compared_length=None,
         sha256_count=None,
+        gguf_py_length=None,
         not_looked_at=("all that manifest and index would list",),
     )
 
@@ -124,6 +130,7 @@ class _Verification:
         self.unproven: set[int] = set()
         self.comparison: Comparison | None = None
         self.sha256_count: int | None = None
+        self.gguf_py_length: int | None = None
 
     def run(self, source: PathOrPaths | None, options: _Options) -> Report:
         witness = None if source is None else _witness(source)
@@ -160,6 +167,8 @@ class _Verification:
                 " compare them with"
             )
         scan = self._scan(paths, work, witness, options)
+        if options.with_gguf_py and witness is not None:
+            self._ask_gguf_py(index, paths, work, witness, options)
         return self._report(index, scan, chosen)
 
     def _work(self, index: Index, items: Sequence[list[Item]], chosen: Scope) -> list[Run | Gap]:
@@ -238,16 +247,37 @@ class _Verification:
         witness: Witness | None,
         options: _Options,
     ) -> Scan:
-        total = sum(run.end - run.start for run in work if isinstance(run, Run))
-
-        def advanced(length: int) -> None:
-            if options.progress is not None:
-                options.progress(length, total)
-
+        advanced = _progress(work, options)
         shard_paths = [] if witness is None else [shard.path for shard in witness.shards]
         scan = Scan(paths, shard_paths, advanced, self.findings)
         scan.run(work, options.threads)
         return scan
+
+    def _ask_gguf_py(
+        self,
+        index: Index,
+        paths: Sequence[Path],
+        work: Sequence[Run | Gap],
+        witness: Witness,
+        options: _Options,
+    ) -> None:
+        """Compare the same once more, with what gguf-py reads in the source."""
+        if self.comparison is not None and self.comparison.is_another_model:
+            return
+        from moepack.verifying import gguf_py  # here, since it brings numpy and gguf
+
+        runs = [run for run in work if isinstance(run, Run)]
+        shard_paths = [shard.path for shard in witness.shards]
+        self.gguf_py_length, not_looked_at = gguf_py.compare(
+            index,
+            runs,
+            paths,
+            shard_paths,
+            options.threads,
+            _progress(work, options),
+            self.findings,
+        )
+        self.not_looked_at += not_looked_at
 
     def _report(self, index: Index | None, scan: Scan | None, chosen: Scope | None) -> Report:
         families = () if index is None else index.families
@@ -285,8 +315,21 @@ class _Verification:
             data_length=0 if index is None else sum(file.length for file in index.files),
             compared_length=scan.compared_length if scan and self.comparison else None,
             sha256_count=self.sha256_count,
+            gguf_py_length=self.gguf_py_length,
             not_looked_at=tuple(self.not_looked_at),
         )
+
+
+def _progress(work: Sequence[Run | Gap], options: _Options) -> Callable[[int], None]:
+    """Return what tells the bytes that were looked at, of those that are to be in all."""
+    total = sum(run.end - run.start for run in work if isinstance(run, Run))
+    total *= 1 + options.with_gguf_py
+
+    def advanced(length: int) -> None:
+        if options.progress is not None:
+            options.progress(length, total)
+
+    return advanced
 
 
 def _note(items: Iterable[Item], left_out: set[int]) -> None:
