@@ -1,8 +1,10 @@
 """Who may import whom: rooms are layers, data moves one way, the reading side stands alone."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -83,7 +85,14 @@ DOORS = {
 }
 """Those of them that are doors, and where they lead."""
 
-COMMAND_LINE_ONLY = {"click"}
+LIBRARIES = {
+    "click": ("cli",),
+    "gguf": ("verifying.gguf_py",),
+    "tqdm": ("cli.progress",),
+    "xxhash": ("digest",),
+    "zstandard": ("trace", "storage.frames"),
+}
+"""What moepack depends on, and where alone it is known; numpy any room may know."""
 
 
 MODULES = sorted(
@@ -179,9 +188,17 @@ def test_no_circle_stands_anywhere_not_even_for_types() -> None:
         visit(module, ())
 
 
-def test_only_the_command_line_knows_a_terminal() -> None:
-    others = [module for module in MODULES if not module.startswith("cli.")]
-    assert not [module for module in others if imports(module)[1] & COMMAND_LINE_ONLY]
+@pytest.mark.parametrize("module", MODULES)
+def test_a_library_is_known_in_one_place(module: str) -> None:
+    for library in imports(module)[1] & LIBRARIES.keys():
+        assert f"{module}.".startswith(tuple(f"{place}." for place in LIBRARIES[library])), library
+
+
+def test_what_moepack_depends_on_is_what_it_imports() -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[^\w-]", text)[0] for text in project["dependencies"]}
+    assert declared == LIBRARIES.keys() | {"numpy"}
+    assert declared <= set().union(*(imports(module)[1] for module in MODULES))
 
 
 def test_a_room_neither_prints_nor_imports_by_text() -> None:
@@ -215,7 +232,8 @@ def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> N
     assert rooms == {"moepack", "format", "reading", "storage"}
     what_reads = {"ring", "io_uring", "threaded", "probe", "open_files", "aligned_read"}
     assert not {f"storage.{name}" for name in what_reads} & ours  # it comes with the first reader
-    assert not loaded & {"numpy", "gguf", "click", "tomllib", "dataclasses", "asyncio"}
+    assert not loaded & (LIBRARIES.keys() - {"xxhash"})
+    assert not loaded & {"tomllib", "dataclasses", "asyncio"}
     assert not loaded & {"ctypes", "inspect", "logging", "multiprocessing", "subprocess"}
 
 

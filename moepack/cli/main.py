@@ -117,6 +117,9 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
 )
 @click.option("--sha256", is_flag=True, help="Compare the SHA-256 of the shards as well.")
 @click.option(
+    "--with-gguf-py", is_flag=True, help="Compare with what gguf-py reads in the source as well."
+)
+@click.option(
     "--junit", "junit_path", type=OutputFile(), metavar="FILE", help="Write JUnit XML as well."
 )
 @force_option
@@ -131,6 +134,7 @@ def verify_command(
     sample: str | None,
     seed: int,
     sha256: bool,
+    with_gguf_py: bool,
     junit_path: str | None,
     force: bool,
     threads: int,
@@ -154,6 +158,7 @@ def verify_command(
                 sample=sample,
                 seed=seed,
                 sha256=sha256,
+                with_gguf_py=with_gguf_py,
                 threads=threads,
                 progress=advanced,
             )

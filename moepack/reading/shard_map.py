@@ -7,6 +7,7 @@ It needs no GGUF parser: the index says where everything came from.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -34,6 +35,15 @@ class Described(Protocol):
     @property
     def index(self) -> Index:
         """Where everything lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What describes a pack, whether it is open or not."""
+
+    path: Path
+    manifest: Manifest
+    index: Index
 
 
 class ShardPiece(NamedTuple):

@@ -55,6 +55,9 @@ def _looked_at(outcome: Report) -> str:
         "digests only"
         if outcome.compared_length is None
         else f"{size_text(outcome.compared_length)} compared with the source",
+        ""
+        if outcome.gguf_py_length is None
+        else f"{size_text(outcome.gguf_py_length)} compared with gguf-py",
         f"SHA-256 of {count_text(outcome.sha256_count, 'shard')} right"
         if outcome.sha256_count
         else "",

@@ -19,10 +19,24 @@ def write(
     *,
     is_all: bool,
 ) -> str | None:
-    """Write the headline; None where there are no findings. `is_all`: all bytes were looked at."""
+    """Write the headline; None where there are no findings. `is_all`: all bytes were looked at.
+
+    What gguf-py reads counts only where moepack found nothing itself.
+    """
     found = list(findings)
-    if not found:
-        return None
+    ours = [finding for finding in found if finding.kind != "gguf-py"]
+    if ours:
+        return _write(ours, described, comparison, is_all=is_all)
+    return "gguf-py reads another source than moepack does" if found else None
+
+
+def _write(
+    found: list[Finding],
+    described: Manifest,
+    comparison: Comparison | None,
+    *,
+    is_all: bool,
+) -> str:
     of_kind = {finding.kind: [] for finding in found}  # type: dict[str, list[Finding]]
     for finding in found:
         of_kind[finding.kind].append(finding)

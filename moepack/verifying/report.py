@@ -50,7 +50,8 @@ class Report(NamedTuple):
     all of whose blobs were. `read_length` is the bytes read
     of the `data_length` bytes of the pack's files, and `compared_length` how many bytes of the
     source were compared with them, None where no source was given. `sha256_count` is how many
-    shards have the SHA-256 that the manifest states, None where that was not asked for.
+    shards have the SHA-256 that the manifest states, and `gguf_py_length` how many bytes of the
+    pack were compared with what gguf-py reads in the source; None where that was not asked for.
     """
 
     passed: bool | None
@@ -68,6 +69,7 @@ class Report(NamedTuple):
     data_length: int
     compared_length: int | None
     sha256_count: int | None
+    gguf_py_length: int | None
     not_looked_at: tuple[str, ...]
 
 

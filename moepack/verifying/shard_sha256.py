@@ -8,8 +8,31 @@ from pathlib import Path
 
 from moepack.reading.shard_map import ShardMap, ShardPiece
 from moepack.storage.regular_file import open_regular, read_whole
+from moepack.storage.thread_pool import run_each
 
 _PIECE_LENGTH = 1 << 20
+
+
+def sha256_of_shards(
+    paths: Sequence[Path],
+    shards: Sequence[ShardMap],
+    threads: int,
+    progress: Callable[[int, int], None] | None,
+) -> list[str]:
+    """Return the SHA-256 of each shard; `progress` is called as for `verify`.
+
+    Raises OSError, and EOFError for a file that ends too early.
+    """
+    total = sum(piece.length for shard in shards for piece in shard.pieces)
+
+    def compute(shard: ShardMap, advanced: Callable[[int], None]) -> str:
+        return sha256_of_shard(paths, shard, advanced)
+
+    def advanced(length: int) -> None:
+        if progress is not None:
+            progress(length, total)
+
+    return run_each(compute, shards, threads, advanced)
 
 
 def sha256_of_shard(paths: Sequence[Path], shard: ShardMap, advanced: Callable[[int], None]) -> str:

@@ -7,7 +7,6 @@ and stops at none, as long as the manifest and the tables of the index can be re
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,18 +17,18 @@ from moepack.format.manifest import Manifest
 from moepack.format.source_entry import ShardEntry
 from moepack.paths import PathOrPaths, listed
 from moepack.reading.directory import read_manifest
-from moepack.reading.shard_map import ShardMap, map_shards
+from moepack.reading.shard_map import Description, map_shards
 from moepack.sizes import gaps
 from moepack.source.shards import find_shards
 from moepack.storage.regular_file import open_regular
-from moepack.storage.thread_pool import ThreadPool, run_each
+from moepack.storage.thread_pool import ThreadPool
 from moepack.verifying import agreement, headline, inventory, origins, scope
 from moepack.verifying.comparison import Comparison, sha256_of
 from moepack.verifying.extents import Item, Run, cut, item_runs, whole_runs
 from moepack.verifying.report import Findings, Report
 from moepack.verifying.scan import Gap, Scan
 from moepack.verifying.scope import Scope
-from moepack.verifying.shard_sha256 import sha256_of_shard
+from moepack.verifying.shard_sha256 import sha256_of_shards
 from moepack.verifying.witness import Witness, hear
 
 DEFAULT_THREADS = 4
@@ -45,6 +44,7 @@ class _Options(NamedTuple):
     sample: str | float | None
     seed: int
     sha256: bool
+    with_gguf_py: bool
     threads: int
     progress: Progress | None
 
@@ -57,6 +57,7 @@ def verify(
     sample: str | float | None = None,
     seed: int = 0,
     sha256: bool = False,
+    with_gguf_py: bool = False,
     threads: int = DEFAULT_THREADS,
     progress: Progress | None = None,
 ) -> Report:
@@ -65,16 +66,19 @@ def verify(
     `source` is any one shard, a folder, or all shards. Index, manifest and the shards' headers are
     always checked; of the bytes, those of `layers` (`0-3,7`, or numbers) where these are named, and
     of blobs and tensors a `sample` (a share: 0.1 or `10%`), which another `seed` draws anew. With
-    `sha256` the shards are read once more to compare their SHA-256 with what the manifest states.
+    `sha256` the shards are read once more to compare their SHA-256 with what the manifest states;
+    `with_gguf_py` compares the same blobs and tensors with what the gguf package reads in them.
     `progress` is called from one thread at a time.
 
     Raises PackError where there is no pack or one of an unknown version, SourceError where a shard
     cannot be read, RequestError for options that make no sense, MachineError where the machine has
     not enough memory, threads or open files; everything else that is wrong is a finding.
     """
-    options = _Options(layers, sample, seed, sha256, threads, progress)
+    options = _Options(layers, sample, seed, sha256, with_gguf_py, threads, progress)
     if sha256 and source is None:
         raise RequestError("the SHA-256 of the shards needs the shards", hint="give a --source")
+    if with_gguf_py and source is None:
+        raise RequestError("gguf-py reads the source, and there is none", hint="give a --source")
     try:
         data = read_manifest(Path(path))
         try:
@@ -108,6 +112,7 @@ def _without_manifest(path: Path, error: PackError) -> Report:
         data_length=0,
         compared_length=None,
         sha256_count=None,
+        gguf_py_length=None,
         not_looked_at=("all that manifest and index would list",),
     )
 
@@ -115,15 +120,6 @@ def _without_manifest(path: Path, error: PackError) -> Report:
 def _witness(source: PathOrPaths) -> Witness:
     paths = [str(path) for path in find_shards(source)]
     return hear(paths, sort=len(listed(source)) > 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """What describes a pack."""
-
-    path: Path
-    manifest: Manifest
-    index: Index
 
 
 class _Verification:
@@ -139,6 +135,7 @@ class _Verification:
         self.short_files: set[int] = set()
         self.comparison: Comparison | None = None
         self.sha256_count: int | None = None
+        self.gguf_py_length: int | None = None
 
     def run(self, source: PathOrPaths | None, options: _Options) -> Report:
         witness = None if source is None else _witness(source)
@@ -175,6 +172,8 @@ class _Verification:
                 " compare them with"
             )
         scan = self._scan(paths, work, witness, options)
+        if options.with_gguf_py and witness is not None:
+            self._ask_gguf_py(index, paths, work, witness, options)
         self.findings.drop_consequences()
         if witness is None and not self.findings.all and chosen.items is None:
             self._check_sha256_of_pack(index, paths, options)
@@ -216,7 +215,7 @@ class _Verification:
         if not self.manifest.is_whole or not any(file.is_shard for file in index.files):
             return
         try:
-            shards = map_shards(_Described(self.path, self.manifest, index))
+            shards = map_shards(Description(self.path, self.manifest, index))
         except PackError:  # a finding of its own
             return
         for shard in shards:
@@ -269,31 +268,18 @@ class _Verification:
 
     def _check_sha256_of_pack(self, index: Index, paths: Sequence[Path], options: _Options) -> None:
         """Compare the SHA-256 of the shards that a sound, whole pack is restored to."""
-        entries = self.manifest.source.shards
-        if not self.manifest.is_whole or not any(entry.sha256 for entry in entries):
+        entries = [entry for entry in self.manifest.source.shards if entry.sha256]
+        if not self.manifest.is_whole or not entries:
             return
-        described = _Described(self.path, self.manifest, index)
-        pairs = [
-            (entry, shard)
-            for entry, shard in zip(entries, map_shards(described), strict=True)
-            if entry.sha256
-        ]
-        total = sum(piece.length for _, shard in pairs for piece in shard.pieces)
-
-        def compute(shard: ShardMap, advanced: Callable[[int], None]) -> str:
-            return sha256_of_shard(paths, shard, advanced)
-
-        def advanced(length: int) -> None:
-            if options.progress is not None:
-                options.progress(length, total)
-
+        names = {entry.name for entry in entries}
+        maps = map_shards(Description(self.path, self.manifest, index))
+        shards = [shard for shard in maps if shard.name in names]
         try:
-            shards = [shard for _, shard in pairs]
-            computed = run_each(compute, shards, options.threads, advanced)
+            computed = sha256_of_shards(paths, shards, options.threads, options.progress)
         except (OSError, EOFError) as error:
             self.findings.add("file", f"cannot read: {error}")
             return
-        self._compare_sha256([(entry, entry.name) for entry, _ in pairs], computed)
+        self._compare_sha256([(entry, entry.name) for entry in entries], computed)
 
     def _compare_sha256(
         self, shards: Sequence[tuple[ShardEntry, str]], computed: Sequence[str]
@@ -313,16 +299,41 @@ class _Verification:
         witness: Witness | None,
         options: _Options,
     ) -> Scan:
-        total = sum(run.end - run.start for run in work if isinstance(run, Run))
-
-        def advanced(length: int) -> None:
-            if options.progress is not None:
-                options.progress(length, total)
-
+        advanced = _progress(work, options)
         shard_paths = [] if witness is None else [shard.path for shard in witness.shards]
         scan = Scan(paths, shard_paths, advanced, self.findings)
         scan.run(work, options.threads)
         return scan
+
+    def _ask_gguf_py(
+        self,
+        index: Index,
+        paths: Sequence[Path],
+        work: Sequence[Run | Gap],
+        witness: Witness,
+        options: _Options,
+    ) -> None:
+        """Compare the same once more, with what gguf-py reads in the source."""
+        if self.comparison is not None and self.comparison.is_another_model:
+            return
+        if index.codecs:
+            what = "what gguf-py reads of the source: parts are stored by a codec"
+            self.not_looked_at.append(what)
+            return
+        from moepack.verifying import gguf_py  # here, since it brings numpy and gguf
+
+        runs = [run for run in work if isinstance(run, Run)]
+        shard_paths = [shard.path for shard in witness.shards]
+        self.gguf_py_length, not_looked_at = gguf_py.compare(
+            index,
+            runs,
+            paths,
+            shard_paths,
+            options.threads,
+            _progress(work, options),
+            self.findings,
+        )
+        self.not_looked_at += not_looked_at
 
     def _report(self, index: Index | None, scan: Scan | None, chosen: Scope | None) -> Report:
         families = () if index is None else index.families
@@ -360,8 +371,21 @@ class _Verification:
             data_length=0 if index is None else sum(file.length for file in index.files),
             compared_length=scan.compared_length if scan and self.comparison else None,
             sha256_count=self.sha256_count,
+            gguf_py_length=self.gguf_py_length,
             not_looked_at=tuple(self.not_looked_at),
         )
+
+
+def _progress(work: Sequence[Run | Gap], options: _Options) -> Callable[[int], None]:
+    """Return what tells the bytes that were looked at, of those that are to be in all."""
+    total = sum(run.end - run.start for run in work if isinstance(run, Run))
+    total *= 1 + options.with_gguf_py
+
+    def advanced(length: int) -> None:
+        if options.progress is not None:
+            options.progress(length, total)
+
+    return advanced
 
 
 def _note(items: Iterable[Item], left_out: set[int]) -> None:
