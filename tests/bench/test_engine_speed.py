@@ -69,7 +69,9 @@ def test_all_ways_give_the_same_text_and_are_compared(
 
 @needs_llama
 def test_the_command_prints_it(packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_speed, "bench_run", partial(bench_run, rounds=1, tokens=4))
+    monkeypatch.setattr(
+        engine_speed, "bench_run", partial(bench_run, rounds=1, tokens=4, threads=1)
+    )
     words = [str(packs["qwen3moe"]), "--run", "--memory", "220MiB"]
     run = CliRunner().invoke(bench, words, catch_exceptions=False)
     assert run.exit_code == 0, run.output
