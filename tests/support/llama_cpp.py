@@ -107,9 +107,10 @@ def why_not() -> str | None:
     return None
 
 
-def type_ids() -> list[int]:
+@cache
+def type_ids() -> tuple[int, ...]:
     """List the ids of all live ggml types."""
-    return [i for i in range(TYPE_COUNT) if load().ggml_blck_size(i) > 0]
+    return tuple(i for i in range(TYPE_COUNT) if load().ggml_blck_size(i) > 0)
 
 
 def block_size(type_id: int) -> int:
