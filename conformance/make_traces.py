@@ -269,6 +269,7 @@ def sound_cases() -> dict[str, Case]:
         "tokens-and-counts": [PLAIN, counts(PREFILL, (0, 3, 7)), ONE, counts(DECODE, (1, 1, 1))],
         "everything-unknown": [origin(unknown=UNKNOWN_WORDS), ONE],
         "everything-known": [origin(model="Tiny", token_count=1, **KNOWN), ONE],
+        "one-number-of-experts": [origin(expert_count=4), ONE],
         "name-in-other-letters": [origin(name="Gespräch 会話.log", model="模型"), ONE],
         "other-keys": [origin(recording="xxh3:0123456789abcdef", colour=["red", {"x": 1.5}]), ONE],
         "json-at-its-limits": [raw_origin(with_key(f'"x":{LIMITS}')), ONE],

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.bench import rounds
+from moepack.bench import replay, rounds
 from moepack.bench.disturbance import Disturbance, Others
 from moepack.bench.meter import Meter
-from moepack.bench.replay import Portion
-from moepack.bench.rounds import Condition, Round
-from moepack.bench.timed_reads import Clock
-from moepack.bench.ways import RawBuffers, open_ways, plan_of
+from moepack.bench.pace import MEETING_SHARE, Schedule, schedule, try_out
+from moepack.bench.replay import Groups, Portion
+from moepack.bench.rounds import Condition, Measurement, Round
+from moepack.bench.timed_reads import Clock, Usage
+from moepack.bench.ways import RawBuffers, Ways, open_ways, plan_of
 from moepack.reading.pack import Pack
 from moepack.storage.backend import Backend
 
@@ -34,6 +35,7 @@ class Comparison(NamedTuple):
     `was_cold` is None where the system does not say what is cached.
     """
 
+    schedule: Schedule
     portions: Mapping[str, Sequence[Portion]]
     conditions: Sequence[Condition]
     rounds: Sequence[Round]
@@ -48,21 +50,45 @@ def real_apparatus(make_backend: Callable[[int], Backend], paths: Iterable[Path]
 
 def compare(
     pack: Pack,
-    portions: Mapping[str, Sequence[Portion]],
+    layouts: Mapping[str, Groups],
     apparatus: Apparatus,
     depths: Sequence[int],
+    seconds: float | None,
     meter: Meter,
+    announce: Callable[[Schedule], None] | None = None,
 ) -> Comparison:
-    """Read the portions of all layouts in rounds, until `meter` says that the time is over.
+    """Read the same experts of all layouts in rounds, until their time is over.
 
-    `portions` has as many of each layout. Raises what opening and reading raise.
+    That is `seconds`, or what `schedule` chooses; `announce` is told of it before. Raises what
+    opening and reading raise.
     """
-    plan = plan_of(depths, tuple(portions))
+    plan = plan_of(depths, tuple(layouts))
     make_backend, clock, others = apparatus
-    with open_ways(pack, make_backend, depths, portions, clock) as ways:
-        ways.meet()
-        meter.begin()
+    count = len(layouts["blobs"])
+    parts = {layout: replay.portions(of_it, [1] * count) for layout, of_it in layouts.items()}
+    with open_ways(pack, make_backend, depths, parts, clock) as ways:
+        layer_seconds = try_out(_reads(ways, parts), plan, count, clock)
+        lengths = [_length(portion) for portion in parts["blobs"]]
+        chosen = schedule(layer_seconds, lengths, seconds)
+        if announce is not None:
+            announce(chosen)
+        portions = {
+            layout: replay.portions(of_it, chosen.sizes) for layout, of_it in layouts.items()
+        }
+        met = ways.meet(portions, MEETING_SHARE * chosen.seconds)
+        portions = {layout: of_it[:met] for layout, of_it in portions.items()}
+        meter.begin(chosen.seconds)
         others()
-        count = len(portions["blobs"])
-        done = rounds.measure(ways.read, plan, count, meter, clock, others)
-        return Comparison(portions, plan.conditions, done, ways.was_cold, ways.buffers)
+        done = rounds.measure(_reads(ways, portions), plan, met, meter, clock, others)
+        return Comparison(chosen, portions, plan.conditions, done, ways.was_cold, ways.buffers)
+
+
+def _reads(
+    ways: Ways, portions: Mapping[str, Sequence[Portion]]
+) -> Callable[[Measurement, int], Usage]:
+    return lambda measurement, number: ways.read(measurement, portions[measurement.layout][number])
+
+
+def _length(portion: Portion) -> int:
+    experts = (expert for group in portion.groups for expert in group)
+    return sum(read.length for expert in experts for read in expert.file_reads)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MOST = 0.1
-"""The share of the drive's bytes that may be others', and of the time that may go by in waiting."""
+"""The share of the time that may go by in working for others, and in waiting."""
 
 _SECTOR = 512
 """Bytes, in /sys/dev/block/*/stat, whatever the drive's own sectors are."""
@@ -20,8 +20,9 @@ _SECTOR = 512
 class Disturbance(NamedTuple):
     """What others did meanwhile; None where the system does not tell.
 
-    `drive_share` is their share of the bytes that the drives read and wrote, `cpu_wait_share` how
-    long this thread waited for a CPU, as a share of the time.
+    `drive_share` is the share of the time that the drives worked for them: that in which they were
+    busy, by the share of the bytes that were not ours. `cpu_wait_share` is how long this thread
+    waited for a CPU, as a share of the time.
     """
 
     drive_share: float | None
@@ -33,10 +34,17 @@ class Disturbance(NamedTuple):
         return any(share is not None and share > MOST for share in self)
 
 
-class _Counters(NamedTuple):
-    """Since the machine and the process were started: bytes, seconds."""
+class _Work(NamedTuple):
+    """What a drive did since the machine was started: bytes, and seconds in which it was busy."""
 
-    drives: int | None
+    length: int
+    busy: float
+
+
+class _Counters(NamedTuple):
+    """Since the machine and the process were started: work of each drive, bytes, seconds."""
+
+    drives: list[_Work] | None
     ours: int | None
     waited: float | None
     time: float
@@ -54,21 +62,25 @@ class Others:
         before, self._last = self._last, self._now()
         after = self._last
         drive_share = cpu_wait_share = None
+        seconds = max(after.time - before.time, 1e-9)
         if after.drives is not None and before.drives is not None:
-            total = after.drives - before.drives
+            pairs = list(zip(before.drives, after.drives, strict=True))
+            total = sum(now.length - then.length for then, now in pairs)
+            busy = max(now.busy - then.busy for then, now in pairs) / seconds
             ours = (after.ours or 0) - (before.ours or 0)
-            drive_share = max(0.0, 1 - ours / total) if total > 0 else 0.0
+            theirs = max(0.0, 1 - ours / total) if total > 0 else 0.0
+            drive_share = theirs * min(1.0, busy)
         if after.waited is not None and before.waited is not None:
             waited = max(0.0, after.waited - before.waited)
-            cpu_wait_share = waited / max(after.time - before.time, 1e-9)
+            cpu_wait_share = waited / seconds
         return Disturbance(drive_share, cpu_wait_share)
 
     def _now(self) -> _Counters:
         ours = _our_bytes()
         drives = None
         if ours is not None and self._drives:
-            lengths = [_bytes_of(drive) for drive in self._drives]
-            drives = sum(length or 0 for length in lengths) if None not in lengths else None
+            works = [work for drive in self._drives if (work := _work_of(drive)) is not None]
+            drives = works if len(works) == len(self._drives) else None
         return _Counters(drives, ours, _waited(), time.perf_counter())
 
 
@@ -83,11 +95,11 @@ def _drive_of(path: Path) -> Path | None:
     return drive.parent if (drive / "partition").exists() else drive
 
 
-def _bytes_of(drive: Path) -> int | None:
-    """Return the bytes that a drive has read and written (block/stat.rst of the kernel)."""
+def _work_of(drive: Path) -> _Work | None:
+    """Return what a drive did (block/stat.rst of the kernel)."""
     try:
         fields = (drive / "stat").read_text().split()
-        return (int(fields[2]) + int(fields[6])) * _SECTOR
+        return _Work((int(fields[2]) + int(fields[6])) * _SECTOR, int(fields[9]) / 1000)
     except (OSError, ValueError, IndexError):
         return None
 

@@ -1,12 +1,13 @@
 """What a drive can do: throughput by read size, depth and order, past the page cache."""
 
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.bench.timed_reads import Usage, in_flight
+from moepack.bench.timed_reads import Clock, Usage, in_flight
 from moepack.bench.turns import in_turns
 from moepack.reading.expert_read import FileRead
 from moepack.storage import page_cache
@@ -15,6 +16,8 @@ from moepack.storage.backend import Backend
 LENGTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 DEPTHS = (1, 2, 4, 8, 16, 32)
 ORDERS = ("random", "sequential")
+MOST_TIMES = 4
+"""Times as long as planned that the reads of a point in flight may take."""
 MAX_IN_FLIGHT = 256 << 20
 """Bytes: deeper queues of large reads gain nothing and need as much memory."""
 
@@ -33,18 +36,25 @@ def measure(
     points: Sequence[Point],
     seconds: float,
     progress: Callable[[], None] | None = None,
+    clock: Clock = time.perf_counter,
 ) -> dict[Point, Usage]:
     """Measure each of the `points` on `files` (path, length) for `seconds`.
 
-    `progress` is called after each.
+    Left out are those for which a slow drive would need more than MOST_TIMES that, going by the
+    speed of shorter reads. `progress` is called after each.
     """
-    usages = {}
-    for point in points:
-        reads = spread(files, point.length, point.order)
-        usages[point] = in_flight(backend, reads, point.depth, point.length, seconds)
+    usages: dict[Point, Usage] = {}
+    speeds: dict[tuple[int, str], float] = {}
+    for point in sorted(points):
+        speed = speeds.get((point.depth, point.order))
+        if speed is None or point.length * point.depth <= speed * seconds * MOST_TIMES:
+            reads = spread(files, point.length, point.order)
+            usage = in_flight(backend, reads, point.depth, point.length, seconds, clock)
+            usages[point] = usage
+            speeds[point.depth, point.order] = usage.length / usage.seconds
         if progress is not None:
             progress()
-    return usages
+    return {point: usages[point] for point in points if point in usages}
 
 
 def measure_in_rounds(

@@ -79,9 +79,9 @@ def measure_machine(
         hint = "the drive that the model lies on is measured: leave the directory out"
         raise RequestError(problem, path=directory, hint=hint)
     first = _WRITING_SECONDS if model is None else 0.0
-    meter = Meter(first, seconds, time.perf_counter, progress)
+    meter = Meter(first + seconds, time.perf_counter, progress)
     with _reads(model, Path(directory or "."), scratch_length, meter.advance) as reads:
-        meter.begin()
+        meter.begin(seconds)
         found = _measure_drive(reads, seconds * (1 - MEMORY_SHARE), meter.advance)
     bandwidth = measure_bandwidth(seconds * MEMORY_SHARE, progress=meter.advance)
     meter.finish()

@@ -11,28 +11,26 @@ MOST = 2
 class Meter:
     """Tells `progress` the milliseconds since it was last told, and those in all.
 
-    `first` are the seconds of what comes before `begin`, `seconds` those of what comes then.
+    `seconds` are those of all of it, as far as they are known before `begin` says what is left.
     """
 
     def __init__(
         self,
-        first: float,
         seconds: float,
         clock: Clock,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self._clock = clock
         self._progress = progress
-        self._seconds = seconds
         self._start = clock()
-        self._end = self._start + first + seconds
+        self._end = self._start + seconds
         self._latest = self._end
         self._told = 0
 
-    def begin(self) -> None:
-        """Begin what may take its `seconds` from now on."""
-        self._end = self._clock() + self._seconds
-        self._latest = self._end + (MOST - 1) * self._seconds
+    def begin(self, seconds: float) -> None:
+        """Begin what may take so many seconds from now on."""
+        self._end = self._clock() + seconds
+        self._latest = self._end + (MOST - 1) * seconds
 
     @property
     def is_over(self) -> bool:

@@ -61,9 +61,10 @@ class BenchReport:
     """All that was measured, and what it means.
 
     `why` says why `backend` read; `cold_is_assured` is None where that is not known. Of
-    `round_count` rounds, `disturbed_round_count` are left out of `gains`: other processes used the
-    drive or the CPUs. `gains` are empty without a source to compare with; `packing_gains` is
-    whether a gain is shown, None where that cannot be said.
+    `round_count` rounds in `seconds`, `disturbed_round_count` are left out of `gains`: other
+    processes used the drive or the CPUs. `gains` are empty without a source to compare with.
+    `outcome` and `needed_seconds` are the verdict's; `packing_gains` is whether there is a gain,
+    None where that was not decided.
     """
 
     pack: str
@@ -78,7 +79,10 @@ class BenchReport:
     round_count: int
     disturbed_round_count: int
     gains: tuple[Gain, ...]
+    seconds: float
+    outcome: str | None
     packing_gains: bool | None
+    needed_seconds: float | None
     verdict: str
     notes: tuple[str, ...]
 

@@ -18,7 +18,7 @@ PAIR = ("blobs", "slices")
 """The layouts that are compared."""
 
 SELDOM = 3
-"""Of so many rounds one measures everything: what no verdict is about needs fewer readings."""
+"""Of so many rounds the first measures everything: what no verdict is about needs fewer."""
 
 
 class Condition(NamedTuple):
@@ -83,9 +83,8 @@ def measure(
 ) -> list[Round]:
     """Do rounds until the time is over, at least one; return them.
 
-    `read` reads a portion, by its number; each visit to a condition takes the next one. One round
-    before the first is not counted: it opens files, starts threads, and wakes the drive. The time
-    of disturbed rounds is given back, as far as `meter` does.
+    `read` reads a portion, by its number; each visit to a condition takes the next one. The time of
+    disturbed rounds is given back, as far as `meter` does.
     """
     rounds: list[Round] = []
     visits = itertools.count()
@@ -101,9 +100,9 @@ def measure(
         rounds.append(Round(readings, others()))
         if rounds[-1].disturbance.is_too_much:
             meter.put_off(clock() - start)
-        if len(rounds) > 1 and meter.is_over:
+        if meter.is_over:
             break
-    return rounds[1:]
+    return rounds
 
 
 def visiting(plan: Plan) -> Iterator[list[tuple[Condition, list[str]]]]:
@@ -117,7 +116,7 @@ def visiting(plan: Plan) -> Iterator[list[tuple[Condition, list[str]]]]:
     others = [layout for layout in plan.layouts if layout not in PAIR]
     begun: dict[Condition, list[str]] = {}
     for number in itertools.count():
-        is_full = number < 2 or number % SELDOM == 1
+        is_full = number % SELDOM == 0
         chosen = plan.conditions if is_full else plan.often
         visited = []
         for condition in draw.sample(chosen, len(chosen)):

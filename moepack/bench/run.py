@@ -13,6 +13,7 @@ from typing import NamedTuple
 from moepack.bench import drive, replay, workload
 from moepack.bench.comparison import Apparatus, Comparison, compare, real_apparatus
 from moepack.bench.meter import Meter
+from moepack.bench.pace import MEETING_SHARE, USUAL_SECONDS, Schedule
 from moepack.bench.replay import Groups
 from moepack.bench.report import (
     BenchReport,
@@ -40,8 +41,8 @@ MAX_DEPTH = 256
 MAX_TOKENS = 512
 """Tokens that are taken from a trace or drawn; most drives are done with `length` bytes before."""
 
-PORTION = 16 << 20
-"""Bytes of blobs that are read in one go, at least: long enough to time, short enough for pairs."""
+Announce = Callable[[Schedule], None]
+"""Is told before the comparison begins what is going to be done."""
 
 Progress = Callable[[int, int], None]
 """Is called after each measurement, with the milliseconds since the last call and those in all."""
@@ -51,7 +52,7 @@ class Settings(NamedTuple):
     """How much is measured: see `bench_pack`."""
 
     depths: tuple[int, ...] = (1, 4, 16)
-    seconds: float = 45.0
+    seconds: float | None = None
     length: int = 256 << 20
     point_seconds: float = 0.25
 
@@ -64,7 +65,7 @@ class Settings(NamedTuple):
                 found=",".join(map(str, self.depths)),
             )
         for what, value, lowest in (
-            ("time in seconds", self.seconds, 0),
+            ("time in seconds", self.seconds or 0.0, 0),
             ("length in bytes", self.length, 1),
             ("time for a point in seconds", self.point_seconds, 0),
         ):
@@ -88,19 +89,22 @@ def bench_pack(
     experts_used: int | None = None,
     backend: str = "auto",
     depths: Sequence[int] = (1, 4, 16),
-    seconds: float = 45.0,
+    seconds: float | None = None,
     length: int = 256 << 20,
     point_seconds: float = 0.25,
     progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> BenchReport:
     """Measure the drive that the pack at `path` lies on, and what the pack is worth there.
 
     `source` is what the pack was made from, to compare with. The experts that are read are those of
     a `trace`; else `experts_used` a layer (by default as many as the model uses) are drawn by a
     file of `hotness`, by the pack's own, or evenly. `depths` are reads in flight, `length` the
-    bytes of blobs that are read over and over, `seconds` the time for that, `point_seconds` the
-    time for each point of the surface, 0 for no surface. Raises RequestError for what cannot be,
-    and what opening and reading raise.
+    bytes of blobs that are read over and over, or fewer where there is no time for them.
+    `point_seconds` is the time for each point of the surface, 0 for no surface, `seconds` that for
+    the comparison: by default 45, or up to 600 where a verdict takes longer on a slow drive.
+    `announce` is told how long before it begins. Raises RequestError for what cannot be, and what
+    opening and reading raise.
     """
     settings = Settings(tuple(sorted(set(depths))), seconds, length, point_seconds)
     settings.check()
@@ -117,7 +121,7 @@ def bench_pack(
 
         shards = () if model is None else [Path(shard.path) for shard in model.source.shards]
         apparatus = real_apparatus(make, (*pack.file_paths, *shards))
-        return measure_pack(pack, model, reads, apparatus, settings, why, progress)
+        return measure_pack(pack, model, reads, apparatus, settings, why, progress, announce)
 
 
 def _open_model(paths: PathOrPaths) -> Model:
@@ -159,42 +163,52 @@ def measure_pack(
     settings: Settings,
     why: str = "",
     progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> BenchReport:
     """Measure the drive's surface and the routed reads; return all that was found."""
-    layers = fit(pack, reads.layers, settings.length)
-    sizes = cut(pack, layers)
-    portions = {
-        layout: replay.portions(groups, sizes)
-        for layout, groups in _layouts(pack, model, layers).items()
-    }
+    layouts = _layouts(pack, model, fit(pack, reads.layers, settings.length))
     files = [(path, path.stat().st_size) for path in pack.file_paths]
     grid = drive.grid(files) if settings.point_seconds else []
-    first = len(grid) * settings.point_seconds
-    meter = Meter(first, settings.seconds, apparatus.clock, progress)
+    surface_seconds = len(grid) * settings.point_seconds
+    meter = Meter(
+        surface_seconds
+        + (1 + MEETING_SHARE) * (USUAL_SECONDS if settings.seconds is None else settings.seconds),
+        apparatus.clock,
+        progress,
+    )
     with closing(apparatus.make_backend(max(settings.depths))) as backend:
-        surface = drive.measure(backend, files, grid, settings.point_seconds, meter.advance)
-    found = compare(pack, portions, apparatus, settings.depths, meter)
+        surface = drive.measure(
+            backend, files, grid, settings.point_seconds, meter.advance, apparatus.clock
+        )
+    found = compare(pack, layouts, apparatus, settings.depths, settings.seconds, meter, announce)
     meter.finish()
     gains = () if model is None else judge(found.rounds, found.conditions)
-    packing_gains, said = verdict(gains, found.rounds, backend.name, found.was_cold)
+    said = verdict(gains, found.rounds, backend.name, found.was_cold, found.schedule)
     pack_length = sum(length for _, length in files)
-    token_count = len(layers) * reads.token_count / len(reads.layers)
-    useful = sum(portion.useful_length for portion in portions["blobs"])
+    tokens_a_layer = reads.token_count / len(reads.layers)
+    blobs = found.portions["blobs"]
+    layer_count = sum(len(portion.groups) for portion in blobs)
+    useful = sum(portion.useful_length for portion in blobs)
     return BenchReport(
         pack=str(pack.path),
         pack_length=pack_length,
         backend=backend.name,
         why=why,
         surface=tuple(surface_point(point, usage) for point, usage in surface.items()),
-        routing=RoutedReads(reads.origin, len(layers), len(sizes), token_count, useful),
-        readings=_readings(found, token_count / len(layers)),
+        routing=RoutedReads(
+            reads.origin, layer_count, len(blobs), layer_count * tokens_a_layer, useful
+        ),
+        readings=_readings(found, tokens_a_layer),
         raw_buffers=found.buffers,
         cold_is_assured=cold_is_assured(found.was_cold, pack_length),
         round_count=len(found.rounds),
         disturbed_round_count=len(found.rounds) - len(quiet(found.rounds)),
         gains=gains,
-        packing_gains=packing_gains,
-        verdict=said,
+        seconds=found.schedule.seconds,
+        outcome=said.outcome,
+        packing_gains=said.packing_gains,
+        needed_seconds=said.needed_seconds,
+        verdict=said.text,
         notes=notes(found.rounds, backend.name, found.was_cold, pack_length),
     )
 
@@ -208,25 +222,6 @@ def fit(pack: Pack, layers: Sequence[RoutedLayer], length: int) -> list[RoutedLa
         length -= _length(pack, routed)
         fitting.append(routed)
     return fitting
-
-
-def cut(pack: Pack, layers: Sequence[RoutedLayer]) -> list[int]:
-    """Cut routed layers into portions whose blobs have PORTION bytes; return how many each has.
-
-    What is left at the end goes to the last one.
-    """
-    sizes: list[int] = []
-    count = length = 0
-    for routed in layers:
-        count += 1
-        length += _length(pack, routed)
-        if length >= PORTION:
-            sizes.append(count)
-            count = length = 0
-    if not sizes:
-        return [count]
-    sizes[-1] += count
-    return sizes
 
 
 def _length(pack: Pack, routed: RoutedLayer) -> int:

@@ -106,14 +106,19 @@ def through_queue(
 
 
 def in_flight(
-    backend: Backend, reads: Iterator[FileRead], depth: int, longest: int, seconds: float
+    backend: Backend,
+    reads: Iterator[FileRead],
+    depth: int,
+    longest: int,
+    seconds: float,
+    clock: Clock = time.perf_counter,
 ) -> Usage:
     """Keep `depth` of the `reads`, of up to `longest` bytes, in flight until the `seconds` end.
 
     One is done at least.
     """
     free = deque(Scratch(depth, longest).buffers)
-    with closing(backend.queue(depth)) as queue, Stopwatch() as watch:
+    with closing(backend.queue(depth)) as queue, Stopwatch(clock) as watch:
         begun = itertools.count()
         until = itertools.takewhile(lambda _: not next(begun) or watch.seconds() < seconds, reads)
         for length in _flow(queue, ((read,) for read in until), depth, free):

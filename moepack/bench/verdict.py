@@ -1,22 +1,31 @@
 """What measured ratios mean: whether packing gains anything here, said with care.
 
-A verdict is one of two, and only a gain has to be proven: a run that saw too little for that says
-the same as one that saw that there is none. What could not be compared at all gets no verdict.
+A gain, a loss, and that there is none of more than 5 % are each said only where all of an interval
+says so. Else it is not decided, and how long that would take is estimated.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from moepack.bench.interval import STRETCHES, interval
+from moepack.bench.pace import LEAST_ROUNDS, Schedule
 from moepack.bench.rounds import Condition, Measurement, Round, quiet, readings_of
 from moepack.bench.timed_reads import Usage
+from moepack.sizes import count_text
 
 WORTH = 1.05
 """A gain below 5 % is none: nobody would repack a model for it, and few could measure it again."""
 
 SMALL = 1 << 30
 """Bytes of a pack below which a drive's own memory may hold much of it."""
+
+LONGEST = 3600.0
+"""Seconds beyond which nobody is told to measure."""
+
+_MARGIN = 2
+"""Times as long as is estimated, for what is estimated from little."""
 
 NO_DIRECT_READS = "no direct reads here: all went through the page cache"
 
@@ -86,26 +95,78 @@ def at_best_depth(gains: Sequence[Gain], rounds: Sequence[Round]) -> Gain | None
     return max(_of(gains, "reader", "cold"), key=speed, default=None)
 
 
-def verdict(
-    gains: Sequence[Gain], rounds: Sequence[Round], backend: str, was_cold: bool | None
-) -> tuple[bool | None, str]:
-    """Say whether packing is shown to gain anything, and between which bounds, in words.
+class Verdict(NamedTuple):
+    """What was found, in a word and in words.
 
-    None, and why, where that cannot be said.
+    `outcome` is `gain`, `loss`, `none` (there is none of more than 5 %) or `undecided`, and None
+    where nothing can be compared. `needed_seconds` are those that deciding takes, about; None where
+    it was decided, or would take too long.
     """
+
+    outcome: str | None
+    text: str
+    needed_seconds: float | None = None
+
+    @property
+    def packing_gains(self) -> bool | None:
+        """Whether packing gains anything; None where that was not decided."""
+        return None if self.outcome in (None, "undecided") else self.outcome == "gain"
+
+
+_HEADLINES = {
+    "gain": "Packing gains here",
+    "loss": "Packing loses here",
+    "none": "No gain here",
+}
+
+
+def verdict(
+    gains: Sequence[Gain],
+    rounds: Sequence[Round],
+    backend: str,
+    was_cold: bool | None,
+    schedule: Schedule,
+) -> Verdict:
+    """Say what packing gains at the best depth, and between which bounds, or why that is open."""
     best = at_best_depth(gains, rounds)
     if best is None:
-        return None, "No verdict: without --source there is nothing to compare the pack with."
+        text = "No verdict: without --source there is nothing to compare the pack with."
+        return Verdict(None, text)
     if backend == "buffered" and not was_cold:
-        return None, "No verdict: what was read may have come out of the page cache."
-    if best.word == "unproven":
-        return None, f"No verdict: {_too_few(rounds)}"
-    is_gain = best.word == "gain"
+        text = "No verdict: what was read may have come out of the page cache."
+        return Verdict(None, text)
+    undecided = f"Not decided in {schedule.seconds:.0f} s"
+    if best.ratio is None:
+        needed = _seconds_for_rounds(rounds, schedule)
+        text = f"{undecided}: {_too_few(rounds)}."
+        if quiet(rounds):
+            text += f" {_deciding(needed)}"
+        return Verdict("undecided", text, needed)
+    outcome = _outcome(best)
     sentences = [
-        f"{'Packing gains here' if is_gain else 'No gain is shown here'}: at depth {best.depth}, "
-        f"where moepack reads the shards fastest, it reads the pack {_times(best)} times "
-        "as fast as them."
+        f"{_HEADLINES.get(outcome, undecided)}: at depth {best.depth}, where moepack reads the "
+        f"shards fastest, it reads the pack {_times(best)} times as fast as them"
     ]
+    needed = None
+    if outcome == "undecided":
+        needed = _seconds_for_interval(best, schedule.seconds)
+        sentences[0] += f", and a gain is more than {WORTH}. {_deciding(needed)}"
+    else:
+        sentences[0] += "."
+    sentences += _others(gains, best)
+    return Verdict(outcome, " ".join([*sentences, "In brackets: 95 % intervals."]), needed)
+
+
+def _outcome(gain: Gain) -> str:
+    """Return what is shown: that it lies above 1.05, below 1/1.05, or not above 1.05."""
+    if gain.word != "none" or gain.high is None:
+        return gain.word
+    return "none" if gain.high <= WORTH else "undecided"
+
+
+def _others(gains: Sequence[Gain], best: Gain) -> list[str]:
+    """Write what was found otherwise than at the best depth."""
+    sentences = []
     rest = [gain for gain in _of(gains, "reader", "cold") if gain is not best]
     for title, several in (("At other depths", rest), ("Bare backend", _of(gains, "raw", "cold"))):
         if several:
@@ -114,7 +175,45 @@ def verdict(
     if mapped:
         states = ", ".join(f"{_times(gain)} {gain.state}" for gain in mapped)
         sentences.append(f"Memory-mapped: {states}.")
-    return is_gain, " ".join([*sentences, "In brackets: 95 % intervals."])
+    return sentences
+
+
+def _seconds_for_rounds(rounds: Sequence[Round], schedule: Schedule) -> float | None:
+    """Estimate what enough rounds take, if as many of them are disturbed."""
+    count = len(quiet(rounds))
+    if not count:
+        return None
+    share = count / len(rounds)
+    needed = max(schedule.needed_seconds / share, LEAST_ROUNDS * schedule.seconds / count)
+    return _rounded(needed)
+
+
+def _seconds_for_interval(gain: Gain, seconds: float) -> float | None:
+    """Estimate when the interval will be all on one side of 1.05: it halves in four times the time.
+
+    Twice what that comes to, as the next interval lies elsewhere. None where it would take too
+    long.
+    """
+    assert gain.ratio is not None
+    bound = gain.high if gain.ratio < WORTH else gain.low
+    assert bound is not None
+    width, gap = abs(math.log(bound / gain.ratio)), abs(math.log(gain.ratio / WORTH))
+    seconds = _MARGIN * max(seconds, 1.0)
+    if width > gap * math.sqrt(LONGEST / seconds):
+        return None
+    return _rounded(seconds * (width / gap) ** 2)
+
+
+def _rounded(seconds: float) -> float:
+    """Round up to what one would type."""
+    step = 5 if seconds < 100 else 50
+    return math.ceil(seconds / step) * step
+
+
+def _deciding(seconds: float | None) -> str:
+    if seconds is None or seconds > LONGEST:
+        return "Deciding would take more than an hour."
+    return f"Deciding takes about {seconds:.0f} s: --seconds {seconds:.0f}."
 
 
 def _of(gains: Sequence[Gain], way: str, state: str) -> list[Gain]:
@@ -124,12 +223,11 @@ def _of(gains: Sequence[Gain], way: str, state: str) -> list[Gain]:
 def _too_few(rounds: Sequence[Round]) -> str:
     count = len(rounds) - len(quiet(rounds))
     if count:
-        what = f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}"
-        needed = f"; {len(rounds) - count} are left, and {STRETCHES} are needed"
-        return f"{what}{needed}. Measure when they rest, or give more --seconds."
-    return (
-        f"it takes {STRETCHES} rounds, and there was time for {len(rounds)}. Give more --seconds."
-    )
+        return (
+            f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}, "
+            f"{len(rounds) - count} are left, and it takes {STRETCHES}; measure when they rest"
+        )
+    return f"there was time for {count_text(len(rounds), 'round')}, and it takes {STRETCHES}"
 
 
 _DISTURBED = "used the drive or the CPUs"

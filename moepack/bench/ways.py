@@ -52,26 +52,26 @@ def plan_of(depths: Sequence[int], layouts: Sequence[str]) -> Plan:
 
 
 class Ways:
-    """Reads portions of layouts, by their numbers, with everything the same for all layouts."""
+    """Reads portions of layouts, with everything the same for all layouts.
+
+    `parts` are the portions of each layout in their smallest parts: none will be of others.
+    """
 
     def __init__(
         self,
         backend: Backend,
         warming: Backend,
         readers: Mapping[int, Reader],
-        portions: Mapping[str, Sequence[Portion]],
+        parts: Mapping[str, Sequence[Portion]],
         clock: Clock = time.perf_counter,
     ) -> None:
         self._backend = backend
         self._warming = warming
         self._readers = readers
-        self._portions = portions
         self._clock = clock
         self._cached_shares: dict[Measurement, float | None] = {}
-        self._cached = {
-            path for several in portions.values() for portion in several for path in portion.paths
-        }
-        every = [portion for several in portions.values() for portion in several]
+        every = [portion for several in parts.values() for portion in several]
+        self._cached = {path for portion in every for path in portion.paths}
         count = min(max(readers), max(len(group) for one in every for group in one.groups))
         longest = max(portion.longest for portion in every)
         self._scratch = Scratch(count, align(longest, HUGE_PAGE))
@@ -90,16 +90,23 @@ class Ways:
             return None
         return max(known) <= COLD_ENOUGH
 
-    def meet(self) -> None:
-        """Read everything once, so that caches that nobody can drop hold all layouts alike."""
-        for portions in self._portions.values():
-            for portion in portions:
-                through_queue(self._backend, portion.rounded, max(self._readers), self._scratch)
+    def meet(self, portions: Mapping[str, Sequence[Portion]], seconds: float) -> int:
+        """Read portions once, so that caches that nobody can drop hold all layouts alike.
 
-    def read(self, measurement: Measurement, number: int) -> Usage:
-        """Bring the page cache into its state, then read a portion."""
-        layout, (way, state, depth) = measurement
-        portion = self._portions[layout][number]
+        Returns how many of each layout there was time for, one at least.
+        """
+        start = self._clock()
+        of_each = list(zip(*portions.values(), strict=True))
+        for number, several in enumerate(of_each):
+            if number and self._clock() - start > seconds:
+                return number
+            for portion in several:
+                through_queue(self._backend, portion.rounded, max(self._readers), self._scratch)
+        return len(of_each)
+
+    def read(self, measurement: Measurement, portion: Portion) -> Usage:
+        """Bring the page cache into its state, then read a portion of the layout."""
+        _, (way, state, depth) = measurement
         if state == "warm":
             through_queue(self._warming, portion.rounded, WARMING_DEPTH, self._scratch)
         else:
@@ -136,10 +143,13 @@ def open_ways(
     pack: Pack,
     make_backend: Callable[[int], Backend],
     depths: Sequence[int],
-    portions: Mapping[str, Sequence[Portion]],
+    parts: Mapping[str, Sequence[Portion]],
     clock: Clock = time.perf_counter,
 ) -> Iterator[Ways]:
-    """Open a reader for each of the `depths`, and a backend of its own for each of them."""
+    """Open a reader for each of the `depths`, and a backend of its own for each of them.
+
+    `parts` are as in `Ways`.
+    """
     with ExitStack() as stack:
         readers = {
             depth: stack.enter_context(pack.reader(backend=make_backend(depth), depth=depth))
@@ -147,4 +157,4 @@ def open_ways(
         }
         backend = stack.enter_context(closing(make_backend(max(depths))))
         warming = stack.enter_context(closing(ThreadedBackend(direct=False)))
-        yield Ways(backend, warming, readers, portions, clock)
+        yield Ways(backend, warming, readers, parts, clock)

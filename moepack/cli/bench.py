@@ -1,13 +1,13 @@
 """The command `bench`: what this machine's drive can do, and what a pack is worth on it."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import moepack
 from moepack.cli.files import force_option, picture_file
 from moepack.cli.parameters import Counts, InputFile, Length, OutputFile, PathName
-from moepack.cli.progress import progress
+from moepack.cli.progress import is_terminal, progress
 from moepack.cli.terminal import (
     complain,
     is_quiet,
@@ -18,6 +18,9 @@ from moepack.cli.terminal import (
     verbose_option,
 )
 from moepack.errors import RequestError
+
+if TYPE_CHECKING:
+    from moepack.bench.pace import Schedule
 
 
 @click.command()
@@ -57,9 +60,7 @@ from moepack.errors import RequestError
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 3600),
-    default=45,
-    show_default=True,
-    help="Time for the comparison; more makes it surer.",
+    help="Time for the comparison; by default 45, or what a verdict takes on a slow drive.",
 )
 @click.option(
     "--length",
@@ -142,11 +143,20 @@ def bench(
             hotness=hotness_path,
             point_seconds=point_seconds,
             progress=advance,
+            announce=None if as_json or is_quiet() else _announce,
             **settings,
         )
         if picture:
             chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
     show(report, as_json, bench_text.text)
+
+
+def _announce(schedule: "Schedule") -> None:
+    from moepack.report import bench_text
+
+    if is_terminal():
+        click.echo("\r\x1b[K", nl=False, err=True)  # the bar is drawn again below
+    complain("note", bench_text.announced(schedule))
 
 
 def _run(pack: str, source: tuple[str, ...], memory: int | None, as_json: bool) -> None:

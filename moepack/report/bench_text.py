@@ -1,7 +1,9 @@
 """What `bench` measured, as text for people."""
 
+import math
 from collections.abc import Sequence
 
+from moepack.bench.pace import Schedule
 from moepack.bench.report import BenchReport, MeasuredReads, SurfacePoint
 from moepack.bench.verdict import Gain
 from moepack.sizes import count_text, size_text
@@ -17,6 +19,19 @@ _WORDS = {
     "none": "neither is shown",
     "unproven": "too few rounds to tell",
 }
+
+
+def announced(schedule: Schedule) -> str:
+    """Write what is going to be done."""
+    seconds, rounds = schedule.total_seconds, count_text(schedule.round_count, "round")
+    said = (
+        f"the comparison takes about {seconds:.0f} s, up to twice that where others disturb it: "
+        f"{rounds}, each way with {size_text(schedule.portion_length)} of experts"
+    )
+    if schedule.seconds < schedule.needed_seconds:
+        needed = schedule.needed_seconds
+        said += f"; a verdict takes more on this drive: --seconds {math.ceil(needed / 10) * 10}"
+    return said
 
 
 def text(report: BenchReport) -> str:

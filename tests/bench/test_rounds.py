@@ -4,17 +4,19 @@ import itertools
 import os
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from moepack.bench import rounds
+from moepack.bench import disturbance, rounds
 from moepack.bench.disturbance import Disturbance, Others
 from moepack.bench.interval import STRETCHES, interval
 from moepack.bench.meter import Meter
+from moepack.bench.pace import Schedule
 from moepack.bench.rounds import Condition, Measurement, Reading, Round, quiet, visiting
 from moepack.bench.timed_reads import Usage
-from moepack.bench.verdict import Gain, cold_is_assured, judge, notes, verdict
+from moepack.bench.verdict import Gain, Verdict, cold_is_assured, judge, notes, verdict
 from moepack.bench.ways import plan_of
 from moepack.storage.backend import ReadRequest
 from moepack.storage.buffers import map_memory
@@ -26,7 +28,9 @@ LAYOUTS = ("blobs", "parts", "slices")
 READING = 0.02
 """Seconds: so that 45 seconds have some 100 rounds."""
 
-GAIN, NO_GAIN = "Packing gains here", "No gain is shown here"
+GAIN, LOSS, NO_GAIN = "Packing gains here", "Packing loses here", "No gain here"
+OPEN = "Not decided in 45 s"
+SCHEDULE = Schedule(45, 90, 16 << 20, [1], 5)
 
 
 def measured(drive: SyntheticDrive, seconds: float) -> list[Round]:
@@ -37,10 +41,21 @@ def measured(drive: SyntheticDrive, seconds: float) -> list[Round]:
         drive.pass_time(drive.clock() + takes)
         return Usage(takes, 0, 1, 1)
 
-    meter = Meter(0, seconds, drive.clock, None)
-    meter.begin()
+    meter = Meter(seconds, drive.clock, None)
+    meter.begin(seconds)
     plan = plan_of((1, 4, 16), LAYOUTS)
     return rounds.measure(read, plan, 12, meter, drive.clock, drive.others)
+
+
+def said_of(
+    gains: Sequence[Gain],
+    done: Sequence[Round],
+    *,
+    backend: str = "uring",
+    was_cold: bool | None = True,
+    schedule: Schedule = SCHEDULE,
+) -> Verdict:
+    return verdict(gains, done, backend, was_cold, schedule)
 
 
 def headlines(weather: Weather, ratio: float, count: int) -> Counter[str]:
@@ -49,18 +64,20 @@ def headlines(weather: Weather, ratio: float, count: int) -> Counter[str]:
     for seed in range(count):
         done = measured(SyntheticDrive(seed, weather, ratio), 45)
         gains = judge(done, plan_of((1, 4, 16), LAYOUTS).conditions)
-        is_gain, text = verdict(gains, done, "uring", was_cold=True)
-        said.append(text.split(":")[0])
-        assert is_gain is (said[-1] == GAIN)
+        found = said_of(gains, done)
+        said.append(found.text.split(":")[0])
+        assert found.packing_gains is {GAIN: True, OPEN: None}.get(said[-1], False)
     return Counter(said)
 
 
-@pytest.mark.parametrize(("ratio", "headline"), [(1.0, NO_GAIN), (1.02, NO_GAIN), (1.2, GAIN)])
+RIGHT = {1.0: {NO_GAIN, OPEN}, 1.02: {NO_GAIN, OPEN}, 0.9: {LOSS, NO_GAIN}, 1.2: {GAIN}}
+"""By the truth, what may be said of it."""
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.02, 1.2])
 @pytest.mark.parametrize("weather", [NOISY, ROUGH])
-def test_ten_runs_give_the_same_verdict_ten_times(
-    weather: Weather, ratio: float, headline: str
-) -> None:
-    assert headlines(weather, ratio, 10) == {headline: 10}
+def test_of_ten_runs_none_says_what_is_not_so(weather: Weather, ratio: float) -> None:
+    assert set(headlines(weather, ratio, 10)) <= RIGHT[ratio]
 
 
 @pytest.mark.long
@@ -70,7 +87,24 @@ def test_ten_runs_give_the_same_verdict_ten_times(
     [(CALM, 1.02), (NOISY, 0.9), (NOISY, 1.02), (ROUGH, 1.0), (ROUGH, 1.02), (CROWDED, 1.02)],
 )
 def test_no_gain_is_found_where_there_is_none(weather: Weather, ratio: float, count: int) -> None:
-    assert headlines(weather, ratio, count) == {NO_GAIN: count}
+    said = headlines(weather, ratio, count)
+    assert set(said) <= RIGHT[ratio]
+    assert said[NO_GAIN] + said[LOSS] >= 0.2 * count
+    assert weather is not CALM or said == {NO_GAIN: count}
+
+
+def test_the_time_that_is_said_to_decide_it_mostly_does() -> None:
+    conditions = plan_of((1, 4, 16), LAYOUTS).conditions
+
+    def said(seed: int, seconds: float) -> Verdict:
+        done = measured(SyntheticDrive(seed, NOISY, 1.12), seconds)
+        return said_of(judge(done, conditions), done, schedule=SCHEDULE._replace(seconds=seconds))
+
+    needed = [said(seed, 20).needed_seconds for seed in range(16)]
+    again = [said(seed + 16, seconds).outcome for seed, seconds in enumerate(needed) if seconds]
+    assert len(again) >= 8
+    assert set(again) <= {"gain", "undecided"}
+    assert again.count("gain") >= 0.7 * len(again)
 
 
 @pytest.mark.long
@@ -129,14 +163,38 @@ def test_reads_of_another_process_are_seen_and_our_own_are_not(tmp_path: Path) -
     backend.close()
     if shares[0] is None:
         pytest.skip("this system does not tell what drives do")
-    assert min(share for share in shares if share is not None) < 0.5
-    command = ["dd", f"if={path}", "of=/dev/null", "bs=1M", "iflag=direct"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+    alone = min(share for share in shares if share is not None)
+    command = f"for n in $(seq 20); do dd if={path} of=/dev/null bs=1M iflag=direct; done"
+    with subprocess.Popen(["sh", "-c", command], stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         process.stderr.read()
         theirs = others().drive_share  # before it is waited for: then it counts as one of us
     assert theirs is not None
-    assert theirs > 0.5
+    assert theirs > alone + 0.1
+
+
+def test_what_others_read_disturbs_as_long_as_the_drive_works_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drive that rests nine tenths of the time is not disturbed by who reads as much as we."""
+    work = [disturbance._Work(0, 0.0)]
+    ours, now = [0], [0.0]
+    monkeypatch.setattr(disturbance, "_drive_of", lambda path: path)
+    monkeypatch.setattr(disturbance, "_work_of", lambda drive: work[0])
+    monkeypatch.setattr(disturbance, "_our_bytes", lambda: ours[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    others = Others([tmp_path])
+    for busy, length, own, share in (
+        (1.0, 1000, 1000, 0.0),
+        (1.0, 1000, 250, 0.75),
+        (0.1, 1000, 500, 0.05),
+        (1.5, 1000, 500, 0.5),  # what the system counts is not exact
+        (0.0, 0, 0, 0.0),
+    ):
+        now[0] += 1
+        work[0] = disturbance._Work(work[0].length + length, work[0].busy + busy)
+        ours[0] += own
+        assert others().drive_share == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -163,14 +221,14 @@ def test_two_sides_of_a_pair_are_neighbours_and_begin_equally_often() -> None:
             len(first) // 2
         )
         assert len(set(first[::2])) == 2, "which of them begins is random"
-    assert len({tuple(condition for condition, _ in one) for one in visited[2::3]}) > 20
+    assert len({tuple(condition for condition, _ in one) for one in visited[1::3]}) > 20
 
 
 def test_what_no_verdict_is_about_is_measured_in_every_third_round() -> None:
     plan = plan_of((1, 4), LAYOUTS)
     counts = Counter(
         (layout, condition)
-        for one in itertools.islice(visiting(plan), 1, 31)
+        for one in itertools.islice(visiting(plan), 30)
         for condition, order in one
         for layout in order
     )
@@ -181,7 +239,7 @@ def test_what_no_verdict_is_about_is_measured_in_every_third_round() -> None:
 
 def test_without_a_source_there_are_no_pairs_and_all_is_measured() -> None:
     plan = plan_of((1,), ("blobs", "parts"))
-    for one in itertools.islice(visiting(plan), 2):
+    for one in itertools.islice(visiting(plan), 0, 9, 3):
         assert {condition for condition, _ in one} == set(plan.conditions)
         assert all(sorted(order) == ["blobs", "parts"] for _, order in one)
 
@@ -207,12 +265,12 @@ def test_time_alone_ends_the_rounds_and_one_is_done_without_any() -> None:
 def test_the_meter_tells_milliseconds_and_the_rest_at_the_end() -> None:
     now = [100.0]
     told: list[tuple[int, int]] = []
-    meter = Meter(1, 2, lambda: now[0], lambda *args: told.append(args))
+    meter = Meter(3, lambda: now[0], lambda *args: told.append(args))
     now[0] += 0.5
     meter.advance()
     meter.advance()
     now[0] += 1
-    meter.begin()
+    meter.begin(2)
     assert not meter.is_over
     meter.put_off(0.5)
     meter.put_off(99)
@@ -291,7 +349,7 @@ def test_a_gain_is_one_where_all_of_the_interval_is(ratios: list[float], word: s
 
 
 def gain(depth: int, word: str, way: str = "reader", state: str = "cold") -> Gain:
-    ratio = {"gain": 1.5, "loss": 0.5, "none": 1.0}[word]
+    ratio = {"gain": 1.5, "loss": 0.5, "none": 0.9}[word]
     return Gain(way, state, depth, ratio, ratio - 0.1, ratio + 0.1, 40, word)
 
 
@@ -310,54 +368,86 @@ def shards_read_in(seconds: dict[int, float]) -> list[Round]:
 
 def test_the_verdict_says_what_is_gained_and_between_which_bounds() -> None:
     gains = [gain(1, "none"), gain(4, "gain"), *RAW, *MAPPED]
-    assert verdict(gains, shards_read_in({1: 2, 4: 1}), "uring", was_cold=True) == (
-        True,
+    found = said_of(gains, shards_read_in({1: 2, 4: 1}))
+    assert (found.outcome, found.packing_gains, found.needed_seconds) == ("gain", True, None)
+    assert found.text == (
         "Packing gains here: at depth 4, where moepack reads the shards fastest, it reads the pack "
         "1.50 (1.40 to 1.60) times as fast as them. "
-        "At other depths: 1.00 (0.90 to 1.10) at depth 1. "
-        "Bare backend: 1.50 (1.40 to 1.60) at depth 1, 1.00 (0.90 to 1.10) at depth 4. "
-        "Memory-mapped: 1.00 (0.90 to 1.10) cold, 0.50 (0.40 to 0.60) warm. "
-        "In brackets: 95 % intervals.",
+        "At other depths: 0.90 (0.80 to 1.00) at depth 1. "
+        "Bare backend: 1.50 (1.40 to 1.60) at depth 1, 0.90 (0.80 to 1.00) at depth 4. "
+        "Memory-mapped: 0.90 (0.80 to 1.00) cold, 0.50 (0.40 to 0.60) warm. "
+        "In brackets: 95 % intervals."
     )
 
 
 def test_what_a_deeper_queue_gives_without_a_pack_is_no_gain_of_packing() -> None:
     gains = [gain(1, "gain"), gain(4, "none"), gain(16, "gain"), *RAW]
-    done = shards_read_in({1: 2, 4: 1, 16: 1.5})
-    is_gain, said = verdict(gains, done, "uring", was_cold=True)
-    assert is_gain is False
-    assert said.startswith(f"{NO_GAIN}: at depth 4, ")
-    assert "1.50 (1.40 to 1.60) at depth 1, 1.50 (1.40 to 1.60) at depth 16" in said
+    found = said_of(gains, shards_read_in({1: 2, 4: 1, 16: 1.5}))
+    assert found.packing_gains is False
+    assert found.text.startswith(f"{NO_GAIN}: at depth 4, ")
+    assert "1.50 (1.40 to 1.60) at depth 1, 1.50 (1.40 to 1.60) at depth 16" in found.text
 
 
-@pytest.mark.parametrize("word", ["none", "loss"])
-def test_all_but_a_gain_has_one_headline(word: str) -> None:
-    is_gain, said = verdict([gain(4, word), *RAW], shards_read_in({4: 1}), "uring", was_cold=None)
-    assert is_gain is False
-    assert said.startswith(f"{NO_GAIN}: at depth 4, ")
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "headline", "needed"),
+    [
+        (1.2, 1.06, 1.3, GAIN, None),
+        (0.9, 0.8, 0.95, LOSS, None),
+        (1.0, 0.9, 1.05, NO_GAIN, None),
+        (0.96, 0.9, 0.99, NO_GAIN, None),
+        (1.0, 0.9, 1.08, OPEN, 250),  # (log 1.08 / log 1.05)² times twice 45, rounded up
+        (1.1, 1.0, 1.4, OPEN, 400),
+        (1.05, 1.0, 1.1, OPEN, None),
+        (1.045, 0.9, 1.2, OPEN, None),
+    ],
+)
+def test_a_verdict_is_one_of_four(
+    ratio: float, low: float, high: float, headline: str, needed: float | None
+) -> None:
+    """What is not decided names the time that deciding takes, up to an hour."""
+    word = {GAIN: "gain", LOSS: "loss"}.get(headline, "none")
+    gains = [Gain("reader", "cold", 4, ratio, low, high, 40, word), *RAW]
+    found = said_of(gains, shards_read_in({4: 1}), was_cold=None)
+    assert found.text.startswith(f"{headline}: at depth 4, ")
+    assert f"{ratio:.2f} ({low:.2f} to {high:.2f})" in found.text
+    assert found.needed_seconds == needed
+    assert found.packing_gains is {GAIN: True, OPEN: None}.get(headline, False)
+    if headline == OPEN:
+        assert ", and a gain is more than 1.05. Deciding " in found.text
+        said = f"about {needed} s: --seconds {needed}." if needed else "more than an hour."
+        assert said in found.text
 
 
 def test_a_verdict_that_cannot_be_says_why() -> None:
-    is_gain, said = verdict([], [], "uring", was_cold=True)
-    assert is_gain is None
-    assert "--source" in said
+    found = said_of([], [])
+    assert (found.outcome, found.packing_gains) == (None, None)
+    assert "--source" in found.text
     few = [Gain("reader", "cold", 4, None, None, None, 2, "unproven")]
-    is_gain, said = verdict(few, rounds_of(1, 1), "uring", was_cold=True)
-    assert is_gain is None
-    assert said == "No verdict: it takes 9 rounds, and there was time for 2. Give more --seconds."
+    found = said_of(few, rounds_of(1, 1), schedule=SCHEDULE._replace(needed_seconds=280))
+    assert (found.outcome, found.packing_gains, found.needed_seconds) == ("undecided", None, 300)
+    assert found.text == (
+        f"{OPEN}: there was time for 2 rounds, and it takes 9. "
+        "Deciding takes about 300 s: --seconds 300."
+    )
     crowded = [one._replace(disturbance=Disturbance(0.5, None)) for one in rounds_of(1, 1, 1)]
-    is_gain, said = verdict(few, [*crowded, *rounds_of(1, 1)], "uring", was_cold=True)
-    assert is_gain is None
-    crowd = "in 3 of 5 rounds other processes used the drive or the CPUs; 2 are left"
-    assert f"No verdict: {crowd}, and 9 are needed." in said
+    found = said_of(few, [*crowded, *rounds_of(1, 1)])
+    assert found.text == (
+        f"{OPEN}: in 3 of 5 rounds other processes used the drive or the CPUs, 2 are left, and it "
+        "takes 9; measure when they rest. Deciding takes about 300 s: --seconds 300."
+    )
+    found = said_of(few, crowded)
+    assert found.needed_seconds is None
+    assert found.text.endswith("0 are left, and it takes 9; measure when they rest.")
+    found = said_of(few, rounds_of(1), schedule=SCHEDULE._replace(needed_seconds=9000))
+    assert found.text.endswith("it takes 9. Deciding would take more than an hour.")
 
 
 @pytest.mark.parametrize("was_cold", [False, None])
 def test_what_may_be_memory_is_no_gain_of_a_drive(was_cold: bool | None) -> None:
     gains = [gain(4, "gain"), *RAW, *MAPPED]
     done = shards_read_in({4: 1})
-    is_gain, said = verdict(gains, done, "buffered", was_cold)
-    assert is_gain is None
-    assert said == "No verdict: what was read may have come out of the page cache."
-    assert verdict(gains, done, "direct", was_cold)[0] is True
-    assert verdict(gains, done, "buffered", was_cold=True)[0] is True
+    found = said_of(gains, done, backend="buffered", was_cold=was_cold)
+    assert found.packing_gains is None
+    assert found.text == "No verdict: what was read may have come out of the page cache."
+    assert said_of(gains, done, backend="direct", was_cold=was_cold).packing_gains is True
+    assert said_of(gains, done, backend="buffered").packing_gains is True

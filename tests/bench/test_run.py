@@ -15,6 +15,7 @@ import pytest
 import moepack
 from moepack import extras
 from moepack.bench import drive, replay, run, workload
+from moepack.bench.pace import Schedule
 from moepack.bench.replay import Groups
 from moepack.bench.report import SurfacePoint
 from moepack.bench.scratch import Scratch
@@ -131,16 +132,9 @@ def test_raw_reads_are_rounded_to_pages_each_in_its_own_and_not_past_the_end(
         assert end <= portion.longest
 
 
-def test_portions_are_whole_layers_and_leave_nothing_over(
-    packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_portions_are_whole_layers_and_leave_nothing_over(packs: dict[str, Path]) -> None:
     with moepack.open(packs["qwen3moe"]) as pack:
-        length = pack.locate(0, 0).length
-        layers = [RoutedLayer(0, (0,))] * 7
-        monkeypatch.setattr(run, "PORTION", 2 * length)
-        assert run.cut(pack, layers) == [2, 2, 3]
-        assert run.cut(pack, layers[:1]) == [1]
-        groups = replay.blobs(pack, layers)
+        groups = replay.blobs(pack, [RoutedLayer(0, (0,))] * 7)
     assert [len(one.groups) for one in replay.portions(groups, [2, 2, 3])] == [2, 2, 3]
 
 
@@ -328,8 +322,11 @@ def test_bench_compares_ends_with_a_verdict_and_draws(
     assert re.search(r"^1 round; raw and mapped reads go to 4 buffers of 2.0 MiB", run.stdout, re.M)
     assert len(re.findall("  too few rounds to tell$", run.stdout, re.MULTILINE)) == 9
     assert re.match(
-        r"No verdict: (it takes 9 rounds, and there was time for 1|in 1 of 1 rounds)", lines[-1]
+        r"Not decided in 0 s: (there was time for 1 round, and it takes 9|in 1 of 1 rounds)",
+        lines[-1],
     )
+    assert "note: the comparison takes about 0 s" in run.stderr
+    assert "a verdict takes more on this drive: --seconds 10" in run.stderr
     assert (tmp_path / "s.svg").read_text().startswith("<?xml")
 
 
@@ -374,26 +371,36 @@ def test_bench_without_a_source_gives_no_verdict(
 
 def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
     calls: list[tuple[int, int]] = []
+    announced: list[Schedule] = []
     report = run.bench_pack(
         hot_pack,
         source=first_shard("qwen3moe"),
         hotness=str(FIXTURES / "qwen3moe-hotness.csv"),
         backend="buffered",
         depths=(3, 1, 3),
-        seconds=2.0,
+        seconds=0.6,
         length=100 << 10,
         point_seconds=0.001,
         progress=lambda count, total: calls.append((count, total)),
+        announce=announced.append,
     )
     assert report.routing.origin.endswith("qwen3moe-hotness.csv, 4 experts a layer")
     assert report.backend == "buffered"
     assert "asked for" in report.why
     assert [gain.depth for gain in report.gains if gain.way == "reader"] == [1, 3, 1]
     assert len(report.readings) == 3 * 7
-    assert report.verdict.startswith(
-        ("Packing gains here: ", "No gain is shown here: ", "No verdict")
-    )
-    assert sum(count for count, _ in calls) == calls[-1][1] >= 2000
+    headlines = {
+        "gain": "Packing gains here: ",
+        "loss": "Packing loses here: ",
+        "none": "No gain here: ",
+        "undecided": "Not decided in 1 s: ",
+        None: "No verdict: ",
+    }
+    assert report.verdict.startswith(headlines[report.outcome])
+    assert sum(count for count, _ in calls) == calls[-1][1] >= 600
+    (schedule,) = announced
+    assert schedule.seconds == report.seconds == 0.6
+    assert sum(schedule.sizes) >= report.routing.routed_layer_count
 
 
 @pytest.mark.parametrize(

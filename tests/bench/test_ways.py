@@ -23,7 +23,14 @@ from moepack.storage.aligned_read import address
 from moepack.storage.threaded import ThreadedBackend, ThreadedQueue
 from tests.support.amounts import amounts
 from tests.support.gguf_builder import moe, split, write_shards
-from tests.support.synthetic_drive import CALM, NOISY, ROUGH, SyntheticDrive, Weather
+from tests.support.synthetic_drive import (
+    CALM,
+    NOISY,
+    ROUGH,
+    SyntheticDrive,
+    Weather,
+    nothing_is_cached,
+)
 
 DEPTHS = (1, 4)
 SECONDS = 0.2
@@ -53,7 +60,8 @@ def measured(
     apparatus = Apparatus(drive.backend, drive.clock, drive.others)
     reads = workload.from_counts({}, model[0].shape, 2, 1, "")
     settings = run.Settings(DEPTHS, seconds=SECONDS, length=100 << 10, point_seconds=0)
-    return run.measure_pack(*model, reads, apparatus, settings)
+    with nothing_is_cached():
+        return run.measure_pack(*model, reads, apparatus, settings)
 
 
 def truths(model: tuple[Pack, run.Model]) -> dict[tuple[str, int], float]:
@@ -89,18 +97,21 @@ def test_what_is_measured_is_what_the_drive_does(model: tuple[Pack, run.Model]) 
 )
 @pytest.mark.parametrize("count", amounts(4, 10))
 @pytest.mark.parametrize(
-    ("truth", "headline"),
-    [(1.02, "No gain is shown"), (1.3, "Packing gains")],
+    ("truth", "headlines"),
+    [(0.98, {"No gain", "Not decided in 0 s:"}), (1.3, {"Packing gains"})],
 )
-def test_all_runs_of_all_of_it_give_the_same_verdict(
-    truth: float, headline: str, weather: Weather, model: tuple[Pack, run.Model], count: int
+def test_all_runs_of_all_of_it_say_what_is_so(
+    truth: float, headlines: set[str], weather: Weather, model: tuple[Pack, run.Model], count: int
 ) -> None:
-    """At depth 1 packs are much faster there; but depth 4 is what counts."""
+    """At depth 1 packs are much faster there; but depth 4 is what counts.
+
+    Where each read takes another time, several of them at once take some 3 % longer than one.
+    """
     factor = truth / truths(model)["reader", 4]
     reports = [measured(model, seed, weather, factor) for seed in range(count)]
-    said = Counter(report.verdict.partition(" here")[0] for report in reports)
     assert all(gain.word == "gain" for one in reports for gain in one.gains[:1])
-    assert said == {headline: count}, [report.verdict for report in reports]
+    said = {report.verdict.partition(" here")[0].partition(" at")[0] for report in reports}
+    assert said <= headlines, [report.verdict for report in reports]
 
 
 def test_all_layouts_get_the_same_buffers_and_whole_pages(model: tuple[Pack, run.Model]) -> None:
@@ -115,17 +126,20 @@ def test_all_layouts_get_the_same_buffers_and_whole_pages(model: tuple[Pack, run
     portions = {layout: replay.portions(one, [len(layers)]) for layout, one in groups.items()}
     drive = SyntheticDrive(0, CALM, 1.0)
     with ways.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
-        assert opened.buffers.count == 3
-        assert opened.buffers.length % HUGE_PAGE == 0
+        buffers = opened.buffers
+        assert buffers.count == 3
+        assert buffers.length % HUGE_PAGE == 0
         for depth in DEPTHS:
             used = {}
             for layout in groups:
                 drive.requests.clear()
-                opened.read(Measurement(layout, Condition("raw", "cold", depth)), 0)
+                opened.read(
+                    Measurement(layout, Condition("raw", "cold", depth)), portions[layout][0]
+                )
                 used[layout] = Counter(
-                    address(one.buffer) // opened.buffers.length
+                    address(one.buffer) // buffers.length
                     for one in drive.requests
-                    if not address(one.buffer) % opened.buffers.length
+                    if not address(one.buffer) % buffers.length
                 )
                 assert not any(address(one.buffer) % mmap.PAGESIZE for one in drive.requests)
                 assert not any(one.offset % mmap.PAGESIZE for one in drive.requests)
@@ -147,7 +161,7 @@ def test_buffers_hold_the_longest_expert_of_any_layout(
     assert portions["slices"][0].longest > portions["blobs"][0].longest
     with ways.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
         assert opened.buffers.length == portions["slices"][0].longest
-        opened.meet()
+        assert opened.meet(portions, 1) == 1
 
 
 def test_scratch_begins_on_huge_pages_and_has_been_touched() -> None:
@@ -187,9 +201,9 @@ def test_what_was_cached_is_dropped_before_a_cold_reading(
             return super().queue(depth)
 
     with ways.open_ways(pack, lambda _: Watching(direct=False), (1,), portions) as opened:
-        opened.read(Measurement("blobs", Condition(*before, 1)), 0)
+        opened.read(Measurement("blobs", Condition(*before, 1)), portions["blobs"][0])
         if page_cache.cached_share(paths) in (None, 0):
             pytest.skip("this file system's cache cannot be seen")
-        opened.read(Measurement("blobs", Condition("raw", "cold", 1)), 0)
+        opened.read(Measurement("blobs", Condition("raw", "cold", 1)), portions["blobs"][0])
         assert shares[-1] == 0
         assert opened.was_cold

@@ -68,7 +68,7 @@ def by_policy(facts: Simulation) -> dict[str, list[CacheFacts]]:
     return found
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(calls=routing(), batch_count=st.one_of(st.none(), st.just(2)))
 def test_each_policy_does_at_each_budget_what_its_cache_does(
     calls: list[RoutedCall], batch_count: int | None
@@ -92,37 +92,6 @@ def test_each_policy_does_at_each_budget_what_its_cache_does(
             assert one.bytes_per_token == decode.missed_length / decode_count
 
 
-@settings(max_examples=30)
-@given(calls=routing())
-def test_belady_looks_at_all_that_comes(calls: list[RoutedCall]) -> None:
-    budgets = list(range(60, TOTAL + 1, 37))
-    with pytest.MonkeyPatch.context() as patch:
-        found = by_policy(run(calls, patch, budgets=budgets, policies=["belady"]))["belady"]
-    steps = [(call, list(dict.fromkeys(keys))) for call, _, keys in steps_of(calls)]
-    for budget, one in zip(budgets, found, strict=True):
-        assert one.decode_hit_rate == plain_belady(steps, budget)
-
-
-def plain_belady(steps: Sequence[tuple[RoutedCall, list[ExpertKey]]], budget: int) -> float:
-    """Look through all that is to come each time."""
-    held: set[ExpertKey] = set()
-    hits = count = 0
-    for number, (call, keys) in enumerate(steps):
-
-        def next_use(key: ExpertKey, after: int = number) -> int:
-            uses = (n for n in range(after + 1, len(steps)) if key in steps[n][1])
-            return next(uses, len(steps))
-
-        if call.phase is Phase.DECODE:
-            hits += len(held.intersection(keys))
-            count += len(keys)
-        held.update(keys)
-        while sum(map(LENGTHS.__getitem__, held)) > budget and held - set(keys):
-            # Of those that never come again any would do: the one that the heap names first.
-            held.remove(max(held - set(keys), key=lambda key: (next_use(key), *(-n for n in key))))
-    return hits / count
-
-
 @given(calls=routing())
 @settings(max_examples=30)
 def test_where_experts_have_one_length_nothing_hits_more_than_belady(
@@ -137,68 +106,6 @@ def test_where_experts_have_one_length_nothing_hits_more_than_belady(
     for budget in budgets:
         hits = {one.policy: one.hit_rate for one in facts.results if one.budget_length == budget}
         assert max(rate or 0 for rate in hits.values()) == hits["belady"]
-
-
-@given(calls=routing())
-@settings(max_examples=30)
-def test_static_caches_learn_on_one_part_and_are_measured_on_the_other(
-    calls: list[RoutedCall],
-) -> None:
-    budget = TOTAL // 2
-    with pytest.MonkeyPatch.context() as patch:
-        policies = ["static", "static-prompt"]
-        found = by_policy(run(calls, patch, budgets=[budget], policies=policies))
-    decoded = [call for call in calls if call.phase is Phase.DECODE]
-    half = len(decoded) // 2
-    expected = rate(chosen(decoded[half:]), hottest(chosen(decoded[:half]), budget))
-    (one,) = found["static"]
-    assert one.decode_hit_rate == expected
-    hits: list[bool] = []
-    for request in dict.fromkeys(call.request for call in calls):
-        mine = [call for call in calls if call.request == request]
-        prompt = chosen([call for call in mine if call.phase is Phase.PREFILL])
-        if prompt:
-            held = hottest(prompt, budget)
-            hits += [key in held for key in chosen([c for c in mine if c.phase is Phase.DECODE])]
-    (one,) = found["static-prompt"]
-    assert one.decode_hit_rate == (sum(hits) / len(hits) if hits else None)
-    assert (one.hit_rate, one.warm_hit_rate, one.read_length) == (None, None, None)
-
-
-def chosen(calls: Sequence[RoutedCall]) -> list[ExpertKey]:
-    return [key for _, _, keys in steps_of(calls) for key in keys]
-
-
-def hottest(keys: Sequence[ExpertKey], budget: int) -> set[ExpertKey]:
-    held: set[ExpertKey] = set()
-    length = 0
-    for key in sorted(LENGTHS, key=lambda key: (-keys.count(key), key)):
-        length += LENGTHS[key]
-        if length > budget:
-            break
-        held.add(key)
-    return held
-
-
-def rate(keys: Sequence[ExpertKey], held: set[ExpertKey]) -> float | None:
-    return sum(key in held for key in keys) / len(keys) if keys else None
-
-
-@given(calls=routing())
-@settings(max_examples=30)
-def test_slots_are_caches_of_so_many_experts_a_layer(calls: list[RoutedCall]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        facts = run(calls, patch, budgets=[TOTAL], policies=[], slots=[3, 4, EXPERTS])
-    for one in facts.results:
-        assert one.slots is not None
-        ones = dict.fromkeys(LENGTHS, 1)
-        cache, tallies = caching.make("layer", one.slots * LAYERS, ones), (Tally(), Tally())
-        for call, _, keys in steps_of(calls):
-            cache.step(keys, tallies[call.phase is Phase.DECODE])
-        assert one.decode_hit_rate == tallies[True].hit_rate
-        assert one.budget_length == sum(
-            one.slots * family.expert_length for family in SHAPE.families
-        )
 
 
 def test_the_cliff_the_end_and_the_even_router(monkeypatch: pytest.MonkeyPatch) -> None:

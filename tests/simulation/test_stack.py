@@ -40,7 +40,7 @@ def plain(steps: Sequence[Step], is_grouped: bool) -> list[int]:
     return needs
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(steps=STEPS, is_grouped=st.booleans(), cut=st.integers(0, 60))
 def test_needs_are_those_of_a_list_by_last_use(
     steps: list[Step], is_grouped: bool, cut: int

@@ -4,14 +4,18 @@ Bytes come from the real files, at once; a clock of its own says what they took.
 there is known, and a minute of measuring is over in a moment.
 """
 
+import contextlib
 import math
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from moepack.bench.disturbance import Disturbance
+from moepack.storage import page_cache
 from moepack.storage.backend import Completion, ReadRequest
 
 _TICK = 1e-6
@@ -43,6 +47,14 @@ NOISY = Weather(noise=0.1, outlier=20)
 ROUGH = Weather(noise=0.1, outlier=20, drift_seconds=90, phase_seconds=6, bad_share=0.5, slow=2)
 CROWDED = Weather(noise=0.1, outlier=20, phase_seconds=6, bad_share=0.4, slow=1.2, crowded=1.7)
 """As measured where others read the drive now and then: many small reads get less of it."""
+
+
+@contextlib.contextmanager
+def nothing_is_cached() -> Iterator[None]:
+    """Leave the page cache alone: dropping real files syncs them, and this drive has no cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_cache, "drop", lambda paths: None)
+        yield
 
 
 class SyntheticDrive:

@@ -52,7 +52,7 @@ needs_llama = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def recorder() -> Iterator[Recorder]:
     """Load qwen3moe once, with a context of 64 tokens."""
-    with Recorder(str(first_shard("qwen3moe")), context_length=64, threads=2) as opened:
+    with Recorder(str(first_shard("qwen3moe")), context_length=64, threads=1) as opened:
         yield opened
 
 
@@ -108,7 +108,7 @@ def equal(one: Tokens, other: Tokens) -> bool:
 @needs_llama
 @pytest.mark.parametrize("model", IMATRICES)
 def test_what_is_recorded_is_what_llama_imatrix_counted(model: str) -> None:
-    with Recorder(str(first_shard(model)), context_length=CHUNK_TOKENS) as opened:
+    with Recorder(str(first_shard(model)), context_length=CHUNK_TOKENS, threads=1) as opened:
         tokens, pieces = opened.tokenize(TEXT), []
         for number in range(CHUNK_COUNT):
             chunk = tokens[number * CHUNK_TOKENS :][:CHUNK_TOKENS]
@@ -132,10 +132,11 @@ def test_what_is_recorded_is_what_llama_chooses_by_itself(model: str, repack: bo
     """Weights that llama.cpp repacks round otherwise, which shows only in many tokens."""
     draw = np.random.default_rng(0)
     requests = [draw.integers(3, 512, CHUNK_TOKENS).tolist() for _ in range(24)]
-    with Recorder(str(first_shard(model)), context_length=CHUNK_TOKENS, repack=repack) as opened:
+    path = first_shard(model)
+    with Recorder(str(path), context_length=CHUNK_TOKENS, repack=repack, threads=1) as opened:
         pieces = [opened.prefill(tokens) for tokens in requests]
     found = {layer: histogram(pieces, layer, n) for layer, n in opened.expert_counts.items()}
-    assert found == llama_cpp.imatrix_counts(first_shard(model), requests, repack=repack)
+    assert found == llama_cpp.imatrix_counts(path, requests, repack=repack)
 
 
 @needs_llama
