@@ -196,6 +196,8 @@ def test_a_library_is_known_in_one_place(module: str) -> None:
 
 def test_what_moepack_depends_on_is_what_it_imports() -> None:
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    table = (PACKAGE.parent / "docs" / "development.md").read_text()
+    assert all(f"\n| `{library}` | " in table for library in LIBRARIES)
     declared = {re.split(r"[^\w-]", text)[0] for text in project["dependencies"]}
     assert declared == LIBRARIES.keys() | {"numpy"}
     assert declared <= set().union(*(imports(module)[1] for module in MODULES))
