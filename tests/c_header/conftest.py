@@ -7,11 +7,11 @@ import pytest
 from moepack.packing.shard_index import index_model
 from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD, compiled
 from tests.support.gguf_builder import F32, moe
-from tests.support.light_folder import light_folder
+from tests.support.light_folder import tmp_path
 from tests.support.models import pack_model
 from tests.support.pack_draft import COUNTS
 
-__all__ = ["light_folder"]
+__all__ = ["tmp_path"]
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ def assert_agreement(
 
 @pytest.mark.parametrize("share", amounts(5, 1))
 def test_c_and_python_agree_on_a_bit_flipped_in_any_byte(
-    share: int, either: Path, light_folder: Path, program: Path
+    share: int, either: Path, tmp_path: Path, program: Path
 ) -> None:
     """In one byte of `share`: where that is odd, all bytes of a record's words get their turn."""
     index = (either / "index.bin").read_bytes()
@@ -62,21 +62,19 @@ def test_c_and_python_agree_on_a_bit_flipped_in_any_byte(
             damaged = bytearray(index)
             damaged[at] ^= 1 << bit
             flipped.append(bytes(damaged))
-    verdicts = assert_agreement(flipped, either, light_folder, program)
+    verdicts = assert_agreement(flipped, either, tmp_path, program)
     refused = sum(bool(verdict.refusal) for verdict in verdicts)
     assert 0.4 < refused / len(verdicts) < 1
 
 
-def test_c_and_python_agree_on_random_damage(
-    either: Path, light_folder: Path, program: Path
-) -> None:
+def test_c_and_python_agree_on_random_damage(either: Path, tmp_path: Path, program: Path) -> None:
     index = (either / "index.bin").read_bytes()
     damaged = [mutate(index, random_edits(seed, len(index))) for seed in range(600)]
-    assert_agreement(damaged, either, light_folder, program)
+    assert_agreement(damaged, either, tmp_path, program)
 
 
 def test_c_and_python_agree_on_damage_to_header_and_directory(
-    either: Path, light_folder: Path, program: Path
+    either: Path, tmp_path: Path, program: Path
 ) -> None:
     index = (either / "index.bin").read_bytes()
     end = Draft(either).at("file", 0)
@@ -84,12 +82,10 @@ def test_c_and_python_agree_on_damage_to_header_and_directory(
         mutate(index[:end], random_edits(seed, end))[:end].ljust(end, b"\0") + index[end:]
         for seed in range(600)
     ]
-    assert_agreement(damaged, either, light_folder, program)
+    assert_agreement(damaged, either, tmp_path, program)
 
 
-def test_an_index_cut_at_any_byte_is_refused(
-    small: Path, light_folder: Path, program: Path
-) -> None:
+def test_an_index_cut_at_any_byte_is_refused(small: Path, tmp_path: Path, program: Path) -> None:
     """As it is, and with the header and the digest made to fit."""
     index = (small / "index.bin").read_bytes()
     at = 16  # of the header's index_length
@@ -99,8 +95,8 @@ def test_an_index_cut_at_any_byte_is_refused(
         if length >= at + 8:
             stated[at : at + 8] = struct.pack("<Q", length)
         if length % 8 == 0:
-            paths.append(write_pack(light_folder / f"{length}-stated", bytes(stated), small))
-        path = light_folder / str(length)
+            paths.append(write_pack(tmp_path / f"{length}-stated", bytes(stated), small))
+        path = tmp_path / str(length)
         path.mkdir()
         (path / "index.bin").write_bytes(index[:length])
         (path / "manifest.json").write_text(MANIFEST)
@@ -109,13 +105,11 @@ def test_an_index_cut_at_any_byte_is_refused(
         assert verdict.refusal, path
 
 
-def test_a_flipped_bit_is_noticed_by_the_digest(
-    small: Path, light_folder: Path, program: Path
-) -> None:
+def test_a_flipped_bit_is_noticed_by_the_digest(small: Path, tmp_path: Path, program: Path) -> None:
     index = (small / "index.bin").read_bytes()
     paths = []
     for at in range(len(index)):
-        paths.append(light_folder / str(at))
+        paths.append(tmp_path / str(at))
         paths[-1].mkdir()
         damaged = bytearray(index)
         damaged[at] ^= 1 << at % 8

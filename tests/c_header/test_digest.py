@@ -17,7 +17,7 @@ C99 = ("-O2", "-std=c99")
 BUILDS = {
     "gcc": ("gcc", *C99),
     "clang": ("clang", *C99),
-    "sanitized C++": ("c++", "-O1", "-x", "c++", "-std=c++17", *SANITIZERS),
+    "sanitized C++": ("c++", "-O0", "-x", "c++", "-std=c++17", *SANITIZERS),
 }
 # Every length up to two blocks and a stripe, the ends of later blocks and stripes, and long ones.
 LENGTHS = [

@@ -383,9 +383,9 @@ ALL_RULES = [
 
 
 def test_each_rule_of_the_index_is_kept_by_the_c_reader(
-    small: Path, light_folder: Path, program: Path
+    small: Path, tmp_path: Path, program: Path
 ) -> None:
-    paths = drafts(small, light_folder, ALL_RULES)
+    paths = drafts(small, tmp_path, ALL_RULES)
     verdicts = c_says(program, "check", paths)
     for rule, path, verdict in zip(ALL_RULES, paths, verdicts, strict=True):
         if is_for_zstd(verdict):
@@ -413,20 +413,20 @@ def expected_code(rule: Rule | Case) -> str:
 
 
 def test_shard_bytes_are_nobodys_concern_in_a_pack_of_blobs(
-    small: Path, light_folder: Path, program: Path
+    small: Path, tmp_path: Path, program: Path
 ) -> None:
     rules = [rule for rule in INDEX_RULES["dense"] if rule.place.startswith("shard_bytes ")]
-    paths = drafts(small, light_folder, rules)
+    paths = drafts(small, tmp_path, rules)
     for path, verdict in zip(paths, c_says(program, "check", paths), strict=True):
         assert verdict == python_says(path)
         assert verdict.refusal == ""
 
 
 def test_what_a_reader_does_not_need_and_what_is_allowed_is_read(
-    small: Path, light_folder: Path, program: Path
+    small: Path, tmp_path: Path, program: Path
 ) -> None:
     rules: list[Rule | Case] = [*VERIFIERS_RULES, *ALLOWED]
-    paths = drafts(small, light_folder, rules)
+    paths = drafts(small, tmp_path, rules)
     for rule, path, verdict in zip(rules, paths, c_says(program, "check", paths), strict=True):
         if is_for_zstd(verdict):
             continue

@@ -11,6 +11,7 @@ import moepack
 from moepack.errors import MachineError, PackError, RequestError
 from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model
+from moepack.reading import expert_read
 from moepack.storage.backend import Backend
 from tests.support import odd_models
 from tests.support.faulty_backend import NAMES, Fault, FaultyBackend, make, require
@@ -19,7 +20,14 @@ from tests.support.models import REAL_MODELS, first_shard, flip, shards_of
 
 pytestmark = pytest.mark.long
 
-PIECE = 16 << 20
+LONG_PIECE = expert_read._PIECE_LENGTH
+PIECE = 64 << 10
+
+
+@pytest.fixture(autouse=True)
+def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tensors be read in pieces that are short; one test has those of everyday."""
+    monkeypatch.setattr(expert_read, "_PIECE_LENGTH", PIECE)
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +108,15 @@ def test_tensors_without_bytes_and_with_odd_names_are_read(
 
 
 def test_a_flipped_bit_in_any_piece_is_named(
-    large: tuple[Path, Path, bytes], tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = moe((0,)).tensor("big.weight", (64, PIECE // 256 + 3), F32, 256).write(tmp_path / "m")
+    monkeypatch.setattr(expert_read, "_PIECE_LENGTH", LONG_PIECE)
+    row_count = LONG_PIECE // 256 + 3
+    path = moe((0,)).tensor("big.weight", (64, row_count), F32, 256).write(tmp_path / "m")
     pack_model(path, tmp_path / "pack")
     with moepack.open(tmp_path / "pack") as pack:
         where = pack.locate_dense("big.weight")
-    for place in (0, PIECE, where.length - 1):
+    for place in (0, LONG_PIECE, where.length - 1):
         flip(where.path, where.offset + place)
         with moepack.open(tmp_path / "pack") as pack, pack.reader(check="first") as reader:
             with pytest.raises(PackError, match="do not have the digest") as raised:

@@ -2,9 +2,13 @@
 
 import shutil
 import subprocess
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.support.children import PATIENCE
 
 HEADER = Path(__file__).parents[2] / "include" / "moepack.h"
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
@@ -16,10 +20,33 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
 
 
 def compiled(compiler: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a compiler with all warnings as errors, libraries last; skip where there is none."""
+    """Run a compiler with all warnings as errors, libraries last.
+
+    The test is skipped where the compiler makes no programs of such a kind.
+
+    Files among the arguments are paths, and the others texts.
+    """
     if shutil.which(compiler) is None:
         pytest.skip(f"there is no {compiler} here")
+    run = _run(compiler, *arguments)
+    flags = tuple(one for one in arguments if isinstance(one, str) and one != "-o")
+    if run.returncode and (complaint := _complaint(compiler, flags)):
+        pytest.skip(f"{compiler} {' '.join(flags)} makes no programs here: {complaint}")
+    return run
+
+
+def _run(compiler: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     libraries = [str(one) for one in arguments if str(one).startswith("-l")]
     others = [str(one) for one in arguments if str(one) not in libraries]
     command = [compiler, *WARNINGS, *POSIX, *others, *libraries]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+
+
+@cache
+def _complaint(compiler: str, flags: tuple[str, ...]) -> str:
+    """Return what a compiler says of the least program; nothing where it makes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "least.c"
+        source.write_text("int main(void) { return 0; }\n")
+        run = _run(compiler, *flags, source, "-o", Path(folder) / "least")
+    return run.stderr.partition("\n")[0] if run.returncode else ""

@@ -1,4 +1,4 @@
-"""A folder for thousands of small files, which disks take long for."""
+"""Folders for thousands of small files, which disks take long for."""
 
 import shutil
 import tempfile
@@ -13,10 +13,10 @@ _LENGTH = 256 << 20
 
 
 @pytest.fixture
-def light_folder(tmp_path: Path) -> Iterator[Path]:
-    """Make an empty folder, in memory where there is much of it."""
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Make an empty folder, in memory where there is much of it; for rooms that need no disk."""
     if not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _LENGTH:
-        yield tmp_path
+        yield tmp_path_factory.mktemp("folder")
         return
     with tempfile.TemporaryDirectory(dir=_MEMORY, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
