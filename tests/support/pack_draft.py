@@ -437,10 +437,15 @@ def strong_digests(*, other: int | None = None) -> Change:
 def with_codecs(
     name: bytes = b"zstd", *, flags: int = records.SECTION_REQUIRED, count: int = 12
 ) -> Change:
-    """State a codec, and `count` digests of stored bytes; no part is stored by it."""
-    held = Piece(b"codecs", name.ljust(32, b"\0"), 32, flags)
-    digests = Piece(b"stored_digests", bytes(8 * count), 8, 0)
-    return added(held, digests) if count else added(held)
+    """State a codec, and the digests of the first `count` parts, none of which is stored by it."""
+
+    def change(draft: Draft) -> None:
+        held = Piece(b"codecs", name.ljust(32, b"\0"), 32, flags)
+        stored = [struct.pack("<Q", draft.get("part", number).digest) for number in range(count)]
+        digests = Piece(b"stored_digests", b"".join(stored), 8, 0)
+        (added(held, digests) if count else added(held))(draft)
+
+    return change
 
 
 def own_tensors(count: int = 2, *, shard: int = 0) -> Change:
