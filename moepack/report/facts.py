@@ -192,8 +192,8 @@ class PlacedPartFacts:
     offset_in_blob: int | None
     stored_length: int
     length: int
-    codec: str | None
     digest: str | None
+    codec: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

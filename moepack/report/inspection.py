@@ -197,6 +197,6 @@ def _placed_part(part: PartLocation, kind: PartKind) -> PlacedPartFacts:
         offset_in_blob=None if part.blob_offset is None else part.offset_in_blob,
         stored_length=part.stored_length,
         length=part.length,
-        codec=part.codec,
         digest=None if part.digest is None else digest.to_text(part.digest),
+        codec=part.codec,
     )

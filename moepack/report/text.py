@@ -189,7 +189,7 @@ def blob(facts: BlobFacts) -> str:
             part.type,
             f"{part.offset:,}",
             f"{part.length:,}",
-            (part.path.name if is_apart else _digest(part.digest)) + _stored(part),
+            part.path.name if is_apart else _digest(part.digest),
         )
         for part in facts.parts
     ]
@@ -204,12 +204,18 @@ def blob(facts: BlobFacts) -> str:
         f"  {row[0]:<{name}}  {row[1]:<{kind}} {row[2]:>{offset}} {row[3]:>{length}}  {row[4]}"
         for row in rows
     ]
-    return "\n".join(lines)
+    return "\n".join(lines + _stored(facts.parts))
 
 
-def _stored(part: PlacedPartFacts) -> str:
-    """Write what a part is stored by, if it is not stored as it is."""
-    return "" if part.codec is None else f"  {part.codec}, {part.stored_length:,} stored"
+def _stored(parts: Sequence[PlacedPartFacts]) -> list[str]:
+    """Write in how many bytes parts are stored that are not stored as they are."""
+    lines = []
+    for codec in dict.fromkeys(part.codec for part in parts if part.codec is not None):
+        stored = [f"{part.name} in {part.stored_length:,}" for part in parts if part.codec == codec]
+        text = f"by {codec}: {', '.join(stored)}"
+        label = "  stored "
+        lines += textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * 9)
+    return lines
 
 
 def extracted(facts: ExtractFacts) -> str:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -13,6 +15,7 @@ import zstandard
 import moepack
 from moepack.errors import MachineError, PackError, RequestError
 from moepack.format import manifest
+from moepack.mounting import mount as mounting
 from moepack.packing import compressed_files, layout
 from moepack.packing.pack_model import pack_model
 from moepack.packing.pack_summary import PackSummary
@@ -305,7 +308,7 @@ def test_a_codec_is_refused_where_blobs_have_equal_distances(model: Path, tmp_pa
 
 
 def test_restoring_in_place_and_mounting_are_refused_and_nothing_is_touched(
-    packed: Path, tmp_path: Path
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack = Path(shutil.copytree(packed, tmp_path / "pack"))
     before = tree(pack)
@@ -314,6 +317,43 @@ def test_restoring_in_place_and_mounting_are_refused_and_nothing_is_touched(
     assert "without --in-place" in (caught.value.hint or "")
     assert tree(pack) == before
     assert not (tmp_path / "shards").exists()
+    monkeypatch.setattr(mounting, "_fuse_server", lambda: None)
+    (tmp_path / "mount").mkdir()
+    with pytest.raises(RequestError, match="a mount cannot show them") as caught:
+        moepack.mount(pack, tmp_path / "mount")
+    assert "moepack restore" in (caught.value.hint or "")
+
+
+def test_a_blob_that_is_not_raw_bytes_is_not_extracted_but_its_parts_are(
+    packed: Path, plain: Path, tmp_path: Path, moepack_command: Callable[..., Any]
+) -> None:
+    which = ("--layer", "1", "--expert", "2")
+    outcome = moepack_command("extract", packed, *which, "-o", tmp_path / "blob")
+    assert outcome.returncode == 2
+    assert "stored by a codec" in outcome.stderr
+    assert "--part" in outcome.stderr
+    for path in (packed, plain):
+        target = tmp_path / path.parent.name
+        moepack_command("extract", path, *which, "--part", "gate", "-o", target)
+    first, second = (tmp_path / path.parent.name for path in (packed, plain))
+    assert first.read_bytes() == second.read_bytes() != b""
+
+
+def test_the_command_says_what_was_saved_and_where_it_is_stored(
+    model: Path, packed: Path, tmp_path: Path, moepack_command: Callable[..., Any]
+) -> None:
+    made = moepack_command("pack", model, "-o", tmp_path / "pack", "--codec", "zstd")
+    assert contents(tmp_path / "pack") == contents(packed)
+    assert "zstd:3, where it shortens a part by 5 %; files are at most that long" in made.stdout
+    assert re.search(r"experts stored in [\d.]+ KiB by zstd:3, 3\d\.\d% less", made.stdout)
+    nothing = moepack_command(
+        "pack", first_shard("mixtral"), "-o", tmp_path / "other", "--codec", "zstd"
+    )
+    assert "zstd:3 shortens no part enough: the pack is as without it" in nothing.stdout
+    assert "zstd: stored in" in moepack_command("inspect", packed).stdout
+    located = moepack_command("locate", packed, "--layer", "0", "--expert", "1").stdout
+    assert "stored by zstd: ffn_gate_exps.weight in 8," in located
+    assert "codec" not in moepack_command("inspect", tmp_path / "other").stdout
 
 
 # Whatever interrupts it

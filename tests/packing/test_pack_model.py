@@ -31,7 +31,8 @@ FIELDS = (
         "index_length",
         "data_length",
     ),
-    *("expert_length", "dense_length", "payload_length", "padding_length", "padding_share"),
+    *("expert_length", "stored_length", "codec", "dense_length"),
+    *("payload_length", "padding_length", "padding_share"),
     *("path", "dry_run", "free_space", "written_length", "resumed_file_count", "seconds"),
     "in_place",
 )

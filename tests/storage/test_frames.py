@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.storage import frames
+from moepack.storage.extents import Extent
 from moepack.storage.frames import FrameError
 
 DATA = random.Random(5).randbytes(3000) + b"again" * 1000 + bytes(200_000) + b"the end"
@@ -134,6 +135,19 @@ def test_a_frame_that_states_another_length_than_it_has_is_refused(
             way(raw_frame(stated, b"abc", b"def"), stated)
     with pytest.raises(FrameError):
         way(raw_frame(3, b"abc", b"", b"d"), 3)
+
+
+@pytest.mark.parametrize("piece_length", [1, 2, 3])
+def test_the_last_piece_is_not_given_before_the_frame_has_ended(piece_length: int) -> None:
+    assert streamed(raw_frame(3, b"ab", b"c", b""), 3, piece_length) == b"abc"
+    with pytest.raises(FrameError):
+        streamed(raw_frame(3, b"ab", b"c", b"d"), 3, piece_length)
+
+
+def test_what_lies_in_a_frame_is_not_shared_with_what_it_is_decoded_to() -> None:
+    extent = Extent(0, 8192, 0, 4096)
+    assert extent.is_blocks
+    assert not extent._replace(frame_length=4096).is_blocks
 
 
 @pytest.mark.parametrize("way", WAYS)

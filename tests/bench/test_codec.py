@@ -1,0 +1,27 @@
+"""A pack with parts stored by zstd is measured as users read it, and the report says so."""
+
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.packing.pack_model import pack_model
+from tests.support.compressible import compressible, with_biases, write_model
+
+
+@pytest.mark.parametrize("alignment", [64, 4096])
+def test_readers_decode_and_a_note_says_that_others_do_not(alignment: int, tmp_path: Path) -> None:
+    """Slices of the shards have the digests of the parts: reading checks them."""
+    model = write_model(tmp_path / "m", with_biases(compressible()))
+    pack_model(model, tmp_path / "pack", codec="zstd", alignment=alignment)
+    report = moepack.bench_pack(
+        tmp_path / "pack", source=model, seconds=0, depths=(1, 4), length=64 << 10, point_seconds=0
+    )
+    (note,) = [note for note in report.notes if "zstd" in note]
+    assert "raw and mapped reads of the pack do not" in note
+    assert {reads.layout for reads in report.readings} == {"blobs", "parts", "slices"}
+    pack_model(model, tmp_path / "plain")
+    plain = moepack.bench_pack(
+        tmp_path / "plain", source=model, seconds=0, depths=(1,), length=64 << 10, point_seconds=0
+    )
+    assert not [note for note in plain.notes if "zstd" in note]
