@@ -272,7 +272,7 @@ def test_counts_that_no_file_holds_are_refused(tmp_path: Path, moepack_command: 
     path.write_text("layer,expert,count\n0,0,9007199254740000\n0,1,1\n")
     run = moepack_command("hotness", path, "--weights", "1000000", "-o", tmp_path / "x")
     assert run.returncode == 3
-    assert "out of bounds" in run.stderr
+    assert "counts that add up to too many" in run.stderr
     assert not (tmp_path / "x").exists()
 
 
