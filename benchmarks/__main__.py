@@ -95,7 +95,7 @@ def _file_system(folder: Path) -> str:
         return f"unknown ({sys.platform})"
     resolved = folder.resolve()
     holding = [(len(at), kind) for at, kind in mounts if resolved.is_relative_to(at)]
-    return max(holding)[1]
+    return max(holding)[1] if holding else "unknown"  # a root that is none of the mounts
 
 
 if __name__ == "__main__":

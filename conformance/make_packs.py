@@ -13,11 +13,14 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
+import zstandard
 
+from moepack.format import records
 from moepack.packing.layout import Layout, load
 from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model
@@ -25,7 +28,18 @@ from tests.support.broken_manifests import BAD_ENTRIES, Entry, change
 from tests.support.broken_packs import INDEX_RULES, SHARD_RULES, VERIFIERS_RULES
 from tests.support.gguf_builder import F32, GgufBuilder, moe, split, write_shards
 from tests.support.models import hotness_of
-from tests.support.pack_draft import COUNTS, Draft, Piece, sealed
+from tests.support.pack_draft import (
+    COUNTS,
+    Draft,
+    Piece,
+    all_of,
+    moved,
+    record,
+    sealed,
+    second_places,
+    strong_digests,
+    with_codecs,
+)
 
 FOLDER = Path(__file__).parent / "packs"
 TOOL = "conformance"
@@ -116,16 +130,18 @@ def grown(shards: list[Path], target: Path) -> None:
     """Pack what a later version may write: more in every record, and sections of its own."""
     packed(counts=COUNTS)(shards, target)
     draft = Draft(target)
-    pieces = [Piece(b"later.news", b"unknown" * 3, 7, 0)]
-    for piece in reversed(draft.pieces()):
+    first, others = draft.pieces()[:3], draft.pieces()[3:]
+    pieces = []
+    for piece in (*first, *reversed(others)):
         more = b"\xff" * (4 if piece.name.startswith(b"ranks") else 24)
         length = piece.record_length
         rows = [piece.data[at : at + length] + more for at in range(0, len(piece.data), length)]
         pieces.append(piece._replace(data=b"".join(rows), record_length=length + len(more)))
-    pieces.append(Piece(b"second_places", b"", 16, 0))
+    pieces.insert(3, Piece(b"org.example.news", b"unknown" * 3, 7, 0))
+    pieces.append(Piece(b"later", b"", 16, 0))
     draft.rebuild(pieces, header_more=b"\xee" * 72, section_more=b"\xdd" * 8)
     for holder in (draft.body, draft.body["source"], draft.body["index"], draft.body["files"][0]):
-        holder["later"] = {"number": -1.5, "list": [None, True]}
+        holder["org.example.later"] = {"number": -1.5, "list": [None, True]}
     draft.save()
 
 
@@ -135,6 +151,82 @@ def dirty_padding() -> GgufBuilder:
     norm = next(spec for spec in builder.tensors if spec.name == "blk.0.attn_norm.weight")
     norm.data += bytes(15) + b"\x01"
     return builder
+
+
+def strong(shards: list[Path], target: Path) -> None:
+    """Pack with all digests that are known once more as SHA-256."""
+    packed(counts=COUNTS, sha256=True)(shards, target)
+    draft = Draft(target)
+    strong_digests()(draft)
+    draft.save()
+    draft.body["index"]["sha256"] = hashlib.sha256(draft.index).hexdigest()
+    draft.save_manifest()
+
+
+def with_a_second_place(shards: list[Path], target: Path, *, is_there: bool = True) -> None:
+    """Give the first part a second place."""
+    packed(counts=COUNTS)(shards, target)
+    draft = Draft(target)
+    second_places(draft)
+    draft.save()
+    if not is_there:
+        (target / "second.bin").unlink()
+
+
+def of_both_kinds(shards: list[Path], target: Path) -> None:
+    """Pack layer 1, and let the experts of layer 0 lie apart in the shard as it is."""
+    packed(counts=COUNTS)(shards, target)
+    draft = Draft(target)
+    pieces = {piece.name.rstrip(b"\0").decode(): piece for piece in draft.pieces()}
+    number = draft.sections["files"].record_count
+    shutil.copy(shards[0], target / "shard.gguf")
+    length = shards[0].stat().st_size
+    held = pieces["files"]
+    new = records.FileRecord(b"shard.gguf", length, records.SHARD_FILE, 0).pack()
+    pieces["files"] = held._replace(data=held.data + new)
+    draft.body["files"].append({"name": "shard.gguf", "length": length})
+    draft.rebuild(list(pieces.values()))
+    for expert in range(2):
+        draft.set("blob", expert, offset=0, length=0)
+        for part in range(3):
+            kind = draft.get("part_kind", part)
+            place = kind.shard_offset + expert * kind.stride
+            draft.set("part", 3 * expert + part, offset=place, file=number)
+    (target / BLOBS).write_bytes(bytes((target / BLOBS).stat().st_size))
+    draft.save()
+
+
+def renamed_index(shards: list[Path], target: Path) -> None:
+    """Pack with an index that has another name than a new pack's."""
+    packed(counts=COUNTS)(shards, target)
+    draft = Draft(target)
+    (target / INDEX).rename(target / "ranking-2.bin")
+    draft.body["index"]["name"] = "ranking-2.bin"
+    draft.save_manifest()
+
+
+def compressible() -> GgufBuilder:
+    """Build a model of which zstd shortens the gates, and nothing else."""
+    builder = moe((0, 1), 2, ne=(16, 8), type_id=F32, block=(1, 4))
+    for spec in builder.tensors:
+        if "ffn_gate_exps" in spec.name:
+            spec.data = bytes([7]) * len(spec.data)
+    return builder
+
+
+def with_a_long_name() -> GgufBuilder:
+    """Build a model with a tensor whose name has 200 letters."""
+    return tiny((0,)).tensor("n" * 200, (4,), F32, 16)
+
+
+def sparse_manifest(shards: list[Path], target: Path) -> None:
+    """Pack with a manifest that lacks all that may be missing."""
+    packed()(shards, target)
+    draft = Draft(target)
+    for key in ("experts_used", "context_length", "mtp_layers"):
+        del draft.body["source"][key]
+    del draft.body["index"]["pages"]
+    draft.save_manifest()
 
 
 ONE_LAYER = {key: count for key, count in COUNTS.items() if key[0] == 0}
@@ -165,6 +257,18 @@ SOUND = {
         [with_a_tensor_each()], indexed(digests=True), "an index over a shard, with digests"
     ),
     "grown": Sound([tiny()], grown, "longer records, unknown sections and keys"),
+    "strong": Sound([tiny()], strong, "SHA-256 of everything, the index and the shard among it"),
+    "second-place": Sound([tiny()], with_a_second_place, "a part with a second place"),
+    "second-place-missing": Sound(
+        [tiny()],
+        partial(with_a_second_place, is_there=False),
+        "a second place whose file is not there",
+    ),
+    "both-kinds": Sound([tiny()], of_both_kinds, "one layer packed, one in the shard as it is"),
+    "index-by-another-name": Sound([tiny()], renamed_index, "an index with another name"),
+    "long-name": Sound([with_a_long_name()], packed(), "a tensor with a name of 200 bytes"),
+    "zstd": Sound([compressible()], packed(codec="zstd"), "parts stored by a codec, beside others"),
+    "sparse-manifest": Sound([tiny()], sparse_manifest, "a manifest without what may be missing"),
 }
 
 
@@ -176,7 +280,8 @@ class Told:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.data = (path / "index.bin").read_bytes()
+        named = json.loads((path / "manifest.json").read_text())["index"]["name"]
+        self.data = (path / named).read_bytes()
         start, _, count, length = struct.unpack_from("<IQII", self.data, 12)
         self.sections = {}
         for number in range(count):
@@ -203,13 +308,14 @@ class Told:
                 told = []
                 for number in range(each):
                     about = kinds[kind + number]
-                    offset, stored, digest, file, _ = parts[part + expert * each + number]
+                    offset, stored, digest, file, codec = parts[part + expert * each + number]
                     shard, first, start, stride = about[9:]
                     origin = (shard, start + expert * stride)
                     if about[2] & 2:
                         origin = slices[first + expert]
                     known = None if files[file][3] & 1 else digest
-                    told.append((about, text(files[file][0]), offset, stored, known, origin))
+                    place = (text(files[file][0]), offset, stored, codec)
+                    told.append((about, place, known, origin))
                 yield {
                     "layer": layer, "family": text(name), "expert": expert, "rank": rank,
                     "hotness": hotness if flags & 1 else None, "blob_length": length,
@@ -231,20 +337,22 @@ def facts(path: Path, shards: list[Path]) -> dict[str, Any]:
     """Say where everything lies, once it was found there; digests are of the models' own bytes."""
     told = Told(path)
     source = [shard.read_bytes() for shard in shards]
-    files = [text(record[0]) for record in told.records("files", "<256sQII")]
+    files = [text(name) for name, *_ in told.records("files", "<256sQII")]
     experts = []
     for expert in told.experts():
         parts = []
-        for about, file, offset, length, digest, (shard, start) in expert["parts"]:
-            data = source[shard][start : start + length]
-            assert (path / file).read_bytes()[offset : offset + length] == data
+        for about, (file, offset, stored_length, codec), digest, (shard, start) in expert["parts"]:
+            data = source[shard][start : start + about[7]]
+            stored = (path / file).read_bytes()[offset : offset + stored_length]
+            assert (zstandard.decompress(stored) if codec else stored) == data
             assert digest is None or f"xxh3:{digest:016x}" == xxh3(data)
-            parts.append([text(about[0]), file, offset, length, xxh3(data), digest is not None])
+            part = [text(about[0]), file, offset, len(data), xxh3(data), digest is not None]
+            parts.append([*part, stored_length, "zstd"] if codec else part)
         experts.append(expert | {"parts": parts})
     dense = []
-    for record in told.records("tensors", "<64s24sIIIIQQQQQQQQIIQ"):
-        name, file, length, offset = (record[at] for at in (0, 5, 10, 11))
-        data = source[record[14]][record[16] : record[16] + length]
+    for tensor in told.records("tensors", "<256s24sIIIIQQQQQQQQIIQ"):
+        name, file, length, offset = (tensor[at] for at in (0, 5, 10, 11))
+        data = source[tensor[14]][tensor[16] : tensor[16] + length]
         assert (path / files[file]).read_bytes()[offset : offset + length] == data
         dense.append([text(name), files[file], offset, length, xxh3(data)])
     named = json.loads((path / "manifest.json").read_text())["source"]["shards"]
@@ -288,6 +396,96 @@ class Broken(NamedTuple):
             "asked_for": self.asked_for,
             "about": self.about,
         }
+
+
+def over_shards() -> Iterator[Broken]:
+    """Yield broken packs over shards."""
+    shard = "shard-00002-of-00003.gguf"
+    rules: tuple[tuple[str, Callable[[Draft], object], str, str | None, str], ...] = (
+        ("no-shard", removed(shard), OPENING, None, "a shard that is missing"),
+        ("cut", damaged(shard, lambda d: d.pop()), OPENING, None, "a shard that is a byte short"),
+        ("header", damaged(shard, flipped(40)), OPENING, None, "another header of a shard"),
+        (
+            "elsewhere",
+            moved("tensor", 1, offset=16),
+            VERIFICATION,
+            None,
+            "a tensor that lies elsewhere in its shard than it lay",
+        ),
+        (
+            "gap",
+            gap_that_is_not_zero(shard),
+            VERIFICATION,
+            None,
+            "a byte of a shard that no record covers, and that is not zero",
+        ),
+        (
+            "codec",
+            all_of(with_codecs(), record("part", 0, codec=1)),
+            USE,
+            "experts",
+            "a codec in a file of kind 1",
+        ),
+    )
+    for name, breaks, verdict, asked_for, about in rules:
+        yield Broken(f"broken-over-shards-{name}", breaks, verdict, asked_for, about)
+
+
+def with_a_codec() -> Iterator[Broken]:
+    """Yield broken packs with parts that are stored by a codec."""
+    rules: tuple[tuple[str, Callable[[Draft], object], str, str | None, str], ...] = (
+        ("frame", frame_of(b"\0" * 9), USE, "experts", "stored bytes that are no frame"),
+        (
+            "length",
+            frame_of(zstandard.ZstdCompressor().compress(bytes([7]) * 31)),
+            USE,
+            "experts",
+            "a frame that decodes to another length than the part's",
+        ),
+        ("stored-digest", other_stored_digest, VERIFICATION, None, "a digest of stored bytes"),
+    )
+    for name, breaks, verdict, asked_for, about in rules:
+        yield Broken(f"broken-zstd-{name}", breaks, verdict, asked_for, about)
+
+
+def frame_of(stored: bytes) -> Callable[[Draft], None]:
+    """Return what stores the first part in other bytes, with a right digest of these."""
+
+    def breaks(draft: Draft) -> None:
+        part = draft.get("part")
+        path = draft.path / BLOBS
+        data = bytearray(path.read_bytes())
+        data[part.offset : part.offset + part.stored_length] = bytes(part.stored_length)
+        data[part.offset : part.offset + len(stored)] = stored
+        path.write_bytes(data)
+        if part.stored_length != len(stored):
+            draft.set("part", 0, stored_length=len(stored))
+        at = draft.sections["stored_digests"].offset
+        draft.index[at : at + 8] = struct.pack("<Q", xxhash.xxh3_64_intdigest(stored))
+
+    return breaks
+
+
+def other_stored_digest(draft: Draft) -> None:
+    """State another digest of the stored bytes of the first part."""
+    draft.index[draft.sections["stored_digests"].offset] ^= 1
+
+
+def gap_that_is_not_zero(name: str) -> Callable[[Draft], None]:
+    """Return what writes into the padding behind the first tensor of a shard."""
+
+    def breaks(draft: Draft) -> None:
+        number = [entry["name"] for entry in draft.body["files"]].index(name)
+        count = draft.sections["tensors"].record_count
+        tensors = [draft.get("tensor", n) for n in range(count)]
+        ends = [tensor.offset + tensor.length for tensor in tensors if tensor.file == number]
+        path = draft.path / name
+        data = bytearray(path.read_bytes())
+        assert not any(data[min(ends) : min(ends) + 16]), "no padding"
+        data[min(ends)] = 1
+        path.write_bytes(data)
+
+    return breaks
 
 
 def text_of(change: Callable[[str], str]) -> Callable[[Draft], None]:
@@ -406,6 +604,8 @@ def all_broken() -> Iterator[Broken]:
                 verdict, asked_for = STAGES[group]
                 if group == "dense" and rule.place.startswith("shard_bytes"):
                     asked_for = "restoring"
+                if rule.place.startswith("second place"):
+                    asked_for = "second_places"
                 yield Broken(name, rule.breaks, verdict, asked_for, f"{rule.name}: {rule.problem}")
     seen = set()
     for rule in SHARD_RULES:
@@ -419,6 +619,13 @@ def all_broken() -> Iterator[Broken]:
         USE,
         "restoring",
         "the SHA-256 of a header in the manifest: not that of the header in the pack",
+    )
+    yield Broken(
+        "broken-restoring-shard-sha256",
+        other_sha256,
+        USE,
+        "restoring",
+        "the SHA-256 of a shard in the manifest: not that of the shard in the pack",
     )
     for rule in VERIFIERS_RULES:
         if rule.name != "a part's digest":  # a reader compares it as well
@@ -438,6 +645,11 @@ def manifest_of(entry: Entry) -> Callable[[Draft], None]:
 def other_header_sha256(draft: Draft) -> None:
     """State another SHA-256 of a shard's header."""
     draft.body["source"]["shards"][0]["header_sha256"] = "0" * 64
+
+
+def other_sha256(draft: Draft) -> None:
+    """State another SHA-256 of a shard."""
+    draft.body["source"]["shards"][0]["sha256"] = "0" * 64
 
 
 def slug(name: str) -> str:
@@ -464,10 +676,14 @@ def make(target: Path) -> None:
         base = Path(scratch) / "base"
         packed(counts=COUNTS)(model, base)
         draft = Draft(base, compact=True)
-        draft.body |= {"tool": TOOL, "layout": {}, "hotness": None}
+        draft.body |= {"tool": TOOL, "layout": {}, "hotness": {}}
         draft.save_manifest()
         for broken in all_broken():
             verdicts.append(broken.write(base, target))
+        for broken in over_shards():
+            verdicts.append(broken.write(target / "over-shards", target))
+        for broken in with_a_codec():
+            verdicts.append(broken.write(target / "zstd", target))
     lines = ",\n".join(json.dumps(verdict) for verdict in verdicts)
     (target / "verdicts.json").write_text(f"[\n{lines}\n]\n")
 

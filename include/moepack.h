@@ -26,6 +26,10 @@
  *     if (moepack_locate_part(&pack, family, 17, 0, &part, &error)) die(error.message);
  *     if (moepack_check_part(&pack, &part, buffer + part.offset_in_blob, &error)) ...
  *
+ * A part may be stored by a codec: part.codec names it, and part.stored_length is what it takes on
+ * disk. moepack_decode_part makes the part's own bytes of these. zstd is the one codec of this
+ * version; compile with -DMOEPACK_ZSTD and link with -lzstd, or such packs are not opened.
+ *
  * An index may also lie over the shards of a GGUF as they are. Then an expert has no blob: its
  * parts lie apart, in files that are not aligned, and blob.apart says so. Each part is a read of
  * its own. What O_DIRECT reads starts and ends at blocks of the drive (4096 bytes suit nearly all
@@ -51,8 +55,8 @@
  * Threads: an open pack is never written to. All functions that take a `const moepack *` may run on
  * one pack in any number of threads. moepack_close must be the last.
  *
- * Memory: the index stays mapped while the pack is open; apart from that a pack takes a few KiB. As
- * with every mapping, who cuts index.bin short while it is in use gets a SIGBUS.
+ * Memory: the index stays mapped while the pack is open; apart from that a pack takes 128 KiB or
+ * less. As with every mapping, who cuts the index short while it is in use gets a SIGBUS.
  *
  * Later packs: the index is a directory of sections, found by name, whose records have a stated
  * length. Sections that this reader does not know are passed over, or refused by name where they
@@ -63,15 +67,17 @@
  * at run time, else with SSE2; on AArch64 with NEON; elsewhere in plain C. `cc -O2` is enough, with
  * no -march. Macros that you may define beside MOEPACK_IMPLEMENTATION:
  *
+ *     MOEPACK_ZSTD         decode parts that zstd stores, by the installed zstd (<zstd.h>, 1.4.0 or
+ *                          later), and link with -lzstd
  *     MOEPACK_USE_XXHASH   leave digests to the installed xxHash (<xxhash.h>, 0.8.0 or later), and
  *                          link with -lxxhash; or define XXH_INLINE_ALL as well, and link nothing:
  *                          then xxHash is compiled here, for what your -march allows
  *     MOEPACK_NO_AVX2      do not choose AVX2
  *     MOEPACK_NO_SIMD      choose plain C
  *
- * What is not done: the manifest is not read (it must exist), whole packs are not verified
- * (overlaps, padding, order of ranks), and shards are not restored. `moepack verify` and `moepack
- * restore` do that.
+ * What is not done: of the manifest, which has to be JSON, only the name of the index is taken;
+ * second places and strong digests are not used; whole packs are not verified (overlaps, padding,
+ * order of ranks), and shards are not restored. `moepack verify` and `moepack restore` do that.
  *
  * MIT License, Copyright (c) the moepack authors. See LICENSE.
  */
@@ -92,7 +98,7 @@ typedef enum moepack_code {
     MOEPACK_ERR_SYSTEM,     /* the system refused; system_error holds errno */
     MOEPACK_ERR_NOT_A_PACK, /* not a directory with a manifest.json: no pack, or not a whole one */
     MOEPACK_ERR_VERSION,    /* a later version of the format */
-    MOEPACK_ERR_FEATURE,    /* needs a section that this reader does not know */
+    MOEPACK_ERR_FEATURE,    /* needs a section or a codec that this reader does not know */
     MOEPACK_ERR_DAMAGED,    /* the pack breaks a rule of the format */
     MOEPACK_ERR_NO_SUCH,    /* the pack does not hold what was asked for */
     MOEPACK_ERR_BUFFER,     /* the caller's buffer is too small, or the machine's address space */
@@ -106,7 +112,7 @@ typedef struct moepack_error {
     char message[256]; /* one line: file, place, what was expected and found */
 } moepack_error;
 
-/* The records of index.bin, as they lie in the file; what follows in longer ones is left alone. All
+/* The records of the index, as they lie in the file; what follows in longer ones is left alone. All
  * integers are little-endian. */
 
 typedef struct moepack_header {
@@ -129,7 +135,7 @@ typedef struct moepack_section_record {
 typedef struct moepack_file_record {
     char name[256];
     uint64_t length;
-    uint32_t kind;  /* MOEPACK_DATA_FILE or MOEPACK_SHARD_FILE */
+    uint32_t kind;  /* MOEPACK_DATA_FILE, MOEPACK_SHARD_FILE or MOEPACK_SECOND_FILE */
     uint32_t flags; /* MOEPACK_WITHOUT_DIGESTS */
 } moepack_file_record;
 
@@ -174,7 +180,7 @@ typedef struct moepack_slice_record {
 } moepack_slice_record;
 
 typedef struct moepack_tensor_record {
-    char name[64];
+    char name[256];
     char type_name[24];
     uint32_t type_id, flags, dimension_count, file;
     uint64_t ne[4];
@@ -193,6 +199,7 @@ enum {
     MOEPACK_SECTION_REQUIRED = 1,
     MOEPACK_DATA_FILE = 0,
     MOEPACK_SHARD_FILE = 1,       /* a file of the source as it was: nothing in it is aligned */
+    MOEPACK_SECOND_FILE = 2,      /* parts a second time: not needed, may be missing, stands last */
     MOEPACK_WITHOUT_DIGESTS = 1,  /* the digests of what lies in the file are not known */
     MOEPACK_HOTNESS_MEASURED = 1,
     MOEPACK_TYPE_INFERRED = 1,    /* the gap between tensors proved the length */
@@ -214,10 +221,12 @@ typedef struct moepack {
     const moepack_header *header; /* the start of the mapping; NULL where no pack is open */
     moepack_table files, families, part_kinds, blobs, parts, ranks;
     moepack_table slices, tensors, shard_bytes; /* of these there may be none */
+    moepack_table codecs, stored_digests, second_places, strong_digests;
     uint64_t index_length;                      /* bytes that are mapped */
+    char index_name[256];                       /* as the manifest says */
     char *path;
-    uint16_t *layers; /* main families, by layer: a table of layer_mask + 1 slots */
-    uint32_t layer_mask;
+    uint16_t *layers; /* by layer: 1 + the number of its main family, or 0 */
+    uint32_t layer_count;
 } moepack;
 
 /* Where an expert lies. `offset` counts from the start of file number `file`. */
@@ -239,11 +248,12 @@ typedef struct moepack_part {
     uint64_t offset;
     uint64_t offset_in_blob;       /* means nothing where it lies apart */
     uint64_t length;               /* bytes, without padding */
-    uint64_t stored_length;        /* bytes on disk; the same, as no codec is known */
+    uint64_t stored_length;        /* bytes on disk; the same unless there is a codec */
     uint64_t digest;               /* XXH3-64 of the part's bytes; means nothing unless known */
     uint32_t file;                 /* the blob's, unless it lies apart */
     int apart;                     /* there is no blob around it, and its offset is not aligned */
     int has_digest;                /* whether the digest is known */
+    const char *codec;             /* that undoes what is stored, such as "zstd"; NULL: none */
     const moepack_part_kind *kind; /* name, type, shape; lives as long as the pack is open */
 } moepack_part;
 
@@ -265,7 +275,7 @@ typedef struct moepack_tensor {
     uint64_t offset;        /* in file number `file`: a multiple of header->tensor_alignment, but
                                not in a shard */
     uint64_t length;        /* bytes, without padding */
-    uint64_t stored_length; /* bytes on disk; the same, as no codec is known */
+    uint64_t stored_length; /* bytes on disk; the same, as dense tensors have no codec */
     uint64_t digest;        /* XXH3-64 of the tensor's bytes; means nothing unless known */
     int has_digest;
     moepack_origin origin; /* where it lay in the source */
@@ -278,8 +288,8 @@ typedef struct moepack_range {
     uint64_t needed;         /* where they end in it; what lies behind may be behind the file */
 } moepack_range;
 
-/* Open the pack in the directory `path`: map index.bin and check it, up to its digest. Where it is
- * an index over shards, check their lengths and headers as well.
+/* Open the pack in the directory `path`: map the index that its manifest names and check it, up to
+ * its digest. Where it is an index over shards, check their lengths and headers as well.
  * Fills *pack, which must not be an open pack; close it with moepack_close. On failure *pack is
  * zeroed and holds nothing.
  * Errors: SYSTEM, NOT_A_PACK, VERSION, FEATURE, DAMAGED, DIGEST, BUFFER. */
@@ -345,7 +355,7 @@ moepack_code moepack_file_path(const moepack *pack, uint32_t file, char *buffer,
 /* Open data file number `file` for reading, with more `flags` of open(2), such as O_DIRECT, or 0.
  * *fd is the caller's, who closes it. A pack keeps its path as it was given: with a relative one,
  * open the files before the process changes its directory. Errors: NO_SUCH, BUFFER, SYSTEM,
- * DAMAGED (the file is missing, or not a regular file). */
+ * DAMAGED (the file is missing, or not a regular file; of kind MOEPACK_SECOND_FILE: NO_SUCH). */
 moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int *fd,
                              moepack_error *error);
 
@@ -366,8 +376,14 @@ moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t o
 moepack_code moepack_read_range(const moepack *pack, int fd, uint32_t file,
                                 const moepack_range *range, void *buffer, moepack_error *error);
 
-/* Check that part->length bytes, read from where the part lies, have its digest. Where that is not
- * known, they are not looked at. Errors: DIGEST. */
+/* Undo the codec of a part: from its part->stored_length bytes on disk make part->length bytes, in
+ * room of the caller's that is apart from them. Without a codec they are copied. On failure `bytes`
+ * holds nothing of use. Errors: DAMAGED. */
+moepack_code moepack_decode_part(const moepack *pack, const moepack_part *part, const void *stored,
+                                 void *bytes, moepack_error *error);
+
+/* Check that part->length bytes, as they are without a codec, have the part's digest. Where that is
+ * not known, they are not looked at. Errors: DIGEST. */
 moepack_code moepack_check_part(const moepack *pack, const moepack_part *part, const void *bytes,
                                 moepack_error *error);
 
@@ -400,6 +416,10 @@ const char *moepack_code_name(moepack_code code);
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
+
+#ifdef MOEPACK_ZSTD
+#include <zstd.h>
+#endif
 
 /* What digests long inputs. */
 #ifdef MOEPACK_USE_XXHASH
@@ -440,18 +460,20 @@ MOEPACK__ASSERT(part_kind, sizeof(moepack_part_kind) == 152);
 MOEPACK__ASSERT(blob, sizeof(moepack_blob_record) == 32);
 MOEPACK__ASSERT(part, sizeof(moepack_part_record) == 32);
 MOEPACK__ASSERT(slice, sizeof(moepack_slice_record) == 16);
-MOEPACK__ASSERT(tensor, sizeof(moepack_tensor_record) == 184);
+MOEPACK__ASSERT(tensor, sizeof(moepack_tensor_record) == 376);
 MOEPACK__ASSERT(shard_bytes, sizeof(moepack_shard_bytes_record) == 40);
 MOEPACK__ASSERT(off_t, sizeof(off_t) == 8);
 
 #define MOEPACK__MAX_ALIGNMENT 1073741824u
 #define MOEPACK__MAX_LENGTH (UINT64_MAX >> 1)
 #define MOEPACK__MAX_RECORD 65536u
-#define MOEPACK__MAX_SHARDS 65536u
+#define MOEPACK__MAX_MANIFEST (8 << 20)
+#define MOEPACK__MAX_INDEX (1 << 30)
+#define MOEPACK__MAX_SHARDS 4096u
+#define MOEPACK__MAX_LAYERS 65536u
 #define MOEPACK__MAX_SHARD_HEADER (256u << 20) /* what is longer is not read */
 #define MOEPACK__MAX_PATH 4096
 
-static const char moepack__index[] = "index.bin";
 static const char moepack__manifest[] = "manifest.json";
 
 /* ---- errors ---- */
@@ -477,7 +499,11 @@ static moepack_code moepack__fail(moepack_error *error, moepack_code code, const
     return code;
 }
 
-#define MOEPACK__DAMAGED(...) moepack__fail(error, MOEPACK_ERR_DAMAGED, moepack__index, __VA_ARGS__)
+/* These are for functions that have a `pack` and an `error`. */
+#define MOEPACK__DAMAGED(...)                                                                      \
+    moepack__fail(error, MOEPACK_ERR_DAMAGED, pack->index_name, __VA_ARGS__)
+#define MOEPACK__NO_SUCH(...)                                                                      \
+    moepack__fail(error, MOEPACK_ERR_NO_SUCH, pack->index_name, __VA_ARGS__)
 
 static moepack_code moepack__system(moepack_error *error, const char *file, const char *what) {
     int number = errno;
@@ -520,10 +546,10 @@ static void moepack__copy_name(char text[64], const char *name) {
 }
 
 #ifdef __GNUC__
-__attribute__((format(printf, 3, 4)))
+__attribute__((format(printf, 4, 5)))
 #endif
-static moepack_code moepack__break(moepack_error *error, moepack__place place, const char *format,
-                                   ...) {
+static moepack_code moepack__break(const moepack *pack, moepack__place place, moepack_error *error,
+                                   const char *format, ...) {
     char inner[48] = "", name[64] = "";
     const char *before = " ", *after = "";
     va_list list;
@@ -540,10 +566,10 @@ static moepack_code moepack__break(moepack_error *error, moepack__place place, c
     return MOEPACK_ERR_DAMAGED;
 }
 
-/* One rule of the format, in a function that gives a moepack_code and has an `error`. */
+/* One rule of the format, in a function that gives a moepack_code. */
 #define MOEPACK__RULE(holds, place, ...)                                                           \
     do {                                                                                           \
-        if (!(holds)) return moepack__break(error, place, __VA_ARGS__);                            \
+        if (!(holds)) return moepack__break(pack, place, error, __VA_ARGS__);                      \
     } while (0)
 
 const char *moepack_code_name(moepack_code code) {
@@ -910,7 +936,7 @@ uint64_t moepack_xxh3(const void *bytes, size_t length) {
 
 #endif /* MOEPACK_USE_XXHASH */
 
-/* ---- opening: header and directory ---- */
+/* ---- names and texts ---- */
 
 static int moepack__is_letter_or_digit(char c) {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
@@ -930,21 +956,85 @@ static int moepack__bad_byte(const char *field, int size) {
     return -1;
 }
 
-static moepack_code moepack__check_name(const char *field, int size, moepack__place place,
-                                        const char *what, moepack_error *error) {
+static moepack_code moepack__check_name(const moepack *pack, const char *field, int size,
+                                        moepack__place place, const char *what,
+                                        moepack_error *error) {
     int bad = moepack__bad_byte(field, size);
     if (bad < 0) return MOEPACK_OK;
-    return moepack__break(error, place,
+    return moepack__break(pack, place, error,
                           "%s: expected 1 to %d letters, digits, '.', '_', '-', then zeros; "
                           "byte %d is 0x%02x",
                           what, size - 1, bad, (unsigned)(uint8_t)field[bad]);
 }
 
+static int moepack__lower(char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; }
+
+/* Compare names without regard to case; all are ASCII. */
+static int moepack__compare(const char *a, const char *b) {
+    while (*a && moepack__lower(*a) == moepack__lower(*b)) a++, b++;
+    return moepack__lower(*a) - moepack__lower(*b);
+}
+
+/* Say whether some systems take a name for a device, whatever stands behind its first dot. */
+static int moepack__is_device(const char *name) {
+    static const char *const devices[] = {"con", "prn", "aux", "nul"};
+    size_t length = strcspn(name, "."), i;
+    char stem[5] = "";
+    if (length != 3 && length != 4) return 0;
+    for (i = 0; i < length; i++) stem[i] = (char)moepack__lower(name[i]);
+    for (i = 0; i < sizeof devices / sizeof *devices; i++)
+        if (strcmp(stem, devices[i]) == 0) return 1;
+    return length == 4 && stem[3] >= '0' && stem[3] <= '9' &&
+           (strncmp(stem, "com", 3) == 0 || strncmp(stem, "lpt", 3) == 0);
+}
+
+/* Say whether a name of letters, digits, '.', '_' and '-' may be that of the index. */
+static int moepack__is_index_name(const char *name) {
+    static const char *const taken[] = {"manifest.json", "manifest.json.tmp", "pack.journal"};
+    size_t i;
+    for (i = 0; i < sizeof taken / sizeof *taken; i++)
+        if (moepack__compare(name, taken[i]) == 0) return 0;
+    return moepack__is_letter_or_digit(name[0]) && name[strlen(name) - 1] != '.' &&
+           !moepack__is_device(name);
+}
+
+/* Give the length of the UTF-8 sequence at `s`, which ends with a zero byte; 0 for what is none. */
+static int moepack__sequence(const uint8_t *s) {
+    int length = s[0] >> 5 == 6 ? 2 : s[0] >> 4 == 14 ? 3 : s[0] >> 3 == 30 ? 4 : 0, i;
+    uint32_t code;
+    if (length == 0) return s[0] < 0x80;
+    code = s[0] & (0xFFu >> (length + 1));
+    for (i = 1; i < length; i++) {
+        if (s[i] >> 6 != 2) return 0;
+        code = code << 6 | (s[i] & 0x3Fu);
+    }
+    if (code < (length == 2 ? 0x80u : length == 3 ? 0x800u : 0x10000u)) return 0;
+    return code > 0x10FFFFu || (code >= 0xD800u && code <= 0xDFFFu) ? 0 : length;
+}
+
+/* The name of a tensor is what the source says: any text that is padded with zeros. */
+static int moepack__is_text(const char *field, size_t size) {
+    size_t end = 0, i;
+    while (end < size && field[end]) end++;
+    if (end == 0 || end == size) return 0;
+    for (i = end; i < size; i++)
+        if (field[i]) return 0;
+    for (i = 0; i < end;) {
+        int length = moepack__sequence((const uint8_t *)field + i);
+        if (!length) return 0;
+        i += (size_t)length;
+    }
+    return 1;
+}
+
+/* ---- opening: header and directory ---- */
+
 static int moepack__is_alignment(uint64_t x) {
     return x != 0 && (x & (x - 1)) == 0 && x <= MOEPACK__MAX_ALIGNMENT;
 }
 
-static moepack_code moepack__check_alignments(const moepack_header *h, moepack_error *error) {
+static moepack_code moepack__check_alignments(const moepack *pack, moepack_error *error) {
+    const moepack_header *h = pack->header;
     static const char *const names[] = {"blob_alignment", "part_alignment", "tensor_alignment"};
     const uint64_t alignments[] = {h->blob_alignment, h->part_alignment, h->tensor_alignment};
     int i;
@@ -962,8 +1052,8 @@ static uint64_t moepack__directory_end(const moepack_header *h) {
     return h->header_length + (uint64_t)h->section_count * h->section_record_length;
 }
 
-static moepack_code moepack__check_length(const char *field, uint32_t length, size_t known,
-                                          moepack_error *error) {
+static moepack_code moepack__check_length(const moepack *pack, const char *field,
+                                          uint32_t length, size_t known, moepack_error *error) {
     if (length >= known && length <= MOEPACK__MAX_RECORD && length % 8 == 0) return MOEPACK_OK;
     return MOEPACK__DAMAGED("%s: expected %zu to 65536, a multiple of 8, found %" PRIu32, field,
                             known, length);
@@ -975,7 +1065,7 @@ static moepack_code moepack__check_header(const moepack *pack, moepack_error *er
     if (memcmp(h->magic, "MOEPACK", 8) != 0)
         return MOEPACK__DAMAGED("magic: not the index of a moepack");
     if (h->format_version != 1)
-        return moepack__fail(error, MOEPACK_ERR_VERSION, moepack__index,
+        return moepack__fail(error, MOEPACK_ERR_VERSION, pack->index_name,
                              "format_version: expected 1, found %" PRIu32, h->format_version);
     if (h->index_length != pack->index_length)
         return MOEPACK__DAMAGED("index_length: expected %" PRIu64 " as on disk, found %" PRIu64,
@@ -983,15 +1073,18 @@ static moepack_code moepack__check_header(const moepack *pack, moepack_error *er
     if (h->section_count == 0 || h->section_count > 256)
         return MOEPACK__DAMAGED("section_count: expected 1 to 256, found %" PRIu32,
                                 h->section_count);
-    code = moepack__check_length("header_length", h->header_length, sizeof *h, error);
+    code = moepack__check_length(pack, "header_length", h->header_length, sizeof *h, error);
     if (!code)
-        code = moepack__check_length("section_record_length", h->section_record_length,
+        code = moepack__check_length(pack, "section_record_length", h->section_record_length,
                                      sizeof(moepack_section_record), error);
     if (code) return code;
     if (moepack__directory_end(h) + 8 > h->index_length)
         return MOEPACK__DAMAGED("directory: ends at byte %" PRIu64 ", but the index at %" PRIu64,
                                 moepack__directory_end(h), h->index_length);
-    return moepack__check_alignments(h, error);
+    if (moepack__directory_end(h) > MOEPACK__MAX_RECORD)
+        return MOEPACK__DAMAGED("directory: expected its end at byte 65536 or before, found %"
+                                PRIu64, moepack__directory_end(h));
+    return moepack__check_alignments(pack, error);
 }
 
 /* A section of this version. */
@@ -1001,23 +1094,35 @@ typedef struct moepack__known {
     uint64_t least, most; /* records */
 } moepack__known;
 
-enum { MOEPACK__SECTIONS = 9, MOEPACK__NEEDED = 6, MOEPACK__RANKS = 5 };
+enum {
+    MOEPACK__SECTIONS = 13,
+    MOEPACK__FIRST = 3,  /* the first three stand first */
+    MOEPACK__NEEDED = 6, /* the first six are always there */
+    MOEPACK__RANKS = 5,
+    MOEPACK__CODECS = 9
+};
 
 static const moepack__known moepack__sections[MOEPACK__SECTIONS] = {
     {"files", sizeof(moepack_file_record), 1, 8192},
     {"families", sizeof(moepack_family), 1, 4096},
     {"part_kinds", sizeof(moepack_part_kind), 1, 32768},
-    {"blobs", sizeof(moepack_blob_record), 1, 16777216},
-    {"parts", sizeof(moepack_part_record), 1, 1073741824},
-    {"ranks", sizeof(uint32_t), 1, 16777216},
-    {"slices", sizeof(moepack_slice_record), 0, 1073741824},
+    {"blobs", sizeof(moepack_blob_record), 1, 4194304},
+    {"parts", sizeof(moepack_part_record), 1, 16777216},
+    {"ranks", sizeof(uint32_t), 1, 4194304},
+    {"slices", sizeof(moepack_slice_record), 0, 16777216},
     {"tensors", sizeof(moepack_tensor_record), 0, 1048576},
-    {"shard_bytes", sizeof(moepack_shard_bytes_record), 0, 1048576}};
+    {"shard_bytes", sizeof(moepack_shard_bytes_record), 0, 1048576},
+    {"codecs", 32, 1, 64},
+    {"stored_digests", 8, 1, 16777216},
+    {"second_places", 16, 1, 16777216},
+    {"strong_digests", 32, 1, 18874368}};
 
 static moepack_table *moepack__table(moepack *pack, int number) {
     moepack_table *const tables[MOEPACK__SECTIONS] = {
-        &pack->files, &pack->families, &pack->part_kinds, &pack->blobs,      &pack->parts,
-        &pack->ranks, &pack->slices,   &pack->tensors,    &pack->shard_bytes};
+        &pack->files,          &pack->families,       &pack->part_kinds,     &pack->blobs,
+        &pack->parts,          &pack->ranks,          &pack->slices,         &pack->tensors,
+        &pack->shard_bytes,    &pack->codecs,         &pack->stored_digests, &pack->second_places,
+        &pack->strong_digests};
     return tables[number];
 }
 
@@ -1027,9 +1132,9 @@ static const moepack_section_record *moepack__section(const moepack *pack, uint3
     return (const moepack_section_record *)(const void *)(first + n * h->section_record_length);
 }
 
-static moepack_code moepack__check_known(const moepack_section_record *s,
+static moepack_code moepack__check_known(const moepack *pack, const moepack_section_record *s,
                                          const moepack__known *known, moepack_error *error) {
-    unsigned step = known == moepack__sections + MOEPACK__RANKS ? 4 : 8;
+    const unsigned step = known == moepack__sections + MOEPACK__RANKS ? 4 : 8;
     if (s->record_length < known->record_length || s->record_length % step)
         return MOEPACK__DAMAGED("%s: record_length: expected %zu or more, a multiple of %u, "
                                 "found %" PRIu32,
@@ -1038,6 +1143,8 @@ static moepack_code moepack__check_known(const moepack_section_record *s,
         return MOEPACK__DAMAGED("%s: record_count: expected %" PRIu64 " to %" PRIu64
                                 ", found %" PRIu64,
                                 s->name, known->least, known->most, s->record_count);
+    if (!s->flags && known == moepack__sections + MOEPACK__CODECS)
+        return MOEPACK__DAMAGED("codecs: flags: expected 1 (required), found 0");
     return MOEPACK_OK;
 }
 
@@ -1048,8 +1155,8 @@ static moepack_code moepack__check_section(const moepack *pack, uint32_t n, int 
     const moepack_section_record *s = moepack__section(pack, n);
     uint32_t i;
     int known;
-    moepack_code code =
-        moepack__check_name(s->name, sizeof s->name, moepack__at("section", n), "name", error);
+    moepack_code code = moepack__check_name(pack, s->name, sizeof s->name,
+                                            moepack__at("section", n), "name", error);
     if (code) return code;
     if (s->flags & ~(uint32_t)MOEPACK_SECTION_REQUIRED)
         return MOEPACK__DAMAGED("%s: flags: expected 0 or 1, found 0x%" PRIx32, s->name, s->flags);
@@ -1058,9 +1165,9 @@ static moepack_code moepack__check_section(const moepack *pack, uint32_t n, int 
                                 s->record_length);
     for (known = MOEPACK__SECTIONS - 1; known >= 0; known--)
         if (strcmp(moepack__sections[known].name, s->name) == 0) break;
-    if (known >= 0) code = moepack__check_known(s, moepack__sections + known, error);
+    if (known >= 0) code = moepack__check_known(pack, s, moepack__sections + known, error);
     else if (s->flags)
-        code = moepack__fail(error, MOEPACK_ERR_FEATURE, moepack__index,
+        code = moepack__fail(error, MOEPACK_ERR_FEATURE, pack->index_name,
                              "directory: needs the section '%s', which this reader does not know",
                              s->name);
     if (code) return code;
@@ -1102,14 +1209,32 @@ static moepack_code moepack__follow(const moepack *pack, const moepack_section_r
     return MOEPACK_OK;
 }
 
-static moepack_code moepack__check_needed(moepack *pack, moepack_error *error) {
-    int i;
-    for (i = 0; i < MOEPACK__NEEDED; i++)
-        if (!moepack__table(pack, i)->records)
-            return MOEPACK__DAMAGED("%s: the section is missing", moepack__sections[i].name);
-    if (pack->ranks.count != pack->blobs.count)
-        return MOEPACK__DAMAGED("ranks: record_count: expected %" PRIu64 " as of blobs, found %"
-                                PRIu64, pack->blobs.count, pack->ranks.count);
+static moepack_code moepack__check_sections(moepack *pack, moepack_error *error) {
+    /* Sections that have a record for each of something else. */
+    static const int numbers[] = {MOEPACK__RANKS, MOEPACK__CODECS + 1, MOEPACK__CODECS + 2,
+                                  MOEPACK__CODECS + 3};
+    static const char *const of[] = {"blobs", "parts", "parts", "parts, tensors and shard_bytes"};
+    const uint64_t parts = pack->parts.count;
+    const uint64_t counts[] = {pack->blobs.count, parts, parts,
+                               parts + pack->tensors.count + pack->shard_bytes.count};
+    int n;
+    for (n = 0; n < MOEPACK__NEEDED; n++)
+        if (!moepack__table(pack, n)->records)
+            return MOEPACK__DAMAGED("%s: the section is missing", moepack__sections[n].name);
+    for (n = 0; n < MOEPACK__FIRST; n++)
+        if (strcmp(moepack__section(pack, (uint32_t)n)->name, moepack__sections[n].name) != 0)
+            return MOEPACK__DAMAGED("directory: section %d: expected %s, found %s", n,
+                                    moepack__sections[n].name,
+                                    moepack__section(pack, (uint32_t)n)->name);
+    for (n = 0; n < 4; n++) {
+        const moepack_table *table = moepack__table(pack, numbers[n]);
+        if (table->records && table->count != counts[n])
+            return MOEPACK__DAMAGED("%s: record_count: expected %" PRIu64 " as of %s, found %"
+                                    PRIu64, moepack__sections[numbers[n]].name, counts[n], of[n],
+                                    table->count);
+    }
+    if (pack->codecs.records && !pack->stored_digests.records)
+        return MOEPACK__DAMAGED("stored_digests: the section is missing, as there are codecs");
     return MOEPACK_OK;
 }
 
@@ -1137,7 +1262,7 @@ static moepack_code moepack__read_directory(moepack *pack, moepack_error *error)
                                 PRIu64, length, pack->index_length);
     code = moepack__pad(pack, "the trailer", &at, error);
     if (code) return code;
-    return moepack__check_needed(pack, error);
+    return moepack__check_sections(pack, error);
 }
 
 static moepack_code moepack__check_trailer(const moepack *pack, moepack_error *error) {
@@ -1145,7 +1270,7 @@ static moepack_code moepack__check_trailer(const moepack *pack, moepack_error *e
     uint64_t stored = moepack__u64(bytes + pack->index_length - 8);
     uint64_t found = moepack_xxh3(bytes, (size_t)pack->index_length - 8);
     if (stored == found) return MOEPACK_OK;
-    return moepack__fail(error, MOEPACK_ERR_DIGEST, moepack__index,
+    return moepack__fail(error, MOEPACK_ERR_DIGEST, pack->index_name,
                          "trailer: expected xxh3:%016" PRIx64 ", found xxh3:%016" PRIx64, stored,
                          found);
 }
@@ -1175,37 +1300,6 @@ const moepack_file_record *moepack_file_at(const moepack *pack, uint32_t n) {
     return (const moepack_file_record *)moepack__record(&pack->files, n);
 }
 
-static int moepack__lower(char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; }
-
-/* Compare names without regard to case; all are ASCII. */
-static int moepack__compare(const char *a, const char *b) {
-    while (*a && moepack__lower(*a) == moepack__lower(*b)) a++, b++;
-    return moepack__lower(*a) - moepack__lower(*b);
-}
-
-/* Say whether some systems take a name for a device, whatever stands behind its first dot. */
-static int moepack__is_device(const char *name) {
-    static const char *const devices[] = {"con", "prn", "aux", "nul"};
-    size_t length = strcspn(name, "."), i;
-    char stem[5] = "";
-    if (length != 3 && length != 4) return 0;
-    for (i = 0; i < length; i++) stem[i] = (char)moepack__lower(name[i]);
-    for (i = 0; i < sizeof devices / sizeof *devices; i++)
-        if (strcmp(stem, devices[i]) == 0) return 1;
-    return length == 4 && stem[3] >= '0' && stem[3] <= '9' &&
-           (strncmp(stem, "com", 3) == 0 || strncmp(stem, "lpt", 3) == 0);
-}
-
-static int moepack__is_file_name(const char *name) {
-    static const char *const taken[] = {"index.bin", "manifest.json", "manifest.json.tmp",
-                                        "pack.journal"};
-    size_t i;
-    for (i = 0; i < sizeof taken / sizeof *taken; i++)
-        if (moepack__compare(name, taken[i]) == 0) return 0;
-    return moepack__is_letter_or_digit(name[0]) && name[strlen(name) - 1] != '.' &&
-           !moepack__is_device(name);
-}
-
 static int moepack__compare_files(const void *a, const void *b) {
     return moepack__compare((*(const moepack_file_record *const *)a)->name,
                             (*(const moepack_file_record *const *)b)->name);
@@ -1217,7 +1311,7 @@ static moepack_code moepack__check_file_names(const moepack *pack, moepack_error
     const moepack_file_record **sorted =
         (const moepack_file_record **)malloc(count * sizeof *sorted);
     moepack_code code = MOEPACK_OK;
-    if (!sorted) return moepack__system(error, moepack__index, "allocate memory");
+    if (!sorted) return moepack__system(error, pack->index_name, "allocate memory");
     for (i = 0; i < count; i++) sorted[i] = moepack_file_at(pack, i);
     qsort(sorted, count, sizeof *sorted, moepack__compare_files);
     for (i = 1; i < count && !code; i++)
@@ -1232,18 +1326,52 @@ static moepack_code moepack__check_files(const moepack *pack, moepack_error *err
     uint32_t i;
     for (i = 0; (f = moepack_file_at(pack, i)); i++) {
         moepack__place place = moepack__at("file", i);
-        moepack_code code = moepack__check_name(f->name, sizeof f->name, place, "name", error);
+        moepack_code code =
+            moepack__check_name(pack, f->name, sizeof f->name, place, "name", error);
         if (code) return code;
-        MOEPACK__RULE(moepack__is_file_name(f->name), place, "name: no data file's: %.80s",
-                      f->name);
-        MOEPACK__RULE(f->kind <= MOEPACK_SHARD_FILE, place,
-                      "kind: expected 0 (data) or 1 (a shard), found %" PRIu32, f->kind);
+        MOEPACK__RULE(moepack__is_index_name(f->name) && moepack__compare(f->name, "index.bin"),
+                      place, "name: no data file's: %.80s", f->name);
+        MOEPACK__RULE(moepack__compare(f->name, pack->index_name), place,
+                      "name: the index is called %.80s", pack->index_name);
+        MOEPACK__RULE(f->kind <= MOEPACK_SECOND_FILE, place,
+                      "kind: expected 0 (data), 1 (a shard) or 2 (second places), found %" PRIu32,
+                      f->kind);
         MOEPACK__RULE(f->flags <= MOEPACK_WITHOUT_DIGESTS, place,
                       "flags: expected bit 0 or none, found 0x%" PRIx32, f->flags);
         MOEPACK__RULE(f->length && f->length <= MOEPACK__MAX_LENGTH, place,
                       "length: expected 1 to 2^63 - 1, found %" PRIu64, f->length);
+        if (i && moepack_file_at(pack, i - 1)->kind == MOEPACK_SECOND_FILE &&
+            f->kind != MOEPACK_SECOND_FILE)
+            return MOEPACK__DAMAGED("files: expected those of kind 2 at the end, "
+                                    "found file %" PRIu32 " behind one", i);
     }
     return moepack__check_file_names(pack, error);
+}
+
+static const char *moepack__codec_at(const moepack *pack, uint32_t n) {
+    return (const char *)moepack__record(&pack->codecs, n);
+}
+
+/* A codec that is not known is refused here, and not in the middle of a token. */
+static moepack_code moepack__check_codecs(const moepack *pack, moepack_error *error) {
+    uint32_t n;
+    for (n = 0; n < (uint32_t)pack->codecs.count; n++) {
+        const char *name = moepack__codec_at(pack, n);
+        const char *why = "which this reader does not know";
+        moepack_code code =
+            moepack__check_name(pack, name, 32, moepack__at("codec", n), "name", error);
+        if (code) return code;
+        if (strcmp(name, "zstd") == 0) {
+#ifdef MOEPACK_ZSTD
+            continue;
+#else
+            why = "so compile this reader with -DMOEPACK_ZSTD and -lzstd";
+#endif
+        }
+        return moepack__fail(error, MOEPACK_ERR_FEATURE, pack->index_name,
+                             "codec %" PRIu32 ": needs the codec '%s', %s", n, name, why);
+    }
+    return MOEPACK_OK;
 }
 
 /* Axes behind the last are 0, and all that there are have at most 2^63 - 1 elements together. */
@@ -1259,10 +1387,11 @@ static int moepack__is_shape(const uint64_t *axes, uint32_t count, uint32_t most
     return 1;
 }
 
-static moepack_code moepack__check_origin(const moepack_part_kind *k, uint32_t expert_count,
-                                          moepack__place place, moepack_error *error) {
+static moepack_code moepack__check_origin(const moepack *pack, const moepack_part_kind *k,
+                                          uint32_t expert_count, moepack__place place,
+                                          moepack_error *error) {
     MOEPACK__RULE(k->shard < MOEPACK__MAX_SHARDS, place,
-                  "shard: expected less than 65536, found %" PRIu32, k->shard);
+                  "shard: expected less than 4096, found %" PRIu32, k->shard);
     if (k->flags & MOEPACK_OWN_TENSORS)
         MOEPACK__RULE(!k->shard && !k->shard_offset && !k->stride, place,
                       "tensors of their own have first_slice alone, no other origin");
@@ -1276,10 +1405,11 @@ static moepack_code moepack__check_origin(const moepack_part_kind *k, uint32_t e
     return MOEPACK_OK;
 }
 
-static moepack_code moepack__check_part_kind(const moepack_part_kind *k, uint32_t expert_count,
-                                             moepack__place place, moepack_error *error) {
+static moepack_code moepack__check_part_kind(const moepack *pack, const moepack_part_kind *k,
+                                             uint32_t expert_count, moepack__place place,
+                                             moepack_error *error) {
     const uint64_t axes[2] = {k->ne0, k->ne1};
-    moepack_code code = moepack__check_name(k->name, sizeof k->name, place, "name", error);
+    moepack_code code = moepack__check_name(pack, k->name, sizeof k->name, place, "name", error);
     if (code) return code;
     MOEPACK__RULE(k->dimension_count <= 2, place,
                   "dimension_count: expected 0 to 2, found %" PRIu32, k->dimension_count);
@@ -1291,8 +1421,8 @@ static moepack_code moepack__check_part_kind(const moepack_part_kind *k, uint32_
                   "length: expected 1 to 2^63 - 1, found %" PRIu64, k->length);
     MOEPACK__RULE(k->flags <= (MOEPACK_TYPE_INFERRED | MOEPACK_OWN_TENSORS), place,
                   "flags: expected bits 0 and 1 or none, found 0x%" PRIx32, k->flags);
-    code = moepack__check_name(k->type_name, sizeof k->type_name, place, "type_name", error);
-    return code ? code : moepack__check_origin(k, expert_count, place, error);
+    code = moepack__check_name(pack, k->type_name, sizeof k->type_name, place, "type_name", error);
+    return code ? code : moepack__check_origin(pack, k, expert_count, place, error);
 }
 
 static moepack_code moepack__check_part_kinds(const moepack *pack, uint32_t n,
@@ -1301,7 +1431,8 @@ static moepack_code moepack__check_part_kinds(const moepack *pack, uint32_t n,
     for (p = 0; p < family->parts_per_blob; p++) {
         const moepack_part_kind *kind = moepack_part_kind_at(pack, family, p);
         moepack__place place = moepack__within("family", n, ": part", p, NULL);
-        moepack_code code = moepack__check_part_kind(kind, family->expert_count, place, error);
+        moepack_code code =
+            moepack__check_part_kind(pack, kind, family->expert_count, place, error);
         if (code) return code;
         for (q = 0; q < p; q++)
             MOEPACK__RULE(strcmp(moepack_part_kind_at(pack, family, q)->name, kind->name) != 0,
@@ -1319,6 +1450,8 @@ static moepack_code moepack__check_family(const moepack *pack, uint32_t n, moepa
     const moepack_family *f = moepack_family_at(pack, n);
     moepack__place place = moepack__at("family", n);
     moepack_code code;
+    MOEPACK__RULE(f->layer < MOEPACK__MAX_LAYERS, place,
+                  "layer: expected less than 65536, found %" PRIu32, f->layer);
     MOEPACK__RULE(f->expert_count && f->expert_count <= 65536, place,
                   "expert_count: expected 1 to 65536, found %" PRIu32, f->expert_count);
     MOEPACK__RULE(f->parts_per_blob && f->parts_per_blob <= 64, place,
@@ -1339,14 +1472,14 @@ static moepack_code moepack__check_family(const moepack *pack, uint32_t n, moepa
     MOEPACK__RULE(f->flags <= MOEPACK_HOTNESS_MEASURED, place,
                   "flags: expected bit 0 or none, found 0x%" PRIx32, f->flags);
     code = moepack__check_part_kinds(pack, n, f, error);
-    return code ? code : moepack__check_name(f->name, sizeof f->name, place, "name", error);
+    return code ? code : moepack__check_name(pack, f->name, sizeof f->name, place, "name", error);
 }
 
-static moepack_code moepack__check_sum(uint64_t sum, const char *name, const moepack_table *table,
-                                       moepack_error *error) {
-    if (sum == table->count) return MOEPACK_OK;
+static moepack_code moepack__check_sum(const moepack *pack, uint64_t sum, const char *name,
+                                       uint64_t count, moepack_error *error) {
+    if (sum == count) return MOEPACK_OK;
     return MOEPACK__DAMAGED("%s: the families add up to %" PRIu64 ", not %" PRIu64, name, sum,
-                            table->count);
+                            count);
 }
 
 /* Families come by layer, and those of one layer, which stand together, have names of their own. */
@@ -1372,9 +1505,11 @@ static moepack_code moepack__check_families(const moepack *pack, moepack_error *
     uint32_t n;
     for (n = 0; n < pack->families.count && !code; n++)
         code = moepack__check_family(pack, n, &sums, error);
-    if (!code) code = moepack__check_sum(sums.blobs, "blobs", &pack->blobs, error);
-    if (!code) code = moepack__check_sum(sums.part_kinds, "part_kinds", &pack->part_kinds, error);
-    if (!code) code = moepack__check_sum(sums.parts, "parts", &pack->parts, error);
+    if (!code) code = moepack__check_sum(pack, sums.blobs, "blobs", pack->blobs.count, error);
+    if (!code)
+        code = moepack__check_sum(pack, sums.part_kinds, "part_kinds", pack->part_kinds.count,
+                                  error);
+    if (!code) code = moepack__check_sum(pack, sums.parts, "parts", pack->parts.count, error);
     return code ? code : moepack__check_order(pack, error);
 }
 
@@ -1393,7 +1528,7 @@ static moepack_code moepack__outside(const moepack *pack, uint32_t file, uint64_
     const moepack_file_record *f = moepack_file_at(pack, file);
     MOEPACK__RULE(f, place, "file: expected less than %" PRIu64 ", found %" PRIu32,
                   pack->files.count, file);
-    return moepack__break(error, place,
+    return moepack__break(pack, place, error,
                           "%" PRIu64 " bytes at %" PRIu64 " are not inside %.40s, which has %"
                           PRIu64, length, offset, f->name, f->length);
 }
@@ -1402,47 +1537,183 @@ static moepack_code moepack__outside(const moepack *pack, uint32_t file, uint64_
 static moepack_code moepack__check_dense(const moepack *pack, uint32_t file, uint64_t offset,
                                          uint64_t length, moepack__place place,
                                          moepack_error *error) {
-    uint64_t alignment = pack->header->tensor_alignment;
+    const uint64_t alignment = pack->header->tensor_alignment;
+    const moepack_file_record *f = moepack_file_at(pack, file);
+    MOEPACK__RULE(!f || f->kind != MOEPACK_SECOND_FILE, place,
+                  "file: expected one of kind 0 or 1, found %" PRIu32 " of kind 2", file);
     if (!moepack__is_inside(pack, file, offset, length))
         return moepack__outside(pack, file, offset, length, place, error);
-    MOEPACK__RULE(offset % alignment == 0 ||
-                      moepack_file_at(pack, file)->kind == MOEPACK_SHARD_FILE,
-                  place, "offset: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment,
-                  offset);
+    MOEPACK__RULE(offset % alignment == 0 || f->kind == MOEPACK_SHARD_FILE, place,
+                  "offset: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment, offset);
     return MOEPACK_OK;
 }
 
 /* Check where something lay in the source. Its length is no more than that of a file. */
-static moepack_code moepack__check_in_shard(uint32_t shard, uint64_t offset, uint64_t length,
-                                            moepack__place place, moepack_error *error) {
+static moepack_code moepack__check_in_shard(const moepack *pack, uint32_t shard, uint64_t offset,
+                                            uint64_t length, moepack__place place,
+                                            moepack_error *error) {
     MOEPACK__RULE(shard < MOEPACK__MAX_SHARDS, place,
-                  "shard: expected less than 65536, found %" PRIu32, shard);
+                  "shard: expected less than 4096, found %" PRIu32, shard);
     MOEPACK__RULE(offset <= MOEPACK__MAX_LENGTH - length, place,
                   "shard_offset: expected an end below 2^63, found %" PRIu64, offset);
     return MOEPACK_OK;
 }
 
-/* ---- opening and closing ---- */
+/* ---- manifest.json: the name of the index ---- */
 
-/* The slot of a layer's main family, or the free one where it belongs. The table is at least twice
- * as big as it is full, so that there is a free one. Layers in a row do not collide. */
-static uint16_t *moepack__slot(const moepack *pack, uint32_t layer) {
-    uint32_t i = layer & pack->layer_mask;
-    while (pack->layers[i] && moepack_family_at(pack, pack->layers[i] - 1u)->layer != layer)
-        i = (i + 1) & pack->layer_mask;
-    return pack->layers + i;
+/* A walk through JSON, which a zero byte ends. */
+typedef struct moepack__json {
+    const uint8_t *at;
+    char text[257]; /* the last key or text, cut, with '?' for what names do not have */
+    char name[256]; /* index.name, then zeros */
+    int seen[2];    /* whether there was a key `index`, and one `name` in it */
+} moepack__json;
+
+static void moepack__skip_blanks(moepack__json *j) {
+    while (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r') j->at++;
 }
 
-static moepack_code moepack__index_layers(moepack *pack, moepack_error *error) {
-    uint32_t i, count = (uint32_t)pack->families.count, slots = 2;
-    while (slots < 2 * count) slots *= 2;
-    pack->layers = (uint16_t *)calloc(slots, sizeof *pack->layers);
-    if (!pack->layers) return moepack__system(error, moepack__index, "allocate memory");
-    pack->layer_mask = slots - 1;
-    for (i = 0; i < count; i++) {
-        uint16_t *slot = moepack__slot(pack, moepack_family_at(pack, i)->layer);
-        if (!*slot) *slot = (uint16_t)(i + 1); /* the first of its layer */
+static int moepack__skip_word(moepack__json *j, const char *word) {
+    size_t length = strlen(word);
+    if (strncmp((const char *)j->at, word, length) != 0) return 0;
+    j->at += length;
+    return 1;
+}
+
+static int moepack__skip_digits(moepack__json *j) {
+    const uint8_t *first = j->at;
+    while (*j->at >= '0' && *j->at <= '9') j->at++;
+    return j->at > first;
+}
+
+static int moepack__skip_number(moepack__json *j) {
+    moepack__skip_word(j, "-");
+    if (!moepack__skip_word(j, "0") && !moepack__skip_digits(j)) return 0;
+    if (moepack__skip_word(j, ".") && !moepack__skip_digits(j)) return 0;
+    if (!moepack__skip_word(j, "e") && !moepack__skip_word(j, "E")) return 1;
+    if (!moepack__skip_word(j, "+")) moepack__skip_word(j, "-");
+    return moepack__skip_digits(j);
+}
+
+/* Read \uXXXX, 16 bits of UTF-16; give -1 for what is none. */
+static int moepack__read_unit(moepack__json *j) {
+    int unit = 0, i;
+    if (!moepack__skip_word(j, "\\u")) return -1;
+    for (i = 0; i < 4; i++, j->at++) {
+        int c = moepack__lower((char)*j->at);
+        if (c >= '0' && c <= '9') unit = unit << 4 | (c - '0');
+        else if (c >= 'a' && c <= 'f') unit = unit << 4 | (c - 'a' + 10);
+        else return -1;
     }
+    return unit;
+}
+
+/* Read one character of a text; give it if names may have it, else '?'; 0 for what is none. */
+static char moepack__read_character(moepack__json *j) {
+    const char c = (char)*j->at;
+    const int length = moepack__sequence(j->at);
+    int unit;
+    if (c != '\\') {
+        if (*j->at < ' ' || !length) return '\0';
+        j->at += length;
+        return length == 1 ? c : '?';
+    }
+    if (j->at[1] && strchr("\"\\/bfnrt", j->at[1])) {
+        j->at += 2;
+        return '?';
+    }
+    unit = moepack__read_unit(j);
+    if ((unit & ~0x3FF) == 0xD800) /* the first half of a pair */
+        return (moepack__read_unit(j) & ~0x3FF) == 0xDC00 ? '?' : '\0';
+    if (unit < 0 || (unit & ~0x3FF) == 0xDC00) return '\0';
+    return unit > ' ' && unit < 0x7F ? (char)unit : '?';
+}
+
+/* Read a text, as far as j->text holds it; give its length there, or -1 for what is none. */
+static int moepack__read_text(moepack__json *j) {
+    int length = 0;
+    if (!moepack__skip_word(j, "\"")) return -1;
+    while (!moepack__skip_word(j, "\"")) {
+        char c = moepack__read_character(j);
+        if (!c) return -1;
+        if (length < 256) j->text[length++] = c;
+    }
+    j->text[length] = '\0';
+    return length;
+}
+
+static int moepack__read_scalar(moepack__json *j, int is_name) {
+    int length;
+    if (*j->at != '"')
+        return moepack__skip_word(j, "true") || moepack__skip_word(j, "false") ||
+               moepack__skip_word(j, "null") || moepack__skip_number(j);
+    length = moepack__read_text(j);
+    if (length > 0 && is_name) memcpy(j->name, j->text, (size_t)length);
+    return length >= 0;
+}
+
+/* Walk through a value; give what is wrong with it, or NULL. `depth` is how much is open around it.
+ * `level` is 0 for the manifest itself, 1 for its `index`, 2 for the `name` in that, -1 else. */
+static const char *moepack__read_value(moepack__json *j, int depth, int level) {
+    static const char *const path[] = {"index", "name"};
+    const char *problem = NULL, *close = *j->at == '{' ? "}" : "]";
+    if (*j->at != '{' && *j->at != '[')
+        return moepack__read_scalar(j, level == 2) ? NULL : "not JSON";
+    if (depth == 64) return "nested more than 64 levels deep";
+    j->at++;
+    moepack__skip_blanks(j);
+    if (moepack__skip_word(j, close)) return NULL;
+    do {
+        int inner = -1;
+        moepack__skip_blanks(j);
+        if (*close == '}') {
+            if (moepack__read_text(j) < 0) return "not JSON";
+            if ((level == 0 || level == 1) && strcmp(j->text, path[level]) == 0) inner = level + 1;
+            /* No reader may take the first of two, and another the second. */
+            if (inner > 0 && j->seen[level]++) return "the key stands twice";
+            moepack__skip_blanks(j);
+            if (!moepack__skip_word(j, ":")) return "not JSON";
+            moepack__skip_blanks(j);
+        }
+        problem = moepack__read_value(j, depth + 1, inner);
+        if (problem) return problem;
+        moepack__skip_blanks(j);
+    } while (moepack__skip_word(j, ","));
+    return moepack__skip_word(j, close) ? NULL : "not JSON";
+}
+
+/* Take the name of the index from the bytes of a manifest, behind which stands a zero byte. */
+static moepack_code moepack__name_index(moepack *pack, const uint8_t *bytes, size_t length,
+                                        moepack_error *error) {
+    const char *problem;
+    moepack__json j;
+    memset(&j, 0, sizeof j);
+    j.at = bytes;
+    moepack__skip_blanks(&j);
+    problem = moepack__read_value(&j, 0, 0);
+    if (!problem) moepack__skip_blanks(&j);
+    if (!problem && j.at != bytes + length) problem = "not JSON";
+    if (problem)
+        return moepack__fail(error, MOEPACK_ERR_DAMAGED, moepack__manifest, "byte %zu: %s",
+                             (size_t)(j.at - bytes), problem);
+    if (moepack__bad_byte(j.name, sizeof j.name) >= 0 || !moepack__is_index_name(j.name)) {
+        moepack__copy_name(j.text, j.name);
+        return moepack__fail(error, MOEPACK_ERR_DAMAGED, moepack__manifest,
+                             "index.name: expected a plain name, found %s",
+                             j.text[0] ? j.text : "none");
+    }
+    memcpy(pack->index_name, j.name, sizeof pack->index_name);
+    return MOEPACK_OK;
+}
+
+/* ---- opening and closing ---- */
+
+static moepack_code moepack__index_layers(moepack *pack, moepack_error *error) {
+    uint32_t i = (uint32_t)pack->families.count;
+    pack->layer_count = moepack_family_at(pack, i - 1)->layer + 1; /* they come by layer */
+    pack->layers = (uint16_t *)calloc(pack->layer_count, sizeof *pack->layers);
+    if (!pack->layers) return moepack__system(error, pack->index_name, "allocate memory");
+    while (i-- > 0) pack->layers[moepack_family_at(pack, i)->layer] = (uint16_t)(i + 1);
     return MOEPACK_OK;
 }
 
@@ -1451,10 +1722,11 @@ static int moepack__join(const moepack *pack, const char *name, char *buffer, si
     return length >= 0 && (size_t)length < capacity;
 }
 
-/* Open a regular file of the pack. O_NONBLOCK, so that a pipe in its place does not hang us; it is
- * taken off again, as io_uring heeds it. A missing file is damage: the manifest stands for it. */
-static moepack_code moepack__open_file(const moepack *pack, const char *name, int flags, int *fd,
-                                       struct stat *status, moepack_error *error) {
+/* Open a regular file of the pack; `absent` is the code where there is none. O_NONBLOCK, so that a
+ * pipe in its place does not hang us; it is taken off again, as io_uring heeds it. */
+static moepack_code moepack__open_file(const moepack *pack, const char *name, int flags,
+                                       moepack_code absent, int *fd, struct stat *status,
+                                       moepack_error *error) {
     char path[MOEPACK__MAX_PATH];
     moepack_code code = MOEPACK_OK;
     int opened;
@@ -1462,14 +1734,51 @@ static moepack_code moepack__open_file(const moepack *pack, const char *name, in
         return moepack__fail(error, MOEPACK_ERR_BUFFER, name, "the path is too long");
     do opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
     while (opened < 0 && errno == EINTR);
-    if (opened < 0 && errno != ENOENT) return moepack__system(error, name, "open");
-    if (opened < 0) return moepack__fail(error, MOEPACK_ERR_DAMAGED, name, "the file is missing");
+    if (opened < 0 && errno != ENOENT && errno != ENOTDIR)
+        return moepack__system(error, name, "open");
+    if (opened < 0) return moepack__fail(error, absent, name, "the file is missing");
     if (fstat(opened, status) < 0 || fcntl(opened, F_SETFL, flags) < 0)
         code = moepack__system(error, name, "prepare");
     else if (!S_ISREG(status->st_mode))
-        code = moepack__fail(error, MOEPACK_ERR_DAMAGED, name, "not a regular file");
+        code = moepack__fail(error, absent, name, "not a regular file");
     if (code) close(opened);
     else *fd = opened;
+    return code;
+}
+
+static moepack_code moepack__read(int fd, const char *name, const moepack_range *range,
+                                  void *buffer, moepack_error *error) {
+    const size_t most = (size_t)1 << 30; /* in one call; some systems refuse 2 GiB */
+    const uint64_t length = range->length, offset = range->offset;
+    uint64_t done = 0;
+    if (length > SIZE_MAX || offset > MOEPACK__MAX_LENGTH || length > MOEPACK__MAX_LENGTH - offset)
+        return moepack__fail(error, MOEPACK_ERR_BUFFER, name,
+                             "cannot read %" PRIu64 " bytes at %" PRIu64, length, offset);
+    while (done < range->needed) {
+        size_t wanted = length - done < most ? (size_t)(length - done) : most;
+        ssize_t got = pread(fd, (char *)buffer + done, wanted, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        /* With O_DIRECT, what ends within a block is not read on from there. */
+        if (got < 0 && !(errno == EINVAL && done)) return moepack__system(error, name, "read");
+        if (got <= 0)
+            return moepack__fail(error, MOEPACK_ERR_SHORT_READ, name,
+                                 "expected %" PRIu64 " bytes at %" PRIu64 ", found %" PRIu64,
+                                 range->needed, offset, done);
+        done += (uint64_t)got;
+    }
+    return MOEPACK_OK;
+}
+
+/* Read bytes of a file into new memory, with a zero behind them; the caller frees it. */
+static moepack_code moepack__load(int fd, const char *name, uint64_t offset, uint64_t length,
+                                  uint8_t **bytes, moepack_error *error) {
+    moepack_range range = moepack_round_range(offset, length, 1);
+    moepack_code code;
+    *bytes = (uint8_t *)malloc((size_t)length + 1);
+    if (!*bytes) return moepack__system(error, name, "allocate memory");
+    (*bytes)[length] = 0;
+    code = moepack__read(fd, name, &range, *bytes, error);
+    if (code) free(*bytes);
     return code;
 }
 
@@ -1477,16 +1786,18 @@ static moepack_code moepack__map(moepack *pack, moepack_error *error) {
     struct stat status;
     void *mapped;
     int fd = -1;
-    moepack_code code = moepack__open_file(pack, moepack__index, 0, &fd, &status, error);
+    moepack_code code = moepack__open_file(pack, pack->index_name, 0, MOEPACK_ERR_DAMAGED, &fd,
+                                           &status, error);
     if (code) return code;
     if (status.st_size < (off_t)sizeof(moepack_header) + 8)
         code = MOEPACK__DAMAGED("header: cut short: expected 64 bytes or more, found %" PRId64,
                                 (int64_t)status.st_size);
-    else if ((uint64_t)status.st_size > SIZE_MAX)
-        code = moepack__fail(error, MOEPACK_ERR_BUFFER, moepack__index, "too long to be mapped");
+    else if (status.st_size > MOEPACK__MAX_INDEX)
+        code = MOEPACK__DAMAGED("index_length: expected up to %d bytes, found %" PRId64,
+                                MOEPACK__MAX_INDEX, (int64_t)status.st_size);
     if (!code) {
         mapped = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (mapped == MAP_FAILED) code = moepack__system(error, moepack__index, "map");
+        if (mapped == MAP_FAILED) code = moepack__system(error, pack->index_name, "map");
         else pack->header = (const moepack_header *)mapped;
         pack->index_length = (uint64_t)status.st_size;
     }
@@ -1503,32 +1814,40 @@ static moepack_code moepack__set_path(moepack *pack, const char *path, moepack_e
 }
 
 /* manifest.json is written last: without it there is no pack, whatever else there is. */
-static moepack_code moepack__check_manifest(const moepack *pack, moepack_error *error) {
-    char path[MOEPACK__MAX_PATH];
+static moepack_code moepack__read_manifest(moepack *pack, moepack_error *error) {
     struct stat status;
-    if (!moepack__join(pack, moepack__manifest, path, sizeof path))
-        return moepack__fail(error, MOEPACK_ERR_BUFFER, moepack__manifest, "the path is too long");
-    if (stat(path, &status) == 0) {
-        if (S_ISREG(status.st_mode)) return MOEPACK_OK;
-    } else if (errno != ENOENT && errno != ENOTDIR) {
-        return moepack__system(error, moepack__manifest, "find");
-    }
-    return moepack__fail(error, MOEPACK_ERR_NOT_A_PACK, moepack__manifest,
-                         "no such file: not a pack, or not a whole one");
+    uint8_t *bytes;
+    int fd = -1;
+    moepack_code code = moepack__open_file(pack, moepack__manifest, 0, MOEPACK_ERR_NOT_A_PACK, &fd,
+                                           &status, error);
+    if (code == MOEPACK_ERR_NOT_A_PACK)
+        return moepack__fail(error, code, moepack__manifest,
+                             "no such file: not a pack, or not a whole one");
+    if (code) return code;
+    if (status.st_size > MOEPACK__MAX_MANIFEST)
+        code = moepack__fail(error, MOEPACK_ERR_DAMAGED, moepack__manifest,
+                             "length: expected up to %d bytes, found %" PRId64,
+                             MOEPACK__MAX_MANIFEST, (int64_t)status.st_size);
+    else
+        code = moepack__load(fd, moepack__manifest, 0, (uint64_t)status.st_size, &bytes, error);
+    close(fd);
+    if (code) return code;
+    code = moepack__name_index(pack, bytes, (size_t)status.st_size, error);
+    free(bytes);
+    return code;
 }
 
 static moepack_code moepack__check_header_bytes(const moepack *pack, int fd,
                                                 const moepack_shard_bytes_record *r,
                                                 moepack_error *error) {
     const char *name = moepack_file_at(pack, r->file)->name;
-    moepack_code code;
+    uint8_t *bytes;
     uint64_t found;
-    void *bytes = malloc((size_t)r->length + 1);
-    if (!bytes) return moepack__system(error, name, "allocate memory");
-    code = moepack_read(pack, fd, r->file, r->offset, r->length, bytes, error);
-    found = code ? 0 : moepack_xxh3(bytes, (size_t)r->length);
+    moepack_code code = moepack__load(fd, name, r->offset, r->length, &bytes, error);
+    if (code) return code;
+    found = moepack_xxh3(bytes, (size_t)r->length);
     free(bytes);
-    if (code || found == r->digest) return code;
+    if (found == r->digest) return MOEPACK_OK;
     return moepack__fail(error, MOEPACK_ERR_DIGEST, name,
                          "the shard's header is not what was indexed: expected xxh3:%016" PRIx64
                          ", found xxh3:%016" PRIx64,
@@ -1540,7 +1859,8 @@ static moepack_code moepack__check_shard(const moepack *pack, const moepack_shar
     const moepack_file_record *f = moepack_file_at(pack, r->file);
     struct stat status;
     int fd = -1;
-    moepack_code code = moepack__open_file(pack, f->name, 0, &fd, &status, error);
+    moepack_code code =
+        moepack__open_file(pack, f->name, 0, MOEPACK_ERR_DAMAGED, &fd, &status, error);
     if (code) return code;
     if ((uint64_t)status.st_size != f->length)
         code = moepack__fail(error, MOEPACK_ERR_DAMAGED, f->name,
@@ -1567,7 +1887,8 @@ static moepack_code moepack__check_shards(const moepack *pack, moepack_error *er
         memcpy(&r, moepack__record(&pack->shard_bytes, n), sizeof r);
         MOEPACK__RULE(r.length, place, "length: expected 1 or more, found 0");
         code = moepack__check_dense(pack, r.file, r.offset, r.length, place, error);
-        if (!code) code = moepack__check_in_shard(r.shard, r.shard_offset, r.length, place, error);
+        if (!code)
+            code = moepack__check_in_shard(pack, r.shard, r.shard_offset, r.length, place, error);
         if (!code && r.shard_offset == 0 &&
             moepack_file_at(pack, r.file)->kind == MOEPACK_SHARD_FILE)
             code = moepack__check_shard(pack, &r, error);
@@ -1579,13 +1900,14 @@ moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error)
     moepack_code code;
     memset(pack, 0, sizeof *pack);
     code = moepack__set_path(pack, path, error);
-    if (!code) code = moepack__check_manifest(pack, error);
+    if (!code) code = moepack__read_manifest(pack, error);
     if (!code) code = moepack__map(pack, error);
     if (!code) code = moepack__check_header(pack, error);
     if (!code) code = moepack__read_directory(pack, error);
     if (!code) code = moepack__check_trailer(pack, error);
     if (!code) code = moepack__check_files(pack, error);
     if (!code) code = moepack__check_families(pack, error);
+    if (!code) code = moepack__check_codecs(pack, error);
     if (!code) code = moepack__index_layers(pack, error);
     if (!code) code = moepack__check_shards(pack, error);
     if (code) moepack_close(pack);
@@ -1604,17 +1926,15 @@ void moepack_close(moepack *pack) {
 moepack_code moepack_find_family(const moepack *pack, uint32_t layer, const char *name,
                                  const moepack_family **family, moepack_error *error) {
     const moepack_family *f;
-    uint32_t i = *moepack__slot(pack, layer);
+    uint32_t i = layer < pack->layer_count ? pack->layers[layer] : 0;
     if (i == 0)
-        return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                             "there are no experts in layer %" PRIu32, layer);
+        return MOEPACK__NO_SUCH("there are no experts in layer %" PRIu32, layer);
     for (i--; (f = moepack_family_at(pack, i)) && f->layer == layer; i++)
         if (!name || strcmp(f->name, name) == 0) {
             *family = f;
             return MOEPACK_OK;
         }
-    return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                         "layer %" PRIu32 " has no family %.80s", layer, name);
+    return MOEPACK__NO_SUCH("layer %" PRIu32 " has no family %.80s", layer, name);
 }
 
 moepack_code moepack_find_part(const moepack *pack, const moepack_family *family, const char *name,
@@ -1626,36 +1946,35 @@ moepack_code moepack_find_part(const moepack *pack, const moepack_family *family
             *p = i;
             return MOEPACK_OK;
         }
-    return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                         "layer %" PRIu32 ": %s has no part %.80s", family->layer, family->name,
-                         name);
+    return MOEPACK__NO_SUCH("layer %" PRIu32 ": %s has no part %.80s", family->layer, family->name,
+                            name);
 }
 
 /* Check the record of a blob; one of no length has no place either. */
 static moepack_code moepack__check_blob(const moepack *pack, const moepack_blob_record *r,
                                         uint32_t number, moepack_error *error) {
+    const moepack__place place = moepack__at("blob", number);
     uint64_t alignment = pack->header->blob_alignment;
-    MOEPACK__RULE(r->rank < pack->blobs.count, moepack__at("blob", number),
+    MOEPACK__RULE(r->rank < pack->blobs.count, place,
                   "rank: expected less than %" PRIu64 ", found %" PRIu32, pack->blobs.count,
                   r->rank);
     if (r->length == 0) {
-        MOEPACK__RULE(!r->offset && !r->file, moepack__at("blob", number),
+        MOEPACK__RULE(!r->offset && !r->file, place,
                       "no length, but a place: byte %" PRIu64 " of file %" PRIu32, r->offset,
                       r->file);
         return MOEPACK_OK;
     }
-    MOEPACK__RULE((r->offset & (alignment - 1)) == 0, moepack__at("blob", number),
+    MOEPACK__RULE((r->offset & (alignment - 1)) == 0, place,
                   "offset: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment,
                   r->offset);
-    MOEPACK__RULE((r->length & (alignment - 1)) == 0, moepack__at("blob", number),
+    MOEPACK__RULE((r->length & (alignment - 1)) == 0, place,
                   "length: expected a multiple of %" PRIu64 ", found %" PRIu64, alignment,
                   r->length);
     if (!moepack__is_inside(pack, r->file, r->offset, r->length))
-        return moepack__outside(pack, r->file, r->offset, r->length, moepack__at("blob", number),
-                                error);
-    MOEPACK__RULE(moepack_file_at(pack, r->file)->kind == MOEPACK_DATA_FILE,
-                  moepack__at("blob", number), "a blob in file %" PRIu32 ", which is a shard",
-                  r->file);
+        return moepack__outside(pack, r->file, r->offset, r->length, place, error);
+    MOEPACK__RULE(moepack_file_at(pack, r->file)->kind == MOEPACK_DATA_FILE, place,
+                  "file: expected a data file, found %" PRIu32 " of kind %" PRIu32, r->file,
+                  moepack_file_at(pack, r->file)->kind);
     return MOEPACK_OK;
 }
 
@@ -1668,11 +1987,10 @@ static uint64_t moepack__sum_of_parts(const moepack *pack, const moepack_family 
     return sum;
 }
 
-static moepack_code moepack__no_expert(const moepack_family *family, uint32_t expert,
-                                       moepack_error *error) {
-    return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                         "layer %" PRIu32 ": %s has %" PRIu32 " experts, not number %" PRIu32,
-                         family->layer, family->name, family->expert_count, expert);
+static moepack_code moepack__no_expert(const moepack *pack, const moepack_family *family,
+                                       uint32_t expert, moepack_error *error) {
+    return MOEPACK__NO_SUCH("layer %" PRIu32 ": %s has %" PRIu32 " experts, not number %" PRIu32,
+                            family->layer, family->name, family->expert_count, expert);
 }
 
 moepack_code moepack_locate_blob(const moepack *pack, const moepack_family *family, uint32_t expert,
@@ -1680,7 +1998,7 @@ moepack_code moepack_locate_blob(const moepack *pack, const moepack_family *fami
     uint32_t number = family->first_blob + expert;
     moepack_blob_record r; /* a copy: what is checked is what is used */
     moepack_code code;
-    if (expert >= family->expert_count) return moepack__no_expert(family, expert, error);
+    if (expert >= family->expert_count) return moepack__no_expert(pack, family, expert, error);
     memcpy(&r, moepack__record(&pack->blobs, number), sizeof r);
     code = moepack__check_blob(pack, &r, number, error);
     if (code) return code;
@@ -1697,14 +2015,21 @@ moepack_code moepack_locate_blob(const moepack *pack, const moepack_family *fami
 static moepack_code moepack__check_part(const moepack *pack, const moepack_part_record *r,
                                         uint64_t number, const moepack_part_kind *kind,
                                         moepack_error *error) {
-    MOEPACK__RULE(r->codec == 0, moepack__named("part", number, kind->name),
-                  "codec: expected 0, found %" PRIu32, r->codec);
-    MOEPACK__RULE(r->stored_length == kind->length, moepack__named("part", number, kind->name),
+    const moepack__place place = moepack__named("part", number, kind->name);
+    MOEPACK__RULE(r->codec <= pack->codecs.count, place,
+                  "codec: expected up to %" PRIu64 ", found %" PRIu32, pack->codecs.count,
+                  r->codec);
+    MOEPACK__RULE(r->codec || r->stored_length == kind->length, place,
                   "stored_length: expected %" PRIu64 " as its kind's, found %" PRIu64, kind->length,
                   r->stored_length);
-    if (moepack__is_inside(pack, r->file, r->offset, r->stored_length)) return MOEPACK_OK;
-    return moepack__outside(pack, r->file, r->offset, r->stored_length,
-                            moepack__named("part", number, kind->name), error);
+    MOEPACK__RULE(!r->codec || (r->stored_length && r->stored_length < kind->length), place,
+                  "stored_length: expected 1 or more and less than %" PRIu64
+                  " by a codec, found %" PRIu64, kind->length, r->stored_length);
+    if (!moepack__is_inside(pack, r->file, r->offset, r->stored_length))
+        return moepack__outside(pack, r->file, r->offset, r->stored_length, place, error);
+    MOEPACK__RULE(!r->codec || moepack_file_at(pack, r->file)->kind != MOEPACK_SHARD_FILE, place,
+                  "codec: expected 0 in a shard, found %" PRIu32, r->codec);
+    return MOEPACK_OK;
 }
 
 /* Say whether a part lies in its blob; where there is none, in a shard. An offset before the blob's
@@ -1716,23 +2041,23 @@ static int moepack__is_in_blob(const moepack *pack, const moepack_part_record *r
            r->offset - blob->offset <= blob->length - r->stored_length;
 }
 
-static moepack_code moepack__not_in_blob(const moepack_part_record *r, const moepack_blob *blob,
-                                         moepack__place place, moepack_error *error) {
+static moepack_code moepack__not_in_blob(const moepack *pack, const moepack_part_record *r,
+                                         const moepack_blob *blob, moepack__place place,
+                                         moepack_error *error) {
     if (blob->apart)
-        return moepack__break(error, place, "there is no blob, and file %" PRIu32 " is no shard",
-                              r->file);
-    return moepack__break(error, place,
+        return moepack__break(pack, place, error,
+                              "there is no blob, and file %" PRIu32 " is no shard", r->file);
+    return moepack__break(pack, place, error,
                           "%" PRIu64 " bytes at %" PRIu64 " of file %" PRIu32
                           " are not inside the blob, %" PRIu64 " at %" PRIu64 " of %" PRIu32,
                           r->stored_length, r->offset, r->file, blob->length, blob->offset,
                           blob->file);
 }
 
-static moepack_code moepack__no_part(const moepack_family *family, uint32_t p,
-                                     moepack_error *error) {
-    return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                         "layer %" PRIu32 ": %s has %" PRIu32 " parts, not number %" PRIu32,
-                         family->layer, family->name, family->parts_per_blob, p);
+static moepack_code moepack__no_part(const moepack *pack, const moepack_family *family,
+                                     uint32_t p, moepack_error *error) {
+    return MOEPACK__NO_SUCH("layer %" PRIu32 ": %s has %" PRIu32 " parts, not number %" PRIu32,
+                            family->layer, family->name, family->parts_per_blob, p);
 }
 
 moepack_code moepack_locate_part(const moepack *pack, const moepack_family *family, uint32_t expert,
@@ -1743,14 +2068,14 @@ moepack_code moepack_locate_part(const moepack *pack, const moepack_family *fami
     moepack_blob blob;
     moepack_code code = moepack_locate_blob(pack, family, expert, &blob, error);
     if (code) return code;
-    if (!kind) return moepack__no_part(family, p, error);
+    if (!kind) return moepack__no_part(pack, family, p, error);
     memcpy(&r, moepack__record(&pack->parts, number), sizeof r);
     code = moepack__check_part(pack, &r, number, kind, error);
     if (code) return code;
     if (!moepack__is_in_blob(pack, &r, &blob))
         return moepack__not_in_blob(
-            &r, &blob, moepack__within("layer", family->layer, " expert", expert, kind->name),
-            error);
+            pack, &r, &blob,
+            moepack__within("layer", family->layer, " expert", expert, kind->name), error);
     part->offset = r.offset;
     part->offset_in_blob = blob.apart ? 0 : r.offset - blob.offset;
     part->length = kind->length;
@@ -1759,6 +2084,7 @@ moepack_code moepack_locate_part(const moepack *pack, const moepack_family *fami
     part->file = r.file;
     part->apart = blob.apart;
     part->has_digest = !(moepack_file_at(pack, r.file)->flags & MOEPACK_WITHOUT_DIGESTS);
+    part->codec = r.codec ? moepack__codec_at(pack, r.codec - 1) : NULL;
     part->kind = kind;
     return MOEPACK_OK;
 }
@@ -1772,7 +2098,7 @@ static moepack_code moepack__find_slice(const moepack *pack, uint64_t number, mo
                   pack->slices.count, number);
     memcpy(&r, moepack__record(&pack->slices, number), sizeof r);
     MOEPACK__RULE(r.shard < MOEPACK__MAX_SHARDS, moepack__at("slices", number),
-                  "shard: expected less than 65536, found %" PRIu64, r.shard);
+                  "shard: expected less than 4096, found %" PRIu64, r.shard);
     MOEPACK__RULE(r.shard_offset <= MOEPACK__MAX_LENGTH, moepack__at("slices", number),
                   "shard_offset: expected up to 2^63 - 1, found %" PRIu64, r.shard_offset);
     origin->shard = (uint32_t)r.shard;
@@ -1783,8 +2109,8 @@ static moepack_code moepack__find_slice(const moepack *pack, uint64_t number, mo
 moepack_code moepack_find_origin(const moepack *pack, const moepack_family *family, uint32_t expert,
                                  uint32_t p, moepack_origin *origin, moepack_error *error) {
     const moepack_part_kind *k = moepack_part_kind_at(pack, family, p);
-    if (expert >= family->expert_count) return moepack__no_expert(family, expert, error);
-    if (!k) return moepack__no_part(family, p, error);
+    if (expert >= family->expert_count) return moepack__no_expert(pack, family, expert, error);
+    if (!k) return moepack__no_part(pack, family, p, error);
     if (k->flags & MOEPACK_OWN_TENSORS)
         return moepack__find_slice(
             pack, (uint64_t)k->first_slice + expert,
@@ -1798,9 +2124,8 @@ moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_f
                              uint32_t *expert, moepack_error *error) {
     uint32_t low = 0, high = (uint32_t)pack->families.count, number;
     if (rank >= pack->ranks.count)
-        return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                             "there are %" PRIu64 " ranks, not number %" PRIu32, pack->ranks.count,
-                             rank);
+        return MOEPACK__NO_SUCH("there are %" PRIu64 " ranks, not number %" PRIu32,
+                                pack->ranks.count, rank);
     memcpy(&number, moepack__record(&pack->ranks, rank), sizeof number);
     MOEPACK__RULE(number < pack->blobs.count, moepack__at("rank", rank),
                   "blob: expected less than %" PRIu64 ", found %" PRIu32, pack->blobs.count,
@@ -1816,35 +2141,6 @@ moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_f
 }
 
 /* ---- dense tensors ---- */
-
-/* Give the length of the UTF-8 sequence at `s`, which ends with a zero byte; 0 for what is none. */
-static int moepack__sequence(const uint8_t *s) {
-    int length = s[0] >> 5 == 6 ? 2 : s[0] >> 4 == 14 ? 3 : s[0] >> 3 == 30 ? 4 : 0, i;
-    uint32_t code;
-    if (length == 0) return s[0] < 0x80;
-    code = s[0] & (0xFFu >> (length + 1));
-    for (i = 1; i < length; i++) {
-        if (s[i] >> 6 != 2) return 0;
-        code = code << 6 | (s[i] & 0x3Fu);
-    }
-    if (code < (length == 2 ? 0x80u : length == 3 ? 0x800u : 0x10000u)) return 0;
-    return code > 0x10FFFFu || (code >= 0xD800u && code <= 0xDFFFu) ? 0 : length;
-}
-
-/* The name of a tensor is what the source says: any text that is padded with zeros. */
-static int moepack__is_text(const char *field, size_t size) {
-    size_t end = 0, i;
-    while (end < size && field[end]) end++;
-    if (end == 0 || end == size) return 0;
-    for (i = end; i < size; i++)
-        if (field[i]) return 0;
-    for (i = 0; i < end;) {
-        int length = moepack__sequence((const uint8_t *)field + i);
-        if (!length) return 0;
-        i += (size_t)length;
-    }
-    return 1;
-}
 
 static moepack_code moepack__check_tensor(const moepack *pack, const moepack_tensor_record *r,
                                           moepack__place place, moepack_error *error) {
@@ -1862,9 +2158,10 @@ static moepack_code moepack__check_tensor(const moepack *pack, const moepack_ten
                   " are no shape of %" PRIu32 " dimensions",
                   r->ne[0], r->ne[1], r->ne[2], r->ne[3], r->dimension_count);
     code = moepack__check_dense(pack, r->file, r->offset, r->length, place, error);
-    if (!code) code = moepack__check_in_shard(r->shard, r->shard_offset, r->length, place, error);
+    if (!code)
+        code = moepack__check_in_shard(pack, r->shard, r->shard_offset, r->length, place, error);
     if (code) return code;
-    return moepack__check_name(r->type_name, sizeof r->type_name, place, "type_name", error);
+    return moepack__check_name(pack, r->type_name, sizeof r->type_name, place, "type_name", error);
 }
 
 moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *tensor,
@@ -1872,12 +2169,11 @@ moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *
     const moepack_tensor_record *r;
     moepack_code code;
     if (n >= pack->tensors.count)
-        return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                             "there are %" PRIu64 " dense tensors, not number %" PRIu32,
-                             pack->tensors.count, n);
+        return MOEPACK__NO_SUCH("there are %" PRIu64 " dense tensors, not number %" PRIu32,
+                                pack->tensors.count, n);
     r = (const moepack_tensor_record *)moepack__record(&pack->tensors, n);
     MOEPACK__RULE(moepack__is_text(r->name, sizeof r->name), moepack__at("tensor", n),
-                  "name: expected 1 to 63 bytes of UTF-8, then zeros");
+                  "name: expected 1 to 255 bytes of UTF-8, then zeros");
     code = moepack__check_tensor(pack, r, moepack__named("tensor", n, r->name), error);
     if (code) return code;
     tensor->name = r->name;
@@ -1899,11 +2195,11 @@ moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *
 
 moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_tensor *tensor,
                                  moepack_error *error) {
-    size_t size = strlen(name) + 1;
+    const size_t size = strlen(name) + 1, most = sizeof(((moepack_tensor_record *)0)->name);
     char shown[64];
     uint32_t n, found = 0;
     int held = 0;
-    for (n = 0; n < pack->tensors.count && size <= 64; n++) {
+    for (n = 0; n < pack->tensors.count && size <= most; n++) {
         if (memcmp(moepack__record(&pack->tensors, n), name, size) != 0) continue;
         MOEPACK__RULE(!held, moepack__named("tensor", n, name),
                       "tensor %" PRIu32 " has the same name", found);
@@ -1912,9 +2208,8 @@ moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_
     }
     if (held) return moepack_tensor_at(pack, found, tensor, error);
     moepack__copy_name(shown, name);
-    return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                         "there is no dense tensor %s%s", shown,
-                         pack->tensors.count ? "" : ": the pack holds experts alone");
+    return MOEPACK__NO_SUCH("there is no dense tensor %s%s", shown,
+                            pack->tensors.count ? "" : ": the pack holds experts alone");
 }
 
 /* ---- data files ---- */
@@ -1922,9 +2217,8 @@ moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_
 static moepack_code moepack__check_file_number(const moepack *pack, uint32_t file,
                                                moepack_error *error) {
     if (file < pack->files.count) return MOEPACK_OK;
-    return moepack__fail(error, MOEPACK_ERR_NO_SUCH, moepack__index,
-                         "there are %" PRIu64 " files, not number %" PRIu32, pack->files.count,
-                         file);
+    return MOEPACK__NO_SUCH("there are %" PRIu64 " files, not number %" PRIu32, pack->files.count,
+                            file);
 }
 
 moepack_code moepack_file_path(const moepack *pack, uint32_t file, char *buffer, size_t capacity,
@@ -1940,10 +2234,12 @@ moepack_code moepack_file_path(const moepack *pack, uint32_t file, char *buffer,
 
 moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int *fd,
                              moepack_error *error) {
+    const moepack_file_record *f = moepack_file_at(pack, file);
     struct stat status;
     moepack_code code = moepack__check_file_number(pack, file, error);
     if (code) return code;
-    return moepack__open_file(pack, moepack_file_at(pack, file)->name, flags, fd, &status, error);
+    code = f->kind == MOEPACK_SECOND_FILE ? MOEPACK_ERR_NO_SUCH : MOEPACK_ERR_DAMAGED;
+    return moepack__open_file(pack, f->name, flags, code, fd, &status, error);
 }
 
 moepack_range moepack_round_range(uint64_t offset, uint64_t length, uint32_t block) {
@@ -1960,35 +2256,45 @@ moepack_range moepack_round_range(uint64_t offset, uint64_t length, uint32_t blo
 
 moepack_code moepack_read_range(const moepack *pack, int fd, uint32_t file,
                                 const moepack_range *range, void *buffer, moepack_error *error) {
-    const size_t most = (size_t)1 << 30; /* in one call; some systems refuse 2 GiB */
-    const uint64_t length = range->length, offset = range->offset;
-    const char *name;
-    uint64_t done = 0;
     moepack_code code = moepack__check_file_number(pack, file, error);
-    if (code) return code;
-    name = moepack_file_at(pack, file)->name;
-    if (length > SIZE_MAX || offset > MOEPACK__MAX_LENGTH || length > MOEPACK__MAX_LENGTH - offset)
-        return moepack__fail(error, MOEPACK_ERR_BUFFER, name,
-                             "cannot read %" PRIu64 " bytes at %" PRIu64, length, offset);
-    while (done < range->needed) {
-        size_t wanted = length - done < most ? (size_t)(length - done) : most;
-        ssize_t got = pread(fd, (char *)buffer + done, wanted, (off_t)(offset + done));
-        if (got < 0 && errno == EINTR) continue;
-        /* With O_DIRECT, what ends within a block is not read on from there. */
-        if (got < 0 && !(errno == EINVAL && done)) return moepack__system(error, name, "read");
-        if (got <= 0)
-            return moepack__fail(error, MOEPACK_ERR_SHORT_READ, name,
-                                 "expected %" PRIu64 " bytes at %" PRIu64 ", found %" PRIu64,
-                                 range->needed, offset, done);
-        done += (uint64_t)got;
-    }
-    return MOEPACK_OK;
+    return code ? code
+                : moepack__read(fd, moepack_file_at(pack, file)->name, range, buffer, error);
 }
 
 moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t offset,
                           uint64_t length, void *buffer, moepack_error *error) {
     moepack_range range = moepack_round_range(offset, length, 1);
     return moepack_read_range(pack, fd, file, &range, buffer, error);
+}
+
+/* Undo zstd; give what was found instead of one frame that holds the part, or NULL. */
+static const char *moepack__decode_zstd(const moepack_part *part, const void *stored,
+                                        void *bytes) {
+#ifdef MOEPACK_ZSTD
+    const size_t length = (size_t)part->length, stored_length = (size_t)part->stored_length;
+    size_t result;
+    if (stored_length < 4 || memcmp(stored, "\x28\xB5\x2F\xFD", 4) != 0) return "none";
+    if (ZSTD_getFrameContentSize(stored, stored_length) != length)
+        return "one that states another length, or none";
+    result = ZSTD_findFrameCompressedSize(stored, stored_length);
+    if (!ZSTD_isError(result) && result != stored_length) return "more behind it";
+    result = ZSTD_decompress(bytes, length, stored, stored_length);
+    return ZSTD_isError(result) ? ZSTD_getErrorName(result) : NULL;
+#else /* no pack with a codec was opened */
+    return part->codec && stored && bytes ? "a reader without zstd" : NULL;
+#endif
+}
+
+moepack_code moepack_decode_part(const moepack *pack, const moepack_part *part, const void *stored,
+                                 void *bytes, moepack_error *error) {
+    const char *found = NULL;
+    if (part->codec) found = moepack__decode_zstd(part, stored, bytes);
+    else memcpy(bytes, stored, (size_t)part->length);
+    if (!found) return MOEPACK_OK;
+    return moepack__fail(error, MOEPACK_ERR_DAMAGED, moepack_file_at(pack, part->file)->name,
+                         "%s at %" PRIu64 ": expected one frame of zstd that holds %" PRIu64
+                         " bytes, found %s",
+                         part->kind->name, part->offset, part->length, found);
 }
 
 static moepack_code moepack__check_digest(const moepack *pack, uint32_t file, uint64_t offset,

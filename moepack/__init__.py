@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from moepack.llama_cpp.sampling import Sampling
     from moepack.mounting.mount import mount
     from moepack.packing.pack_model import pack_model
+    from moepack.packing.ranking import rank_pack
     from moepack.packing.restore import restore
     from moepack.packing.shard_index import index_model
     from moepack.placing.place import place
@@ -113,6 +114,7 @@ _ROOMS = {
     "pack_model": "packing.pack_model",
     "place": "placing.place",
     "published_formula": "forecasting.published",
+    "rank_pack": "packing.ranking",
     "record_trace": "trace.recording.recording",
     "restore": "packing.restore",
     "shape_of": "report.inspection",
@@ -162,6 +164,7 @@ __all__ = [
     "pack_model",
     "place",
     "published_formula",
+    "rank_pack",
     "record_trace",
     "restore",
     "shape_of",

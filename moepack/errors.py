@@ -8,7 +8,7 @@ import errno
 import os
 from typing import Any
 
-MAX_FIELD_LENGTH = 200
+from moepack.escaping import one_line, short
 
 
 class MoepackError(Exception):
@@ -54,22 +54,6 @@ def _grouped(value: object) -> object:
     return f"{value:,}" if type(value) is int and abs(value) < 1 << 64 else value
 
 
-def one_line(text: str) -> str:
-    """Escape what a file could use to fake lines or to move a terminal's cursor."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def short(value: object) -> str:
-    """Keep what a hostile file puts into a message to one short line."""
-    try:
-        text = str(value)
-    except ValueError:  # Python refuses to print a number of thousands of digits
-        text = "a number of thousands of digits"
-    return one_line(text if len(text) <= MAX_FIELD_LENGTH else text[:MAX_FIELD_LENGTH] + "…")
-
-
 class SourceError(MoepackError):
     """The source model is at fault: a shard, or how the shards fit together."""
 
@@ -90,13 +74,68 @@ class MachineError(MoepackError):
     """This machine cannot do it: no space, no permission, a device that fails."""
 
 
-_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+_NO_MEMORY = "free memory, or raise the limits on it (ulimit -v, ulimit -l)"
+SHORTAGE_HINTS = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the system's table of open files is full: end other programs",
+    errno.ENOMEM: _NO_MEMORY,
+    errno.ENOBUFS: _NO_MEMORY,
+}
+"""What to do about a shortage, by errno."""
+
+_OF_LIBRARIES = {
+    os.strerror(errno.EMFILE): errno.EMFILE,
+    os.strerror(errno.ENFILE): errno.ENFILE,
+    os.strerror(errno.ENOMEM): errno.ENOMEM,
+    "failed to map segment": errno.ENOMEM,
+}
+"""What the loader of libraries says (dlopen(3)), which has no numbers for it."""
+_NO_THREADS = "can't start new thread"
+NO_THREADS_HINT = "use fewer --threads, or raise the limits on processes and memory (ulimit -a)"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+_NO_EXCEPTION = ("without setting an exception", "without exception set")
 
 
 def is_shortage(error: OSError) -> bool:
     """Say whether the machine ran out of something, whatever file it was that was asked for."""
-    return error.errno in _SHORTAGES
+    return error.errno in SHORTAGE_HINTS
+
+
+def shortage_behind(error: BaseException) -> MachineError | None:
+    """Return the error for a shortage of the machine that led to `error`, None if there was none.
+
+    Whatever it was that failed then: allocating, opening, starting a thread, importing.
+    """
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        if (shortage := _shortage(link)) is not None:
+            return shortage
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return None
+
+
+def _shortage(error: BaseException) -> MachineError | None:
+    # What of CPython is written in C may find no memory, and not say so.
+    is_silent = isinstance(error, SystemError) and any(t in str(error) for t in _NO_EXCEPTION)
+    if isinstance(error, MemoryError) or is_silent:
+        return MachineError("not enough memory", hint=_NO_MEMORY)
+    if isinstance(error, RuntimeError) and str(error) == _NO_THREADS:
+        return MachineError(_NO_THREADS, hint=NO_THREADS_HINT)
+    if not isinstance(error, OSError | ImportError):
+        return None
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None:
+        said = str(error)
+        number = next((n for text, n in _OF_LIBRARIES.items() if text in said), None)
+    if number not in SHORTAGE_HINTS:
+        return None
+    path = error.filename if isinstance(error, OSError) else None
+    problem = "not enough memory" if number == errno.ENOMEM else os.strerror(number)
+    return MachineError(problem, path=path, hint=SHORTAGE_HINTS[number])
 
 
 def read_failure(

@@ -1,7 +1,7 @@
 """Lengths, alignments and runs of numbers, as arithmetic and as people write them."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 # Compiled when they are needed: whoever only reads packs waits for neither.
@@ -76,3 +76,13 @@ def parse_ranges(text: str) -> tuple[int, ...]:
             raise ValueError(f"expected numbers and ranges such as 0-3,7, found {item[:40]!r}")
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
+
+
+def gaps(start: int, end: int, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield what lies between `start` and `end` and in none of `ranges`, which rise."""
+    for range_start, range_end in ranges:
+        if range_start > start:
+            yield start, range_start
+        start = max(start, range_end)
+    if end > start:
+        yield start, end

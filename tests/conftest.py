@@ -6,7 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,20 @@ hypothesis.settings.load_profile("moepack")
 # that tests interrupt would never hear of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Commands keep what they print in buffers, as those of users do, and lose none of it.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
+# llama.cpp's threads wait for each other all the time: in tests, which share few processors with
+# others, they are not to wait busily. It is read when the library is loaded, in children as well.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 LONG_FOLDERS = {
     *("faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"),
     *("running", "simulation"),
 }
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Start more workers than there are processors: tests wait for disks, signals and children."""
     return -(-3 * (os.cpu_count() or 1) // 2)
@@ -51,14 +60,32 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Do the same with what is left when a file's tests are done: modules, and what is cached."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what this machine lacks, and how many tests were skipped for it."""
+    skipped = terminalreporter.getreports("skipped")
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
 @pytest.fixture
 def moepack_command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the `moepack` command in a process of its own."""
 
     def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        if not options.keys() - {"input", "timeout"}:
-            words = list(map(str, arguments))
-            return warm_command.run(words, options.get("input"), options.get("timeout", 120.0))
+        if not options.keys() - warm_command.OPTIONS:
+            return warm_command.run(list(map(str, arguments)), **options)
         command = [sys.executable, "-m", "moepack", *map(str, arguments)]
         options = {"capture_output": True, "text": True, "timeout": 120} | options
         return subprocess.run(command, check=False, **options)

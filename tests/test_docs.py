@@ -22,9 +22,12 @@ from moepack.cli import exit_codes, main
 from moepack.packing import layout
 from moepack.trace.formats import registry
 from tests.support.models import FIXTURES, first_shard
+from tests.support.needs import needs_llama, require_disk
 from tests.support.worked_example import example
 
 __all__ = ["example"]
+
+Command = Callable[..., Any]
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -67,12 +70,11 @@ def test_the_session_on_the_first_screen_is_what_the_demo_prints(tmp_path: Path)
 
 @pytest.mark.long
 def test_the_demo_says_where_it_went_wrong(tmp_path: Path) -> None:
-    """Where the damaged pack is expected to be whole."""
+    """Where packing is expected to find damage."""
     script = (ROOT / "tests" / "demo.sh").read_text()
-    assert script.count('qwen3.moepack" 5') == 1
-    run = demo(tmp_path, script.replace('qwen3.moepack" 5', 'qwen3.moepack" 0'))
+    run = demo(tmp_path, script.replace('qwen3.moepack"\n', 'qwen3.moepack" 5\n', 1))
     assert run.returncode == 1
-    assert run.stderr.endswith("did not go as it should: expected exit code 0.\n")
+    assert run.stderr.endswith("did not go as it should: expected exit code 5.\n")
     assert "Everything went" not in run.stdout
 
 
@@ -193,16 +195,15 @@ def section(name: str) -> str:
 
 
 def test_the_json_fields_are_those_in_the_section_of_the_command(
-    example: Path, tmp_path: Path, moepack_command: Callable[..., Any]
+    example: Path, tmp_path: Path, moepack_command: Command
 ) -> None:
     shard = first_shard("qwen3moe")
     at = ("--layer", "0", "--expert", "2")
-    little = ("--seconds", "0", "--depths", "1", "--length", "64KiB", "--point-seconds", "0.001")
     damaged = Path(shutil.copytree(example, tmp_path / "damaged"))
     with open(next(damaged.glob("experts-*.bin")), "r+b") as data:
         data.write(bytes(64))
-    printed: dict[str, set[str]] = {}
-    for name, *arguments in (
+    assert_fields(
+        moepack_command,
         ("inspect", shard),
         ("inspect", example),
         ("pack", shard, "-o", tmp_path / "pack"),
@@ -217,14 +218,32 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
         ("trace stats", tmp_path / "trace", "--pack", example),
         ("trace concentration", tmp_path / "trace"),
         ("hotness", tmp_path / "trace", "-o", tmp_path / "hot.csv"),
-        ("bench", example, "--source", shard, *little),
+    )
+
+
+def test_so_are_those_of_a_machine_with_a_drive(example: Path, moepack_command: Command) -> None:
+    require_disk(example)
+    assert_fields(moepack_command, ("machine", example, "--seconds", "0"))
+
+
+@needs_llama
+def test_so_are_those_of_commands_that_run_a_model(example: Path, moepack_command: Command) -> None:
+    little = ("--seconds", "0", "--depths", "1", "--length", "64KiB", "--point-seconds", "0.001")
+    assert_fields(
+        moepack_command,
         ("run", example, "-p", "Hello", "-n", "2", "--context", "64"),
+        ("bench", example, "--source", first_shard("qwen3moe"), *little),
         ("bench", example, "--run", "--memory", "220MiB"),
-        ("machine", example, "--seconds", "0"),
-    ):
-        run = moepack_command(*str(name).split(), *arguments, "--json")
-        fields = printed.setdefault(str(name), set())
-        fields.update(keys(json.loads(run.stdout)))
+    )
+
+
+def assert_fields(run: Command, *commands: tuple[str | Path, ...]) -> None:
+    """Compare what commands print as JSON with what their sections say."""
+    printed: dict[str, set[str]] = {}
+    for name, *arguments in commands:
+        outcome = run(*str(name).split(), *arguments, "--json")
+        assert outcome.stdout, outcome.stderr
+        printed.setdefault(str(name), set()).update(keys(json.loads(outcome.stdout)))
     for name, fields in printed.items():
         assert len(fields) > 3, name
         assert fields == fields_of(section(name)), name

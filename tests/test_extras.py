@@ -1,4 +1,7 @@
-"""What adds an extra, by how moepack was installed: in processes that see that installation."""
+"""What adds an extra, by how moepack was installed: in processes that see that installation.
+
+And that an installation works by itself.
+"""
 
 import json
 import shlex
@@ -9,6 +12,8 @@ import venv
 from pathlib import Path
 
 import pytest
+
+from tests.support.models import first_shard
 
 pytestmark = pytest.mark.long
 
@@ -26,17 +31,42 @@ def run(python: Path | str, folder: Path, *, path: str = "/usr/bin:/bin") -> lis
     return shlex.split(found.stdout)
 
 
-def installed(folder: Path, origin: object = None) -> Path:
-    """Lay moepack out as pip does, with what it notes of where the package came from."""
-    shutil.copytree(
-        ROOT / "moepack", folder / "moepack", ignore=shutil.ignore_patterns("__pycache__")
-    )
+def copied(folder: Path, *names: str) -> Path:
+    """Copy folders and files of the checkout."""
+    for name in names:
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, folder)
+        else:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Lay moepack out as pip does, in a folder that tests change and leave as it was."""
+    folder = copied(tmp_path_factory.mktemp("packages"), "moepack")
     notes = folder / "moepack-0.1.0.dist-info"
     notes.mkdir()
     (notes / "METADATA").write_text("Metadata-Version: 2.4\nName: moepack\nVersion: 0.1.0\n")
-    if origin is not None:
-        (notes / "direct_url.json").write_text(json.dumps(origin))
     return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install moepack as a user would; requirements come from this Python."""
+    folder = tmp_path_factory.mktemp("installed")
+    home = folder / "venv"
+    venv.create(home, with_pip=False)
+    packages = next((home / "lib").glob("python3*")) / "site-packages"
+    (packages / "requirements.pth").write_text(str(Path(pytest.__file__).parent.parent))
+    (folder / "copy").mkdir()
+    project = ("pyproject.toml", "README.md", "LICENSE")
+    copy = copied(folder / "copy", "moepack", "layouts", "include", *project)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(home / "bin" / "python")]
+    options = ["--no-deps", "--no-compile", "--ignore-installed", "--no-build-isolation"]
+    subprocess.run([*pip, "install", *options, f"{copy}[plot]"], check=True)
+    return home
 
 
 @pytest.mark.parametrize(
@@ -56,49 +86,55 @@ def installed(folder: Path, origin: object = None) -> Path:
     ],
 )
 def test_an_extra_comes_from_where_moepack_came_from(
-    tmp_path: Path, origin: object, requirement: str
+    laid_out: Path, origin: object, requirement: str
 ) -> None:
-    hint = run(sys.executable, installed(tmp_path, origin))
+    url = laid_out / "moepack-0.1.0.dist-info" / "direct_url.json"
+    if origin is not None:
+        url.write_text(json.dumps(origin))
+    hint = run(sys.executable, laid_out)
+    url.unlink(missing_ok=True)
     assert hint == [sys.executable, "-m", "pip", "install", requirement]
 
 
 def test_a_checkout_stays_one(tmp_path: Path) -> None:
     checkout = tmp_path / "it's here"
-    installed(checkout, {"url": "file:///elsewhere", "dir_info": {}})
-    (checkout / "pyproject.toml").touch()
+    checkout.mkdir()
+    copied(checkout, "moepack", "pyproject.toml")
     assert run(sys.executable, checkout)[3:] == ["install", "-e", f"{checkout}[plot]"]
 
 
 @pytest.mark.slow
-def test_pip_is_named_as_it_is_found_where_it_is_that_of_this_python(tmp_path: Path) -> None:
+def test_pip_is_named_as_it_is_found_where_it_is_that_of_this_python(
+    tmp_path: Path, laid_out: Path
+) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     programs = tmp_path / "venv" / "bin"
-    folder = installed(tmp_path / "packages")
-    ours = run(programs / "python", folder, path=f"{programs}:/bin")
+    ours = run(programs / "python", laid_out, path=f"{programs}:/bin")
     assert ours == ["pip", "install", "moepack[plot]"]
-    others = run(programs / "python", folder)
+    others = run(programs / "python", laid_out)
     assert others[:3] == [str(programs / "python"), "-m", "pip"]
 
 
-@pytest.mark.long
-def test_the_hint_of_a_folder_that_was_installed_works(tmp_path: Path) -> None:
-    """Up to what pip would fetch: it resolves the extra's requirement from the folder."""
-    copy = tmp_path / "copy"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "fixtures", "build"))
-    home = tmp_path / "venv"
-    venv.create(home, with_pip=False)
-    python = home / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(python)]
-    options = ["--no-deps", "--ignore-installed", "--no-build-isolation"]
-    packages = next((home / "lib").glob("python3*")) / "site-packages"
-    (packages / "requirements.pth").write_text(str(Path(pytest.__file__).parent.parent))
-    subprocess.run([*pip, "install", *options, str(copy)], check=True)
+def test_the_hint_of_a_folder_that_was_installed_works(home: Path) -> None:
+    """What pip was given, and took, is what the hint gives it again."""
     found = subprocess.run(
-        [str(python), "-c", CODE], cwd=tmp_path, env={}, capture_output=True, text=True, check=True
+        [home / "bin" / "python", "-c", CODE], cwd=home, env={}, stdout=subprocess.PIPE, text=True
     )
-    requirement = shlex.split(found.stdout)[-1]
-    assert requirement == f"{copy}[plot]"
-    again = subprocess.run(
-        [*pip, "install", *options, "--dry-run", requirement], capture_output=True, text=True
-    )
-    assert again.returncode == 0, again.stderr
+    assert shlex.split(found.stdout)[-1] == f"{home.parent / 'copy'}[plot]"
+
+
+def test_what_was_installed_works_outside_of_the_checkout(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layouts included."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # it would find the checkout again
+    command = [str(home / "bin" / "moepack"), "pack", str(first_shard("qwen3moe")), "--json"]
+    for name in ("layers", "hot-first"):
+        target = ["-o", str(tmp_path / name), "--layout", name]
+        done = subprocess.run([*command, *target], cwd=tmp_path, capture_output=True, check=True)
+        assert json.loads(done.stdout)["layout"] == name
+    where = [str(home / "bin" / "python"), "-c", "import moepack; print(moepack.__file__)"]
+    found = subprocess.run(where, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
+    package = Path(found.stdout.strip()).parent
+    assert package.is_relative_to(home)
+    assert (package / "py.typed").exists()

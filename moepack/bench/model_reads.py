@@ -8,8 +8,9 @@ from typing import NamedTuple
 from moepack.errors import RequestError
 from moepack.paths import PathOrPaths
 from moepack.reading.directory import named_pack
-from moepack.reading.expert_read import PAGE, plan_read
+from moepack.reading.expert_read import PAGE
 from moepack.reading.pack import Pack
+from moepack.reading.read_plan import plan_read
 from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import align
 from moepack.source.experts import find_experts

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from moepack.bench.timed_reads import Reads
 from moepack.bench.workload import RoutedLayer
 from moepack.errors import RequestError
-from moepack.reading.expert_read import PAGE, ExpertRead, FileRead, plan_read, read_of_parts
+from moepack.reading.expert_read import PAGE, ExpertRead, FileRead
 from moepack.reading.locations import PartLocation
 from moepack.reading.pack import Pack
+from moepack.reading.read_plan import plan_read, read_of_parts
 from moepack.sizes import align
 from moepack.source.experts import Experts, SourceFamily
 from moepack.source.shards import Source
@@ -69,7 +70,8 @@ def slices(source: Source, experts: Experts, pack: Pack, layers: Sequence[Routed
         moved = []
         for part in _parts(pack, layer, expert):
             shard, offset = places[part.part]
-            moved.append(part._replace(path=paths[shard], offset=offset))
+            as_it_is = part._replace(stored_length=part.length, codec=None)
+            moved.append(as_it_is._replace(path=paths[shard], offset=offset))
         return _one_by_one(pack, moved)
 
     return _experts(layers, plan)
@@ -112,7 +114,9 @@ def _one_by_one(pack: Pack, places: Sequence[PartLocation]) -> ExpertRead:
 
 def _rounded(expert: ExpertRead, lengths: dict[Path, int]) -> Reads:
     """Round the reads of an expert outwards to pages, but not past the end of their file."""
-    return list(_rounded_reads(expert.file_reads, lengths))
+    frames = expert.frames.file_reads if expert.frames else ()
+    others = expert.file_reads[: len(expert.file_reads) - len(frames)]
+    return [*_rounded_reads(others, lengths), *_rounded_reads(frames, lengths)]
 
 
 def _rounded_reads(reads: Sequence[FileRead], lengths: dict[Path, int]) -> Iterator[FileRead]:

@@ -209,7 +209,21 @@ def measure_pack(
         packing_gains=said.packing_gains,
         needed_seconds=said.needed_seconds,
         verdict=said.text,
-        notes=notes(found.rounds, backend.name, found.was_cold, pack_length),
+        notes=(
+            *notes(found.rounds, backend.name, found.was_cold, pack_length),
+            *_codec_notes(pack),
+        ),
+    )
+
+
+def _codec_notes(pack: Pack) -> tuple[str, ...]:
+    """Return a note on what is not alike if parts are stored by a codec."""
+    if not pack.index.codecs:
+        return ()
+    names = ", ".join(pack.index.codecs)
+    return (
+        f"parts are stored by {names}: `reader` decodes them, raw and mapped reads of the pack"
+        " do not; speeds are of the bytes that were packed",
     )
 
 

@@ -13,7 +13,7 @@ from moepack.sizes import align
 from moepack.storage.buffers import allocate_huge
 
 HUGE_PAGE = 2 << 20
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
+_MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ")
 
 
 class Scratch:
@@ -41,7 +41,7 @@ class Scratch:
         By `AnonHugePages` in /proc/self/smaps (proc_pid_smaps(5)).
         """
         try:
-            lines = Path("/proc/self/smaps").read_text().splitlines()
+            lines = Path("/proc/self/smaps").read_bytes().splitlines()
         except OSError:
             return None
         huge = inside = 0
@@ -49,7 +49,7 @@ class Scratch:
             if found := _MAPPING.match(line):
                 start, end = (int(text, 16) for text in found.groups())
                 inside = min(end, self._end) - max(start, self._start)
-            elif inside > 0 and line.startswith("AnonHugePages:"):
+            elif inside > 0 and line.startswith(b"AnonHugePages:"):
                 # A mapping may be joined with its neighbours, which are not ours.
                 huge += min(int(line.split()[1]) << 10, inside)
         return huge / (self._end - self._start)

@@ -64,6 +64,7 @@ class Stock:
             raise MachineError(f"llama.cpp cannot load the model: {self._errors}", path=path)
         options = self._library.llama_context_default_params()
         options.n_ctx = context
+        options.swa_full = False  # as llama.cpp's programs have it
         options.n_batch = options.n_ubatch = batch_count
         options.n_threads = options.n_threads_batch = threads
         self._batch_count = batch_count

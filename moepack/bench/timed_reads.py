@@ -204,7 +204,7 @@ def _check(completion: Completion, read: FileRead) -> None:
     place = f"{read.length} bytes at byte {read.offset}"
     if completion.error is not None:
         problem = f"cannot read: {completion.error.strerror}"
-        raise MachineError(problem, path=read.path, place=place)
+        raise MachineError(problem, path=read.path, place=place) from completion.error
     if completion.length < read.length:
         raise MachineError(
             "the file ends too early", path=read.path, place=place, found=completion.length
@@ -213,9 +213,6 @@ def _check(completion: Completion, read: FileRead) -> None:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[memoryview]:
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as area,
-        memoryview(area) as view,
-    ):
-        yield view
+    with open(path, "rb") as file:
+        # Unmapped with its last view: the traceback of an error holds one, and would be lost.
+        yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -10,6 +10,7 @@ from moepack.cli.parameters import Counts, InputFile, Length, OutputFile, PathNa
 from moepack.cli.progress import is_terminal, progress
 from moepack.cli.terminal import (
     complain,
+    draw,
     is_quiet,
     json_option,
     quiet_option,
@@ -146,8 +147,10 @@ def bench(
             announce=None if as_json or is_quiet() else _announce,
             **settings,
         )
-        if picture:
+        if picture and report.surface:
             chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
+        elif picture:
+            complain("note", "the pack is too small for a surface: nothing is drawn")
     show(report, as_json, bench_text.text)
 
 
@@ -155,7 +158,7 @@ def _announce(schedule: "Schedule") -> None:
     from moepack.report import bench_text
 
     if is_terminal():
-        click.echo("\r\x1b[K", nl=False, err=True)  # the bar is drawn again below
+        draw("\r\x1b[K")  # the bar is drawn again below
     complain("note", bench_text.announced(schedule))
 
 

@@ -8,11 +8,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from moepack.cli.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.live_line import live_line
-from moepack.cli.terminal import complain, is_quiet
+from moepack.cli.terminal import complain, is_quiet, pass_on, say
 from moepack.errors import MoepackError, RequestError
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def chat(conversation: Conversation, has_stats: bool) -> None:
     is_terminal = sys.stdin.isatty()
     code = ExitCode.FINE
     if is_terminal and not is_quiet():
-        click.echo(_WELCOME, err=True)
+        say(_WELCOME, err=True)
     for line in _lines(is_terminal):
         if line.strip() == CLEAR:
             conversation.clear()
@@ -92,7 +90,7 @@ def chat(conversation: Conversation, has_stats: bool) -> None:
         except KeyboardInterrupt as stop:
             if isinstance(stop, TerminatedError) or not is_terminal:
                 raise
-            click.echo()
+            say()
         except MoepackError as error:
             reported = report(error)
             code = code or reported
@@ -116,7 +114,7 @@ def _lines(is_terminal: bool) -> Iterator[str]:
             if isinstance(end, TerminatedError):
                 raise
             if is_terminal:
-                click.echo()
+                say()
             elif isinstance(end, KeyboardInterrupt):
                 raise
             return
@@ -131,13 +129,13 @@ def print_text(generation: Generation, has_stats: bool) -> None:
     with live_line(is_wanted=has_stats) as draw:
         try:
             for piece in generation:
-                click.echo(piece, nl=False)
+                pass_on([piece])
                 sys.stdout.flush()
                 draw(lambda: run_text.so_far(generation.so_far))
         except MoepackError:
             if generation.text:
-                click.echo()
+                say()
             raise
-        click.echo()
+        say()
     if not is_quiet():
-        click.echo(run_text.generated(generation.facts), err=True)
+        say(run_text.generated(generation.facts), err=True)

@@ -10,6 +10,7 @@ from moepack.errors import (
     RequestError,
     SourceError,
     TraceError,
+    shortage_behind,
 )
 
 
@@ -44,6 +45,9 @@ class TerminatedError(KeyboardInterrupt):
 def report(error: MoepackError) -> ExitCode:
     """Print what went wrong and what to do about it; return its exit code."""
     complain("error", str(error))
-    for hint in ([error.hint] if error.hint else []) + getattr(error, "__notes__", []):
-        complain("hint", hint)
+    shortage = shortage_behind(error) if isinstance(error, MachineError) else None
+    first = None if shortage is None else shortage.hint
+    for hint in dict.fromkeys((first, error.hint, *getattr(error, "__notes__", ()))):
+        if hint:
+            complain("hint", hint)
     return next(code for kind, code in _CODES if isinstance(error, kind))

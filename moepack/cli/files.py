@@ -12,8 +12,9 @@ import click
 
 from moepack.cli.parameters import STANDARD_STREAM, OutputFile
 from moepack.errors import RequestError
-from moepack.storage.atomic import refuse_existing, require_folder_of
+from moepack.storage.atomic import refuse_existing, refuse_special, require_folder_of
 from moepack.storage.pack_files import is_in_pack
+from moepack.storage.regular_file import is_stream
 
 output_option = click.option(
     "-o",
@@ -82,16 +83,19 @@ def check_output(
 
     It exists, and nobody asked to write over it (`force`) or to add to it (`append`; None where
     that cannot be); it is one of `inputs`, a GGUF or a file of a pack, which nobody may ask for; or
-    it is a folder, or has none.
+    it is a folder or a drive, or has no folder. A stream, such as a FIFO, is written to.
     """
     if path == STANDARD_STREAM:
         if append:
             raise RequestError("nothing can be added to standard output", place="--append")
         return
     require_folder_of(path)
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
+    if os.path.isdir(path):
         raise RequestError("a folder, not a file to write", path=path)
+    if is_stream(path):
+        return
+    refuse_special(path)
+    target = Path(os.path.realpath(path))
     if not target.is_file():
         return
     if any(os.path.exists(other) and os.path.samefile(target, other) for other in inputs):

@@ -7,9 +7,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 
-import click
-
 from moepack.cli.progress import is_terminal
+from moepack.cli.terminal import draw as put
+from moepack.cli.terminal import say
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_FRAMES = 0.5
@@ -30,13 +30,13 @@ def live_line(*, is_wanted: bool) -> Iterator[Draw]:
         yield lambda text: None
     elif is_terminal() and rows >= _FEWEST_ROWS:
         # A new line, so that the cursor is not in the row that is taken away.
-        _put(f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[A")
+        put(f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[A")
         try:
-            yield _every(_SECONDS_BETWEEN_FRAMES, lambda text: _put(_in_row(rows, text)))
+            yield _every(_SECONDS_BETWEEN_FRAMES, lambda text: put(_in_row(rows, text)))
         finally:
-            _put(f"\x1b7\x1b[r\x1b[{rows};1H\x1b[2K\x1b8")
+            put(f"\x1b7\x1b[r\x1b[{rows};1H\x1b[2K\x1b8")
     else:
-        yield _every(_SECONDS_BETWEEN_LINES, lambda text: click.echo(text, err=True))
+        yield _every(_SECONDS_BETWEEN_LINES, lambda text: say(text, err=True))
 
 
 def _every(seconds: float, draw: Callable[[str], None]) -> Draw:
@@ -56,7 +56,3 @@ def _in_row(row: int, text: str) -> str:
     """Return what writes a text to a row and leaves the cursor where it was."""
     width = shutil.get_terminal_size().columns - 1
     return f"\x1b7\x1b[{row};1H\x1b[2K{text[:width]}\x1b8"
-
-
-def _put(text: str) -> None:
-    click.echo(text, nl=False, err=True)

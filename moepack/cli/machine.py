@@ -19,6 +19,7 @@ from moepack.cli.terminal import (
     verbose_option,
 )
 from moepack.storage.atomic import write_whole
+from moepack.storage.regular_file import is_stream
 
 
 @click.command()
@@ -65,7 +66,8 @@ def machine(
     from moepack.machine.file import toml_text
     from moepack.report import machine_text
 
-    if directory is None and not model and output not in (None, STANDARD_STREAM):
+    is_file = output not in (None, STANDARD_STREAM) and not is_stream(output or "")
+    if directory is None and not model and is_file:
         directory = os.path.dirname(os.path.abspath(output or ""))
     with contextlib.ExitStack() as outputs:
         if output is not None:

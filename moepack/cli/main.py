@@ -29,7 +29,9 @@ from moepack.cli.terminal import (
     is_quiet,
     is_verbose,
     json_option,
+    pass_on,
     quiet_option,
+    say,
     show,
     source_option,
     source_or_pack_argument,
@@ -39,7 +41,7 @@ from moepack.cli.terminal import (
 )
 from moepack.cli.trace import hotness as hotness_command
 from moepack.cli.trace import trace
-from moepack.errors import MachineError, MoepackError, RequestError
+from moepack.errors import MachineError, MoepackError, RequestError, shortage_behind
 from moepack.storage.atomic import write_whole
 
 _layer_option = click.option("--layer", type=click.IntRange(0), required=True, help="The layer.")
@@ -56,9 +58,19 @@ def _until_nobody_reads() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is left to print must not fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise SystemExit(ExitCode.PIPE_CLOSED) from None
+    except OSError:
+        try:
+            sys.stdout.flush()
+        except OSError:  # standard output it was that failed: it is full
+            _drop_output()
+        raise
+
+
+def _drop_output() -> None:
+    """Let nothing that is left to print fail once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Commands(click.Group):
@@ -210,9 +222,13 @@ def extract(
         with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
             if part is None:
                 facts = inspection.describe_blob(opened, layer, expert, family=family)
+                problem = None
                 if facts.path is None:
-                    hint = f"name a part with --part, such as {facts.parts[0].name}"
                     problem = "no blob here: its parts lie apart in the shards"
+                elif any(held.codec for held in facts.parts):
+                    problem = "the blob is not raw bytes: parts of it are stored by a codec"
+                if problem:
+                    hint = f"name a part with --part, such as {facts.parts[0].name}"
                     place = f"layer {layer} expert {expert}"
                     raise RequestError(problem, path=pack_path, place=place, hint=hint)
             view = reader.read(layer, expert, part, family=family)
@@ -226,7 +242,7 @@ def include_dir() -> None:
 
     Example: moepack include-dir
     """
-    click.echo(installed.folder("include"))
+    pass_on([f"{installed.folder('include')}\n"])
 
 
 cli.add_command(packing.pack)
@@ -234,6 +250,7 @@ cli.add_command(packing.index)
 cli.add_command(packing.restore)
 cli.add_command(packing.export)
 cli.add_command(packs.list_)
+cli.add_command(packs.rank)
 cli.add_command(packs.mount)
 cli.add_command(run_command)
 cli.add_command(serve)
@@ -286,21 +303,31 @@ def run(arguments: list[str]) -> int:
         return ExitCode.INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILED
-    except OSError as error:
-        return report(MachineError(error.strerror or str(error), path=error.filename))
     except Exception as error:
         if os.environ.get("MOEPACK_TRACEBACK"):
             raise
-        hint = "this is a mistake in moepack: set MOEPACK_TRACEBACK=1 and report what it says"
-        return report(MoepackError(f"{type(error).__name__}: {error}", hint=hint))
+        return report(_translated(error))
     return result if isinstance(result, int) else 0
+
+
+def _translated(error: Exception) -> MoepackError:
+    """Return an unexpected error as one by whose fault it is."""
+    if (shortage := shortage_behind(error)) is not None:
+        return shortage
+    if isinstance(error, OSError):
+        return MachineError(error.strerror or str(error), path=error.filename)
+    if isinstance(error, ImportError):
+        hint = "install moepack again, with what it needs"
+        return MachineError(f"cannot import {error.name or 'a module'}: {error}", hint=hint)
+    hint = "this is a mistake in moepack: set MOEPACK_TRACEBACK=1 and report what it says"
+    return MoepackError(f"{type(error).__name__}: {error}", hint=hint)
 
 
 def _report_usage(error: click.UsageError) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        click.echo(error.format_message(), err=True)
+        say(error.format_message(), err=True)
         return ExitCode.USAGE
-    complain("error", error.format_message())
+    complain("error", " ".join(error.format_message().split()))
     command = error.ctx.command_path if error.ctx else "moepack"
     complain("hint", f"{command} --help")
     return ExitCode.USAGE

@@ -24,11 +24,13 @@ from moepack.cli.terminal import (
     is_quiet,
     json_option,
     quiet_option,
+    say,
     sum_up,
     threads_option,
     verbose_option,
 )
 from moepack.errors import RequestError
+from moepack.escaping import one_line
 
 if TYPE_CHECKING:
     from moepack.packing.pack_summary import PackSummary
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _resume_option = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+_recover_option = click.option(
+    "--recover", is_flag=True, help="Continue in place with a damaged journal: the bytes decide."
+)
 _source_argument = click.argument(
     "source", nargs=-1, required=True, type=PathName(), metavar="SOURCE..."
 )
@@ -76,15 +81,18 @@ def _directory_option(help_text: str, *, required: bool = True) -> Callable[[Com
 @click.option(
     "--alignment", type=Length(), metavar="SIZE", help="Of blobs, weights and tensors: 16KiB."
 )
+@click.option("--codec", metavar="zstd[:LEVEL]", help="Compress parts that it shortens by 5 %.")
 @_hotness_option
 @click.option("--experts-only", is_flag=True, help="Leave out the dense part.")
 @click.option("--layers", "layer_text", metavar="LIST", help="Only experts of these layers: 0-3,7.")
 @click.option("--no-mtp", is_flag=True, help="Leave out multi-token-prediction layers.")
 @click.option("--sha256", is_flag=True, help="Note the SHA-256 of each shard, to restore by.")
+@click.option("--strong", is_flag=True, help="Add a SHA-256 of each part, tensor and header.")
 @click.option("--in-place", is_flag=True, help="Turn the shards themselves into the pack.")
 @click.option("--yes-delete-source", "confirmed", is_flag=True, help="Do not ask before that.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @_resume_option
+@_recover_option
 @threads_option
 @quiet_option
 @verbose_option
@@ -94,15 +102,18 @@ def pack(
     target: str,
     layout_name: str,
     alignment: int | None,
+    codec: str | None,
     hotness_path: str | None,
     experts_only: bool,
     layer_text: str | None,
     no_mtp: bool,
     sha256: bool,
+    strong: bool,
     in_place: bool,
     confirmed: bool,
     dry_run: bool,
     resume: bool,
+    recover: bool,
     threads: int,
     as_json: bool,
 ) -> None:
@@ -114,14 +125,17 @@ def pack(
     """
     from moepack.packing.pack_model import pack_model
     from moepack.report import pack_text
+    from moepack.report.printable import printable
 
+    if recover and not (in_place and resume):
+        raise click.UsageError("--recover goes with --in-place --resume.")
     if not source and not (in_place and resume):
         raise click.UsageError("Missing argument 'SOURCE...'.")
     _check_confirmation("--yes-delete-source", confirmed, in_place)
 
     def planned(summary: PackSummary) -> None:
         if not as_json and not is_quiet():
-            click.echo(pack_text.plan(summary))
+            say(pack_text.plan(printable(summary)))
 
     call = partial(
         pack_model,
@@ -129,13 +143,16 @@ def pack(
         target,
         layout=layout_name,
         alignment=alignment,
+        codec=codec,
         hotness=hotness_path,
         layers=layer_text,
         mtp=not no_mtp,
         experts_only=experts_only,
         sha256=sha256,
+        strong=strong,
         in_place=in_place,
         resume=resume,
+        recover=recover,
         threads=threads,
     )
     if in_place and not (confirmed or dry_run or resume):
@@ -150,10 +167,11 @@ def pack(
 def _ask_for_shards(summary: PackSummary) -> None:
     """Ask whether the shards may be given up; where it will be refused, that is said first."""
     from moepack.report import pack_text
+    from moepack.report.printable import printable
 
     assert summary.in_place is not None
     if not summary.in_place.refusals:
-        _ask(pack_text.what_is_given_up(summary), "--yes-delete-source")
+        _ask(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
 
 
 def _check_confirmation(option: str, confirmed: bool, in_place: bool) -> None:
@@ -167,7 +185,7 @@ def _ask(what: str, option: str) -> None:
     if not sys.stdin.isatty():
         hint = f"this is asked for on a terminal: say it with {option}"
         raise RequestError(f"not confirmed: {what}", hint=hint)
-    click.echo(what, err=True)
+    say(what, err=True)
     if click.prompt("Type delete to go on", default="", show_default=False, err=True) != "delete":
         raise RequestError("not confirmed: nothing was touched")
 
@@ -216,6 +234,7 @@ def index(
 @click.option("--in-place", is_flag=True, help="Turn the pack itself into the shards.")
 @click.option("--yes-delete-pack", "confirmed", is_flag=True, help="Do not ask before that.")
 @_resume_option
+@_recover_option
 @force_option
 @threads_option
 @quiet_option
@@ -227,6 +246,7 @@ def restore(
     in_place: bool,
     confirmed: bool,
     resume: bool,
+    recover: bool,
     force: bool,
     threads: int,
     as_json: bool,
@@ -244,14 +264,15 @@ def restore(
     _check_confirmation("--yes-delete-pack", confirmed, in_place)
     if in_place and not confirmed:
         _check_restorable(pack_path, target)
-        what = f"{pack_path} will be turned into the shards that it was made from, and be gone"
-        _ask(what, "--yes-delete-pack")
+        what = "will be turned into the shards that it was made from, and be gone"
+        _ask(f"{one_line(pack_path)} {what}", "--yes-delete-pack")
     with progress(None, "restoring") as advanced:
         summary = restore_shards(
             pack_path,
             target,
             in_place=in_place,
             resume=resume,
+            recover=recover,
             force=force,
             threads=threads,
             progress=advanced,
@@ -261,6 +282,7 @@ def restore(
 
 def _check_restorable(pack_path: str, target: str | None) -> None:
     """Raise what `restore --in-place` would end with however it is confirmed."""
+    from moepack.packing.in_place_refusals import check_plain
     from moepack.packing.unfinished import is_unfinished
     from moepack.reading.pack import Pack
     from moepack.reading.shard_map import check_whole
@@ -269,6 +291,7 @@ def _check_restorable(pack_path: str, target: str | None) -> None:
         return
     with Pack(pack_path) as pack:
         check_whole(pack)
+        check_plain(pack)
     if target is None:
         raise RequestError("no folder is given for the shards", hint="name one with --output")
 

@@ -1,4 +1,4 @@
-"""The commands that look at a pack without changing anything: list, mount."""
+"""The commands for a pack that is there, and that move none of its bytes: list, rank, mount."""
 
 import contextlib
 import sys
@@ -6,9 +6,10 @@ import sys
 import click
 
 import moepack
-from moepack.cli.parameters import Length, OutputFolder, PathName
-from moepack.cli.terminal import complain, json_option, show
+from moepack.cli.parameters import InputFile, Length, OutputFolder, PathName
+from moepack.cli.terminal import complain, json_option, pass_on, say, show
 from moepack.errors import MoepackError, RequestError
+from moepack.escaping import one_line
 from moepack.sizes import size_text
 
 
@@ -39,10 +40,33 @@ def list_(
         write = listing_text.json_text
     lines = write(rows)
     first = next(lines, "")
-    sys.stdout.write(first)
-    sys.stdout.writelines(lines)
+    pass_on([first])
+    pass_on(lines)
     if not first and hottest is not None:
         complain("note", f"no blob fits into {size_text(hottest)}")
+
+
+@click.command()
+@click.argument("pack_path", type=PathName(), metavar="PACK")
+@click.option(
+    "--hotness",
+    "hotness_path",
+    required=True,
+    type=InputFile(),
+    metavar="FILE",
+    help="Counts, a trace, or an imatrix.",
+)
+@json_option
+def rank(pack_path: str, hotness_path: str, as_json: bool) -> None:
+    """Rank the experts of PACK anew, by other hotness; blobs stay where they are.
+
+    What is hottest decides what is pinned, warmed and listed first.
+
+    Example: moepack rank model.moepack --hotness new.csv
+    """
+    from moepack.report import pack_text
+
+    show(moepack.rank_pack(pack_path, hotness_path), as_json, pack_text.ranked)
 
 
 @click.command()
@@ -72,4 +96,4 @@ def mount(pack_path: str, target: str, as_json: bool) -> None:
 
     moepack.mount(pack_path, target, started=started, failed=failed)
     if not as_json:
-        click.echo(f"{target}: unmounted")
+        say(f"{one_line(target)}: unmounted")

@@ -12,6 +12,7 @@ from moepack.sizes import parse_size
 
 STANDARD_STREAM = "-"
 _STANDARD_INPUT = "/dev/stdin"
+_STANDARD_OUTPUT = (STANDARD_STREAM, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _INPUT_IS_TAKEN = "moepack.input_is_taken"
 _OUTPUT_IS_TAKEN = "moepack.output_is_taken"
 
@@ -30,12 +31,15 @@ class PathName(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no a
         "only files that are read from start to end",
     )
     """The problem with `-`, and why."""
+    stream_names: ClassVar[tuple[str, ...]] = (STANDARD_STREAM,)
+    """The names of the stream that it could be taken for."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path. Raises RequestError for `-`."""
-        if value == STANDARD_STREAM:
+        if value in self.stream_names:
             problem, why = self.no_stream
-            raise RequestError(problem, path=value, hint=f"{why}; ./- has that name")
+            other = "; ./- has that name" if value == STANDARD_STREAM else ""
+            raise RequestError(problem, path=value, hint=why + other)
         return str(value)
 
     def shell_complete(
@@ -57,6 +61,7 @@ class ResumableFile(PathName):
 
     name = "file"
     no_stream = ("cannot be written to standard output", "it is not written from start to end")
+    stream_names = _STANDARD_OUTPUT
 
 
 class InputFile(PathName):
@@ -80,11 +85,13 @@ class OutputFile(PathName):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path, or `-`."""
-        if value == STANDARD_STREAM and ctx is not None:
+        if value not in _STANDARD_OUTPUT:
+            return str(value)
+        if ctx is not None:
             if sys.stdout.name == os.devnull:  # what stands in for a stream that was closed
                 raise RequestError("standard output is closed", path=value)
             ctx.meta[_OUTPUT_IS_TAKEN] = True
-        return str(value)
+        return STANDARD_STREAM
 
 
 class LayoutName(InputFile):

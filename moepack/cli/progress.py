@@ -8,9 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import click
-
-from moepack.cli.terminal import is_quiet, is_verbose
+from moepack.cli.terminal import is_quiet, is_verbose, say
 from moepack.sizes import size_text
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -45,7 +43,7 @@ def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Progress
     finally:
         shown.close()
     if is_verbose():
-        click.echo(shown.summary(), err=True)
+        say(shown.summary(), err=True)
 
 
 def is_terminal() -> bool:
@@ -72,7 +70,7 @@ class _Lines:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _SECONDS_BETWEEN_LINES
-            click.echo(f"{self._what} {self._state(now - self._began)}", err=True)
+            say(f"{self._what} {self._state(now - self._began)}", err=True)
 
     def close(self) -> None:
         """Take away what is not to stay."""

@@ -14,6 +14,7 @@ from moepack.cli.terminal import (
     is_quiet,
     json_option,
     quiet_option,
+    say,
     show,
     source_or_pack_argument,
     verbose_option,
@@ -75,7 +76,7 @@ def run(
         raise RequestError("--raw goes without a template, and --system needs one")
     with Model(source_or_pack, **engine) as model:
         if not is_quiet() and not as_json:
-            click.echo(run_text.memory(model.memory), err=True)
+            say(run_text.memory(model.memory), err=True)
         options: Any = {"sampling": sampling, "count": tokens}
         conversation = Conversation(model, system, **options)
         if text is None:

@@ -12,8 +12,9 @@ import click
 
 from moepack import extras
 from moepack.cli.model_options import engine_options
-from moepack.cli.terminal import complain, is_quiet, quiet_option, source_or_pack_argument
+from moepack.cli.terminal import complain, is_quiet, quiet_option, say, source_or_pack_argument
 from moepack.errors import MachineError, RequestError
+from moepack.escaping import one_line
 
 if TYPE_CHECKING:
     from moepack.serving.server import Server
@@ -67,15 +68,16 @@ def serve(
         _listening(host, port) as listener,
         Model(source_or_pack, **engine) as model,
     ):
-        called = name or os.path.basename(os.path.normpath(source_or_pack[0]))
+        called = one_line(name or os.path.basename(os.path.normpath(source_or_pack[0])))
         server = Server(model, called, api_key=api_key, limits=Limits(waiting=queue))
         address, bound = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         if not is_quiet():
             if api_key is None and not ipaddress.ip_address(address).is_loopback:
                 complain("note", "without --api-key it answers everybody who reaches this machine")
-            click.echo(run_text.memory(model.memory), err=True)
-            click.echo(f"serving {called} at http://{shown}:{bound}/v1; Ctrl-C ends it", err=True)
+            say(run_text.memory(model.memory), err=True)
+            place = f"http://{shown}:{bound}/v1"
+            say(f"serving {called} at {place}; Ctrl-C ends it", err=True)
         _run(server, listener)
 
 

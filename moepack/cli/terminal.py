@@ -1,12 +1,17 @@
-"""What all commands print: results, summaries, how much of them, and in which colours."""
+"""What all commands print: results, summaries, how much of them, and in which colours.
+
+Here alone text goes to the streams. Names come from files, so that nothing that a terminal would
+obey is printed, but for what moepack draws itself.
+"""
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
+from moepack import escaping
 from moepack.cli.parameters import InputFile, PathName, output_is_taken
 
 Facts = TypeVar("Facts")
@@ -87,15 +92,34 @@ def _verbosity() -> int:
     return 0 if context is None else int(context.meta.get(_VERBOSITY, 0))
 
 
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print lines for people, with control characters escaped."""
+    click.echo(escaping.lines(text), err=err)
+
+
+def pass_on(texts: Iterable[str]) -> None:
+    """Print texts that others wrote, such as a model, or that are for programs.
+
+    For a terminal control characters are escaped; pipes and files get the texts as they are.
+    """
+    sys.stdout.writelines(map(escaping.lines, texts) if sys.stdout.isatty() else texts)
+
+
+def draw(text: str) -> None:
+    """Write control sequences of our own to standard error."""
+    click.echo(text, nl=False, err=True)
+
+
 def show(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
     """Print what was asked for: as one JSON object, or as `render` writes it for people.
 
     Where standard output is for a file, it goes to standard error.
     """
     from moepack.report.json_text import json_text
+    from moepack.report.printable import printable
 
-    text = json_text(facts) if as_json else render(facts)
-    click.echo(text, err=output_is_taken())
+    text = json_text(facts) if as_json else render(printable(facts))
+    say(text, err=output_is_taken())
 
 
 def sum_up(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
@@ -105,9 +129,13 @@ def sum_up(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
 
 
 def complain(word: str, text: str) -> None:
-    """Print `error: …`, `hint: …` or `note: …` to standard error, in colour where wanted."""
+    """Print `error: …`, `hint: …` or `note: …` to standard error, in colour where wanted.
+
+    It is one line, whatever is in it.
+    """
     label = click.style(f"{word}:", fg="red" if word == "error" else "cyan", bold=True)
-    click.echo(f"{label if _has_colours() else f'{word}:'} {text}", err=True)
+    label = label if _has_colours() else f"{word}:"
+    click.echo(f"{label} {escaping.one_line(text)}", err=True)
 
 
 def _has_colours() -> bool:

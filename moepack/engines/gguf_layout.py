@@ -111,10 +111,11 @@ def _slices(pack: Pack, family: PackedFamily, number: int, kind: PartKind) -> It
     count = len(family.part_kinds)
     for expert in range(family.expert_count):
         record = pack.index.part(family.first_part + expert * count + number, kind)
-        offset, length, stated, file, _ = record
+        offset, stored_length, stated, file, codec = record
         label = f"layer {family.layer} expert {expert} {kind.name}"
         known = pack.index.files[file].known(stated)
-        yield Extent(expert * length, length, file, offset, known, label)
+        place = (expert * kind.length, kind.length, file, offset)
+        yield Extent(*place, known, label, stored_length if codec else 0)
 
 
 def _header(pack: Pack, tensors: Sequence[LaidTensor], alignment: int) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard
 
 from moepack.errors import SourceError
 from moepack.footprint import rules
@@ -109,7 +110,7 @@ class _Reader:
             layers=tuple(layers),
             window=self.window,
             is_assumed=self.architecture not in rules.KNOWN,
-            context_length=context_length if type(context_length) is int else None,
+            context_length=context_length if _is_count(context_length) else None,
             largest_value_count=max(map(self.value_count, range(self.count))),
             is_compressed=self.is_compressed,
             allows_flash=self.architecture not in rules.NO_FLASH_ATTENTION,
@@ -137,9 +138,8 @@ class _Reader:
         """Say whether a layer has keys, of its own."""
         if number >= self.run_count and self.architecture not in rules.MTP_IS_CACHED:
             return False
-        shared = self.source.model_value("attention.shared_kv_layers")
-        if self.architecture == "gemma4" and type(shared) is int:
-            return number < self.count - shared
+        if self.architecture == "gemma4":
+            return number < self.count - self.length("shared_kv_layers")
         if number >= rules.KV_LAYERS.get(self.architecture, self.count):
             return False
         state = rules.STATES.get(self.architecture)
@@ -170,8 +170,7 @@ class _Reader:
         rule = rules.WINDOWS.get(self.architecture)
         if rule is None:
             return [False] * self.count
-        stated = self.source.model_value("attention.sliding_window")
-        window = stated if type(stated) is int else rule.default or 0
+        window = self.length("sliding_window", rule.default or 0)
         self.window = (rule.fixed or window) if window else 0
         if not self.window:
             return [False] * self.count
@@ -179,7 +178,7 @@ class _Reader:
         if isinstance(pattern, tuple):
             listed = [bool(value) for value in pattern[: self.count]]
             return listed + [False] * (self.count - len(listed))
-        period = pattern if type(pattern) is int and rule.period else rule.period
+        period = pattern if _is_count(pattern) and rule.period else rule.period
         if period is None:
             raise self.error("attention.sliding_window_pattern", "a list", pattern)
         if self.architecture == "lfm2":
@@ -215,7 +214,7 @@ class _Reader:
             return 0
         kind = rules.STATES[self.architecture].kind
         if kind is StateKind.CONVOLUTION:
-            return self.embedding_length * (self.number("shortconv.l_cache", None) - 1)
+            return self.embedding_length * max(0, self.number("shortconv.l_cache", None) - 1)
         if kind is StateKind.SQUARE:
             return self.head_length("key", 0) ** 2 * self.heads[0]
         kernel = self.number("ssm.conv_kernel", 0)
@@ -266,9 +265,10 @@ class _Reader:
 
     def indexer_types(self) -> list[int]:
         """Return by layer whether it has an indexer of its own."""
-        listed = self.source.model_value("attention.indexer.types")
+        key = "attention.indexer.types"
+        listed = self.source.model_value(key)
         if isinstance(listed, tuple):
-            return [int(value) for value in listed] + [0] * self.count
+            return [*self.counts(key, listed), *[0] * self.count]
         if type(listed) is int:
             return [listed] * self.count
         is_5_2 = self.number("context_length", 0) >= rules.GLM_5_2_CONTEXT
@@ -276,28 +276,35 @@ class _Reader:
             return [*rules.GLM_5_2_TYPES, *[0] * self.count]
         return [int(self.architecture in ("glm-dsa", "glm5-next"))] * self.count
 
-    def length(self, name: str) -> int:
-        return self.number(f"attention.{name}", 0)
+    def length(self, name: str, default: int = 0) -> int:
+        return self.number(f"attention.{name}", default)
 
     def number(self, key: str, default: int | None) -> int:
         """Return a number of the metadata; raise SourceError where there is none and must be."""
         value = self.source.model_value(key)
         if value is None and default is not None:
             return default
-        if type(value) is not int or value < 0:
+        if not _is_count(value):
             raise self.error(key, "a number", value)
         return value
 
     def by_layer(self, key: str) -> list[int] | None:
         """Return the numbers of all layers, which may be one number; None where there are none."""
         value = self.source.model_value(key)
-        if type(value) is int:
-            return [value] * self.count
-        if not isinstance(value, tuple):
+        if value is None:
             return None
+        if not isinstance(value, tuple):
+            return [self.number(key, None)] * self.count
         if len(value) < self.count:
             raise self.error(key, f"{self.count} numbers", f"{len(value)}")
-        return [int(item) for item in value[: self.count]]
+        return self.counts(key, value[: self.count])
+
+    def counts(self, key: str, values: Sequence[object]) -> list[int]:
+        """Return a list of the metadata as counts, which may be true or false."""
+        for value in values:
+            if not _is_count(value) and not isinstance(value, bool):
+                raise self.error(key, "numbers", value)
+        return [int(value) for value in values if isinstance(value, int)]
 
     def error(self, key: str, expected: object, found: object) -> SourceError:
         """Return the error for a key that does not say what is needed."""
@@ -308,3 +315,7 @@ class _Reader:
             expected=expected,
             found="no such key" if found is None else found,
         )
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0

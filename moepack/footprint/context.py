@@ -28,7 +28,8 @@ class ContextOptions(NamedTuple):
     `token_count` is of all sequences together; None is what the model was trained for.
     `batch_count` is tokens computed at once (`n_ubatch`). `is_unified` says that sequences share
     all cells; `swa_full` that layers with a window keep all tokens nevertheless, which is the
-    default of llama.cpp's library, and not of its programs.
+    default of llama.cpp's library, and not of its programs. `has_checkpoint` says that beside it is
+    room for a copy of one sequence's windows and states.
     """
 
     token_count: int | None = None
@@ -39,9 +40,16 @@ class ContextOptions(NamedTuple):
     is_unified: bool = False
     has_flash_attention: bool = True
     swa_full: bool = False
+    has_checkpoint: bool = False
 
 
 DEFAULTS = ContextOptions()
+LLAMA_SERVER = ContextOptions(sequence_count=4, is_unified=True)
+"""As llama.cpp's `llama-server` has it where it is not told `--parallel` (server.cpp)."""
+IK_LLAMA_SERVER = ContextOptions(swa_full=True)
+"""The same of ik_llama.cpp (September 2026), whose windows take less only with `--swa-compress`."""
+MOEPACK_RUN = ContextOptions(has_checkpoint=True)
+"""As `moepack run` has it."""
 
 
 class Cells(NamedTuple):
@@ -61,11 +69,15 @@ class Cells(NamedTuple):
 
 
 class LayerContext(NamedTuple):
-    """What a layer of the context takes: cells for tokens, and a state of `state_length` bytes."""
+    """What a layer of the context takes: cells for tokens, and a state of `state_length` bytes.
+
+    `checkpoint_length` is the bytes of a copy of what the layer does not keep for good.
+    """
 
     layer: int
     cells: tuple[Cells, ...]
     state_length: int
+    checkpoint_length: int = 0
 
     @property
     def kv_length(self) -> int:
@@ -75,7 +87,7 @@ class LayerContext(NamedTuple):
     @property
     def length(self) -> int:
         """All bytes."""
-        return self.kv_length + self.state_length
+        return self.kv_length + self.state_length + self.checkpoint_length
 
     def read_length(self, token_count: int) -> int:
         """Return the bytes that are read for one more token after so many, at most."""
@@ -104,9 +116,14 @@ class Context(NamedTuple):
         return sum(layer.state_length for layer in self.layers)
 
     @property
+    def checkpoint_length(self) -> int:
+        """The bytes of a copy of windows and states."""
+        return sum(layer.checkpoint_length for layer in self.layers)
+
+    @property
     def length(self) -> int:
         """All bytes."""
-        return self.kv_length + self.state_length
+        return self.kv_length + self.state_length + self.checkpoint_length
 
     def read_length(self, token_count: int) -> int:
         """Return the bytes that are read for one more token after so many, at most."""
@@ -161,8 +178,22 @@ class _Sizes:
 
     def layer(self, layer: LayerAttention) -> LayerContext:
         cells = self.compressed(layer) if self.attention.is_compressed else self.plain(layer)
-        state_length = layer.state_count * _F32_LENGTH * self.options.sequence_count
-        return LayerContext(layer.layer, tuple(held for held in cells if held.length), state_length)
+        state_length = layer.state_count * _F32_LENGTH
+        checkpoint_length = 0
+        if self.options.has_checkpoint:
+            checkpoint_length = state_length + self.forgotten_length(layer, cells[0])
+        return LayerContext(
+            layer.layer,
+            tuple(held for held in cells if held.length),
+            state_length * self.options.sequence_count,
+            checkpoint_length,
+        )
+
+    def forgotten_length(self, layer: LayerAttention, cells: Cells) -> int:
+        """Return the bytes of a window that moves on: none where all tokens have room."""
+        if not layer.has_window or self.cells.window == self.cells.full:
+            return 0
+        return self.attention.window * cells.cell_length
 
     def plain(self, layer: LayerAttention) -> list[Cells]:
         """Return the cells of a layer, and of its indexer."""

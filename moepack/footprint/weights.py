@@ -6,7 +6,6 @@ multi-token prediction, and leaves most of them where they are (llama-model.cpp,
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -18,19 +17,16 @@ from moepack.reading.directory import named_pack
 from moepack.reading.pack import Pack
 from moepack.shape import FamilyShape, ModelShape
 from moepack.source.experts import Experts, find_experts, mtp_start, shape_of
-from moepack.source.parameters import Parameters, count_parameters, layer_of
+from moepack.source.parameters import (
+    EMBEDDINGS,
+    OUTPUT,
+    TOKEN_EMBEDDING,
+    Parameters,
+    count_parameters,
+    layer_of,
+)
 from moepack.source.shards import Source, open_source
 from moepack.source.tensor_table import Tensor, split_rows
-
-_OUTPUT = "output.weight"
-_TOKEN_EMBEDDING = "token_embd.weight"
-_EMBEDDINGS = (
-    _TOKEN_EMBEDDING,
-    "per_layer_token_embd.weight",
-    "position_embd.weight",
-    "token_types.weight",
-)
-"""What is looked up by row: LLM_TENSOR_LAYER_INPUT with GGML_OP_GET_ROWS in llama-arch.cpp."""
 
 
 class LayerWeights(NamedTuple):
@@ -50,8 +46,7 @@ class LayerWeights(NamedTuple):
 class OuterWeights(NamedTuple):
     """The weights that belong to no layer, in bytes.
 
-    Of the embeddings a token reads one row each, `embedding_row_length` in all; `embedding_count`
-    is the parameters of those that are nothing else. The output is read
+    Of the embeddings a token reads one row each, `embedding_row_length` in all. The output is read
     for each token. Where `is_tied`, the token embedding is the output: its bytes are counted as
     both, though llama.cpp holds them twice only where the output lies on another device than the
     embeddings, which it keeps in main memory (llama-model-loader.cpp, TENSOR_DUPLICATED).
@@ -59,7 +54,6 @@ class OuterWeights(NamedTuple):
 
     embedding_length: int
     embedding_row_length: int
-    embedding_count: int
     output_length: int
     is_tied: bool
     other_length: int
@@ -118,13 +112,6 @@ class Weights(NamedTuple):
     def read_expert_length(self) -> int | None:
         """What one token reads of experts, in all layers together."""
         return _sum(layer.used_expert_length for layer in self.layers)
-
-    @property
-    def read_count(self) -> int | None:
-        """How many parameters one token reads: the active ones but embeddings, to a row."""
-        if self.parameters is None or self.parameters.active is None or self.outer is None:
-            return None
-        return self.parameters.active - self.outer.embedding_count
 
 
 def weights_of(paths: PathOrPaths) -> Weights:
@@ -239,19 +226,14 @@ def _loaded_of_mtp(source: Source, layers: set[int]) -> int:
 
 def _outer(tensors: dict[str, Tensor]) -> OuterWeights:
     """Sort the tensors outside all layers by what a token reads of them."""
-    embeddings = [tensors[name] for name in _EMBEDDINGS if name in tensors]
-    is_tied = _OUTPUT not in tensors
-    output = tensors.get(_TOKEN_EMBEDDING if is_tied else _OUTPUT)
-    others = tensors.keys() - {_OUTPUT, *_EMBEDDINGS}
+    embeddings = [tensors[name] for name in EMBEDDINGS if name in tensors]
+    is_tied = OUTPUT not in tensors
+    output = tensors.get(TOKEN_EMBEDDING if is_tied else OUTPUT)
+    others = tensors.keys() - {OUTPUT, *EMBEDDINGS}
     return OuterWeights(
         embedding_length=sum(tensor.length for tensor in embeddings),
         embedding_row_length=sum(
             tensor.length // max(1, split_rows(tensor.dims)[1]) for tensor in embeddings
-        ),
-        embedding_count=sum(
-            math.prod(tensor.dims)
-            for tensor in embeddings
-            if not (is_tied and tensor.name == _TOKEN_EMBEDDING)
         ),
         output_length=0 if output is None else output.length,
         is_tied=is_tied,

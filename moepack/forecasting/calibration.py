@@ -15,12 +15,13 @@ from moepack.sizes import size_text
 _ALIKE = 0.02
 """How far the lengths of one model may be apart: versions load more or fewer tensors of it."""
 
-_STEADY, _UNSTEADY = 0.065, 0.25
+# Fitted to published runs: with less, the ranges hold fewer than nine of ten (docs/numbers.md).
+_STEADY, _REPEATED, _UNSTEADY = 0.065, 0.045, 0.22
 DOUBTS: dict[Kind, float] = {kind: _UNSTEADY if kind in STREAMS else _STEADY for kind in KIND_WORDS}
 """By what share a run differs from the terms that describe it."""
-RUN_DOUBT = 0.1
-"""The same of `moepack run`, once it was measured itself."""
-RECEIPT_DOUBT = 0.045
+RECEIPT_DOUBTS: dict[Kind, float] = {
+    kind: _UNSTEADY if kind in STREAMS else _REPEATED for kind in KIND_WORDS
+}
 """By what share a run differs from the same one, done again."""
 
 
@@ -32,11 +33,10 @@ class Judged(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """Rates, the receipts that were given, and the doubt that is left about a run."""
+    """Rates, and the receipts that were given."""
 
     rates: Rates
     judged: tuple[Judged, ...]
-    doubt: float
 
     @property
     def used_count(self) -> int:
@@ -76,16 +76,15 @@ def calibrate(
         judged.append(Judged(receipt, refusal))
         if refusal is None and reads is not None:
             rates = _learned(rates, receipt, reads)
-    is_run = kind == "stream" and any(one.refusal is None for one in judged)
-    return Calibration(rates, tuple(judged), RUN_DOUBT if is_run else DOUBTS[kind])
+    return Calibration(rates, tuple(judged))
 
 
 def _learned(rates: Rates, receipt: Receipt, reads: Reads) -> Rates:
-    seconds = 1 / receipt.tokens_per_second
+    seconds, doubt = 1 / receipt.tokens_per_second, RECEIPT_DOUBTS[receipt.kind]
     if receipt.kind == "stream":
         computing = max(seconds - receipt.read_seconds, 0.01 * seconds)
-        rates = rates.learned(reads._replace(drive=0.0), computing, RECEIPT_DOUBT)
-    return rates.learned(reads, seconds, RECEIPT_DOUBT)
+        rates = rates.learned(reads._replace(drive=0.0), computing, doubt)
+    return rates.learned(reads, seconds, doubt)
 
 
 def _refusal(receipt: Receipt, kind: Kind, alike: set[Kind], layer_count: int) -> str | None:

@@ -31,9 +31,9 @@ class SpeedFacts:
 
     `cpu_layer_count` is N of `--n-cpu-moe N`, `budget_length` the bytes of a cache of experts. In
     nine cases of ten the speed is between `lowest` and `highest`; `ceiling` is what the bandwidths
-    alone would allow. `binding` is the term that takes longest. `missed_length` are the bytes that
-    a token reads of the drive. `vram_length` and `memory_length` are what it takes there; `fits` is
-    whether the machine has that.
+    alone would allow. `reason` says why no speed is known, None where it is. `binding` is the term
+    that takes longest. `missed_length` are the bytes that a token reads of the drive. `vram_length`
+    and `memory_length` are what it takes there; `fits` is whether the machine has that.
     """
 
     kind: Kind
@@ -43,6 +43,7 @@ class SpeedFacts:
     lowest: float | None
     highest: float | None
     ceiling: float | None
+    reason: str | None
     hit_rate: float | None
     missed_length: int | None
     misses_from: Source | None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moepack.errors import RequestError
-from moepack.forecasting.calibration import Calibration, calibrate, check_model
+from moepack.forecasting.calibration import DOUBTS, Calibration, calibrate, check_model
 from moepack.forecasting.facts import ForecastFacts, ReceiptFacts, SpeedFacts, TermFacts
 from moepack.forecasting.misses import (
     Misses,
@@ -36,6 +36,7 @@ _NO_CACHE = (
     "nothing is read of the drive here, so what a trace or a working set says was not used: "
     "--budget asks for a cache"
 )
+_MEMORIES = {"vram": "VRAM", "memory": "memory", "drive": "drive"}
 _MOST_OF_CEILING = 1.2
 """Figures are that far off without being wrong, and caches of CPUs help a little."""
 
@@ -101,7 +102,7 @@ def forecast(
         read_dense_length=weights.read_dense_length,
         read_expert_length=weights.read_expert_length,
         context=context,
-        context_length=model.context_length,
+        context_length=model.context_length(ways[0].kind),
         forecasts=speeds,
         receipts=judged,
         next_receipt=next_receipt(model, known, ways, used),
@@ -174,6 +175,14 @@ def _misses(
     return {one.budget: one for one in found}
 
 
+def _reason(terms: Sequence[TermFacts]) -> str | None:
+    """Return why no speed is known; None where it is."""
+    if not terms:
+        return "it is not known what a token reads"
+    lacking = [_MEMORIES[term.name] for term in terms if term.seconds is None]
+    return f"nothing is known of the bandwidth of {' and '.join(lacking)}" if lacking else None
+
+
 class _Speeds(NamedTuple):
     """Tokens a second."""
 
@@ -203,7 +212,7 @@ class _Forecasts:
         terms: tuple[TermFacts, ...] = ()
         speeds = None
         if reads is not None:
-            speeds = self._speeds(calibration, reads, misses)
+            speeds = self._speeds(calibration.rates, DOUBTS[way.kind], reads, misses)
             terms = tuple(self._terms(calibration.rates, reads))
         binding = None
         if speeds is not None and speeds.likely is not None:
@@ -216,6 +225,7 @@ class _Forecasts:
             lowest=None if speeds is None else speeds.lowest,
             highest=None if speeds is None else speeds.highest,
             ceiling=None if speeds is None else speeds.ceiling,
+            reason=_reason(terms),
             hit_rate=None if misses is None else misses.hit_rate,
             missed_length=None if misses is None else round(misses.length),
             misses_from=None if misses is None else misses.source,
@@ -228,7 +238,7 @@ class _Forecasts:
             warnings=tuple(warnings_of(self._model, self._machine, way, needs, misses)),
         )
 
-    def _speeds(self, calibration: Calibration, reads: Reads, misses: Misses | None) -> _Speeds:
+    def _speeds(self, rates: Rates, doubt: float, reads: Reads, misses: Misses | None) -> _Speeds:
         """Return the speeds with what is likely to be missed, with the most and with the least."""
         length, machine = self._model.read_length, self._machine
         least, most = reads, reads
@@ -236,7 +246,7 @@ class _Forecasts:
             least, most = (reads._replace(drive=missed) for missed in (misses.least, misses.most))
         ceilings = [ceiling_seconds(machine, one, length) for one in (reads, most, least)]
         likely, low, high = (
-            calibration.rates.estimate(one, calibration.doubt, ceiling or 0.0)
+            rates.estimate(one, doubt, ceiling or 0.0)
             for one, ceiling in zip((reads, most, least), ceilings, strict=True)
         )
         ceiling = 1 / ceilings[2] if ceilings[2] else None

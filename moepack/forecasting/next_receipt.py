@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
+from moepack.escaping import shell_word
 from moepack.forecasting.receipts import Receipt
 from moepack.forecasting.ways import Model, Way
 from moepack.machine.model import Machine
@@ -24,7 +24,7 @@ def next_receipt(
     kinds = {way.kind for way in ways}
     if model.reads(ways[0], 0, 0) is None or "gpu-stream" in kinds:
         return None
-    path = shlex.quote(model.path)
+    path = shell_word(model.path)
     if "stream" in kinds:
         budgets = [receipt.budget for receipt in receipts if receipt.kind == "stream"]
         count = len(budgets)

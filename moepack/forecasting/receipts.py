@@ -214,6 +214,15 @@ def _of_run(entry: _Entry) -> Receipt:
             expected="some tokens after the first",
             hint="moepack run … -n 100 --json",
         )
+    read_seconds = entry.amount("read_seconds")
+    if read_seconds > seconds:
+        raise RequestError(
+            "it waited longer for the drive than it ran",
+            path=entry.path,
+            place=f"{entry.place}: read_seconds",
+            expected=f"up to {seconds:g} s, as `seconds` says",
+            found=f"{read_seconds:g} s",
+        )
     prompt = entry.count("prompt_count")
     flaw = None
     if entry.count("prefetched") > _FEW * entry.count("misses"):
@@ -227,7 +236,7 @@ def _of_run(entry: _Entry) -> Receipt:
         prompt + steps / 2,
         budget=entry.part("memory").count("experts") or None,
         read_length=entry.amount("read_length") / steps,
-        read_seconds=entry.amount("read_seconds") / steps,
+        read_seconds=read_seconds / steps,
         fields=tuple(entry.used),
         flaw=flaw,
     )

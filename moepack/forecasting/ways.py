@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from moepack.errors import RequestError
-from moepack.footprint.context import ContextOptions
-from moepack.footprint.model import footprint_of
+from moepack.footprint.context import DEFAULTS, LLAMA_SERVER, MOEPACK_RUN, ContextOptions
+from moepack.footprint.model import Footprint, footprint_of
 from moepack.footprint.weights import LayerWeights
 from moepack.forecasting.reads import Kind, Reads
 from moepack.forecasting.receipts import Receipt
@@ -22,6 +22,16 @@ MARGIN = 1 << 30
 _ENDLESS = Figure(1e18, "typed")
 _SLICE_COUNT = 3
 """Gate, up and down: what is read of a source for an expert, where a pack has one blob."""
+
+
+_CONTEXTS: dict[Kind, ContextOptions] = {
+    "gpu": LLAMA_SERVER,
+    "offload": LLAMA_SERVER,
+    "cpu": LLAMA_SERVER,
+    "stream": MOEPACK_RUN,
+    "gpu-stream": DEFAULTS,
+}
+"""What engines that run so make a context for."""
 
 
 class Way(NamedTuple):
@@ -60,10 +70,12 @@ class Model:
     def __init__(self, paths: PathOrPaths, context: int) -> None:
         self.path = str(listed(paths)[0])
         footprint = footprint_of(paths)
-        options = ContextOptions(context)
         self.weights = footprint.weights
-        self._context = footprint.context(options)
-        self._compute_length = footprint.compute_length(options)
+        self._context = footprint.context(ContextOptions(context))
+        self._lengths: dict[Kind, tuple[int, int] | None] = {
+            kind: _lengths(footprint, options._replace(token_count=context))
+            for kind, options in _CONTEXTS.items()
+        }
         self.layers: list[LayerWeights] = [
             layer for layer in self.weights.layers if layer.expert_length
         ]
@@ -75,10 +87,10 @@ class Model:
         self.read_length = length if named_pack(paths) else length // _SLICE_COUNT
         """Bytes of a read of an expert from the drive."""
 
-    @property
-    def context_length(self) -> int | None:
-        """The bytes of the context; None where it is not known."""
-        return None if self._context is None else self._context.length
+    def context_length(self, kind: Kind) -> int | None:
+        """Return the bytes of the context as engines have it; None where it is not known."""
+        lengths = self._lengths[kind]
+        return None if lengths is None else lengths[0]
 
     @property
     def layer_count(self) -> int:
@@ -120,10 +132,10 @@ class Model:
     def needs(self, way: Way) -> Needs:
         """Return what a way takes."""
         dense, outer = self.weights.dense_length, self.weights.outer
-        context, computing = self.context_length, self._compute_length
-        if dense is None or outer is None or context is None or computing is None:
+        lengths = self._lengths[way.kind]
+        if dense is None or outer is None or lengths is None:
             return Needs(None, None)
-        rest = dense + context + computing
+        rest = dense + sum(lengths)
         experts = self.weights.expert_length
         held = experts if way.budget is None else min(way.budget, experts)
         if way.kind in ("cpu", "stream"):
@@ -189,3 +201,9 @@ class Model:
                 hint=f"{size_text(step - left)} are missing",
             )
         return way._replace(budget=min(left, self.weights.expert_length))
+
+
+def _lengths(footprint: Footprint, options: ContextOptions) -> tuple[int, int] | None:
+    """Return the bytes of a context, and those to compute in; None where they are not known."""
+    context, computing = footprint.context(options), footprint.compute_length(options)
+    return None if context is None or computing is None else (context.length, computing)

@@ -135,12 +135,13 @@ class DenseDecoder:
     def _check_range(self, place: str, file: int, offset: int, length: int) -> None:
         if file >= len(self.files):
             self._fail(place, "no such file", f"< {len(self.files)}", file)
+        if self.files[file].is_second:
+            self._fail(place, "in a file of second places", "another file", file)
         end = self.files[file].length
         if offset + length > end:
             found = f"bytes {offset:,} to {offset + length:,}"
             problem = f"ends behind the end of {self.files[file].name}"
             self._fail(place, problem, f"<= {end:,}", found)
-
         if offset % self.alignment and not self.files[file].is_shard:
             expected = f"a multiple of {self.alignment:,}"
             self._fail(place, "offset not aligned", expected, f"{offset:,}")

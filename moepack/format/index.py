@@ -36,16 +36,17 @@ class Index:
             raise self._error("ranks", "not one for each blob", f"{self.blob_count:,}", found)
         self.files = tables.read_files(data, self.directory, path)
         self.families = tables.read_families(data, self.directory, path)
+        self.codecs = tables.read_codecs(data, self.directory, path)
         self.tensor_count = self.directory["tensors"].record_count
         self.shard_range_count = self.directory["shard_bytes"].record_count
-        self.stored_digest: int = records.TRAILER.unpack_from(data, len(data) - 8)[0]
+        self.trailer_digest: int = records.TRAILER.unpack_from(data, len(data) - 8)[0]
         self._blob = _padded(records.BLOB, self.directory["blobs"].record_length)
         self._part = _padded(records.PART, self.directory["parts"].record_length)
         self._blobs_at = self.directory["blobs"].offset
         self._parts_at = self.directory["parts"].offset
         self._alignment = self.header.blob_alignment
         # A blob lies in a data file: in a shard there is no room for one.
-        self._blob_ends = tuple(0 if file.is_shard else file.length for file in self.files)
+        self._blob_ends = tuple(file.length if file.has_blobs else 0 for file in self.files)
 
     @property
     def is_whole(self) -> bool:
@@ -100,11 +101,66 @@ class Index:
         start, stored_length, _, file, codec = record
         if (
             file >= len(self.files)
-            or codec
-            or stored_length != kind.length
+            or codec > len(self.codecs)
+            or (not 0 < stored_length < kind.length if codec else stored_length != kind.length)
             or start + stored_length > self.files[file].length
+            or (codec and self.files[file].is_shard)
         ):
             raise self._bad_part(number, records.PartRecord(*record), kind)
+
+    def stored_length(self) -> int:
+        """Return the bytes that all parts take where they lie, without padding."""
+        if not self.codecs:
+            return sum(
+                family.expert_count * sum(kind.length for kind in family.part_kinds)
+                for family in self.families
+            )
+        return sum(
+            length
+            for family in self.families
+            for expert in range(family.expert_count)
+            for _, length, *_ in self.parts(
+                family.first_part + expert * len(family.part_kinds), family.part_kinds
+            )
+        )
+
+    def stored_digest(self, number: int) -> int | None:
+        """Return the digest of the stored bytes of a part; None where the index has none."""
+        section = self.directory["stored_digests"]
+        if not section.record_count:
+            return None
+        stored: int = records.STORED_DIGEST.unpack_from(self._data, section.at(number))[0]
+        return stored
+
+    def strong_digest(self, number: int) -> bytes | None:
+        """Return a SHA-256; None where the index has none.
+
+        `number` counts parts, then tensors, then shard bytes.
+        """
+        section = self.directory["strong_digests"]
+        if not section.record_count:
+            return None
+        strong: bytes = records.STRONG_DIGEST.unpack_from(self._data, section.at(number))[0]
+        return strong
+
+    def second_place(self, number: int, kind: PartKind) -> tuple[int, int] | None:
+        """Return file and offset of the second place of a part; None where it has none."""
+        section = self.directory["second_places"]
+        if not section.record_count:
+            return None
+        record = records.SecondPlaceRecord.unpack(self._data, section.at(number))
+        if not record.file:
+            return None
+        place, file = f"second place {number}", record.file - 1
+        if file >= len(self.files) or not self.files[file].is_second:
+            raise self._error(place, "not in a file of second places", found=f"file {file}")
+        if record.offset % self.header.part_alignment:
+            expected = f"a multiple of {self.header.part_alignment:,}"
+            raise self._error(place, "offset not aligned", expected, f"{record.offset:,}")
+        length = self.part(number, kind)[1]
+        if record.offset + length > self.files[file].length:
+            raise self._past_the_end(place, file, record.offset, length)
+        return file, record.offset
 
     def blob_at_rank(self, rank: int) -> int:
         """Return the number of the blob that has `rank`; 0 is the hottest."""
@@ -170,6 +226,9 @@ class Index:
                 found=header.format_version,
                 hint="read it with a newer moepack",
             )
+        if header.index_length > records.MAX_INDEX_LENGTH:
+            most = f"<= {records.MAX_INDEX_LENGTH:,} bytes"
+            raise self._error("index_length", "out of bounds", most, f"{header.index_length:,}")
         if header.index_length != len(data):
             expected = f"{header.index_length:,} bytes"
             raise self._error("index_length", "wrong length", expected, f"{len(data):,}")
@@ -194,6 +253,9 @@ class Index:
         if end + records.TRAILER.size > header.index_length:
             most = f"<= {header.index_length:,} bytes"
             raise self._error("directory", "longer than the index", most, f"{end:,}")
+        if end > records.MAX_DIRECTORY_END:
+            most = f"<= byte {records.MAX_DIRECTORY_END:,}"
+            raise self._error("directory", "ends too far behind", most, f"byte {end:,}")
 
     def _check_alignments(self, header: records.Header) -> None:
         for name in ("blob_alignment", "part_alignment", "tensor_alignment"):
@@ -220,8 +282,10 @@ class Index:
             if value % self._alignment:
                 expected = f"a multiple of {self._alignment:,}"
                 return self._error(place, f"{field} not aligned", expected, f"{value:,}")
-        if self.files[record.file].is_shard:
-            return self._error(place, "a blob in a shard", "a data file", f"file {record.file}")
+        if not self.files[record.file].has_blobs:
+            what = "a shard" if self.files[record.file].is_shard else "a file of second places"
+            problem = f"a blob in {what}"
+            return self._error(place, problem, "a data file", f"file {record.file}")
         return self._past_the_end(place, record.file, record.offset, record.length)
 
     def _bad_part(self, number: int, record: records.PartRecord, kind: PartKind) -> PackError:
@@ -229,9 +293,15 @@ class Index:
         place = f"part {number} ({kind.name})"
         if record.file >= len(self.files):
             return self._error(place, "no such file", f"< {len(self.files)}", record.file)
-        if record.codec:
-            return self._error(place, "unknown codec", records.CODEC_RAW, record.codec)
-        if record.stored_length != kind.length:
+        if record.codec > len(self.codecs):
+            return self._error(place, "unknown codec", f"<= {len(self.codecs)}", record.codec)
+        if record.codec and self.files[record.file].is_shard:
+            found = f"codec {record.codec}"
+            return self._error(place, "a codec in a shard", records.CODEC_RAW, found)
+        if record.codec and not 0 < record.stored_length < kind.length:
+            expected, found = f"1 to {kind.length - 1:,} bytes", f"{record.stored_length:,}"
+            return self._error(place, "stored_length does not shorten the part", expected, found)
+        if not record.codec and record.stored_length != kind.length:
             expected, found = f"{kind.length:,} bytes", f"{record.stored_length:,}"
             return self._error(place, "stored_length is not the part's length", expected, found)
         return self._past_the_end(place, record.file, record.offset, record.stored_length)

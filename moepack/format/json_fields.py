@@ -1,14 +1,8 @@
-"""The JSON of a manifest: what is no JSON for everybody is refused, and keys have their kinds.
+"""The JSON of a manifest: what is no JSON for everybody is refused, and keys have their kinds."""
 
-Parsers differ in keys that stand twice and in numbers beyond all bounds. Such are refused anywhere,
-also in values that no reader looks at.
-"""
-
-import json
-import math
 from typing import Any, NoReturn
 
-from moepack import digest
+from moepack import digest, strict_json
 from moepack.errors import PackError
 from moepack.format import records
 
@@ -16,14 +10,8 @@ from moepack.format import records
 def parse(data: bytes, path: str) -> "Fields":
     """Parse the object that is all of a manifest; raise PackError."""
     try:
-        body = json.loads(
-            data.decode(),
-            object_pairs_hook=_without_duplicates,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            parse_int=_finite_int,
-        )
-    except (ValueError, RecursionError) as error:
+        body = strict_json.parse(data)
+    except ValueError as error:
         raise PackError(f"not JSON ({error})", path=path) from None
     if not isinstance(body, dict):
         found = kind_of(body)
@@ -55,6 +43,10 @@ class Fields:
         if key in self.body and self.body[key] is None:
             return None
         return self.typed(key, kind)
+
+    def optional(self, key: str, kind: type) -> Any:
+        """Return the value of a key, of that kind; None for null, and where it is missing."""
+        return None if self.body.get(key) is None else self.typed(key, kind)
 
     def number(self, key: str, least: int, most: int = records.MAX_LENGTH) -> int:
         """Return a whole number between two bounds."""
@@ -111,25 +103,3 @@ _KINDS: dict[type, str] = {
     list: "a list",
     dict: "an object",
 }
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) != len(pairs):
-        raise ValueError("an object has the same key twice")
-    return dict(pairs)
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:40]} is beyond all numbers")
-    return value
-
-
-def _finite_int(text: str) -> int:
-    _finite(text)
-    return int(text)

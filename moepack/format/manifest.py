@@ -11,13 +11,13 @@ from moepack import digest
 from moepack.errors import PackError
 from moepack.format import json_fields, records, source_entry
 from moepack.format.json_fields import Fields
-from moepack.format.names import is_plain_name
+from moepack.format.names import is_index_name, is_plain_name
 from moepack.format.source_entry import SourceEntry
 from moepack.sizes import divide_up
 
 NAME = "manifest.json"
 INDEX_NAME = "index.bin"
-MAX_LENGTH = 2 << 20
+MAX_LENGTH = 8 << 20
 PAGE_LENGTH = 64 << 10
 FORMAT = "moepack"
 
@@ -37,18 +37,27 @@ class FileEntry(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """The index: its length, its digest, and those of its pages of PAGE_LENGTH bytes.
+    """The index: its length, its digest, those of its pages of PAGE_LENGTH bytes, and its name.
 
-    `page_digests` are for readers that take the index by ranges; a manifest may leave them out.
+    `page_digests` are for readers that take the index by ranges; a manifest may leave them out, and
+    `sha256`, which is of the whole file, in lower-case hexadecimal digits.
     """
 
     length: int
     digest: int
     page_digests: tuple[int, ...] | None
+    name: str = INDEX_NAME
+    sha256: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as the manifest holds it."""
-        entry = {"name": INDEX_NAME, "length": self.length, "digest": digest.to_text(self.digest)}
+        entry: dict[str, Any] = {
+            "name": self.name,
+            "length": self.length,
+            "digest": digest.to_text(self.digest),
+        }
+        if self.sha256 is not None:
+            entry["sha256"] = self.sha256
         if self.page_digests is None:
             return entry
         digests = [digest.to_text(page) for page in self.page_digests]
@@ -106,6 +115,11 @@ def encode(manifest: Manifest) -> bytes:
         "index": manifest.index_entry.to_json(),
         "files": [entry.to_json() for entry in manifest.files],
     }
+    return seal(body)
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Return the bytes of a manifest of these keys; its own digest is added to them."""
     text = json.dumps(body, indent=2, ensure_ascii=True, allow_nan=False)
     signed = text[: text.rindex("\n}")].encode()
     return signed + _DIGEST_KEY + f'"{digest.to_text(digest.of(signed))}"\n}}\n'.encode()
@@ -121,6 +135,10 @@ def decode(data: bytes, path: str) -> Manifest:
         raise PackError("too long", path=path, expected=expected, found=found)
     fields = json_fields.parse(data, path)
     _check_version(fields)
+    files = tuple(map(_file, fields.objects("files")))
+    index_entry = _index(fields.inner("index"))
+    if index_entry.name.lower() in {file.name.lower() for file in files}:
+        fields.fail("index.name", "the name of a data file", found=index_entry.name)
     layers = fields.nullable("layers", list)
     if layers is not None and not json_fields.are_counts(layers):
         fields.fail("layers", "wrong kind of value", "null or a list of numbers", layers)
@@ -131,8 +149,8 @@ def decode(data: bytes, path: str) -> Manifest:
         layout=fields.typed("layout", dict),
         hotness=fields.nullable("hotness", dict),
         layers=layers,
-        index_entry=_index(fields.inner("index")),
-        files=tuple(map(_file, fields.objects("files"))),
+        index_entry=index_entry,
+        files=files,
         digest_matches=_digest_matches(data, fields.typed("manifest_digest", str)),
     )
 
@@ -155,14 +173,17 @@ def _check_version(fields: Fields) -> None:
 
 def _index(fields: Fields) -> IndexEntry:
     name = fields.typed("name", str)
-    if name != INDEX_NAME:
-        fields.fail("name", "not its name", INDEX_NAME, name)
-    length = fields.number("length", 1)
+    if not is_index_name(name):
+        fields.fail("name", "not a plain file name", found=repr(name))
+    length = fields.number("length", 1, records.MAX_INDEX_LENGTH)
+    has_sha256 = fields.optional("sha256", str) is not None
     has_pages = fields.body.get("pages") is not None
     return IndexEntry(
         length=length,
         digest=fields.digest("digest"),
         page_digests=_pages(fields.inner("pages"), length) if has_pages else None,
+        name=name,
+        sha256=source_entry.sha256(fields, "sha256") if has_sha256 else None,
     )
 
 

@@ -12,7 +12,7 @@ IN_PLACE_NAME = "in-place"
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z", re.ASCII)
-_RESERVED_NAMES = {"index.bin", "manifest.json", "manifest.json.tmp", JOURNAL_NAME}
+_MANIFEST_NAMES = {"manifest.json", "manifest.json.tmp", JOURNAL_NAME}
 _DEVICES = {"con", "prn", "aux", "nul"}
 _DEVICES |= {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
 """What Windows takes for devices, whatever stands behind a dot."""
@@ -20,11 +20,16 @@ _DEVICES |= {f"{port}{number}" for port in ("com", "lpt") for number in range(10
 
 def is_plain_name(name: str) -> bool:
     """Return whether `name` may name a data file, on every system: see FORMAT.md."""
+    return is_index_name(name) and name.lower() != "index.bin"
+
+
+def is_index_name(name: str) -> bool:
+    """Return whether `name` may name the index: it may be what a data file is never called."""
     lower = name.lower()
     return (
         bool(_FILE_NAME.match(name))
         and not name.endswith(".")
-        and lower not in _RESERVED_NAMES
+        and lower not in _MANIFEST_NAMES
         and lower.partition(".")[0] not in _DEVICES
     )
 

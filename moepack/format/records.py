@@ -16,25 +16,36 @@ SECTION_ALIGNMENT = 64
 TRAILER = struct.Struct("<Q")
 RANK = struct.Struct("<I")
 
-# A reader that keeps to these opens any pack, hostile ones too, within a second and 100 MB.
+# A reader that keeps to these opens any pack, hostile ones too, in little more than the time that
+# it takes to read the index once.
+MAX_INDEX_LENGTH = 1 << 30
+MAX_DIRECTORY_END = 1 << 16
 MAX_SECTIONS = 256
 MAX_RECORD_LENGTH = 1 << 16
 MAX_FILES = 1 << 13
 MAX_FAMILIES = 1 << 12
 MAX_PART_KINDS = 1 << 15
 MAX_PARTS_IN_BLOB = 64
+MAX_LAYERS = 1 << 16
 MAX_EXPERTS = 1 << 16
-MAX_BLOBS = 1 << 24
-MAX_PARTS = MAX_BLOBS * MAX_PARTS_IN_BLOB
+MAX_BLOBS = 1 << 22
+MAX_PARTS = 1 << 24
 MAX_TENSORS = 1 << 20
-MAX_SHARDS = 1 << 16
+MAX_SHARDS = 1 << 12
+MAX_CODECS = 64
 MAX_ALIGNMENT = 1 << 30
 MAX_LENGTH = (1 << 63) - 1
 
 CODEC_RAW = 0
+ZSTD = "zstd"
+CODECS = (ZSTD,)
+"""The codecs that this version knows."""
 
 DATA_FILE = 0
 SHARD_FILE = 1
+SECOND_FILE = 2
+"""A file of second places of parts: it may be missing."""
+FILE_KINDS = (DATA_FILE, SHARD_FILE, SECOND_FILE)
 
 SECTION_REQUIRED = 1 << 0
 WITHOUT_DIGESTS = 1 << 0
@@ -203,7 +214,7 @@ class _TensorRecord(NamedTuple):
 class TensorRecord(Record, _TensorRecord):
     """A dense tensor: what it is, where it lies, and where it lay in the source."""
 
-    LAYOUT = struct.Struct("<64s 24s IIII QQQQ QQQQ II Q")
+    LAYOUT = struct.Struct("<256s 24s IIII QQQQ QQQQ II Q")
 
 
 class _ShardBytesRecord(NamedTuple):
@@ -221,6 +232,30 @@ class ShardBytesRecord(Record, _ShardBytesRecord):
     LAYOUT = struct.Struct("<II QQQQ")
 
 
+class _CodecRecord(NamedTuple):
+    name: bytes
+
+
+class CodecRecord(Record, _CodecRecord):
+    """A codec that parts are stored by: its name (NUL padded)."""
+
+    LAYOUT = struct.Struct("<32s")
+
+
+class _SecondPlaceRecord(NamedTuple):
+    file: int
+    offset: int
+
+
+class SecondPlaceRecord(Record, _SecondPlaceRecord):
+    """Another place of a part: 1 + the number of the file, 0 for none; the offset there."""
+
+    LAYOUT = struct.Struct("<QQ")
+
+
+STORED_DIGEST = struct.Struct("<Q")
+STRONG_DIGEST = struct.Struct("<32s")
+
 RECORD_LENGTHS = {
     "files": FileRecord.LAYOUT.size,
     "families": FamilyRecord.LAYOUT.size,
@@ -231,6 +266,10 @@ RECORD_LENGTHS = {
     "slices": SliceRecord.LAYOUT.size,
     "tensors": TensorRecord.LAYOUT.size,
     "shard_bytes": ShardBytesRecord.LAYOUT.size,
+    "codecs": CodecRecord.LAYOUT.size,
+    "stored_digests": STORED_DIGEST.size,
+    "second_places": SecondPlaceRecord.LAYOUT.size,
+    "strong_digests": STRONG_DIGEST.size,
 }
 """The sections of this version, in the order in which they are written, and their records."""
 
@@ -244,7 +283,15 @@ COUNTS = {
     "slices": (0, MAX_PARTS),
     "tensors": (0, MAX_TENSORS),
     "shard_bytes": (0, MAX_TENSORS),
+    "codecs": (1, MAX_CODECS),
+    "stored_digests": (1, MAX_PARTS),
+    "second_places": (1, MAX_PARTS),
+    "strong_digests": (1, MAX_PARTS + 2 * MAX_TENSORS),
 }
 """How many records each of them may have."""
 
+FIRST_SECTIONS = ("files", "families", "part_kinds")
+"""These stand first: with the directory they say where everything else is."""
 NEEDED_SECTIONS = ("files", "families", "part_kinds", "blobs", "parts", "ranks")
+REQUIRED_SECTIONS = (*NEEDED_SECTIONS, "codecs")
+"""Those that a writer flags as required where they are."""

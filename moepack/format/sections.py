@@ -53,7 +53,7 @@ def place(counts: Mapping[str, int]) -> Directory:
     directory_length = len(counts) * records.SectionRecord.LAYOUT.size
     position = align(records.Header.LAYOUT.size + directory_length, records.SECTION_ALIGNMENT)
     for name, count in counts.items():
-        is_required = name in records.NEEDED_SECTIONS
+        is_required = name in records.REQUIRED_SECTIONS
         section = Section(name, position, count, records.RECORD_LENGTHS[name], is_required)
         sections[name] = section
         position = align(section.end, records.SECTION_ALIGNMENT)
@@ -103,7 +103,34 @@ class _DirectoryDecoder:
         for name in records.NEEDED_SECTIONS:
             if name not in sections:
                 self.fail(name, "the section is missing")
+        for name, expected in zip(sections, records.FIRST_SECTIONS, strict=False):
+            if name != expected:
+                problem = "does not begin with files, families and part_kinds"
+                self.fail("directory", problem, expected, name)
+        self.check_counts(sections)
         return Directory(sections, header.index_length)
+
+    def check_counts(self, sections: dict[str, Section]) -> None:
+        """Check that sections with a record for each part, or for all that is read, have it."""
+        counts = {name: section.record_count for name, section in sections.items()}
+        parts = counts["parts"]
+        everything = parts + counts.get("tensors", 0) + counts.get("shard_bytes", 0)
+        for name, expected in (
+            ("stored_digests", parts),
+            ("second_places", parts),
+            ("strong_digests", everything),
+        ):
+            if counts.get(name, expected) != expected:
+                problem = "not one for each part"
+                if name == "strong_digests":
+                    problem += ", tensor and shard bytes"
+                self.fail(name, problem, f"{expected:,}", f"{counts[name]:,}")
+        if "codecs" not in sections:
+            return
+        if not sections["codecs"].is_required:
+            self.fail("codecs", "not flagged as required")
+        if "stored_digests" not in sections:
+            self.fail("stored_digests", "the section is missing")
 
     def section(self, number: int) -> Section:
         offset = self.header.header_length + number * self.header.section_record_length

@@ -64,21 +64,24 @@ def decode(fields: Fields) -> SourceEntry:
         fields.fail("shards", "out of bounds", f"1 to {records.MAX_SHARDS:,}", f"{len(shards):,}")
     if len({shard.name for shard in shards}) != len(shards):
         fields.fail("shards", "two shards have the same name")
-    is_known = fields.nullable("context_length", int) is not None
-    mtp_layers = fields.typed("mtp_layers", list)
+    is_known = fields.optional("context_length", int) is not None
+    mtp_layers = fields.optional("mtp_layers", list) or []
     if not are_counts(mtp_layers):
         fields.fail("mtp_layers", "wrong kind of value", "a list of numbers", mtp_layers)
     return SourceEntry(
         architecture=fields.typed("architecture", str),
         name=fields.nullable("name", str),
-        experts_used=_experts_used(fields.inner("experts_used")),
+        experts_used=_experts_used(fields),
         context_length=fields.number("context_length", 0) if is_known else None,
         mtp_layers=mtp_layers,
         shards=shards,
     )
 
 
-def _experts_used(fields: Fields) -> dict[str, ExpertsUsed]:
+def _experts_used(source: Fields) -> dict[str, ExpertsUsed]:
+    if source.optional("experts_used", dict) is None:
+        return {}
+    fields = source.inner("experts_used")
     for family, count in fields.body.items():
         counts = [c for c in count if c is not None] if isinstance(count, list) else [count]
         if not are_counts(counts):
@@ -96,12 +99,13 @@ def _shard(fields: Fields) -> ShardEntry:
         name=name,
         length=length,
         header_length=fields.number("header_length", 1, length),
-        header_sha256=_sha256(fields, "header_sha256"),
-        sha256=_sha256(fields, "sha256") if has_sha256 else None,
+        header_sha256=sha256(fields, "header_sha256"),
+        sha256=sha256(fields, "sha256") if has_sha256 else None,
     )
 
 
-def _sha256(fields: Fields, key: str) -> str:
+def sha256(fields: Fields, key: str) -> str:
+    """Return a SHA-256 in hexadecimal digits."""
     text: str = fields.typed(key, str)
     if not _SHA256.match(text):
         fields.fail(key, "not a SHA-256", "64 hexadecimal digits in lower case", text)

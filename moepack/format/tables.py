@@ -14,12 +14,19 @@ class DataFile(NamedTuple):
 
     `is_shard` says that it is a file of the source as it was: what lies in it is not aligned.
     `has_digests` is false where the digests of the parts and tensors in it are not known.
+    `is_second` says that it has second places of parts, and nothing else: it may be missing.
     """
 
     name: str
     length: int
     is_shard: bool = False
     has_digests: bool = True
+    is_second: bool = False
+
+    @property
+    def has_blobs(self) -> bool:
+        """Whether blobs may lie in it."""
+        return not self.is_shard and not self.is_second
 
     def known(self, digest: int) -> int | None:
         """Return what a record says is the digest of bytes in this file, None where it cannot."""
@@ -75,7 +82,28 @@ def read_files(data: Any, directory: Directory, path: str) -> tuple[DataFile, ..
     files = tuple(decoder.file(number) for number in range(directory["files"].record_count))
     if len({file.name.lower() for file in files}) != len(files):
         decoder.fail("files", "two files have the same name")
+    seconds = [file.is_second for file in files]
+    if seconds != sorted(seconds):
+        decoder.fail("files", "a file of second places stands before another")
     return files
+
+
+def read_codecs(data: Any, directory: Directory, path: str) -> tuple[str, ...]:
+    """Read the names of codecs; raise PackError for one that this version does not know."""
+    section = directory["codecs"]
+    names = []
+    for number in range(section.record_count):
+        record = records.CodecRecord.unpack(data, section.at(number))
+        name = padded_name(record.name, path, f"codec {number}")
+        if name not in records.CODECS:
+            raise PackError(
+                f"needs the codec {name!r}, which this reader does not know",
+                path=path,
+                place=f"codec {number}",
+                hint="read it with a newer moepack",
+            )
+        names.append(name)
+    return tuple(names)
 
 
 def read_families(data: Any, directory: Directory, path: str) -> tuple[PackedFamily, ...]:
@@ -111,13 +139,18 @@ class _TableDecoder:
         name = padded_text(record.name, self.path, place)
         if not is_plain_name(name):
             self.fail(place, "not a plain file name", found=repr(name))
-        if record.kind not in (records.DATA_FILE, records.SHARD_FILE):
-            expected = f"{records.DATA_FILE} (data) or {records.SHARD_FILE} (a shard)"
+        if record.kind not in records.FILE_KINDS:
+            expected = f"{records.FILE_KINDS[0]} to {records.FILE_KINDS[-1]}"
             self.fail(place, "unknown kind of file", expected, record.kind)
         self.check_flags(place, record.flags, records.WITHOUT_DIGESTS)
         self.check_range(place, "length", record.length, 1)
-        is_shard = record.kind == records.SHARD_FILE
-        return DataFile(name, record.length, is_shard, not record.flags)
+        return DataFile(
+            name,
+            record.length,
+            is_shard=record.kind == records.SHARD_FILE,
+            has_digests=not record.flags,
+            is_second=record.kind == records.SECOND_FILE,
+        )
 
     def family(self, number: int) -> PackedFamily:
         place = f"family {number}"
@@ -143,6 +176,9 @@ class _TableDecoder:
         )
 
     def check_family(self, record: records.FamilyRecord, place: str) -> None:
+        if record.layer >= records.MAX_LAYERS:
+            most = f"< {records.MAX_LAYERS:,}"
+            self.fail(f"{place}: layer", "out of bounds", most, f"{record.layer:,}")
         self.check_count(place, "expert_count", record.expert_count, records.MAX_EXPERTS)
         self.check_count(place, "parts_per_blob", record.parts_per_blob, records.MAX_PARTS_IN_BLOB)
         stated = {

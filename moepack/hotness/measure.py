@@ -42,7 +42,6 @@ class HotnessFacts:
     expert_count: int
     origins: tuple[dict[str, Any], ...]
     held_out: HeldOutFacts | None
-    coverage: None
     warnings: Counter[str]
     models: tuple[str, ...]
 
@@ -71,7 +70,6 @@ class MeasuredHotness:
             expert_count=len(hotness.counts),
             origins=hotness.origins,
             held_out=held_out and HeldOutFacts(held_out.by, held_out.token_count),
-            coverage=None,
             warnings=self.warnings,
             models=self.models,
         )

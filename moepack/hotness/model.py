@@ -23,33 +23,6 @@ class HeldOut(NamedTuple):
     counts: Mapping[ExpertKey, int]
 
 
-class CoveredLength(NamedTuple):
-    """The bytes of the hottest experts that make up `percent` of what was chosen.
-
-    `length` is None where all experts do not reach that percent.
-    """
-
-    percent: int
-    length: int | None
-
-
-class Coverage(NamedTuple):
-    """How many bytes hold how much of what was measured, of `total_length` in all.
-
-    `held_out` says what divides the half that was measured from the half that ranked the experts,
-    `token_count` is that half's; both are None where the same counts did both.
-    """
-
-    lengths: tuple[CoveredLength, ...]
-    total_length: int
-    held_out: str | None = None
-    token_count: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the coverage as the manifest holds it."""
-        return self._asdict() | {"lengths": [covered._asdict() for covered in self.lengths]}
-
-
 class Hotness(NamedTuple):
     """Counts by expert, and where they came from.
 
@@ -66,18 +39,18 @@ class Hotness(NamedTuple):
     request_count: int | None = None
     held_out: HeldOut | None = None
     origins: tuple[dict[str, Any], ...] = ()
-    coverage: Coverage | None = None
     chunk_counts: Mapping[ExpertKey, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the provenance as the manifest holds it."""
+        """Return the provenance as the manifest holds it.
+
+        The manifest is published with the pack: it says nothing of prompts and their files.
+        """
         return {
             "digest": digest.to_text(self.digest),
             "token_count": self.token_count,
             "request_count": self.request_count,
             "selection_count": sum(self.counts.values()),
-            "origins": list(self.origins),
-            "coverage": self.coverage and self.coverage.to_json(),
         }
 
     def learned(self) -> dict[ExpertKey, int]:

@@ -55,12 +55,15 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {  # the result's type, then the ar
     "llama_log_get": (None, _pointer, _pointer),
     "llama_log_set": (None, _pointer, _pointer),
     "llama_memory_clear": (None, _pointer, _bool),
+    "llama_memory_seq_pos_max": (_i32, _pointer, _i32),
+    "llama_memory_seq_pos_min": (_i32, _pointer, _i32),
     "llama_memory_seq_rm": (_bool, _pointer, _i32, _i32, _i32),
     "llama_model_chat_template": (_text, _pointer, _text),
     "llama_model_default_params": (ModelParams,),
     "llama_model_free": (None, _pointer),
     "llama_model_get_vocab": (_pointer, _pointer),
     "llama_model_load_from_file": (_pointer, _text, ModelParams),
+    "llama_model_n_swa": (_i32, _pointer),
     "llama_sampler_chain_add": (None, _pointer, _pointer),
     "llama_sampler_chain_init": (_pointer, SamplerParams),
     "llama_sampler_free": (None, _pointer),
@@ -72,6 +75,9 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {  # the result's type, then the ar
     "llama_sampler_init_top_k": (_pointer, _i32),
     "llama_sampler_init_top_p": (_pointer, _float, _size),
     "llama_sampler_sample": (_i32, _pointer, _pointer, _i32),
+    "llama_state_seq_get_data_ext": (_size, _pointer, _pointer, _size, _i32, _u32),
+    "llama_state_seq_get_size_ext": (_size, _pointer, _i32, _u32),
+    "llama_state_seq_set_data_ext": (_size, _pointer, _pointer, _size, _i32, _u32),
     "llama_token_to_piece": (_i32, _pointer, _i32, _pointer, _i32, _i32, _bool),
     "llama_tokenize": (_i32, _pointer, _text, _i32, _pointer, _i32, _bool, _bool),
     "llama_vocab_bos": (_i32, _pointer),
@@ -100,7 +106,9 @@ def load() -> ctypes.CDLL:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise MachineError(f"cannot be loaded: {error}", path=path, hint=_hint()) from None
+        # It links to GNU's OpenMP, which slim containers leave out.
+        hint = "apt-get install libgomp1" if "libgomp" in str(error) else _hint()
+        raise MachineError(f"cannot be loaded: {error}", path=path, hint=hint) from None
     check_layouts(library)
     library.llama_backend_init()
     return library

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn, get_args
 
 from moepack.errors import RequestError, read_failure
+from moepack.escaping import one_line
 from moepack.machine.model import Basis, Drive, Figure, Gpu, Machine, ReadSpeed
 from moepack.machine.units import Amount, length_text, parse_amount, speed_text
 from moepack.sizes import size_text
@@ -281,7 +282,7 @@ def _bandwidth(figure: Figure | None) -> Iterator[str]:
 
 def _text(key: str, text: str | None) -> Iterator[str]:
     if text is not None:
-        yield f"{key} = {json.dumps(text, ensure_ascii=False)}"
+        yield f"{key} = {json.dumps(one_line(text), ensure_ascii=False)}"
 
 
 def _figure(figure: Figure, text: Callable[[float], str]) -> str:

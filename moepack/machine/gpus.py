@@ -23,7 +23,7 @@ def find_gpus() -> Gpus:
     """Ask the driver for all GPUs; where there is nobody to ask, there are none."""
     try:
         import pynvml
-    except ImportError:
+    except ModuleNotFoundError:
         return _none(f"it takes nvidia-ml-py: `{extras.hint('gpu')}`")
     try:
         pynvml.nvmlInit()

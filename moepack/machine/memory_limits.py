@@ -45,7 +45,7 @@ def _system_memory(field: str) -> int:
 def _groups() -> Iterator[tuple[Path, Path]]:
     """Yield the files of limit and usage of each of this process's groups, of both versions."""
     try:
-        groups = _OWN_GROUPS.read_text().splitlines()
+        groups = os.fsdecode(_OWN_GROUPS.read_bytes()).splitlines()
     except OSError:
         return
     for line in groups:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moepack import extras
-from moepack.errors import MachineError, MoepackError, PackError
+from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.format import manifest
 from moepack.mounting.file_system import FileSystem
 from moepack.mounting.mount_point import check_mount_point, unmount_command
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from moepack.reading.shard_map import ShardMap
 
 _DEVICE = "/dev/fuse"
+_HANGUPS = (signal.SIGINT, signal.SIGHUP)
 
 
 class MountedFile(NamedTuple):
@@ -57,20 +58,21 @@ def mount(
 
     Nothing is stored, and no digest is compared. Returns when it was unmounted: by the command, or
     by SIGINT, SIGTERM or SIGHUP, which libfuse handles meanwhile; so call it in the main thread of
-    a process that does nothing else.
+    a process that does nothing else. SIGINT and SIGHUP are ignored where they were before.
 
     `started` is called once it is mounted, and must not look at the files, which wait for it; what
     it raises ends the mount. `failed` is called with what could not be read, once for each part or
     tensor: its reader gets EIO. Both are called from other threads.
 
-    Raises RequestError for a folder that will not do, PackError where the pack is not whole, and
-    MachineError where there is no FUSE.
+    Raises RequestError for a folder that will not do and for a pack with parts that are stored by a
+    codec, PackError where the pack is not whole, and MachineError where there is no FUSE.
     """
     serve = _fuse_server()
     folder = Path(os.path.abspath(target))
     check_mount_point(folder)
     with Pack(pack) as opened:
         shards = map_shards(opened)
+        _check_plain(opened)
         files = [InputFile(os.fspath(path)) for path in opened.file_paths]
         with Inputs(files, PackError) as inputs:
             _check_lengths(opened, inputs)
@@ -120,7 +122,7 @@ def _fuse_server() -> Callable[[FileSystem, str], object]:
     """Return what mounts and serves; raise MachineError where the machine lacks it."""
     try:
         from moepack.mounting.fuse_server import FuseServer
-    except ImportError:
+    except ModuleNotFoundError:
         problem, hint = "mounting needs mfusepy", extras.hint("mount")
         raise MachineError(problem, hint=hint) from None
     except (OSError, AttributeError):  # so mfusepy says that there is none, or one of another kind
@@ -130,6 +132,21 @@ def _fuse_server() -> Callable[[FileSystem, str], object]:
         hint = "modprobe fuse; for a container: --device /dev/fuse --cap-add SYS_ADMIN"
         raise MachineError("this machine lets nobody mount with FUSE", path=_DEVICE, hint=hint)
     return FuseServer
+
+
+def _check_plain(pack: Pack) -> None:
+    """Raise RequestError where parts are stored by a codec.
+
+    The kernel asks for ranges that are much shorter than a part, which had to be decoded whole for
+    each of them.
+    """
+    if pack.index.codecs:
+        raise RequestError(
+            "parts are stored by a codec: a mount cannot show them",
+            path=pack.path,
+            found=", ".join(pack.index.codecs),
+            hint="run the pack itself; or make files with `moepack restore` or `export gguf`",
+        )
 
 
 def _check_lengths(pack: Pack, inputs: Inputs) -> None:
@@ -166,12 +183,16 @@ def _signals_left_to_libfuse() -> Iterator[None]:
     """Give SIGTERM back to the system meanwhile: libfuse handles what nobody else does.
 
     A handler of Python's would wait for the end of libfuse, which would wait for the handler.
+    What is ignored, as by nohup or behind a shell's `&`, stays so: mfusepy would undo that.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    ignored = [one for one in _HANGUPS if signal.getsignal(one) == signal.SIG_IGN]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ignored)
     before: Any = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -2,11 +2,11 @@
 
 import errno
 import os
-import shlex
 import sys
 from pathlib import Path
 
 from moepack.errors import MachineError, RequestError
+from moepack.escaping import shell_word
 from moepack.sizes import count_text
 
 
@@ -16,7 +16,7 @@ def check_mount_point(folder: Path) -> None:
         is_mount_point = os.path.ismount(folder)
         names = os.listdir(folder)
     except FileNotFoundError:
-        hint = f"mkdir {shlex.quote(os.fspath(folder))}"
+        hint = f"mkdir {shell_word(os.fspath(folder))}"
         raise RequestError("no such folder to mount at", path=folder, hint=hint) from None
     except NotADirectoryError:
         raise RequestError("not a folder to mount at", path=folder) from None
@@ -37,4 +37,4 @@ def check_mount_point(folder: Path) -> None:
 def unmount_command(folder: Path) -> str:
     """Return what a person types to unmount it."""
     program = "umount" if sys.platform == "darwin" else "fusermount3 -u"
-    return f"{program} {shlex.quote(os.fspath(folder))}"
+    return f"{program} {shell_word(os.fspath(folder))}"

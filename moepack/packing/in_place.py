@@ -2,51 +2,57 @@
 
 The order of events is the promise. `conversion` says what is done with each unit; around it:
 
-1. `in-place/` gets the draft of the pack and the journal, all synced;
-2. the shards are renamed into it, under names that no program loads; both directories are synced;
-3. the units are carried over;
-4. index and manifest are written as `packer` does: the rename of the manifest is the commit;
-5. the journal says that it is done; what is left of the shards is removed, and the journal.
+1. all of the shards is read: the digests of all pieces are known before anything is touched;
+2. `in-place/` gets the draft of the pack, which is the finished index and manifest, twice, and the
+   journal, all synced;
+3. the shards are renamed into it, under names that no program loads; both directories are synced;
+4. the units are carried over;
+5. index and manifest are written as `packer` does: the rename of the manifest is the commit;
+6. they are read back; then what is left of the shards is removed, and drafts and journal.
 
 Going back is the same from the other end: the manifest is removed, so that nothing opens the pack;
 units are carried back; the shards get their names; the rest is removed. From any moment either way
 can be taken: all that it takes is in the directory itself, neither the model's name nor its layout
-nor its hotness.
+nor its hotness. Whoever takes the work up first reads all of the model, and finds each piece in the
+pack or in the shards by its digest; no journal is believed to say where bytes are.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.errors import MachineError, MoepackError, PackError, RequestError, write_failure
+from moepack.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.format import manifest
-from moepack.format.index import Index
-from moepack.format.manifest import Manifest
 from moepack.format.names import IN_PLACE_NAME
 from moepack.format.source_entry import SourceEntry
-from moepack.packing import in_place_refusals, index_encoder
-from moepack.packing.in_place_journal import Beginning, Goal, Shard
-from moepack.packing.in_place_work import InPlaceRestored, Work, margin
+from moepack.packing import in_place_draft, in_place_refusals, index_encoder
+from moepack.packing.finished_files import FinishedFile
+from moepack.packing.in_place_draft import Draft
+from moepack.packing.in_place_hints import translated
+from moepack.packing.in_place_journal import Beginning, Shard
+from moepack.packing.in_place_work import ByteProgress, InPlaceRestored, Work, margin
+from moepack.packing.index_digests import with_digests
 from moepack.packing.packer import TOOL, Progress, encode_manifest
+from moepack.packing.piece_locations import PieceLocations, digest_shards
 from moepack.packing.plan import Plan
 from moepack.packing.target_directory import prepare
-from moepack.packing.unfinished import Unfinished, check_homes, is_unfinished
-from moepack.packing.unit_files import PackSide
+from moepack.packing.unfinished import Unfinished, check_homes, has_shards, is_unfinished
+from moepack.packing.unit_files import ShardSide
 from moepack.packing.units import Units, file_lengths, unit_length
+from moepack.paths import PathOrPaths, listed
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import map_shards
 from moepack.source.shards import Source
 from moepack.storage import holes
+from moepack.storage.regular_file import FileStamp
 
 _MEANWHILE = "pack without --in-place, or copy the model first"
 _INSTEAD = "restore without --in-place"
-_KEEP = "do not remove the directory: it holds the model"
 
 
 class InPlacePlan(NamedTuple):
@@ -61,21 +67,12 @@ class InPlacePlan(NamedTuple):
     refusals: tuple[MoepackError, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A pack that is described, and not yet there."""
-
-    path: Path
-    manifest: Manifest
-    index: Index
-
-
 def examine(
     source: Source, described: SourceEntry, plan: Plan, target: str | os.PathLike[str]
 ) -> InPlacePlan:
     """Say what packing in place would take, and all that speaks against it; touches nothing."""
     path, paths = Path(target), [Path(header.path) for header in source.shards]
-    _, _, draft = _draft(path, described, plan)
+    draft = _draft(path, described, plan)
     found = list(_of_plan(plan, path))
     if not found:
         found += in_place_refusals.refusals(paths, path, _MEANWHILE)
@@ -95,6 +92,8 @@ def _of_plan(plan: Plan, path: Path) -> Iterator[MoepackError]:
         problem = "in place all of the model is packed: what is left out would be lost"
         hint = "leave out --experts-only, --layers and --no-mtp, or --in-place"
         yield RequestError(problem, hint=hint)
+    if plan.layout.codec is not None:
+        yield in_place_refusals.of_codec(plan.layout.codec)
     if path.exists() and not _is_barely_begun(path):
         try:
             prepare(path, resume=False)
@@ -103,16 +102,10 @@ def _of_plan(plan: Plan, path: Path) -> Iterator[MoepackError]:
 
 
 def _is_barely_begun(path: Path) -> bool:
-    """Say whether a packer was killed in `path` before it moved a shard."""
+    """Return whether a packer was killed in `path` before it moved a shard."""
     if not path.is_dir() or os.listdir(path) != [IN_PLACE_NAME]:
         return False
-    if not is_unfinished(path):
-        return not os.listdir(path / IN_PLACE_NAME)
-    unfinished = Unfinished(path)
-    try:
-        return unfinished.journal.beginning is None and not unfinished.holds_shards()
-    finally:
-        unfinished.close()
+    return is_unfinished(path) and not has_shards(path / IN_PLACE_NAME)
 
 
 def pack_in_place(
@@ -127,7 +120,7 @@ def pack_in_place(
     """Turn the shards of `source` into the pack that `plan` describes, in the directory `target`.
 
     Raises what `examine` finds before anything is touched. Raises SourceError or MachineError for
-    what fails on the way; where no unit was carried over yet, the shards are put back.
+    what fails on the way; if no byte of the shards was given up yet, they are put back.
     """
     refusals = examine(source, described, plan, target).refusals
     if refusals:
@@ -135,50 +128,101 @@ def pack_in_place(
             refusals[0].add_note(f"also: {other}")
         raise refusals[0]
     path = Path(target)
-    with _translated(path):
+    with translated(path):
         unfinished = _make(path)
         try:
-            data, index, draft = _draft(path, described, plan)
-            unfinished.write_draft(data, index)
-            shards = tuple(map(_shard, (Path(header.path) for header in source.shards)))
-            unfinished.journal.begin(Beginning(TOOL, False, unit_length(draft.index), shards))
-            unfinished.sync()
-            work = Work(unfinished, threads, progress)
-            try:
-                work.pack()
-            except BaseException:
-                work.undo()
-                raise
+            advanced = ByteProgress(progress)
+            with _closed_up_on_failure(unfinished):
+                draft, locations = _read_shards(path, source, described, plan, threads, advanced)
+                in_place_draft.write(unfinished.inner, draft)
+                shards = tuple(_shard(Path(header.path)) for header in source.shards)
+                length = unit_length(draft.index)
+                unfinished.journal.begin(Beginning(TOOL, False, length, shards))
+                unfinished.sync()
+                work = Work(unfinished, draft, threads, advanced)
+            with _undone_on_failure(work):
+                work.pack(locations)
         finally:
             unfinished.close()
 
 
+def _read_shards(
+    path: Path,
+    source: Source,
+    described: SourceEntry,
+    plan: Plan,
+    threads: int,
+    advanced: ByteProgress,
+) -> tuple[Draft, PieceLocations]:
+    """Read all of the shards; return the draft of the pack at `path`, with all digests."""
+    draft = _draft(path, described, plan)
+    units = Units(map_shards(draft), file_lengths(draft.index), unit_length(draft.index))
+    advanced.expect(2 * sum(piece.length for piece in units.pieces))  # then they are carried over
+    shards = ShardSide([Path(header.path) for header in source.shards])
+    try:
+        locations = digest_shards(units, shards, threads, advanced)
+        shards.forget_all()
+    finally:
+        shards.close()
+    for header in source.shards:
+        if FileStamp.of(os.stat(header.path)) != header.stamp:
+            hint = "pack again once nothing else writes to it"
+            raise SourceError("the shard changed meanwhile", path=header.path, hint=hint)
+    index = with_digests(draft.index_bytes, locations.digests | locations.cut, str(path))
+    data = encode_manifest(plan, described, index)
+    return in_place_draft.decode(path, data, index), locations
+
+
 def resume_in_place(
-    target: str | os.PathLike[str], *, threads: int, progress: Progress | None = None
-) -> None:
-    """Go on to the pack in the directory `target`, whichever way was taken before."""
+    target: str | os.PathLike[str],
+    shard_paths: PathOrPaths | None = None,
+    *,
+    recover: bool = False,
+    threads: int,
+    progress: Progress | None = None,
+) -> int:
+    """Go on to the pack in the directory `target`, whichever way was taken before.
+
+    All of the model is read before anything is changed. With `recover` a journal that is damaged or
+    lost is made anew; then `shard_paths` are shards that are not in the directory, or a folder of
+    them. Returns how many bytes were carried over.
+    """
     path = Path(target)
-    goal = settle(path)
-    if goal is Goal.SHARDS:
-        raise RequestError("the shards are where they belong already", path=path)
-    if goal is None:
-        with _translated(path), _opened(path, threads, progress) as work:
-            work.pack()
+
+    def homes(draft: Draft) -> list[str | None]:
+        named = {}
+        for given in map(Path, [] if shard_paths is None else listed(shard_paths)):
+            for shard in given.iterdir() if given.is_dir() else [given]:
+                named[shard.name] = os.path.abspath(shard)
+        return [named.get(shard.name) for shard in draft.manifest.source.shards]
+
+    with translated(path):
+        if settle(path):
+            if (path / manifest.NAME).exists():
+                return 0
+            raise RequestError("the shards are where they belong already", path=path)
+        with _opened(path, threads, progress, homes if recover else None) as work:
+            return work.pack(work.locate(pack_first=True))
 
 
-def settle(path: Path) -> Goal | None:
-    """Tidy up what an interruption left when all was done; return what that was, else None."""
+def settle(path: Path) -> bool:
+    """Remove what an interruption left beside a whole pack, or whole shards; return whether it did.
+
+    No byte of the model is touched.
+    """
     if not is_unfinished(path):
-        return None
+        return False
     unfinished = Unfinished(path)
     try:
-        if unfinished.journal.is_done:
-            unfinished.tidy()
-            return unfinished.journal.goal
-        if unfinished.journal.beginning is None and (path / manifest.NAME).exists():
-            unfinished.abandon()  # killed before the way back had begun: the pack is whole
-            return Goal.PACK
-        return None
+        if not unfinished.is_untouched:
+            return False
+        if (path / manifest.NAME).exists():
+            with suppress(MoepackError):  # else the pack has the only description
+                draft = in_place_draft.read(unfinished.inner, path)
+                if not in_place_draft.is_committed(path, draft):
+                    unfinished.commit(draft)
+        unfinished.close_up()
+        return True
     finally:
         unfinished.close()
 
@@ -188,38 +232,55 @@ def restore_in_place(
     folder: str | os.PathLike[str] | None = None,
     *,
     force: bool = False,
+    recover: bool = False,
     threads: int,
     progress: Progress | None = None,
 ) -> InPlaceRestored:
     """Turn the pack in `target`, finished or not, back into its shards; it is gone then.
 
     They go into `folder`; by default to where they came from, or where an interrupted run was to
-    bring them. Raises RequestError where they cannot go there, before anything is touched,
-    PackError for a pack that is not whole, MachineError for a machine that fails.
+    bring them. All of the model is read before anything is changed. With `recover` a journal that
+    is damaged or lost is made anew; then `folder` is where shards are that are not in the
+    directory.
+
+    Raises RequestError where they cannot go there, before anything is touched, PackError for a pack
+    that is not whole or is damaged, MachineError for a machine that fails.
     """
-    path = Path(target)
-    with _translated(path):
-        settle(path)
+    path, shard_folder = Path(target), None if folder is None else Path(folder)
+
+    def homes(draft: Draft) -> list[str | None]:
+        names = [shard.name for shard in draft.manifest.source.shards]
+        if shard_folder is None:
+            problem = "no folder is given for the shards"
+            raise RequestError(problem, hint="name one with --output: where they were, if known")
+        return [os.path.abspath(shard_folder / name) for name in names]
+
+    with translated(path):
         if not is_unfinished(path):
-            _begin_from_pack(path, None if folder is None else Path(folder), force)
-        with _opened(path, threads, progress) as work:
-            return work.restore(None if folder is None else Path(folder), force)
+            return _restore_whole(path, shard_folder, force, threads, progress)
+        with _opened(path, threads, progress, homes if recover else None) as work:
+            return work.restore(work.locate(pack_first=False), shard_folder, force)
 
 
-def _begin_from_pack(path: Path, folder: Path | None, force: bool) -> None:
-    """Make a whole pack one that is on its way back, with all units in the pack."""
+def _restore_whole(
+    path: Path, folder: Path | None, force: bool, threads: int, progress: Progress | None
+) -> InPlaceRestored:
+    """Turn a whole pack into its shards."""
     if folder is None:
         raise RequestError("no folder is given for the shards", hint="name one with --output")
     with Pack(path) as pack:
+        if any(file.is_second for file in pack.index.files):
+            hint = "restore without --in-place"
+            raise PackError("has files of second places, which stay behind", path=path, hint=hint)
+        in_place_refusals.check_plain(pack)
         maps = map_shards(pack)
-        length = unit_length(pack.index)
-        units = Units(maps, file_lengths(pack.index), length)
-        _check_what_is_cut(pack, units)
+        units = Units(maps, file_lengths(pack.index), unit_length(pack.index))
         files = pack.file_paths
+        index_path = path / pack.manifest.index_entry.name
         spare = margin(units, pack.index)
     for refusal in in_place_refusals.refusals(files, path, _INSTEAD):
         raise refusal
-    if reader := in_place_refusals.check_open(path / manifest.INDEX_NAME):
+    if reader := in_place_refusals.check_open(index_path):
         raise reader
     block = holes.block_length(path)
     room = units.room(block).to_restore(len(units.units)) + units.absent_length(block)
@@ -230,43 +291,29 @@ def _begin_from_pack(path: Path, folder: Path | None, force: bool) -> None:
     check_homes(homes, path, force)
     unfinished = _make(path)
     try:
-        names = (manifest.NAME, manifest.INDEX_NAME)
-        unfinished.write_draft(*((path / name).read_bytes() for name in names))
-        shards = []
-        for place, home, mapped in zip(unfinished.shard_paths(len(maps)), homes, maps, strict=True):
-            with open(place, "wb") as file:
-                os.ftruncate(file.fileno(), mapped.length)
-                os.fsync(file.fileno())
-                status = os.fstat(file.fileno())
-            shards.append(Shard(home, status.st_ino, mapped.length, None))
-        unfinished.sync()
-        unfinished.journal.begin(Beginning(TOOL, True, length, tuple(shards)))
+        with _closed_up_on_failure(unfinished):
+            data, index = (path / manifest.NAME).read_bytes(), index_path.read_bytes()
+            draft = in_place_draft.decode(path, data, index)
+            in_place_draft.write(unfinished.inner, draft)
+            pairs = zip(homes, maps, strict=True)
+            shards = tuple(Shard(home, mapped.length, None) for home, mapped in pairs)
+            unfinished.journal.begin(Beginning(TOOL, True, units.length, shards))
+            unfinished.sync()
+            work = Work(unfinished, draft, threads, ByteProgress(progress))
+        with _undone_on_failure(work):
+            return work.restore(work.locate(pack_first=False), folder, force)
     finally:
         unfinished.close()
 
 
-def _check_what_is_cut(pack: Pack, units: Units) -> None:
-    """Compare with its digest what is larger than a unit: of its pieces none has one."""
-    side = PackSide(pack.file_paths)
-    try:
-        for piece in units.cut_pieces():
-            if piece.digest is not None and side.digest(piece) != piece.digest:
-                hint = "run `moepack verify` on the pack"
-                problem = "the pack is damaged: its bytes do not have their digest"
-                raise PackError(problem, path=side.paths[piece.file], place=piece.label, hint=hint)
-    finally:
-        side.close()
-
-
-def _draft(path: Path, described: SourceEntry, plan: Plan) -> tuple[bytes, bytes, _Draft]:
-    """Return manifest and index of a pack whose digests are not known yet, as bytes and decoded."""
+def _draft(path: Path, described: SourceEntry, plan: Plan) -> Draft:
+    """Return the draft of a pack whose digests are not known yet."""
     none = {
-        file.name: array("Q", bytes(8 * sum(1 for _ in file.extents())))
+        file.name: FinishedFile(file.name, array("Q", bytes(8 * sum(1 for _ in file.extents()))))
         for file in plan.new_files()
     }
     index = index_encoder.encode(plan, none)
-    data = encode_manifest(plan, described, index)
-    return data, index, _Draft(path, manifest.decode(data, str(path)), Index(index, str(path)))
+    return in_place_draft.decode(path, encode_manifest(plan, described, index), index)
 
 
 def _make(path: Path) -> Unfinished:
@@ -284,63 +331,60 @@ def _make(path: Path) -> Unfinished:
 
 def _shard(path: Path) -> Shard:
     status = os.stat(path)
-    return Shard(os.path.abspath(path), status.st_ino, status.st_size, status.st_mtime_ns)
+    return Shard(os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
 
 @contextmanager
-def _opened(path: Path, threads: int, progress: Progress | None) -> Iterator[Work]:
+def _closed_up_on_failure(unfinished: Unfinished) -> Iterator[None]:
+    """Remove what was made in the directory if the work does not come to its beginning."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, MoepackError):
+            unfinished.close_up()
+        raise
+
+
+@contextmanager
+def _undone_on_failure(work: Work) -> Iterator[None]:
+    """Put all back as it was if the work fails before anything was given up."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, MoepackError):
+            if not work.has_given_up:
+                work.undo()
+        raise
+
+
+@contextmanager
+def _opened(
+    path: Path,
+    threads: int,
+    progress: Progress | None,
+    recovery: Callable[[Draft], list[str | None]] | None,
+) -> Iterator[Work]:
+    """Open the work that was begun in `path`.
+
+    `recovery` returns where the shards belong, for a journal that does not say it; without it such
+    a journal is refused.
+    """
     if not is_unfinished(path):
         raise RequestError("nothing was begun here in place", path=path)
     unfinished = Unfinished(path)
     try:
+        draft = in_place_draft.read(unfinished.inner, path)
         if unfinished.journal.beginning is None:
-            if unfinished.holds_shards():
-                unfinished.journal.fail("its first line is not whole")
-            hint = "remove the directory, and pack again"
-            raise RequestError("interrupted before a shard was touched", path=path, hint=hint)
-        yield Work(unfinished, threads, progress)
+            if recovery is None:
+                raise MachineError("the journal is damaged", path=unfinished.journal.path)
+            unfinished.journal.begin(_recovered(draft, recovery(draft)))
+        yield Work(unfinished, draft, threads, ByteProgress(progress))
     finally:
         unfinished.close()
 
 
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Turn what the system says into a MachineError, and say how to go on."""
-    try:
-        yield
-    except OSError as error:
-        raise write_failure(error, path, _hint(path)) from error
-    except MoepackError as error:
-        hint = _hint(path)
-        if error.hint is None:
-            error.hint = hint
-        elif hint is not None and isinstance(error, MachineError):
-            error.add_note(hint)
-        raise
-    except BaseException as error:
-        if hint := _hint(path):
-            error.add_note(hint)
-        raise
-
-
-def _hint(path: Path) -> str | None:
-    """Say how to go on or back; None where nothing is left to do."""
-    if not is_unfinished(path):
-        return None
-    forth, back = f"`moepack pack --in-place --resume -o {path}`", f"`moepack restore {path}`"
-    try:
-        unfinished = Unfinished(path)
-    except (OSError, MoepackError):
-        return f"go on with {forth}, or back with {back}; {_KEEP}"
-    try:
-        journal = unfinished.journal
-        if journal.is_done and journal.goal is Goal.PACK:
-            return f"the pack is whole; {forth} removes what is left of the shards"
-        if journal.is_done:
-            return f"the shards are where they belong; {back} removes what is left of the pack"
-        is_whole = (path / manifest.NAME).exists() or not unfinished.holds_shards()
-        if journal.beginning is None and is_whole:
-            return "nothing was given up yet: run the same command again"
-        return f"go on with {forth}, or back with {back}; {_KEEP}"
-    finally:
-        unfinished.close()
+def _recovered(draft: Draft, homes: list[str | None]) -> Beginning:
+    """Return the beginning of a journal by what the draft says of the shards."""
+    entries = draft.manifest.source.shards
+    shards = [Shard(home, entry.length, None) for home, entry in zip(homes, entries, strict=True)]
+    return Beginning(TOOL, True, unit_length(draft.index), tuple(shards))

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moepack.errors import MachineError, MoepackError, RequestError
+from moepack.packing.codec import Codec
+from moepack.reading.pack import Pack
 from moepack.sizes import exact_size_text, size_text
 from moepack.storage import holes, sharing
 
@@ -56,6 +58,26 @@ def check_open(path: Path) -> MoepackError | None:
         found=names or None,
         hint="end that program, and try again",
     )
+
+
+def of_codec(codec: Codec) -> MoepackError:
+    """Return the error for packing in place with a codec."""
+    return RequestError(
+        "a codec does not go with --in-place: how long parts become is known too late",
+        found=str(codec),
+        hint="leave out the codec; or pack without --in-place, where there is room for both",
+    )
+
+
+def check_plain(pack: Pack) -> None:
+    """Raise RequestError where a pack has parts that are stored by a codec."""
+    if pack.index.codecs:
+        raise RequestError(
+            "parts are stored by a codec: in place there is no room for them to become longer",
+            path=pack.path,
+            found=", ".join(pack.index.codecs),
+            hint="restore it without --in-place",
+        )
 
 
 def _of_file(path: Path, folder: Path, instead: str) -> Iterator[MoepackError]:

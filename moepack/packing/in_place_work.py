@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.errors import MachineError, MoepackError
-from moepack.format import manifest
+from moepack.errors import RequestError
 from moepack.format.index import Index
 from moepack.format.source_entry import ShardEntry
-from moepack.packing import in_place_refusals
+from moepack.packing import in_place_draft, in_place_refusals
 from moepack.packing.conversion import Conversion
-from moepack.packing.in_place_journal import Goal
-from moepack.packing.index_digests import with_digests
+from moepack.packing.in_place_draft import Draft
 from moepack.packing.packer import Progress
+from moepack.packing.piece_locations import PieceLocations, locate
 from moepack.packing.unfinished import Unfinished, check_homes
 from moepack.packing.unit_files import PackSide, ShardSide
-from moepack.packing.units import Unit, Units, file_lengths
-from moepack.reading.pack import Pack
+from moepack.packing.units import Piece, Units, file_lengths
 from moepack.reading.shard_map import map_shards
 from moepack.storage import holes
 
 MARGIN = 8 << 20
 """What the file system may take for itself, such as for lists of blocks."""
 MARGIN_OF_PIECE = 64
-"""And for each piece: its digest in the journal, and its place in such lists."""
+"""And for each piece, for its place in such lists."""
 
 
 class InPlaceRestored(NamedTuple):
@@ -40,107 +36,164 @@ class InPlaceRestored(NamedTuple):
     carried_length: int
 
 
-class Work:
-    """An unfinished directory, and what is done in it."""
+class ByteProgress:
+    """Adds up what is to be done, and takes what was done on to `progress`."""
 
-    def __init__(self, unfinished: Unfinished, threads: int, progress: Progress | None) -> None:
-        self._unfinished = unfinished
-        self._journal = unfinished.journal
-        self._threads = threads
+    def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
-        beginning = unfinished.journal.beginning
-        assert beginning is not None
-        self._beginning = beginning
-        with Pack(unfinished.inner) as draft:
-            self._manifest, self._maps = draft.manifest, map_shards(draft)
-            self._units = Units(
-                self._maps, file_lengths(draft.index), beginning.unit_length, beginning.was_pack
+        self._total = 0
+
+    def expect(self, length: int) -> None:
+        """Count `length` bytes more as still to be done."""
+        self._total += length
+
+    def __call__(self, length: int) -> None:
+        """Count `length` bytes as done."""
+        if self._progress is not None:
+            self._progress(length, self._total)
+
+
+class Work:
+    """An unfinished directory whose journal has begun, and what is done in it.
+
+    `has_given_up` is whether any byte was taken from a side that had it.
+    """
+
+    def __init__(
+        self, unfinished: Unfinished, draft: Draft, threads: int, advanced: ByteProgress
+    ) -> None:
+        assert unfinished.journal.beginning is not None
+        self._unfinished = unfinished
+        self._beginning = unfinished.journal.beginning
+        self._draft = draft
+        self._threads = threads
+        self._advanced = advanced
+        self._maps = map_shards(draft)
+        self._units = Units(self._maps, file_lengths(draft.index), self._beginning.unit_length)
+        self._margin = margin(self._units, draft.index)
+        self._shard_paths, self._at_home = unfinished.find_shards(self._beginning.shards)
+        self.has_given_up = False
+
+    def locate(self, *, pack_first: bool) -> PieceLocations:
+        """Find all pieces; nothing is changed. Raises PackError where one is lost."""
+        self._advanced.expect(2 * _length(self._units.pieces))  # all may have to be carried over
+        with self._sides(writable=False) as (shards, pack):
+            locations = locate(
+                self._units,
+                pack,
+                shards,
+                self._threads,
+                self._advanced,
+                pack_first=pack_first,
+                whole_shards=self._at_home,
             )
-            self._margin = margin(self._units, draft.index)
-        self._journal.take_up(self._units.units)
+            self._shard_paths = shards.paths
+        return locations
 
-    def pack(self) -> None:
-        """Bring all units into the pack, and commit it."""
-        journal, beginning = self._journal, self._beginning
-        journal.set_goal(Goal.PACK, journal.homes)
-        self._unfinished.withdraw()
-        self._unfinished.take_shards(beginning.shards)
-        with self._sides() as (shards, pack):
-            first = journal.packed_count
-            if first < len(self._units.units):
-                pack.truncate(self._units.units[first])
+    def pack(self, locations: PieceLocations) -> int:
+        """Bring all units into the pack, commit it, and remove what is left of the shards.
+
+        Returns how many bytes were carried over.
+        """
+        missing = [p for unit in self._units.units for p in unit.pieces if not locations.has(p)]
+        first = next((unit.number for unit in self._units.units if not locations.all(unit)), None)
+        self._shard_paths = self._unfinished.take_shards(self._shard_paths)
+        with self._sides(writable=True) as (shards, pack):
+            if first is not None:
                 extent = holes.extent_length(self._unfinished.inner)
-                self._check_space(self._units.room(self._block(), extent).to_pack(first))
-            conversion = self._conversion(shards, pack, self._units.units[first:])
-            conversion.pack(self._units.blocks(self._block()))
-            index = self._index(conversion, pack)
-        described = self._manifest._replace(index_entry=manifest.describe_index(index))
-        self._unfinished.commit(manifest.encode(described), index)
-        journal.finish()
-        self._unfinished.tidy()
+                room = self._units.room(self._block(), extent).to_pack(first)
+                self._make_room(room, pack, locations)
+            conversion = self._conversion((shards, pack), locations, missing)
+            try:
+                conversion.pack(self._units.blocks(self._block()))
+            finally:
+                self.has_given_up = conversion.has_given_up
+        if not in_place_draft.is_committed(self._unfinished.path, self._draft):
+            self._unfinished.commit(self._draft)
+        self.has_given_up = True
+        self._unfinished.remove_shards()
+        self._unfinished.close_up()
+        return _length(missing)
 
-    def restore(self, folder: Path | None, force: bool) -> InPlaceRestored:
-        """Bring all units back into the shards, and these home."""
-        journal, shards = self._journal, self._beginning.shards
-        homes = journal.homes
-        if folder is not None:
-            homes = [os.path.abspath(folder / os.path.basename(shard.home)) for shard in shards]
-        count = journal.packed_count
-        check_homes(homes, self._unfinished.path, force, shards)
-        with self._sides() as (shard_side, pack):
-            if count:
-                self._check_space_to_restore(count, pack)
-            self._unfinished.take_shards(shards)
-            journal.set_goal(Goal.SHARDS, homes)
-            self._unfinished.withdraw()
-            self._conversion(shard_side, pack, self._units.units[:count]).restore()
-        self._unfinished.send_home(shards)
-        journal.finish()
-        self._unfinished.tidy()
-        carried = sum(p.length for unit in self._units.units[:count] for p in unit.pieces)
-        return InPlaceRestored(self._manifest.source.shards, tuple(homes), carried)
+    def restore(
+        self, locations: PieceLocations, folder: Path | None, force: bool
+    ) -> InPlaceRestored:
+        """Bring all units back into the shards, these home, and remove what is left of the pack."""
+        homes = self._homes(folder)
+        check_homes(homes, self._unfinished.path, force, self._shard_paths)
+        carried = [p for unit in self._units.units for p in unit.pieces if locations.has(p)]
+        if carried:
+            self._restore_units(locations, carried)
+        elif [str(path) for path in self._shard_paths] != homes:
+            self._shard_paths = self._unfinished.take_shards(self._shard_paths)
+        self._unfinished.journal.set_homes(homes)
+        self._unfinished.send_home(self._beginning.shards, homes)
+        self.has_given_up = True
+        self._unfinished.remove_data_files(self._draft)
+        self._unfinished.close_up()
+        entries = self._draft.manifest.source.shards
+        return InPlaceRestored(entries, tuple(homes), _length(carried))
 
     def undo(self) -> None:
-        """Put the shards back where nothing was carried over yet; else leave all as it is."""
-        with contextlib.suppress(OSError, MoepackError):
-            if not self._journal.packed_count and not self._journal.is_done:
-                self.restore(None, force=False)
-
-    def _conversion(self, shards: ShardSide, pack: PackSide, ahead: Sequence[Unit]) -> Conversion:
-        total = sum(piece.length for unit in ahead for piece in unit.pieces)
-
-        def advanced(length: int) -> None:
-            if self._progress is not None:
-                self._progress(length, total)
-
-        units = self._units.units
-        return Conversion((shards, pack), units, self._journal, self._threads, advanced)
-
-    def _index(self, conversion: Conversion, pack: PackSide) -> bytes:
-        """Return the index with the digests of what was packed."""
-        path = self._unfinished.inner / manifest.INDEX_NAME
-        draft = path.read_bytes()
+        """Put all back as it was before the work began; nothing was given up yet."""
+        assert not self.has_given_up
+        unfinished = self._unfinished
         if self._beginning.was_pack:
-            return draft
-        digests: dict[tuple[int, int], int] = {}
-        for unit in self._units.units:
-            noted = self._journal.digests(unit)
-            assert noted is not None
-            for piece, computed in zip(unit.pieces, noted, strict=True):
-                digests[piece.file, piece.offset] = computed
-        for piece in self._units.cut_pieces():
-            parts = list(piece.cut(self._beginning.unit_length))
-            known = array("Q", [digests[part.file, part.offset] for part in parts])
-            if conversion.digest(parts, pack) != known:
-                path = pack.paths[piece.file]
-                raise MachineError("the file is not any more what was written", path=path)
-            digests[piece.file, piece.offset] = pack.digest(piece)
-        return with_digests(draft, digests, str(path))
+            if not in_place_draft.is_committed(unfinished.path, self._draft):
+                unfinished.commit(self._draft)
+            unfinished.remove_shards()
+        else:
+            unfinished.withdraw(self._draft)
+            unfinished.send_home(self._beginning.shards, self._homes(None))
+            unfinished.remove_data_files(self._draft)
+        unfinished.close_up()
+
+    def _restore_units(self, locations: PieceLocations, carried: Sequence[Piece]) -> None:
+        unfinished, shards = self._unfinished, self._beginning.shards
+        last = max(unit.number for unit in self._units.units if locations.any(unit))
+        room = self._units.room(self._block()).to_restore(last + 1)
+        room += holes.extent_length(unfinished.inner)
+        if self._beginning.was_pack or None in self._shard_paths:
+            room += self._units.absent_length(self._block())
+        with self._sides(writable=True) as (_, pack):
+            self._check_space(room - self._spare_length(pack, locations))
+        self._shard_paths = unfinished.take_shards(self._shard_paths)
+        self._shard_paths = unfinished.make_shards(self._shard_paths, shards)
+        unfinished.withdraw(self._draft)
+        with self._sides(writable=True) as (shard_side, pack):
+            conversion = self._conversion((shard_side, pack), locations, carried)
+            try:
+                conversion.restore()
+            finally:
+                self.has_given_up = conversion.has_given_up
+            for number, mapped in enumerate(self._maps):
+                shard_side.round_off(number, mapped)
+
+    def _homes(self, folder: Path | None) -> list[str]:
+        """Return where the shards go: into `folder`, by default where they were."""
+        if folder is not None:
+            names = [shard.name for shard in self._draft.manifest.source.shards]
+            return [os.path.abspath(folder / name) for name in names]
+        homes = [home for home in self._unfinished.journal.homes if home is not None]
+        if len(homes) < len(self._maps):
+            problem = "nobody knows any more where the shards were"
+            raise RequestError(problem, hint="name a folder for them with --output")
+        return homes
+
+    def _conversion(
+        self,
+        sides: tuple[ShardSide, PackSide],
+        locations: PieceLocations,
+        carried: Sequence[Piece],
+    ) -> Conversion:
+        self._advanced.expect(_length(carried) - _length(self._units.pieces))
+        return Conversion(sides, self._units.units, locations, self._threads, self._advanced)
 
     @contextmanager
-    def _sides(self) -> Iterator[tuple[ShardSide, PackSide]]:
-        shards = ShardSide(self._unfinished.shard_paths(len(self._maps)))
-        pack = PackSide([self._unfinished.path / file.name for file in self._manifest.files])
+    def _sides(self, *, writable: bool) -> Iterator[tuple[ShardSide, PackSide]]:
+        files = [self._unfinished.path / file.name for file in self._draft.manifest.files]
+        shards = ShardSide(self._shard_paths, writable=writable)
+        pack = PackSide(files, writable=writable)
         try:
             yield shards, pack
         finally:
@@ -150,13 +203,25 @@ class Work:
     def _block(self) -> int:
         return holes.block_length(self._unfinished.inner)
 
-    def _check_space_to_restore(self, count: int, pack: PackSide) -> None:
-        """Check it when what was begun of the next unit is given up: it is whole in the shards."""
-        if count < len(self._units.units):
-            pack.truncate(self._units.units[count])
-        absent = self._units.absent_length(self._block()) if self._beginning.was_pack else 0
-        extent = holes.extent_length(self._unfinished.inner)
-        self._check_space(self._units.room(self._block()).to_restore(count) + absent + extent)
+    def _ends(self, locations: PieceLocations) -> list[int]:
+        """Return where in each data file the last unit ends of which anything is in the pack."""
+        ends = [0] * len(self._draft.manifest.files)
+        for unit in self._units.units:
+            if locations.any(unit):
+                ends[unit.file] = unit.end
+        return ends
+
+    def _spare_length(self, pack: PackSide, locations: PieceLocations) -> int:
+        """Return what data files take for units of which all is in the shards."""
+        ends = enumerate(self._ends(locations))
+        return sum(pack.length_behind(file, end) for file, end in ends)
+
+    def _make_room(self, room: int, pack: PackSide, locations: PieceLocations) -> None:
+        """Cut off what was begun of units that are in the shards, if that makes room enough."""
+        self._check_space(room - self._spare_length(pack, locations))
+        self._unfinished.withdraw(self._draft)
+        for file, end in enumerate(self._ends(locations)):
+            pack.truncate(file, end)
 
     def _check_space(self, length: int) -> None:
         refusal = in_place_refusals.check_space(self._unfinished.path, length + self._margin)
@@ -164,6 +229,10 @@ class Work:
             raise refusal
 
 
+def _length(pieces: Iterable[Piece]) -> int:
+    return sum(piece.length for piece in pieces)
+
+
 def margin(units: Units, index: Index) -> int:
-    """Return what is needed beside the units: journal, index and its draft, the file system."""
-    return MARGIN + MARGIN_OF_PIECE * len(units.pieces) + 3 * index.header.index_length
+    """Return what is needed beside the units: index and its drafts, the file system."""
+    return MARGIN + MARGIN_OF_PIECE * len(units.pieces) + 4 * index.header.index_length

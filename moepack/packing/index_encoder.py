@@ -1,37 +1,40 @@
-"""Write index.bin from a plan and the digests of what was packed (FORMAT.md, "The index")."""
+"""Write index.bin from a plan and what was written (FORMAT.md, "The index")."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from moepack import digest
 from moepack.format import records, sections
 from moepack.format.tables import DataFile, SliceOrigin
+from moepack.packing.finished_files import FinishedFile, has_codecs, on_disk, placed_blobs
 from moepack.packing.plan import DENSE_NAME, BlobKey, Plan
 from moepack.source import ggml_types
 from moepack.source.dense import ShardRange, SourceTensor
 from moepack.source.experts import Scattered, SourcePart
 
-Digests = Mapping[str, Sequence[int]]
-"""By file, the digests of its extents in the order of their offsets."""
+_PLAIN, _ZSTD = records.CODEC_RAW, 1
+"""What a part's record says of its codec: none, or the first and only one."""
 PlaceDigests = Mapping[tuple[int, int], int]
 """By shard and offset in it, the digest of what begins there."""
 
 
-def encode(plan: Plan, digests: Digests) -> bytes:
-    """Return the bytes of the index of a pack."""
-    files = plan.new_files()
-    writer = _IndexWriter(plan, len(files))
+def encode(plan: Plan, finished: Mapping[str, FinishedFile]) -> bytes:
+    """Return the bytes of the index of a pack, whose files are `finished`."""
+    files = [on_disk(plan, file, finished[file.name]) for file in plan.new_files()]
+    is_coded = has_codecs(plan, finished)
+    writer = _IndexWriter(plan, len(files), is_coded)
     writer.put("files", (_file_record(DataFile(file.name, file.length)) for file in files))
+    if is_coded:
+        writer.put("codecs", [records.CodecRecord(records.ZSTD.encode()).pack()])
     for number, file in enumerate(plan.files):
-        in_order = iter(digests[file.name])
-        for blob in file.blobs:
-            template = plan.templates[blob.template]
-            writer.put_blob(blob.key, blob.offset, template.length, number)
-            places = zip(template.parts, template.offsets_in_blob, strict=True)
-            for part, (kind, offset) in enumerate(places):
-                place = (blob.offset + offset, kind.length, next(in_order), number)
-                writer.put_part(blob.key, part, place)
+        for blob in placed_blobs(plan, file, finished[file.name]):
+            writer.put_blob(blob.key, blob.offset, blob.length, number)
+            for part, held in enumerate(blob.parts):
+                place = (held.offset, held.stored_length, held.digest, number)
+                writer.put_part(blob.key, part, place, _ZSTD if held.is_coded else _PLAIN)
+                if is_coded:
+                    writer.put_stored_digest(blob.key, part, held.stored_digest)
     if plan.dense is not None:
-        number, in_order = len(plan.files), iter(digests[DENSE_NAME])
+        number, in_order = len(plan.files), iter(finished[DENSE_NAME].digests)
         writer.put(
             "shard_bytes",
             [
@@ -88,9 +91,9 @@ def _digest_of_tensor(held: SourceTensor, digests: PlaceDigests) -> int:
 class _IndexWriter:
     """An index in the making: all that depends on no place is written when it is made."""
 
-    def __init__(self, plan: Plan, file_count: int) -> None:
+    def __init__(self, plan: Plan, file_count: int, is_coded: bool = False) -> None:
         self._plan = plan
-        self._directory = plan.directory(file_count)
+        self._directory = plan.directory(file_count, is_coded)
         self._index = bytearray(self._directory.index_length)
         self._ranks = [0] * len(plan.order)
         """The rank of each blob, by its number."""
@@ -139,12 +142,21 @@ class _IndexWriter:
         record = (offset, length, self._plan.counts.get(key, 0), self._ranks[number], file)
         records.BLOB.pack_into(self._index, self._directory["blobs"].at(number), *record)
 
-    def put_part(self, key: BlobKey, part: int, place: tuple[int, int, int, int]) -> None:
-        """Write where a blob's part lies; `place` is offset, length, digest and file."""
+    def put_part(
+        self, key: BlobKey, part: int, place: tuple[int, int, int, int], codec: int = _PLAIN
+    ) -> None:
+        """Write where a blob's part lies; `place` is offset, stored length, digest and file."""
+        at = self._directory["parts"].at(self._part_number(key, part))
+        records.PART.pack_into(self._index, at, *place, codec)
+
+    def put_stored_digest(self, key: BlobKey, part: int, stored: int) -> None:
+        """Write the digest of what is stored of a part."""
+        at = self._directory["stored_digests"].at(self._part_number(key, part))
+        records.STORED_DIGEST.pack_into(self._index, at, stored)
+
+    def _part_number(self, key: BlobKey, part: int) -> int:
         template = self._plan.templates[key.template]
-        number = template.first_part + key.expert * len(template.parts) + part
-        at = self._directory["parts"].at(number)
-        records.PART.pack_into(self._index, at, *place, records.CODEC_RAW)
+        return template.first_part + key.expert * len(template.parts) + part
 
     def finish(self) -> bytes:
         """Sign the index and return it."""
@@ -154,7 +166,7 @@ class _IndexWriter:
 
 
 def _file_record(file: DataFile) -> bytes:
-    kind = records.SHARD_FILE if file.is_shard else records.DATA_FILE
+    kind = records.SHARD_FILE if file.is_shard else records.DATA_FILE  # no packer makes others
     flags = 0 if file.has_digests else records.WITHOUT_DIGESTS
     return records.FileRecord(file.name.encode(), file.length, kind, flags).pack()
 

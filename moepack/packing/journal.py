@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from moepack.errors import RequestError
+from moepack.packing.finished_files import FinishedFile, StoredParts
 from moepack.packing.line_log import LineLog, open_log
-from moepack.storage.copying import WrittenFile
 
 
 class Journal:
@@ -22,18 +22,18 @@ class Journal:
     def __init__(self, log: LineLog) -> None:
         self._log = log
         self.is_new = log.is_new
-        self.finished: dict[str, WrittenFile] = {}
+        self.finished: dict[str, FinishedFile] = {}
 
     def begin(self, identity: dict[str, Any]) -> None:
         """Start afresh with the identity of the input."""
         self._log.begin(identity)
 
-    def add(self, file: WrittenFile) -> None:
+    def add(self, file: FinishedFile) -> None:
         """Record a file that has been synced, and sync the record."""
         # Before the record: an interruption that comes behind it must not cost the file.
         self.finished[file.name] = file
         try:
-            self._log.append({"name": file.name, "digests": file.digests.tobytes().hex()})
+            self._log.append(_entry(file))
         except OSError:
             del self.finished[file.name]
             raise
@@ -74,8 +74,7 @@ class Journal:
             self.finished.pop(str(entry["forgotten"]), None)
             return True
         try:
-            digests = array("Q", bytes.fromhex(entry["digests"]))
-            file = WrittenFile(str(entry["name"]), digests)
+            file = _file(entry)
         except (KeyError, TypeError, ValueError):
             return False
         self.finished[file.name] = file
@@ -88,6 +87,26 @@ class Journal:
     def close(self) -> None:
         """Give up the lock; the journal stays for `--resume`."""
         self._log.close()
+
+
+def _entry(file: FinishedFile) -> dict[str, Any]:
+    entry = {"name": file.name, "digests": file.digests.tobytes().hex()}
+    if file.stored is not None:
+        entry["stored_lengths"] = file.stored.lengths.tobytes().hex()
+        entry["stored_digests"] = file.stored.digests.tobytes().hex()
+    return entry
+
+
+def _file(entry: dict[str, Any]) -> FinishedFile:
+    """Return the file that an entry is of. Raises KeyError, TypeError and ValueError."""
+    stored = None
+    if "stored_lengths" in entry:
+        stored = StoredParts(_numbers(entry["stored_lengths"]), _numbers(entry["stored_digests"]))
+    return FinishedFile(str(entry["name"]), _numbers(entry["digests"]), stored)
+
+
+def _numbers(text: str) -> array[int]:
+    return array("Q", bytes.fromhex(text))
 
 
 def open_journal(path: Path) -> Journal:

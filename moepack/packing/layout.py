@@ -15,6 +15,8 @@ from moepack import installed
 from moepack.errors import RequestError
 from moepack.format import records
 from moepack.format.names import is_plain_name
+from moepack.packing import codec
+from moepack.packing.codec import Codec
 from moepack.sizes import parse_size, size_text
 
 MAX_FILE_LENGTH = 1 << 13
@@ -40,6 +42,13 @@ class Layout:
     part_alignment: int
     small_alignment: int
     tensor_alignment: int
+    codec: Codec | None = None
+
+    def with_codec(self, wanted: Codec | None) -> "Layout":
+        """Return the same layout with parts stored by another codec; raises RequestError."""
+        changed = replace(self, codec=wanted)
+        _check_codec(changed, path=None)
+        return changed
 
     def with_alignment(self, alignment: int) -> "Layout":
         """Return the same layout with blobs, weights and dense tensors at other multiples.
@@ -66,6 +75,7 @@ class Layout:
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as the manifest holds it."""
+        codec_keys = {} if self.codec is None else {"codec": str(self.codec)}
         return {
             "name": self.name,
             "files": {"group": self.group, "name": self.file_name, "max_length": self.max_length},
@@ -74,6 +84,7 @@ class Layout:
                 "projections": list(self.projections),
                 "alignment": self.part_alignment,
                 "small_alignment": self.small_alignment,
+                **codec_keys,
             },
             "dense": {"alignment": self.tensor_alignment},
         }
@@ -110,6 +121,18 @@ def decode(data: bytes, path: str, name: str) -> Layout:
     return _LayoutDecoder(path).decode(data, name)
 
 
+def _check_codec(layout: Layout, path: str | None) -> None:
+    """Raise RequestError where a layout has a codec and has its blobs at equal distances."""
+    if layout.codec is not None and layout.order == "source":
+        raise RequestError(
+            "a codec does not go with blobs in the order of the source: engines compute where these"
+            " lie by one distance, and compressed blobs differ in length",
+            path=path,
+            place=f"layout {layout.name}, codec {layout.codec}",
+            hint="use another layout, such as layers: without hotness it has this order too",
+        )
+
+
 class _LayoutDecoder:
     def __init__(self, path: str) -> None:
         self.path = path
@@ -124,7 +147,8 @@ class _LayoutDecoder:
         self.known(body, "", ("description", "files", "blobs", "parts", "dense"))
         files = self.table(body, "files", ("group", "name", "max_length"))
         blobs = self.table(body, "blobs", ("order", "alignment"))
-        parts = self.table(body, "parts", ("projections", "alignment", "small_alignment"))
+        part_keys = ("projections", "alignment", "small_alignment", "codec")
+        parts = self.table(body, "parts", part_keys)
         dense = self.table(body, "dense", ("alignment",))
         group = self.choice(files, "files.group", tuple(_GROUPS))
         layout = Layout(
@@ -139,9 +163,17 @@ class _LayoutDecoder:
             part_alignment=self.alignment(parts, "parts.alignment"),
             small_alignment=self.alignment(parts, "parts.small_alignment"),
             tensor_alignment=self.alignment(dense, "dense.alignment"),
+            codec=self.codec(parts),
         )
         self.check_alignments(layout)
+        _check_codec(layout, self.path)
         return layout
+
+    def codec(self, parts: dict[str, Any]) -> Codec | None:
+        if "codec" not in parts:
+            return None
+        text = self.text(parts, "parts.codec")
+        return codec.parse(text, self.path, "parts.codec")
 
     def check_alignments(self, layout: Layout) -> None:
         if layout.part_alignment > layout.blob_alignment:

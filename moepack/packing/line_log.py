@@ -36,12 +36,19 @@ class LineLog:
         self._file.truncate(0)
         self.append(entry)
 
-    def trusted(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries from the first on, as far as they were written whole."""
+    def entries(self) -> Iterator[dict[str, Any] | None]:
+        """Yield the entry of each line; None for a line that is cut off or damaged."""
         self._file.seek(0)
         with open(self._file.fileno(), "rb", closefd=False) as lines:
-            while (entry := _object(lines.readline(MAX_LINE_LENGTH))) is not None:
-                yield entry
+            while line := lines.readline(MAX_LINE_LENGTH):
+                yield _object(line)
+
+    def trusted(self) -> Iterator[dict[str, Any]]:
+        """Yield the entries from the first on, as far as they were written whole."""
+        for entry in self.entries():
+            if entry is None:
+                return
+            yield entry
 
     def keep(self, count: int) -> None:
         """Cut off all lines but the first `count`: the next one must not stand behind the rest."""

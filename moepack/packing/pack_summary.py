@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moepack.format.tables import DataFile
@@ -31,7 +31,9 @@ class PackSummary:
     """What a pack is, or with `dry_run` would be; lengths in bytes.
 
     `order` is what blobs are sorted by on disk, `hotness` or `source`. `selected_layers` is None
-    where no layer was left out, and `is_whole` says that the pack is all of the source,
+    where no layer was left out, and `is_whole` says that the pack is all of the source. `codec` is
+    what parts are stored by, None for nothing; `stored_length` is the bytes that parts take then:
+    before they are compressed it is not known, and None, and lengths of files are upper bounds.
     `dense_length` is None where it holds experts alone, and `measured_blob_count` is how many blobs
     the hotness covers, None without one. `free_space` is that of the target before anything was
     written. `written_length` is the bytes of data files written now, `resumed_file_count` how many
@@ -52,6 +54,8 @@ class PackSummary:
     index_length: int
     data_length: int
     expert_length: int
+    stored_length: int | None
+    codec: str | None
     dense_length: int | None
     payload_length: int
     padding_length: int
@@ -83,6 +87,8 @@ def of_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSu
         index_length=plan.index_length,
         data_length=plan.data_length,
         expert_length=plan.expert_length,
+        stored_length=None if plan.layout.codec else plan.expert_length,
+        codec=None if plan.layout.codec is None else str(plan.layout.codec),
         dense_length=plan.dense_length,
         payload_length=plan.payload_length,
         padding_length=padding_length,
@@ -90,6 +96,20 @@ def of_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSu
         path=os.fspath(target),
         dry_run=dry_run,
         free_space=free_space(Path(target)),
+    )
+
+
+def as_written(summary: PackSummary, path: str | os.PathLike[str]) -> PackSummary:
+    """Return the summary of a plan, with the lengths of the pack that it became."""
+    written = of_pack(path)
+    return replace(
+        summary,
+        files=written.files,
+        index_length=written.index_length,
+        data_length=written.data_length,
+        stored_length=written.stored_length,
+        padding_length=written.padding_length,
+        padding_share=written.padding_share,
     )
 
 
@@ -101,6 +121,8 @@ def of_pack(path: str | os.PathLike[str]) -> PackSummary:
         others = sum(held.length for held in index.shard_bytes())
         payload_length = shape.expert_length + (shape.dense_length or 0) + others
         data_length = sum(file.length for file in index.files)
+        stored_length = index.stored_length()
+        padding_length = data_length - payload_length + shape.expert_length - stored_length
         return PackSummary(
             layout=str(stated.layout.get("name")),
             order=stated.blob_order,
@@ -115,10 +137,12 @@ def of_pack(path: str | os.PathLike[str]) -> PackSummary:
             index_length=index.header.index_length,
             data_length=data_length,
             expert_length=shape.expert_length,
+            stored_length=stored_length,
+            codec=", ".join(index.codecs) or None,
             dense_length=shape.dense_length,
             payload_length=payload_length,
-            padding_length=data_length - payload_length,
-            padding_share=(data_length - payload_length) / data_length,
+            padding_length=padding_length,
+            padding_share=padding_length / data_length,
             path=os.fspath(path),
             dry_run=False,
             free_space=free_space(Path(path)),

@@ -20,24 +20,28 @@ stands for; from then on it is watched as the new ones are. `verify` proves the 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moepack.errors import MachineError, MoepackError, RequestError, SourceError, write_failure
 from moepack.format import manifest
+from moepack.format.index import Index
 from moepack.format.names import JOURNAL_NAME
 from moepack.format.source_entry import SourceEntry
-from moepack.packing import index_encoder
+from moepack.packing import index_encoder, strong_digests
+from moepack.packing.finished_files import FinishedFile, makes_sense, on_disk
 from moepack.packing.journal import Journal, open_journal
-from moepack.packing.plan import Plan
+from moepack.packing.plan import DENSE_NAME, Plan
 from moepack.packing.target_directory import WatchedFiles, prepare
 from moepack.source.shards import Source
 from moepack.storage.atomic import sync_directory, write_synced
-from moepack.storage.copying import Copier, WrittenFile
+from moepack.storage.copying import Copier
 from moepack.storage.extents import NewFile
 from moepack.storage.inputs import InputFile, Inputs
+from moepack.storage.regular_file import remove
 from moepack.storage.space import check_space
 from moepack.version import __version__
 
@@ -64,15 +68,17 @@ def pack(
     target: str | os.PathLike[str],
     *,
     resume: bool = False,
+    strong: bool = False,
     threads: int = DEFAULT_THREADS,
     progress: Progress | None = None,
 ) -> PackResult:
     """Write the pack that `plan` describes into the directory `target`.
 
-    `described` is the source as the manifest will state it. `progress` is called from one thread at
-    a time. Raises RequestError for an existing target, SourceError for a source that fails or
-    changes, MachineError for a machine that cannot (no space, a failing device), and leaves then
-    what `resume` can continue from.
+    With `strong` everything that was written is read once more, and has a SHA-256 in the index, and
+    the index has one in the manifest. `described` is the source as the manifest will state it.
+    `progress` is called from one thread at a time. Raises RequestError for an existing target,
+    SourceError for a source that fails or changes, MachineError for a machine that cannot (no
+    space, a failing device), and leaves then what `resume` can continue from.
     """
     path = Path(target)
     with _translated(path):
@@ -82,7 +88,7 @@ def pack(
         try:
             unfinished.begin(resume)
             result = unfinished.write_files(threads, progress)
-            unfinished.commit()
+            unfinished.commit(threads if strong else None)
         except BaseException as error:
             unfinished.abandon(error)
             raise
@@ -159,7 +165,16 @@ class _UnfinishedPack:
             "layout": plan.layout.to_json(),
             "hotness": plan.hotness_to_json(),
             "layers": None if plan.layers is None else list(plan.layers),
+            **self._codec_identity(),
         }
+
+    def _codec_identity(self) -> dict[str, Any]:
+        """Return what the frames depend on beside the layout, which names codec and level."""
+        if self.plan.layout.codec is None:
+            return {}
+        from moepack.storage.frames import VERSION  # it loads the codec
+
+        return {"version of the codec": VERSION}
 
     def _take_over_finished(self) -> None:
         """Watch the files that the journal knows; redo those that are not as it says."""
@@ -167,18 +182,21 @@ class _UnfinishedPack:
             file = self.files.get(finished.name)
             if (
                 file is None
-                or len(finished.digests) != sum(1 for _ in file.extents())
-                or not self.watched.add(file.name, file.length)
+                or not makes_sense(file, finished, self._is_compressed(file))
+                or not self.watched.add(file.name, on_disk(self.plan, file, finished).length)
             ):
                 self.journal.forget(finished.name)
+
+    def _is_compressed(self, file: NewFile) -> bool:
+        """Return whether a file is written with a codec: one of blobs is, if there is a codec."""
+        return self.plan.layout.codec is not None and file.name != DENSE_NAME
 
     def _remove_unfinished(self) -> None:
         """Remove what a killed packer left half written: it only takes space."""
         leftovers = [*self.files, manifest.INDEX_NAME, _TEMPORARY_NAME]
         for name in leftovers:
             if name not in self.journal.finished:
-                with contextlib.suppress(FileNotFoundError):
-                    (self.path / name).unlink()
+                remove(self.path / name)
 
     def _missing_files(self) -> list[NewFile]:
         return [file for file in self.files.values() if file.name not in self.journal.finished]
@@ -193,36 +211,66 @@ class _UnfinishedPack:
                 progress(length, total)
 
         shards = [InputFile(header.path, header.stamp) for header in self.source.shards]
+        compressed = {file.name for file in missing if self._is_compressed(file)}
         with Inputs(shards, SourceError) as inputs:
-            Copier(self.path, inputs, advanced).write(missing, threads, self._record)
+            if compressed:
+                self._compress(compressed, inputs, threads, advanced)
+            copied = [file for file in missing if file.name not in compressed]
+            Copier(self.path, inputs, advanced).write(
+                copied, threads, lambda written: self._record(FinishedFile(*written))
+            )
             inputs.check_unchanged()
-        return PackResult(self.path, total, len(self.files) - len(missing))
+        names = {file.name for file in missing}
+        written = sum(f.length for name, f in self._finished().items() if name in names)
+        return PackResult(self.path, written, len(self.files) - len(missing))
 
-    def _record(self, written: WrittenFile) -> None:
+    def _compress(
+        self, names: Container[str], inputs: Inputs, threads: int, advanced: Callable[[int], None]
+    ) -> None:
+        """Write the files of blobs that have these names."""
+        from moepack.packing.compressed_files import CompressedFiles  # it loads the codec
+
+        files = [file for file in self.plan.files if file.name in names]
+        CompressedFiles(self.path, inputs, self.plan, advanced).write(files, threads, self._record)
+
+    def _finished(self) -> dict[str, NewFile]:
+        """Return the finished files, as they lie on the disk."""
+        finished = self.journal.finished
+        return {name: on_disk(self.plan, self.files[name], finished[name]) for name in finished}
+
+    def _record(self, finished: FinishedFile) -> None:
         """Enter a synced file in the journal, once its name is as safe as its bytes."""
-        self.watched.add(written.name, self.files[written.name].length)
+        file = on_disk(self.plan, self.files[finished.name], finished)
+        self.watched.add(finished.name, file.length)
         sync_directory(self.path)
-        self.journal.add(written)
+        self.journal.add(finished)
 
     def _check_unchanged(self) -> None:
         """Raise MachineError where a finished file is not any more what was finished."""
-        for finished in list(self.journal.finished.values()):
-            if not self.watched.is_unchanged(self.files[finished.name], finished):
-                self.journal.forget(finished.name)  # else `resume` would trust its length
+        for name, file in self._finished().items():
+            if not self.watched.is_unchanged(file):
+                self.journal.forget(name)  # else `resume` would trust its length
                 raise MachineError(
                     "the file was changed or removed after it was written",
-                    path=self.path / finished.name,
+                    path=self.path / name,
                     hint="let nothing else write there, and run the same command with --resume",
                 )
 
-    def commit(self) -> None:
-        """Write index and manifest; the rename of the manifest is the commit."""
+    def commit(self, strong_threads: int | None) -> None:
+        """Write index and manifest; the rename of the manifest is the commit.
+
+        In so many threads strong digests are computed before; None for none.
+        """
         self._check_unchanged()
-        digests = {name: file.digests for name, file in self.journal.finished.items()}
-        index = index_encoder.encode(self.plan, digests)
+        index = index_encoder.encode(self.plan, self.journal.finished)
+        if strong_threads is not None:
+            paths = [self.path / name for name in self.files]
+            index = strong_digests.add(index, paths, strong_threads)
         write_synced(self.path / manifest.INDEX_NAME, index)
         temporary = self.path / _TEMPORARY_NAME
-        write_synced(temporary, encode_manifest(self.plan, self.described, index))
+        write_synced(
+            temporary, encode_manifest(self.plan, self.described, index, strong_threads is not None)
+        )
         sync_directory(self.path)
         temporary.rename(self.path / manifest.NAME)
         self._settle()
@@ -263,17 +311,28 @@ class _UnfinishedPack:
             error.add_note(hint)
 
 
-def encode_manifest(plan: Plan, described: SourceEntry, index: bytes) -> bytes:
-    """Return the bytes of the manifest of the pack that `plan` describes, with that index."""
+def encode_manifest(
+    plan: Plan, described: SourceEntry, index: bytes, strong: bool = False
+) -> bytes:
+    """Return the bytes of the manifest of the pack that `plan` describes, with that index.
+
+    With `strong` it has the SHA-256 of the index.
+    """
+    entry = manifest.describe_index(index)
+    if strong:
+        entry = entry._replace(sha256=hashlib.sha256(index).hexdigest())
+    decoded = Index(index, entry.name)
+    # Where nothing was shortened, the pack is what it would be without a codec.
+    layout = plan.layout if decoded.codecs else plan.layout.with_codec(None)
     held = manifest.Manifest(
         tool=TOOL,
         is_whole=plan.is_whole,
         source=described,
-        layout=plan.layout.to_json(),
+        layout=layout.to_json(),
         hotness=plan.hotness_to_json(),
         layers=None if plan.layers is None else list(plan.layers),
-        index_entry=manifest.describe_index(index),
-        files=tuple(manifest.FileEntry(file.name, file.length) for file in plan.new_files()),
+        index_entry=entry,
+        files=tuple(manifest.FileEntry(file.name, file.length) for file in decoded.files),
     )
     return manifest.encode(held)
 

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 from moepack.errors import RequestError
 from moepack.format import records, sections
 from moepack.format.names import projection
-from moepack.hotness import coverage
 from moepack.hotness.model import Hotness
-from moepack.keys import ExpertKey
 from moepack.packing.layout import Layout
-from moepack.shape import CHUNK_FAMILY, ROUTED_FAMILY
+from moepack.packing.ranking import count_of, is_measured
+from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import align
 from moepack.source.dense import Dense, ShardRange, SourceTensor
 from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart
@@ -97,7 +96,7 @@ class Plan:
     """What a pack will be.
 
     `order` holds all blobs, the hottest first, and `counts` how often those were chosen that were
-    measured. `hotness` is where the counts came from, with its coverage of these blobs; `layers`
+    measured. `hotness` is where the counts came from; `layers`
     are those that were asked for, None for all. `dense` is None where experts alone are packed.
     """
 
@@ -128,7 +127,7 @@ class Plan:
 
     @property
     def data_length(self) -> int:
-        """The bytes of all data files."""
+        """The bytes of all data files; with a codec the most that they can be."""
         return sum(file.length for file in self.new_files())
 
     @property
@@ -165,11 +164,15 @@ class Plan:
 
     @property
     def index_length(self) -> int:
-        """The bytes of index.bin."""
-        return self.directory(len(self.new_files())).index_length
+        """The bytes of index.bin; with a codec the most that they can be."""
+        has_codecs = self.layout.codec is not None
+        return self.directory(len(self.new_files()), has_codecs).index_length
 
-    def directory(self, file_count: int) -> sections.Directory:
-        """Return where the sections of an index of so many files will lie."""
+    def directory(self, file_count: int, has_codecs: bool = False) -> sections.Directory:
+        """Return where the sections of an index of so many files will lie.
+
+        `has_codecs` says whether any part is stored by a codec.
+        """
         kinds = sum(len(template.parts) for template in self.templates)
         counts = {
             "files": file_count,
@@ -190,6 +193,8 @@ class Plan:
         if self.dense is not None:
             counts["tensors"] = len(self.dense.tensors)
             counts["shard_bytes"] = len(self.dense.other_ranges)
+        if has_codecs:
+            counts |= {"codecs": 1, "stored_digests": counts["parts"]}
         return sections.place(counts)
 
     def new_files(self) -> list[NewFile]:
@@ -232,15 +237,20 @@ def make(
     the limits of the format.
     """
     families = _select(experts, layers)
-    measured_layers = {layer for layer, _ in hotness.counts} if hotness else set()
-    templates = _templates(families, layout, measured_layers)
+    templates = _templates(families, layout, hotness)
     in_source = [
         BlobKey(number, expert)
         for number, template in enumerate(templates)
         for expert in range(template.family.expert_count)
     ]
+    routed = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
     counts = {
-        blob: _count(templates[blob.template].family, experts, hotness, blob.expert)
+        blob: count_of(
+            templates[blob.template].family,
+            routed.get(templates[blob.template].family.layer),
+            hotness,
+            blob.expert,
+        )
         for blob in in_source
         if hotness and templates[blob.template].hotness_measured
     }
@@ -255,22 +265,11 @@ def make(
         order=tuple(order),
         counts=counts,
         dense=_place_dense(dense, layout.tensor_alignment) if dense else None,
-        hotness=_with_coverage(hotness, templates) if hotness else None,
+        hotness=hotness,
         layers=None if layers is None else tuple(layers),
     )
     _check_limits(plan)
     return plan
-
-
-def _with_coverage(hotness: Hotness, templates: Sequence[Template]) -> Hotness:
-    """Add how many bytes of the blobs cover how much of what was measured."""
-    lengths = {
-        ExpertKey(template.family.layer, expert): template.length
-        for template in templates
-        if template.family.name == ROUTED_FAMILY
-        for expert in range(template.family.expert_count)
-    }
-    return hotness._replace(coverage=coverage.of_hotness(hotness, lengths))
 
 
 def _select(experts: Experts, layers: Sequence[int] | None) -> list[SourceFamily]:
@@ -283,28 +282,16 @@ def _select(experts: Experts, layers: Sequence[int] | None) -> list[SourceFamily
     return [family for family in experts.families if family.layer in set(layers)]
 
 
-def _count(family: SourceFamily, experts: Experts, hotness: Hotness, expert: int) -> int:
-    """Return the hotness of one expert; a chunk expert's follows from those that it serves."""
-    if family.name == ROUTED_FAMILY:
-        return hotness.counts.get(ExpertKey(family.layer, expert), 0)
-    main = next(f for f in experts.families if f.layer == family.layer)
-    return hotness.chunk_count(family.layer, expert, main.expert_count // family.expert_count)
-
-
 def _templates(
-    families: list[SourceFamily], layout: Layout, measured_layers: set[int]
+    families: list[SourceFamily], layout: Layout, hotness: Hotness | None
 ) -> tuple[Template, ...]:
     templates: list[Template] = []
     main_counts = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
     blob = part = 0
     for family in families:
         parts = tuple(sorted(family.parts, key=lambda part: _part_order(part, layout)))
-        offsets, length = _offsets(parts, layout)
-        divides = family.name == ROUTED_FAMILY or (
-            family.name == CHUNK_FAMILY
-            and main_counts.get(family.layer, 1) % family.expert_count == 0
-        )
-        measured = family.layer in measured_layers and divides
+        offsets, length = place_parts(parts, [part.length for part in parts], layout)
+        measured = is_measured(family, main_counts.get(family.layer), hotness)
         templates.append(Template(family, parts, offsets, length, blob, part, measured))
         blob += family.expert_count
         part += family.expert_count * len(parts)
@@ -317,16 +304,21 @@ def _part_order(part: SourcePart, layout: Layout) -> tuple[bool, int, int]:
     return not part.is_weight, place, _SUFFIXES.index(suffix)
 
 
-def _offsets(parts: Sequence[SourcePart], layout: Layout) -> tuple[tuple[int, ...], int]:
-    """Place the parts of one blob: weights aligned, small parts together behind them."""
+def place_parts(
+    parts: Sequence[SourcePart], lengths: Sequence[int], layout: Layout
+) -> tuple[tuple[int, ...], int]:
+    """Place the parts of one blob: weights aligned, small parts together behind them.
+
+    `lengths` are the bytes that they take. Returns their offsets in the blob, and its length.
+    """
     offsets = []
     position = 0
     small_before = False
-    for part in parts:
+    for part, length in zip(parts, lengths, strict=True):
         shares = small_before and not part.is_weight
         position = align(position, layout.small_alignment if shares else layout.part_alignment)
         offsets.append(position)
-        position += part.length
+        position += length
         small_before = not part.is_weight
     return tuple(offsets), align(position, layout.blob_alignment)
 
@@ -380,12 +372,17 @@ def _place_dense(dense: Dense, alignment: int) -> PlannedDense:
 
 def _check_limits(plan: Plan) -> None:
     dense = plan.dense.tensors if plan.dense else ()
+    file_count = len(plan.files) + (plan.dense is not None)
+    sections = plan.directory(file_count, plan.layout.codec is not None)
     limits = (
-        ("files", len(plan.files) + (plan.dense is not None), records.MAX_FILES),
+        ("layers", plan.source_layers[-1] + 1, records.MAX_LAYERS),
+        ("files", file_count, records.MAX_FILES),
         ("dense tensors", len(dense), records.MAX_TENSORS),
         ("families", len(plan.templates), records.MAX_FAMILIES),
         ("part kinds", sum(len(t.parts) for t in plan.templates), records.MAX_PART_KINDS),
         ("blobs", len(plan.order), records.MAX_BLOBS),
+        ("parts", sections["parts"].record_count, records.MAX_PARTS),
+        ("bytes of index", sections.index_length, records.MAX_INDEX_LENGTH),
         ("bytes", plan.data_length, records.MAX_LENGTH),
     )
     for what, count, limit in limits:

@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from moepack.errors import PackError, RequestError
+from moepack.format import manifest
+from moepack.format.index import Index
 from moepack.format.source_entry import ShardEntry
 from moepack.format.tables import DataFile
 from moepack.packing.in_place import restore_in_place, settle
-from moepack.packing.in_place_journal import Goal
 from moepack.packing.unfinished import is_unfinished
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import ShardMap, map_shards
@@ -54,6 +55,7 @@ def restore(
     in_place: bool = False,
     resume: bool = False,
     force: bool = False,
+    recover: bool = False,
     threads: int = 4,
     progress: Progress | None = None,
 ) -> RestoreSummary:
@@ -67,15 +69,18 @@ def restore(
 
     With `in_place` the pack is turned into the shards, with room for little more than a layer, and
     is gone then. So is one that is made in place and unfinished, in any case; its shards go back to
-    where they were where no `target` is given.
+    where they were where no `target` is given. With `recover` that works without its journal too:
+    `target` is needed then.
 
     Raises PackError where the pack is not whole or its bytes are not right, RequestError for files
     that are there already, MachineError for a machine that cannot.
     """
-    if settle(Path(pack)) is Goal.SHARDS:
+    if settle(Path(pack)) and not Path(pack, manifest.NAME).exists():
         raise RequestError("the shards are where they belong already", path=pack)
     if in_place or is_unfinished(Path(pack)):
-        return _restore_in_place(pack, target, force=force, threads=threads, progress=progress)
+        return _restore_in_place(
+            pack, target, force=force, recover=recover, threads=threads, progress=progress
+        )
     if target is None:
         raise RequestError("no folder is given for the shards", hint="name one with --output")
     folder = Path(target)
@@ -86,7 +91,10 @@ def restore(
         make_folder(folder)
         result = write_whole_files(
             folder,
-            [NewFile(shard.name, shard.length, partial(_extents, shard)) for shard in shards],
+            [
+                NewFile(shard.name, shard.length, partial(_extents, shard, opened.index))
+                for shard in shards
+            ],
             opened.file_paths,
             check=partial(_check_sha256, entries),
             resume=resume,
@@ -110,10 +118,13 @@ def _restore_in_place(
     target: str | os.PathLike[str] | None,
     *,
     force: bool,
+    recover: bool,
     threads: int,
     progress: Progress | None,
 ) -> RestoreSummary:
-    done = restore_in_place(pack, target, force=force, threads=threads, progress=progress)
+    done = restore_in_place(
+        pack, target, force=force, recover=recover, threads=threads, progress=progress
+    )
     entries = {entry.name: entry for entry in done.entries}
     for entry, home in zip(done.entries, done.homes, strict=True):
         _check_sha256(entries, Path(home), entry.name)
@@ -129,10 +140,22 @@ def _restore_in_place(
     )
 
 
-def _extents(shard: ShardMap) -> Iterable[Extent]:
+def _extents(shard: ShardMap, index: Index) -> Iterable[Extent]:
+    """Yield what a shard consists of.
+
+    Where the pack has the shard as it is, the bytes between pieces are those that stand there.
+    """
+    first = shard.pieces[0]  # the header
+    as_it_is = first.file if index.files[first.file].is_shard else None
+    position = 0
     for piece in shard.pieces:
+        if as_it_is is not None and piece.shard_offset > position:
+            yield Extent(position, piece.shard_offset - position, as_it_is, position)
         place = (piece.shard_offset, piece.length, piece.file, piece.offset)
-        yield Extent(*place, piece.digest, piece.label)
+        yield Extent(*place, piece.digest, piece.label, piece.frame_length)
+        position = piece.end
+    if as_it_is is not None and shard.length > position:
+        yield Extent(position, shard.length - position, as_it_is, position)
 
 
 def _check_sha256(entries: dict[str, ShardEntry], path: Path, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from array import array
 from collections import defaultdict
@@ -25,15 +26,17 @@ from moepack.packing.layout import Layout
 from moepack.packing.packer import TOOL, Progress
 from moepack.packing.plan import Plan, make
 from moepack.packing.source_identity import describe_shards, describe_source
-from moepack.packing.target_directory import prepare
+from moepack.packing.target_directory import check_existing
 from moepack.paths import PathOrPaths
 from moepack.reading.pack import Pack
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
-from moepack.storage.atomic import publish, sync_directory, write_synced
+from moepack.storage.atomic import make_folder, publish, sync_directory, write_synced
 from moepack.storage.extents import Extent
 from moepack.storage.inputs import InputFile, Inputs
+from moepack.storage.lock import lock
+from moepack.storage.regular_file import remove
 from moepack.storage.stored_extents import digests_of
 from moepack.storage.thread_pool import run_each
 
@@ -53,6 +56,9 @@ AS_IT_LIES = Layout(
     small_alignment=1,
     tensor_alignment=1,
 )
+
+_LINK_NAME = re.compile(r"shard-\d{5,}-of-\d{5,}\.gguf", re.ASCII)
+_TEMPORARY_NAME = f"{manifest.NAME}.tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ def index_model(
         for name, shard in zip(names, model.shards, strict=True):
             (path / name).symlink_to(_link_target(path, Path(shard.path)))
         write_synced(path / manifest.INDEX_NAME, index)
-        temporary = path / f"{manifest.NAME}.tmp"
+        temporary = path / _TEMPORARY_NAME
         write_synced(temporary, manifest.encode(described))
         sync_directory(path)
         publish(temporary, path / manifest.NAME)
@@ -153,34 +159,55 @@ def _link_names(count: int) -> list[str]:
 
 
 def _link_target(path: Path, shard: Path) -> str:
-    """Return what the link to a shard says.
-
-    Relative where both lie in one folder or the shard deeper, so that they can be moved together.
-    """
+    """Return what the link to a shard says: a relative path, so that both can be moved together."""
     # The folders' real paths, since a link is followed from there; a link to a shard stays one.
-    shard, folder = shard.parent.resolve() / shard.name, path.resolve()
-    if shard.is_relative_to(folder.parent):
-        return os.path.relpath(shard, folder)
-    return os.fspath(shard)
+    return os.path.relpath(shard.parent.resolve() / shard.name, path.resolve())
 
 
 @contextlib.contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """Make the directory; remove what was put there where the block ends early."""
+    """Make the directory; remove what was put there where the block ends early.
+
+    Where a process was killed before that, the next one does it. One at a time writes there.
+    """
     try:
-        created = prepare(path, resume=False)
-        held = set(os.listdir(path))
-        try:
-            yield path
-        except BaseException:
-            with contextlib.suppress(OSError):
-                for name in set(os.listdir(path)) - held:
-                    (path / name).unlink()
-                if created:
-                    path.rmdir()
-            raise
+        created = make_folder(path)
+        with _locked(path):
+            _remove_unfinished(path)
+            check_existing(path, resume=False)
+            try:
+                yield path
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    remove(path / manifest.NAME)
+                    _remove_unfinished(path)
+                    if created:
+                        path.rmdir()
+                raise
     except OSError as error:
         raise write_failure(error, path) from None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        lock(descriptor, os.path.realpath(folder))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove the leftovers of a killed `index_model`, if nothing else is in the folder.
+
+    Links to shards come first and go last: where there is none, what is there is somebody else's.
+    """
+    names = set(os.listdir(folder)) - {"lost+found"}
+    links = {name for name in names if _LINK_NAME.fullmatch(name) and (folder / name).is_symlink()}
+    if links and names - links <= {manifest.INDEX_NAME, _TEMPORARY_NAME}:
+        for name in (*(names - links), *links):
+            remove(folder / name)
 
 
 def _check_unchanged(source: Source) -> None:

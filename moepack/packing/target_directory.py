@@ -3,15 +3,13 @@
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from moepack.errors import MachineError, RequestError
 from moepack.format import manifest
 from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
 from moepack.storage.atomic import make_folder, require_folder_of
-from moepack.storage.copying import WrittenFile
-from moepack.storage.extents import Extent, NewFile
+from moepack.storage.extents import NewFile
 from moepack.storage.regular_file import FileStamp
 from moepack.storage.space import check_space
 from moepack.storage.stored_extents import is_whole
@@ -90,8 +88,8 @@ class WatchedFiles:
         self._stamps[name] = stamp
         return True
 
-    def is_unchanged(self, file: NewFile, written: WrittenFile) -> bool:
-        """Say whether a file is what it was when it was added.
+    def is_unchanged(self, file: NewFile) -> bool:
+        """Say whether a file, whose digests are known, is what it was when it was added.
 
         Where its stamp differs its bytes decide: some file systems forget a file's inode number and
         the fractions of its times, and whoever links to a file changes its ctime.
@@ -99,14 +97,7 @@ class WatchedFiles:
         before, now = self._stamps.get(file.name), self._stamp(file.name)
         if before is None or now is None or before.length != now.length:
             return False
-        if before == now:
-            return True
-
-        def extents() -> Iterator[Extent]:
-            for extent, known in zip(file.extents(), written.digests, strict=True):
-                yield extent._replace(digest=known)
-
-        return is_whole(self._path / file.name, file._replace(extents=extents), lambda _: None)
+        return before == now or is_whole(self._path / file.name, file, lambda _: None)
 
     def _stamp(self, name: str) -> FileStamp | None:
         """Return the stamp of a file; None where no regular file has that name."""

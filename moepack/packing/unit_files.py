@@ -13,6 +13,8 @@ from pathlib import Path
 from moepack import digest
 from moepack.errors import MachineError, MoepackError, SourceError
 from moepack.packing.units import Piece, Unit
+from moepack.reading.shard_map import ShardMap
+from moepack.sizes import gaps
 from moepack.storage.atomic import sync_directory
 from moepack.storage.regular_file import open_regular
 
@@ -20,33 +22,65 @@ BUFFER_LENGTH = 512 << 10
 
 
 class Side(ABC):
-    """Open files; number N is that of `paths`. `fault` is the error for what cannot be read."""
+    """Open files; number N is that of `paths`, where None is a file that is not there.
 
-    flags = os.O_RDWR | os.O_NOFOLLOW
+    `fault` is the error for what cannot be read. Nothing is created or changed unless `writable`.
+    """
 
-    def __init__(self, paths: Sequence[Path], fault: type[MoepackError]) -> None:
-        self.paths = paths
+    flags = os.O_NOFOLLOW
+
+    def __init__(
+        self, paths: Sequence[Path | None], fault: type[MoepackError], writable: bool
+    ) -> None:
+        self.paths = list(paths)
         self._fault = fault
+        self._flags = self.flags | os.O_RDWR if writable else os.O_NOFOLLOW | os.O_RDONLY
         self._descriptors: dict[int, int] = {}
 
     @abstractmethod
     def place(self, piece: Piece) -> tuple[int, int]:
         """Return the file that a piece is in, and where it begins there."""
 
+    def path(self, file: int) -> Path:
+        """Return the path of a file that is there."""
+        path = self.paths[file]
+        assert path is not None
+        return path
+
     def descriptor(self, file: int) -> int:
-        """Return the descriptor of a file; it is opened when it is first asked for."""
+        """Return the descriptor of a file; it is opened when it is first needed."""
         if file not in self._descriptors:
-            self._descriptors[file] = open_regular(self.paths[file], self.flags)
+            self._descriptors[file] = open_regular(self.path(file), self._flags)
         return self._descriptors[file]
 
     def files(self, unit: Unit) -> set[int]:
         """Return the numbers of the files that a unit has pieces in."""
         return {self.place(piece)[0] for piece in unit.pieces}
 
-    def open(self, unit: Unit) -> None:
-        """Open what a unit needs, before threads ask for it."""
-        for file in self.files(unit):
+    def open(self, files: Iterable[int]) -> None:
+        """Open files, before threads need them."""
+        for file in files:
             self.descriptor(file)
+
+    def open_all(self) -> None:
+        """Open all files that are there; those that are not become None in `paths`."""
+        for file, path in enumerate(self.paths):
+            if path is not None and not os.path.lexists(path):
+                self.paths[file] = None
+        self.open(file for file, path in enumerate(self.paths) if path is not None)
+
+    def drop(self, file: int) -> None:
+        """Close a file, and take it for one that is not there."""
+        self.paths[file] = None
+        if file in self._descriptors:
+            os.close(self._descriptors.pop(file))
+
+    def reaches(self, piece: Piece) -> bool:
+        """Return whether the file of a piece is there, and long enough to hold it."""
+        file, offset = self.place(piece)
+        if self.paths[file] is None:
+            return False
+        return os.fstat(self.descriptor(file)).st_size >= offset + piece.length
 
     def read(self, file: int, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
         """Yield the bytes of a range, through `buffer`."""
@@ -63,6 +97,11 @@ class Side(ABC):
             yield buffer[:count]
             offset += count
 
+    def read_piece(self, piece: Piece) -> Iterator[memoryview]:
+        """Yield the bytes of a piece, through one buffer."""
+        buffer = memoryview(bytearray(min(BUFFER_LENGTH, piece.length)))
+        return self.read(*self.place(piece), piece.length, buffer)
+
     def write(self, file: int, offset: int, data: memoryview | bytes) -> None:
         """Write bytes at `offset`."""
         data = memoryview(data)
@@ -73,46 +112,77 @@ class Side(ABC):
     def digest(self, piece: Piece) -> int:
         """Compute the digest of a piece from what is read."""
         computed = digest.stream()
-        buffer = memoryview(bytearray(min(BUFFER_LENGTH, piece.length)))
-        for data in self.read(*self.place(piece), piece.length, buffer):
+        for data in self.read_piece(piece):
             computed.update(data)
         return computed.intdigest()
 
     def sync(self, files: Iterable[int]) -> None:
         """Make files, and their names, outlive a loss of power."""
+        folders = set()
         for file in sorted(files):
             os.fsync(self.descriptor(file))
-        sync_directory(self.paths[0].parent)
+            folders.add(self.path(file).parent)
+        for folder in folders:
+            sync_directory(folder)
 
     def forget(self, files: Iterable[int]) -> None:
         """Drop what the system has cached of files, so that they are read from the disk."""
         for file in files:
             os.posix_fadvise(self.descriptor(file), 0, 0, os.POSIX_FADV_DONTNEED)
 
+    def forget_all(self) -> None:
+        """Drop what the system has cached of all open files."""
+        self.forget(list(self._descriptors))
+
     def close(self) -> None:
         """Close all files."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
+    def _is_zero(self, file: int, ranges: Iterable[tuple[int, int]]) -> bool:
+        """Return whether all bytes of ranges are there, and zero."""
+        size = os.fstat(self.descriptor(file)).st_size
+        buffer = memoryview(bytearray(BUFFER_LENGTH))
+        for start, end in ranges:
+            if end > size:
+                return False
+            for data in self.read(file, start, end - start, buffer):
+                if data.tobytes().count(0) != len(data):
+                    return False
+        return True
+
+    def _fill_with_zeros(self, file: int, ranges: Iterable[tuple[int, int]]) -> None:
+        for start, end in ranges:
+            for position in range(start, end, BUFFER_LENGTH):
+                self.write(file, position, bytes(min(BUFFER_LENGTH, end - position)))
+
 
 class ShardSide(Side):
     """The shards, under the names that they have meanwhile."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        super().__init__(paths, SourceError)
+    def __init__(self, paths: Sequence[Path | None], *, writable: bool = False) -> None:
+        super().__init__(paths, SourceError, writable)
 
     def place(self, piece: Piece) -> tuple[int, int]:
         """Return the shard of a piece, and where it begins there."""
         return piece.shard, piece.shard_offset
 
+    def round_off(self, file: int, mapped: ShardMap) -> None:
+        """Put right what of a shard is no piece of it: zeros between them, and its length."""
+        os.ftruncate(self.descriptor(file), mapped.length)
+        padding = list(gaps(0, mapped.length, ((p.shard_offset, p.end) for p in mapped.pieces)))
+        if not self._is_zero(file, padding):
+            self._fill_with_zeros(file, padding)
+            self.sync({file})
+
 
 class PackSide(Side):
     """The data files of the pack, as far as they are written."""
 
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT
+    flags = os.O_NOFOLLOW | os.O_CREAT
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        super().__init__(paths, MachineError)
+    def __init__(self, paths: Sequence[Path | None], *, writable: bool = False) -> None:
+        super().__init__(paths, MachineError, writable)
 
     def place(self, piece: Piece) -> tuple[int, int]:
         """Return the data file of a piece, and where it begins there."""
@@ -124,29 +194,25 @@ class PackSide(Side):
 
     def pad(self, unit: Unit) -> None:
         """Write zeros where a unit has no piece."""
-        for start, end in _gaps(unit):
-            for position in range(start, end, BUFFER_LENGTH):
-                self.write(unit.file, position, bytes(min(BUFFER_LENGTH, end - position)))
+        self._fill_with_zeros(unit.file, _padding(unit))
 
     def is_padded(self, unit: Unit) -> bool:
-        """Say whether there are zeros where a unit has no piece."""
-        buffer = memoryview(bytearray(BUFFER_LENGTH))
-        return all(
-            data.tobytes().count(0) == len(data)
-            for start, end in _gaps(unit)
-            for data in self.read(unit.file, start, end - start, buffer)
-        )
+        """Return whether there are zeros where a unit has no piece."""
+        return self._is_zero(unit.file, _padding(unit))
 
-    def truncate(self, unit: Unit) -> None:
-        """Give up a unit, and what is behind it in its file."""
-        os.ftruncate(self.descriptor(unit.file), unit.start)
+    def length_behind(self, file: int, offset: int) -> int:
+        """Return how many bytes a file has behind `offset`; 0 where there is no file."""
+        if not os.path.lexists(self.path(file)):
+            return 0
+        return max(0, os.fstat(self.descriptor(file)).st_size - offset)
+
+    def truncate(self, file: int, length: int) -> bool:
+        """Cut a file off at `length`; return whether it was longer."""
+        if not self.length_behind(file, length):
+            return False
+        os.ftruncate(self.descriptor(file), length)
+        return True
 
 
-def _gaps(unit: Unit) -> Iterator[tuple[int, int]]:
-    position = unit.start
-    for piece in unit.pieces:
-        if piece.offset > position:
-            yield position, piece.offset
-        position = piece.end
-    if unit.end > position:
-        yield position, unit.end
+def _padding(unit: Unit) -> Iterator[tuple[int, int]]:
+    return gaps(unit.start, unit.end, ((piece.offset, piece.end) for piece in unit.pieces))

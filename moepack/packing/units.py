@@ -21,6 +21,13 @@ CUT_ALIGNMENT = 64 << 10
 """Of the places where what is larger than a unit is cut."""
 
 
+class PieceKey(NamedTuple):
+    """A piece by its place in the pack: the number of the data file, and the offset in it."""
+
+    file: int
+    offset: int
+
+
 class Piece(NamedTuple):
     """The same bytes in two places: in file number `file` of the pack, and in a shard.
 
@@ -40,6 +47,11 @@ class Piece(NamedTuple):
     def end(self) -> int:
         """Where they end in the file."""
         return self.offset + self.length
+
+    @property
+    def key(self) -> PieceKey:
+        """The key of the piece."""
+        return PieceKey(self.file, self.offset)
 
     def cut(self, length: int) -> Iterator[Piece]:
         """Yield it in pieces of up to `length` bytes; the digests of these are not known."""
@@ -219,27 +231,15 @@ def room(units: Sequence[Unit], blocks: FreeableBlocks) -> Room:
 class Units:
     """The units of a model: its pieces, and the data files cut into stretches of `length` bytes.
 
-    Without `has_digests` what the pieces say of digests is nothing.
+    `pieces` are uncut, in the order of the pack; those of `units` are cut.
     """
 
-    def __init__(
-        self,
-        maps: Sequence[ShardMap],
-        file_lengths: Sequence[int],
-        length: int,
-        has_digests: bool = True,
-    ) -> None:
+    def __init__(self, maps: Sequence[ShardMap], file_lengths: Sequence[int], length: int) -> None:
         self._maps = maps
-        self._length = length
-        pieces = pieces_of(maps)
-        if not has_digests:
-            pieces = [piece._replace(digest=None) for piece in pieces]
-        self.pieces = pieces
-        self.units = cut(pieces, file_lengths, length)
-
-    def cut_pieces(self) -> list[Piece]:
-        """List what is larger than a unit, in one piece each."""
-        return [piece for piece in self.pieces if piece.length > self._length]
+        self.length = length
+        self.shard_names = [shard.name for shard in maps]
+        self.pieces = pieces_of(maps)
+        self.units = cut(self.pieces, file_lengths, length)
 
     def blocks(self, block: int) -> FreeableBlocks:
         """Return the blocks of the shards, of `block` bytes each."""

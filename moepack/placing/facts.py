@@ -3,21 +3,7 @@
 from dataclasses import dataclass
 
 from moepack.forecasting.facts import SpeedFacts
-
-
-@dataclass(frozen=True, slots=True)
-class CountFacts:
-    """Numbers of parameters: all, those of experts, of embeddings, and of all else.
-
-    `active` are those that a token is computed with: of embeddings it is but a row. None is what is
-    not known.
-    """
-
-    total: int
-    expert: int
-    embedding: int
-    dense: int
-    active: int | None
+from moepack.source.parameters import Parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +57,18 @@ class PlacementFacts:
     """Where everything goes, as command lines to paste.
 
     `option` is what the engine can be told; `alternatives` hold more experts in VRAM, or cache
-    them. `forecast` is of `option`, None where no machine was given to forecast for.
+    them. `notes` say what has to be known of both. `forecast` is of `option`, None where no machine
+    was given to forecast for.
     """
 
     model: str
     engine: str
     context: int
     margin_length: int
-    parameters: CountFacts
+    parameters: Parameters
     devices: tuple[DeviceFacts, ...]
     option: OptionFacts
     alternatives: tuple[OptionFacts, ...]
+    notes: tuple[str, ...]
     pins: PinFacts | None
     forecast: SpeedFacts | None

@@ -9,8 +9,8 @@ from moepack.footprint.context import ContextOptions
 from moepack.footprint.model import footprint_of_source
 from moepack.footprint.weights import Weights, source_named
 from moepack.paths import PathOrPaths, listed
-from moepack.placing.facts import CountFacts
 from moepack.source.experts import Experts, find_experts
+from moepack.source.parameters import Parameters
 
 
 class ExpertTensor(NamedTuple):
@@ -53,14 +53,11 @@ class Load(NamedTuple):
     step_length: int
 
     @property
-    def counts(self) -> CountFacts:
-        """The model's parameters."""
-        counted, outer = self.weights.parameters, self.weights.outer
+    def parameters(self) -> Parameters:
+        """The model's numbers of parameters."""
+        counted = self.weights.parameters
         assert counted is not None, "whoever knows the dense part has counted it"
-        assert outer is not None, "whoever knows the dense part knows what is outside layers"
-        embedding = outer.embedding_count
-        dense = counted.total - counted.expert - embedding
-        return CountFacts(counted.total, counted.expert, embedding, dense, self.weights.read_count)
+        return counted
 
     @property
     def expert_length(self) -> int:

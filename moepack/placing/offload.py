@@ -8,11 +8,15 @@ layers give just these. Embeddings stay in memory.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from moepack.placing.load import ExpertTensor, LayerLoad, Load
+
+_PARTS = 1000
+"""Of a GPU's memory: how finely GPUs are filled alike."""
 
 
 class Offload(NamedTuple):
@@ -34,21 +38,33 @@ class Offload(NamedTuple):
 
 
 def offload(load: Load, rooms: Sequence[int]) -> Offload | None:
-    """Return the placement with the smallest N for GPUs of `rooms` bytes; None where none fits."""
+    """Return the placement with the smallest N for GPUs of `rooms` bytes; None where none fits.
+
+    All GPUs are filled to about the same share.
+    """
     ends = [0, *(layer.layer + 1 for layer in load.layers if layer.expert_length)]
     for end in ends:
-        dealt = _deal(load, rooms, end)
-        if dealt is not None:
-            counts, used = dealt
-            tensors = (one for held in load.layers if held.layer < end for one in held.tensors)
-            return Offload(end, tuple(tensors), counts, used)
+        if _deal(load, rooms, end).left_lengths:
+            continue
+        least = bisect_left(
+            range(_PARTS),
+            True,
+            key=lambda part: not _deal(load, _parts(rooms, part), end).left_lengths,
+        )
+        dealt = _deal(load, _parts(rooms, least), end)
+        tensors = (one for held in load.layers if held.layer < end for one in held.tensors)
+        return Offload(end, tuple(tensors), dealt.layer_counts, dealt.used_lengths)
     return None
 
 
 def missing_length(load: Load, rooms: Sequence[int]) -> int:
     """Return how many bytes of VRAM are missing, with all experts in memory."""
-    needed = load.fixed_length + load.compute_length * len(rooms)
-    return max(1, needed - sum(rooms))
+    computing_count = sum(room > load.compute_length for room in rooms) or 1
+    needed = load.fixed_length + load.compute_length * computing_count
+    if needed > sum(rooms):
+        return needed - sum(rooms)
+    # Together there would be room, but layers are not divided.
+    return sum(_deal(load, rooms, load.layers[-1].layer + 1).left_lengths)
 
 
 def filled(load: Load, placed: Offload, rooms: Sequence[int]) -> Offload:
@@ -82,10 +98,21 @@ def pattern(tensors: Sequence[ExpertTensor]) -> str:
     )
 
 
-def _deal(
-    load: Load, rooms: Sequence[int], end: int
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Deal layers out to GPUs in their order; return counts and bytes, None where one is left."""
+def _parts(rooms: Sequence[int], part: int) -> list[int]:
+    """Return so many of `_PARTS` parts of each room."""
+    return [room * part // _PARTS for room in rooms]
+
+
+class _Deal(NamedTuple):
+    """How many layers each GPU has, and how many bytes; the bytes of each that has no room."""
+
+    layer_counts: tuple[int, ...]
+    used_lengths: tuple[int, ...]
+    left_lengths: tuple[int, ...]
+
+
+def _deal(load: Load, rooms: Sequence[int], end: int) -> _Deal:
+    """Deal layers out to GPUs in their order, as many as have room."""
     items = [_on_gpu(layer, end) for layer in load.layers] + [load.output_length]
     counts, used = [], []
     for room in rooms:
@@ -95,7 +122,7 @@ def _deal(
             count += 1
         counts.append(count)
         used.append(length if count else 0)
-    return None if items else (tuple(counts), tuple(used))
+    return _Deal(tuple(counts), tuple(used), tuple(items))
 
 
 def _on_gpu(layer: LayerLoad, end: int) -> int:

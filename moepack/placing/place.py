@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moepack.errors import RequestError
-from moepack.footprint.context import ContextOptions
+from moepack.footprint.context import IK_LLAMA_SERVER, LLAMA_SERVER, MOEPACK_RUN
 from moepack.forecasting.facts import SpeedFacts
 from moepack.forecasting.forecast import forecast
 from moepack.machine.file import read_machine
@@ -18,7 +18,8 @@ from moepack.placing.stock import IK_LLAMA, LLAMA, Placement, place_stock
 from moepack.placing.streamed import PACK, expert_budget, pins, run_option
 from moepack.reading.directory import named_pack
 
-ENGINES = (LLAMA, IK_LLAMA, PACK)
+_CONTEXTS = {LLAMA: LLAMA_SERVER, IK_LLAMA: IK_LLAMA_SERVER, PACK: MOEPACK_RUN}
+ENGINES = tuple(_CONTEXTS)
 
 
 def place(
@@ -48,30 +49,42 @@ def place(
     engine = engine or (PACK if named_pack(paths) else LLAMA)
     _check(paths, engine, margin, hotness, traces)
     known = _machine(machine, vram, memory)
-    load = load_of(paths, ContextOptions(context, *cache_types))
+    type_k, type_v = cache_types
+    options = _CONTEXTS[engine]._replace(token_count=context, type_k=type_k, type_v=type_v)
+    load = load_of(paths, options)
     request = Request(load, known, engine, context, margin, cache_types)
-    pinned, count, budget = None, None, None
+    pinned, budget = None, None
     if engine == PACK:
         budget = expert_budget(request)
         pinned = pins(request, budget, hotness, traces)
         device, option = request.memory_device(budget), run_option(request, budget, pinned)
-        placed = Placement((device,), option, (), None)
+        placed = Placement((device,), option)
     else:
         placed = place_stock(request)
-        count = placed.cpu_layer_count
+        if placed.cpu_layer_count is None:
+            known = known._replace(gpus=())
     speed: SpeedFacts | None = None
     if machine is not None:
         speed = forecast(
             *(paths, known),
-            cpu_layer_count=count,
+            cpu_layer_count=placed.cpu_layer_count,
             budget=budget,
             dense_in_memory=engine == PACK,
             traces=traces,
             context=context,
         ).forecasts[0]
     return PlacementFacts(
-        *(load.path, engine, context, margin, load.counts),
-        *(placed.devices, placed.option, placed.alternatives, pinned, speed),
+        model=load.path,
+        engine=engine,
+        context=context,
+        margin_length=margin,
+        parameters=load.parameters,
+        devices=placed.devices,
+        option=placed.option,
+        alternatives=placed.alternatives,
+        notes=placed.notes,
+        pins=pinned,
+        forecast=speed,
     )
 
 

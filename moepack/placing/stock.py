@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from moepack.errors import RequestError
+from moepack.escaping import shell_words
 from moepack.placing.facts import DeviceFacts, OptionFacts
 from moepack.placing.offload import Offload, filled, missing_length, offload, pattern
 from moepack.placing.request import Request, device_facts
@@ -14,29 +14,30 @@ from moepack.sizes import size_text
 
 LLAMA, IK_LLAMA = "llama.cpp", "ik_llama.cpp"
 
+_LESS = "a shorter --context, or another --cache-type, takes less"
 _LEAST_GAIN = 0.01
 """Of the experts: what a pattern has to bring into VRAM to be worth its length."""
 
 
 class Placement(NamedTuple):
-    """What lies where, how to say so, and what else one could say; N where there is a GPU."""
+    """What lies where, how to say so, and what else one could say; N where a GPU is used.
+
+    `notes` are what a reader has to know.
+    """
 
     devices: tuple[DeviceFacts, ...]
     option: OptionFacts
-    alternatives: tuple[OptionFacts, ...]
-    cpu_layer_count: int | None
+    alternatives: tuple[OptionFacts, ...] = ()
+    cpu_layer_count: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def place_stock(request: Request) -> Placement:
     """Place a model for a stock engine. Raises RequestError for too little VRAM or memory."""
     load = request.load
-    if not request.machine.gpus:
-        _check_memory(request, request.working_length + load.expert_length)
-        option = OptionFacts(_command(request), None, 0, load.expert_length, 0)
-        return Placement((request.memory_device(load.expert_length),), option, (), None)
     placed = offload(load, request.rooms)
     if placed is None:
-        raise _too_little_vram(request)
+        return _in_memory(request)
     _check_memory(request, load.embedding_length + placed.memory_length)
     count = placed.cpu_layer_count
     words = [*_split(placed), *(["--n-cpu-moe", str(count)] if count else [])]
@@ -45,7 +46,56 @@ def place_stock(request: Request) -> Placement:
         _option(request, placed, words, count),
         tuple(_alternatives(request, placed)),
         count,
+        tuple(_of_order(request)),
     )
+
+
+def _in_memory(request: Request) -> Placement:
+    """Place all in memory, which GPUs, if there are any, have no room to share.
+
+    Raises RequestError where memory has none either.
+    """
+    load, gpus = request.load, request.machine.gpus
+    needed = request.working_length + load.expert_length
+    if gpus and needed > request.memory_room:
+        raise _too_little_vram(request)
+    _check_memory(request, needed)
+    unused = [
+        device_facts(_name(request, number), int(gpu.memory.value), 0, 0, 0, 0)
+        for number, gpu in enumerate(gpus)
+    ]
+    words = ["-ngl", "0"] if gpus else []
+    option = OptionFacts(_command(request, *words), None, 0, load.expert_length, 0)
+    devices = (*unused, request.memory_device(load.expert_length))
+    return Placement(devices, option, notes=tuple(_of_unused(request)))
+
+
+def _of_unused(request: Request) -> Iterator[str]:
+    """Yield why GPUs are not used."""
+    if request.machine.gpus:
+        missing = size_text(missing_length(request.load, request.rooms))
+        yield (
+            f"all is in memory: VRAM lacks {missing} beside the margin for dense weights and "
+            f"context; {_LESS}"
+        )
+
+
+def _of_order(request: Request) -> Iterator[str]:
+    """Yield which GPU is which, where there are several."""
+    gpus = request.machine.gpus
+    if len(gpus) > 1:
+        names = (
+            f"{_name(request, number)} ({size_text(int(gpu.memory.value))})"
+            for number, gpu in enumerate(gpus)
+        )
+        yield (
+            f"-ts counts layers GPU by GPU, in the order of `llama-server --list-devices`: that "
+            f"has to be {', '.join(names)}"
+        )
+
+
+def _name(request: Request, number: int) -> str:
+    return request.machine.gpus[number].name or f"GPU {number}"
 
 
 def _alternatives(request: Request, placed: Offload) -> Iterator[OptionFacts]:
@@ -81,7 +131,7 @@ def _command(request: Request, *words: str) -> str:
     keys, values = request.cache_types
     types = [] if keys == values == "f16" else ["-ctk", keys, "-ctv", values]
     length = ["-c", str(request.context)]
-    return shlex.join(["llama-server", "-m", request.load.path, *words, *length, *types])
+    return shell_words(["llama-server", "-m", request.load.path, *words, *length, *types])
 
 
 def _devices(request: Request, placed: Offload) -> Iterator[DeviceFacts]:
@@ -93,7 +143,7 @@ def _devices(request: Request, placed: Offload) -> Iterator[DeviceFacts]:
         held, layers = layers[:count], layers[count:]
         output = load.output_length if count > len(held) else 0
         yield device_facts(
-            gpu.name or f"GPU {number}",
+            _name(request, number),
             int(gpu.memory.value),
             sum(layer.dense_length for layer in held) + output,
             sum(layer.context_length for layer in held),
@@ -107,11 +157,11 @@ def _devices(request: Request, placed: Offload) -> Iterator[DeviceFacts]:
 def _too_little_vram(request: Request) -> RequestError:
     missing = missing_length(request.load, request.rooms)
     return RequestError(
-        "too little VRAM, even with all experts in memory",
-        expected=f"{size_text(sum(request.rooms) + missing)} beside the margin",
+        "too little VRAM even with all experts in memory, and too little memory to do without",
+        expected=f"{size_text(sum(request.rooms) + missing)} of VRAM beside the margin",
         found=size_text(sum(request.rooms)),
-        hint=f"{size_text(missing)} are missing; a shorter --context, or keys and values of "
-        "another --cache-type, take less",
+        hint=f"{size_text(missing)} are missing; {_LESS}; --engine pack reads experts from the "
+        "drive when they are needed",
     )
 
 

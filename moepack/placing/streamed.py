@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from moepack.errors import RequestError
+from moepack.escaping import shell_words
 from moepack.placing.facts import OptionFacts, PinFacts
 from moepack.placing.pins import pins_by_hotness, pins_by_trace
 from moepack.placing.request import Request
@@ -49,4 +49,4 @@ def run_option(request: Request, budget: int, pinned: PinFacts | None) -> Option
     words = ["moepack", "run", load.path, "--memory", memory, "--context", str(request.context)]
     if pinned is not None and pinned.pin_length >> 20:
         words += ["--pin", f"{pinned.pin_length >> 20}MiB"]
-    return OptionFacts(shlex.join(words), None, 0, budget, load.expert_length - budget)
+    return OptionFacts(shell_words(words), None, 0, budget, load.expert_length - budget)

@@ -62,6 +62,7 @@ class AsyncReader:
             raise
         self._loop.add_reader(self._watched, self._deliver)
         self._futures: dict[PendingRead, asyncio.Future[PendingRead]] = {}
+        self._decoding: set[asyncio.Task[None]] = set()
         self._is_open = True
 
     @property
@@ -161,9 +162,23 @@ class AsyncReader:
         # Once more after the last, since what cannot begin in its place is not signalled.
         while finished := self._scheduler.take(wait=False):
             for pending in finished:
-                self._settle(pending, self._futures.pop(pending))
+                if pending.is_decoded:
+                    self._settle(pending)
+                else:
+                    task = self._loop.create_task(self._settle_decoded(pending))
+                    self._decoding.add(task)  # the loop itself does not hold it
+                    task.add_done_callback(self._decoding.discard)
 
-    def _settle(self, pending: PendingRead, future: asyncio.Future[PendingRead]) -> None:
+    async def _settle_decoded(self, pending: PendingRead) -> None:
+        """Wait until a read is decoded, and return it to those who wait."""
+        try:
+            await _settled([asyncio.wrap_future(decoding) for decoding in pending.decodings])
+        finally:
+            self._settle(pending)
+
+    def _settle(self, pending: PendingRead) -> None:
+        pending.settle()
+        future = self._futures.pop(pending)
         try:
             if pending.error is not None:
                 raise pending.error
@@ -186,7 +201,7 @@ async def _first(futures: list[asyncio.Future[PendingRead]]) -> asyncio.Future[P
     return next(future for future in futures if future in done)
 
 
-async def _settled(futures: list[asyncio.Future[PendingRead]]) -> None:
+async def _settled(futures: Sequence[asyncio.Future[Any]]) -> None:
     """Wait until all reads have ended, also when whoever waits is cancelled meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     while pending := [future for future in futures if not future.done()]:

@@ -28,6 +28,7 @@ class ExpertBytes:
 
     def __init__(self, pool: BufferPool | None, pending: PendingRead) -> None:
         assert pending.memory is not None
+        assert not pending.decodings
         self._pool = pool
         self._read = pending.read
         self.number = pending.number
@@ -103,8 +104,9 @@ class BatchReads:
         """Wait for one expert; several threads may, and each gets others. None after the last."""
         with self._lock:
             while self._untaken:
-                number = next(iter(self._untaken if in_order else self._ready), None)
+                number = next(iter(self._untaken), None) if in_order else self._next_ready()
                 if number in self._ready:
+                    self._ready[number].settle()
                     del self._untaken[number]
                     return self._ready.pop(number)
                 finished = self._scheduler.take(wait=True)
@@ -115,6 +117,13 @@ class BatchReads:
             if self._was_cut:
                 raise RequestError("the batch was closed before all of it was taken")
         return None
+
+    def _next_ready(self) -> int | None:
+        """Return the number of an expert that was read; of one that is decoded, if there is one."""
+        first = next(iter(self._ready), None)
+        if first is None or self._ready[first].is_decoded:
+            return first
+        return next((n for n, pending in self._ready.items() if pending.is_decoded), first)
 
     def free(self, pending: PendingRead) -> None:
         """Give back the memory of a read that nobody gets."""
@@ -131,6 +140,7 @@ class BatchReads:
             self._was_cut = self._was_cut or bool(self._untaken)
             self._scheduler.close()
             for pending in (*self._untaken.values(), *self._ready.values()):
+                pending.settle()
                 self.free(pending)
             self._untaken.clear()
             self._ready.clear()

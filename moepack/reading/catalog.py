@@ -139,7 +139,12 @@ class Catalog:
         """
         owner, (_, length, hotness, rank, _) = self._blob(layer, expert, family)
         measured = hotness if owner.hotness_measured else None
-        return ExpertHotness(rank, measured, length or _payload_length(owner))
+        return ExpertHotness(rank, measured, self._length_in_memory(owner, length))
+
+    def _length_in_memory(self, family: PackedFamily, blob_length: int) -> int:
+        if blob_length and not self.index.codecs:
+            return blob_length
+        return max(blob_length, _payload_length(family))
 
     def _blob(
         self, layer: int, expert: int, family: str | None
@@ -160,14 +165,20 @@ class Catalog:
         kind = family.part_kinds[number]
         first = family.first_part + expert * len(family.part_kinds)
         record = self.index.part(first + number, kind)
-        return self._part(layer, expert, kind, record, blob)
+        location = self._part(layer, expert, kind, record, blob)
+        if self.index.codecs:
+            parts = self.index.parts(first, family.part_kinds)
+            if any(codec for _, _, _, _, codec in parts):
+                return location._replace(blob_offset=None)
+        return location
 
     def locate_all(
         self, layer: int, expert: int, *, family: str | None = None
     ) -> tuple[Path, int, int, tuple[PartSpan, ...]] | None:
         """Return file, offset and length of an expert's blob, and where its parts lie in it.
 
-        None where it has no blob, since its parts lie apart. Raises what `locate` raises.
+        None where it has no blob, since its parts lie apart, or where one of them is stored by a
+        codec, so that the blob is nothing to read as it lies. Raises what `locate` raises.
         """
         owner = self._family(layer, family)
         if not 0 <= expert < owner.expert_count:
@@ -180,12 +191,15 @@ class Catalog:
         kinds = owner.part_kinds
         spans = []
         records = self.index.parts(owner.first_part + expert * len(kinds), kinds)
-        for kind, (part_offset, stored_length, part_digest, part_file, _) in zip(
+        for kind, (part_offset, stored_length, part_digest, part_file, codec) in zip(
             kinds, records, strict=True
         ):
             start = part_offset - offset
+            if codec:
+                return None
             if part_file != file or not 0 <= start <= length - stored_length:
-                raise self._outside(layer, expert, kind, part_file, part_offset, blob)
+                place = (part_file, part_offset, stored_length)
+                raise self._outside(layer, expert, kind, place, blob)
             known = part_digest if has_digests else None
             spans.append(new_span((kind.name, start, kind.length, known)))
         return self.file_paths[file], offset, length, tuple(spans)
@@ -205,7 +219,7 @@ class Catalog:
             if not self.index.files[file].is_shard:
                 raise self._apart(layer, expert, kind, file)
         elif file != blob[4] or not 0 <= offset - blob[0] <= blob[1] - stored_length:
-            raise self._outside(layer, expert, kind, file, offset, blob)
+            raise self._outside(layer, expert, kind, (file, offset, stored_length), blob)
         path, length = self.file_paths[file], kind.length
         return PartLocation(
             layer,
@@ -217,7 +231,7 @@ class Catalog:
             stored_length,
             length,
             part_digest if self.index.files[file].has_digests else None,
-            codec,
+            self.index.codecs[codec - 1] if codec else None,
         )
 
     def _apart(self, layer: int, expert: int, kind: PartKind, file: int) -> PackError:
@@ -233,16 +247,16 @@ class Catalog:
         layer: int,
         expert: int,
         kind: PartKind,
-        file: int,
-        offset: int,
+        part: tuple[int, int, int],
         blob: tuple[int, int, int, int, int],
     ) -> PackError:
+        file, offset, length = part
         return PackError(
             "a part lies outside its blob",
             path=self.index.path,
             place=f"layer {layer} expert {expert} {kind.name}",
             expected=f"file {blob[4]}, bytes {blob[0]:,} to {blob[0] + blob[1]:,}",
-            found=f"file {file}, bytes {offset:,} to {offset + kind.length:,}",
+            found=f"file {file}, bytes {offset:,} to {offset + length:,}",
         )
 
     def part_names(self, layer: int, *, family: str | None = None) -> PartNames:
@@ -261,8 +275,9 @@ class Catalog:
     ) -> list[ExpertKey]:
         """List experts, hottest first, until the next blob would exceed `byte_budget`.
 
-        Counts blobs with their padding, of each layer's main family or of the `family` named, in
-        all layers or in `layers`. Without measured hotness the order is the source's.
+        Counts blobs with their padding, or their parts if these are more, as `hotness` does: of
+        each layer's main family or of the `family` named, in all layers or in `layers`. Without
+        measured hotness the order is the source's.
         """
         self.check_open()
         index = self.index
@@ -278,7 +293,7 @@ class Catalog:
             number = bisect_right(first_blobs, blob) - 1
             if not is_asked[number]:
                 continue
-            byte_budget -= index.blob(blob)[1] or _payload_length(families[number])
+            byte_budget -= self._length_in_memory(families[number], index.blob(blob)[1])
             if byte_budget < 0:
                 break
             pairs.append((families[number].layer, blob - first_blobs[number]))

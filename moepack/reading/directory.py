@@ -8,11 +8,11 @@ import mmap
 import os
 from pathlib import Path
 
-from moepack.errors import MachineError, MoepackError, PackError
+from moepack.errors import SHORTAGE_HINTS, MachineError, MoepackError, PackError
 from moepack.format import manifest
 from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
 from moepack.paths import PathOrPaths, listed
-from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError, open_regular
+from moepack.storage.regular_file import NotRegularError, open_regular
 
 _HINT = "a pack is the directory that `moepack pack` made"
 
@@ -41,9 +41,8 @@ def read_manifest(path: Path) -> bytes:
         raise _problem(name, error) from None
 
 
-def map_index(path: Path) -> mmap.mmap | bytes:
-    """Map index.bin of the pack at `path` into memory, read-only. Raises as `read_manifest`."""
-    name = path / manifest.INDEX_NAME
+def map_index(name: Path) -> mmap.mmap | bytes:
+    """Map the index at `name` into memory, read-only. Raises as `read_manifest`."""
     try:
         with open(name, "rb", opener=open_regular) as file:
             if os.fstat(file.fileno()).st_size == 0:
@@ -75,5 +74,5 @@ def _problem(path: Path, error: OSError) -> MoepackError:
     if isinstance(error, NotRegularError):
         place = "kind of file"
         return PackError("not a regular file", path=path, place=place, found=error.kind)
-    hint = MACHINE_HINTS.get(error.errno or 0)
+    hint = SHORTAGE_HINTS.get(error.errno or 0)
     return MachineError(f"cannot read: {error.strerror}", path=path, hint=hint)

@@ -1,6 +1,6 @@
 """What is read of one expert: ranges of files, where they go in its memory, and its parts there.
 
-Planned once, before anything is read: arithmetic over the catalogue. Nothing is opened here.
+Planned once, by `read_plan`, before anything is read. Nothing is opened here.
 """
 
 from __future__ import annotations
@@ -10,31 +10,26 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moepack import digest
-from moepack.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.reading.locations import PartSpan
+from moepack.errors import SHORTAGE_HINTS, MachineError, MoepackError, PackError, RequestError
 from moepack.sizes import align
 from moepack.storage.backend import ReadRequest
 from moepack.storage.buffers import map_memory, writable_bytes
-from moepack.storage.regular_file import MACHINE_HINTS, NotRegularError
+from moepack.storage.regular_file import NotRegularError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from moepack.reading.catalog import Catalog, PartNames
-    from moepack.reading.locations import PartLocation, TensorLocation
+    from moepack.reading.catalog import PartNames
+    from moepack.reading.locations import PartSpan
 
 PAGE = 4096
 """Ranges of one expert keep their place within a page, so that direct reads need no copy."""
 
-_HINTS = MACHINE_HINTS | {
+_HINTS = SHORTAGE_HINTS | {
     errno.EIO: "the drive or its connection fails: see the kernel's log, then run `moepack verify`",
     errno.EINVAL: 'the file system refuses such a direct read: use backend="buffered"',
 }
-
-
-_PIECE_LENGTH = 16 << 20
-"""Of a dense tensor, which may be larger than one read can be."""
 
 _new_request = partial(tuple.__new__, ReadRequest)
 
@@ -124,7 +119,8 @@ class ExpertRead(NamedTuple):
     """What is to be read of one expert: its blob where `is_blob`, else some parts of it.
 
     `parts` say where the parts are in memory; those of a blob are all of the expert's. `names` are
-    what parts may be called. `length` is the bytes of memory that the reads take.
+    what parts may be called. `length` is the bytes of memory that the reads take. `frames` are the
+    reads of stored bytes that are decoded into that memory, if any: see `decoded_read`.
     """
 
     layer: int
@@ -134,6 +130,7 @@ class ExpertRead(NamedTuple):
     names: PartNames
     file_reads: tuple[FileRead, ...]
     length: int
+    frames: ExpertRead | None = None
 
     @property
     def owner(self) -> str:
@@ -141,10 +138,21 @@ class ExpertRead(NamedTuple):
         return f"layer {self.layer} expert {self.expert}"
 
     @property
+    def lead(self) -> int:
+        """How far behind the start of a page it begins in memory of ours."""
+        return self.file_reads[0].lead
+
+    @property
     def pages_length(self) -> int:
         """The bytes of all pages that the reads touch, one behind the other."""
         lead = self.file_reads[0].offset % PAGE
         return (lead + self.length + PAGE - 1) // PAGE * PAGE  # as `align`, for every expert read
+
+    def place_in(
+        self, file_read: FileRead, memory: Memory | ScatteredMemory, scratch: Memory
+    ) -> Memory | ScatteredMemory:
+        """Return where one of the reads goes: nothing goes to scratch memory, but for frames."""
+        return memory
 
     def request(self, file_read: FileRead, memory: Memory | ScatteredMemory) -> ReadRequest:
         """Return what a backend is asked for one of the reads."""
@@ -158,7 +166,7 @@ class ExpertRead(NamedTuple):
         if len(pages) == length:  # a blob that is whole pages
             return _new_request((path, offset, pages, ()))
         lead = offset % PAGE
-        first = start + self.file_reads[0].lead - lead
+        first = start + self.lead - lead
         return ReadRequest(path, offset - lead, pages[first : first + align(lead + length, PAGE)])
 
     def received(self, file_read: FileRead, memory: Memory | ScatteredMemory, got: int) -> int:
@@ -227,114 +235,25 @@ class ExpertRead(NamedTuple):
             if actual != expected:
                 raise self._damaged(part, expected, actual)
 
-    def _damaged(self, part: PartSpan, expected: int, actual: int) -> PackError:
+    def place_of(self, part: PartSpan) -> tuple[Path, str]:
+        """Return the file of one of the parts, and what a message calls its place there."""
         file_read = next(
             (read for read in self.file_reads if _holds(read, part)), self.file_reads[0]
         )
         offset = file_read.offset + part.start - file_read.start
+        return file_read.path, f"{self.owner} {part.name} at byte {offset:,}"
+
+    def _damaged(self, part: PartSpan, expected: int, actual: int) -> PackError:
+        path, place = self.place_of(part)
         return PackError(
             "the bytes do not have the digest in the index",
-            path=file_read.path,
-            place=f"{self.owner} {part.name} at byte {offset:,}",
+            path=path,
+            place=place,
             expected=digest.to_text(expected),
             found=digest.to_text(actual),
             hint="run `moepack verify` on the pack",
         )
 
 
-def plan_read(
-    catalog: Catalog, layer: int, expert: int, parts: Sequence[str] | None, family: str | None
-) -> ExpertRead:
-    """Plan the reads of one expert: its whole blob, or the named `parts`.
-
-    Parts that lie so near each other that padding could be between them are one read; so are, in an
-    index over shards, those within a page of each other. Raises
-    RequestError for what the pack does not hold, PackError for a record that breaks the format.
-    """
-    if parts is None:
-        blob = catalog.locate_all(layer, expert, family=family)
-        if blob is not None:
-            path, offset, length, spans = blob
-            names = catalog.part_names(layer, family=family)
-            file_reads = (FileRead(path, offset, length, 0),)
-            return ExpertRead(layer, expert, True, spans, names, file_reads, length)
-        parts = [kind.name for kind in catalog.parts(layer, family=family)]
-    if isinstance(parts, str):
-        raise RequestError("one name where several go", expected=f"parts=({parts!r},)", found=parts)
-    if not parts:
-        raise RequestError("no parts were asked for", path=catalog.path)
-    names = catalog.part_names(layer, family=family)
-    locations = {catalog.locate(layer, expert, part, family=family) for part in parts}
-    gap = max(catalog.index.header.part_alignment, PAGE)
-    return read_of_parts(layer, expert, locations, names, gap)
-
-
-def read_of_parts(
-    layer: int, expert: int, parts: Iterable[PartLocation], names: PartNames, gap: int
-) -> ExpertRead:
-    """Plan the reads of some parts of an expert, wherever they lie.
-
-    Parts of a file with less than `gap` bytes between them are one read.
-    """
-    ordered = sorted(parts, key=lambda part: (part.path, part.offset))
-    reads: list[FileRead] = []
-    spans = []
-    for part in ordered:
-        if reads and 0 <= _gap(reads[-1], part) < gap:
-            last = reads.pop()
-            end = part.offset + part.stored_length
-            reads.append(last._replace(length=end - last.offset))
-        else:
-            reads.append(_next_read(reads, part))
-        start = reads[-1].start + part.offset - reads[-1].offset
-        spans.append(PartSpan(part.part, start, part.length, part.digest))
-    length = reads[-1].start + reads[-1].length
-    return ExpertRead(layer, expert, False, tuple(spans), names, tuple(reads), length)
-
-
-def _next_read(before: list[FileRead], part: PartLocation) -> FileRead:
-    if not before:
-        return FileRead(part.path, part.offset, part.stored_length, 0)
-    # In pages of its own, and as far behind the start of one as in the file.
-    lead = before[0].lead
-    end = align(lead + before[-1].start + before[-1].length, PAGE)
-    return FileRead(part.path, part.offset, part.stored_length, end - lead + part.offset % PAGE)
-
-
-def _gap(file_read: FileRead, part: PartLocation) -> int:
-    """Count the bytes between a read and a part behind it; -1 for one in another file."""
-    if part.path != file_read.path:
-        return -1
-    return part.offset - file_read.offset - file_read.length
-
-
 def _holds(file_read: FileRead, part: PartSpan) -> bool:
     return 0 <= part.start - file_read.start < file_read.length
-
-
-class TensorRead(ExpertRead):
-    """What is to be read of one dense tensor, in pieces that can be in flight together."""
-
-    __slots__ = ()
-
-    @property
-    def owner(self) -> str:
-        """What a message calls it."""
-        return "tensor"
-
-    def place(self, file_read: FileRead) -> str:
-        """Return what a message calls one of the reads."""
-        return f"tensor {self.parts[0].name} at byte {file_read.offset:,}"
-
-
-def plan_tensor(tensor: TensorLocation) -> TensorRead:
-    """Plan the reads of a dense tensor into one range of memory."""
-    span = PartSpan(tensor.name, 0, tensor.length, tensor.digest)
-    starts = range(0, tensor.length, _PIECE_LENGTH) or range(1)
-    reads = tuple(
-        FileRead(
-            tensor.path, tensor.offset + start, min(_PIECE_LENGTH, tensor.length - start), start
-        )
-        for start in starts
-    )
-    return TensorRead(-1, -1, False, (span,), {}, reads, tensor.length)

@@ -29,7 +29,7 @@ class ExpertHotness(NamedTuple):
     """How hot an expert is, whether it has a blob or its parts lie apart, as in an index of shards.
 
     `rank` and `hotness` are as in BlobLocation. `length` is the bytes of its blob, or of its parts
-    where it has none.
+    if these are more: where they lie apart, or are stored by a codec.
     """
 
     rank: int
@@ -40,10 +40,11 @@ class ExpertHotness(NamedTuple):
 class PartLocation(NamedTuple):
     """Where one part lies.
 
-    `offset` counts from the start of the file at `path`, `blob_offset` is that of its blob; where
-    there is none, as in an index over shards, it is None. `length` is the part's bytes, without
-    padding; `stored_length` is what it takes on disk, the same as long as no codec is used.
-    `digest` is the XXH3-64 of the part's bytes, None where it is not known.
+    `offset` counts from the start of the file at `path`. `blob_offset` is that of its blob; it is
+    None where there is none, as in an index over shards, and where a part of the blob is stored by
+    a codec, since such a blob is not read as it lies. `length` is the part's bytes, without
+    padding; `stored_length` is what it takes on disk, less than that where `codec` names the codec
+    that it is stored by. `digest` is the XXH3-64 of the part's bytes, None where it is not known.
     """
 
     layer: int
@@ -55,14 +56,16 @@ class PartLocation(NamedTuple):
     stored_length: int
     length: int
     digest: int | None
-    codec: int
+    codec: str | None
 
     @property
     def offset_in_blob(self) -> int:
-        """The offset from the start of the blob; raises RequestError where there is none."""
+        """The offset from the start of the blob, as it is read; raises RequestError for none."""
         if self.blob_offset is None:
             place = f"layer {self.layer} expert {self.expert} {self.part}"
-            raise RequestError("this part lies in no blob", path=self.path, place=place)
+            problem = "this part lies in no blob that is read as it lies"
+            hint = "read the part, or take it with `part` from what was read of the expert"
+            raise RequestError(problem, path=self.path, place=place, hint=hint)
         return self.offset - self.blob_offset
 
 

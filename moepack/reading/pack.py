@@ -19,7 +19,7 @@ from moepack.format.index import Index
 from moepack.reading.budget import DEPTH, MAX_LENGTH
 from moepack.reading.catalog import Catalog
 from moepack.reading.directory import map_index, read_manifest
-from moepack.reading.expert_read import plan_read
+from moepack.reading.read_plan import plan_blob
 from moepack.reading.reader import Reader
 from moepack.reading.shard_check import check_shards
 from moepack.sizes import ranges_text
@@ -56,13 +56,14 @@ class Pack(Catalog):
                 path=name,
                 hint="run `moepack verify` on the pack",
             )
-        self._mapped = map_index(folder)
-        index = Index(self._mapped, str(folder / manifest.INDEX_NAME))
+        index_path = folder / self.manifest.index_entry.name
+        self._mapped = map_index(index_path)
+        index = Index(self._mapped, str(index_path))
         _check_index(index, self.manifest)
         super().__init__(
             shards[0] if shards else folder,
             index,
-            shards or [folder / file.name for file in index.files],
+            shards or [folder / file.name for file in index.files if not file.is_second],
         )
         check_shards(index, self.file_paths)
 
@@ -118,16 +119,15 @@ class Pack(Catalog):
         """
         keys = self.hottest(byte_budget, family=family)
         with self.reader(backend="buffered", check="never") as reader:
-            reads = [plan_read(self, *key, None, family) for key in keys]
+            reads = [plan_blob(self, *key, family) for key in keys]
             reads.sort(key=lambda read: read.file_reads[0])
-            ordered = [(read.layer, read.expert) for read in reads]
             done = 0
-            for expert in reader.read_many(ordered, family=family):
-                expert.release()
-                length = self.hotness(expert.layer, expert.expert, family=family).length
-                done += length
-                if progress is not None:
-                    progress(length)
+            with reader.submit_reads(reads) as batch:
+                for expert in batch.completions(in_order=True):
+                    length = sum(read.length for read in reads[expert.number].file_reads)
+                    done += length
+                    if progress is not None:
+                        progress(length)
         return done
 
     def reader(
@@ -153,7 +153,7 @@ class Pack(Catalog):
 def _check_index(index: Index, described: manifest.Manifest) -> None:
     """Check that index and manifest belong together and that no bit of the index has changed."""
     expected = described.index_entry.digest
-    for name, actual in (("stored", index.stored_digest), ("computed", index.computed_digest())):
+    for name, actual in (("stored", index.trailer_digest), ("computed", index.computed_digest())):
         if actual != expected:
             raise PackError(
                 f"the index is damaged or of another pack: its {name} digest differs",

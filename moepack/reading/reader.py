@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from moepack.errors import MachineError, MoepackError, PackError, RequestError
+from moepack.errors import MoepackError, PackError, RequestError
 from moepack.reading.batch import Batch, BatchReads, ExpertBytes
 from moepack.reading.budget import DEPTH, MAX_LENGTH, Budget, Statistics
+from moepack.reading.decoded_read import DecodedRead
 from moepack.reading.digest_check import DigestCheck
-from moepack.reading.expert_read import (
-    ExpertRead,
-    Memory,
-    ScatteredMemory,
-    plan_read,
-    plan_tensor,
-)
 from moepack.reading.open_work import OpenWork, close_orphans
+from moepack.reading.read_memory import (
+    callers_memory,
+    check_pool,
+    new_memory,
+    pooled,
+    wanted_memory,
+)
+from moepack.reading.read_plan import plan_read, plan_tensor
 from moepack.reading.scheduler import PendingRead, Scheduler
-from moepack.storage.buffers import writable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from moepack.reading.catalog import Catalog
+    from moepack.reading.decoding import Decoder
+    from moepack.reading.expert_read import ExpertRead, Memory, ScatteredMemory
     from moepack.storage.arena import Arena
     from moepack.storage.backend import Backend
     from moepack.storage.buffers import BufferPool
@@ -85,6 +87,7 @@ class Reader:
         else:
             self._backend, self.why = backend, "given by the caller"
         self._budget = Budget(self._backend.name, depth, max_in_flight)
+        self._decoder = _decoder(self._budget, self._arena) if catalog.index.codecs else None
         self._open_work = OpenWork(self._budget, self._backend)
         self._finalizer = weakref.finalize(
             self, _finish, weakref.ref(self), self._open_work, self._arena
@@ -122,6 +125,8 @@ class Reader:
         """
         if self._finalizer.alive:
             self._open_work.close()
+            if self._decoder is not None:
+                self._decoder.close()
             self._arena.close()
             self._finalizer.detach()
 
@@ -131,12 +136,14 @@ class Reader:
         """Read a whole blob, padding included, or exactly one part's bytes.
 
         The view is writable, starts on a memory page (in packs aligned to pages) and is the
-        caller's: nothing else uses it. Raises RequestError for what the pack does not hold,
+        caller's: nothing else uses it. Of an expert with parts that lie apart, or are stored by a
+        codec, it has all parts, these decoded and on pages of their own; take them with
+        `read_many`, which says where each is. Raises RequestError for what the pack does not hold,
         PackError for a file that is shorter than the index says or a digest that differs,
         MachineError when the system cannot read.
         """
         read = self._plan(layer, expert, part, family)
-        memory = _new_memory(self._arena, read)
+        memory = new_memory(self._arena, read)
         self._fill(read, memory)
         return memory.view
 
@@ -156,7 +163,7 @@ class Reader:
         read into without a copy. Raises RequestError where it is too small.
         """
         read = self._plan(layer, expert, part, family)
-        self._fill(read, _callers_memory(buffer, read))
+        self._fill(read, callers_memory(buffer, read))
         return read.length
 
     def read_dense(self, name: str) -> memoryview:
@@ -166,7 +173,7 @@ class Reader:
         """
         self._open_work.enter()
         read = plan_tensor(self._catalog.locate_dense(name))
-        memory = _new_memory(self._arena, read)
+        memory = new_memory(self._arena, read)
         self._fill(read, memory)
         return memory.view
 
@@ -177,7 +184,7 @@ class Reader:
         """
         self._open_work.enter()
         read = plan_tensor(self._catalog.locate_dense(name))
-        self._fill(read, _callers_memory(buffer, read))
+        self._fill(read, callers_memory(buffer, read))
         return read.length
 
     def read_many(
@@ -255,14 +262,14 @@ class Reader:
         reads = [plan_read(self._catalog, layer, expert, parts, family) for layer, expert in keys]
         if into is None:
             if self._pool is not None:
-                _check_pool(self._pool, reads)
+                check_pool(self._pool, reads)
             return [PendingRead(number, read, None) for number, read in enumerate(reads)]
         if len(into) != len(reads):
             raise RequestError(
                 "`into` needs one buffer for each key", expected=len(reads), found=len(into)
             )
-        memories = [_wanted_memory(buffer, read) for buffer, read in zip(into, reads, strict=True)]
-        return [PendingRead(n, *both) for n, both in enumerate(zip(reads, memories, strict=True))]
+        given = [wanted_memory(buffer, read) for buffer, read in zip(into, reads, strict=True)]
+        return [PendingRead(n, *both) for n, both in enumerate(zip(reads, given, strict=True))]
 
     def scheduler(self) -> Scheduler:
         """Return a scheduler over this reader's backend and bounds; the reader's end closes it."""
@@ -272,8 +279,8 @@ class Reader:
 
     def _scheduler(self, pool: BufferPool | None) -> Scheduler:
         # Not methods of this reader: what is left of a dropped batch must not hold it.
-        memory_for = partial(_new_memory, self._arena) if pool is None else partial(_pooled, pool)
-        return Scheduler(self._backend, self._budget, memory_for)
+        memory_for = partial(new_memory, self._arena) if pool is None else partial(pooled, pool)
+        return Scheduler(self._backend, self._budget, memory_for, self._decoder)
 
     def check(self, read: ExpertRead, memory: Memory | ScatteredMemory) -> None:
         """Compare what was read with its digests, if this reader does; raise PackError."""
@@ -290,6 +297,22 @@ class Reader:
 
     def _fill(self, read: ExpertRead, memory: Memory) -> None:
         """Read into `memory`, in this thread, and check what came."""
+        if not isinstance(read, DecodedRead):
+            self._read(read, memory)
+        else:
+            assert self._decoder is not None
+            scratch = self._decoder.scratch(read)
+            self._read(read, memory, scratch)
+            problem = self._decoder.decode(read, memory, scratch)
+            if problem is not None:
+                try:
+                    raise problem
+                finally:
+                    del problem  # as in `_read`
+        self.check(read, memory)
+
+    def _read(self, read: ExpertRead, memory: Memory, scratch: Memory | None = None) -> None:
+        """Read into `memory`, and frames into `scratch`, in this thread."""
         owner = threading.get_ident()
         for file_read in read.file_reads if read.length else ():
             problem: MoepackError | None = None
@@ -297,8 +320,9 @@ class Reader:
             try:
                 if not self._budget.begin(owner, file_read.length, force=True):
                     self._open_work.check_open()
-                _, length, error = self._backend.read(read.request(file_read, memory))
-                got = read.received(file_read, memory, length)
+                place = memory if scratch is None else read.place_in(file_read, memory, scratch)
+                _, length, error = self._backend.read(read.request(file_read, place))
+                got = read.received(file_read, place, length)
                 problem = read.problem(file_read, got, error)
                 failed = problem is not None
             finally:
@@ -308,7 +332,6 @@ class Reader:
                     raise problem
                 finally:
                     del problem  # its traceback holds this frame, and that holds the buffer
-        self.check(read, memory)
 
 
 def _finish(reader: weakref.ref[Reader], open_work: OpenWork, arena: Arena) -> None:
@@ -324,52 +347,7 @@ def _finish(reader: weakref.ref[Reader], open_work: OpenWork, arena: Arena) -> N
         open_work.close()
 
 
-def _new_memory(arena: Arena, read: ExpertRead) -> Memory:
-    """Return memory that lies within its pages as the reads lie within theirs."""
-    if not read.length:  # a tensor may have no bytes
-        return Memory(memoryview(bytearray()))
-    first = read.file_reads[0]
-    try:
-        pages = arena.take(read.pages_length)
-    except MachineError as error:
-        error.path = str(first.path)
-        error.place = read.place(first)
-        raise
-    lead = first.lead
-    view = pages[lead : lead + read.length] if lead or len(pages) > read.length else pages
-    return Memory(view, pages)
+def _decoder(budget: Budget, arena: Arena) -> Decoder:
+    from moepack.reading.decoding import Decoder  # here, since most packs have nothing to decode
 
-
-def _pooled(pool: BufferPool, read: ExpertRead) -> Memory | None:
-    view = pool.take(read.length)
-    return None if view is None else Memory(view)
-
-
-def _wanted_memory(buffer: Any, read: ExpertRead) -> Memory | ScatteredMemory:
-    """Return the caller's memory: one buffer, or several by the names of the parts."""
-    if not isinstance(buffer, Mapping):
-        return _callers_memory(buffer, read)
-    try:
-        return ScatteredMemory(read, buffer)
-    except RequestError as error:
-        error.place = error.place or read.owner
-        raise
-
-
-def _callers_memory(buffer: Any, read: ExpertRead) -> Memory:
-    try:
-        return Memory(writable_bytes(buffer, read.length))
-    except RequestError as error:
-        error.place = read.place(read.file_reads[0])
-        raise
-
-
-def _check_pool(pool: BufferPool, reads: list[ExpertRead]) -> None:
-    for read in reads:
-        if read.length > pool.length:
-            raise RequestError(
-                "the pool's buffers are too small",
-                place=read.place(read.file_reads[0]),
-                expected=f"{read.length:,} bytes",
-                found=pool.length,
-            )
+    return Decoder(budget, arena)

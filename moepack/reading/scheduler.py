@@ -5,37 +5,65 @@ pool allow; the reads end in any order; when the last has ended the expert is fi
 error or without. Nothing here blocks but `take` and `close`, and only while something is in flight.
 """
 
+from __future__ import annotations
+
 from collections import deque
-from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from moepack.errors import MachineError, MoepackError, RequestError
-from moepack.reading.budget import Budget
-from moepack.reading.expert_read import ExpertRead, FileRead, Memory, ScatteredMemory
-from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
+from moepack.reading.decoded_read import DecodedRead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from moepack.reading.budget import Budget
+    from moepack.reading.decoding import Decoder, Decoding
+    from moepack.reading.expert_read import ExpertRead, FileRead, Memory, ScatteredMemory
+    from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 
 
 class PendingRead:
     """One expert on its way: what is read of it, its memory, and what became of it.
 
-    `memory` is None until the first of its reads begins.
+    `memory` is None until the first of its reads begins; `given` is the caller's own, if any. Where
+    frames are read, into `scratch`, their parts are there after `settle`.
     """
 
-    __slots__ = ("begun_count", "ended_count", "error", "memory", "number", "read")
+    __slots__ = (
+        *("begun_count", "decodings", "ended_count", "error", "given", "memory", "number", "read"),
+        "scratch",
+    )
 
     def __init__(
-        self, number: int, read: ExpertRead, memory: Memory | ScatteredMemory | None
+        self, number: int, read: ExpertRead, given: Memory | ScatteredMemory | None
     ) -> None:
         self.number = number
         self.read = read
-        self.memory = memory
+        self.given = given
+        self.memory = given if read.frames is None else None
+        self.scratch: Memory | None = None
         self.error: MoepackError | None = None
         self.begun_count = self.ended_count = 0
+        self.decodings: Sequence[Decoding] = ()
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether `settle` has nothing to wait for."""
+        return all(decoding.done() for decoding in self.decodings)
+
+    def settle(self) -> None:
+        """Wait until all is decoded; may be called again if it is cut off."""
+        for decoding in self.decodings:
+            self.error = decoding.result() or self.error
+        self.decodings = ()
+        self.scratch = None
 
 
 class Scheduler:
     """Feeds one queue; used by one thread at a time.
 
-    `allocate` returns the memory for a read, or None when there is none now.
+    `allocate` returns the memory for a read, or None when there is none now. `decoder` is needed
+    where parts are stored by a codec.
     """
 
     def __init__(
@@ -43,10 +71,12 @@ class Scheduler:
         backend: Backend,
         budget: Budget,
         allocate: Callable[[ExpertRead], Memory | None],
+        decoder: Decoder | None,
     ) -> None:
         self._backend = backend
         self._budget = budget
         self._allocate = allocate
+        self._decoder = decoder
         self._queue: ReadQueue | None = None
         self._waiting: deque[PendingRead] = deque()
         self._started: dict[int, tuple[PendingRead, FileRead]] = {}
@@ -87,6 +117,8 @@ class Scheduler:
             number = self._next_number
             self._next_number = number + 1
             started[number] = (pending, file_read)
+            if pending.scratch is not None:
+                memory = read.place_in(file_read, memory, pending.scratch)
             requests.append((number, read.request(file_read, memory)))
         if requests:
             queue.start(requests)
@@ -146,7 +178,10 @@ class Scheduler:
     def _memory_for(self, pending: PendingRead) -> Memory | ScatteredMemory | None:
         """Give a read its memory; None where there is none now, or never: then it has an error."""
         try:
-            pending.memory = self._allocate(pending.read)
+            if isinstance(pending.read, DecodedRead) and pending.scratch is None:
+                assert self._decoder is not None
+                pending.scratch = self._decoder.scratch(pending.read)
+            pending.memory = pending.given or self._allocate(pending.read)
         except MachineError as error:
             pending.error = error
         return pending.memory
@@ -157,9 +192,12 @@ class Scheduler:
         for number, got, error in completions:
             pending, file_read = self._started.pop(number)
             read = pending.read
-            assert pending.memory is not None
+            memory = pending.memory
+            assert memory is not None
+            if pending.scratch is not None:
+                memory = read.place_in(file_read, memory, pending.scratch)
             length += file_read.length
-            own = read.received(file_read, pending.memory, got)
+            own = read.received(file_read, memory, got)
             received += own
             problem = read.problem(file_read, own, error)
             if problem is not None:
@@ -167,6 +205,22 @@ class Scheduler:
                 pending.error = pending.error or problem
             pending.ended_count += 1
             if pending.ended_count == len(read.file_reads):
+                if read.frames is not None:
+                    self._decode(pending)
                 finished.append(pending)
         if completions:
             self._budget.end(self, len(completions), length, received, errors)
+
+    def _decode(self, pending: PendingRead) -> None:
+        """Begin to decode what was read, if it came."""
+        if pending.error is not None:
+            return
+        read, memory, scratch = pending.read, pending.memory, pending.scratch
+        assert isinstance(read, DecodedRead)
+        assert memory is not None
+        assert scratch is not None
+        assert self._decoder is not None
+        try:
+            pending.decodings = self._decoder.start(read, memory, scratch)
+        except MachineError as error:
+            pending.error = error

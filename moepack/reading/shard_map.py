@@ -7,6 +7,7 @@ It needs no GGUF parser: the index says where everything came from.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -36,11 +37,22 @@ class Described(Protocol):
         """Where everything lies."""
 
 
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What describes a pack, whether it is open or not."""
+
+    path: Path
+    manifest: Manifest
+    index: Index
+
+
 class ShardPiece(NamedTuple):
     """Bytes of a shard, and where they lie in the pack.
 
     `shard_offset` counts from the start of the shard, `offset` from the start of file number `file`
     of the index. `digest` is None where it is not known; `label` is what a message calls them.
+    `frame_length` is the bytes of the frame that they are stored in, 0 if they are stored as they
+    are.
     """
 
     shard_offset: int
@@ -49,6 +61,7 @@ class ShardPiece(NamedTuple):
     offset: int
     digest: int | None
     label: str
+    frame_length: int = 0
 
     @property
     def end(self) -> int:
@@ -114,11 +127,12 @@ def _pieces(index: Index) -> Iterator[tuple[int, ShardPiece]]:
         kinds = family.part_kinds
         for expert in range(family.expert_count):
             records = index.parts(family.first_part + expert * len(kinds), kinds)
-            for kind, (offset, length, digest, file, _) in zip(kinds, records, strict=True):
+            for kind, (offset, stored, digest, file, codec) in zip(kinds, records, strict=True):
                 shard, shard_offset = index.origin(family, kind, expert)
                 known = index.files[file].known(digest)
                 label = f"layer {family.layer} expert {expert} {kind.name}"
-                yield shard, ShardPiece(shard_offset, length, file, offset, known, label)
+                place = (shard_offset, kind.length, file, offset)
+                yield shard, ShardPiece(*place, known, label, stored if codec else 0)
     for tensor in index.tensors():
         known = index.files[tensor.file].known(tensor.digest)
         label = f"tensor {tensor.name}"

@@ -4,8 +4,8 @@ Needs matplotlib, which is the extra `plot`.
 """
 
 import contextlib
+import io
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from typing import Any
 from moepack import extras
 from moepack.bench.report import SurfacePoint
 from moepack.errors import MachineError, RequestError
+from moepack.escaping import one_line
 from moepack.forecasting.facts import ForecastFacts
 from moepack.simulation.facts import Simulation
 from moepack.sizes import divide_up
+from moepack.storage.atomic import write_whole
 
 SUFFIXES = (".svg", ".png")
 
@@ -26,7 +28,7 @@ def check(path: str) -> None:
         raise RequestError("not a picture", path=path, expected=" or ".join(SUFFIXES))
     try:
         import matplotlib  # noqa: F401
-    except ImportError:
+    except ModuleNotFoundError:
         hint = extras.hint("plot")
         raise MachineError("plotting needs matplotlib", path=path, hint=hint) from None
 
@@ -155,15 +157,14 @@ def _figure(path: str, title: str, count: int, **options: Any) -> Iterator[Any]:
     figure, axes = pyplot.subplots(1, count, figsize=(5.5 * count, 4.2), squeeze=False, **options)
     try:
         yield axes[0]
-        figure.suptitle(title)
+        # A dollar begins a formula.
+        figure.suptitle(one_line(title).replace("$", r"\$"))
         figure.tight_layout()
         # Without a date the same numbers give the same file.
         metadata = {"Date": None} if path.lower().endswith(".svg") else None
-        figure.savefig(f"{path}.partial", format=Path(path).suffix[1:], metadata=metadata)
-        os.replace(f"{path}.partial", path)
-    except OSError as error:
-        Path(f"{path}.partial").unlink(missing_ok=True)
-        raise MachineError(f"cannot write: {error.strerror}", path=path) from None
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=Path(path).suffix[1:], metadata=metadata)
+        write_whole(path, drawn.getbuffer())
     finally:
         pyplot.close(figure)
 

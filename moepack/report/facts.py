@@ -10,6 +10,7 @@ from pathlib import Path
 
 from moepack.format.source_entry import ExpertsUsed, ShardEntry
 from moepack.format.tables import DataFile, PartKind
+from moepack.hotness.coverage import Coverage
 from moepack.source.parameters import Parameters
 
 
@@ -87,6 +88,7 @@ class PartRules:
     projections: tuple[str, ...] | None
     alignment: int | None
     small_alignment: int | None
+    codec: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,42 +122,6 @@ class PackedSourceFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class OriginFacts:
-    """What counts were taken from, and what that did not tell."""
-
-    format: str | None
-    name: str | None
-    unknown: tuple[str, ...] | None
-    model: str | None
-    token_count: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CoveredLengthFacts:
-    """The bytes of the hottest experts that make up `percent` of what was chosen.
-
-    `length` is None where the experts do not reach that percent.
-    """
-
-    percent: int | None
-    length: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CoverageFacts:
-    """How many bytes hold how much of what was measured.
-
-    `held_out` says what divides the half that was measured from the half that ranked the experts,
-    `token_count` is that half's; both are None where the same counts did both.
-    """
-
-    lengths: tuple[CoveredLengthFacts, ...] | None
-    total_length: int | None
-    held_out: str | None
-    token_count: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class HotnessFacts:
     """The hotness that a pack was made with."""
 
@@ -163,8 +129,6 @@ class HotnessFacts:
     token_count: int | None
     request_count: int | None
     selection_count: int | None
-    origins: tuple[OriginFacts, ...] | None
-    coverage: CoverageFacts | None
     measured_blob_count: int | None
     blob_count: int | None
 
@@ -184,8 +148,9 @@ class PackedFamilyFacts:
 class PackFacts:
     """What a pack consists of, and what it was made from.
 
-    `dense_length` is None where it holds experts alone. An index over shards has no data of its
-    own: there `padding_length` and `padding_share` are None.
+    `stored_length` is the bytes that all parts take, less than `expert_length` where some are
+    stored by one of the `codecs`. `dense_length` is None where it holds experts alone. An index
+    over shards has no data of its own: there `padding_length` and `padding_share` are None.
     """
 
     kind: str = "pack"
@@ -194,7 +159,7 @@ class PackFacts:
     layout: LayoutFacts
     source: PackedSourceFacts
     hotness: HotnessFacts | None
-    coverage: CoverageFacts | None
+    coverage: Coverage | None
     layers: tuple[int, ...]
     selected_layers: tuple[int, ...] | None
     order: str
@@ -204,9 +169,11 @@ class PackFacts:
     part_count: int
     files: tuple[DataFile, ...]
     families: tuple[PackedFamilyFacts, ...]
+    codecs: tuple[str, ...]
     index_length: int
     data_length: int
     expert_length: int
+    stored_length: int
     dense_length: int | None
     payload_length: int
     padding_length: int | None
@@ -225,6 +192,7 @@ class PlacedPartFacts:
     offset_in_blob: int | None
     stored_length: int
     length: int
+    codec: str | None
     digest: str | None
 
 

@@ -56,8 +56,8 @@ def _notes(forecasts: tuple[SpeedFacts, ...]) -> Iterator[str]:
         line for line in forecasts[0].warnings if all(line in one.warnings for one in forecasts)
     )
     if len(forecasts) > 1:
-        whys = (_unknown(one) for one in forecasts if one.tokens_per_second is None)
-        yield from (f"no speeds where {why}" for why in dict.fromkeys(whys))
+        reasons = (one.reason for one in forecasts if one.reason is not None)
+        yield from (f"no speeds where {reason}" for reason in dict.fromkeys(reasons))
 
 
 def _way(one: SpeedFacts) -> str:
@@ -70,20 +70,12 @@ def _way(one: SpeedFacts) -> str:
 def speed_words(one: SpeedFacts) -> str:
     """Say how fast, between which bounds, or why that is not known."""
     if one.tokens_per_second is None:
-        return f"{UNKNOWN} tok/s: {_unknown(one)}"
+        return f"{UNKNOWN} tok/s: {one.reason}"
     speeds = f"{_number(one.tokens_per_second)} tok/s, {_number(one.lowest)} to "
     if one.ceiling is None:
         return speeds + _number(one.highest)
     most = f"at most {_number(one.ceiling)}, if every bandwidth were reached"
     return f"{speeds}{_number(one.highest)}; {most}"
-
-
-def _unknown(one: SpeedFacts) -> str:
-    """Say why there is no speed."""
-    lacking = [_NAMES[term.name] for term in one.terms if term.seconds is None]
-    if not lacking:
-        return "it is not known what a token reads"
-    return f"nothing is known of the bandwidth of {' and '.join(lacking)}"
 
 
 def _term(term: TermFacts, binding: str | None) -> Iterator[str]:

@@ -4,18 +4,17 @@
 """
 
 from moepack import digest
+from moepack.errors import RequestError
 from moepack.format.tables import PartKind
 from moepack.hotness import coverage
 from moepack.hotness.stored import routed_experts
 from moepack.paths import PathOrPaths
 from moepack.reading.directory import named_pack
-from moepack.reading.locations import PartLocation
+from moepack.reading.locations import BlobLocation, PartLocation
 from moepack.reading.pack import Pack
 from moepack.report import provenance
 from moepack.report.facts import (
     BlobFacts,
-    CoverageFacts,
-    CoveredLengthFacts,
     FamilyFacts,
     PackedFamilyFacts,
     PackFacts,
@@ -107,7 +106,8 @@ def describe_pack(pack: Pack) -> PackFacts:
     others = sum(held.length for held in index.shard_bytes())
     payload_length = shape.expert_length + (shape.dense_length or 0) + others
     data_length = sum(file.length for file in index.files)
-    padding_length = data_length - payload_length
+    stored_length = index.stored_length()
+    padding_length = data_length - payload_length + shape.expert_length - stored_length
     has_padding = not any(file.is_shard for file in index.files)
     hotness = None if stated.hotness is None else provenance.hotness_facts(stated.hotness)
     return PackFacts(
@@ -116,7 +116,7 @@ def describe_pack(pack: Pack) -> PackFacts:
         layout=provenance.layout_facts(stated.layout),
         source=provenance.source_facts(stated.source),
         hotness=hotness,
-        coverage=(hotness and hotness.coverage) or _own_coverage(pack),
+        coverage=_coverage(pack),
         layers=pack.layers,
         selected_layers=None if stated.layers is None else tuple(stated.layers),
         order=stated.blob_order,
@@ -135,9 +135,11 @@ def describe_pack(pack: Pack) -> PackFacts:
             )
             for family in index.families
         ),
+        codecs=index.codecs,
         index_length=index.header.index_length,
         data_length=data_length,
         expert_length=shape.expert_length,
+        stored_length=stored_length,
         dense_length=shape.dense_length,
         payload_length=payload_length,
         padding_length=padding_length if has_padding else None,
@@ -145,16 +147,14 @@ def describe_pack(pack: Pack) -> PackFacts:
     )
 
 
-def _own_coverage(pack: Pack) -> CoverageFacts | None:
-    """Measure by the index's own counts what the packer did not state; None without counts."""
+def _coverage(pack: Pack) -> coverage.Coverage | None:
+    """Measure coverage by the index's counts; None without counts."""
     experts = routed_experts(pack)
     counts = {key: found.hotness or 0 for key, found in experts.items()}
     lengths = {key: found.length for key, found in experts.items()}
     if not any(counts.values()):
         return None
-    measured = coverage.of(counts, counts, lengths)
-    covered = (CoveredLengthFacts(*covered) for covered in measured.lengths)
-    return CoverageFacts(tuple(covered), measured.total_length, held_out=None, token_count=None)
+    return coverage.of(counts, lengths)
 
 
 def describe_blob(pack: Pack, layer: int, expert: int, *, family: str | None = None) -> BlobFacts:
@@ -165,18 +165,26 @@ def describe_blob(pack: Pack, layer: int, expert: int, *, family: str | None = N
     kinds = pack.parts(layer, family=family)
     parts = [pack.locate(layer, expert, kind.name, family=family) for kind in kinds]
     found = pack.hotness(layer, expert, family=family)
-    has_blob = parts[0].blob_offset is not None
+    blob = _blob(pack, layer, expert, family)
     return BlobFacts(
         layer=layer,
         expert=expert,
         family=family or pack.families(layer)[0],
-        path=parts[0].path if has_blob else None,
-        offset=parts[0].blob_offset,
-        length=found.length,
+        path=blob.path if blob else None,
+        offset=blob.offset if blob else None,
+        length=blob.length if blob else found.length,
         rank=found.rank,
         hotness=found.hotness,
         parts=tuple(map(_placed_part, parts, kinds)),
     )
+
+
+def _blob(pack: Pack, layer: int, expert: int, family: str | None) -> BlobLocation | None:
+    """Locate the blob of an expert that is there; None where it has none."""
+    try:
+        return pack.locate(layer, expert, family=family)
+    except RequestError:
+        return None
 
 
 def _placed_part(part: PartLocation, kind: PartKind) -> PlacedPartFacts:
@@ -189,5 +197,6 @@ def _placed_part(part: PartLocation, kind: PartKind) -> PlacedPartFacts:
         offset_in_blob=None if part.blob_offset is None else part.offset_in_blob,
         stored_length=part.stored_length,
         length=part.length,
+        codec=part.codec,
         digest=None if part.digest is None else digest.to_text(part.digest),
     )

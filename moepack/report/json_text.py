@@ -12,7 +12,12 @@ JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "Jso
 
 def json_text(facts: object) -> str:
     """Return facts as the text of one JSON value; see `to_json`."""
-    return json.dumps(to_json(facts), indent=2, allow_nan=False)
+    return escape_delete(json.dumps(to_json(facts), indent=2, allow_nan=False))
+
+
+def escape_delete(text: str) -> str:
+    """Escape DEL in a JSON text: of all that terminals obey, JSON lets that alone through."""
+    return text.replace("\x7f", "\\u007f")
 
 
 def to_json(facts: object) -> JsonValue:

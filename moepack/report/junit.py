@@ -3,9 +3,8 @@
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 
+from moepack.escaping import one_line
 from moepack.verifying.report import Finding, Report
-
-_FORBIDDEN = {code: "�" for code in range(32) if code not in (9, 10, 13)}
 
 
 def encode(report: Report) -> bytes:
@@ -30,20 +29,16 @@ def encode(report: Report) -> bytes:
     )
     for layer in cases:
         name = "pack" if layer is None else f"layer {layer}"
-        case = ElementTree.SubElement(suite, "testcase", classname=_xml(report.path), name=name)
+        case = ElementTree.SubElement(suite, "testcase", classname=one_line(report.path), name=name)
         if findings := by_layer.get(layer):
             failure = ElementTree.SubElement(case, "failure", message=_message(findings))
-            failure.text = _xml("\n".join(map(str, findings)))
+            failure.text = "\n".join(one_line(str(finding)) for finding in findings)
         elif layer in left_out:
             message = f"not looked at: {', '.join(report.not_looked_at)}"
-            ElementTree.SubElement(case, "skipped", message=_xml(message))
+            ElementTree.SubElement(case, "skipped", message=one_line(message))
     data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
     return data
 
 
 def _message(findings: list[Finding]) -> str:
     return "1 finding" if len(findings) == 1 else f"{len(findings):,} findings"
-
-
-def _xml(text: str) -> str:
-    return text.translate(_FORBIDDEN).encode("utf-8", "replace").decode()

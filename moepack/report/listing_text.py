@@ -8,7 +8,8 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-from moepack.errors import short
+from moepack.escaping import one_line, short
+from moepack.report.json_text import escape_delete
 from moepack.report.listing import BlobRow, Row, TensorRow
 from moepack.report.values import UNKNOWN
 from moepack.shape import ROUTED_FAMILY
@@ -24,7 +25,7 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _blob_line(row: BlobRow) -> str:
-    family = "" if row.family == ROUTED_FAMILY else f"  {row.family}"
+    family = "" if row.family == ROUTED_FAMILY else f"  {short(row.family)}"
     return (
         f"{row.layer:>5} {row.expert:>6} {row.rank:>9,} {_known(row.hotness):>11} "
         f"{_known(row.offset):>15} {size_text(row.length):>10}  {_file(row.path)}{family}\n"
@@ -44,7 +45,7 @@ def _known(number: int | None) -> str:
 
 
 def _file(path: Path | None) -> str:
-    return UNKNOWN if path is None else path.name
+    return UNKNOWN if path is None else one_line(path.name)
 
 
 _HEADINGS = {
@@ -88,7 +89,7 @@ def json_text(rows: Iterable[Row]) -> Iterator[str]:
         if row.kind != kind:
             yield _TENSORS
             kind, separator = row.kind, "\n    "
-        yield separator + encode(row._asdict())
+        yield separator + escape_delete(encode(row._asdict()))
         separator = ",\n    "
     if kind == "blob":
         yield _TENSORS

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without th
     from moepack.engines.stock_gguf import ExportSummary
     from moepack.mounting.mount import MountFacts
     from moepack.packing.pack_summary import InPlaceFacts, PackSummary
+    from moepack.packing.ranking import RankSummary
     from moepack.packing.restore import RestoreSummary
     from moepack.packing.shard_index import IndexSummary
 
@@ -30,6 +31,9 @@ def plan(summary: PackSummary) -> str:
         f"  files     {count_text(summary.file_count, 'file')}, {size_text(summary.data_length)} "
         f"with {summary.padding_share:.1%} padding; index {size_text(summary.index_length)}",
     ]
+    if summary.codec is not None:
+        when = "where it shortens a part by 5 %; files are at most that long"
+        lines.append(f"  codec     {summary.codec}, {when}")
     if not summary.is_whole:
         lines.append(f"  whole     no, {_missing(summary)}: nothing can be restored from it")
     if summary.dry_run:
@@ -37,6 +41,19 @@ def plan(summary: PackSummary) -> str:
     if summary.in_place is not None:
         lines += _in_place(summary.in_place)
     return "\n".join(lines)
+
+
+def ranked(summary: RankSummary) -> str:
+    """Write what a new ranking covers."""
+    if not summary.is_changed:
+        return f"{summary.path}: has this ranking already"
+    tokens = "an unknown number of tokens"
+    if summary.hotness_token_count is not None:
+        tokens = count_text(summary.hotness_token_count, "token")
+    return (
+        f"{summary.path}: ranked anew, {summary.measured_blob_count:,} of"
+        f" {count_text(summary.blob_count, 'blob')} measured over {tokens}; in {summary.index_name}"
+    )
 
 
 def _in_place(facts: InPlaceFacts) -> list[str]:
@@ -94,9 +111,19 @@ def packed(summary: PackSummary, is_in_place: bool = False) -> str:
         f"{size_text(summary.written_length)} written{_speed(summary)}"
         + (f", {resumed} taken over" if resumed else "")
     ]
+    if summary.codec is not None and summary.stored_length is not None:
+        lines.append(f"  {_saved(summary.expert_length, summary.stored_length, summary.codec)}")
     source = "" if is_in_place else " --source SOURCE"
     lines.append(f"next: moepack verify {summary.path}{source}")
     return "\n".join(lines)
+
+
+def _saved(expert_length: int, stored_length: int, codec: str) -> str:
+    """Write what a codec saved."""
+    if stored_length == expert_length:
+        return f"{codec} shortens no part enough: the pack is as without it"
+    saved = 1 - stored_length / expert_length
+    return f"experts stored in {size_text(stored_length)} by {codec}, {saved:.1%} less"
 
 
 def _speed(summary: PackSummary) -> str:

@@ -36,6 +36,7 @@ def _lines(facts: PlacementFacts) -> Iterator[str]:
     for one in facts.alternatives:
         yield "or:"
         yield from _option(one)
+    yield from (f"note: {line}" for line in facts.notes)
     if facts.pins is not None:
         yield from _pins(facts.pins)
     speed = facts.forecast

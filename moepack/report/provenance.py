@@ -10,12 +10,9 @@ from typing import TypeVar
 from moepack.format.source_entry import SourceEntry
 from moepack.report.facts import (
     BlobRules,
-    CoverageFacts,
-    CoveredLengthFacts,
     FileRules,
     HotnessFacts,
     LayoutFacts,
-    OriginFacts,
     PackedSourceFacts,
     PartRules,
     UsedExpertsFacts,
@@ -55,8 +52,6 @@ def hotness_facts(value: object) -> HotnessFacts:
         token_count=_number(value, "token_count"),
         request_count=_number(value, "request_count"),
         selection_count=_number(value, "selection_count"),
-        origins=_items(value, "origins", _origin),
-        coverage=_inner(value, "coverage", _coverage),
         measured_blob_count=_number(value, "measured_blob_count"),
         blob_count=_number(value, "blob_count"),
     )
@@ -75,30 +70,8 @@ def _part_rules(value: object) -> PartRules:
         projections=_texts(value, "projections"),
         alignment=_number(value, "alignment"),
         small_alignment=_number(value, "small_alignment"),
+        codec=_text(value, "codec"),
     )
-
-
-def _origin(value: object) -> OriginFacts:
-    return OriginFacts(
-        format=_text(value, "format"),
-        name=_text(value, "name"),
-        unknown=_texts(value, "unknown"),
-        model=_text(value, "model"),
-        token_count=_number(value, "token_count"),
-    )
-
-
-def _coverage(value: object) -> CoverageFacts:
-    return CoverageFacts(
-        lengths=_items(value, "lengths", _covered_length),
-        total_length=_number(value, "total_length"),
-        held_out=_text(value, "held_out"),
-        token_count=_number(value, "token_count"),
-    )
-
-
-def _covered_length(value: object) -> CoveredLengthFacts:
-    return CoveredLengthFacts(_number(value, "percent"), _number(value, "length"))
 
 
 def _field(value: object, key: str) -> object:
@@ -127,8 +100,3 @@ def _texts(value: object, key: str) -> tuple[str, ...] | None:
 def _inner(value: object, key: str, read: Callable[[object], Item]) -> Item | None:
     inner = _field(value, key)
     return read(inner) if isinstance(inner, dict) else None
-
-
-def _items(value: object, key: str, read: Callable[[object], Item]) -> tuple[Item, ...] | None:
-    items = _field(value, key)
-    return tuple(read(item) for item in items) if isinstance(items, list) else None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from moepack.errors import short
+from moepack.escaping import short
+from moepack.hotness.coverage import Coverage
 from moepack.report.facts import (
     BlobFacts,
-    CoverageFacts,
     ExtractFacts,
     FamilyFacts,
     HotnessFacts,
     PackFacts,
+    PlacedPartFacts,
     SourceFacts,
     UsedExpertsFacts,
 )
@@ -98,12 +99,22 @@ def pack(facts: PackFacts) -> str:
         f"  layers     {ranges_text(facts.layers)}",
         f"  blobs      {facts.blob_count:,}, with {count_text(facts.part_count, 'part')}, "
         f"{size_text(facts.expert_length)}",
+        *_codec(facts),
         f"  used       {_used(source.experts_used)} a token; context {context}",
         f"  dense      {dense}",
         f"  files      {_files(facts)}",
         f"  hotness    {_hotness(facts.hotness)}",
     ]
     return "\n".join(lines + _coverage(facts.coverage))
+
+
+def _codec(facts: PackFacts) -> list[str]:
+    """Write what parts are stored by, and what that saves."""
+    if not facts.codecs:
+        return []
+    names = ", ".join(facts.codecs)
+    saved = 1 - facts.stored_length / facts.expert_length
+    return [f"  codec      {names}: stored in {size_text(facts.stored_length)}, {saved:.1%} less"]
 
 
 def _layout(facts: PackFacts) -> str:
@@ -152,23 +163,18 @@ def _hotness(facts: HotnessFacts | None) -> str:
     return f"{selections} over {tokens}{covered}"
 
 
-def _coverage(facts: CoverageFacts | None) -> list[str]:
+def _coverage(facts: Coverage | None) -> list[str]:
     """Write how many bytes hold how much of what was measured."""
-    if facts is None or not facts.lengths or facts.total_length is None:
+    if facts is None:
         return []
     shares = [
-        f"{UNKNOWN if item.percent is None else item.percent} %: "
-        f"{'not reached' if item.length is None else size_text(item.length)}"
+        f"{item.percent} %: {'not reached' if item.length is None else size_text(item.length)}"
         for item in facts.lengths
     ]
-    basis = "the same counts as ranked them"
-    if facts.held_out is not None:
-        half = "later" if facts.held_out == "time" else f"divided by {short(facts.held_out)}"
-        basis = f"a held-out half ({half})"
     label = "  coverage   "
     return [
         *textwrap.wrap(", ".join(shares), WIDTH, initial_indent=label, subsequent_indent=" " * 13),
-        f"             of {size_text(facts.total_length)}, measured on {basis}",
+        f"             of {size_text(facts.total_length)}, by the counts that ranked them",
     ]
 
 
@@ -183,7 +189,7 @@ def blob(facts: BlobFacts) -> str:
             part.type,
             f"{part.offset:,}",
             f"{part.length:,}",
-            part.path.name if is_apart else _digest(part.digest),
+            (part.path.name if is_apart else _digest(part.digest)) + _stored(part),
         )
         for part in facts.parts
     ]
@@ -199,6 +205,11 @@ def blob(facts: BlobFacts) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+def _stored(part: PlacedPartFacts) -> str:
+    """Write what a part is stored by, if it is not stored as it is."""
+    return "" if part.codec is None else f"  {part.codec}, {part.stored_length:,} stored"
 
 
 def extracted(facts: ExtractFacts) -> str:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from moepack.errors import short
+from moepack.escaping import short
 from moepack.sizes import count_text, size_text
 from moepack.verifying.report import Finding, Report
 

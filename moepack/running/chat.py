@@ -32,7 +32,7 @@ class ChatTemplate:
         try:
             from jinja2 import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError:
+        except ModuleNotFoundError:
             problem = "jinja2 is not installed, which chats need"
             raise MachineError(problem, hint=extras.hint("run")) from None
         self._path = path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from moepack.errors import MachineError, RequestError
@@ -75,18 +76,23 @@ class Wanted(NamedTuple):
 class Context(NamedTuple):
     """A context at `address` of `length` bytes, for batches of up to `batch_count` tokens.
 
+    Of these bytes a checkpoint has `checkpoint_length`: none where the context forgets nothing.
     Beside it are `budget` bytes for experts, and `reserve`.
     """
 
     address: int
     length: int
+    checkpoint_length: int
     batch_count: int
     budget: int
     reserve: int
 
 
 class Contexts:
-    """Makes contexts for the model at `model`, of `length` tokens, whose routers are watched."""
+    """Makes contexts for the model at `model`, of `length` tokens, whose routers are watched.
+
+    `checkpoint_length` gives the bytes of a checkpoint beside a context for such batches.
+    """
 
     def __init__(
         self,
@@ -98,11 +104,13 @@ class Contexts:
         *,
         length: int,
         threads: int,
+        checkpoint_length: Callable[[int], int],
     ) -> None:
         self._library = library
         self._model = model
         self._routers = routers
         self._errors, self._lengths = errors, lengths
+        self._checkpoint_length = checkpoint_length
         self._length = length
         self._threads = threads
 
@@ -116,13 +124,16 @@ class Contexts:
         while True:
             address = self._make(batch_count)
             try:
-                needs = wanted.needs(self._lengths.length)
+                checkpoint_length = self._checkpoint_length(batch_count)
+                needs = wanted.needs(self._lengths.length + checkpoint_length)
                 budget = wanted.budget(needs)
                 fitting = wanted.batch(budget, batch_count)
                 if fitting == batch_count:
                     reserve = wanted.reserve_of(needs, budget)
-                    length = needs.context
-                    return Context(address, length, batch_count, budget - reserve, reserve)
+                    return Context(
+                        *(address, needs.context, checkpoint_length),
+                        *(batch_count, budget - reserve, reserve),
+                    )
             except RequestError:
                 if batch_count == 1:
                     self._library.llama_free(address)
@@ -136,6 +147,7 @@ class Contexts:
         params.n_ctx = self._length
         params.n_batch = params.n_ubatch = batch_count
         params.n_threads = params.n_threads_batch = self._threads
+        params.swa_full = False  # as llama.cpp's programs have it: windows keep what they need
         params.cb_eval = ctypes.cast(self._routers.callback, ctypes.c_void_p)
         self._lengths.length = 0
         self._errors.clear()

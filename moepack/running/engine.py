@@ -6,6 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -13,7 +14,10 @@ from numpy.typing import NDArray
 
 from moepack.caching import cache as caching
 from moepack.engines.gguf_layout import lay_out
+from moepack.engines.source_header import source_of
 from moepack.errors import RequestError, SourceError
+from moepack.footprint.attention import attention_of
+from moepack.footprint.context import MOEPACK_RUN, context_of
 from moepack.keys import ExpertKey
 from moepack.llama_cpp import library
 from moepack.llama_cpp.bounds import check_context, check_threads
@@ -29,6 +33,7 @@ from moepack.reading.pack import Pack
 from moepack.running.context import BufferLengths, Contexts, Wanted
 from moepack.running.expert_memory import ExpertMemory
 from moepack.running.expert_store import ExpertStore, Usage, bring
+from moepack.running.history import History
 from moepack.running.loaded_model import Loading, load_model
 from moepack.running.owned import Owned
 from moepack.running.places import Places, find_places, length_of
@@ -158,6 +163,7 @@ class Engine(Owned):
             *(self._library, self._model, routers, self._errors, self._lengths),
             length=options.context,
             threads=threads,
+            checkpoint_length=partial(_checkpoint_length, self.pack, options.context),
         )
         wanted = Wanted(
             *(self.shape, options.memory, available, dense, pinned_length),
@@ -186,9 +192,13 @@ class Engine(Owned):
             routers.passed = self._prefetch.passed
         bring(self.reader, memory, self._places, pinned)
         self.vocabulary = Vocabulary(self._library, self._model)
-        self._memory = self._library.llama_get_memory(self._context)
-        if not self.vocabulary or self._memory is None:
+        memory_address = self._library.llama_get_memory(self._context)
+        if not self.vocabulary or memory_address is None:
             raise SourceError("llama.cpp makes no text with this model", path=self.pack.path)
+        window = self._library.llama_model_n_swa(self._model)
+        self._history = History(self._library, self._context, memory_address, window)
+        self.checkpoint_length = context.checkpoint_length
+        """The bytes of a checkpoint: 0 where nothing is forgotten that going back would need."""
 
     @property
     def usage(self) -> Usage:
@@ -259,16 +269,21 @@ class Engine(Owned):
             self._lookup_count = sum(len(set(choice.values)) for choice in chosen.values())
         return chosen
 
-    def rewind(self, count: int) -> None:
-        """Forget all but the first `count` tokens.
+    def save_checkpoint(self) -> None:
+        """Keep what going back to where the sequence ends now will need, instead of the last."""
+        self._check_open()
+        if self.checkpoint_length:
+            self._history.save(len(self.tokens))
 
-        A model that keeps a state (Mamba and the like) cannot go back: it forgets all of them.
+    def rewind(self, count: int) -> None:
+        """Forget all but the first `count` tokens, or more.
+
+        A model with windows or states (Mamba and the like) keeps not all that its tokens look back
+        on: then it forgets all but the checkpoint's, or all of them.
         """
         self._check_open()
-        if not self._library.llama_memory_seq_rm(self._memory, 0, count, -1):
-            self._library.llama_memory_clear(self._memory, True)
-            count = 0
-        del self.tokens[count:]
+        tokens, self.tokens = self.tokens, []  # if this is interrupted, nothing counts as there
+        self.tokens = tokens[: self._history.go_back(count)]
 
     def logits(self) -> NDArray[np.float32]:
         """Return what the model says of each token of the vocabulary as the next one."""
@@ -290,3 +305,12 @@ class Engine(Owned):
                 return int(self._library.llama_sampler_sample(chain, self._context, -1))
 
             yield choose
+
+
+def _checkpoint_length(pack: Pack, context: int, batch_count: int) -> int:
+    """Return the bytes of a checkpoint; 0 for a model of which it is not known."""
+    options = MOEPACK_RUN._replace(token_count=context, batch_count=batch_count)
+    try:
+        return context_of(attention_of(source_of(pack)), options).checkpoint_length
+    except SourceError:
+        return 0

@@ -87,9 +87,11 @@ class _LeftError(Exception):
 class Generation:
     """A text that a model goes on with, piece by piece; to be iterated over once.
 
-    What the engine holds is gone on with as far as it begins as the prompt does. `facts` are there
-    once it has ended, also when it was left early. `chose` is called after each call of the model
-    with its tokens and choices, and whether they are the prompt's.
+    What the engine holds is gone on with as far as it begins as the prompt does. The next prompt is
+    expected to begin with the first `stable_count` tokens of this one, by default all of them: the
+    engine will be able to go back there. `facts` are there once it has ended, also when it was left
+    early. `chose` is called after each call of the model with its tokens and choices, and whether
+    they are the prompt's.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Generation:
         count: int | None = None,
         sampling: Sampling = Sampling(),
         stops: Sequence[str] = (),
+        stable_count: int | None = None,
         chose: Callable[[Sequence[int], Chosen, bool], None] = lambda tokens, chosen, first: None,
     ) -> None:
         if not prompt:
@@ -116,6 +119,7 @@ class Generation:
         sampling.check()
         self._engine = engine
         self._prompt = list(prompt)
+        self._stable_count = len(prompt) if stable_count is None else stable_count
         self._count = count
         self._sampling = sampling
         self._text = _Text(stops)
@@ -147,14 +151,22 @@ class Generation:
                 raise _LeftError
 
         # The last token is computed in any case: what comes after it is what is asked for.
-        self._kept_count = min(_common_count(engine.tokens, prompt), len(prompt) - 1)
+        self._kept_count = min(common_count(engine.tokens, prompt), len(prompt) - 1)
         engine.rewind(self._kept_count)
         self._kept_count = len(engine.tokens)
         with self._begin_phase():
-            rest = prompt[self._kept_count :]
-            engine.feed(rest, lambda tokens, chosen: computed(tokens, chosen, True))
+            self._feed_prompt(lambda tokens, chosen: computed(tokens, chosen, True))
         with self._begin_phase():
             yield from self._go_on(lambda tokens, chosen: computed(tokens, chosen, False))
+
+    def _feed_prompt(self, computed: Callable[[Sequence[int], Chosen], None]) -> None:
+        engine, prompt, start = self._engine, self._prompt, self._kept_count
+        if engine.checkpoint_length and self._stable_count > start:
+            engine.feed(prompt[start : self._stable_count], computed)
+            engine.save_checkpoint()
+            start = self._stable_count
+        if start < len(prompt):
+            engine.feed(prompt[start:], computed)
 
     def _go_on(self, computed: Callable[[Sequence[int], Chosen], None]) -> Iterator[str]:
         engine = self._engine
@@ -306,7 +318,8 @@ class _Text:
         )
 
 
-def _common_count(ours: Sequence[int], theirs: Sequence[int]) -> int:
+def common_count(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Return how many tokens two sequences begin with alike."""
     count = 0
     for one, other in zip(ours, theirs, strict=False):
         if one != other:

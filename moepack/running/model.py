@@ -15,7 +15,7 @@ from moepack.reading.pack import Pack
 from moepack.running.chat import ChatTemplate, Message
 from moepack.running.choice_writer import ChoiceWriter
 from moepack.running.engine import Engine, EngineOptions, MemoryUse
-from moepack.running.generation import Generation
+from moepack.running.generation import Generation, common_count
 from moepack.running.owned import Owned
 from moepack.running.prefetch import Prefetching
 from moepack.sizes import parse_size
@@ -104,12 +104,9 @@ class Model(Owned):
 
         Raises RequestError where the model has no template for chats, and what `ChatTemplate` does.
         """
-        vocabulary = self._engine.vocabulary
-        text = self._chat_template().prompt(messages)
-        bos = self._special(vocabulary.bos)
-        # A template that writes it, before a vocabulary that adds it, would give it twice.
-        tokens = vocabulary.tokenize(text, adds_bos=not (bos and text.startswith(bos)))
-        return self._generation(tokens, count, sampling, stops)
+        tokens = self._chat_tokens(messages)
+        stable_count = self._stable_count(messages, tokens)
+        return self._generation(tokens, count, sampling, stops, stable_count)
 
     @property
     def has_chat_template(self) -> bool:
@@ -119,6 +116,27 @@ class Model(Owned):
     def check_chats(self) -> None:
         """Raise what `chat` would raise whatever the messages."""
         self._chat_template()
+
+    def _chat_tokens(self, messages: Sequence[Message]) -> list[int]:
+        vocabulary = self._engine.vocabulary
+        text = self._chat_template().prompt(messages)
+        bos = self._special(vocabulary.bos)
+        # A template that writes it, before a vocabulary that adds it, would give it twice.
+        return vocabulary.tokenize(text, adds_bos=not (bos and text.startswith(bos)))
+
+    def _stable_count(self, messages: Sequence[Message], tokens: Sequence[int]) -> int:
+        """Return how many tokens of a chat's prompt the next one will begin with as well.
+
+        Where the assistant begins to answer, templates write what they do not write of answers that
+        were given: the start of its thoughts, most of all.
+        """
+        if not self._engine.checkpoint_length:
+            return len(tokens)
+        answered = [*messages, Message("assistant", "Yes."), Message("user", "And?")]
+        try:
+            return common_count(tokens, self._chat_tokens(answered))
+        except RequestError:  # a template may refuse any messages
+            return len(tokens)
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
@@ -140,9 +158,15 @@ class Model(Owned):
         return self._engine.vocabulary.text_of(token, special=True).decode(errors="replace")
 
     def _generation(
-        self, tokens: Sequence[int], count: int | None, sampling: Sampling, stops: Sequence[str]
+        self,
+        tokens: Sequence[int],
+        count: int | None,
+        sampling: Sampling,
+        stops: Sequence[str],
+        stable_count: int | None = None,
     ) -> Generation:
         options: dict[str, Any] = {"count": count, "sampling": sampling, "stops": stops}
+        options["stable_count"] = stable_count
         if self._writer is not None:
             options["chose"] = self._writer.begin()
         return Generation(self._engine, tokens, **options)

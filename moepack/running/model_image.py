@@ -39,13 +39,15 @@ class ModelImage:
 
     def _fill(self, reader: Reader) -> None:
         layout = self._layout
-        with mmap.mmap(self.descriptor, layout.experts_offset) as memory, memoryview(memory) as all:
-            all[: len(layout.header)] = layout.header
+        mapping = mmap.mmap(self.descriptor, layout.experts_offset)
+        with memoryview(mapping) as memory:
+            memory[: len(layout.header)] = layout.header
             for tensor in layout.dense:
                 if tensor.length:
                     (extent,) = tensor.extents
-                    with all[extent.offset : extent.end] as place:
+                    with memory[extent.offset : extent.end] as place:
                         reader.read_dense_into(place, tensor.name)
+        mapping.close()  # not after an error: its traceback holds views, and would be lost
 
     @property
     def path(self) -> str:
@@ -64,11 +66,11 @@ class ModelImage:
         """
         held = os.fstat(self.descriptor)
         address = end = None
-        with open("/proc/self/maps") as maps:
+        with open("/proc/self/maps", "rb") as maps:  # names in it need not be UTF-8
             for line in maps:
                 addresses, _, offset, device, inode, *_ = line.split()
                 if int(inode) == held.st_ino and _is_device(device, held.st_dev):
-                    first, last = (int(text, 16) for text in addresses.split("-"))
+                    first, last = (int(text, 16) for text in addresses.split(b"-"))
                     address = first - int(offset, 16) if address is None else address
                     end = last - address
         return None if address is None or end is None else (address, end)
@@ -86,9 +88,9 @@ class ModelImage:
         self.close()
 
 
-def _is_device(text: str, device: int) -> bool:
+def _is_device(text: bytes, device: int) -> bool:
     """Compare a device as that table writes it."""
-    major, minor = (int(number, 16) for number in text.split(":"))
+    major, minor = (int(number, 16) for number in text.split(b":"))
     return (major, minor) == (os.major(device), os.minor(device))
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 
 from moepack.errors import SourceError
 from moepack.shape import FamilyShape, ModelShape
-from moepack.source import ggml_types
+from moepack.source import ggml_types, stated
 from moepack.source.shards import Source
 from moepack.source.tensor_table import Tensor, split_rows
 
@@ -89,12 +89,16 @@ class SourcePart:
 
 @dataclass(frozen=True, slots=True)
 class SourceFamily:
-    """The experts of one kind in one layer."""
+    """The experts of one kind in one layer.
+
+    `experts_used` is how many of them a token uses, None where the metadata does not state it.
+    """
 
     layer: int
     name: str
     expert_count: int
     parts: tuple[SourcePart, ...]
+    experts_used: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,7 @@ def shape_of(source: Source, experts: Experts) -> ModelShape:
                 name=family.name,
                 expert_count=family.expert_count,
                 expert_length=sum(part.length for part in family.parts),
-                experts_used=_experts_used(source, family),
+                experts_used=family.experts_used,
             )
             for family in experts.families
         ),
@@ -162,16 +166,6 @@ def shape_of(source: Source, experts: Experts) -> ModelShape:
             layer for layer in experts.layers if mtp_layer is not None and layer >= mtp_layer
         ),
     )
-
-
-def _experts_used(source: Source, family: SourceFamily) -> int | None:
-    """Return how many experts a token uses by the metadata, which may say so layer by layer."""
-    is_value = family.name == "attn_v_exps"
-    key = "attention.value_expert_used_count" if is_value else "expert_used_count"
-    used = source.model_value(key)
-    if isinstance(used, tuple):
-        used = used[family.layer] if family.layer < len(used) else None
-    return used if type(used) is int else None
 
 
 class _Collector:
@@ -208,6 +202,7 @@ class _Collector:
             self.add_scattered(layer, part, tensors)
         if not self.parts:
             self.fail_dense()
+        stated.check_mtp_layers(self.source)
         order = {name: number for number, name in enumerate(FAMILIES)}
         keys = sorted(self.parts, key=lambda key: (key[0], order[key[1]]))
         return Experts(tuple(self.family(*key) for key in keys), frozenset(self.names))
@@ -232,7 +227,9 @@ class _Collector:
                 found=", ".join(sorted(held)),
             )
         parts = tuple(part for _, (_, part) in sorted(held.items()))
-        return SourceFamily(layer, name, counts.pop(), parts)
+        count = counts.pop()
+        used = stated.experts_used(self.source, layer, name, count)
+        return SourceFamily(layer, name, count, parts, used)
 
     def add_part(
         self,
@@ -259,7 +256,7 @@ class _Collector:
 
     def add_scattered(self, layer: int, part: str, tensors: dict[int, tuple[int, Tensor]]) -> None:
         shard, first = next(iter(tensors.values()))
-        expected = self.expected_count(layer, "ffn_exps") or max(tensors) + 1
+        expected = stated.expert_count(self.source, layer, "ffn_exps") or max(tensors) + 1
         if len(tensors) != expected or max(tensors) != expected - 1:
             missing = (str(number) for number in range(expected) if number not in tensors)
             first_missing = ", ".join(itertools.islice(missing, 5))
@@ -280,23 +277,10 @@ class _Collector:
             self.fail(shard, tensor, "an empty tensor", found=tensor.dims)
 
     def check_count(self, shard: int, tensor: Tensor, layer: int, family: str) -> None:
-        expected = self.expected_count(layer, family)
+        expected = stated.expert_count(self.source, layer, family)
         if expected is not None and tensor.dims[-1] != expected:
             problem = f"the last dimension is not the expert count of {family}"
             self.fail(shard, tensor, problem, expected, tensor.dims[-1])
-
-    def expected_count(self, layer: int, family: str) -> int | None:
-        """Return the expert count that the metadata states; None where it states none."""
-        key = "attention.value_expert_count" if family == "attn_v_exps" else "expert_count"
-        count = self.source.model_value(key)
-        if isinstance(count, tuple):
-            count = count[layer] if layer < len(count) else None
-        if type(count) is not int or count < 1:
-            return None
-        if family != "ffn_chexps":
-            return count
-        group = self.source.model_value("experts_per_group")
-        return count // group if type(group) is int and group > 0 else None
 
     def check_sliceable(self, shard: int, tensor: Tensor, count: int) -> None:
         known = ggml_types.TYPES.get(tensor.type_id)

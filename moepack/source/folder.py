@@ -7,11 +7,11 @@ commit that the branch was last seen at. Only what was downloaded of a commit is
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from moepack.errors import SourceError, one_line
+from moepack.errors import SourceError
+from moepack.escaping import shell_word
 from moepack.source import gguf_header
 from moepack.source.gguf_header import Value
 from moepack.storage.pack_files import is_pack
@@ -104,7 +104,7 @@ def _several(folder: Path, models: list[Path]) -> SourceError:
         hint="name one file of the model that you mean:",
     )
     for path in models[:_SHOWN_MODELS]:
-        error.add_note(f"  {one_line(shlex.quote(str(path)))}")
+        error.add_note(f"  {shell_word(str(path))}")
     if len(models) > _SHOWN_MODELS:
         error.add_note(f"  … and {len(models) - _SHOWN_MODELS} more")
     return error

@@ -25,7 +25,7 @@ from moepack.storage.regular_file import FileStamp, NotRegularError, open_regula
 MAX_TENSORS = 1 << 15
 MAX_PAIRS = 1 << 12
 MAX_ARRAY_STRINGS = 1 << 21
-MAX_NAME_LENGTH = 63
+MAX_NAME_LENGTH = 255
 MAX_KEY_LENGTH = 1 << 10
 KEPT_STRING_LENGTH = 1 << 10
 KEPT_ARRAY_COUNT = 1 << 10

@@ -7,32 +7,52 @@ from moepack.shape import ModelShape
 from moepack.source.experts import Experts, SourceFamily, mtp_start
 from moepack.source.shards import Source
 
+OUTPUT, TOKEN_EMBEDDING = "output.weight", "token_embd.weight"
+EMBEDDINGS = (
+    TOKEN_EMBEDDING,
+    "per_layer_token_embd.weight",
+    "position_embd.weight",
+    "token_types.weight",
+)
+"""What is looked up by row: LLM_TENSOR_LAYER_INPUT with GGML_OP_GET_ROWS in llama-arch.cpp."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Numbers of parameters: of all tensors, of those that one token uses, of all experts."""
+    """Numbers of parameters: of all tensors, those of experts, of embeddings, and of all else.
+
+    An embedding that is the output as well counts as dense. `active` are those that one token is
+    computed with, without multi-token-prediction layers, as llama.cpp decodes, and without
+    embeddings, of which it is but a row; None where it is not known how many experts are used.
+    """
 
     total: int
-    active: int | None
     expert: int
+    embedding: int
+    dense: int
+    active: int | None
 
 
 def count_parameters(source: Source, experts: Experts, shape: ModelShape) -> Parameters:
-    """Count elements: all, those of experts, and those that one token uses.
-
-    Active are all dense tensors and the experts used per token, without multi-token-prediction
-    layers, as llama.cpp decodes; None where the metadata does not say how many experts are used.
-    """
-    total = sum(math.prod(tensor.dims) for _, tensor in source.tensors())
-    in_experts = sum(map(_elements, experts.families))
-    dense = total - in_experts - _elements_of_dense_mtp(source, experts)
+    """Count the parameters of a model whose experts were found."""
+    counts = {tensor.name: math.prod(tensor.dims) for _, tensor in source.tensors()}
+    total, expert = sum(counts.values()), sum(map(_elements, experts.families))
+    embedding = sum(
+        counts.get(name, 0)
+        for name in EMBEDDINGS
+        if name != TOKEN_EMBEDDING or OUTPUT in counts  # or else it is the output
+    )
+    dense = total - expert - embedding
     used = [
         _used_elements(family, family_shape.experts_used)
         for family, family_shape in zip(experts.families, shape.families, strict=True)
         if family.layer not in shape.mtp_layers
     ]
-    active = None if None in used else dense + sum(count for count in used if count is not None)
-    return Parameters(total, active, in_experts)
+    active = None
+    if None not in used:
+        active = dense - _elements_of_dense_mtp(source, experts)
+        active += sum(count for count in used if count is not None)
+    return Parameters(total, expert, embedding, dense, active)
 
 
 def _elements(family: SourceFamily) -> int:

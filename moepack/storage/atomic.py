@@ -4,8 +4,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from moepack.errors import MachineError, RequestError
+from moepack.storage.regular_file import (
+    NotRegularError,
+    is_stream,
+    open_regular,
+    require_replaceable,
+)
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
@@ -35,7 +42,11 @@ def write_synced(path: str | os.PathLike[str], data: bytes | memoryview) -> None
 
 
 def publish(partial: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Return a finished, synced file its name; an older file of that name is gone then."""
+    """Return a finished, synced file its name; an older file of that name is gone then.
+
+    Raises NotRegularError where something else has that name, and OSError.
+    """
+    require_replaceable(path)
     os.replace(partial, path)
     sync_directory(Path(path).absolute().parent)
 
@@ -81,34 +92,56 @@ def refuse_existing(
     raise RequestError("exists already", path=path, hint=hint)
 
 
-@contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the path of a new file to write, beside `path`; rename it when it was written.
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Raise RequestError where a device, a FIFO or the like is, which no file takes the place of.
 
-    Whatever ends the block early leaves what was at `path`, and nothing else. A link is followed;
-    what is no file (`/dev/stdout`, a pipe) has no whole and is written to as it is. Raises
-    MachineError for what the system refuses.
+    Whatever is asked for: `--force` is for files.
+    """
+    try:
+        require_replaceable(path)
+    except NotRegularError as error:
+        hint = "choose another place"
+        raise RequestError(f"{error.kind} has this name", path=path, hint=hint) from None
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Yield a new file to write, beside `path`; rename it when it was written.
+
+    Whatever ends the block early leaves what was at `path`, and nothing else. A link is followed; a
+    stream (`/dev/null`, a pipe) has no whole and is written to as it is. Raises MachineError for
+    what the system refuses, and for what is neither a file nor a stream.
     """
     target = Path(os.path.realpath(path))
     partial = Path(f"{target}.partial")
     try:
-        if target.exists() and not target.is_file():
-            yield Path(path)
+        if is_stream(path):
+            with open(path, "wb") as file:
+                yield file
             return
-        try:
-            yield partial
-            sync_file(partial)
-            publish(partial, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
+        require_replaceable(target)
+        with open(partial, "wb", opener=_open_partial) as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                publish(partial, target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    partial.unlink(missing_ok=True)
+                raise
+    except NotRegularError as error:
+        raise MachineError(f"cannot write: {error.strerror}", path=error.filename) from None
     except OSError as error:
         problem = f"cannot write: {error.strerror or error}"
         raise MachineError(problem, path=os.fspath(path)) from None
 
 
+def _open_partial(path: str, flags: int) -> int:
+    return open_regular(path, flags | os.O_NOFOLLOW)
+
+
 def write_whole(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
     """Write a file that appears under its name when it is whole. Raises MachineError."""
-    with whole_file(path) as partial:
-        partial.write_bytes(data)
+    with whole_file(path) as file:
+        file.write(data)

@@ -20,6 +20,7 @@ from moepack import digest
 from moepack.storage.extents import Extent, NewFile, Run, runs
 from moepack.storage.inputs import Inputs
 from moepack.storage.lock import lock
+from moepack.storage.regular_file import open_regular
 from moepack.storage.run_writer import RunWriter
 from moepack.storage.stored_extents import is_right
 from moepack.storage.thread_pool import SharedProgress, ThreadPool
@@ -178,6 +179,9 @@ class Copier:
 
     def _read(self, extent: Extent, space_for: Callable[[int], memoryview]) -> Iterator[memoryview]:
         """Read an extent piece by piece into the space that is given for what is left."""
+        if extent.frame_length:
+            yield from self._decode(extent, space_for)
+            return
         offset, left = extent.input_offset, extent.length
         while left:
             space = space_for(left)
@@ -185,6 +189,26 @@ class Copier:
             yield space[:length]
             left -= length
             offset += length
+
+    def _decode(
+        self, extent: Extent, space_for: Callable[[int], memoryview]
+    ) -> Iterator[memoryview]:
+        """Do as `_read` for an extent that lies in a frame."""
+        from moepack.storage.frames import FrameError, FrameStream  # they load the codec
+
+        def read_at(offset: int, length: int) -> bytes:
+            return self._inputs.read(extent.input, extent.input_offset + offset, length)
+
+        try:
+            content = FrameStream(read_at, extent.frame_length, extent.length)
+            left = extent.length
+            while left:
+                space = space_for(left)
+                content.read_into(space)
+                yield space
+                left -= len(space)
+        except FrameError as error:
+            raise self._inputs.undecodable(extent, str(error)) from None
 
     def _can_clone(self, extent: Extent) -> bool:
         is_file = self._inputs.descriptor(extent.input) is not None
@@ -201,18 +225,27 @@ class Copier:
         return True
 
 
+def create(path: Path, *, resume: bool = False) -> int:
+    """Create a file, locked, and return its descriptor; with `resume` it may be there.
+
+    Raises OSError, and RequestError where another process writes it.
+    """
+    # A file that stands there already is not what was planned, wherever it came from.
+    flags = os.O_RDWR | os.O_CREAT | (0 if resume else os.O_EXCL) | os.O_NOFOLLOW
+    descriptor = open_regular(path, flags)
+    try:
+        lock(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class _FileInMaking:
     """A new file that threads write runs of; `begin` and `end` under the copier's lock."""
 
     def __init__(self, file: NewFile, target: Path, resume: bool) -> None:
-        # A file that stands there already is not what was planned, wherever it came from.
-        flags = os.O_RDWR | os.O_CREAT | (0 if resume else os.O_EXCL) | os.O_NOFOLLOW
-        self.descriptor = os.open(target / file.name, flags | os.O_CLOEXEC, 0o644)
-        try:
-            lock(self.descriptor, target / file.name)
-        except BaseException:
-            self.close()
-            raise
+        self.descriptor = create(target / file.name, resume=resume)
         if os.fstat(self.descriptor).st_size > file.length:
             os.ftruncate(self.descriptor, file.length)
         self.digests = array("Q")

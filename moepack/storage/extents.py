@@ -18,6 +18,7 @@ class Extent(NamedTuple):
 
     `offset` counts from the start of the new file, `input` is the number of the input file. Where
     it is known what they are, `digest` is that of the bytes; `label` is what a message calls them.
+    Where what lies in the input is a frame that they are decoded from, `frame_length` is its bytes.
     """
 
     offset: int
@@ -26,6 +27,7 @@ class Extent(NamedTuple):
     input_offset: int
     digest: int | None = None
     label: str = ""
+    frame_length: int = 0
 
     @property
     def end(self) -> int:
@@ -34,8 +36,9 @@ class Extent(NamedTuple):
 
     @property
     def is_blocks(self) -> bool:
-        """Whether it is whole blocks in both files, which can be shared."""
-        return self.length > 0 and (self.offset | self.length | self.input_offset) % BLOCK == 0
+        """Whether it is the same whole blocks in both files, which can be shared."""
+        is_aligned = (self.offset | self.length | self.input_offset) % BLOCK == 0
+        return self.length > 0 and is_aligned and not self.frame_length
 
 
 class NewFile(NamedTuple):

@@ -98,6 +98,15 @@ class Inputs:
             hint="run `moepack verify` on the pack",
         )
 
+    def undecodable(self, extent: Extent, problem: str) -> MoepackError:
+        """Return the error for an extent whose frame is not what it has to be."""
+        return self._fault(
+            f"the bytes cannot be decoded: {problem}",
+            path=self._files[extent.input].path,
+            place=f"{extent.label} at byte {extent.input_offset:,}",
+            hint="run `moepack verify` on the pack",
+        )
+
     def check_unchanged(self) -> None:
         """Raise `fault` where an input is not the file any more that was planned with."""
         for file, descriptor in zip(self._files, self._descriptors, strict=True):

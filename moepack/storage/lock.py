@@ -6,7 +6,7 @@ import os
 
 from moepack.errors import RequestError
 
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 
 def lock(descriptor: int, path: str | os.PathLike[str]) -> None:
@@ -24,7 +24,7 @@ def lock(descriptor: int, path: str | os.PathLike[str]) -> None:
             raise
     if is_held or not _is_at(path, descriptor):
         hint = "wait until it is done, or choose another place"
-        raise RequestError("another moepack is writing this file", path=path, hint=hint)
+        raise RequestError("another moepack is writing here", path=path, hint=hint)
 
 
 def _is_at(path: str | os.PathLike[str], descriptor: int) -> bool:

@@ -1,20 +1,14 @@
 """Regular files: opened only where they are, and recognised when they are looked at again.
 
 A FIFO would wait for somebody at its other end, a device may act when it is opened, and reading it
-may never end.
+may never end. Nor is either ever replaced: a file in the place of /dev/null would break a machine.
 """
 
+import contextlib
 import errno
 import os
 import stat
 from typing import NamedTuple, Self
-
-MACHINE_HINTS = {
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "the system's table of open files is full",
-    errno.ENOMEM: "free memory, or raise the limit of locked memory (ulimit -l)",
-}
-"""What to do about what the system has run out of, by errno."""
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -23,6 +17,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_STREAMS = (stat.S_IFIFO, stat.S_IFCHR)
 
 
 class NotRegularError(OSError):
@@ -66,14 +61,62 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: i
     return _open(path, flags, mode, (stat.S_IFREG,))
 
 
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Return whether bytes can be written to `path` one after the other and nowhere else.
+
+    Such as a FIFO, a terminal and /dev/null, and what links to one.
+    """
+    try:
+        return stat.S_IFMT(os.stat(path).st_mode) in _STREAMS
+    except OSError:
+        return False
+
+
+def require_replaceable(path: str | os.PathLike[str]) -> None:
+    """Raise NotRegularError where something other than a regular file is, or is linked to.
+
+    Nothing, and a link to nothing, can be replaced; /dev/stderr cannot, whatever the shell made of
+    it. Raises OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        _check_kind(os.stat(path).st_mode, (stat.S_IFREG,), path)
+        if os.path.islink(path) and os.readlink(path).startswith("/proc/"):
+            raise NotRegularError("a link to an open file", path)
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Remove a regular file or a link, where there is one.
+
+    Raises NotRegularError for what is neither, and OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        _check_kind(os.lstat(path).st_mode, (stat.S_IFREG, stat.S_IFLNK), path)
+        os.unlink(path)
+
+
 def open_addressable(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """Return a descriptor as `open_regular` does, of a block device as well: it has offsets."""
     return _open(path, flags, 0, (stat.S_IFREG, stat.S_IFBLK))
 
 
+def read_whole(descriptor: int, offset: int, length: int) -> bytearray:
+    """Return `length` bytes from `offset` of an open file. Raises OSError, and EOFError."""
+    data = bytearray(length)
+    view = memoryview(data)
+    while view:
+        got = os.preadv(descriptor, [view], offset)
+        if not got:
+            raise EOFError(f"ends at byte {offset:,}")
+        view, offset = view[got:], offset + got
+    return data
+
+
 def _open(path: str | os.PathLike[str], flags: int, mode: int, kinds: tuple[int, ...]) -> int:
-    if not flags & os.O_CREAT:  # before it is opened, since some devices act then
+    try:  # before it is opened, since some devices act then
         _check_kind(os.stat(path).st_mode, kinds, path)
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     try:
         _check_kind(os.fstat(descriptor).st_mode, kinds, path)

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,9 @@ def is_open_elsewhere(path: str | os.PathLike[str]) -> bool:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        # Whoever opens the file while the lease is held makes the system send a signal. SIGIO, the
+        # default, would end this process; SIGURG is ignored where nobody waits for it.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
@@ -72,7 +76,8 @@ def holders(path: str | os.PathLike[str]) -> Iterator[str]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if _has(process, wanted, os.path.realpath(path)):
-                yield f"{(process / 'comm').read_text().strip()} ({process.name})"
+                name = (process / "comm").read_text(errors="replace").strip()
+                yield f"{name} ({process.name})"
 
 
 def _has(process: Path, wanted: os.stat_result, path: str) -> bool:
@@ -81,4 +86,6 @@ def _has(process: Path, wanted: os.stat_result, path: str) -> bool:
             held = descriptor.stat()
             if (held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino):
                 return True
-    return f" {path}\n" in (process / "maps").read_text()
+    # As the kernel writes names (proc_pid_maps(5)), which need not be UTF-8.
+    name = os.fsencode(path).replace(b"\n", rb"\012")
+    return b" %s\n" % name in (process / "maps").read_bytes()

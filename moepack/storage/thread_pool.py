@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import ParamSpec, TypeVar
 
-from moepack.errors import MachineError
+from moepack.errors import NO_THREADS_HINT, MachineError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,8 +24,7 @@ class ThreadPool(ThreadPoolExecutor):
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:
-            hint = "use fewer --threads, or raise the limits on processes and memory (ulimit -a)"
-            raise MachineError(str(error), hint=hint) from error
+            raise MachineError(str(error), hint=NO_THREADS_HINT) from error
 
 
 class SharedProgress:

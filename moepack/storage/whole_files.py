@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from moepack import digest
 from moepack.errors import PackError, RequestError, write_failure
-from moepack.storage.atomic import publish, require_folder_of
+from moepack.storage.atomic import publish, refuse_special, require_folder_of
 from moepack.storage.clone import can_clone
 from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import Extent, NewFile
@@ -119,6 +119,7 @@ def _check_targets(
     for file in files:
         _check_target(folder / file.name, inputs, resume, force)
         partial = folder / partial_name(file.name)
+        refuse_special(partial)
         if not os.path.lexists(partial) or resume:
             continue
         if not force:
@@ -129,7 +130,7 @@ def _check_targets(
 
 def _remove(partial: Path) -> None:
     """Remove what an interrupted run left; raise RequestError where that run goes on."""
-    if partial.is_symlink() or not partial.is_file():
+    if partial.is_symlink():
         partial.unlink()
         return
     with open(partial, "rb", opener=open_regular) as held:
@@ -143,6 +144,7 @@ def _check_target(path: Path, inputs: Sequence[Path], resume: bool, force: bool)
         return
     if path.is_dir():
         raise RequestError("a folder has this name", path=path, hint="choose another place")
+    refuse_special(path)
     if path.exists() and any(held.exists() and path.samefile(held) for held in inputs):
         raise RequestError("belongs to what is read", path=path, hint="choose another place")
     if is_in_pack(path):

@@ -82,7 +82,7 @@ class TraceStream:
         """Import a module that Python may have been built without."""
         try:
             return importlib.import_module(name)
-        except ImportError:
+        except ModuleNotFoundError:
             problem, hint = f"this Python has no {name}", f"{tool} unpacks it"
             raise MachineError(problem, path=self.path, hint=hint) from None
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from moepack.errors import MachineError, RequestError, TraceError
 from moepack.storage.atomic import publish, refuse_existing
+from moepack.storage.regular_file import open_regular
 from moepack.trace import file_frames, file_records
 from moepack.trace.compressed import TraceStream
 from moepack.trace.file import RECORDED, FileReader, Position, read
@@ -56,9 +57,10 @@ class Writer:
         is_left = False
         try:
             try:
-                self._file: IO[bytes] = open(self._partial, "r+b" if self._is_published else "xb")  # noqa: SIM115
+                mode = "r+b" if self._is_published else "xb"
+                self._file: IO[bytes] = open(self._partial, mode, opener=open_regular)  # noqa: SIM115
             except FileExistsError:
-                self._file, is_left = open(self._partial, "r+b"), True  # noqa: SIM115
+                self._file, is_left = open(self._partial, "r+b", opener=open_regular), True  # noqa: SIM115
         except OSError as error:
             raise self._error(error) from None
         try:

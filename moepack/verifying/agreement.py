@@ -1,11 +1,13 @@
 """Whether manifest and index belong together: what both say has to be the same."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from moepack import digest
-from moepack.errors import PackError, short
+from moepack.errors import PackError
+from moepack.escaping import short
 from moepack.format import manifest, records
 from moepack.format.index import Index
 from moepack.format.manifest import IndexEntry, Manifest
@@ -20,21 +22,22 @@ def open_index(path: Path, described: Manifest, findings: Findings) -> Index | N
     Raises PackError where it is no regular file, and where it is of a format that this version does
     not know, and that is no damage.
     """
+    name = described.index_entry.name
     try:
-        data: Any = map_index(path)
+        data: Any = map_index(path / name)
     except PackError as error:
         if error.place == "kind of file":
             raise
-        findings.add_error("index", error, file=manifest.INDEX_NAME)
+        findings.add_error("index", error, file=name)
         return None
     index = None
     try:
-        index = Index(data, str(path / manifest.INDEX_NAME))
+        index = Index(data, str(path / name))
     except PackError as error:
         is_newer = "newer" in (error.hint or "") and _is_described(data, described)
         if is_newer:
             raise
-        findings.add_error("index", error, file=manifest.INDEX_NAME)
+        findings.add_error("index", error, file=name)
     with memoryview(data) as view:
         _check_bytes(view, index is not None, described.index_entry, findings)
     return index
@@ -61,12 +64,19 @@ def _check_bytes(data: memoryview, is_decoded: bool, entry: IndexEntry, findings
             findings.add("manifest", message, file=manifest.NAME)
             return
         message = f"it has {ours}, the manifest says {theirs}"
-        findings.add("index", message, file=manifest.INDEX_NAME)
+        findings.add("index", message, file=entry.name)
     elif is_decoded and not is_sound:
         message = "its trailer is not the digest of the bytes before it"
-        findings.add("index", message, file=manifest.INDEX_NAME)
-    is_right = is_sound and is_described
-    kind, file = ("manifest", manifest.NAME) if is_right else ("index", manifest.INDEX_NAME)
+        findings.add("index", message, file=entry.name)
+    if not is_described or not is_decoded:
+        return
+    is_right = is_sound
+    if is_right and entry.sha256 is not None:
+        sha256 = hashlib.sha256(data).hexdigest()
+        if sha256 != entry.sha256:
+            message = f"the SHA-256 of {entry.name} is {sha256}, index.sha256 is {entry.sha256}"
+            findings.add("manifest", message, file=manifest.NAME)
+    kind, file = ("manifest", manifest.NAME) if is_right else ("index", entry.name)
     for number, expected in enumerate(entry.page_digests or ()):
         start = number * manifest.PAGE_LENGTH
         if digest.of(data[start : start + manifest.PAGE_LENGTH]) != expected:

@@ -17,12 +17,21 @@ class SourceRange(NamedTuple):
     offset: int
 
 
+class Frame(NamedTuple):
+    """What lies in an extent if that is a frame: the bytes of its content, the frame's digest."""
+
+    content_length: int
+    digest: int | None
+
+
 class Extent(NamedTuple):
     """A part, a dense tensor or bytes of a shard, as the index places it.
 
-    `offset` counts from the start of the file, `length` is bytes. `digest` is None where it is not
-    known, `source` where these bytes are not to be compared; `sha256` is what the manifest says of
-    a shard's header. Tensors have no layer, expert and part; bytes of a shard have no name at all.
+    `offset` counts from the start of the file, `length` is the bytes that it takes there. `digest`
+    is None where it is not known, `source` where these bytes are not to be compared; `sha256` is
+    what the manifest says of a shard's header, in hexadecimal digits, and `strong` what the index
+    says: all of these are of the content if there is a `frame`. Tensors have no layer, expert and
+    part; bytes of a shard have no name at all.
     """
 
     offset: int
@@ -34,6 +43,8 @@ class Extent(NamedTuple):
     tensor: str | None = None
     source: SourceRange | None = None
     sha256: str | None = None
+    strong: bytes | None = None
+    frame: Frame | None = None
 
     @property
     def end(self) -> int:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 
-from moepack.errors import short
+from moepack.escaping import short
 from moepack.format.manifest import Manifest
 from moepack.verifying.comparison import Comparison
 from moepack.verifying.report import Finding
 
 _SHOWN_NAMES = 3
+_DAMAGE = ("file", "digest", "stored", "codec", "padding")
+"""The kinds of findings that tell of damage."""
 
 
 def write(
@@ -40,7 +42,7 @@ def _write(
         of_kind[finding.kind].append(finding)
     if comparison is not None and comparison.is_another_model:
         return _another_model(described, comparison)
-    damaged = [f for kind in ("file", "digest", "padding") for f in of_kind.get(kind, [])]
+    damaged = [f for kind in _DAMAGE for f in of_kind.get(kind, [])]
     for kind in ("index", "manifest"):
         if kind in of_kind:
             return _metadata(kind, of_kind[kind])
@@ -104,8 +106,11 @@ def _metadata(kind: str, findings: list[Finding]) -> str:
 
 
 def _damaged(findings: list[Finding]) -> str:
+    if {finding.kind for finding in findings} == {"codec"}:
+        what = "parts cannot be decoded, though what is stored of them is as it was written"
+        return f"{what}: a mistake of the program that wrote it"
     names = list(dict.fromkeys(f.file for f in findings if f.file is not None))
-    count = len(findings)
+    count = len({(f.file, f.offset) for f in findings})
     places = "" if count == 1 else f", in {count:,} places"
     return f"{'a damaged file' if len(names) == 1 else 'damaged files'}: {_names(names)}{places}"
 

@@ -1,18 +1,19 @@
 """The records of the index against the rules of the format, and what is to be read where."""
 
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from moepack import digest
 from moepack.errors import PackError
-from moepack.format import manifest
 from moepack.format.dense import DenseTensor, ShardBytes
 from moepack.format.index import Index
 from moepack.format.manifest import Manifest
 from moepack.format.records import BlobRecord, PartRecord
 from moepack.format.tables import PackedFamily, PartKind
 from moepack.verifying.block_sizes import BLOCK_SIZES, stated_length
-from moepack.verifying.extents import Extent, Item, SourceRange
+from moepack.verifying.extents import Extent, Frame, Item, SourceRange
 from moepack.verifying.places import Place, Where, check_apart
 from moepack.verifying.report import Findings
 
@@ -124,6 +125,9 @@ class _Inventory:
                 self.findings.add_error("record", error, part=kind.name, **where)
                 continue
             extent = self.part_extent(family, kind, expert, part)
+            extent = extent._replace(strong=self.index.strong_digest(first + step))
+            extent = self.with_frame(first + step, kind, extent, part)
+            self.second_place(first + step, kind, extent, number)
             if blob.length and self.is_inside(extent, part, blob, before):
                 inside.append(extent)
                 before = part
@@ -136,18 +140,45 @@ class _Inventory:
             end = blob.offset + blob.length
             self.add(blob.file, Item(blob.offset, end, number, tuple(inside)))
 
+    def second_place(self, part: int, kind: PartKind, extent: Extent, blob: int) -> None:
+        """Add the second place of a part, if it has one."""
+        where: Where = {"layer": extent.layer, "expert": extent.expert, "part": extent.part}
+        try:
+            second = self.index.second_place(part, kind)
+        except PackError as error:
+            self.findings.add_error("record", error, **where)
+            return
+        if second is None:
+            return
+        file, offset = second
+        again = extent._replace(offset=offset, source=None, strong=None, frame=None)
+        if extent.frame is not None:  # it is the same frame in both places, and decoded once
+            again = again._replace(digest=extent.frame.digest)
+        self.places[file].append(Place(offset, again.end, "part", where))
+        self.add(file, Item(offset, again.end, blob, (again,)))
+
     def part_extent(
         self, family: PackedFamily, kind: PartKind, expert: int, part: PartRecord
     ) -> Extent:
         return Extent(
             offset=part.offset,
-            length=kind.length,
+            length=part.stored_length,
             digest=self.index.files[part.file].known(part.digest),
             layer=family.layer,
             expert=expert,
             part=kind.name,
             source=self.sources.part(part.file, family, kind, expert),
         )
+
+    def with_frame(self, number: int, kind: PartKind, extent: Extent, part: PartRecord) -> Extent:
+        """Return the extent of a part with its frame; check its stored digest where it has none."""
+        stored = self.index.stored_digest(number)
+        if part.codec:
+            return extent._replace(frame=Frame(kind.length, stored))
+        if stored is not None and stored != (extent.digest or 0):
+            problem = f"its stored digest is {digest.to_text(stored)}, though it is stored as it is"
+            self.find_part(extent, part, problem)
+        return extent
 
     def is_inside(
         self, extent: Extent, part: PartRecord, blob: BlobRecord, before: PartRecord | None
@@ -198,7 +229,7 @@ class _Inventory:
         try:
             tensor = self.index.tensor(number)
         except PackError as error:
-            self.findings.add_error("record", error, file=manifest.INDEX_NAME)
+            self.findings.add_error("record", error, file=os.path.basename(self.index.path))
             return
         where: Where = {"tensor": tensor.name}
         if tensor.name in self.names:
@@ -214,6 +245,7 @@ class _Inventory:
             digest=self.index.files[tensor.file].known(tensor.digest),
             tensor=tensor.name,
             source=self.sources.tensor(tensor),
+            strong=self.index.strong_digest(self.index.part_count + number),
         )
         self.add_dense(tensor.file, extent, self.index.blob_count + number, where)
 
@@ -221,7 +253,7 @@ class _Inventory:
         try:
             held = self.index.shard_range(number)
         except PackError as error:
-            self.findings.add_error("record", error, file=manifest.INDEX_NAME)
+            self.findings.add_error("record", error, file=os.path.basename(self.index.path))
             return
         extent = Extent(
             offset=held.offset,
@@ -229,6 +261,9 @@ class _Inventory:
             digest=held.digest,
             source=self.sources.shard_bytes(held),
             sha256=self.headers.get((held.shard, held.shard_offset, held.length)),
+            strong=self.index.strong_digest(
+                self.index.part_count + self.index.tensor_count + number
+            ),
         )
         self.add_dense(held.file, extent, None, {})
 
@@ -254,9 +289,12 @@ class _Inventory:
         for rank in range(self.index.blob_count):
             try:
                 number = self.index.blob_at_rank(rank)
-                blob = BlobRecord(*self.index.blob(number))
             except PackError as error:
-                self.findings.add_error("rank", error, file=manifest.INDEX_NAME)
+                self.findings.add_error("rank", error, file=os.path.basename(self.index.path))
+                continue
+            try:
+                blob = BlobRecord(*self.index.blob(number))
+            except PackError:  # found with its expert
                 continue
             if blob.rank != rank:
                 self.find_rank(
@@ -270,7 +308,7 @@ class _Inventory:
             before = hotness
 
     def find_rank(self, message: str) -> None:
-        self.findings.add("rank", message, file=manifest.INDEX_NAME)
+        self.findings.add("rank", message, file=os.path.basename(self.index.path))
 
     def overlaps(self) -> None:
         """Check that nothing overlaps anything, and that files are as long as they may be."""
@@ -283,7 +321,7 @@ class _Inventory:
 
             check_apart(self.places[number], overlaps)
             alignment = self.alignments[number]
-            if not file.is_shard and file.length % alignment:
+            if file.has_blobs and file.length % alignment:
                 message = f"its length is not aligned: {file.length:,} is no multiple of "
                 self.findings.add("record", f"{message}{alignment:,}", file=file.name)
 

@@ -101,6 +101,12 @@ class Findings:
         )
         self.add(kind, str(bare), **where)
 
+    def drop_consequences(self) -> None:
+        """Drop findings of padding that is not zero where records say too little of what it is."""
+        kinds = {finding.kind for finding in self.all}
+        if "record" in kinds or "missing" in kinds:
+            self.all = [finding for finding in self.all if finding.kind != "padding"]
+
     def in_order(self) -> tuple[Finding, ...]:
         """Return all: those of the pack as such, of tensors, then by layer and expert."""
 

@@ -16,7 +16,7 @@ from moepack import digest
 from moepack.errors import MachineError, SourceError, is_shortage, read_failure
 from moepack.storage.regular_file import open_regular
 from moepack.storage.thread_pool import ThreadPool
-from moepack.verifying.extents import Extent, Run, SourceRange
+from moepack.verifying.extents import Extent, Frame, Run, SourceRange
 from moepack.verifying.memory import Buffer
 from moepack.verifying.report import Finding, Findings
 
@@ -186,12 +186,60 @@ class _Reader:
                 self._find("padding", message, run, offset=at + first)
 
     def _check_extent(self, run: Run, extent: Extent) -> None:
-        computed = None if extent.digest is None else digest.stream()
-        sha256 = None if extent.sha256 is None else hashlib.sha256()
-        source = extent.source
+        if extent.frame is not None:
+            self._check_frame(run, extent, extent.frame)
+            return
+
+        def fill(at: int, length: int) -> None:
+            self._fill(self._ours, length, extent.offset + at)
+
+        self._check_content(run, extent, extent.length, fill)
+
+    def _check_frame(self, run: Run, extent: Extent, frame: Frame) -> None:
+        """Check the digest of a frame, and what it is decoded to: the one may not be the other's.
+
+        It is read twice, the second time from the page cache; so there is no need to have it all in
+        memory.
+        """
+        from moepack.storage.frames import FrameError, FrameStream  # they load the codec
+
+        computed = digest.stream()
         for at in range(0, extent.length, PIECE_LENGTH):
             length = min(extent.length - at, PIECE_LENGTH)
             self._fill(self._ours, length, extent.offset + at)
+            computed.update(self._ours.view[:length])
+        if frame.digest is not None and computed.intdigest() != frame.digest:
+            message = f"the digest of its stored bytes is {digest.to_text(computed.intdigest())}, "
+            message += f"the index says {digest.to_text(frame.digest)}"
+            self._find("stored", message, run, extent, offset=extent.offset)
+
+        def read_at(offset: int, length: int) -> bytearray:
+            data = bytearray(length)
+            _fill(self._descriptor, memoryview(data), extent.offset + offset)
+            return data
+
+        try:
+            content = FrameStream(read_at, extent.length, frame.content_length)
+
+            def fill(at: int, length: int) -> None:
+                content.read_into(self._ours.view[:length])
+
+            self._check_content(run, extent, frame.content_length, fill)
+        except FrameError as error:
+            message = f"it cannot be decoded: {error}"
+            self._find("codec", message, run, extent, offset=extent.offset)
+
+    def _check_content(
+        self, run: Run, extent: Extent, content_length: int, fill: Callable[[int, int], None]
+    ) -> None:
+        """Check what an extent holds; `fill` gets the next bytes of it, from the first on."""
+        computed = None if extent.digest is None else digest.stream()
+        has_sha256 = extent.sha256 is not None or extent.strong is not None
+        sha256 = hashlib.sha256() if has_sha256 else None
+        source = extent.source
+        for at in range(0, content_length, PIECE_LENGTH):
+            length = min(content_length - at, PIECE_LENGTH)
+            fill(at, length)
             if computed is not None:
                 computed.update(self._ours.view[:length])
             if sha256 is not None:
@@ -203,9 +251,18 @@ class _Reader:
             message = f"its digest is {digest.to_text(computed.intdigest())}, "
             message += f"the index says {digest.to_text(extent.digest)}"
             self._find("digest", message, run, extent, offset=extent.offset)
-        elif sha256 is not None and sha256.hexdigest() != extent.sha256:
-            message = f"the SHA-256 of this header is {sha256.hexdigest()}, the manifest says "
+        elif sha256 is not None:
+            self._check_sha256(run, extent, sha256.digest())
+
+    def _check_sha256(self, run: Run, extent: Extent, computed: bytes) -> None:
+        """Compare a SHA-256 with those that manifest and index say."""
+        if extent.sha256 not in (None, computed.hex()):
+            message = f"the SHA-256 of this header is {computed.hex()}, the manifest says "
             self._find("manifest", message + f"{extent.sha256}", run, extent, offset=extent.offset)
+        if extent.strong not in (None, computed):
+            assert extent.strong is not None
+            message = f"its SHA-256 is {computed.hex()}, the index says {extent.strong.hex()}"
+            self._find("digest", message, run, extent, offset=extent.offset)
 
     def _is_same(self, run: Run, extent: Extent, source: SourceRange, at: int, length: int) -> bool:
         """Compare the piece at `at` with the source; report the first byte that differs."""
@@ -219,7 +276,8 @@ class _Reader:
             f"{self._theirs.view[first]:#04x} at byte {start + first:,} of "
             f"{os.path.basename(self.scan.shard_paths[source.shard])}"
         )
-        self._find("bytes", message, run, extent, offset=extent.offset + at + first)
+        in_file = at + first if extent.frame is None else 0  # else it is somewhere in the frame
+        self._find("bytes", message, run, extent, offset=extent.offset + in_file)
         return False
 
     def _check_gap(self, shard: int, position: int, end: int) -> None:

@@ -19,13 +19,10 @@ from moepack.cli.bench import bench
 from moepack.errors import MachineError, RequestError
 from moepack.report import speed_text
 from moepack.storage import page_cache
-from tests.support import llama_cpp
 from tests.support.models import first_shard, shards_of
+from tests.support.needs import needs_llama
 
 MIB = 1 << 20
-needs_llama = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
 
 
 @needs_llama

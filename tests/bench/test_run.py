@@ -33,6 +33,7 @@ from moepack.source.shards import open_source
 from moepack.storage import page_cache
 from moepack.storage.threaded import ThreadedBackend
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, pack_model
+from tests.support.needs import require_disk
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 TRACE = FIXTURES / "qwen3moe-trace.csv"
@@ -268,6 +269,7 @@ def test_in_flight_ends_in_time(tmp_path: Path) -> None:
 
 
 def test_dropping_really_empties_the_page_cache(packs: dict[str, Path]) -> None:
+    require_disk(packs["gpt-oss"])
     paths = sorted(packs["gpt-oss"].glob("experts-*.bin"))
     for path in paths:
         path.read_bytes()
@@ -308,6 +310,7 @@ QUICK = ("--point-seconds", "0.002", "--length", "300KiB", "--seconds", "0")
 def test_bench_compares_ends_with_a_verdict_and_draws(
     hot_pack: Path, moepack_command: Command, tmp_path: Path
 ) -> None:
+    require_disk(hot_pack)
     source = ("--source", first_shard("qwen3moe"))
     run = moepack_command("bench", hot_pack, *source, *QUICK, "--plot", tmp_path / "s.svg")
     assert run.returncode == 0, run.stderr

@@ -23,6 +23,7 @@ from moepack.storage.aligned_read import address
 from moepack.storage.threaded import ThreadedBackend, ThreadedQueue
 from tests.support.amounts import amounts
 from tests.support.gguf_builder import moe, split, write_shards
+from tests.support.needs import require_disk
 from tests.support.synthetic_drive import (
     CALM,
     NOISY,
@@ -188,6 +189,7 @@ def test_what_was_cached_is_dropped_before_a_cold_reading(
     before: tuple[str, str], model: tuple[Pack, run.Model]
 ) -> None:
     pack, _ = model
+    require_disk(pack.path)
     layers = workload.from_counts({}, pack.shape, 3, 2, "").layers
     portions = {"blobs": replay.portions(replay.blobs(pack, layers), [len(layers)])}
     paths = portions["blobs"][0].paths

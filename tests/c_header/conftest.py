@@ -5,18 +5,30 @@ from pathlib import Path
 import pytest
 
 from moepack.packing.shard_index import index_model
-from tests.support.c_compiler import SANITIZERS, compiled
+from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD, compiled
 from tests.support.gguf_builder import F32, moe
+from tests.support.light_folder import light_folder
 from tests.support.models import pack_model
 from tests.support.pack_draft import COUNTS
+
+__all__ = ["light_folder"]
 
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the C test program once, with sanitizers."""
-    target = tmp_path_factory.mktemp("c") / "reader_test"
-    source = Path(__file__).parent / "reader_test.c"
-    run = compiled("cc", "-std=c99", *SANITIZERS, source, "-o", target)
+    """Compile the C test program once, with sanitizers, and with zstd where it is installed."""
+    return compiled_test(tmp_path_factory.mktemp("c"), *(ZSTD if HAS_ZSTD else ()))
+
+
+@pytest.fixture(scope="session")
+def program_without_zstd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the C test program as the header is by itself."""
+    return compiled_test(tmp_path_factory.mktemp("c"))
+
+
+def compiled_test(folder: Path, *flags: str) -> Path:
+    target, source = folder / "reader_test", Path(__file__).parent / "reader_test.c"
+    run = compiled("cc", "-std=c99", *SANITIZERS, *flags, source, "-o", target)
     assert run.returncode == 0, run.stderr
     return target
 

@@ -12,6 +12,7 @@ import moepack
 from moepack.packing.shard_index import index_model
 from tests.support.c_compiler import SANITIZERS, compiled
 from tests.support.c_readers import c_says, python_says
+from tests.support.children import PATIENCE
 from tests.support.gguf_builder import Q8_0, moe
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
 
@@ -120,8 +121,8 @@ def test_a_call_that_fails_is_an_error_and_leaves_nothing_behind(
     assert [
         line.partition(" cannot ")[2].partition(":")[0] for line in run.stdout.splitlines()
     ] == [
-        *("allocate memory", "find", "open", "prepare", "prepare", "map"),
-        *("allocate memory", "allocate memory"),
+        *("allocate memory", "open", "prepare", "prepare", "allocate memory"),
+        *("open", "prepare", "prepare", "map", "allocate memory", "allocate memory"),
         *(("open", "prepare", "prepare", "allocate memory") if either.name == "index" else ()),
     ]
 
@@ -166,16 +167,25 @@ def loop_for(name: str) -> Callable[[Path], None]:
 
 
 DATA = "experts-00001.bin"
+NO_PACK = "NOT_A_PACK manifest.json: no such file: not a pack"
 BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no manifest": (without("manifest.json"), "NOT_A_PACK manifest.json"),
-    "a folder for a manifest": (folder_for("manifest.json"), "NOT_A_PACK manifest.json"),
-    "nothing": (shutil.rmtree, "NOT_A_PACK manifest.json"),
+    "no manifest": (without("manifest.json"), NO_PACK),
+    "a folder for a manifest": (folder_for("manifest.json"), NO_PACK),
+    "nothing": (shutil.rmtree, NO_PACK),
     "no index": (without("index.bin"), "DAMAGED index.bin: the file is missing"),
     "a folder for an index": (folder_for("index.bin"), "DAMAGED index.bin: not a regular file"),
     "a pipe for an index": (pipe_for("index.bin"), "DAMAGED index.bin: not a regular file"),
     "an empty index": (cut("index.bin", 0), "DAMAGED index.bin: header: cut short"),
     "an index of 63 bytes": (cut("index.bin", 63), "DAMAGED index.bin: header: cut short"),
     "an index of 64 bytes": (cut("index.bin", 64), "DAMAGED index.bin: index_length"),
+    "an index of 1 GiB": (
+        cut("index.bin", 1 << 30),
+        "DAMAGED index.bin: index_length: expected 1073741824 as",
+    ),
+    "an index of more": (
+        cut("index.bin", (1 << 30) + 1),
+        "DAMAGED index.bin: index_length: expected up to 1073741824 bytes, found 1073741825",
+    ),
     "no data": (without(DATA), f"DAMAGED {DATA}: the file is missing"),
     "a pipe for data": (pipe_for(DATA), f"DAMAGED {DATA}: not a regular file"),
     "a folder for data": (folder_for(DATA), f"DAMAGED {DATA}: not a regular file"),
@@ -207,7 +217,7 @@ def test_symbolic_links_are_followed_and_a_long_path_is_an_error(
     linked, long, odd, file = c_says(program, "list", paths)
     assert linked == python_says(small, reads=True)
     assert long.refusal == "BUFFER manifest.json: the path is too long"
-    assert odd.refusal == "SYSTEM manifest.json: cannot find: File name too long"
+    assert odd.refusal == "SYSTEM manifest.json: cannot open: File name too long"
     assert file.refusal.startswith("NOT_A_PACK manifest.json: ")
 
 
@@ -216,7 +226,7 @@ def test_symbolic_links_are_followed_and_a_long_path_is_an_error(
 
 def example_on(pack: Path, program: Path, layer: int, experts: list[int]) -> list[str]:
     command = [str(program), str(pack), str(layer), *map(str, experts)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if "io_uring_queue_init" in run.stderr:
         pytest.skip("io_uring does not work here")
     assert run.stderr == ""
@@ -252,6 +262,15 @@ def test_the_example_reads_what_the_router_chose(
                 for expert in chosen
                 for kind in pack.parts(layer)
             ]
+
+
+def test_the_example_needs_no_file_of_second_places(tmp_path: Path) -> None:
+    source = ROOT / "examples" / "routed_experts.c"
+    run = compiled("cc", "-std=gnu99", "-Wno-pedantic", *SANITIZERS, source, "-o", tmp_path / "x")
+    assert run.returncode == 0, run.stderr
+    path = ROOT / "conformance" / "packs" / "second-place-missing"
+    assert not (path / "second.bin").exists()
+    assert len(example_on(path, tmp_path / "x", 1, [1])) == 3
 
 
 def test_a_direct_read_of_a_file_that_ends_too_early_is_short(

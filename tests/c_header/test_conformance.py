@@ -1,4 +1,4 @@
-"""moepack.h gives the conformance packs their verdicts, as far as a reader without JSON can."""
+"""moepack.h gives the conformance packs their verdicts, but for what only the manifest says."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.support.c_readers import c_says
 PACKS = make_packs.FOLDER
 VERDICTS: list[dict[str, Any]] = json.loads((PACKS / "verdicts.json").read_text())
 OF_THE_MANIFEST = ("broken-manifest-", "broken-text-", "broken-cross-", "broken-file-manifest")
-"""What only a reader that parses the manifest can tell."""
+"""What only a reader can tell that takes more from the manifest than the name of the index."""
 
 
 def named(verdict: str, *asked_for: str) -> list[Path]:

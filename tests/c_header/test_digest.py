@@ -58,9 +58,7 @@ def require_xxhash() -> None:
 
 
 def build(target: Path, compiler: str, *flags: str) -> Path:
-    libraries = [flag for flag in flags if flag.startswith("-l")]
-    others = [flag for flag in flags if flag not in libraries]
-    run = compiled(compiler, *others, SOURCE, "-o", target, *libraries)
+    run = compiled(compiler, *flags, SOURCE, "-o", target)
     assert (run.returncode, run.stderr) == (0, "")
     return target
 

@@ -15,12 +15,12 @@ LONGER = {name: 4 if name == "ranks" else 8 for name in SECTIONS}
 
 LATER: dict[str, dict[str, Any]] = {
     "a longer header": {"header": 8},
-    "a header of 64 KiB": {"header": (1 << 16) - 56},
+    "a directory that ends at byte 65,536": {"header": (1 << 16) - 56 - 8 * 48},
     "longer records of the directory": {"directory": 16},
     **{f"longer {name}": {"longer": {name: 5 * by}} for name, by in LONGER.items()},
     "new sections": {
         "new": [
-            NewSection("first", before="files"),
+            NewSection("fourth", before="blobs"),
             NewSection("in-the.middle_", before="ranks"),
             NewSection("no-records", 0),
             NewSection("bytes", 77, 1),
@@ -52,8 +52,8 @@ def test_a_section_that_is_needed_and_not_known_is_refused_by_name(
     either: Path, tmp_path: Path, program: Path
 ) -> None:
     path = Path(shutil.copytree(either, tmp_path / "pack"))
-    grow(path, new=[NewSection("codecs", is_required=True, before="parts")])
+    grow(path, new=[NewSection("signs", is_required=True, before="parts")])
     (found,) = c_says(program, "check", [path])
-    words = "directory: needs the section 'codecs', which this reader does not know"
+    words = "directory: needs the section 'signs', which this reader does not know"
     assert found.refusal == f"FEATURE index.bin: {words}"
     assert words in python_says(path).refusal

@@ -1,5 +1,6 @@
 """The chat of `run`: in a pipe, and on a terminal of its own."""
 
+import contextlib
 import json
 import os
 import pty
@@ -14,15 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import llama_cpp
 from tests.support.chat_model import write_chat_model
+from tests.support.children import PATIENCE
 from tests.support.models import first_shard, flip, pack_model
+from tests.support.needs import needs_llama
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(
-        not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-    ),
+    needs_llama,
 ]
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -138,7 +138,7 @@ class Terminal:
 
     def until(self, pattern: str) -> str:
         """Wait for words after those that were waited for before; return all up to them."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while (match := re.search(pattern, self.written)) is None:
             ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
             assert ready, self.written
@@ -175,9 +175,12 @@ def test_an_interruption_ends_the_answer_and_at_the_prompt_the_chat(terminal: Te
     terminal.until("\n> ")
     terminal.type("/clear\nrefuse\n")
     terminal.until("error: .*not this\r\n> ")
-    time.sleep(0.5)  # Python sees a signal between prompting and reading only with the next key
+    time.sleep(0.5)
     terminal.process.send_signal(signal.SIGINT)
-    assert terminal.process.wait(30) == 0
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        terminal.process.wait(10)
+    terminal.type("\n")  # on which Python sees a signal that came between prompting and reading
+    assert terminal.process.wait(PATIENCE) == 0
 
 
 def test_a_termination_ends_the_chat_and_not_an_answer_alone(terminal: Terminal) -> None:
@@ -185,4 +188,4 @@ def test_a_termination_ends_the_chat_and_not_an_answer_alone(terminal: Terminal)
     terminal.type("hello\n")
     terminal.until("hello\r\n.")
     terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.process.wait(30) == 130
+    assert terminal.process.wait(PATIENCE) == 130

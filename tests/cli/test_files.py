@@ -4,15 +4,20 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 import moepack
 from moepack.cli import main
+from moepack.errors import MachineError
+from tests.support.children import within
 from tests.support.models import FIXTURES, first_shard, shards_of
+from tests.support.special_files import SPECIAL, is_special, make_special
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TRACE = FIXTURES / "qwen3moe-trace.csv"
@@ -252,6 +257,134 @@ def test_a_trace_is_not_written_in_the_place_of_a_device(tmp_path: Path) -> None
         with pytest.raises(moepack.RequestError, match="not a file"):
             moepack.import_trace([str(TRACE)], tmp_path / "pipe", force=force)
     assert os.listdir(tmp_path) == ["pipe"]
+
+
+STREAMS = ("a FIFO", "a device")
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_streams_are_written_to_and_stay(
+    kind: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is no file is neither replaced nor recommended to be, by any command."""
+    target = tmp_path / "stream.svg"
+    make_special(kind, target)
+    takes_streams = command[:2] != ["trace", "import"] and kind in STREAMS
+    with ExitStack() as stack:
+        pieces = stack.enter_context(drained(target)) if kind == "a FIFO" else []
+        for force in ((), ("--force",)):
+            code = main.run([*command, str(target), *force])
+            said = capsys.readouterr().err
+            assert (code, "--force" in said) == (0 if takes_streams else 2, False), said
+    assert is_special(kind, target)
+    assert os.listdir(tmp_path) == [target.name]
+    assert bool(pieces) == (takes_streams and kind == "a FIFO")
+
+
+@contextmanager
+def drained(fifo: Path) -> Iterator[list[bytes]]:
+    """Read all that is written into a FIFO; what it was is there when the `with` ends."""
+    pieces: list[bytes] = []
+    reading, writing = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), os.open(fifo, os.O_WRONLY)
+    os.set_blocking(reading, True)
+
+    def read() -> None:
+        while piece := os.read(reading, 1 << 16):
+            pieces.append(piece)
+
+    reader = Thread(target=read)
+    reader.start()
+    try:
+        yield pieces
+    finally:
+        os.close(writing)
+        reader.join()
+        os.close(reading)
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_needs_a_file_refuses_what_is_none(
+    kind: str, tmp_path: Path, packs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = Path(shards_of("qwen3moe")[2]).name
+    make_special(kind, tmp_path / shard)
+    (tmp_path / "link").symlink_to(tmp_path / shard)
+    pack = str(packs["qwen3moe"])
+    for output in (
+        ("restore", pack, "-o", str(tmp_path)),
+        ("export", "gguf", pack, "-o", str(tmp_path / shard)),
+        ("export", "gguf", pack, "-o", str(tmp_path / "link")),
+    ):
+        for force in ((), ("--force",), ("--resume",), ("--resume", "--force")):
+            assert main.run([*output, *force]) == 2
+            said = capsys.readouterr().err
+            assert f"{kind.replace('drive', 'device')} has this name" in said
+            assert "--force" not in said
+    assert is_special(kind, tmp_path / shard)
+    assert sorted(os.listdir(tmp_path)) == sorted([shard, "link"])
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_a_file_in_the_making_takes_the_place_of_no_device(
+    kind: str, tmp_path: Path, packs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = tmp_path / "model.gguf.partial"
+    make_special(kind, partial)
+    command = ["export", "gguf", str(packs["qwen3moe"]), "-o", str(tmp_path / "model.gguf")]
+    for force in ((), ("--force",), ("--resume",)):
+        assert main.run([*command, *force]) == 2
+        assert f"{partial}: {kind.replace('drive', 'device')} has" in capsys.readouterr().err
+    partial.rename(tmp_path / "trace.partial")
+    with pytest.raises(MachineError, match="not a regular file"):
+        within(lambda: moepack.import_trace([str(TRACE)], tmp_path / "trace"))
+    assert is_special(kind, tmp_path / "trace.partial")
+    assert len(os.listdir(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_a_resumed_pack_takes_nothing_away_that_is_no_file(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "pack"
+    target.mkdir()
+    (target / "pack.journal").touch()
+    make_special(kind, target / "index.bin")
+    shard = str(first_shard("qwen3moe"))
+    assert within(lambda: main.run(["pack", shard, "-o", str(target), "--resume"])) == 6
+    assert "not a regular file" in capsys.readouterr().err
+    assert is_special(kind, target / "index.bin")
+
+
+def test_standard_output_has_more_names(
+    tmp_path: Path, packs: dict[str, Path], moepack_command: Run
+) -> None:
+    """Through a pipe and into a file that the shell opened, as for `-`."""
+    command = ("hotness", TRACE, "-o")
+    expected = moepack_command(*command, "-", "-q").stdout
+    assert expected
+    for name in ("/dev/stdout", "/dev/fd/1"):
+        assert moepack_command(*command, name, "-q").stdout == expected
+        with open(tmp_path / "redirected", "wb") as file:
+            options: Any = {"capture_output": False, "stdout": file, "stderr": subprocess.PIPE}
+            run = moepack_command(*command, name, **options)
+        assert (run.returncode, (tmp_path / "redirected").read_text()) == (0, expected)
+        assert "selections" in run.stderr
+        run = moepack_command("export", "gguf", packs["qwen3moe"], "-o", name)
+        assert (run.returncode, "cannot be written to standard output" in run.stderr) == (2, True)
+
+
+def test_a_file_that_is_open_is_not_replaced_under_its_name(
+    tmp_path: Path, packs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as /dev/stderr: what would be replaced there is the link in /dev."""
+    with open(tmp_path / "log", "w") as log:
+        link = tmp_path / "stderr"
+        link.symlink_to(f"/proc/self/fd/{log.fileno()}")
+        for command in (("export", "gguf"), ("extract", *AT)):
+            words = [*command, str(packs["qwen3moe"]), "-o", str(link), "--force"]
+            assert main.run(words) == 2
+            assert "a link to an open file has this name" in capsys.readouterr().err
+    assert link.is_symlink()
 
 
 def test_the_library_writes_over_a_trace_when_it_is_told_to(tmp_path: Path) -> None:

@@ -138,8 +138,8 @@ def test_what_is_not_known_is_null_and_a_dash(tmp_path: Path, moepack_command: R
     (one,) = body(moepack_command(*arguments, "--json"))["forecasts"]
     for name in ("tokens_per_second", "lowest", "highest", "ceiling", "binding", "hit_rate"):
         assert one[name] is None
-    why = "– tok/s: nothing is known of the bandwidth of memory"
-    assert why in lines_of(moepack_command(*arguments))[2]
+    assert one["reason"] == "nothing is known of the bandwidth of memory"
+    assert f"– tok/s: {one['reason']}" in lines_of(moepack_command(*arguments))[2]
 
 
 @pytest.mark.parametrize(

@@ -13,58 +13,64 @@ import pytest
 
 from moepack.cli.exit_codes import ExitCode
 from moepack.machine.file import decode, read_machine
+from tests.support.needs import require_disk
 
 LITTLE = ("--seconds", "0")
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture
+def on_disk(packs: dict[str, Path]) -> Path:
+    """Return a pack on a drive, which is measured."""
+    require_disk(packs["qwen3moe"])
+    return packs["qwen3moe"]
+
+
 def test_the_machine_is_printed_and_what_is_not_known_is_noted(
-    packs: dict[str, Path], moepack_command: Command
+    on_disk: Path, moepack_command: Command
 ) -> None:
-    run = moepack_command("machine", packs["qwen3moe"], *LITTLE)
+    run = moepack_command("machine", on_disk, *LITTLE)
     assert run.returncode == 0, run.stderr
     machine = decode(run.stdout.encode(), "-")
     assert machine.memory.basis == "read"
     assert machine.drive is not None
-    assert machine.drive.path == str(packs["qwen3moe"])
+    assert machine.drive.path == str(on_disk)
     assert "note: less than 1 GiB to read from" in run.stderr
     if not machine.gpus:
         assert "note: no GPU was found: " in run.stderr
 
 
 def test_the_file_is_written_when_all_is_measured(
-    packs: dict[str, Path], moepack_command: Command, tmp_path: Path
+    on_disk: Path, moepack_command: Command, tmp_path: Path
 ) -> None:
     path = tmp_path / "machine.toml"
-    run = moepack_command("machine", packs["qwen3moe"], *LITTLE, "-o", path)
+    run = moepack_command("machine", on_disk, *LITTLE, "-o", path)
     assert run.returncode == 0, run.stderr
     assert read_machine(path).drive is not None
     assert run.stdout.startswith("memory  ")
     assert "random reads with" in run.stdout
     before = path.read_bytes()
-    refused = moepack_command("machine", packs["qwen3moe"], *LITTLE, "-o", path)
+    refused = moepack_command("machine", on_disk, *LITTLE, "-o", path)
     assert refused.returncode == ExitCode.USAGE
     assert "exists already" in refused.stderr
     assert path.read_bytes() == before
     path.write_text("")
-    forced = moepack_command("machine", packs["qwen3moe"], *LITTLE, "-o", path, "--force", "-q")
+    forced = moepack_command("machine", on_disk, *LITTLE, "-o", path, "--force", "-q")
     assert (forced.stdout, forced.stderr) == ("", "")
     assert read_machine(path).drive is not None
 
 
-def test_on_standard_output_the_file_is_alone(
-    packs: dict[str, Path], moepack_command: Command
-) -> None:
-    run = moepack_command("machine", packs["qwen3moe"], *LITTLE, "-o", "-", "--json")
+def test_on_standard_output_the_file_is_alone(on_disk: Path, moepack_command: Command) -> None:
+    run = moepack_command("machine", on_disk, *LITTLE, "-o", "-", "--json")
     assert decode(run.stdout.encode(), "-").drive is not None
     assert json.loads(run.stderr)["machine"]["memory"]["basis"] == "read"
 
 
 def test_json_says_what_the_file_says(
-    packs: dict[str, Path], moepack_command: Command, tmp_path: Path
+    on_disk: Path, moepack_command: Command, tmp_path: Path
 ) -> None:
     path = tmp_path / "machine.toml"
-    run = moepack_command("machine", packs["qwen3moe"], *LITTLE, "-o", path, "--json")
+    run = moepack_command("machine", on_disk, *LITTLE, "-o", path, "--json")
     facts = json.loads(run.stdout)
     machine = read_machine(path)
     assert facts["machine"]["memory"]["value"] == machine.memory.value

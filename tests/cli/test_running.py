@@ -4,18 +4,18 @@ import json
 import signal
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support import llama_cpp
 from tests.support.chat_model import write_chat_model
 from tests.support.models import first_shard
+from tests.support.needs import needs_llama
+from tests.support.terminals import MOEPACK, on_terminal
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
+pytestmark = needs_llama
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = ("--memory", "floor", "--context", "64", "--threads", "1", "--temperature", "0")
@@ -75,6 +75,21 @@ def test_a_trace_of_the_run_is_kept(moepack_command: Command, tmp_path: Path) ->
     assert run.returncode == 0, run.stderr
     stats = json.loads(moepack_command("trace", "stats", trace, "--json").stdout)
     assert stats["request_count"] == 1
+
+
+def test_a_terminal_obeys_nothing_that_a_model_says(
+    moepack_command: Command, tmp_path: Path
+) -> None:
+    """A pipe gets the text as it was generated; new lines and tabs reach both."""
+    control = "\x1b]0;title\x07\x9b1m\u202e\x7f\b\t\n"
+    path = write_chat_model(tmp_path / "chat.gguf", suffix=control)
+    command = ("run", str(path), "--raw", "-p", "a", "-n", "30", "-q", *SMALL)
+    piped = moepack_command(*command).stdout
+    assert piped.count(control) > 3
+    shown = on_terminal(*MOEPACK, *command).replace("\r\n", "\n")
+    assert shown.count("\\x1b]0;title\\x07\\x9b1m\\u202e\\x7f\\x08\t\n") == piped.count(control)
+    assert not [c for c in shown if c not in "\t\n" and unicodedata.category(c) == "Cc"]
+    assert "\u202e" not in shown
 
 
 def test_a_chat_answers_line_by_line(moepack_command: Command, chat_path: Path) -> None:

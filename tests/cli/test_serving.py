@@ -8,18 +8,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 
-from tests.support import llama_cpp
-from tests.support.models import first_shard
+from tests.support.children import PATIENCE
+from tests.support.models import first_shard, shards_of
+from tests.support.needs import needs_llama
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(
-        not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to serve"
-    ),
+    needs_llama,
 ]
 SMALL = ("--memory", "floor", "--context", "2048", "--threads", "1")
 SHARD = first_shard("qwen3moe")
@@ -41,7 +41,7 @@ def test_it_serves_until_it_is_told_to_end(stop: signal.Signals, tmp_path: Path)
         answer = httpx.post(f"{match[2]}/v1/completions", json=body, timeout=60).json()
         assert answer["usage"]["completion_tokens"] == 5
         process.send_signal(stop)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
         assert process.stderr.read() == ""
     assert trace.stat().st_size > 0
 
@@ -68,6 +68,25 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
             assert httpx.get(f"{url}/models").status_code == 401
             headers = {"Authorization": "Bearer sesame"}
             assert httpx.get(f"{url}/models", headers=headers).status_code == 200
+        finally:
+            process.terminate()
+
+
+def test_a_model_with_a_hostile_name_is_served_under_one_that_can_be_said(tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b[2J\nb\udcff"
+    folder.mkdir()
+    for shard in shards_of("qwen3moe"):
+        (folder / Path(shard).name).symlink_to(shard)
+    command = [sys.executable, "-m", "moepack", "serve", str(folder), "--port", "0", *SMALL]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        _, said = process.stderr.readline(), process.stderr.readline()
+        try:
+            name = r"a\x1b[2J\nb\udcff"
+            assert said.startswith(f"serving {name} at http://")
+            (url,) = re.findall(r"http://\S+/v1", said)
+            assert httpx.get(f"{url}/models").json()["data"][0]["id"] == name
+            assert httpx.get(f"{url}/models/{quote(name)}").status_code == 200
         finally:
             process.terminate()
 

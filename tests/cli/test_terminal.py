@@ -275,7 +275,16 @@ def test_places_in_large_packs_fit_80_columns() -> None:
     digest = "xxh3:0123456789abcdef"
     path = Path("experts.bin")
     part = PlacedPartFacts(
-        "ffn_gate_up_exps.weight", "IQ2_XXS", (4096, 1536), path, offset, 0, length, length, digest
+        name="ffn_gate_up_exps.weight",
+        type="IQ2_XXS",
+        shape=(4096, 1536),
+        path=path,
+        offset=offset,
+        offset_in_blob=0,
+        stored_length=length,
+        length=length,
+        codec=None,
+        digest=digest,
     )
     facts = BlobFacts(61, 255, "ffn_exps", path, offset, 2 * length, 15_615, 12_345_678, (part,))
     assert max(map(len, text.blob(facts).splitlines())) <= 80

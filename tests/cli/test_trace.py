@@ -17,13 +17,10 @@ from moepack.hotness import file
 from moepack.trace.formats import registry
 from moepack.trace.model import Tokens
 from moepack.trace.validation import Checks
-from tests.support import llama_cpp
 from tests.support.models import FIXTURES, first_shard
+from tests.support.needs import needs_llama
 from tests.support.recordings import larger_than_memory
 
-needs_llama = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TRACE = FIXTURES / "qwen3moe-trace.csv"
 IMATRIX = FIXTURES / "qwen3moe-imatrix.gguf"

@@ -19,6 +19,7 @@ from tests.support import llama_cpp, odd_models
 from tests.support.gguf_builder import moe
 from tests.support.machine_faults import Room
 from tests.support.models import REAL_MODELS, first_shard, flip, shards_of
+from tests.support.needs import needs_llama
 from tests.support.packs import pieces
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -27,10 +28,6 @@ pytestmark = pytest.mark.long
 TOKENS = [(37 * n + 11) % 200 + 3 for n in range(60)]
 RUNNABLE = [name for name in REAL_MODELS if name != "ud-mixed"]
 READABLE = [name for name in odd_models.MODELS if name != "unknown types"]
-
-needs_engine = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is no engine to ask"
-)
 
 
 class Found(NamedTuple):
@@ -114,7 +111,7 @@ def test_experts_are_last_by_layer_and_all_is_on_pages(model: str, tmp_path: Pat
     assert [tensor.name for tensor in tensors][: len(dense)] == dense
 
 
-@needs_engine
+@needs_llama
 @pytest.mark.parametrize("model", RUNNABLE)
 def test_logits_are_bit_identical_from_every_layout_and_from_an_index(
     model: str, tmp_path: Path
@@ -134,7 +131,7 @@ def test_logits_are_bit_identical_from_every_layout_and_from_an_index(
     assert len(exported) == 1
 
 
-@needs_engine
+@needs_llama
 @pytest.mark.parametrize("alignment", [32, 4 * KIB, 16 * KIB, 64 * KIB, 2 * MIB])
 def test_any_alignment_loads(alignment: int, packs: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "model.gguf"
@@ -146,7 +143,7 @@ def test_any_alignment_loads(alignment: int, packs: dict[str, Path], tmp_path: P
     assert any(offset % (2 * alignment) for offset in offsets)
 
 
-@needs_engine
+@needs_llama
 def test_swapped_experts_would_be_seen_in_the_logits(
     packs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -163,7 +160,7 @@ def test_swapped_experts_would_be_seen_in_the_logits(
     assert not np.array_equal(llama_cpp.logits(target, TOKENS), expected)
 
 
-@needs_engine
+@needs_llama
 @pytest.mark.parametrize("model", ["legacy", "first without tensors", "padded", "odd names"])
 def test_llama_cpp_reads_the_headers_of_odd_models(model: str, tmp_path: Path) -> None:
     shards = odd_models.write(model, tmp_path / "source")

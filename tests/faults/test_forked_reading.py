@@ -12,7 +12,7 @@ import moepack
 import moepack.aio
 from moepack.errors import RequestError
 from moepack.reading.pack import Pack
-from tests.support.children import run_child
+from tests.support.children import PATIENCE, run_child
 from tests.support.models import keys_of, on_disk
 from tests.support.reads import in_child
 
@@ -39,7 +39,7 @@ def test_every_call_in_a_child_is_refused(pack: Pack, name: str) -> None:
                     call()
                 assert caught.value.hint == "open the pack again in the child"
 
-        in_child(work, 10)
+        in_child(work)
         for one in batch.completions():
             assert one.view == on_disk(pack.locate(*keys[one.number]))
 
@@ -68,7 +68,7 @@ def test_a_child_that_closes_and_collects_leaves_the_parents_reads_alone(
             for one in own.read_many(keys):
                 assert one.view == on_disk(pack.locate(*keys[one.number]))
 
-    in_child(work, 10)
+    in_child(work)
     for one in batch.completions():
         assert one.view == on_disk(pack.locate(*keys[one.number]))
     for one in reader.read_many(keys * 3, in_order=False):
@@ -94,7 +94,7 @@ def test_a_child_that_ends_as_programs_do_leaves_the_parent_alone(
         assert [one.view for one in reader.read_many(keys)] == expected
         print("right")
     """
-    assert run_child(code, packs["qwen3moe"], name, timeout=10) == "right\n"
+    assert run_child(code, packs["qwen3moe"], name) == "right\n"
 
 
 def test_a_child_may_look_things_up_and_make_a_reader_of_its_own(pack: Pack, name: str) -> None:
@@ -104,7 +104,7 @@ def test_a_child_may_look_things_up_and_make_a_reader_of_its_own(pack: Pack, nam
 
     with pack.reader(backend=name) as reader:
         reader.read(0, 0)
-        in_child(work, 10)
+        in_child(work)
 
 
 def test_an_asyncio_reader_that_a_child_closes_reads_on_in_the_parent(
@@ -118,8 +118,8 @@ def test_an_asyncio_reader_that_a_child_closes_reads_on_in_the_parent(
                 with pytest.raises(StopIteration):
                     reader.close().send(None)
 
-            in_child(work, 10)
-            async with asyncio.timeout(5):
+            in_child(work)
+            async with asyncio.timeout(PATIENCE):
                 for key in keys_of(pack):
                     assert await reader.read(*key) == on_disk(pack.locate(*key))
 

@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from moepack.errors import MachineError, MoepackError, RequestError
+from moepack.errors import MoepackError, RequestError
 from moepack.packing import units
 from moepack.packing.conversion import Conversion
-from moepack.packing.in_place_journal import InPlaceJournal, State
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.packing.unit_files import PackSide, Side
-from moepack.packing.units import Unit
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import map_shards
 from moepack.storage import holes
@@ -265,21 +263,6 @@ def without_comparing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PackSide, "write", write_badly)
 
 
-def punched_first(patch: pytest.MonkeyPatch) -> None:
-    """Say that a unit is packed only when its place in the shards is a hole already."""
-    note = InPlaceJournal.note
-
-    def note_late(journal: InPlaceJournal, unit: Unit, state: State, *digests: Any) -> None:
-        if state is State.PUNCHED:
-            note(journal, unit, State.PACKED, journal._digests[unit.number])
-            note(journal, unit, state)
-        else:
-            journal._states[unit.number] = state
-            journal._digests[unit.number] = digests[0]
-
-    patch.setattr(InPlaceJournal, "note", note_late)
-
-
 @pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mutant", [without_sync, without_comparing])
 def test_without_a_step_of_the_order_bytes_are_lost(
@@ -297,22 +280,3 @@ def test_without_a_step_of_the_order_bytes_are_lost(
         images = record_packing(crashes, monkeypatch)
     losses = [len(crashes.after(image, crashes.lost)) for image in images]
     assert sum(map(bool, losses)) >= 4, losses
-
-
-@pytest.mark.slow
-def test_where_the_journal_comes_late_nobody_can_go_on(
-    model: Model, tmp_path: Path, room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A hole that the journal does not know of is never copied into the pack."""
-    crashes = Crashes("ext4", model, tmp_path, room)
-    with monkeypatch.context() as patch:
-        punched_first(patch)
-        images = record_packing(crashes, monkeypatch)
-    problems = []
-    for image in images:
-        try:
-            crashes.after(image, crashes.resume)
-        except MachineError as error:
-            problems.append(str(error))
-    assert problems
-    assert all("has a hole" in problem for problem in problems)

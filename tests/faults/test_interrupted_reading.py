@@ -11,6 +11,7 @@ import pytest
 
 import moepack
 from moepack.storage.backend import Completion, ReadRequest
+from tests.support.children import PATIENCE
 from tests.support.faulty_backend import make
 
 PROGRAM = """
@@ -75,7 +76,7 @@ def test_a_reader_that_was_interrupted_reads_on_and_closes(
     packs: dict[str, Path], name: str, how: str
 ) -> None:
     command = [sys.executable, "-c", PROGRAM, str(packs["qwen3moe"]), name, how]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert run.stdout.startswith("read on after"), run.stderr
     assert run.returncode == 0, run.stderr
 
@@ -98,7 +99,7 @@ def test_a_program_that_is_interrupted_while_it_reads_ends(
 
 def interrupted_end(child: subprocess.Popen[str]) -> int:
     """Send signals until a process ends: Python ignores one that comes while it drops an object."""
-    for _ in range(20):
+    for _ in range(round(2 * PATIENCE)):
         child.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(0.5)

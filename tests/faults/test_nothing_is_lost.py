@@ -27,6 +27,7 @@ from moepack.errors import MachineError, PackError, RequestError
 from moepack.verifying.verifier import verify
 from tests.support import gguf_builder, machine_faults
 from tests.support.amounts import amounts
+from tests.support.children import PATIENCE
 from tests.support.machine_faults import Disk, Room, Shot, needs_strace
 from tests.support.models import contents, pack_model
 
@@ -208,7 +209,7 @@ def test_killed_at_any_moment_it_leaves_no_pack_or_a_whole_one_and_resumes(
         process = machine_faults.start(big.source, "-o", target, "--threads", threads)
         machine_faults.wait_until(has_bytes(target, int(share * big.length)), process)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
         if target.exists() and is_whole(target, big):
             assert process.returncode in (0, 130, -number), errors
             continue
@@ -571,7 +572,7 @@ def test_a_file_that_may_not_grow_is_an_error_of_the_machine(big: Model, tmp_pat
 
     command = [*machine_faults.PACK_COMMAND, str(big.source), "-o", str(tmp_path / "pack")]
     outcome = subprocess.run(
-        command, capture_output=True, text=True, preexec_fn=limit, timeout=60, check=False
+        command, capture_output=True, text=True, preexec_fn=limit, timeout=PATIENCE, check=False
     )
     assert outcome.returncode == 6
     assert says(outcome.stderr, ".", ".")
@@ -633,7 +634,7 @@ def test_after_a_power_cut_on_a_real_file_system_it_resumes(
     process = machine_faults.start(big.source, "-o", target, "--threads", "1")
     machine_faults.wait_until(reached, process)
     cut_power(mounted)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode in (0, 6)
     assert room.run("umount", place)
     room.mount(place, "-o", "loop", image)
@@ -845,7 +846,8 @@ def test_of_packs_at_once_into_one_target_exactly_one_wins(big: Model, tmp_path:
     target = tmp_path / "pack"
     each = ("--threads=4", "--resume", "--resume", "--threads=1")
     processes = [machine_faults.start(big.source, "-o", target, option) for option in each]
-    ended = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
+    errors_of = {one: one.communicate(timeout=PATIENCE)[1] for one in processes}
+    ended = [(errors, process.returncode) for process, errors in errors_of.items()]
     losers = [(errors, code) for errors, code in ended if code]
     assert len(losers) == 3
     for errors, code in losers:
@@ -929,7 +931,7 @@ def test_a_pipe_in_place_of_the_journal_is_not_waited_for(
     small: Model, tmp_path: Path, moepack_command: Command
 ) -> None:
     os.mkfifo(tmp_path / JOURNAL)
-    outcome = moepack_command("pack", small.source, "-o", tmp_path, "--resume", timeout=30)
+    outcome = moepack_command("pack", small.source, "-o", tmp_path, "--resume")
     assert outcome.returncode == 2
     assert says(outcome.stderr, "not a journal", ".")
     assert [path.name for path in tmp_path.iterdir()] == [JOURNAL]

@@ -25,7 +25,7 @@ from moepack.reading.reader import Reader
 from moepack.storage import aligned_read, buffers, threaded
 from moepack.storage.arena import Arena
 from moepack.storage.backend import Completion, ReadRequest
-from tests.support.children import run_child, within
+from tests.support.children import PATIENCE, run_child, within
 from tests.support.faulty_backend import (
     Fault,
     FaultyBackend,
@@ -84,9 +84,9 @@ def take_all(batch: moepack.Batch, *, in_order: bool) -> tuple[list[int], list[M
     ("code", "hint"),
     [
         (errno.EIO, HINT_EIO),
-        (errno.ENOMEM, "free memory, or raise the limit of locked memory (ulimit -l)"),
+        (errno.ENOMEM, "free memory, or raise the limits on it (ulimit -v, ulimit -l)"),
         (errno.EMFILE, "raise the limit of open files (ulimit -n)"),
-        (errno.ENFILE, "the system's table of open files is full"),
+        (errno.ENFILE, "the system's table of open files is full: end other programs"),
         (errno.EINVAL, 'the file system refuses such a direct read: use backend="buffered"'),
         (errno.EACCES, None),
     ],
@@ -311,8 +311,8 @@ def test_one_expert_of_several_reads_raises_once(packs: dict[str, Path], name: s
         )
         with pack.reader(backend=backend, pool=pool) as reader:
             with reader.submit([(0, 1), (0, 2)], parts=("gate", "down")) as batch:
-                threading.Timer(0.05, late.set).start()
                 assert pool.free_count == 0
+                threading.Timer(0.05, late.set).start()
                 numbers, errors = take_all(batch, in_order=False)
             assert numbers == [1]
             assert [error.place for error in errors] == [
@@ -450,7 +450,7 @@ def test_closing_in_one_thread_while_others_read(pack: Pack, name: str) -> None:
 
         def work(seed: int, reader: Reader, outcomes: list[str], begun: threading.Barrier) -> None:
             choice = random.Random(seed)
-            begun.wait(10)
+            begun.wait(PATIENCE)
             try:
                 while True:
                     some = choice.choices(keys, k=6)
@@ -470,11 +470,11 @@ def test_closing_in_one_thread_while_others_read(pack: Pack, name: str) -> None:
         ]
         for worker in workers:
             worker.start()
-        begun.wait(10)
+        begun.wait(PATIENCE)
         time.sleep(0.03)
-        within(10, reader.close)
+        within(reader.close)
         for worker in workers:
-            worker.join(10)
+            worker.join(PATIENCE)
         assert len(outcomes) == 4
         assert all("closed" in outcome for outcome in outcomes)
         assert reader.statistics.in_flight_count == 0
@@ -496,8 +496,8 @@ def test_closing_waits_for_a_single_read_in_another_thread(pack: Pack, name: str
     assert closing.is_alive()
     assert not backend.is_closed
     gate.set()
-    closing.join(10)
-    one.join(10)
+    closing.join(PATIENCE)
+    one.join(PATIENCE)
     assert backend.is_closed
     assert views == [on_disk(pack.locate(0, 1))]
 
@@ -522,8 +522,8 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(pack: Pack, name: str) ->
     closer.start()
     time.sleep(0.02)
     gate.set()
-    closer.join(10)
-    taker.join(10)
+    closer.join(PATIENCE)
+    taker.join(PATIENCE)
     assert not closer.is_alive()
     assert not taker.is_alive()
     assert outcomes[:-1] in ([], ["0"])
@@ -720,7 +720,7 @@ def test_memory_that_cannot_be_had_is_one_experts_error(
         for failing in range(6):
             fail_new_memory(monkeypatch, failing)
             with made.submit(keys) as batch:
-                numbers, errors = within(10, lambda: take_all(batch, in_order=in_order))
+                numbers, errors = within(lambda: take_all(batch, in_order=in_order))
             assert sorted(numbers) == [n for n in range(6) if n != failing]
             where = pack.locate(0, failing)
             (error,) = errors
@@ -792,7 +792,7 @@ def test_memory_that_cannot_be_had_for_the_ends_of_a_read_is_one_experts_error(
                     except moepack.MachineError as error:
                         print(error.problem)
     """
-    out = run_child(code, packs["gpt-oss"], require(direct, packs["gpt-oss"]), timeout=3)
+    out = run_child(code, packs["gpt-oss"], require(direct, packs["gpt-oss"]))
     assert sorted(out.splitlines()) == ["cannot read: Cannot allocate memory", "right", "right"]
 
 
@@ -897,7 +897,7 @@ def test_a_reader_is_left_by_the_error_that_its_queue_could_not_be_made(pack: Pa
             r.submit([(0, 0)])
 
     with pytest.raises(MachineError, match="Too many open files"):
-        within(1, leave)
+        within(leave)
 
 
 # Reads that dawdle and overtake each other
@@ -994,7 +994,7 @@ def test_a_single_read_is_never_held_back(pack: Pack, name: str) -> None:
     backend = FaultyBackend(make(name), Fault(until=gate, times=1))
     with pack.reader(backend=backend, depth=1, max_in_flight=1) as made:
         batch = made.submit([(0, 0), (0, 1)])
-        assert within(5, lambda: made.read(0, 2)) == on_disk(pack.locate(0, 2))
+        assert within(lambda: made.read(0, 2)) == on_disk(pack.locate(0, 2))
         assert made.statistics.in_flight_count == 1
         gate.set()
         assert len(list(batch.completions())) == 2
@@ -1027,7 +1027,7 @@ def test_threads_with_batches_of_their_own_all_finish(
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(15)
+            worker.join(PATIENCE)
         assert sorted(done) == [0, 1, 2, 3]
         assert pool.free_count == 12
         the_rest_reads_right(pack, made, (0, 9))
@@ -1050,7 +1050,7 @@ def test_threads_share_one_batch_and_each_gets_others(pack: Pack, name: str) -> 
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(15)
+            worker.join(PATIENCE)
             assert not worker.is_alive()
         seen += [one.number for one in batch.completions()]
         assert sorted(seen) == list(range(len(keys)))
@@ -1074,7 +1074,7 @@ def test_threads_that_share_a_batch_all_come_to_its_end(pack: Pack) -> None:
         time.sleep(0.05)
         gate.set()
         for worker in workers:
-            worker.join(10)
+            worker.join(PATIENCE)
     assert sorted(outcomes) == ["took 0", "took 1"]
 
 
@@ -1120,7 +1120,7 @@ def test_a_program_that_ends_with_a_batch_in_flight_ends(packs: dict[str, Path])
         batch = reader.submit([(0, n) for n in range(8)])
         time.sleep(0.1)
     """
-    run_child(code, packs["qwen3moe"], "buffered", timeout=3)
+    run_child(code, packs["qwen3moe"], "buffered")
 
 
 def test_a_program_that_ends_with_an_asyncio_reader_in_flight_ends(packs: dict[str, Path]) -> None:
@@ -1136,7 +1136,7 @@ def test_a_program_that_ends_with_an_asyncio_reader_in_flight_ends(packs: dict[s
         loop = asyncio.new_event_loop()
         loop.run_until_complete(work())
     """
-    run_child(code, packs["qwen3moe"], timeout=3)
+    run_child(code, packs["qwen3moe"])
 
 
 def test_a_dropped_reader_leaves_no_threads_and_no_files(pack: Pack, name: str) -> None:

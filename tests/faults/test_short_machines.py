@@ -1,7 +1,9 @@
 """A machine that has not enough threads, open files or memory is named as what is at fault."""
 
+import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,11 +13,17 @@ from pathlib import Path
 import pytest
 
 from moepack import digest
-from moepack.errors import MachineError
+from moepack.cli import main
+from moepack.engines.gguf_layout import lay_out
+from moepack.errors import MachineError, PackError
+from moepack.reading.pack import Pack
+from moepack.running.model_image import ModelImage
 from moepack.verifying.verifier import verify
+from tests.support.children import PATIENCE
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.machine_faults import needs_strace
-from tests.support.models import pack_model
+from tests.support.models import FIXTURES, first_shard, pack_model
+from tests.support.needs import require_llama
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -54,7 +62,7 @@ def test_a_machine_that_starts_no_more_threads_is_at_fault(
         preexec_fn=no_more_threads,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert run.returncode == 6, run.stderr
@@ -105,6 +113,131 @@ def test_a_machine_that_opens_no_more_files_is_at_fault_and_not_the_pack_nor_the
     assert all("Too many open files" in str(outcome) or outcome is True for outcome in outcomes)
 
 
+TRACE = str(FIXTURES / "qwen3moe-trace.csv")
+MODEL = str(first_shard("qwen3moe"))
+AT = ("--layer", "0", "--expert", "1")
+SMALL = ("-n", "2", "--memory", "floor", "--context", "64", "--threads", "1")
+BRIEF = ("--seconds", "0", "--depths", "1", "--length", "64KiB", "--point-seconds", "0.001")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "inspect": ("inspect", "{model}"),
+    "pack": ("pack", "{model}", "-o", "{out}"),
+    "verify": ("verify", "{pack}", "--source", "{model}"),
+    "extract": ("extract", "{pack}", *AT, "-o", "{out}"),
+    "list": ("list", "{pack}"),
+    "index": ("index", "{model}", "-o", "{out}", "--digests"),
+    "restore": ("restore", "{pack}", "-o", "{out}"),
+    "export": ("export", "gguf", "{pack}", "-o", "{out}"),
+    "trace import": ("trace", "import", TRACE, "-o", "{out}"),
+    "hotness": ("hotness", TRACE, "-o", "{out}"),
+    "simulate": ("simulate", TRACE, "--model", "{pack}", "--policies", "lru"),
+    "place": ("place", "{pack}", "--ram", "64GiB"),
+    "bench": ("bench", "{pack}", "--source", "{model}", *BRIEF),
+    "run": ("run", "{pack}", "-p", "Hi", *SMALL),
+}
+
+
+@pytest.fixture(scope="module")
+def real_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pack a model that can be run."""
+    target = tmp_path_factory.mktemp("real") / "pack"
+    pack_model([first_shard("qwen3moe")], target)
+    return target
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_machine_that_opens_no_more_files_says_what_to_do(
+    command: str, real_pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the number of files that a command may open."""
+    if command == "run":
+        require_llama()
+
+    def run(number: int) -> int:
+        names = {"model": MODEL, "pack": real_pack, "out": tmp_path / str(number)}
+        return main.run([word.format(**names) for word in COMMANDS[command]])
+
+    assert run(99) == 0, "modules that are loaded when they are used are loaded now"
+    capsys.readouterr()
+    codes = set()
+    for count in range(14):
+        with open_files(count):
+            code = run(count)
+        said = capsys.readouterr().err
+        codes.add(code)
+        if code:
+            assert (code, "mistake in moepack" in said) == (6, False), (count, said)
+            assert "hint: raise the limit of open files (ulimit -n)" in said, (count, said)
+    assert 6 in codes
+
+
+LITTLE_MEMORY = """
+import io, json, resource, sys
+from contextlib import redirect_stderr, redirect_stdout
+from moepack.cli import main
+
+def run(arguments):
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+        return main.run(arguments), said.getvalue()
+
+arguments = sys.argv[1:]
+if arguments[0] == "warm":
+    del arguments[0]
+    assert run(arguments)[0] == 0
+_, hard = resource.getrlimit(resource.RLIMIT_AS)
+for room in (0, 1, 4, 16, 64, 256):
+    length = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (length + (room << 20), hard))
+    outcome = run(arguments)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    print(json.dumps([int(outcome[0]), outcome[1]]))
+"""
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["while it loads", "while it works"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", TRACE, "--model", MODEL, "--policies", "lru"),
+        ("machine", MODEL, "--seconds", "0"),
+        ("trace", "concentration", TRACE),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_machine_that_is_short_of_memory_says_what_to_do(
+    arguments: tuple[str, ...], is_warm: bool
+) -> None:
+    """Where it loads libraries, whose loader says it in its own words, and where it works."""
+    words = ["warm"] * is_warm + list(arguments)
+    run = subprocess.run(
+        [sys.executable, "-c", LITTLE_MEMORY, *words],
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    outcomes = [json.loads(line) for line in run.stdout.splitlines()]
+    failures = [said for code, said in outcomes if code]
+    assert {code for code, _ in outcomes} <= {0, 6}, outcomes
+    for said in failures:
+        assert "hint: " in said
+        assert "ulimit" in said
+    # The library that numpy brings ends the process itself where it gets no memory.
+    if failures or "OpenBLAS" not in run.stderr:
+        assert failures
+        assert any("not enough memory" in said for said in failures)
+
+
+def test_an_error_while_a_model_is_laid_out_is_not_lost(real_pack: Path, tmp_path: Path) -> None:
+    """Views of the memory that was mapped for it must not hold it open, and fail instead."""
+    pack = Path(shutil.copytree(real_pack, tmp_path / "pack"))
+    with Pack(pack) as opened, opened.reader(backend="buffered") as reader:
+        layout = lay_out(opened, 4096)
+        (pack / "dense.bin").unlink()
+        with pytest.raises(PackError, match="a data file is missing"):
+            ModelImage(layout, reader)
+
+
 @needs_strace()
 @pytest.mark.parametrize(
     ("file", "call"),
@@ -140,7 +273,7 @@ def assert_out_of_memory(file: Path, call: str, *arguments: str | Path) -> None:
     fault = ":".join(filter(None, (f"inject={name}", "error=ENOMEM", when)))
     traced = ["strace", "-f", "-qq", "-o", os.devnull, "-P", str(file), "-e", fault]
     command = [*traced, sys.executable, "-m", "moepack", *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert run.returncode == 6, run.stderr
     assert file.name in run.stderr
     assert "Cannot allocate memory" in run.stderr
@@ -165,13 +298,11 @@ def test_pipes_in_place_of_files_are_not_waited_for(
     data_file = tmp_path / "pack" / "experts-00001.bin"
     data_file.unlink()
     os.mkfifo(data_file)
-    run = moepack_command("verify", tmp_path / "pack", timeout=30)
+    run = moepack_command("verify", tmp_path / "pack")
     assert run.returncode == 5
     assert "experts-00001.bin" in run.stdout
     assert "not a regular file" in run.stdout
     os.mkfifo(tmp_path / "model.gguf")
-    run = moepack_command(
-        *("verify", model / "pack", "--source", tmp_path / "model.gguf"), timeout=30
-    )
+    run = moepack_command(*("verify", model / "pack", "--source", tmp_path / "model.gguf"))
     assert run.returncode == 3
     assert "not a regular file" in run.stderr

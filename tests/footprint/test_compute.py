@@ -10,13 +10,12 @@ import pytest
 
 from moepack.footprint.context import ContextOptions
 from moepack.footprint.model import footprint_of
-from tests.support import architectures, large_models, llama_cpp, llama_cpp_memory
+from tests.support import architectures, large_models, llama_cpp_memory
 from tests.support.gguf_builder import moe
 from tests.support.models import REAL_MODELS, first_shard
+from tests.support.needs import needs_llama
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: no llama.cpp to compare with"
-)
+pytestmark = needs_llama
 _MIB = 1 << 20
 
 

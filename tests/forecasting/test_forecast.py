@@ -12,13 +12,15 @@ from moepack.forecasting.facts import ForecastFacts, SpeedFacts
 from moepack.forecasting.forecast import forecast
 from moepack.forecasting.misses import WorkingSet
 from moepack.forecasting.ways import MARGIN, Model, Way
+from moepack.format import manifest
 from moepack.machine.model import Figure, Machine
 from moepack.packing.pack_model import pack_model
 from moepack.report import forecast_text
-from tests.support import large_models, llama_cpp
+from tests.support import large_models
 from tests.support.gguf_builder import moe
 from tests.support.machines import GB, machine, surface
 from tests.support.models import FIXTURES, first_shard
+from tests.support.needs import needs_llama
 
 CONTEXT = 256
 MODEL = first_shard("qwen3moe")
@@ -87,6 +89,7 @@ def test_the_terms_of_each_way_make_its_time(
     assert lowest is not None
     assert highest is not None
     assert ceiling is not None
+    assert one.reason is None
     assert 1 / speed == pytest.approx(sum(seconds.values()))
     assert 0 < lowest < speed < highest <= ceiling
     assert one.binding == max(seconds, key=lambda name: seconds[name])
@@ -167,6 +170,7 @@ def test_a_bandwidth_that_is_not_known_makes_no_speed(
     facts = forecast_of(box, **options)
     (one,) = facts.forecasts
     assert one.tokens_per_second is one.lowest is one.highest is one.ceiling is None
+    assert one.reason == f"nothing is known of the bandwidth of {words}"
     assert one.binding is None
     assert one.fits is True
     text = forecast_text.text(facts)
@@ -236,7 +240,7 @@ def test_a_warning_where_vram_is_short(model: Model) -> None:
     assert only(box, cpu_layer_count=0).warnings == (), "the margin alone is short"
 
 
-@pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed")
+@needs_llama
 def test_the_least_number_of_layers_that_fits_is_named(tmp_path: Path) -> None:
     path = large_models.write("Qwen3-30B-A3B", tmp_path / "model.gguf")
     box = machine(vram=12, vram_bandwidth=936, bandwidth=40)
@@ -260,7 +264,7 @@ def test_a_warning_where_memory_is_short(model: Model) -> None:
         assert all("it is swapped out, or killed" in line for line in streamed.warnings)
 
 
-@pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed")
+@needs_llama
 def test_a_warning_where_the_file_is_nearly_as_long_as_memory(tmp_path: Path) -> None:
     path = large_models.write("Qwen3-30B-A3B", tmp_path / "model.gguf")
     needed = Model(path, CONTEXT).needs(Way("cpu")).memory
@@ -272,7 +276,7 @@ def test_a_warning_where_the_file_is_nearly_as_long_as_memory(tmp_path: Path) ->
         assert all("read again and again" in line for line in one.warnings)
 
 
-@pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed")
+@needs_llama
 def test_a_table_of_what_does_not_fit_beside_a_gpu_is_one_of_budgets(tmp_path: Path) -> None:
     path = large_models.write("MiMo-V2-Flash", tmp_path / "model.gguf")
     box = machine(memory=128, vram=24, vram_bandwidth=936, bandwidth=80, drive=7)
@@ -332,6 +336,7 @@ def test_of_a_pack_of_experts_alone_no_speed_is_known(tmp_path: Path) -> None:
         assert facts.next_receipt is None
         for one in facts.forecasts:
             assert one.tokens_per_second is one.ceiling is None
+            assert one.reason == "it is not known what a token reads"
             assert one.binding is None
             assert one.fits is None
             assert one.vram_length is one.memory_length is None
@@ -352,10 +357,14 @@ def test_without_the_number_of_experts_used_no_speed_is_known(tmp_path: Path) ->
             assert one.terms == ()
 
 
-def test_a_model_that_uses_no_expert_divides_nothing_by_nothing(tmp_path: Path) -> None:
-    builder = moe().put("qwen3moe.expert_used_count", "u32", 0)
-    path = builder.write(tmp_path / "model.gguf")
-    one = only(path=path, budget=1 << 10, working_set=WorkingSet(2, 1))
+def test_a_pack_that_uses_no_expert_divides_nothing_by_nothing(tmp_path: Path) -> None:
+    pack = tmp_path / "model.moepack"
+    pack_model(moe().write(tmp_path / "model.gguf"), pack, experts_only=True)
+    path = pack / manifest.NAME
+    described = manifest.decode(path.read_bytes(), str(path))
+    source = described.source._replace(experts_used={"ffn_exps": 0})
+    path.write_bytes(manifest.encode(described._replace(source=source)))
+    one = only(path=pack, budget=1 << 10, working_set=WorkingSet(2, 1))
     assert (one.missed_length, one.hit_rate) == (0, None)
 
 

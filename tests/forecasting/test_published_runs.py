@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(PATH is None, reason="MOEPACK_PUBLISHED_RUNS nam
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     assert PATH is not None
-    return published_runs.read_runs(PATH)
+    return published_runs.read_runs(PATH, tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -152,7 +152,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "too fast": ([{**NOW, "avg_ts": 1e300}], "avg_ts: not a number"),
     "faster than any": ([{**NOW, "avg_ts": 1e9}], "avg_ts: not a speed .*1e\\+09 tok/s"),
     "slower than any": ([{**NOW, "avg_ts": None, "avg_ns": 1e18}], "avg_ns: not a speed"),
-    "our own in no time": ({**RUN, "seconds": 1e-300}, "seconds: not a speed"),
+    "our own in no time": ({**RUN, "seconds": 1e-300, "read_seconds": 0}, "seconds: not a speed"),
     "our own, backwards": ({**RUN, "seconds": -1}, "seconds: less than 0"),
     "our own, less than a token": ({**RUN, "step_count": -1}, "step_count: less than 0"),
     "our own, no bytes": ({**RUN, "read_length": -1}, "read_length: less than 0"),
@@ -169,6 +169,16 @@ def test_what_is_none_is_refused(tmp_path: Path, body: Any, message: str) -> Non
     with pytest.raises(RequestError, match=message) as caught:
         read_receipts([path])
     assert caught.value.path == path
+
+
+def test_a_run_that_waited_longer_than_it_took_is_refused_with_both_values(tmp_path: Path) -> None:
+    path = write(tmp_path / "receipt.json", {**RUN, "read_seconds": 12})
+    with pytest.raises(RequestError, match="waited longer for the drive than it ran") as caught:
+        read_receipts([path])
+    error = caught.value
+    assert (error.path, error.place) == (path, "entry 1: read_seconds")
+    assert (error.expected, error.found) == ("up to 9.9 s, as `seconds` says", "12 s")
+    assert only(tmp_path, {**RUN, "read_seconds": 9.9}).read_seconds == 0.1
 
 
 def test_what_is_markdown_is_told_to_be_json(tmp_path: Path) -> None:

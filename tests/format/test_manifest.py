@@ -119,3 +119,28 @@ def test_experts_used_are_known_by_family_and_layer() -> None:
     assert source.experts_used_in("ffn_exps", 7) == 2
     assert [source.experts_used_in("ffn_chexps", layer) for layer in range(3)] == [None, 1, None]
     assert source.experts_used_in("attn_v_exps", 0) is None
+
+
+def test_what_the_limits_allow_fits_into_a_manifest() -> None:
+    """Shards and files, as many as there may be, with the longest names; pages of the index."""
+    shards = tuple(
+        ShardEntry(f"{number:05}" + "ä" * 125, 1 << 62, 1 << 40, "0" * 64, "f" * 64)
+        for number in range(records.MAX_SHARDS)
+    )
+    files = tuple(
+        FileEntry(f"{number:05}" + "x" * 250, 1 << 62) for number in range(records.MAX_FILES)
+    )
+    pages = tuple(range(records.MAX_INDEX_LENGTH // manifest.PAGE_LENGTH))
+    described = Manifest(
+        tool="test",
+        is_whole=True,
+        source=SourceEntry("a", "b", {"ffn_exps": [8] * 1000}, 1 << 20, [], shards),
+        layout={},
+        hotness=None,
+        layers=None,
+        index_entry=IndexEntry(records.MAX_INDEX_LENGTH, 5, pages, "i" * 255),
+        files=files,
+    )
+    data = manifest.encode(described)
+    assert len(data) <= manifest.MAX_LENGTH
+    assert manifest.decode(data, "manifest.json") == described

@@ -299,12 +299,14 @@ def test_an_architecture_of_several_lines_makes_one_line(tmp_path: Path) -> None
 
 def test_metadata_that_says_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
     """The tensor table decides; arctic's norm is no expert's."""
-    builder = small().put("qwen3moe.expert_count", "u32", 0)
+    builder = small().put("qwen3moe.expert_count", "str", "some")
     builder.put("qwen3moe.block_count", "str", "many").put(
         "qwen3moe.nextn_predict_layers", "u32", 1
     )
+    builder.put("qwen3moe.expert_used_count", "arr:f32", [1.0])
     source = open_source([builder.tensor(NORM, (4,), F32, 16).write(tmp_path / "m.gguf")])
-    assert experts.find_experts(source).families[0].expert_count == 2
+    family = experts.find_experts(source).families[0]
+    assert (family.expert_count, family.experts_used) == (2, None)
     assert experts.mtp_start(source) is None
 
 

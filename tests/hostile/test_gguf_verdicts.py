@@ -13,10 +13,9 @@ from tests.support import llama_cpp
 from tests.support.broken_ggufs import BROKEN, small
 from tests.support.gguf_builder import F32, GgufBuilder, moe
 from tests.support.hostile_input import mutate, random_edits
+from tests.support.needs import needs_llama
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="there is no xllamacpp 2026.10.11549 for this machine"
-)
+pytestmark = needs_llama
 
 MUTANT_COUNT = 2000
 

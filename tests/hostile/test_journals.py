@@ -130,6 +130,7 @@ def test_a_journal_of_gigabytes_costs_nothing(tmp_path: Path) -> None:
 
 
 _RESUME = """
+from moepack.errors import MoepackError
 held = journal.open_journal(Path(path))
 held.resume({"a": 1})
 raise MoepackError("begun anew", path=path)

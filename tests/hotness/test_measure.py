@@ -286,21 +286,17 @@ def test_a_legacy_check_takes_nothing_else() -> None:
 # What a pack says of it
 
 
-def test_coverage_is_measured_on_what_was_held_out() -> None:
-    """What was learned is the reverse of what is measured, so nearly all bytes are needed."""
+def test_coverage_is_of_the_bytes_of_the_hottest() -> None:
     lengths = {ExpertKey(0, expert): 10 for expert in range(10)}
-    learned = {ExpertKey(0, expert): expert for expert in range(10)}
-    measured = {ExpertKey(0, expert): 100 if expert == 0 else 0 for expert in range(10)}
-    found = coverage.of(learned, measured, lengths)
-    assert [covered.length for covered in found.lengths] == [100] * 5
-    assert coverage.of(measured, measured, lengths).lengths[0].length == 10
+    found = coverage.of({ExpertKey(0, expert): expert for expert in range(10)}, lengths)
+    assert [covered.length for covered in found.lengths] == [30, 60, 70, 80, 90]
     assert found.total_length == 100
-    alike = coverage.of(measured, {ExpertKey(0, 0): 5, ExpertKey(0, 1): 5}, lengths)
+    alike = coverage.of({ExpertKey(0, 0): 5, ExpertKey(0, 1): 5}, lengths)
     assert alike.lengths[0].length == 10, "one of two that are alike is half"
 
 
 def test_coverage_of_experts_that_were_not_packed_is_not_reached() -> None:
-    found = coverage.of({}, {ExpertKey(0, 0): 1, ExpertKey(9, 9): 99}, {ExpertKey(0, 0): 10})
+    found = coverage.of({ExpertKey(0, 0): 1, ExpertKey(9, 9): 99}, {ExpertKey(0, 0): 10})
     assert [covered.length for covered in found.lengths] == [None] * 5
 
 
@@ -320,17 +316,15 @@ def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, moepack_co
         lengths = {key: pack.locate(*key).length for key in pack.hottest(1 << 40)}
     run = moepack_command("inspect", target, "--json")
     shown = json.loads(run.stdout)["coverage"]
-    assert shown == coverage.of_hotness(found, lengths).to_json()
-    assert (shown["held_out"] == "time") == (path == TRACE)
-    held = "held-out half" if path == TRACE else "the same counts as ranked them"
-    assert held in moepack_command("inspect", target).stdout
+    measured = coverage.of(found.counts, lengths)
+    assert shown["lengths"] == [covered._asdict() for covered in measured.lengths]
+    assert "by the counts that ranked them" in moepack_command("inspect", target).stdout
 
 
 def test_inspect_measures_a_pack_that_states_nothing(tmp_path: Path, moepack_command: Any) -> None:
     heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
     pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=heat.counts, hotness=heat)
     shown = json.loads(moepack_command("inspect", tmp_path / "pack", "--json").stdout)["coverage"]
-    assert shown["held_out"] is None
     sizes = [one["length"] for one in shown["lengths"]]
     assert sizes == sorted(sizes)
     assert 0 < sizes[0] < shown["total_length"]

@@ -16,8 +16,10 @@ import pytest
 
 import moepack
 from tests.support import llama_cpp
+from tests.support.children import PATIENCE
 from tests.support.models import first_shard, pack_model, shards_of
 from tests.support.mounts import mounted, needs_fuse, start
+from tests.support.needs import needs_llama
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.long
@@ -91,7 +93,7 @@ def test_many_readers_get_their_ranges_at_once(packs: dict[str, Path], folder: P
 
 
 @needs_fuse
-@pytest.mark.skipif(not llama_cpp.available(), reason="xllamacpp is not installed")
+@needs_llama
 def test_llama_cpp_computes_the_same_through_it(pack_of_kind: Path, folder: Path) -> None:
     path = first_shard("deepseek2")
     with mounted(pack_of_kind, folder):
@@ -141,14 +143,30 @@ def test_it_ends_well_and_leaves_nothing(
             process.send_signal(way)
         else:
             subprocess.run(command, shell=True, check=True)
-        assert process.communicate(timeout=30) == (f"{folder}: unmounted\n", "")
+        assert process.communicate(timeout=PATIENCE) == (f"{folder}: unmounted\n", "")
         assert not os.path.ismount(folder)
+
+
+@needs_fuse
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_ends_nothing(
+    number: signal.Signals, packs: dict[str, Path], folder: Path
+) -> None:
+    """As under nohup, and in the background of a shell without job control."""
+    with mounted(packs["qwen3moe"], folder, ignored=[number]) as process:
+        process.send_signal(number)
+        # What is read later than the signal came is read from a mount that outlived it.
+        assert read_pages(shards_of("qwen3moe")[2], folder) == 0
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.2)
+        process.terminate()
+        assert process.communicate(timeout=PATIENCE)[1] == ""
 
 
 @needs_fuse
 def test_what_is_mounted_is_not_mounted_over(packs: dict[str, Path], folder: Path) -> None:
     with mounted(packs["qwen3moe"], folder), start(packs["mixtral"], folder) as second:
-        errors = second.communicate(timeout=60)[1]
+        errors = second.communicate(timeout=PATIENCE)[1]
         assert second.returncode == 2
         assert errors.splitlines() == [
             f"error: {folder}: something is mounted here already",
@@ -165,7 +183,7 @@ def test_a_mount_whose_server_was_killed_is_told_with_what_unmounts_it(
         killed.stdout.readline()
         killed.kill()
     with start(packs["qwen3moe"], folder) as second:
-        error, hint = second.communicate(timeout=60)[1].splitlines()
+        error, hint = second.communicate(timeout=PATIENCE)[1].splitlines()
     subprocess.run(hint.removeprefix("hint: "), shell=True, check=True)
     assert error.endswith("what was mounted here was killed and not unmounted")
     assert os.listdir(folder) == []
@@ -186,7 +204,7 @@ def test_it_serves_when_nobody_reads_what_it_says(packs: dict[str, Path], folder
 def test_what_the_caller_raises_ends_the_mount(packs: dict[str, Path], folder: Path) -> None:
     code = "import sys, moepack; moepack.mount(*sys.argv[1:], started=lambda facts: 1 / 0)"
     command = [sys.executable, "-c", code, str(packs["qwen3moe"]), str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (run.returncode, "ZeroDivisionError" in run.stderr) == (1, True)
     assert not os.path.ismount(folder)
 
@@ -226,7 +244,7 @@ def test_what_is_not_whole_is_refused(
 @pytest.mark.parametrize(
     ("lack", "problem", "command"),
     [
-        ("ImportError", "mounting needs mfusepy", "[mount]"),
+        ("ModuleNotFoundError", "mounting needs mfusepy", "[mount]"),
         ("OSError", "mounting needs libfuse", "apt-get install fuse3"),
     ],
 )

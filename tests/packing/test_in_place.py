@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moepack.cli import main
-from moepack.errors import MachineError, MoepackError, PackError, RequestError
+from moepack.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.packing import units
 from moepack.packing.in_place_journal import InPlaceJournal
 from moepack.packing.in_place_refusals import check_space
@@ -37,7 +37,7 @@ from moepack.verifying.verifier import verify
 from tests.support import gguf_builder
 from tests.support.file_systems import mounted
 from tests.support.machine_faults import wait_until
-from tests.support.models import FIXTURES, REAL_MODELS, contents, hotness_of, shards_of
+from tests.support.models import FIXTURES, REAL_MODELS, contents, hotness_of, shards_of, tree
 
 pytestmark = pytest.mark.long
 
@@ -76,13 +76,17 @@ class StopHereError(Exception):
 
 
 def stop_after(share: float) -> Callable[[int, int], None]:
-    """Return a progress callback that interrupts when a share of the bytes is done."""
-    done = 0
+    """Return a progress callback that interrupts when a share of the bytes is carried over.
+
+    Before that all of the model is read.
+    """
+    done = read_length = 0
 
     def progress(length: int, total: int) -> None:
-        nonlocal done
+        nonlocal done, read_length
+        read_length = read_length or total // 2
         done += length
-        if done >= share * total:
+        if done > read_length and done >= read_length + share * (total - read_length):
             raise StopHereError
 
     return progress
@@ -259,15 +263,20 @@ def test_it_takes_no_more_space_than_it_says(
 
 
 def flip_on_read(side: type[Side], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Let the n-th digest that is read back from one side be that of other bytes."""
-    digest = side.digest
+    """Let the n-th piece that is read from one side while pieces are carried over have a flip."""
+    read = side.read_piece
     numbers = itertools.count(1)
 
-    def flipped(self: Side, piece: Piece) -> int:
-        is_wrong = next(numbers) == number
-        return digest(self, piece) ^ is_wrong
+    def flipped(self: Side, piece: Piece) -> Iterable[memoryview]:
+        is_wrong = bool(self._flags & os.O_RDWR) and next(numbers) == number
+        for data in read(self, piece):
+            data[0] ^= is_wrong
+            yield data
 
-    monkeypatch.setattr(side, "digest", flipped)
+    monkeypatch.setattr(side, "read_piece", flipped)
+
+
+OTHERS = "not what was copied|read for the second time, its bytes are others"
 
 
 @pytest.mark.parametrize("side", [PackSide, ShardSide])
@@ -281,7 +290,7 @@ def test_what_is_read_back_wrongly_is_not_punched(
         flip_on_read(side, patch, 1)
         patch.setattr(holes, "punch", lambda *place: punched.append(place))
         patch.setattr(holes, "can_punch", lambda _: True)
-        with pytest.raises(MachineError, match="not what was copied"):
+        with pytest.raises((MachineError, SourceError), match=OTHERS):
             pack_model(source, target, in_place=True)
     assert not punched
     assert contents(source) == before
@@ -297,7 +306,7 @@ def test_what_is_read_back_wrongly_later_leaves_what_goes_on_or_back(
     target = tmp_path / "pack"
     with pytest.MonkeyPatch.context() as patch:
         flip_on_read(side, patch, 9)
-        with pytest.raises(MachineError, match="not what was copied") as caught:
+        with pytest.raises((MachineError, SourceError), match=OTHERS) as caught:
             pack_model(source, target, in_place=True)
     assert "nothing was given up" in (caught.value.hint or "")
     shutil.copytree(target, tmp_path / "again")  # holes and all; inodes are others
@@ -305,7 +314,7 @@ def test_what_is_read_back_wrongly_later_leaves_what_goes_on_or_back(
     assert contents(target) == contents(tmp_path / "copy")
     with pytest.MonkeyPatch.context() as patch:
         flip_on_read(side, patch, 9)
-        with pytest.raises(MachineError, match="not what was copied"):
+        with pytest.raises((MachineError, PackError), match=OTHERS):
             restore(target, source, in_place=True)
     restore(target)
     assert contents(source) == before
@@ -343,34 +352,47 @@ def test_a_pack_that_is_damaged_where_it_is_cut_is_left_as_it_is(
     assert contents(target) == before
 
 
-def test_a_hole_that_the_journal_does_not_know_is_not_packed(
+def test_bytes_that_neither_side_has_are_named_and_nothing_is_changed(
     source: Path, small_units: None, tmp_path: Path
 ) -> None:
     target = tmp_path / "pack"
     with pytest.raises(StopHereError):
         pack_model(source, target, in_place=True, progress=stop_after(0.5), threads=1)
-    journal = target / "in-place" / "journal"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:2]))
-    with pytest.raises(MachineError, match="hole at byte .*, of which it knows not") as caught:
-        pack_model(None, target, in_place=True, resume=True)
-    assert "do not remove" in (caught.value.hint or "")
+    path = target / "experts-00000.bin"
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.write_bytes(data)
+    before = tree(tmp_path)
+    for work in (
+        partial(pack_model, None, target, in_place=True, resume=True),
+        partial(restore, target),
+        partial(restore, target, source, recover=True),
+    ):
+        with pytest.raises(PackError, match="neither the pack nor the shards") as caught:
+            work()
+        assert "layer 0 expert" in str(caught.value)
+        assert "found 1 such pieces in all" in str(caught.value)
+        assert "nothing was changed" in (caught.value.hint or "")
+        assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize(
     ("way", "fails", "hint", "follow"),
     [
-        ("pack", (Unfinished, "sync"), "nothing was given up yet", "pack"),
-        ("pack", (InPlaceJournal, "begin"), "nothing was given up yet", "pack"),
-        ("restore", (InPlaceJournal, "begin"), "nothing was given up yet", "restore"),
-        ("pack", (Unfinished, "_remove"), "the pack is whole", "resume"),
-        ("restore", (Unfinished, "_remove"), "the shards are where they belong", "go back"),
+        ("pack", (Unfinished, "sync"), "the shards are where they belong", "pack"),
+        ("pack", (InPlaceJournal, "begin"), None, "pack"),
+        ("restore", (InPlaceJournal, "begin"), None, "restore"),
+        ("pack", (Unfinished, "take_shards"), None, "pack"),
+        ("restore", (Unfinished, "make_shards"), None, "restore"),
+        ("pack", (Unfinished, "remove_shards"), "the pack is whole", "resume"),
+        ("restore", (Unfinished, "remove_data_files"), "or back with", "go back"),
+        ("restore", (Unfinished, "close_up"), "the shards are where they belong", "nothing left"),
     ],
 )
 def test_what_fails_before_the_first_unit_or_after_the_last_says_what_is_true_then(
     way: str,
     fails: tuple[type, str],
-    hint: str,
+    hint: str | None,
     follow: str,
     source: Path,
     tmp_path: Path,
@@ -379,7 +401,7 @@ def test_what_fails_before_the_first_unit_or_after_the_last_says_what_is_true_th
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def go_back() -> None:
+    def nothing_left() -> None:
         with pytest.raises(RequestError, match="where they belong already"):
             restore(target)
 
@@ -388,19 +410,79 @@ def test_what_fails_before_the_first_unit_or_after_the_last_says_what_is_true_th
         "pack": lambda: pack_model(source, target, in_place=True),
         "restore": lambda: restore(target, source, in_place=True),
         "resume": lambda: pack_model(None, target, in_place=True, resume=True),
-        "go back": go_back,
+        "go back": lambda: restore(target),
+        "nothing left": nothing_left,
     }
     if way == "restore":
         works["pack"]()
+        packed = contents(target)
     with monkeypatch.context() as patch:
         patch.setattr(*fails, fail)
         with pytest.raises(MachineError) as caught:
             works[way]()
-    assert hint in (caught.value.hint or "")
+    assert (hint or "") in (caught.value.hint or "")
+    if hint is None:  # all is as it was
+        assert caught.value.hint is None
+        assert (contents(source) == before) if way == "pack" else (contents(target) == packed)
+        assert not (target / "in-place").exists()
     works[follow]()
     assert (target / "manifest.json").exists() == (way == "pack")
     assert not (target / "in-place").exists()
     assert way == "pack" or contents(source) == before
+
+
+def test_a_shard_that_is_opened_just_when_it_is_moved_goes_back_with_the_others(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, target, rename = contents(source), tmp_path / "pack", os.rename
+    with contextlib.ExitStack() as opened:
+
+        def rename_and_open(old: Path, new: Path) -> None:
+            rename(old, new)
+            if target in Path(new).parents:
+                opened.enter_context(open(new, "rb"))
+
+        monkeypatch.setattr(os, "rename", rename_and_open)
+        with pytest.raises(RequestError, match="another program has it open") as caught:
+            pack_model(source, target, in_place=True)
+    assert str(caught.value).startswith(f"{shard(source).parent}/")
+    assert caught.value.hint == "end that program, and try again"
+    assert not getattr(caught.value, "__notes__", [])
+    assert contents(source) == before
+    assert not target.exists()
+
+
+def test_where_it_is_not_the_beginning_the_message_says_where_the_shards_are(
+    source: Path, small_units: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "pack"
+    with pytest.raises(StopHereError):
+        pack_model(source, target, in_place=True, progress=stop_after(0.5), threads=1)
+    with open(next((target / "in-place").glob("shard-*")), "rb"):
+        assert main.run(["pack", "--in-place", "--resume", "-o", str(target)]) == 2
+    told = capsys.readouterr().err
+    assert "another program has it open" in told
+    assert f"go on with `moepack pack --in-place --resume -o {target}`" in told
+    assert "do not remove the directory" in told
+
+
+def test_of_two_that_pack_the_same_shards_one_leaves_nothing(
+    source: Path, small_units: None, tmp_path: Path
+) -> None:
+    """Whenever the other one comes: while the first reads, or while it carries over."""
+
+    def meanwhile(_length: int, _total: int) -> None:
+        with pytest.raises((SourceError, RequestError)):
+            pack_model(source, other, in_place=True)
+        assert not other.exists()
+        tries.append(other)
+
+    tries: list[Path] = []
+    target, other = tmp_path / "pack", tmp_path / "other"
+    pack_model(source, tmp_path / "copy")
+    pack_model(source, target, in_place=True, progress=meanwhile)
+    assert contents(target) == contents(tmp_path / "copy")
+    assert len(tries) > 20
 
 
 # What it refuses
@@ -776,7 +858,7 @@ def test_the_command_shows_the_plan_and_all_that_speaks_against_it(
 def test_killed_at_any_moment_it_goes_on_and_back(
     number: signal.Signals, moments: Iterable[int], tmp_path: Path, moepack_command: Command
 ) -> None:
-    """Moments are lines of the journal: a whole run writes two for each of seven units, and two."""
+    """Moments are how far the data files are: from nothing, and the journal, to all of the pack."""
     source = tmp_path / "source"
     source.mkdir()
     built = gguf_builder.moe(tuple(range(6)), 16, ne=(256, 256))
@@ -784,18 +866,19 @@ def test_killed_at_any_moment_it_goes_on_and_back(
     before = contents(source)
     pack_model(source, tmp_path / "copy")
     target = tmp_path / "pack"
-    journal = target / "in-place" / "journal"
+    length = sum(map(len, contents(tmp_path / "copy").values()))
     packing = [sys.executable, "-m", "moepack", "pack", "-o", str(target), "--in-place"]
     for moment in moments:
         with subprocess.Popen(
             [*packing, str(source), "--yes-delete-source"], stderr=subprocess.PIPE, text=True
         ) as process:
-            wait_until(partial(has_lines, journal, moment), process)
+            wait_until(partial(has_reached, target, moment, length), process)
             process.send_signal(number)
             process.communicate()
+        journal = target / "in-place" / "journal"
         if journal.exists() and moment % 2:
             run = moepack_command("pack", "--in-place", "--resume", "-o", target)
-            assert run.returncode == 0 or "before a shard was touched" in run.stderr, run.stderr
+            assert run.returncode == 0 or "where they belong already" in run.stderr, run.stderr
         if (target / "manifest.json").exists() and not journal.exists():
             assert contents(target) == contents(tmp_path / "copy")
             assert (
@@ -806,14 +889,19 @@ def test_killed_at_any_moment_it_goes_on_and_back(
             )
         elif journal.exists():
             run = moepack_command("restore", target)
-            assert run.returncode == 0 or "before a shard was touched" in run.stderr, run.stderr
-        shutil.rmtree(target, ignore_errors=True) if contents(source) == before else None
+            assert run.returncode == 0 or "where they belong already" in run.stderr, run.stderr
+            assert not target.exists()
         assert contents(source) == before
 
 
-def has_lines(journal: Path, count: int) -> bool:
-    """Say whether the journal has that many lines."""
+def has_reached(target: Path, moment: int, length: int) -> bool:
+    """Return whether a run has come to a moment: its directory, its journal, N-1 tenths of it."""
+    inner = target / "in-place"
+    if moment < 2:
+        return moment == 0 or inner.exists()
     try:
-        return journal.read_bytes().count(b"\n") >= count
+        has_begun = (inner / "journal").stat().st_size > 0
+        written = sum(path.stat().st_size for path in target.glob("*.bin"))
     except FileNotFoundError:
-        return count == 0
+        return False
+    return has_begun and written >= (moment - 2) * length // 14

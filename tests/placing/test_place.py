@@ -11,15 +11,18 @@ import pytest
 
 import moepack
 from moepack.errors import RequestError, TraceError
-from moepack.footprint.context import ContextOptions
+from moepack.footprint.context import LLAMA_SERVER, MOEPACK_RUN
 from moepack.placing.facts import OptionFacts, PlacementFacts
 from moepack.placing.load import Load, load_of
 from moepack.placing.offload import filled, offload, pattern
+from moepack.report.facts import SourceFacts
+from moepack.sizes import size_text
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
-from tests.support import large_models
+from tests.support import large_models, llama_cpp_memory
 from tests.support.machines import machine
-from tests.support.models import first_shard
+from tests.support.models import REAL_MODELS, first_shard
+from tests.support.needs import needs_llama
 
 CONTEXT = 32768
 GIB = 1 << 30
@@ -38,7 +41,7 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path) -> Load:
-    return load_of(path, ContextOptions(CONTEXT))
+    return load_of(path, LLAMA_SERVER._replace(token_count=CONTEXT))
 
 
 def value(option: OptionFacts, name: str) -> str | None:
@@ -50,6 +53,39 @@ def place(path: Path, **options: Any) -> PlacementFacts:
     return moepack.place(path, **{"memory": 1 << 40, **options})
 
 
+@needs_llama
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpt-oss-120b", "Gemma-4-26B-A4B", "Qwen3-Next-80B-A3B"])
+def test_the_context_is_what_llama_server_takes(name: str, tmp_path: Path) -> None:
+    """It has four sequences that share all cells; each has a window and a state of its own."""
+    path = large_models.write(name, tmp_path / "m.gguf")
+    options = {"n_ctx": CONTEXT, "n_seq_max": 4, "kv_unified": True, "swa_full": False}
+    taken = llama_cpp_memory.memory_of(path, **options).context
+    for vram in ([], [1 << 40], [1 << 36] * 3):
+        devices = place(path, vram=vram, context=CONTEXT).devices
+        assert sum(device.context_length for device in devices) == taken
+
+
+@needs_llama
+@pytest.mark.long
+def test_ik_llama_cpp_keeps_all_tokens_in_windows_too(gpt_oss: Path) -> None:
+    options = {"n_ctx": CONTEXT, "swa_full": True}
+    (device,) = place(gpt_oss, engine="ik_llama.cpp", context=CONTEXT).devices
+    assert device.context_length == llama_cpp_memory.memory_of(gpt_oss, **options).context
+
+
+@pytest.mark.parametrize("context", [4096, 131072])
+def test_a_forecast_and_a_placement_of_a_pack_agree_on_what_it_takes(
+    gpt_oss: Path, context: int
+) -> None:
+    facts = place(gpt_oss, engine="pack", memory=48 * GIB, context=context)
+    (device,) = facts.devices
+    box = machine(memory=48, bandwidth=80, drive=7)
+    budget = facts.option.memory_expert_length
+    (speed,) = moepack.forecast(gpt_oss, box, budget=budget, context=context).forecasts
+    assert speed.memory_length == device.length - device.left_length
+
+
 def test_published_figures_come_out(gpt_oss: Path) -> None:
     """gpt-oss-120b: 114.7 B in experts, 5.1 B active, 1.5 B dense (its model card)."""
     counts = place(gpt_oss).parameters
@@ -57,7 +93,28 @@ def test_published_figures_come_out(gpt_oss: Path) -> None:
     assert [round((figure or 0) / 1e9, 1) for figure in figures] == [116.8, 114.7, 5.1, 1.5]
 
 
-@pytest.mark.parametrize("vram", [[24 * GIB], [16 * GIB, 24 * GIB], [12 * GIB] * 3])
+MIXES = [
+    [24 * GIB],
+    [16 * GIB, 24 * GIB],
+    [12 * GIB] * 3,
+    [24 * GIB, 8 * GIB, 80 * GIB],
+    [80 * GIB, 8 * GIB, 24 * GIB],
+    [1 * GIB, 80 * GIB],
+    [6 * GIB, 0, 24 * GIB],
+    [2 * GIB],
+    [0],
+]
+"""GPUs of more than one kind; the last two have no room for what is no expert's."""
+
+
+@pytest.mark.parametrize("model", [*REAL_MODELS])
+def test_inspecting_counts_the_same_parameters(model: str) -> None:
+    facts = moepack.inspect(first_shard(model))
+    assert isinstance(facts, SourceFacts)
+    assert facts.parameters == place(first_shard(model), context=64).parameters
+
+
+@pytest.mark.parametrize("vram", MIXES)
 def test_everything_lies_somewhere_and_nothing_twice(gpt_oss: Path, vram: list[int]) -> None:
     facts = place(gpt_oss, vram=vram)
     whole = load(gpt_oss)
@@ -73,9 +130,57 @@ def test_everything_lies_somewhere_and_nothing_twice(gpt_oss: Path, vram: list[i
             device.compute_length,
         )
         assert sum(lengths) + device.left_length == device.length
-        assert device.left_length >= facts.margin_length
+        assert device.left_length >= facts.margin_length or not sum(lengths)
     option = facts.option
     assert option.vram_expert_length + option.memory_expert_length == whole.expert_length
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "Qwen3-30B-A3B"])
+@pytest.mark.parametrize(
+    "vram", [[24 * GIB, 8 * GIB, 80 * GIB], [80 * GIB, 24 * GIB], [48 * GIB] * 4]
+)
+def test_gpus_are_filled_to_the_same_share(model: str, vram: list[int], tmp_path: Path) -> None:
+    path = large_models.write(model, tmp_path / "m.gguf")
+    facts = place(path, vram=vram)
+    assert facts.option.cpu_layer_count == 0
+    gpus = facts.devices[:-1]
+    rooms = [gpu.length - facts.margin_length for gpu in gpus]
+    used = [gpu.length - gpu.left_length for gpu in gpus]
+    most = max(length / room for length, room in zip(used, rooms, strict=True))
+    whole = load(path)
+    step = max(layer.fixed_length + layer.expert_length for layer in whole.layers)
+    for length, room in zip(used[:-1], rooms, strict=False):
+        assert length + max(step, whole.output_length) > (most - 0.001) * room
+    assert all(used), "none is left empty"
+
+
+@pytest.mark.parametrize("vram", [[1 * GIB], [0], [512 << 20, 512 << 20], [3 * GIB]])
+def test_without_vram_worth_using_all_is_in_memory(gpt_oss: Path, vram: list[int]) -> None:
+    facts = place(gpt_oss, vram=vram, memory=64 * GIB)
+    whole = load(gpt_oss)
+    assert value(facts.option, "-ngl") == "0"
+    assert facts.option.cpu_layer_count is None
+    assert facts.option.memory_expert_length == whole.expert_length
+    *gpus, memory = facts.devices
+    assert [gpu.left_length for gpu in gpus] == vram
+    assert memory.expert_length == whole.expert_length
+    (note,) = facts.notes
+    assert "VRAM lacks" in note
+    assert not facts.alternatives
+
+
+def test_what_is_placed_in_memory_is_forecast_there(gpt_oss: Path) -> None:
+    # Together they would have room, if each of them needed none to compute in.
+    box = machine(memory=80, bandwidth=80, vram=1.8, vram_bandwidth=936, gpu_count=4)
+    speed = moepack.place(gpt_oss, box, context=8192).forecast
+    assert speed is not None
+    assert speed.kind == "cpu"
+
+
+def test_which_gpu_is_which_is_said_where_there_are_several(gpt_oss: Path) -> None:
+    (note,) = place(gpt_oss, vram=[24 * GIB, 8 * GIB]).notes
+    assert note.endswith("that has to be GPU 0 (24.0 GiB), GPU 1 (8.0 GiB)")
+    assert not place(gpt_oss, vram=[24 * GIB]).notes
 
 
 def test_n_is_the_smallest_that_fits(gpt_oss: Path) -> None:
@@ -125,7 +230,7 @@ def llama_cpp_deals(shares: Sequence[int], layer_count: int) -> list[int]:
     return [bisect_right(ends, item / (layer_count + 1)) for item in range(layer_count + 1)]
 
 
-@pytest.mark.parametrize("vram", [[24 * GIB, 24 * GIB], [8 * GIB, 40 * GIB], [12 * GIB] * 4])
+@pytest.mark.parametrize("vram", [vram for vram in MIXES if len(vram) > 1])
 def test_several_gpus_get_what_they_hold(gpt_oss: Path, vram: list[int]) -> None:
     facts = place(gpt_oss, vram=vram)
     whole = load(gpt_oss)
@@ -198,8 +303,14 @@ def test_below_the_floor_it_says_what_is_missing(gpt_oss: Path) -> None:
     whole = load(gpt_oss)
     enough = whole.fixed_length + whole.compute_length + GIB
     assert place(gpt_oss, vram=[enough]).option.cpu_layer_count == 36
+    (note,) = place(gpt_oss, vram=[enough - (2 << 20)]).notes
+    assert "VRAM lacks 2.0 MiB beside the margin" in note
+    # Two that have the room together, but the output fits into neither beside what is before it.
+    half = (enough - GIB - whole.compute_length) // 2 + whole.compute_length + GIB
+    (note,) = place(gpt_oss, vram=[half, half]).notes
+    assert f"VRAM lacks {size_text(whole.output_length)} beside the margin" in note
     with pytest.raises(RequestError, match="too little VRAM") as caught:
-        place(gpt_oss, vram=[enough - (2 << 20)])
+        place(gpt_oss, vram=[enough - (2 << 20)], memory=48 * GIB)
     assert (caught.value.hint or "").startswith("2.0 MiB are missing")
     with pytest.raises(RequestError, match="too little memory") as caught:
         place(gpt_oss, vram=[24 * GIB], memory=32 * GIB)
@@ -237,7 +348,7 @@ def test_real_models_are_placed_and_run_as_it_says(tmp_path: Path) -> None:
 def test_hotness_decides_whether_experts_are_pinned() -> None:
     source = first_shard("qwen3moe")
     trace = source.parent / "qwen3moe-trace.csv"
-    whole = load_of(source, ContextOptions(64))
+    whole = load_of(source, MOEPACK_RUN._replace(token_count=64))
     fixed = place(source, engine="pack", context=64).devices[0]
     working = fixed.dense_length + fixed.context_length + fixed.compute_length
     memory = working + whole.expert_length // 2

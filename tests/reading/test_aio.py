@@ -23,6 +23,7 @@ from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.reading.aio import AsyncReader
 from moepack.reading.pack import Pack
 from moepack.storage.arena import Arena
+from tests.support.children import PATIENCE
 from tests.support.faulty_backend import (
     Fault,
     FaultyBackend,
@@ -36,14 +37,14 @@ from tests.support.models import keys_of, on_disk
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
-def run(work: Work, seconds: float = 15) -> None:
+def run(work: Work) -> None:
     """Run `work` in a loop that tells of everything that goes wrong in it, and of no waiting."""
     complaints: list[str] = []
 
     async def watched() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: complaints.append(str(context)))
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(PATIENCE):
             await work()
         gc.collect()
 
@@ -52,13 +53,13 @@ def run(work: Work, seconds: float = 15) -> None:
     assert complaints == []
 
 
-def in_development(code: str, *arguments: str | Path, timeout: float = 20) -> None:
+def in_development(code: str, *arguments: str | Path) -> None:
     """Run `code` where every warning is an error; it has nothing to say."""
     child = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(code), *arguments],
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=PATIENCE,
         check=False,
         cwd=Path(__file__).parents[2],
     )
@@ -326,7 +327,7 @@ def test_a_loop_over_experts_that_is_cancelled_twice_harms_no_other_read(
 
         asyncio.run(main())
     """
-    in_development(code, packs["qwen3moe"], timeout=3)
+    in_development(code, packs["qwen3moe"])
 
 
 def test_a_cancelled_read_that_fails_leaves_no_complaint(pack: Pack) -> None:
@@ -621,7 +622,7 @@ def test_memory_that_cannot_be_had_later_is_one_reads_error(packs: dict[str, Pat
 
         asyncio.run(main())
     """
-    in_development(code, packs["qwen3moe"], timeout=3)
+    in_development(code, packs["qwen3moe"])
 
 
 # In a process of its own, where every warning is an error

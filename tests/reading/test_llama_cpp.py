@@ -12,12 +12,11 @@ from moepack.reading.pack import Pack
 from moepack.reading.reader import Reader
 from tests.support import llama_cpp
 from tests.support.models import REAL_MODELS, pack_model, shards_of
+from tests.support.needs import needs_llama
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(
-        not llama_cpp.available(), reason="xllamacpp is not installed: there is no engine to ask"
-    ),
+    needs_llama,
 ]
 
 # Enough tokens that each expert of these small models is chosen by one of them at least.

@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 
 import moepack
 from moepack.errors import MoepackError, PackError, RequestError
+from moepack.reading.expert_read import ExpertRead
 from moepack.reading.pack import Pack
 from moepack.reading.reader import Reader
 from moepack.sizes import align
 from moepack.storage import aligned_read
+from tests.support.children import PATIENCE
 from tests.support.faulty_backend import NAMES, Fault, FaultyBackend, make, require
 from tests.support.gguf_builder import Q8_0, moe
 from tests.support.models import REAL_MODELS, first_shard, keys_of, on_disk, pack_model
@@ -661,7 +663,7 @@ def test_threads_share_a_reader_in_any_mixture(packs: dict[str, Path], name: str
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
         assert problems == []
         assert reader.statistics.in_flight_count == reader.statistics.in_flight_length == 0
@@ -771,14 +773,14 @@ def test_warming_reads_in_the_order_of_the_files(
     packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
-    original = Reader.read_many
+    original = Reader.submit_reads
 
-    def noted(reader: Reader, keys: list[tuple[int, int]], **options: Any) -> Any:
+    def noted(reader: Reader, reads: list[ExpertRead]) -> Any:
         assert reader.backend == "buffered"
-        asked.extend(keys)
-        return original(reader, keys, **options)
+        asked.extend((read.layer, read.expert) for read in reads)
+        return original(reader, reads)
 
-    monkeypatch.setattr(Reader, "read_many", noted)
+    monkeypatch.setattr(Reader, "submit_reads", noted)
     with moepack.open(packs["mixtral"]) as opened:
         total = sum(opened.locate(*key).length for key in keys_of(opened))
         assert opened.warm(1 << 40) == total

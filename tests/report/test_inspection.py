@@ -21,17 +21,12 @@ from tests.support.pack_draft import Draft
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 NONSENSE: dict[str, dict[str, Any]] = {
-    "half a character": {"layout": {"name": "\ud800"}},
     "nothing": {"layout": {}, "hotness": {}},
     "rules that are none": {"layout": {"name": [], "files": 5, "blobs": "hot", "parts": None}},
     "projections that are none": {"layout": {"parts": {"projections": [5], "alignment": -1}}},
     "counts that are none": {"hotness": {"token_count": "many", "selection_count": [5]}},
     "a truth for a number": {"hotness": {"token_count": 1, "selection_count": True}},
-    "origins that are none": {"hotness": {"origins": [5, {"unknown": 5}], "digest": 5}},
-    "a coverage that is none": {"hotness": {"coverage": 5}},
-    "lengths that are none": {"hotness": {"coverage": {"lengths": 5}}},
-    "lengths without numbers": {"hotness": {"coverage": {"lengths": [5, {}], "total_length": 9}}},
-    "halves that are none": {"hotness": {"coverage": {"lengths": [], "held_out": {"by": 5}}}},
+    "a digest that is none": {"hotness": {"digest": 5}},
 }
 
 
@@ -54,7 +49,7 @@ def test_what_a_manifest_does_not_say_is_a_dash_for_people_and_null_for_programs
     pack_copy: Path,
 ) -> None:
     draft = Draft(pack_copy)
-    draft.body |= {"layout": {"name": 5}, "hotness": {"coverage": 5}}
+    draft.body |= {"layout": {"name": 5}, "hotness": {"token_count": "many"}}
     draft.body["source"] |= {"architecture": "", "name": None}
     draft.body["source"] |= {"experts_used": {}, "context_length": None}
     draft.save_manifest()

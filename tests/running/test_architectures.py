@@ -1,7 +1,5 @@
 """A model of any architecture runs from a pack as llama.cpp alone runs it, or is refused."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +10,14 @@ import moepack
 from moepack.errors import MachineError, MoepackError, SourceError
 from moepack.llama_cpp import library
 from moepack.llama_cpp.structs import ContextParams
-from moepack.running.engine import Engine, EngineOptions
-from tests.support import architectures, llama_cpp
+from moepack.running.engine import Engine
+from tests.support import architectures
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.models import pack_model
-from tests.support.runs import BATCHES, LEAST, given_up_layers, loaded, run
+from tests.support.needs import needs_llama
+from tests.support.runs import BATCHES, LEAST, engine_of, given_up_layers, loaded, run
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
+pytestmark = needs_llama
 
 REFUSED = {
     "llada-moe": (SourceError, "makes no text"),  # it fills gaps in one
@@ -47,15 +44,6 @@ QUICK = {
     "qwen3next with MTP",
 }
 STATEFUL = ["granitehybrid", "jamba", "lfm2moe", "qwen3next with MTP"]
-
-
-@contextmanager
-def engine_of(model: str, folder: Path, options: EngineOptions = LEAST) -> Iterator[Engine]:
-    """Run a model from the file that it is in."""
-    if not (folder / "index").exists():
-        moepack.index_model(architectures.write(model, folder / "m.gguf"), folder / "index")
-    with moepack.open(folder / "index") as pack, Engine(pack, options) as engine:
-        yield engine
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,13 @@ from moepack.keys import ExpertKey
 from moepack.reading.pack import Pack
 from moepack.running.engine import Engine
 from moepack.running.places import find_places
-from tests.support import llama_cpp, runs
+from tests.support import runs
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
+from tests.support.needs import needs_llama
 from tests.support.runs import BATCHES, CONTEXT, LEAST, given_up_layers, run
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
+pytestmark = needs_llama
 
 
 def loaded(model: str, batch_count: int) -> list[Any]:

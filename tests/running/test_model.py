@@ -14,13 +14,10 @@ from moepack.llama_cpp.sampling import Sampling
 from moepack.running.chat import ChatTemplate, Message
 from moepack.running.generation import Generation
 from moepack.running.model import Model
-from tests.support import llama_cpp
 from tests.support.chat_model import TEMPLATE, write_chat_model
 from tests.support.models import FIXTURES, first_shard
+from tests.support.needs import needs_llama
 
-needs_llama = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
 PROMPT = "Once upon a time"
 GREEDY = Sampling(temperature=0)
 SMALL: dict[str, Any] = {"memory": "floor", "context": 64, "threads": 1}

@@ -13,14 +13,13 @@ from moepack.errors import MachineError
 from moepack.llama_cpp.gates import Gate, find_gate
 from moepack.running.engine import Engine
 from moepack.running.prefetch import _Trial, reserve_length
-from tests.support import llama_cpp, runs
+from tests.support import runs
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.models import REAL_MODELS, first_shard
+from tests.support.needs import needs_llama
 from tests.support.runs import BATCHES, LEAST, run
 
-pytestmark = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to run"
-)
+pytestmark = needs_llama
 AHEAD = LEAST._replace(prefetch="on")
 
 

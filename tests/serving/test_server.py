@@ -9,25 +9,26 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
-import openai
 import pytest
 import uvicorn
 
 from moepack.llama_cpp.sampling import Sampling
 from moepack.running.model import Model
 from moepack.serving.server import Limits, Server
-from tests.support import llama_cpp
 from tests.support.chat_model import write_chat_model
+from tests.support.children import PATIENCE
 from tests.support.faulty_backend import Fault, FaultyBackend, make
+from tests.support.needs import needs_llama
+
+if TYPE_CHECKING:
+    import openai  # takes long
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(
-        not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to serve"
-    ),
+    needs_llama,
 ]
 KEY = "sesame"
 LONG = 2048
@@ -39,6 +40,11 @@ ENDLESS = {"prompt": "x", "temperature": 0, "stream": True}
 LIMITS = Limits(body_length=100_000, body_seconds=1.0, poll_seconds=0.05)
 
 
+def request(method: str, url: str, **options: Any) -> httpx.Response:
+    """Send a request, for which no certificates are loaded: that takes longer than the answer."""
+    return httpx.request(method, url, verify=False, **options)
+
+
 class Served(NamedTuple):
     """A server, and how it is asked."""
 
@@ -46,8 +52,10 @@ class Served(NamedTuple):
     fault: Fault
 
     @property
-    def client(self) -> openai.OpenAI:
+    def client(self) -> "openai.OpenAI":
         """Return the real client of OpenAI's API."""
+        import openai
+
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=60)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
@@ -55,14 +63,14 @@ class Served(NamedTuple):
         headers = {"Authorization": f"Bearer {KEY}"} | options.pop("headers", {})
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         url = f"{self.url}/v1/{path}"
-        return httpx.post(url, content=data, headers=headers, timeout=60, **options)
+        return request("POST", url, content=data, headers=headers, timeout=60, **options)
 
     def stream(self, streams: bool, timeout: float) -> Any:
         """Ask for a text that takes seconds; a context manager."""
         headers = {"Authorization": f"Bearer {KEY}"}
         body = ENDLESS | {"stream": streams}
         url = f"{self.url}/v1/completions"
-        return httpx.stream("POST", url, json=body, headers=headers, timeout=timeout)
+        return httpx.stream("POST", url, verify=False, json=body, headers=headers, timeout=timeout)
 
     @contextlib.contextmanager
     def slow(self) -> Iterator[None]:
@@ -76,7 +84,7 @@ class Served(NamedTuple):
     def metric(self, name: str) -> float:
         """Return one of the server's counts."""
         headers = {"Authorization": f"Bearer {KEY}"}
-        lines = httpx.get(f"{self.url}/metrics", headers=headers).text.splitlines()
+        lines = request("GET", f"{self.url}/metrics", headers=headers).text.splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(f"moepack_{name} ")))
 
 
@@ -102,7 +110,7 @@ def serving(chat_path: Path, limits: Limits = LIMITS) -> Iterator[Served]:
                 yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", fault)
             finally:
                 web.should_exit = True
-                thread.join(30)
+                thread.join(PATIENCE)
                 server.close()
 
 
@@ -193,15 +201,17 @@ def test_curl_gets_models_health_and_metrics(served: Served) -> None:
 
 
 def test_who_has_no_key_gets_nothing(served: Served) -> None:
+    import openai
+
     for key in ("x", "Sesame", KEY + "x"):
         for path in ("models", "models/tiny", "chat/completions", "completions"):
             method = "GET" if path.startswith("models") else "POST"
-            answer = httpx.request(
+            answer = request(
                 method, f"{served.url}/v1/{path}", headers={"Authorization": f"Bearer {key}"}
             )
             assert answer.status_code == 401, (path, key)
             assert answer.json()["error"]["type"] == "authentication_error"
-    assert httpx.get(f"{served.url}/metrics").status_code == 401
+    assert request("GET", f"{served.url}/metrics").status_code == 401
     wrong = openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         wrong.models.list()
@@ -257,8 +267,8 @@ def test_prompts_that_are_none_are_refused(served: Served) -> None:
 def test_other_addresses_and_methods_are_none(served: Served) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     for path, code in (("/v1/embeddings", 404), ("/v1/models/other", 404), ("/", 404)):
-        assert httpx.get(served.url + path, headers=headers).status_code == code
-    assert httpx.get(f"{served.url}/v1/completions", headers=headers).status_code == 405
+        assert request("GET", served.url + path, headers=headers).status_code == code
+    assert request("GET", f"{served.url}/v1/completions", headers=headers).status_code == 405
 
 
 def test_a_body_that_is_too_large_is_refused(served: Served) -> None:
@@ -285,7 +295,7 @@ def test_slow_broken_and_hostile_clients_harm_nobody(served: Served, expected: s
     slow.sendall(head.encode() + b"Content-Length: 100\r\n\r\n{")
     answer = served.client.chat.completions.create(model="tiny", messages=MESSAGES, **GREEDY)
     assert answer.choices[0].message.content == expected
-    slow.settimeout(20)
+    slow.settimeout(PATIENCE)
     assert slow.recv(100).startswith(b"HTTP/1.1 408")
     for connection in (*idle, slow):
         connection.close()
@@ -333,6 +343,8 @@ def test_too_many_that_wait_are_sent_away(chat_path: Path) -> None:
 def test_a_failing_drive_is_an_error_and_the_next_text_works(
     chat_path: Path, expected: str
 ) -> None:
+    import openai
+
     with serving(chat_path) as served:
         ask = {"messages": MESSAGES} | GREEDY
         served.fault.times = 1
@@ -349,9 +361,9 @@ def test_a_failing_drive_is_an_error_and_the_next_text_works(
         assert answer["choices"][0]["message"]["content"] == expected
 
 
-def until(is_so: Any, seconds: float = 20) -> None:
+def until(is_so: Any) -> None:
     """Wait for something to become true."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -5,10 +5,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from moepack.source.ggml_types import TYPES, type_name
 from tests.support import llama_cpp
-
-needs_llama_cpp = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: no llama.cpp to compare with"
-)
+from tests.support.needs import needs_llama
 
 
 def test_sizes_are_the_gguf_packages() -> None:
@@ -22,7 +19,7 @@ def test_sizes_are_the_gguf_packages() -> None:
     assert compared > 30
 
 
-@needs_llama_cpp
+@needs_llama
 def test_rows_are_as_long_as_in_llama_cpp_for_every_type() -> None:
     assert len(llama_cpp.type_ids()) > 30
     for type_id in llama_cpp.type_ids():

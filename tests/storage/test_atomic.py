@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from moepack.errors import MachineError
-from moepack.storage.atomic import whole_file, write_whole
+from moepack.storage.atomic import publish, whole_file, write_whole
+from tests.support.special_files import SPECIAL, is_special, make_special
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with whole_file(path) as partial:
-        partial.write_bytes(b"new")
+    with whole_file(path) as file:
+        file.write(b"new")
         assert not path.exists()
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
@@ -24,8 +25,8 @@ def test_what_was_there_stays_where_writing_fails(tmp_path: Path) -> None:
     write_whole(path, b"old")
 
     def write_half() -> None:
-        with whole_file(path) as partial:
-            partial.write_bytes(b"half")
+        with whole_file(path) as file:
+            file.write(b"half")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -61,5 +62,42 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
         os.close(reader)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert list(tmp_path.iterdir()) == [pipe]
-    with pytest.raises(MachineError, match="cannot write: Is a directory"):
+    with pytest.raises(MachineError, match="cannot write: a directory, not a regular file"):
         write_whole(tmp_path, b"")
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_file_is_never_replaced_nor_put_in_the_place_of_one(
+    kind: str, tmp_path: Path
+) -> None:
+    path, partial = tmp_path / "file", tmp_path / "file.partial"
+    make_special(kind, partial)
+    path.write_bytes(b"old")
+    with pytest.raises(MachineError, match="not a regular file") as caught:
+        write_whole(path, b"new")
+    assert caught.value.path == str(partial)
+    with pytest.raises(OSError, match="not a regular file"):
+        publish(path, partial)
+    assert path.read_bytes() == b"old"
+    assert is_special(kind, partial)
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_a_file_in_the_making_is_not_written_through_a_link(kind: str, tmp_path: Path) -> None:
+    victim, partial = tmp_path / "victim", tmp_path / "file.partial"
+    make_special(kind, victim)
+    partial.symlink_to(victim)
+    with pytest.raises(MachineError, match="cannot write"):
+        write_whole(tmp_path / "file", b"new")
+    assert is_special(kind, victim)
+    victim.unlink()
+    victim.write_bytes(b"old")
+    with pytest.raises(MachineError, match="cannot write"):
+        write_whole(tmp_path / "file", b"new")
+    assert victim.read_bytes() == b"old"
+
+
+def test_a_drive_is_not_written_to_as_a_pipe_is(tmp_path: Path) -> None:
+    make_special("a drive", tmp_path / "drive")
+    with pytest.raises(MachineError, match="a device, not a regular file"):
+        write_whole(tmp_path / "drive", b"new")

@@ -34,6 +34,8 @@ if sys.platform != "linux":
     pytest.skip("io_uring, FUSE and /proc are Linux's", allow_module_level=True)
 
 from moepack.storage.io_uring import UringBackend
+from tests.support.children import PATIENCE
+from tests.support.needs import require_locked_memory
 from tests.support.reads import (
     ALIGNED_DATA,
     ARENA,
@@ -71,6 +73,9 @@ def backend(request: pytest.FixtureRequest, files: Files) -> Iterator[Backend]:
             os.close(open_direct(files.ragged).descriptor)
         except OSError:
             pytest.skip("no O_DIRECT where temporary files are")
+    if "registered" in request.param:
+        # Each queue locks all of it, and workers share what their user may lock.
+        require_locked_memory(64 * len(ARENA))
     with nothing_left():
         made = BACKENDS[request.param]()
         try:
@@ -80,6 +85,13 @@ def backend(request: pytest.FixtureRequest, files: Files) -> Iterator[Backend]:
             pytest.skip(f"not to be had here: {error.strerror}")
         yield made
         made.close()
+
+
+def alignment_of(path: Path) -> Alignment:
+    """Return what a file asks of direct reads."""
+    file = open_direct(path)
+    os.close(file.descriptor)
+    return file.alignment
 
 
 def check_canaries(asked: list[Asked], before: int, behind: int) -> None:
@@ -97,7 +109,7 @@ def lay_canaries(start: int, end: int) -> None:
 
 def becomes_unreadable(queue: ReadQueue) -> bool:
     """Say whether `finished` makes the descriptor unreadable; a thread may be about to signal."""
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + PATIENCE
     while is_readable(queue.fileno()):
         if time.monotonic() > deadline:
             return False
@@ -370,9 +382,7 @@ class TestContract:
         descriptor = queue.fileno()
         queue.start([(n, one.request) for n, one in enumerate(asked)])
         held.wait_for(4)
-        before = time.monotonic()
         assert queue.finished(wait=False) == []
-        assert time.monotonic() - before < 1
         assert not is_readable(descriptor)
         later = threading.Timer(0.05, held.let_go)
         later.start()
@@ -621,10 +631,11 @@ class TestThreads:
         chance = random.Random(3)
         real = os.preadv
         calls = []
+        block = alignment_of(files.ragged).offset if direct else 1
 
         def short(descriptor: int, buffers: list[memoryview], offset: int) -> int:
             calls.append(offset)
-            most = 512 * chance.randrange(1, 20) if direct else chance.randrange(1, 9999)
+            most = block * chance.randrange(1, 9999 // block + 2)
             clipped = []
             for buffer in buffers:
                 clipped.append(buffer[:most])
@@ -766,7 +777,7 @@ class TestThreads:
         assert not problems
 
     def test_no_memory_for_a_misaligned_read_is_an_error_of_that_read(self, files: Files) -> None:
-        in_child(lambda: read_without_memory(ThreadedBackend(direct=True), files.ragged), 1)
+        in_child(lambda: read_without_memory(ThreadedBackend(direct=True), files.ragged))
 
     def test_no_more_threads_to_be_had_is_no_reason_to_hang(self, files: Files) -> None:
         """What cannot begin ends with an error, or is done by the threads that there are."""
@@ -781,13 +792,13 @@ class TestThreads:
 
         if os.geteuid():
             pytest.skip("only root can become a user who has no processes")
-        in_child(without_threads, 1)
+        in_child(without_threads)
 
 
 def test_no_memory_for_a_misaligned_read_through_a_ring_is_an_error_of_that_read(
     files: Files,
 ) -> None:
-    in_child(lambda: read_without_memory(UringBackend(), files.ragged), 1)
+    in_child(lambda: read_without_memory(UringBackend(), files.ragged))
 
 
 def read_without_memory(backend: Backend, path: Path) -> None:

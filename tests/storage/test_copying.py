@@ -23,6 +23,7 @@ from moepack.storage.extents import Extent, NewFile, runs
 from moepack.storage.inputs import InputFile, Inputs
 from moepack.storage.regular_file import FileStamp
 from moepack.storage.stored_extents import digests_of, is_whole
+from tests.support.children import PATIENCE
 
 MIB = 1 << 20
 
@@ -169,7 +170,7 @@ def large_work(extent_count: int = 80) -> Work:
 def test_one_file_is_written_by_several_threads_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=PATIENCE)
     waited: set[int] = set()
 
     def meet(self: Inputs, *arguments: object) -> int:

@@ -32,4 +32,4 @@ def test_a_fifo_that_takes_the_place_of_a_file_is_not_waited_for(
     assert stat.S_ISREG(before.st_mode)
     monkeypatch.setattr(os, "stat", lambda *_, **__: before)
     with pytest.raises(NotRegularError, match="a FIFO"):
-        within(5, lambda: open_regular(fifo))
+        within(lambda: open_regular(fifo))

@@ -279,8 +279,8 @@ MODELS: dict[str, Architecture] = {
 """By what a test calls them."""
 
 
-def write(model: str, path: Path) -> Path:
-    """Write one of `MODELS` to `path`."""
+def write(model: str, path: Path, *, has_weights: bool = True) -> Path:
+    """Write one of `MODELS` to `path`, with random weights or with a hole in their place."""
     architecture = MODELS[model]
     pairs = {**_USUAL, **architecture.pairs}
     header = _header(architecture.name, pairs)
@@ -297,8 +297,9 @@ def write(model: str, path: Path) -> Path:
             names = [name.replace("gate_up", half) for half in ("gate", "up")]
             own_shape = shape[0], shape[1] // 2, shape[2]
         for own_name in names:
-            builder.tensors.append(_tensor(own_name, own_shape, random))
-    return builder.write(path)
+            draws = random if has_weights else None
+            builder.tensors.append(_tensor(own_name, own_shape, draws))
+    return builder.write(path) if has_weights else builder.write_sparse(path)
 
 
 def _header(architecture: str, pairs: Pairs) -> GgufBuilder:
@@ -316,7 +317,13 @@ def _kind(value: Any) -> str:
     return {bool: "bool", int: "u32", float: "f32"}[type(value)]
 
 
-def _tensor(name: str, shape: tuple[int, ...], random: np.random.Generator) -> TensorSpec:
+def _tensor(name: str, shape: tuple[int, ...], random: np.random.Generator | None) -> TensorSpec:
+    match = _EXPERT_WEIGHT.search(name)
+    kind = _F32 if match is None else _F16 if match[1] == "down" else _Q8_0
+    if random is None:
+        kind = GGMLQuantizationType.I32 if "tid2eid" in name else kind
+        length = llama_cpp.row_size(int(kind), shape[0]) * math.prod(shape[1:])
+        return TensorSpec(name, shape, int(kind), b"", hole=length)
     if "tid2eid" in name:  # by token, the experts that it uses
         used, count = shape
         experts = np.argsort(random.random((count, _EXPERTS)))[:, :used].astype(np.int32)
@@ -330,6 +337,4 @@ def _tensor(name: str, shape: tuple[int, ...], random: np.random.Generator) -> T
     else:
         # A router's bias that outweighs what it sees would have it choose the same ones always.
         weights /= math.sqrt(shape[0]) if len(shape) > 1 else 20
-    match = _EXPERT_WEIGHT.search(name)
-    kind = _F32 if match is None else _F16 if match[1] == "down" else _Q8_0
     return TensorSpec(name, shape, int(kind), quants.quantize(weights, kind).tobytes())

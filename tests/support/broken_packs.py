@@ -1,5 +1,7 @@
 """Every rule of the pack's format, broken alone: what a reader says of it, and where."""
 
+from functools import partial
+
 from moepack.format import records
 from tests.support.pack_draft import (
     Draft,
@@ -21,11 +23,15 @@ from tests.support.pack_draft import (
     record,
     renamed,
     resized,
+    second_places,
     section,
     set_rank,
     shifted,
     stated,
+    strong_digests,
     swapped_files,
+    swapped_sections,
+    with_codecs,
     without,
     without_blobs,
 )
@@ -96,6 +102,13 @@ HEADER_RULES = [
     ),
     Rule("a long header", header(header_length=65536), "directory", "longer than the index"),
     Rule("many sections", header(section_count=256), "directory", "longer than the index"),
+    Rule(
+        "a directory that ends too far behind",
+        lambda draft: draft.rebuild(draft.pieces(), header_more=bytes(65536 - 56)),
+        "directory",
+        "ends too far behind",
+    ),
+    Rule("an index of more than 1 GiB", header(index_length=(1 << 30) + 8), "index_length", "out"),
     Rule("a longer index", resized(64, stated=False), "index_length", "wrong length"),
     Rule("a shorter index", resized(-64, stated=False), "index_length", "wrong length"),
     *(
@@ -138,9 +151,31 @@ SECTION_RULES = [
     ),
     Rule(
         "an empty section that is required",
-        added(Piece(b"codecs", b"", 8, 1)),
+        added(Piece(b"signs", b"", 8, 1)),
         "directory",
-        "needs the section 'codecs', which this reader does not know",
+        "needs the section 'signs', which this reader does not know",
+    ),
+    Rule("families first", swapped_sections, "directory", "does not begin with files, families"),
+    Rule("codecs that may be ignored", with_codecs(flags=0), "codecs", "not flagged as required"),
+    Rule("a codec alone", with_codecs(count=0), "stored_digests", "the section is missing"),
+    Rule("a stored digest too few", with_codecs(count=11), "stored_digests", "not one for each"),
+    Rule(
+        "a codec that nobody knows",
+        with_codecs(b"org.example.packer"),
+        "codec 0",
+        "needs the codec 'org.example.packer', which this reader does not know",
+    ),
+    Rule(
+        "a second place too few",
+        added(Piece(b"second_places", bytes(16 * 11), 16, 0)),
+        "second_places",
+        "not one for each part",
+    ),
+    Rule(
+        "a strong digest too few",
+        added(Piece(b"strong_digests", bytes(32 * 12), 32, 0)),
+        "strong_digests",
+        "not one for each part, tensor and shard bytes",
     ),
     *(
         Rule(
@@ -155,12 +190,12 @@ SECTION_RULES = [
         Rule(f"{name}, short records", section(name, record_length=n), name, "wrong record length")
         for name, n in {
             **{"files": 264, "families": 56, "part_kinds": 144, "blobs": 24, "parts": 24},
-            **{"ranks": 2, "tensors": 176, "shard_bytes": 32},
+            **{"ranks": 2, "tensors": 368, "shard_bytes": 32},
         }.items()
     ),
     *(
         Rule(f"{name}, uneven records", section(name, record_length=n), name, "wrong record length")
-        for name, n in {"files": 276, "blobs": 36, "parts": 33, "ranks": 6, "tensors": 188}.items()
+        for name, n in {"files": 276, "blobs": 36, "parts": 33, "ranks": 6, "tensors": 380}.items()
     ),
     *(Rule(f"no {name} in it", counted(name, 0), name, "count out of bounds") for name in NEEDED),
     *(
@@ -214,8 +249,9 @@ FILE_RULES = [
     Rule("a name twice, loud", renamed("Experts-00000.BIN"), "files", "two files have the same"),
     *(
         Rule(f"kind {n}", record("file", 0, kind=n), "file 0", "unknown kind of file")
-        for n in (2, (1 << 32) - 1)
+        for n in (3, (1 << 32) - 1)
     ),
+    Rule("second places first", record("file", 0, kind=2), "files", "a file of second places stan"),
     *(
         Rule(f"flags {n}", record("file", 0, flags=n), "file 0", "unknown flags")
         for n in (2, 3, 1 << 31)
@@ -239,6 +275,7 @@ FAMILY_RULES = [
         }.items()
         for n in numbers
     ),
+    Rule("a layer of 65,536", record("family", 1, layer=65536), "family 1: layer", "out of bounds"),
     Rule(
         "more parts than there are",
         record("family", 1, parts_per_blob=4),
@@ -321,7 +358,7 @@ KIND_RULES = [
     ),
     *(
         Rule(f"shard {n:,}", record("part_kind", 0, shard=n), FIRST_KIND, "shard out of bounds")
-        for n in (65536, (1 << 32) - 1)
+        for n in (4096, (1 << 32) - 1)
     ),
     *(
         Rule(f"an origin {what}", change, FIRST_KIND, "its origin is of two kinds, or of none")
@@ -361,6 +398,12 @@ RECORD_RULES = [
     ),
     Rule("an uneven blob", moved("blob", 0, length=-1), "blob 0", "length not aligned"),
     Rule("a blob in a shard", record("file", 0, kind=1), "blob 0", "a blob in a shard"),
+    Rule(
+        "a blob in a file of second places",
+        all_of(second_places, record("blob", 0, file=3)),
+        "blob 0",
+        "a blob in a file of second places",
+    ),
     *(
         Rule(f"no length, but {what}", change, "blob 1", "no length, but a place")
         for what, change in {
@@ -401,6 +444,37 @@ RECORD_RULES = [
         "layer 0 expert 0",
         "a part of an expert without a blob lies in no shard",
     ),
+    Rule(
+        "a codec in a shard",
+        all_of(with_codecs(), without_blobs, record("part", 0, codec=1)),
+        "part 0 (",
+        "a codec in a shard",
+    ),
+    *(
+        Rule(
+            f"a part of 32 bytes stored in {n:,} by a codec",
+            all_of(with_codecs(), record("part", 7, codec=1, stored_length=n)),
+            "part 7 (",
+            "stored_length does not shorten the part",
+        )
+        for n in (0, 33, BIG)
+    ),
+    Rule(
+        "a part of 32 bytes stored in 32 by a codec",
+        all_of(with_codecs(), record("part", 7, codec=1)),
+        "part 7 (",
+        "stored_length does not shorten the part",
+    ),
+    *(
+        Rule(f"a second place {what}", change, "second place 0", problem)
+        for what, change, problem in (
+            ("in a data file", partial(second_places, file=1), "not in a file of second places"),
+            ("in no file", partial(second_places, file=5), "not in a file of second places"),
+            ("unaligned", partial(second_places, offset=8), "offset not aligned"),
+            ("past the end", partial(second_places, offset=1 << 20), "ends behind the end of"),
+            ("at 2^64", partial(second_places, offset=(1 << 64) - 4096), "ends behind the end of"),
+        )
+    ),
     Rule("a rank of no blob", ranked(0, 4), "rank 0", "no such blob"),
     Rule("a rank of 2^32-1", ranked(3, 0xFFFFFFFF), "rank 3", "no such blob"),
 ]
@@ -420,7 +494,7 @@ SLICE_RULES = [
         "layer 0 expert 0",
         "no such record in slices",
     ),
-    Rule("a shard beyond", own_tensors(shard=65536), "slices 0", "shard out of bounds"),
+    Rule("a shard beyond", own_tensors(shard=4096), "slices 0", "shard out of bounds"),
     Rule(
         "a slice at 2^63",
         all_of(own_tensors(), record("slice", 0, shard_offset=1 << 63)),
@@ -434,7 +508,7 @@ DENSE_RULES = [
         Rule(f"a tensor {what}", record("tensor", 1, name=name), "tensor 1", problem)
         for what, (name, problem) in list(NAME_PROBLEMS.items())[:3]
     ),
-    Rule("a long name", record("tensor", 1, name=b"n" * 64), "tensor 1", "a name is not padded"),
+    Rule("a long name", record("tensor", 1, name=b"n" * 256), "tensor 1", "a name is not padded"),
     *name_rules("tensor", 1, "type_name", TENSOR, 24),
     Rule(
         "a tensor twice",
@@ -459,9 +533,21 @@ DENSE_RULES = [
             ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
             ("at 2^64", {"offset": BIG}, "ends behind the end of dense.bin"),
             ("unaligned", {"offset": 8}, "offset not aligned"),
-            ("no shard", {"shard": 65536}, "shard out of bounds"),
+            ("no shard", {"shard": 4096}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
         )
+    ),
+    Rule(
+        "a tensor in a file of second places",
+        all_of(second_places, record("tensor", 1, file=3)),
+        TENSOR,
+        "in a file of second places",
+    ),
+    Rule(
+        "a header in a file of second places",
+        all_of(second_places, record("shard_bytes", 0, file=3, offset=0, length=8)),
+        "shard_bytes 0",
+        "in a file of second places",
     ),
     *(
         Rule(f"shard bytes: {what}", record("shard_bytes", 0, **fields), "shard_bytes 0", problem)
@@ -471,7 +557,7 @@ DENSE_RULES = [
             ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
             ("of 2^64", {"length": BIG}, "ends behind the end of dense.bin"),
             ("unaligned", {"offset": 8}, "offset not aligned"),
-            ("no shard", {"shard": 65536}, "shard out of bounds"),
+            ("no shard", {"shard": 4096}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
         )
     ),
@@ -571,6 +657,37 @@ def uneven_file(draft: Draft) -> None:
     name.write_bytes(name.read_bytes() + bytes(8))
 
 
+def overlapping_tensors(draft: Draft) -> None:
+    """Let the last tensor begin where the one before it does, with its bytes."""
+    path = draft.path / "dense.bin"
+    data = bytearray(path.read_bytes())
+    one, two = draft.get("tensor", 1), draft.get("tensor", 2)
+    assert one.length == two.length
+    data[two.offset : two.offset + two.length] = bytes(two.length)
+    path.write_bytes(data)
+    draft.set("tensor", 2, offset=one.offset, digest=one.digest)
+
+
+def more_experts_used(draft: Draft) -> None:
+    draft.body["source"]["experts_used"] = {"ffn_exps": [2, 3]}
+
+
+def other_page(draft: Draft) -> None:
+    draft.body["index"]["pages"]["digests"][0] = "xxh3:" + "0" * 16
+
+
+def strong_index(draft: Draft) -> None:
+    draft.body["index"]["sha256"] = "0" * 64
+
+
+def other_second_place(draft: Draft) -> None:
+    second_places(draft)
+    path = draft.path / "second.bin"
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+
+
 # A reader relies on none of these; the verifier finds them. `place` is what its finding names.
 VERIFIERS_RULES = [
     Rule("blobs overlap", shifted("blob", 1, length=1), "layer 0", "the blob overlaps another"),
@@ -586,6 +703,37 @@ VERIFIERS_RULES = [
     Rule("ranks that differ", record("blob", 0, rank=3), "rank", "its record says 3"),
     Rule("hotness that rises", record("blob", 3, hotness=100), "rank", "is hotter than the one be"),
     Rule("a part's digest", record("part", 4, digest=1), "layer 0 expert 1", "its digest is"),
+    Rule("a tensor over another", overlapping_tensors, "dense.bin", "the tensor overlaps another"),
+    Rule(
+        "a type of another name",
+        record("part_kind", 0, type_name=b"F16"),
+        "layer 0",
+        "type 0 is F32, the record says F16",
+    ),
+    Rule(
+        "a type of another length",
+        record("part_kind", 0, ne1=3),
+        "layer 0",
+        "4 x 3 of F32 is 48 bytes long, the record says 32",
+    ),
+    Rule(
+        "rows interleaved that are not",
+        record("part_kind", 0, interleaved_row_count=4),
+        "layer 0",
+        "F32 interleaves no rows",
+    ),
+    Rule("more experts used than there are", more_experts_used, "manifest", "a token uses 3 exp"),
+    Rule("no hotness stated", stated(hotness=None), "manifest", "it knows of no hotness"),
+    Rule(
+        "another count of measured blobs",
+        stated(hotness={"measured_blob_count": 3}),
+        "manifest",
+        "hotness.measured_blob_count is 3, the index has 4",
+    ),
+    Rule("a page's digest", other_page, "page 0", "does not have the digest"),
+    Rule("a strong digest", strong_digests(other=5), "layer 0 expert 1", "its SHA-256 is"),
+    Rule("a strong digest of the index", strong_index, "manifest", "the SHA-256 of index.bin is"),
+    Rule("a second place of other bytes", other_second_place, "second.bin", "its digest is"),
 ]
 INDEX_RULES = {
     "header": HEADER_RULES,

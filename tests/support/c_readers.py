@@ -9,7 +9,9 @@ from typing import NamedTuple
 import moepack
 from moepack import digest
 from moepack.errors import PackError
+from moepack.format.records import BlobRecord
 from moepack.reading.reader import Reader
+from tests.support.children import PATIENCE
 from tests.support.pack_draft import Draft, Rule
 
 
@@ -42,7 +44,7 @@ def c_says(program: Path, mode: str, packs: list[Path]) -> list[Verdict]:
     for start in range(0, len(packs), 4000):
         batch = packs[start : start + 4000]
         run = subprocess.run(
-            [program, mode, *batch], capture_output=True, text=True, timeout=60, check=False
+            [program, mode, *batch], capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         assert run.stderr == ""
         outputs = run.stdout.split("pack ")[1:]
@@ -81,17 +83,20 @@ def experts(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
         for expert in range(family.expert_count):
             whose = f"{family.layer} {family.name} {expert}"
             known = pack.hotness(family.layer, expert, family=family.name)
-            numbers = f"{known.length} {known.rank} {known.hotness}"
-            blob = pack.locate_all(family.layer, expert, family=family.name)
-            where = "None None" if blob is None else f"{file_of(pack, blob[0])} {blob[1]}"
-            yield f"blob {whose} {where} {numbers}"
+            # The library does not offer a blob in which a part has a codec; C does.
+            blob = BlobRecord(*pack.index.blob(family.first_blob + expert))
+            offered = pack.locate_all(family.layer, expert, family=family.name)
+            assert offered is None or offered[1:3] == (blob.offset, blob.length)
+            where = f"{blob.file} {blob.offset}" if blob.length else "None None"
+            length = blob.length or sum(kind.length for kind in family.part_kinds)
+            yield f"blob {whose} {where} {length} {known.rank} {known.hotness}"
             for kind in family.part_kinds:
                 part = pack.locate(family.layer, expert, kind.name, family=family.name)
-                inside = None if blob is None else part.offset_in_blob
+                inside = part.offset - blob.offset if blob.length else None
                 where = f"{file_of(pack, part.path)} {part.offset} {inside}"
                 yield (
                     f"part {whose} {kind.name} {kind.type_name} {kind.type_id} {where} "
-                    f"{part.stored_length} {part.length} {digest_text(part.digest)} "
+                    f"{part.stored_length} {part.length} {part.codec} {digest_text(part.digest)} "
                     f"{' '.join(map(str, pack.index.origin(family, kind, expert)))}"
                 )
                 if reader is not None:

@@ -10,9 +10,12 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
+PATIENCE = 60.0
+"""Seconds, after which something hangs. Machines are busy: what is right never takes so long."""
 
-def within(seconds: float, work: Callable[[], Result]) -> Result:
-    """Do `work` in a thread, and fail where it takes longer."""
+
+def within(work: Callable[[], Result]) -> Result:
+    """Do `work` in a thread, and fail where it hangs."""
     results: list[Result] = []
     problems: list[BaseException] = []
 
@@ -24,20 +27,20 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
-    assert not thread.is_alive(), f"not done after {seconds} s"
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), f"not done after {PATIENCE} s"
     if problems:
         raise problems[0]
     return results[0]
 
 
-def run_child(code: str, *arguments: str | Path, timeout: float = 20) -> str:
+def run_child(code: str, *arguments: str | Path) -> str:
     """Run `code`, where a warning is an error; return what it prints. It may not complain."""
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=PATIENCE,
         check=False,
         cwd=Path(__file__).parents[2],
     )

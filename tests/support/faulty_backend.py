@@ -22,12 +22,12 @@ from moepack.errors import MachineError
 from moepack.reading.pack import Pack
 from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 from moepack.storage.threaded import ThreadedBackend
+from tests.support.children import PATIENCE
 
 if sys.platform == "linux":
     from moepack.storage.io_uring import UringBackend
 
 NAMES = ("buffered", "direct", "uring")
-_PATIENCE = 10.0
 
 
 def make(name: str) -> Backend:
@@ -76,7 +76,7 @@ class Fault:
     def wait(self) -> None:
         """Dawdle."""
         if self.until is not None:
-            assert self.until.wait(_PATIENCE), "nobody let the read go on"
+            assert self.until.wait(PATIENCE), "nobody let the read go on"
         time.sleep(self.delay)
 
     def spoil(self, request: ReadRequest, completion: Completion) -> Completion:
@@ -228,7 +228,7 @@ class FaultyQueue:
             os.eventfd_read(self._event)
         self._vain_waits = self._vain_waits + 1 if wait and not self._requests else 0
         assert self._vain_waits < 1000, "waits for ever, and nothing is in flight"
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while True:
             self._collect(wait=wait and not self._ready and not self._late_numbers)
             is_whole = len(self._ready) == len(self._requests)
@@ -252,8 +252,8 @@ class FaultyQueue:
         """Wait for what is in flight."""
         for thread, has_ended in self._threads:
             # Python 3.11 takes a thread for dead whose `join` a signal cuts off: so not that alone.
-            assert has_ended.wait(_PATIENCE)
-            thread.join(_PATIENCE)
+            assert has_ended.wait(PATIENCE)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
         if self._poll is not None and self._event is not None:
             self._poll.close()

@@ -1,9 +1,8 @@
 """What the tests with hostile input share: damage, the shape of messages, time and memory."""
 
-import json
 import random
-import subprocess
-import sys
+import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -13,13 +12,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from moepack.errors import MoepackError
+from tests.support import warm_command
 
 Refusal = TypeVar("Refusal", bound=MoepackError)
 
 MAX_MESSAGE_LENGTH = 1000
 MAX_SECONDS = 5.0
 """Of a processor, on a machine that may be busy and slow: what is not bounded takes minutes."""
-MAX_MEMORY = 100 << 20
+MAX_MEMORY = 80 << 20
+"""Beyond what a process begins with: with an interpreter it is 100 MB."""
+_CLEAR = Path("/proc/self/clear_refs")
 
 _HEALTH = list(HealthCheck)
 # The default run is the same each time; `make fuzz` looks further, and elsewhere each time.
@@ -109,27 +111,8 @@ def refused_by(kind: type[Refusal], path: Path, call: Callable[[], object]) -> R
     return caught.value
 
 
-_CHILD = """
-import json, resource, sys, time
-resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # no harm to the machine
-from moepack.errors import MoepackError
-path = sys.argv[1]
-exec(sys.argv[2])
-start = time.process_time()  # other programs' work does not count
-try:
-    exec(sys.argv[3])
-    outcome = ""
-except MoepackError as error:
-    outcome = type(error).__name__ + ": " + str(error)
-seconds = time.process_time() - start
-with open("/proc/self/status") as status:
-    memory = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
-print(json.dumps([outcome, seconds, memory]))
-"""
-
-
 class Measured(NamedTuple):
-    """What a call came to: its error, processor seconds without imports, most bytes of memory."""
+    """What a call came to: its error, processor seconds, most bytes beyond those at its start."""
 
     text: str
     seconds: float
@@ -137,25 +120,37 @@ class Measured(NamedTuple):
 
 
 def measured(call: tuple[str, str], path: Path) -> Measured:
-    """Run a call on a file in a fresh process; its highest memory is its own, not a parent's."""
-    if not Path("/proc/self/status").exists():
+    """Run a call on a file in a process of its own, after imports that are not measured."""
+    if not _CLEAR.exists():
         pytest.skip("the peak of a process's memory is read from /proc")
-    child = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(path), *call],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-2000:]
-    return Measured(*json.loads(child.stdout))
+    return warm_command.call(_measure, call, str(path))
 
 
-def assert_cheap(call: tuple[str, str], path: Path) -> Measured:
-    """Run a call on a hostile file: an error within a second and 100 MB."""
+def _measure(call: tuple[str, str], path: str) -> Measured:
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # no harm to the machine
+    names = {"path": path}
+    exec(call[0], names)
+    _CLEAR.write_text("5")  # from now on the peak is that of the call
+    before = _peak()
+    start = time.process_time()  # other programs' work does not count
+    try:
+        exec(call[1], names)
+        text = ""
+    except MoepackError as error:
+        text = f"{type(error).__name__}: {error}"
+    return Measured(text, time.process_time() - start, _peak() - before)
+
+
+def _peak() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def assert_cheap(call: tuple[str, str], path: Path, max_memory: int = MAX_MEMORY) -> Measured:
+    """Run a call on a hostile file: an error within seconds and `max_memory` bytes."""
     outcome = measured(call, path)
     assert outcome.text
     assert "\n" not in outcome.text
     assert outcome.seconds < MAX_SECONDS
-    assert outcome.memory < MAX_MEMORY
+    assert outcome.memory < max_memory
     return outcome

@@ -95,16 +95,22 @@ def last_errors() -> str:
     return "".join(_errors[-4:]).strip() or "no reason given"
 
 
-def available() -> bool:
-    """Tell whether `load` works here."""
-    with suppress(metadata.PackageNotFoundError, RuntimeError, OSError):
-        return bool(load())
-    return False
+@cache
+def why_not() -> str | None:
+    """Say why `load` does not work here; None where it does."""
+    try:
+        load()
+    except metadata.PackageNotFoundError:
+        return f"{PACKAGE} is not installed"
+    except (RuntimeError, OSError, AttributeError) as error:  # OSError: such as no libgomp
+        return f"{PACKAGE} cannot be loaded: {error}"
+    return None
 
 
-def type_ids() -> list[int]:
+@cache
+def type_ids() -> tuple[int, ...]:
     """List the ids of all live ggml types."""
-    return [i for i in range(TYPE_COUNT) if load().ggml_blck_size(i) > 0]
+    return tuple(i for i in range(TYPE_COUNT) if load().ggml_blck_size(i) > 0)
 
 
 def block_size(type_id: int) -> int:
@@ -193,6 +199,7 @@ def stepwise_logits(
         params = load().llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = context, threads, threads
         params.n_batch = params.n_ubatch = batch_count
+        params.swa_full = False  # as llama.cpp's programs have it
         opened = load().llama_init_from_model(model, params)
         stack.callback(load().llama_free, opened)
         return [_last_logits(model, opened, batch, batch_count) for batch in batches]

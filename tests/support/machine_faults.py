@@ -21,9 +21,14 @@ from typing import NamedTuple, Self
 
 import pytest
 
-PACK_COMMAND = (sys.executable, "-m", "moepack", "pack")
-DEADLINE = 60.0
-TRACED = "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat"
+from tests.support.children import PATIENCE
+
+PROGRAM = (sys.executable, "-m", "moepack")
+PACK_COMMAND = (*PROGRAM, "pack")
+TRACED = (
+    "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat "
+    "symlink symlinkat"
+)
 _ON_DESCRIPTOR = ("flock", "ftruncate", "pwrite64", "write", "fsync")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+)")
 
@@ -36,7 +41,7 @@ def start(*arguments: str | Path) -> "subprocess.Popen[str]":
 
 def wait_until(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
     """Watch until `reached()` or the end of `process`."""
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + PATIENCE
     while not reached() and process.poll() is None:
         assert time.monotonic() < deadline, "neither the moment nor the end came"
         time.sleep(0.0002)
@@ -72,7 +77,7 @@ def stopped(
 def resumed(process: "subprocess.Popen[str]") -> tuple[int, str]:
     """Let a stopped process run to its end; return its exit code and its standard error."""
     process.send_signal(signal.SIGCONT)
-    _, errors = process.communicate(timeout=DEADLINE)
+    _, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, errors
 
 
@@ -102,27 +107,32 @@ def needs_strace() -> pytest.MarkDecorator:
     """Skip a test where strace is absent, too old, or not permitted to trace."""
     reason = "strace is not installed"
     if shutil.which("strace"):
-        probe = ["strace", "-f", "-z", "-o", os.devnull, "-e", "trace=fsync"]
+        probe = ["strace", "-f", "--seccomp-bpf", "-z", "-o", os.devnull, "-e", "trace=fsync"]
         tried = subprocess.run([*probe, "true"], capture_output=True, text=True, check=False)
         reason = f"strace cannot trace here: {tried.stderr.strip()}" if tried.returncode else ""
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
-def record(target: Path, *arguments: str | Path) -> list[Call]:
+def record(target: Path, *arguments: str | Path, word: str = "pack") -> list[Call]:
     """Run `moepack pack` to its good end; list its calls on the files in `target`, in order.
+
+    Or another command, whose `word` is given.
 
     A call stands where it ended. What it did not do well (an `mkdir` that finds the directory) is
     left out.
     """
     log = target.parent / "strace.log"
     options = ["-z", "-y", "-s", "256", "-o", str(log), "-e", f"trace={_any_of(TRACED.split())}"]
-    outcome = _run_traced(options, target, arguments)
+    outcome = _run_traced(options, target, arguments, word)
     assert outcome.returncode == 0, outcome.stderr
     calls = []
     for line in log.read_text().splitlines():
         if matched := _LINE.match(line):
             thread, name, text, result = matched.groups()
-            where = re.match(r"\d+<([^>]*)>" if name in _ON_DESCRIPTOR else r'.*?"([^"]*)"', text)
+            pattern = r"\d+<([^>]*)>" if name in _ON_DESCRIPTOR else r'.*?"([^"]*)"'
+            if name.startswith("symlink"):  # what it says comes before where it is
+                pattern = r'.*"([^"]*)"'
+            where = re.match(pattern, text)
             path = Path(where[1] if where else "")
             if path == target or path.parent == target:
                 file = str(path.relative_to(target))
@@ -131,13 +141,19 @@ def record(target: Path, *arguments: str | Path) -> list[Call]:
 
 
 def hit(
-    shot: Shot, fault: str, target: Path, *arguments: str | Path, also: Sequence[str] = ()
+    shot: Shot,
+    fault: str,
+    target: Path,
+    *arguments: str | Path,
+    also: Sequence[str] = (),
+    word: str = "pack",
 ) -> "subprocess.CompletedProcess[str]":
     """Run `moepack pack` with `fault` (`error=EIO`, `signal=SIGKILL`) at the place of `shot`.
 
-    A signal that kills does so before the call. `also` are more faults in the words of strace.
+    A signal that kills does so before the call. `also` are more faults in the words of strace,
+    `word` is that of another command.
     """
-    return _run_traced(_aimed(shot, fault, target, also), target, arguments)
+    return _run_traced(_aimed(shot, fault, target, also), target, arguments, word)
 
 
 @contextlib.contextmanager
@@ -216,17 +232,19 @@ def _aimed(shot: Shot, fault: str, target: Path, also: Sequence[str] = ()) -> li
 
 
 def _traced_command(
-    options: Sequence[str], target: Path, arguments: Sequence[str | Path]
+    options: Sequence[str], target: Path, arguments: Sequence[str | Path], word: str = "pack"
 ) -> list[str]:
-    command = ["strace", "-f", "-qq", *options, *PACK_COMMAND]
+    # The kernel stops the process at the calls of interest only; a signal would be lost so.
+    filtered = [] if any("signal=" in option for option in options) else ["--seccomp-bpf"]
+    command = ["strace", "-f", "-qq", *filtered, *options, *PROGRAM, word]
     return [*command, *map(str, arguments), "--output", str(target)]
 
 
 def _run_traced(
-    options: Sequence[str], target: Path, arguments: Sequence[str | Path]
+    options: Sequence[str], target: Path, arguments: Sequence[str | Path], word: str
 ) -> "subprocess.CompletedProcess[str]":
-    command = _traced_command(options, target, arguments)
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    command = _traced_command(options, target, arguments, word)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def renamed_to(call: Call) -> str:
@@ -355,7 +373,7 @@ class Room:
             self._shell.stdin.flush()
         except BrokenPipeError:
             return False
-        ready, _, _ = select.select([self._shell.stdout], [], [], DEADLINE)
+        ready, _, _ = select.select([self._shell.stdout], [], [], PATIENCE)
         return bool(ready) and self._shell.stdout.readline() == "0\n"
 
     def mount(self, place: Path, *arguments: str | Path) -> Path:

@@ -37,7 +37,7 @@ def _messages() -> Iterator[tuple[str, Message]]:
         if line.startswith("Of "):
             about = "manifest" if "manifest" in line else "shards" if "kind 1" in line else "index"
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if not line.startswith("| ") or cells[2] in ("problem", "---"):
+        if not line.startswith("| ") or len(cells) < 3 or cells[2] in ("problem", "---"):
             continue
         places = re.findall(r"`(.+?)`", cells[1]) or ["" if not cells[1] else "…"]
         if cells[1] == "as the first":

@@ -86,3 +86,9 @@ def flip(path: Path, offset: int, mask: int = 0x01) -> None:
 def contents(folder: Path) -> dict[str, bytes]:
     """Map the files in a folder to what is in them."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return all files below a folder, by their path in it."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}

@@ -4,12 +4,16 @@ import contextlib
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.children import PATIENCE
+from tests.support.needs import has_capability
 
 _CAP_SYS_ADMIN = 21
 
@@ -24,9 +28,7 @@ def why_not() -> str | None:
         return "there is no libfuse"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "there is no /dev/fuse for us"
-    status = Path("/proc/self/status").read_text()
-    capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
-    if not capabilities >> _CAP_SYS_ADMIN & 1 and not shutil.which("fusermount3"):
+    if not has_capability(_CAP_SYS_ADMIN) and not shutil.which("fusermount3"):
         return "we may not mount, and there is no fusermount3"
     return None
 
@@ -34,17 +36,28 @@ def why_not() -> str | None:
 needs_fuse = pytest.mark.skipif(why_not() is not None, reason=f"no FUSE: {why_not()}")
 
 
-def start(pack: Path, folder: Path) -> subprocess.Popen[str]:
-    """Begin to mount a pack."""
+def start(pack: Path, folder: Path, ignored: Iterable[int] = ()) -> subprocess.Popen[str]:
+    """Begin to mount a pack, in a process that ignores some of the signals which end a mount.
+
+    Whether the tests themselves ignore them, as under nohup, makes no difference.
+    """
+
+    def set_signals() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
     command = [sys.executable, "-m", "moepack", "mount", str(pack), str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=set_signals)
 
 
 @contextlib.contextmanager
-def mounted(pack: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def mounted(
+    pack: Path, folder: Path, ignored: Iterable[int] = ()
+) -> Iterator[subprocess.Popen[str]]:
     """Mount a pack until the block ends, then unmount it and see that it ended well."""
     folder.mkdir(exist_ok=True)
-    with start(pack, folder) as process:
+    with start(pack, folder, ignored) as process:
         try:
             assert process.stdout is not None
             first = process.stdout.readline()
@@ -52,7 +65,7 @@ def mounted(pack: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
             yield process
             if process.poll() is None:
                 process.terminate()
-                process.wait(timeout=30)
+                process.wait(timeout=PATIENCE)
         finally:
             process.kill()
             unmount(folder)

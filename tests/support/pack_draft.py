@@ -1,5 +1,6 @@
 """A pack that a test takes apart, changes and puts together again, with all digests made right."""
 
+import hashlib
 import json
 import shutil
 import struct
@@ -67,8 +68,8 @@ class Draft:
     def __init__(self, path: Path, *, compact: bool = False) -> None:
         self.path = path
         self.compact = compact
-        self.index = bytearray((path / "index.bin").read_bytes())
         self.body: dict[str, Any] = json.loads((path / "manifest.json").read_bytes())
+        self.index = bytearray((path / self.body["index"]["name"]).read_bytes())
 
     @property
     def header(self) -> records.Header:
@@ -163,7 +164,7 @@ class Draft:
         """Write index and manifest, with all digests made right."""
         trailer = digest.of(bytes(self.index[:-8]))
         self.index[-8:] = struct.pack("<Q", trailer)
-        (self.path / "index.bin").write_bytes(self.index)
+        (self.path / self.body["index"]["name"]).write_bytes(self.index)
         entry = self.body["index"] | {
             "digest": digest.to_text(trailer),
             "length": len(self.index),
@@ -351,6 +352,12 @@ def pushed(name: str, step: int) -> Change:
     return lambda draft: moved("section", draft.number_of(name), offset=step)(draft)
 
 
+def swapped_sections(draft: Draft) -> None:
+    """Let the second section stand first."""
+    first, second, *others = draft.pieces()
+    draft.rebuild([second, first, *others])
+
+
 def cut_to(length: int) -> Change:
     """Cut the index off."""
 
@@ -388,6 +395,59 @@ def without_blobs(draft: Draft, *, kind: int = records.SHARD_FILE) -> None:
         draft.set("file", 0, kind=kind)
     for number in range(2):
         draft.set("blob", number, offset=0, length=0)
+
+
+def second_places(draft: Draft, *, file: int = 4, offset: int = 0, kind: int = 2) -> None:
+    """Give the first part a second place, in a file of its own; file number 3 is that file."""
+    part = draft.get("part")
+    data = (draft.path / "experts-00000.bin").read_bytes()[part.offset :][: part.stored_length]
+    alignment = draft.header.part_alignment
+    name, length = "second.bin", -(-len(data) // alignment) * alignment
+    (draft.path / name).write_bytes(data + bytes(length - len(data)))
+    pieces = {_name(piece): piece for piece in draft.pieces()}
+    held = pieces["files"]
+    new = records.FileRecord(name.encode(), length, kind, 0).pack()
+    pieces["files"] = held._replace(data=held.data + new)
+    draft.body["files"].append({"name": name, "length": length})
+    records_of_parts = [records.SecondPlaceRecord(file, offset)]
+    records_of_parts += [records.SecondPlaceRecord(0, 0)] * (pieces["parts"].record_count - 1)
+    places = b"".join(place.pack() for place in records_of_parts)
+    draft.rebuild([*pieces.values(), Piece(b"second_places", places, 16, 0)])
+
+
+def strong_digests(*, other: int | None = None) -> Change:
+    """Add the SHA-256 of all parts, tensors and shard bytes; of record `other` it is wrong."""
+
+    def change(draft: Draft) -> None:
+        files = [draft.path / entry["name"] for entry in draft.body["files"]]
+        digests = []
+        for kind in ("part", "tensor", "shard_bytes"):
+            for number in range(draft.sections[KINDS[kind][0]].record_count):
+                held = draft.get(kind, number)
+                length = getattr(held, "stored_length", None) or held.length
+                data = files[held.file].read_bytes()[held.offset : held.offset + length]
+                digests.append(hashlib.sha256(data).digest())
+        if other is not None:
+            digests[other] = bytes(32)
+        draft.rebuild([*draft.pieces(), Piece(b"strong_digests", b"".join(digests), 32, 0)])
+
+    return change
+
+
+def with_codecs(
+    name: bytes = b"zstd", *, flags: int = records.SECTION_REQUIRED, count: int | None = None
+) -> Change:
+    """State a codec, and `count` digests of stored bytes (all: None); no part is stored by it."""
+
+    def change(draft: Draft) -> None:
+        numbers = range(draft.sections["parts"].record_count)[:count]
+        digests = b"".join(struct.pack("<Q", draft.get("part", n).digest) for n in numbers)
+        sections = [Piece(b"codecs", name.ljust(32, b"\0"), 32, flags)]
+        if digests:
+            sections.append(Piece(b"stored_digests", digests, 8, 0))
+        added(*sections)(draft)
+
+    return change
 
 
 def own_tensors(count: int = 2, *, shard: int = 0) -> Change:

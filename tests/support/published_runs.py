@@ -2,25 +2,29 @@
 
 They are read from a file of JSON lines, one for each run, with what is known of it: the bytes that
 a token of the model reads, the machine's bandwidths in GB/s, and the tokens a second. The file is
-not part of the project: its rows are others' work.
+not part of the project: its rows are others' work. Forecasts of them are made as the command makes
+them: of a model's header, a machine, and files of receipts.
 """
 
 import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
-from moepack.forecasting.calibration import DOUBTS, calibrate
-from moepack.forecasting.rates import Rates, ceiling_seconds
-from moepack.forecasting.reads import Kind, Reads
-from moepack.forecasting.receipts import Receipt
+import moepack
+from moepack.footprint.weights import Weights, weights_of
+from moepack.forecasting import rates
+from moepack.forecasting.facts import SpeedFacts
+from moepack.forecasting.misses import WorkingSet
+from moepack.forecasting.reads import Kind
 from moepack.machine.model import Basis, Drive, Figure, Gpu, Machine
+from tests.support.gguf_builder import GgufBuilder, TensorSpec
 from tests.support.machines import GB
 
 _KINDS: dict[str, Kind] = {
@@ -30,21 +34,21 @@ _KINDS: dict[str, Kind] = {
     "ssd": "stream",
 }
 _STOCK = ("llama.cpp", "ik_llama.cpp", "ktransformers")
-_READ_LENGTH = 4 << 20
 _LPDDR5X = 68.3
 """GB/s of the phones whose memory is only named: 64 bits of 8,533 MT/s."""
-_ALL_LAYERS = 1
-_STREAM_RECEIPT_DOUBT = 0.2
-"""By what share a published run of a streaming engine differs from the same one, done again: phones
-grow hot, and what they read was often not counted in the run that was timed."""
+_ENOUGH = Figure(1e13, "typed")
+"""Bytes of memory: that a model has room is not what is asked here."""
+_I8 = 24
+_STEPS = 100
 
 
 class Run(NamedTuple):
-    """A published run: how, on which machine, what a token read, and how fast it was.
+    """A published run: how, on which machine, of which model, and how fast it was.
 
     `machine_group` is the same for runs of one author on one machine; `sweep` for those that differ
-    in nothing but what is in memory, or in the cache. `computing` is the seconds of a token that
-    were not spent waiting for the drive, where that was measured.
+    in nothing but what is in memory, or in the cache. `options` are the forecast's. `receipt` is
+    what the engine would have written, as JSON; None where that is not known: of those that stream
+    it says how long they waited for the drive.
     """
 
     number: int
@@ -52,18 +56,33 @@ class Run(NamedTuple):
     machine_group: str
     sweep: tuple[str, ...]
     machine: Machine
-    reads: Reads
+    model: Path
+    options: dict[str, Any]
     speed: float
-    computing: float | None
+    receipt: dict[str, Any] | None
 
 
 class Forecast(NamedTuple):
     """What is forecast of a run."""
 
     run: Run
-    speed: float
-    lowest: float
-    highest: float
+    facts: SpeedFacts
+
+    @property
+    def speed(self) -> float:
+        """The likely tokens a second."""
+        assert self.facts.tokens_per_second is not None
+        return self.facts.tokens_per_second
+
+    @property
+    def lowest(self) -> float:
+        """The lower end of the range."""
+        return self.facts.lowest or 0.0
+
+    @property
+    def highest(self) -> float:
+        """The upper end of the range."""
+        return self.facts.highest or 0.0
 
     @property
     def error(self) -> float:
@@ -76,44 +95,75 @@ class Forecast(NamedTuple):
         return self.lowest <= self.run.speed <= self.highest
 
 
-RatesOf = Callable[[Run], Rates]
-"""What is known of reading before there is a receipt of a run's machine."""
-
-
-def plain_rates(run: Run) -> Rates:
-    """Return the rates that moepack takes."""
-    return Rates.of(run.machine, run.kind, _READ_LENGTH)
-
-
-def read_runs(path: str | Path) -> list[Run]:
+def read_runs(path: str | Path, folder: Path) -> list[Run]:
     """Read the runs of stock engines, and of those that stream experts from a drive.
 
     Those are left out of which too little is known to say what a token read; so are forks that
-    change how a model whole in VRAM, or with experts in memory, is computed.
+    change how a model whole in VRAM, or with experts in memory, is computed. `folder` gets their
+    models, of which only headers are there.
     """
     rows = map(json.loads, Path(path).read_text().splitlines())
-    return [run for row in rows if (run := _run(row)) is not None]
+    models = _Models(folder)
+    return [run for row in rows if (run := _run(row, models)) is not None]
 
 
-def _run(row: dict[str, Any]) -> Run | None:
+class _Models:
+    """Writes models whose tokens read as many bytes as the published ones do."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._written: dict[tuple[int, ...], Path] = {}
+
+    def of(self, row: dict[str, Any]) -> Path:
+        """Return the model of a run."""
+        layers, experts, used = (int(row[key]) for key in ("moe_layers", "experts", "experts_used"))
+        length = round(row["expert_bytes_per_token"] / (layers * used) / 3)
+        dense = round(row["dense_bytes_per_token"])
+        key = layers, experts, used, length, dense
+        if key not in self._written:
+            path = self._folder / f"model-{len(self._written)}.gguf"
+            self._written[key] = _write(path, *key)
+        return self._written[key]
+
+
+def _write(path: Path, layers: int, experts: int, used: int, length: int, dense: int) -> Path:
+    """Write a model by the bytes of an expert's projection and of all that is dense."""
+    builder = GgufBuilder().put("general.architecture", "str", "qwen3moe")
+    numbers = {"block_count": layers, "expert_count": experts, "expert_used_count": used}
+    numbers |= {"embedding_length": 32, "feed_forward_length": 32, "context_length": 4096}
+    numbers |= {"attention.head_count": 1, "attention.head_count_kv": 1}
+    for key, value in numbers.items():
+        builder.put(f"qwen3moe.{key}", "u32", value)
+    tensors: dict[str, tuple[int, ...]] = {"output_norm.weight": (dense,)}
+    for layer in range(layers):
+        for name in ("gate", "up", "down"):
+            tensors[f"blk.{layer}.ffn_{name}_exps.weight"] = (length, 1, experts)
+    for name, dims in tensors.items():
+        builder.tensors.append(TensorSpec(name, dims, _I8, b"", hole=math.prod(dims)))
+    return builder.write_sparse(path)
+
+
+def _run(row: dict[str, Any], models: _Models) -> Run | None:
     kind = _KINDS.get(row["cls"])
     if kind is None or not row.get("moe_layers") or not row.get("expert_bytes_per_token"):
         return None
     if kind != "stream" and row["engine"] not in _STOCK:
         return None
-    reads = _reads(row, kind)
-    if reads is None:
+    if kind == "stream" and _missed(row) is None:
         return None
-    settings = ("quant", "config") if kind != "stream" else ()
+    model = models.of(row)
+    weights = weights_of(model)
+    settings = ("quant", "config") if kind != "stream" else ("experts_used",)
     return Run(
         row["id"],
         kind,
         row["group"],
         tuple(str(row[key]) for key in ("group", "model", "gpu", *settings)),
         _machine(row, kind),
-        reads,
+        model,
+        _options(row, kind, weights),
         row["tok_s"],
-        row.get("compute_s_per_tok"),
+        _run_receipt(row, weights) if kind == "stream" else _bench_receipt(row, kind, weights),
     )
 
 
@@ -123,77 +173,101 @@ def _machine(row: dict[str, Any], kind: Kind) -> Machine:
 
     vram, drive = figure("vram_gbps"), figure("ssd_gbps")
     memory = figure("ram_gbps_measured", "measured") or figure("ram_gbps_theory")
+    if memory is None and kind == "stream":
+        memory, vram = vram, None  # one memory for both
     if memory is None and kind == "stream" and "LPDDR5X" in row.get("ram", ""):
         memory = Figure(_LPDDR5X * GB, "typed")
-    room = Figure(100 * GB, "typed")
-    gpus = (Gpu(row["gpu"], room, vram),) if vram else ()
-    return Machine(row["group"], room, memory, gpus, Drive(None, drive) if drive else None)
+    gpus = (Gpu(row["gpu"], _ENOUGH, vram),) if vram or kind in ("gpu", "offload") else ()
+    return Machine(row["group"], _ENOUGH, memory, gpus, Drive(None, drive) if drive else None)
 
 
-def _reads(row: dict[str, Any], kind: Kind) -> Reads | None:
-    count, experts, dense = (
-        row[key] for key in ("moe_layers", "expert_bytes_per_token", "dense_bytes_per_token")
-    )
-    if kind in ("gpu", "offload"):
-        kept = experts * min(1, (row["n_cpu_moe"] or 0) / count)
-        return Reads(count, vram=dense + experts - kept, memory=kept)
+def _options(row: dict[str, Any], kind: Kind, weights: Weights) -> dict[str, Any]:
     if kind == "cpu":
-        return Reads(count, memory=dense + experts)
-    missed = row["miss_bytes_per_token"]
+        return {}
+    if kind != "stream":
+        return {"cpu_layer_count": _cpu_layer_count(row)}
+    step = weights.read_expert_length or 0
+    length = weights.shape.routed_length / weights.shape.routed_count
+    # Of each token as many experts are new as were missed.
+    known = WorkingSet(round(step / length), (_missed(row) or 0.0) / length, window=1)
+    return {"budget": step, "working_set": known}
+
+
+def _cpu_layer_count(row: dict[str, Any]) -> int:
+    return min(int(row["moe_layers"]), int(row["n_cpu_moe"] or 0))
+
+
+def _missed(row: dict[str, Any]) -> float | None:
+    missed: float | None = row["miss_bytes_per_token"]
     if missed is None and row["hit"] is not None:
-        missed = experts * (1 - row["hit"])
-    if missed is None:
+        missed = row["expert_bytes_per_token"] * (1 - row["hit"])
+    return missed
+
+
+def _bench_receipt(row: dict[str, Any], kind: Kind, weights: Weights) -> dict[str, Any]:
+    """Return what llama-bench would have written of a run."""
+    return {
+        "model_size": weights.length,
+        "backends": "CPU" if kind == "cpu" else "CUDA",
+        "n_gpu_layers": 0 if kind == "cpu" else 999,
+        "n_cpu_moe": _cpu_layer_count(row),
+        "n_prompt": 0,
+        "n_gen": _STEPS,
+        "avg_ts": row["tok_s"],
+    }
+
+
+def _run_receipt(row: dict[str, Any], weights: Weights) -> dict[str, Any] | None:
+    """Return what `moepack run --json` would have written of a run."""
+    computing = row.get("compute_s_per_tok")
+    if computing is None or row["vram_gbps"]:
         return None
-    if row["vram_gbps"] and not row["ram_gbps_theory"]:
-        return Reads(count, vram=dense + experts, drive=missed)  # one memory for both
-    if row["vram_gbps"]:
-        return Reads(count, vram=dense, memory=experts, drive=missed)
-    return Reads(count, memory=dense + experts, drive=missed)
+    seconds = _STEPS / row["tok_s"]
+    return {
+        "model_length": weights.length,
+        "step_count": _STEPS,
+        "seconds": seconds,
+        "read_length": _STEPS * (_missed(row) or 0.0),
+        "read_seconds": max(0.0, seconds - _STEPS * computing),
+        "misses": 1,
+        "prefetched": 0,
+        "prompt_count": 0,
+        "memory": {"experts": weights.read_expert_length},
+    }
 
 
-def forecast(
-    run: Run, receipts: Sequence[Run] = (), rates_of: RatesOf = plain_rates
-) -> Forecast | None:
-    """Forecast a run from others of its machine; None where too little is known."""
-    rates, doubt = rates_of(run), DOUBTS[run.kind]
-    if run.kind == "stream":
-        for one in receipts:
-            rates = _learned(rates, one)
-    else:
-        seen = [(_receipt(one), one.reads) for one in receipts]
-        rates, judged, doubt = calibrate(rates, run.kind, seen, _ALL_LAYERS)
-        assert all(one.refusal is None for one in judged)
-    ceiling = ceiling_seconds(run.machine, run.reads, _READ_LENGTH) or 0.0
-    found = rates.estimate(run.reads, doubt, ceiling)
-    if found is None:
+def forecast(run: Run, receipts: Sequence[Run] = ()) -> Forecast | None:
+    """Forecast a run from others of its machine; None where too little is known.
+
+    None as well where one of the receipts is not used.
+    """
+    paths = []
+    for one in receipts:
+        path = run.model.with_name(f"receipt-{one.number}.json")
+        path.write_text(json.dumps(one.receipt))
+        paths.append(str(path))
+    facts = moepack.forecast(run.model, run.machine, **run.options, receipts=paths)
+    (speed,) = facts.forecasts
+    if speed.tokens_per_second is None or any(one.refusal for one in facts.receipts):
         return None
-    speed = 1 / found.seconds
-    highest = speed * found.factor
-    return Forecast(
-        run, speed, speed / found.factor, min(highest, 1 / ceiling) if ceiling else highest
-    )
-
-
-def _receipt(run: Run) -> Receipt:
-    return Receipt(run.machine_group, str(run.number), run.kind, 1, run.speed, 0.0)
-
-
-def _learned(rates: Rates, run: Run) -> Rates:
-    """Learn from a run of another streaming engine than ours, as from ours but with more doubt."""
-    seconds = 1 / run.speed
-    if run.computing:
-        computing = min(seconds, run.computing)
-        rates = rates.learned(run.reads._replace(drive=0.0), computing, _STREAM_RECEIPT_DOUBT)
-    return rates.learned(run.reads, seconds, _STREAM_RECEIPT_DOUBT)
+    return Forecast(run, speed)
 
 
 def sweeps(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Yield runs that differ in nothing but what is in memory, those with the least first."""
+    """Yield runs that differ in nothing but what is in memory, those with the least first.
+
+    Of those that stream it is any order.
+    """
     found: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run in runs:
         found[run.sweep].append(run)
     for sweep in found.values():
-        yield sorted(sweep, key=lambda run: (run.reads.memory, run.reads.drive))
+        yield sorted(sweep, key=_in_memory)
+
+
+def _in_memory(run: Run) -> int:
+    count: int = run.options.get("cpu_layer_count", 0)
+    return count
 
 
 def evidence(runs: Sequence[Run]) -> dict[str, list[Forecast]]:
@@ -218,9 +292,9 @@ def evidence(runs: Sequence[Run]) -> dict[str, list[Forecast]]:
         for run in sweep
         if run not in pair
         and run.kind == pair[1].kind == "offload"
-        and pair[0].reads.memory != pair[1].reads.memory
+        and _in_memory(pair[0]) != _in_memory(pair[1])
     ]
-    streams = [run for run in runs if run.kind == "stream"]
+    streams = [run for run in runs if run.kind == "stream" and run.receipt is not None]
     found["from the drive, one receipt"] = [
         forecast(run, [one])
         for sweep in sweeps(streams)
@@ -253,41 +327,49 @@ def left_out(runs: Sequence[Run], kind: Kind) -> list[Forecast]:
     whether it was measured; for streaming the share of the drive's. Each is chosen so that of the
     others as many are faster than their forecast as are slower.
     """
-    alike = [run for run in runs if run.kind == kind]
+    alike = [one for run in runs if run.kind == kind and (one := forecast(run)) is not None]
     found = []
-    for run in alike:
-        others = [one for one in alike if one.machine_group != run.machine_group]
-        others = [one for one in others if _figures(one) == _figures(run)] or others
-        place = {"gpu": 0, "stream": 3}.get(kind, 2)
-        one = forecast(run, rates_of=partial(scaled, place=place, scale=_fitted(others, place)))
-        if one is not None:
-            found.append(one)
+    for one in alike:
+        others = [it for it in alike if it.run.machine_group != one.run.machine_group]
+        others = [it for it in others if _is_measured(it.run) == _is_measured(one.run)] or others
+        with pytest.MonkeyPatch.context() as patch:
+            _scale(patch, one, _fitted(others, kind))
+            scaled = forecast(one.run)
+        assert scaled is not None
+        found.append(scaled)
     return found
 
 
-def _figures(run: Run) -> bool:
+def _is_measured(run: Run) -> bool:
     memory = run.machine.memory_bandwidth
     return memory is not None and memory.basis == "measured"
 
 
-def scaled(run: Run, place: int, scale: float) -> Rates:
-    """Return the rates that moepack takes, with one of the four made `scale` times as slow."""
-    rates = plain_rates(run)
-    units = rates._units.copy()
-    units[place] *= scale
-    return Rates(units, rates._factors, rates._covariance, rates._is_known)
+def _scale(patch: pytest.MonkeyPatch, one: Forecast, times: float) -> None:
+    """Take what is assumed of a run to be `times` as slow."""
+    kind, is_measured = one.facts.kind, _is_measured(one.run)
+    if kind == "gpu":
+        seconds, doubt = rates._LAYER_SECONDS[kind]
+        patch.setitem(rates._LAYER_SECONDS, kind, (seconds * times, doubt))
+        return
+    key: Any = False if one.run.kind == "stream" else (kind, is_measured)
+    table: Any = rates._DRIVE if one.run.kind == "stream" else rates._MEMORY
+    patch.setitem(table, key, table[key]._replace(share=table[key].share / times))
 
 
-def _fitted(runs: Sequence[Run], place: int) -> float:
-    """Return the scale with which the median of the errors is least."""
+def _fitted(forecasts: Sequence[Forecast], kind: Kind) -> float:
+    """Return how many times as slow one term has to be for the median of the errors to be least."""
+    name = {"gpu": "layers", "stream": "drive"}.get(kind, "memory")
 
-    def median(scale: float) -> float:
-        rates_of = partial(scaled, place=place, scale=scale)
-        found = (forecast(run, rates_of=rates_of) for run in runs)
-        logs = [math.log(1 + one.error) for one in found if one is not None]
+    def median(times: float) -> float:
+        logs = []
+        for one in forecasts:
+            terms = {term.name: term.seconds or 0.0 for term in one.facts.terms}
+            seconds = sum(terms.values()) + (times - 1) * terms.get(name, 0.0)
+            logs.append(math.log(one.run.speed * seconds))
         return abs(float(np.median(logs))) if logs else 0.0
 
-    return min((float(scale) for scale in np.geomspace(0.2, 5, 65)), key=median)
+    return min((float(times) for times in np.geomspace(0.2, 5, 65)), key=median)
 
 
 def row(name: str, forecasts: Sequence[Forecast]) -> str:

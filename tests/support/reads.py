@@ -20,6 +20,7 @@ import pytest
 
 from moepack.storage.backend import Completion, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate
+from tests.support.children import PATIENCE
 
 PAGE = 4096
 MIB = 1 << 20
@@ -67,7 +68,7 @@ def rings_mapped() -> int:
     return Path("/proc/self/maps").read_text().count("anon_inode:[io_uring]")
 
 
-def in_child(work: Callable[[], None], seconds: int = 20) -> None:
+def in_child(work: Callable[[], None]) -> None:
     """Run `work` in a forked child, which may do to itself what it likes; fail where it fails.
 
     A child that takes too long is killed by its alarm, and TimeoutError is raised here.
@@ -76,7 +77,7 @@ def in_child(work: Callable[[], None], seconds: int = 20) -> None:
     child = os.fork()
     if not child:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(seconds)
+        signal.alarm(round(PATIENCE))
         try:
             work()
         except BaseException:
@@ -148,7 +149,7 @@ class HeldFile:
 
     def wait_for(self, count: int) -> None:
         """Wait until `count` reads wait for their answer."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while len(self._held) < count:
             assert time.monotonic() < deadline, f"{len(self._held)} of {count} reads came"
             time.sleep(0.001)
@@ -170,7 +171,7 @@ class HeldFile:
 
     def _serve(self) -> None:
         while True:
-            ready, _, _ = select.select([self._device, self._stop], [], [], 5)
+            ready, _, _ = select.select([self._device, self._stop], [], [], PATIENCE)
             if self._stop in ready:
                 return
             if not ready:

@@ -1,14 +1,26 @@
 """One sequence of tokens, for an engine and for llama.cpp alone."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import moepack
 from moepack.running.engine import Engine, EngineOptions
-from tests.support import llama_cpp
+from tests.support import architectures, llama_cpp
 
 CONTEXT, _THREADS = 96, 1
 BATCHES = [[(7 * n) % 200 + 3 for n in range(30)], *([(11 * n) % 200 + 3] for n in range(25))]
 LEAST = EngineOptions(memory="floor", context=CONTEXT, threads=_THREADS)
+
+
+@contextmanager
+def engine_of(model: str, folder: Path, options: EngineOptions = LEAST) -> Iterator[Engine]:
+    """Run one of the models of all architectures from the file that it is in, `m.gguf`."""
+    if not (folder / "index").exists():
+        moepack.index_model(architectures.write(model, folder / "m.gguf"), folder / "index")
+    with moepack.open(folder / "index") as pack, Engine(pack, options) as engine:
+        yield engine
 
 
 def run(engine: Engine) -> list[Any]:

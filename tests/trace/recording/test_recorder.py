@@ -32,6 +32,7 @@ from moepack.trace.recording.recorder import Recorder
 from moepack.trace.validation import Checks
 from tests.support import llama_cpp
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, shards_of
+from tests.support.needs import needs_llama
 from tests.support.recordings import PROMPTS, larger_than_memory, record_to
 
 IMATRICES = {
@@ -43,10 +44,6 @@ IMATRICES = {
 }
 CHUNK_COUNT, CHUNK_TOKENS = 4, 64
 TEXT = (FIXTURES / "prompt.txt").read_text()
-
-needs_llama = pytest.mark.skipif(
-    not llama_cpp.available(), reason="xllamacpp is not installed: there is nothing to watch"
-)
 
 
 @pytest.fixture(scope="module")
@@ -482,6 +479,17 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_llama
+def test_without_openmp_the_hint_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: str) -> None:
+        raise OSError("libgomp.so.1: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(MachineError, match="cannot be loaded: libgomp") as caught:
+        load.__wrapped__()
+    assert caught.value.hint == "apt-get install libgomp1"
+
+
+@needs_llama
 def test_a_library_with_other_layouts_is_refused() -> None:
     library = load()
 
@@ -644,6 +652,7 @@ def test_a_recording_that_is_killed_keeps_its_finished_requests(tmp_path: Path) 
 import os, signal
 from pathlib import Path
 from moepack.trace.recording.recorder import Recorder
+from tests.support.needs import needs_llama
 from tests.support.recordings import record_to
 decode = Recorder._decode
 def killed(self, tokens, request, phase):

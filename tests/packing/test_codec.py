@@ -1,0 +1,513 @@
+"""Packs with parts stored by zstd: what is compressed, the same bytes each time, no lost file."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import xxhash
+import zstandard
+
+import moepack
+from moepack.errors import MachineError, PackError, RequestError
+from moepack.format import manifest
+from moepack.packing import compressed_files, layout
+from moepack.packing.pack_model import pack_model
+from moepack.packing.pack_summary import PackSummary
+from moepack.storage import frames
+from tests.support.compressible import LONG, SHORT, compressible, with_biases, write_model
+from tests.support.gguf_builder import TensorSpec
+from tests.support.models import REAL_MODELS, contents, first_shard, keys_of, tree
+
+JOURNAL = "pack.journal"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a model of three layers, whose gate and down are shortened, and some small parts."""
+    builder = with_biases(compressible((0, 1, 2)))
+    return write_model(tmp_path_factory.mktemp("model") / "shards", builder)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plain") / "pack"
+    pack_model(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def packed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("packed") / "pack"
+    pack_model(model, path, codec="zstd")
+    return path
+
+
+def parts_of(path: Path) -> dict[tuple[int, int, str], tuple[str | None, bytes, bytes]]:
+    """Map each part to its codec, its bytes on disk, and its bytes as they are read."""
+    with moepack.open(path) as pack, pack.reader() as reader:
+        parts = {}
+        for layer, expert in keys_of(pack):
+            for kind in pack.parts(layer):
+                where = pack.locate(layer, expert, kind.name)
+                with open(where.path, "rb") as file:
+                    file.seek(where.offset)
+                    stored = file.read(where.stored_length)
+                data = bytes(reader.read(layer, expert, kind.name))
+                parts[layer, expert, kind.name] = (where.codec, stored, data)
+        return parts
+
+
+# What is compressed
+
+
+@pytest.mark.parametrize("level", ["zstd:1", "zstd", "zstd:9", "zstd:19"])
+def test_every_part_comes_back_at_every_level(
+    level: str, model: Path, plain: Path, tmp_path: Path
+) -> None:
+    summary = pack_model(model, tmp_path / "pack", codec=level)
+    expected = {key: data for key, (_, _, data) in parts_of(plain).items()}
+    parts = parts_of(tmp_path / "pack")
+    assert {key: data for key, (_, _, data) in parts.items()} == expected
+    assert summary.stored_length == sum(len(stored) for _, stored, _ in parts.values())
+    assert moepack.verify(tmp_path / "pack", model).passed
+
+
+def test_parts_that_are_shortened_are_single_frames_and_the_others_are_as_they_were(
+    packed: Path,
+) -> None:
+    coded = {True: 0, False: 0}
+    for (_, _, name), (codec, stored, data) in parts_of(packed).items():
+        coded[codec is not None] += 1
+        if codec is None:
+            assert stored == data
+            assert "up" in name
+            continue
+        assert "up" not in name or "bias" in name
+        assert codec == "zstd"
+        assert len(stored) <= 0.95 * len(data)
+        assert zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False) == data
+        parameters = zstandard.get_frame_parameters(stored)
+        assert (parameters.content_size, parameters.dict_id) == (len(data), 0)
+        assert not parameters.has_checksum
+    assert coded == {True: 24 + 12, False: 12}
+
+
+def test_the_index_has_both_digests_of_each_part(packed: Path) -> None:
+    with moepack.open(packed) as pack:
+        index = pack.index
+        assert index.codecs == ("zstd",)
+        assert index.directory["codecs"].is_required
+        assert not index.directory["stored_digests"].is_required
+        numbers = {}
+        for family in index.families:
+            for expert in range(family.expert_count):
+                for number, kind in enumerate(family.part_kinds):
+                    first = family.first_part + expert * len(family.part_kinds)
+                    numbers[family.layer, expert, kind.name] = first + number, kind
+        for key, (codec, stored, data) in parts_of(packed).items():
+            number, kind = numbers[key]
+            assert index.part(number, kind)[2] == xxhash.xxh3_64_intdigest(data)
+            assert index.stored_digest(number) == xxhash.xxh3_64_intdigest(stored)
+            assert bool(index.part(number, kind)[4]) == (codec is not None)
+
+
+def test_parts_stand_where_the_layout_puts_them(packed: Path) -> None:
+    with moepack.open(packed) as pack:
+        ends = dict.fromkeys(pack.file_paths, 0)
+        for layer, expert in keys_of(pack):
+            blob = pack.locate(layer, expert)
+            assert blob.offset == ends[blob.path]
+            end = blob.offset
+            for kind in pack.parts(layer):
+                part = pack.locate(layer, expert, kind.name)
+                alignment = 4096 if kind.name.endswith((".weight", "gate_exps.bias")) else 64
+                assert part.offset == -(-end // alignment) * alignment
+                end = part.offset + part.stored_length
+            ends[blob.path] = blob.offset + blob.length
+            assert blob.offset + blob.length == -(-end // 4096) * 4096
+        for path, length in ends.items():
+            assert path.name == "dense.bin" or path.stat().st_size == length
+
+
+def test_dense_tensors_and_headers_are_stored_as_they_are(packed: Path, plain: Path) -> None:
+    assert (packed / "dense.bin").read_bytes() == (plain / "dense.bin").read_bytes()
+
+
+@pytest.mark.parametrize("model_name", REAL_MODELS)
+def test_a_pack_in_which_nothing_is_shortened_is_what_it_would_be_without_a_codec(
+    model_name: str, tmp_path: Path
+) -> None:
+    summary = pack_model(first_shard(model_name), tmp_path / "coded", codec="zstd:19")
+    pack_model(first_shard(model_name), tmp_path / "plain")
+    assert contents(tmp_path / "coded") == contents(tmp_path / "plain")
+    assert summary.stored_length == summary.expert_length
+
+
+def test_a_part_that_is_shortened_by_less_than_a_twentieth_stays_as_it_is(tmp_path: Path) -> None:
+    """Frames of 95 % and of a byte more: by how many of a part's bytes are the same."""
+    builder = compressible((0,), experts=2, ne=(128, 256), masks={"gate": LONG, "down": LONG})
+    gate = next(spec for spec in builder.tensors if "gate" in spec.name)
+    length = len(gate.data) // 2
+    shares = {}
+    for zeros in range(6400, 7000, 4):
+        frame = frames.compress(bytes(zeros) + gate.data[zeros:length], 3)
+        shares[len(frame)] = zeros
+    most = max(stored for stored in shares if 20 * stored <= 19 * length)
+    least = min(stored for stored in shares if 20 * stored > 19 * length)
+    assert least - most < 20
+    enough, too_little = shares[most], shares[least]
+    gate.data = (
+        bytes(enough)
+        + gate.data[enough:length]
+        + bytes(too_little)
+        + gate.data[length + too_little :]
+    )
+    pack_model(write_model(tmp_path / "m", builder), tmp_path / "pack", codec="zstd:3")
+    parts = parts_of(tmp_path / "pack")
+    assert parts[0, 0, "ffn_gate_exps.weight"][0] == "zstd"
+    assert len(parts[0, 0, "ffn_gate_exps.weight"][1]) == most
+    assert parts[0, 1, "ffn_gate_exps.weight"][0] is None
+
+
+def test_a_blob_whose_padding_takes_all_that_is_saved_stays_as_it_is(tmp_path: Path) -> None:
+    """Its only part that is shortened is a bias, which shares a block with nothing."""
+    masks = {"gate": LONG, "down": LONG}
+    builder = compressible((0, 1), masks=masks)
+    bias = TensorSpec("blk.0.ffn_up_exps.bias", (64, 4), 0, bytes(4 * 64 * 4))
+    builder.tensors.append(bias)
+    down = next(spec for spec in builder.tensors if spec.name == "blk.1.ffn_down_exps.weight")
+    down.data = bytes(byte & SHORT for byte in down.data)
+    pack_model(write_model(tmp_path / "m", builder), tmp_path / "pack", codec="zstd")
+    codecs = {key: codec for key, (codec, _, _) in parts_of(tmp_path / "pack").items()}
+    assert codecs[0, 0, "ffn_up_exps.bias"] is None
+    assert codecs[1, 0, "ffn_down_exps.weight"] == "zstd"
+
+
+# The same bytes
+
+
+def test_the_same_input_gives_the_same_bytes_whatever_the_threads(
+    model: Path, packed: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(model.parent, elsewhere)
+    pack_model(elsewhere, tmp_path / "again", codec="zstd:3", threads=1)
+    assert contents(tmp_path / "again") == contents(packed)
+    assert all(os.fsencode(tmp_path) not in data for data in contents(packed).values())
+
+
+def test_a_layout_may_name_the_codec(model: Path, packed: Path, tmp_path: Path) -> None:
+    text = (Path(layout.__file__).parents[2] / "layouts" / "layers.toml").read_text()
+    own = tmp_path / "layers.toml"
+    own.write_text(text.replace("small_alignment = 64", 'small_alignment = 64\ncodec = "zstd"'))
+    pack_model(model, tmp_path / "pack", layout=own)
+    assert contents(tmp_path / "pack") == contents(packed)
+    stated = manifest.decode((packed / manifest.NAME).read_bytes(), "manifest.json")
+    assert stated.layout["parts"]["codec"] == "zstd:3"
+    pack_model(model, tmp_path / "other", layout=own, codec="zstd:9")
+    assert contents(tmp_path / "other") != contents(packed)
+
+
+@pytest.mark.parametrize("layout_name", ["layers", "hot-first"])
+def test_restoring_and_exporting_give_what_a_plain_pack_gives(
+    layout_name: str, model: Path, tmp_path: Path
+) -> None:
+    for name, codec in (("plain", None), ("coded", "zstd")):
+        pack_model(model, tmp_path / name, layout=layout_name, codec=codec, sha256=True)
+        moepack.restore(tmp_path / name, tmp_path / f"{name} shards")
+        moepack.export_gguf(tmp_path / name, tmp_path / f"{name}.gguf")
+    assert tree(tmp_path / "coded shards") == tree(model.parent)
+    assert (tmp_path / "coded.gguf").read_bytes() == (tmp_path / "plain.gguf").read_bytes()
+    assert moepack.verify(tmp_path / "coded", model, sha256=True).sha256_count
+
+
+def test_strong_digests_are_of_the_parts_as_they_are(
+    model: Path, plain: Path, tmp_path: Path
+) -> None:
+    pack_model(model, tmp_path / "coded", codec="zstd", strong=True)
+    pack_model(model, tmp_path / "plain", strong=True)
+    with moepack.open(tmp_path / "coded") as coded, moepack.open(tmp_path / "plain") as other:
+        count = coded.index.part_count
+        strong = [coded.index.strong_digest(number) for number in range(count)]
+        assert strong == [other.index.strong_digest(number) for number in range(count)]
+    assert moepack.verify(tmp_path / "coded", model).passed
+
+
+def test_ranking_anew_leaves_codecs_as_they_are(packed: Path, tmp_path: Path) -> None:
+    pack = Path(shutil.copytree(packed, tmp_path / "pack"))
+    counts = tmp_path / "counts.csv"
+    counts.write_text("layer,expert,count\n" + "".join(f"{n},2,9\n" for n in range(3)))
+    before = parts_of(pack)
+    assert moepack.rank_pack(pack, counts).is_changed
+    assert parts_of(pack) == before
+    assert moepack.verify(pack).passed
+
+
+def test_what_was_written_is_told_and_what_is_planned_is_an_upper_bound(
+    model: Path, tmp_path: Path
+) -> None:
+    plans: list[PackSummary] = []
+    done: list[tuple[int, int]] = []
+    summary = pack_model(
+        model, tmp_path / "pack", codec="zstd", planned=plans.append,
+        progress=lambda length, total: done.append((length, total)),
+    )  # fmt: skip
+    (planned,) = plans
+    assert planned.codec == summary.codec == "zstd:3"
+    assert planned.stored_length is None
+    on_disk = {path.name: path.stat().st_size for path in (tmp_path / "pack").iterdir()}
+    assert {file.name: file.length for file in summary.files}.items() <= on_disk.items()
+    assert summary.index_length == on_disk["index.bin"] <= planned.index_length
+    assert summary.data_length == summary.written_length
+    assert summary.data_length < planned.data_length
+    assert sum(length for length, _ in done) == planned.data_length
+    assert {total for _, total in done} == {planned.data_length}
+    facts = moepack.inspect(tmp_path / "pack")
+    assert facts.padding_length == summary.padding_length  # type: ignore[union-attr]
+    held = (summary.stored_length or 0) + summary.payload_length - summary.expert_length
+    assert summary.padding_length == summary.data_length - held
+
+
+# What it does not go with
+
+
+@pytest.mark.parametrize(
+    "text", ["zstd:0", "zstd:20", "zstd:-1", "zstd:", "lz4", "", "zstd:3:4", "ZSTD", "zstd:\uff13"]
+)
+def test_other_codecs_and_levels_are_refused(text: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no such codec.*zstd:1 to zstd:19"):
+        pack_model(model, tmp_path / "pack", codec=text)
+    assert not (tmp_path / "pack").exists()
+
+
+def test_a_codec_is_refused_in_place(model: Path, tmp_path: Path) -> None:
+    shards = Path(shutil.copytree(model.parent, tmp_path / "shards"))
+    before = tree(shards)
+    with pytest.raises(RequestError, match="codec does not go with --in-place"):
+        pack_model(shards, shards / "pack", codec="zstd", in_place=True)
+    assert tree(shards) == before
+
+
+def test_a_codec_is_refused_where_blobs_have_equal_distances(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"layout natural, codec zstd:3.*differ in length"):
+        pack_model(model, tmp_path / "pack", layout="natural", codec="zstd")
+    text = (Path(layout.__file__).parents[2] / "layouts" / "natural.toml").read_text()
+    own = tmp_path / "own.toml"
+    own.write_text(text.replace("small_alignment = 64", 'small_alignment = 64\ncodec = "zstd"'))
+    with pytest.raises(RequestError, match="own.toml"):
+        pack_model(model, tmp_path / "pack", layout=own)
+    own.write_text(text.replace("small_alignment = 64", "small_alignment = 64\ncodec = 3"))
+    with pytest.raises(RequestError, match="parts.codec"):
+        layout.load(own)
+
+
+def test_restoring_in_place_and_mounting_are_refused_and_nothing_is_touched(
+    packed: Path, tmp_path: Path
+) -> None:
+    pack = Path(shutil.copytree(packed, tmp_path / "pack"))
+    before = tree(pack)
+    with pytest.raises(RequestError, match="stored by a codec") as caught:
+        moepack.restore(pack, tmp_path / "shards", in_place=True)
+    assert "without --in-place" in (caught.value.hint or "")
+    assert tree(pack) == before
+    assert not (tmp_path / "shards").exists()
+
+
+# Whatever interrupts it
+
+
+class StopHereError(Exception):
+    """Raised by a test's progress callback."""
+
+
+def journaled(target: Path) -> list[str]:
+    """Name the files that the journal in `target` says are finished."""
+    names = []
+    for line in (target / JOURNAL).read_bytes().splitlines()[1:]:
+        entry = json.loads(line)
+        if "name" in entry:
+            names.append(entry["name"])
+        else:
+            names.remove(entry["forgotten"])
+    return names
+
+
+def interrupt(model: Path, target: Path, call: int) -> bool:
+    """Pack until progress is told for the `call`-th time; say whether it came so far."""
+    calls = iter(range(call))
+
+    def progress(_length: int, _total: int) -> None:
+        if next(calls, None) is None:
+            raise StopHereError
+
+    try:
+        pack_model(model, target, codec="zstd", threads=1, progress=progress)
+    except StopHereError:
+        return True
+    return False
+
+
+def resume(model: Path, target: Path, packed: Path) -> int:
+    """Go on; the result is as if nothing had happened, and finished files were left alone.
+
+    Returns how many were.
+    """
+    names = journaled(target) if (target / JOURNAL).exists() else []
+    before = {name: (target / name).stat().st_mtime_ns for name in names}
+    summary = pack_model(model, target, codec="zstd", resume=True)
+    assert contents(target) == contents(packed)
+    assert {name: (target / name).stat().st_mtime_ns for name in names} == before
+    assert summary.resumed_file_count == len(names)
+    assert summary.written_length == summary.data_length - sum(
+        (target / name).stat().st_size for name in names
+    )
+    return len(names)
+
+
+def test_interrupted_at_any_blob_it_leaves_no_pack_and_resumes(
+    model: Path, packed: Path, tmp_path: Path
+) -> None:
+    resumed = []
+    for call in range(100):
+        target = tmp_path / str(call)
+        if not interrupt(model, target, call):
+            break
+        with pytest.raises(PackError):
+            moepack.open(target)
+        target.mkdir(exist_ok=True)  # with nothing finished it is gone
+        resumed.append(resume(model, target, packed))
+    assert set(resumed) == {0, 1, 2, 3}
+
+
+@pytest.fixture(scope="module")
+def interrupted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what an interruption leaves when two files of three are finished."""
+    target = tmp_path_factory.mktemp("interrupted") / "pack"
+    assert interrupt(model, target, 10)
+    assert len(journaled(target)) == 2
+    return target
+
+
+def test_a_journal_with_a_flipped_byte_or_a_cut_never_makes_a_wrong_pack(
+    model: Path, packed: Path, interrupted: Path, tmp_path: Path
+) -> None:
+    journal = (interrupted / JOURNAL).read_bytes()
+    last_line = journal.rindex(b"\n", 0, -1)
+    damaged = [journal[:cut] for cut in range(0, len(journal), 211)]
+    for at in (*range(0, len(journal), 199), *range(last_line, len(journal), 41)):
+        damaged.append(journal[:at] + bytes([journal[at] ^ 1]) + journal[at + 1 :])
+    for number, data in enumerate(damaged):
+        target = Path(shutil.copytree(interrupted, tmp_path / str(number)))
+        (target / JOURNAL).write_bytes(data)
+        pack_model(model, target, codec="zstd", resume=True)
+        assert contents(target) == contents(packed), number
+        shutil.rmtree(target)
+
+
+def signed(entry: dict[str, object]) -> bytes:
+    """Return a line of a journal, as if it had been written so."""
+    text = json.dumps(entry, sort_keys=True).encode()
+    check = f"xxh3:{xxhash.xxh3_64_intdigest(text):016x}"
+    return json.dumps(entry | {"check": check}).encode() + b"\n"
+
+
+def other_entries(entry: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Yield entries that are not of the file that they name."""
+    lengths, digests = entry["stored_lengths"], entry["stored_digests"]
+    yield {key: value for key, value in entry.items() if not key.startswith("stored")}
+    yield {key: value for key, value in entry.items() if key != "stored_digests"}
+    yield entry | {"stored_lengths": lengths[:-16]}
+    yield entry | {"stored_digests": digests + "00" * 8}
+    yield entry | {"stored_lengths": "00" * 8 + lengths[16:]}
+    yield entry | {"stored_lengths": "ff" * 8 + lengths[16:]}
+    yield entry | {"stored_lengths": "0000010000000000" + lengths[16:]}
+    yield entry | {"stored_lengths": "x"}
+    yield entry | {"digests": ""}
+
+
+def test_an_entry_of_other_parts_is_not_trusted(
+    model: Path, packed: Path, interrupted: Path, tmp_path: Path
+) -> None:
+    lines = (interrupted / JOURNAL).read_bytes().splitlines(keepends=True)
+    entry = json.loads(lines[1])
+    del entry["check"]
+    assert signed(entry) == lines[1]
+    for number, other in enumerate(other_entries(entry)):
+        target = Path(shutil.copytree(interrupted, tmp_path / str(number)))
+        (target / JOURNAL).write_bytes(lines[0] + signed(other))  # type: ignore[arg-type]
+        before = (target / entry["name"]).stat().st_ino, (target / entry["name"]).stat().st_mtime_ns
+        pack_model(model, target, codec="zstd", resume=True)
+        assert contents(target) == contents(packed), number
+        after = (target / entry["name"]).stat().st_ino, (target / entry["name"]).stat().st_mtime_ns
+        assert after != before, number
+
+
+@pytest.mark.parametrize("codec", [None, "zstd:9"])
+def test_resuming_with_another_codec_is_refused(
+    codec: str | None, model: Path, interrupted: Path, tmp_path: Path
+) -> None:
+    target = Path(shutil.copytree(interrupted, tmp_path / "pack"))
+    with pytest.raises(RequestError, match="other input: not the same layout"):
+        pack_model(model, target, codec=codec, resume=True)
+
+
+def test_resuming_with_another_version_of_the_codec_is_refused(
+    model: Path, interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Path(shutil.copytree(interrupted, tmp_path / "pack"))
+    monkeypatch.setattr(frames, "VERSION", "9.9.9")
+    with pytest.raises(RequestError, match="not the same version of the codec"):
+        pack_model(model, target, codec="zstd", resume=True)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_part_that_cannot_be_compressed_ends_it_and_it_resumes(
+    threads: int, model: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = iter(range(30))
+
+    def fails_at_last(data: bytes, level: int) -> bytes:
+        if next(calls, None) is None:
+            raise MemoryError
+        return frames.compress(data, level)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compressed_files, "compress", fails_at_last)
+        with pytest.raises(MachineError, match="not enough memory"):
+            pack_model(model, tmp_path / "pack", codec="zstd", threads=threads)
+    assert journaled(tmp_path / "pack") == ["experts-00000.bin"]
+    assert resume(model, tmp_path / "pack", packed) == 1
+
+
+def test_a_finished_file_that_changes_before_the_commit_is_not_committed(
+    model: Path, packed: Path, tmp_path: Path
+) -> None:
+    first = tmp_path / "pack" / "experts-00000.bin"
+
+    def progress(_length: int, _total: int) -> None:
+        if (tmp_path / "pack" / "experts-00002.bin").exists() and first.stat().st_nlink == 1:
+            data = bytearray(first.read_bytes())
+            data[5] ^= 1
+            first.write_bytes(data)
+            os.link(first, tmp_path / "link")
+
+    with pytest.raises(MachineError, match="changed or removed after it was written"):
+        pack_model(model, tmp_path / "pack", codec="zstd", progress=progress)
+    resume(model, tmp_path / "pack", packed)
+
+
+def test_a_finished_file_that_is_only_touched_is_committed(
+    model: Path, packed: Path, tmp_path: Path
+) -> None:
+    """Its bytes decide, as they are stored."""
+    first = tmp_path / "pack" / "experts-00000.bin"
+
+    def progress(_length: int, _total: int) -> None:
+        if (tmp_path / "pack" / "experts-00002.bin").exists():
+            first.touch()
+
+    pack_model(model, tmp_path / "pack", codec="zstd", progress=progress)
+    assert contents(tmp_path / "pack") == contents(packed)

@@ -1,0 +1,315 @@
+"""What packing in place reads back is damaged, at any step of it or of the way back.
+
+No byte of the model is lost, none is declared sound that is not, and both ways stay open: from the
+bytes themselves where the journal is of no use any more.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from moepack.errors import MachineError, MoepackError, PackError
+from moepack.packing import units
+from moepack.packing.in_place_journal import Beginning, InPlaceJournal, Shard
+from moepack.packing.line_log import open_log
+from moepack.packing.pack_model import pack_model
+from moepack.packing.restore import restore
+from moepack.packing.unit_files import Side
+from moepack.storage import holes
+from tests.support import gguf_builder
+from tests.support.models import contents, tree
+
+STEPS = ((os, "rename"), (os, "replace"), (os, "unlink"), (os, "ftruncate"), (Side, "sync"))
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be several units, and pieces that are larger than one."""
+    monkeypatch.setattr(units, "MAX_LENGTH", units.CUT_ALIGNMENT)
+
+
+class Moments(NamedTuple):
+    """A model on its way: `root` is where it lies, `snapshots` what was there before each step."""
+
+    root: Path
+    snapshots: list[dict[str, bytes]]
+    shards: dict[str, bytes]
+    packed: dict[str, bytes]
+
+    @property
+    def target(self) -> Path:
+        """The pack."""
+        return self.root / "model.moepack"
+
+    @property
+    def source(self) -> Path:
+        """The folder where the shards belong."""
+        return self.root / "source"
+
+    def lay(self, snapshot: dict[str, bytes]) -> None:
+        """Put back what was there at one moment; holes are zeros, and all inodes are others."""
+        shutil.rmtree(self.root)
+        for folder in (self.source, self.target):
+            folder.mkdir(parents=True)
+        for name, data in snapshot.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        if not tree(self.target):
+            self.target.rmdir()
+
+    def goes(self, way: str, recover: bool = False) -> None:
+        """Go on to the pack or back to the shards; raise what that raises."""
+        if way == "pack":
+            source = self.source if recover else None
+            pack_model(source, self.target, in_place=True, resume=True, recover=recover)
+        else:
+            restore(self.target, self.source if recover else None, recover=recover)
+
+    def refusal(self, way: str) -> MoepackError | None:
+        """Go on or back; return the error that this ended with."""
+        try:
+            self.goes(way)
+        except MoepackError as error:
+            return error
+        return None
+
+    def is_as_it_was(self) -> bool:
+        """Return whether the pack is whole, or the shards are, and nothing else is left."""
+        left = tree(self.root)
+        pack = {f"model.moepack/{name}": data for name, data in self.packed.items()}
+        shards = {f"source/{name}": data for name, data in self.shards.items()}
+        return left in (pack, shards)
+
+
+def moments(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> Moments:
+    """Pack a model of 430 KiB in place, or restore it, and note all there is before each step."""
+    root = folder / "root"
+    source, target = root / "source", root / "model.moepack"
+    source.mkdir(parents=True)
+    model = gguf_builder.moe((0, 1), 2, ne=(160, 160))
+    gguf_builder.write_shards(gguf_builder.split(model, 8), source)
+    shards = contents(source)
+    pack_model(source, folder / "copy")
+    packed = contents(folder / "copy")
+    if way == "restore":
+        pack_model(source, target, in_place=True)
+    snapshots: list[dict[str, bytes]] = []
+
+    def stepping(call: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            if (snapshot := tree(root)) not in snapshots:
+                snapshots.append(snapshot)
+            return call(*arguments, **options)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for place, name in (*STEPS, (holes, "punch")):
+            patch.setattr(place, name, stepping(getattr(place, name)))
+        if way == "pack":
+            pack_model(source, target, in_place=True, threads=1)
+        else:
+            restore(target, source, in_place=True, threads=1)
+    begun = [snapshot for snapshot in snapshots if "model.moepack/in-place/journal" in snapshot]
+    return Moments(root, begun, shards, packed)
+
+
+@pytest.fixture(params=["pack", "restore"])
+def on_the_way(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Moments:
+    """Return the moments of both ways."""
+    return moments(tmp_path, monkeypatch, request.param)
+
+
+def some(snapshots: list[dict[str, bytes]]) -> list[dict[str, bytes]]:
+    """Return every sixth moment, and the last ones, when little is left to remove."""
+    return [*snapshots[:-4:6], *snapshots[-4:]]
+
+
+def journals(line: bytes) -> Iterator[bytes | None]:
+    """Yield what damage can make of a journal: None for no journal at all."""
+    flipped = bytearray(line)
+    flipped[len(flipped) // 2] ^= 1
+    yield bytes(flipped)
+    yield bytes(flipped) + line
+    yield line[:-1]
+    yield line[: len(line) // 2]
+    yield b""
+    yield b"\0" * len(line)
+    yield None
+
+
+def check_damaged_journals(moments: Moments, snapshots: list[dict[str, bytes]]) -> None:
+    """See that at these moments no damage to the journal costs a byte, and both ways are open."""
+    name = "model.moepack/in-place/journal"
+    recovered = 0
+    for snapshot in snapshots:
+        for journal in journals(snapshot[name]):
+            for way in ("pack", "restore"):
+                damaged = {key: data for key, data in snapshot.items() if key != name}
+                moments.lay(damaged if journal is None else damaged | {name: journal})
+                before = tree(moments.root)
+                error = moments.refusal(way)
+                if isinstance(error, MachineError):
+                    assert error.problem == "the journal is damaged"
+                    assert "--recover" in (error.hint or "")
+                    after = tree(moments.root)
+                    assert {**before, name: after[name]} == after
+                    moments.goes(way, recover=True)
+                    recovered += 1
+                elif error is not None:
+                    assert moments.is_as_it_was(), str(error)
+                assert moments.is_as_it_was(), (way, journal)
+    assert recovered > len(snapshots)
+
+
+def test_no_damage_to_the_journal_loses_a_byte(on_the_way: Moments) -> None:
+    check_damaged_journals(on_the_way, some(on_the_way.snapshots))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_no_damage_to_the_journal_loses_a_byte_at_any_step(on_the_way: Moments) -> None:
+    assert len(on_the_way.snapshots) > 20
+    check_damaged_journals(on_the_way, on_the_way.snapshots)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_no_flip_and_no_cut_of_the_journal_loses_a_byte(on_the_way: Moments) -> None:
+    """Every byte of it, in the middle of the way."""
+    name = "model.moepack/in-place/journal"
+    snapshot = on_the_way.snapshots[len(on_the_way.snapshots) // 2]
+    line = snapshot[name]
+    flips = [
+        line[:at] + bytes([line[at] ^ 1 << at % 8]) + line[at + 1 :] for at in range(len(line))
+    ]
+    cuts = [line[:length] for length in range(len(line))]
+    for journal in (*flips, *cuts):
+        for way in ("pack", "restore"):
+            on_the_way.lay(snapshot | {name: journal})
+            with suppress(MachineError):
+                on_the_way.goes(way)
+            if not on_the_way.is_as_it_was():
+                on_the_way.goes(way, recover=True)
+            assert on_the_way.is_as_it_was()
+
+
+def test_every_flip_and_every_cut_of_the_journal_is_seen(tmp_path: Path) -> None:
+    """What is left of it is its beginning, or nothing: never other names or lengths."""
+    path = tmp_path / "journal"
+    shards = (Shard("/models/one.gguf", 4096, 12345), Shard(None, 8192, None))
+    beginning = Beginning("moepack", False, 65536, shards)
+    journal = InPlaceJournal(open_log(path))
+    journal.begin(beginning)
+    journal.set_homes(["/elsewhere/one.gguf", "/elsewhere/two.gguf"])
+    journal.close()
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    flips = [
+        whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))
+    ]
+    for at, data in enumerate(flips):
+        path.write_bytes(data)
+        read = InPlaceJournal(open_log(path))
+        read.close()
+        assert read.is_damaged == (at < first - 1)
+        assert read.beginning == (None if at < first else beginning)
+        assert read.homes == ([] if at < first else [shard.home for shard in shards])
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        read = InPlaceJournal(open_log(path))
+        read.close()
+        assert not read.is_damaged
+        assert read.beginning == (None if length < first else beginning)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "index.bin"])
+def test_one_damaged_description_is_put_right_by_its_copy(name: str, on_the_way: Moments) -> None:
+    snapshot = on_the_way.snapshots[len(on_the_way.snapshots) // 2]
+    for copy in ("", ".copy"):
+        path = f"model.moepack/in-place/{name}{copy}"
+        whole = snapshot[path]
+        for at in range(0, len(whole), len(whole) // 6):
+            flipped = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+            for data in (flipped, whole[:at]):
+                on_the_way.lay(snapshot | {path: data})
+                on_the_way.goes("pack" if at % 2 else "restore")
+                assert on_the_way.is_as_it_was()
+
+
+def test_two_damaged_descriptions_are_refused_and_nothing_is_changed(on_the_way: Moments) -> None:
+    snapshot = on_the_way.snapshots[len(on_the_way.snapshots) // 2]
+    names = [f"model.moepack/in-place/index.bin{copy}" for copy in ("", ".copy")]
+    on_the_way.lay(snapshot | {name: snapshot[name][:-1] + b"\1" for name in names})
+    before = tree(on_the_way.root)
+    for way in ("pack", "restore"):
+        for recover in (False, True):
+            with pytest.raises(PackError, match="both descriptions") as caught:
+                on_the_way.goes(way, recover)
+            assert "do not remove the directory" in (caught.value.hint or "")
+            assert tree(on_the_way.root) == before
+
+
+def test_a_byte_that_changed_in_a_file_is_found_before_anything_is_given_up(
+    on_the_way: Moments,
+) -> None:
+    """In a data file, or in a shard: either the other side has it, or nothing is changed at all."""
+    refused = 0
+    unfinished = [s for s in on_the_way.snapshots if any(name.endswith("-source") for name in s)]
+    for snapshot in unfinished[::6]:
+        for name, whole in snapshot.items():
+            if not whole or name.endswith(("journal", "manifest.json", "index.bin", ".copy")):
+                continue
+            at = len(whole) // 3
+            data = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+            for way in ("pack", "restore"):
+                on_the_way.lay(snapshot | {name: data})
+                before = tree(on_the_way.root)
+                if on_the_way.refusal(way):
+                    assert tree(on_the_way.root) == before
+                    refused += 1
+                else:
+                    assert on_the_way.is_as_it_was()
+    assert refused
+
+
+def test_a_directory_that_was_moved_goes_on_elsewhere(on_the_way: Moments, tmp_path: Path) -> None:
+    """With other inodes, with holes that were filled, and where the shards' folder is no more."""
+    snapshot = on_the_way.snapshots[len(on_the_way.snapshots) // 2]
+    for way in ("pack", "restore"):
+        on_the_way.lay(snapshot)
+        moved = tmp_path / f"moved-{way}"
+        on_the_way.root.rename(moved)
+        on_the_way.root.mkdir()
+        if way == "pack":
+            pack_model(None, moved / "model.moepack", in_place=True, resume=True)
+            assert contents(moved / "model.moepack") == on_the_way.packed
+        else:
+            restore(moved / "model.moepack", moved / "source")
+            assert contents(moved / "source") == on_the_way.shards
+
+
+def test_another_file_of_a_shards_name_and_length_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end the shards are removed one by one; a download of the next model is there."""
+    packing = moments(tmp_path, monkeypatch, "pack")
+    name = sorted(packing.shards)[0]
+    other = bytes(len(packing.shards[name]))
+    moved = "model.moepack/in-place/shard-00001"
+    gone = [s for s in packing.snapshots if not any(key.startswith(moved) for key in s)]
+    for snapshot in (gone[0], gone[-1]):
+        packing.lay(snapshot | {f"source/{name}": other})
+        with suppress(MoepackError):
+            packing.goes("pack")
+        with suppress(MoepackError):
+            packing.goes("restore")
+        assert (packing.source / name).read_bytes() == other

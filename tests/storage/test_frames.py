@@ -1,0 +1,162 @@
+"""Frames of Zstandard: exactly one, of exactly the length that is asked for, or an error."""
+
+import random
+import re
+from collections.abc import Callable
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moepack.storage import frames
+from moepack.storage.frames import FrameError
+
+DATA = random.Random(5).randbytes(3000) + b"again" * 1000 + bytes(200_000) + b"the end"
+
+
+def decoded(frame: bytes, length: int) -> bytes:
+    """Decode a frame in one go."""
+    target = bytearray(length)
+    frames.decompress_into(memoryview(frame), memoryview(target))
+    return bytes(target)
+
+
+def streamed(frame: bytes, length: int, piece_length: int = 997) -> bytes:
+    """Decode a frame piece by piece."""
+    stream = frames.FrameStream(lambda at, count: frame[at : at + count], len(frame), length)
+    return b"".join(map(bytes, stream.pieces(piece_length)))
+
+
+WAYS = [decoded, streamed]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("level", [1, 3, 9, 19])
+@pytest.mark.parametrize("length", [1, 5, 128 << 10, len(DATA)])
+def test_what_was_compressed_comes_back(
+    way: Callable[[bytes, int], bytes], level: int, length: int
+) -> None:
+    frame = frames.compress(DATA[:length], level)
+    assert way(frame, length) == DATA[:length]
+
+
+@given(st.binary(max_size=400), st.integers(0, 400), st.sampled_from(WAYS))
+def test_any_bytes_come_back(head: bytes, zeros: int, way: Callable[[bytes, int], bytes]) -> None:
+    data = head + bytes(zeros) + b"x"
+    assert way(frames.compress(data, 3), len(data)) == data
+
+
+def test_a_frame_states_its_length_and_has_no_checksum_and_no_dictionary() -> None:
+    parameters = zstandard.get_frame_parameters(frames.compress(DATA, 3))
+    assert parameters.content_size == len(DATA)
+    assert not parameters.has_checksum
+    assert not parameters.dict_id
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_frames_of_other_writers_are_decoded(way: Callable[[bytes, int], bytes]) -> None:
+    """With a checksum, of many blocks that were flushed one by one, of a long window."""
+    with_checksum = zstandard.ZstdCompressor(write_checksum=True).compress(DATA)
+    assert way(with_checksum, len(DATA)) == DATA
+    writer = zstandard.ZstdCompressor().compressobj(size=len(DATA))
+    pieces = []
+    for start in range(0, len(DATA), 7001):
+        pieces += [writer.compress(DATA[start : start + 7001])]
+        pieces += [writer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    assert way(b"".join(pieces) + writer.flush(), len(DATA)) == DATA
+    far = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
+    assert way(zstandard.ZstdCompressor(compression_params=far).compress(DATA), len(DATA)) == DATA
+
+
+def without_size() -> bytes:
+    return zstandard.ZstdCompressor(write_content_size=False).compress(DATA)
+
+
+def with_dictionary() -> bytes:
+    samples: list[bytes | bytearray | memoryview] = [
+        random.Random(n).randbytes(40) + b"the same words" * 20 for n in range(200)
+    ]
+    dictionary = zstandard.train_dictionary(4096, samples)
+    return zstandard.ZstdCompressor(dict_data=dictionary).compress(DATA)
+
+
+def of_reserved_block(frame: bytes) -> bytes:
+    at = zstandard.frame_header_size(frame)
+    return frame[:at] + bytes([frame[at] | 0b110]) + frame[at + 1 :]
+
+
+FRAME = frames.compress(DATA, 3)
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"
+BROKEN = {
+    "nothing": (b"", "is none of Zstandard"),
+    "something else": (b"GGUF" + FRAME[4:], "is none of Zstandard"),
+    "its magic alone": (FRAME[:4], "has a damaged header"),
+    "cut in its header": (FRAME[:7], "has a damaged header"),
+    "cut in a block": (FRAME[:1000], "is cut short"),
+    "cut by a byte": (FRAME[:-1], "is cut short"),
+    "a byte more": (FRAME + b"\0", "ends 1 bytes early"),
+    "two frames": (FRAME + FRAME, f"ends {len(FRAME):,} bytes early"),
+    "a skippable frame before it": (SKIPPABLE + FRAME, "is none of Zstandard"),
+    "a skippable frame behind it": (FRAME + SKIPPABLE, "ends 12 bytes early"),
+    "less content": (frames.compress(DATA[:-1], 3), "does not state"),
+    "more content": (frames.compress(DATA + b"x", 3), "does not state"),
+    "no length stated": (without_size(), "does not state"),
+    "a dictionary": (with_dictionary(), "needs a dictionary"),
+    "a reserved block": (of_reserved_block(FRAME), "has a block of no known type"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_no_such_frame_is_refused(way: Callable[[bytes, int], bytes], what: str) -> None:
+    frame, problem = BROKEN[what]
+    with pytest.raises(FrameError, match=re.escape(f"its frame {problem}")):
+        way(frame, len(DATA))
+
+
+def raw_frame(stated: int, *blocks: bytes) -> bytes:
+    """Make a frame by hand, of raw blocks, which states `stated` bytes."""
+    head = b"\x28\xb5\x2f\xfd" + bytes([0b1010_0000]) + stated.to_bytes(4, "little")
+    for number, block in enumerate(blocks):
+        is_last = number == len(blocks) - 1
+        head += (len(block) << 3 | is_last).to_bytes(3, "little") + block
+    return head
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_frame_that_states_another_length_than_it_has_is_refused(
+    way: Callable[[bytes, int], bytes],
+) -> None:
+    assert way(raw_frame(6, b"abc", b"def"), 6) == b"abcdef"
+    for stated in (5, 7, 3):
+        with pytest.raises(FrameError):
+            way(raw_frame(stated, b"abc", b"def"), stated)
+    with pytest.raises(FrameError):
+        way(raw_frame(3, b"abc", b"", b"d"), 3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_flipped_bit_is_an_error_or_other_bytes_of_the_same_length(
+    way: Callable[[bytes, int], bytes],
+) -> None:
+    data = DATA[2900:3300]
+    frame = frames.compress(data, 3)
+    for at in range(len(frame)):
+        for bit in range(8):
+            flipped = bytearray(frame)
+            flipped[at] ^= 1 << bit
+            try:
+                assert len(way(bytes(flipped), len(data))) == len(data)
+            except FrameError:
+                continue
+
+
+def test_a_bomb_takes_no_more_room_than_was_given() -> None:
+    """A megabyte of blocks, each of which repeats a byte 128 KiB times, states 3 bytes."""
+    block = (128 << 10 << 3 | 0b010).to_bytes(3, "little") + b"x"
+    last = (128 << 10 << 3 | 0b011).to_bytes(3, "little") + b"x"
+    bomb = raw_frame(3) + block * 250_000 + last
+    for way in WAYS:
+        with pytest.raises(FrameError):
+            way(bomb, 3)
