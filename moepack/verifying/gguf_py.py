@@ -9,38 +9,28 @@ Brings numpy and gguf, so it is imported where it is asked for.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
-from io import FileIO
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 from numpy.typing import NDArray
 
-from moepack.errors import MachineError, PackError, SourceError, is_shortage, read_failure
+from moepack.errors import PackError, SourceError, read_failure
 from moepack.format.dense import DenseTensor
 from moepack.format.index import Index
 from moepack.format.tables import PackedFamily, PartKind
 from moepack.storage.regular_file import open_regular
-from moepack.storage.thread_pool import run_each
 from moepack.verifying.block_sizes import BLOCK_SIZES
-from moepack.verifying.extents import Extent, Run
+from moepack.verifying.extents import Extent
+from moepack.verifying.memory import Memory
 from moepack.verifying.places import Where
-from moepack.verifying.report import Finding, Findings
+from moepack.verifying.report import Findings
 
 KIND = "gguf-py"
-_PIECE_LENGTH = 1 << 20
 
 Bytes = NDArray[np.uint8]
-
-
-class Outcome(NamedTuple):
-    """How many bytes of the source were compared, and in words what gguf-py could not read."""
-
-    compared_length: int
-    not_looked_at: tuple[str, ...]
 
 
 class _Facts(NamedTuple):
@@ -62,40 +52,15 @@ class _Tensor(NamedTuple):
     data: NDArray[Any]
 
 
-def compare(
-    index: Index,
-    runs: Sequence[Run],
-    paths: Sequence[Path],
-    shard_paths: Sequence[str],
-    threads: int,
-    advanced: Callable[[int], None],
-    findings: Findings,
-) -> Outcome:
-    """Compare the parts and dense tensors in `runs` of the files at `paths` with the shards.
+class Opinion:
+    """What gguf-py reads in the shards at `paths`, of what an index names.
 
-    `advanced` is told the bytes of the pack that were looked at, from one thread at a time. Raises
-    SourceError for a shard that cannot be read at all, and MachineError.
+    Names, types, shapes and lengths that differ are findings at once; `piece` gives the bytes.
+    `not_looked_at` says in words what gguf-py could not read. Raises SourceError for a shard that
+    cannot be read at all, and MachineError.
     """
-    source = _Source(index, findings)
-    for path in shard_paths:
-        source.add(path)
-    source.find_all()
 
-    def look(run: Run, advanced: Callable[[int], None]) -> tuple[int, list[Finding]]:
-        outcome = _look_at(run, paths[run.file], source)
-        advanced(run.end - run.start)
-        return outcome
-
-    outcomes = run_each(look, runs, threads, advanced)
-    for _, found in outcomes:
-        findings.all += found
-    return Outcome(sum(length for length, _ in outcomes), tuple(source.not_looked_at))
-
-
-class _Source:
-    """The shards as gguf-py reads them, and what the index says of the same tensors."""
-
-    def __init__(self, index: Index, findings: Findings) -> None:
+    def __init__(self, index: Index, paths: Iterable[str], findings: Findings) -> None:
         self.not_looked_at: list[str] = []
         self._index = index
         self._findings = findings
@@ -104,12 +69,19 @@ class _Source:
         self._bytes: dict[tuple[int | None, int | None, str | None], Bytes] = {}
         """What a part or a tensor has to be, by layer, expert and name."""
         self._wrong_sizes: set[int] = set()
+        for path in paths:
+            self._read(path)
+        self._find_all()
 
-    def bytes_of(self, extent: Extent) -> Bytes | None:
-        """Return what the bytes of a part or tensor have to be; None where that is not known."""
-        return self._bytes.get((extent.layer, extent.expert, extent.part or extent.tensor))
+    def piece(self, extent: Extent, at: int, length: int) -> Memory | None:
+        """Return `length` bytes of a part or tensor from byte `at` on; None if not known."""
+        data = self._bytes.get((extent.layer, extent.expert, extent.part or extent.tensor))
+        if data is None:
+            return None
+        piece = data[at : at + length]
+        return Memory(piece.data, piece.__array_interface__["data"][0])
 
-    def add(self, path: str) -> None:
+    def _read(self, path: str) -> None:
         """Read the header of a shard, and map the rest."""
         try:
             with open(open_regular(path), "rb") as file:
@@ -149,7 +121,7 @@ class _Source:
     def _find(self, message: str, **where: Any) -> None:
         self._findings.add(KIND, message, **where)
 
-    def find_all(self) -> None:
+    def _find_all(self) -> None:
         """Find all tensors that the index names; what else there is, a whole pack lacks."""
         names = set()
         for family in self._index.families:
@@ -226,45 +198,3 @@ class _Source:
 
 def _flat(data: NDArray[Any]) -> Bytes:
     return data.reshape(-1).view(np.uint8)
-
-
-def _look_at(run: Run, path: Path, source: _Source) -> tuple[int, list[Finding]]:
-    """Compare what lies in a run of a file; return the bytes compared, and what differs."""
-    findings: list[Finding] = []
-    compared_length = 0
-    try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            for extent in run.extents:
-                theirs = source.bytes_of(extent)
-                if theirs is not None:
-                    length, first = _first_difference(file, extent, theirs)
-                    compared_length += length
-                    findings += [] if first is None else [_different(extent, path, *first)]
-    except OSError as error:
-        if is_shortage(error):
-            raise MachineError(f"cannot read: {error.strerror}", path=path) from None
-        message = f"cannot read: {error.strerror}"
-        findings.append(Finding(KIND, message, file=path.name, offset=run.start))
-    return compared_length, findings
-
-
-def _first_difference(
-    file: FileIO, extent: Extent, theirs: Bytes
-) -> tuple[int, tuple[int, int, int] | None]:
-    """Return how many bytes were compared; of the first that differs, its number and both bytes."""
-    buffer = np.empty(min(extent.length, _PIECE_LENGTH), np.uint8)
-    for at in range(0, extent.length, _PIECE_LENGTH):
-        piece = theirs[at : at + _PIECE_LENGTH]
-        file.seek(extent.offset + at)
-        length = file.readinto(buffer[: len(piece)].data) or 0
-        different = np.flatnonzero(buffer[:length] != piece[:length])
-        if len(different):
-            first = int(different[0])
-            return at + length, (at + first, int(buffer[first]), int(piece[first]))
-    return extent.length, None
-
-
-def _different(extent: Extent, path: Path, number: int, ours: int, theirs: int) -> Finding:
-    message = f"byte {number:,} of it is {ours:#04x}, gguf-py reads {theirs:#04x}"
-    names = extent.layer, extent.expert, extent.part, extent.tensor
-    return Finding(KIND, message, *names, file=path.name, offset=extent.offset + number)

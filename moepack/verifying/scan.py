@@ -17,7 +17,7 @@ from moepack.errors import MachineError, SourceError, is_shortage, read_failure
 from moepack.storage.regular_file import open_regular
 from moepack.storage.thread_pool import ThreadPool
 from moepack.verifying.extents import Extent, Frame, Run, SourceRange
-from moepack.verifying.memory import Buffer
+from moepack.verifying.memory import Buffer, Memory
 from moepack.verifying.report import Finding, Findings
 
 # Threads hand the interpreter on around each piece: small pieces cost more than a larger cache.
@@ -33,6 +33,10 @@ class _StoppedError(Exception):
     """Another thread failed, or the user interrupted: this one stops."""
 
 
+SecondOpinion = Callable[[Extent, int, int], Memory | None]
+"""Gives what `length` bytes of an extent's content have to be, from a number on; None: unknown."""
+
+
 class Gap(tuple[int, int, int]):
     """A range of a shard that the pack does not hold, so that it has to be zeros.
 
@@ -46,7 +50,8 @@ class Scan:
     """One pass over a pack's files at `paths` and over the shards; `run` does it.
 
     Leaves the bytes that were read of the pack in `read_length`, and those of the source that were
-    compared in `compared_length`. `advanced` is told of the former, from one thread at a time.
+    compared in `compared_length`. `advanced` is told of the former, from one thread at a time. What
+    extents hold is compared with a `second_opinion` as well, `second_length` bytes of it.
     """
 
     def __init__(
@@ -55,12 +60,15 @@ class Scan:
         shard_paths: Sequence[str],
         advanced: Callable[[int], None],
         findings: Findings,
+        second_opinion: SecondOpinion | None = None,
     ) -> None:
         self.paths = paths
         self.shard_paths = shard_paths
         self.findings = findings
+        self.second_opinion = second_opinion
         self.read_length = 0
         self.compared_length = 0
+        self.second_length = 0
         self._advanced = advanced
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -102,8 +110,9 @@ class Scan:
     def _add(self, reader: "_Reader") -> None:
         with self._lock:
             self.compared_length += reader.compared_length
+            self.second_length += reader.second_length
             self.findings.all += reader.findings
-        reader.compared_length = 0
+        reader.compared_length = reader.second_length = 0
         reader.findings.clear()
 
     def advance(self, length: int) -> None:
@@ -122,7 +131,7 @@ class _Reader:
         self.scan = scan
         self.shards = shards
         self.findings: list[Finding] = []
-        self.compared_length = 0
+        self.compared_length = self.second_length = 0
         self._ours = Buffer(PIECE_LENGTH)
         self._theirs = Buffer(PIECE_LENGTH)
         self._file = -1
@@ -236,7 +245,7 @@ class _Reader:
         computed = None if extent.digest is None else digest.stream()
         has_sha256 = extent.sha256 is not None or extent.strong is not None
         sha256 = hashlib.sha256() if has_sha256 else None
-        source = extent.source
+        source, second_opinion = extent.source, self.scan.second_opinion
         for at in range(0, content_length, PIECE_LENGTH):
             length = min(content_length - at, PIECE_LENGTH)
             fill(at, length)
@@ -246,6 +255,10 @@ class _Reader:
                 sha256.update(self._ours.view[:length])
             if source is not None and not self._is_same(run, extent, source, at, length):
                 source = None  # one finding is enough
+            if second_opinion is not None:
+                theirs = second_opinion(extent, at, length)
+                if theirs is not None and not self._agrees(run, extent, theirs, at, length):
+                    second_opinion = None
         if computed is not None and computed.intdigest() != extent.digest:
             assert extent.digest is not None
             message = f"its digest is {digest.to_text(computed.intdigest())}, "
@@ -278,6 +291,18 @@ class _Reader:
         )
         in_file = at + first if extent.frame is None else 0  # else it is somewhere in the frame
         self._find("bytes", message, run, extent, offset=extent.offset + in_file)
+        return False
+
+    def _agrees(self, run: Run, extent: Extent, theirs: Memory, at: int, length: int) -> bool:
+        """Compare the piece at `at` with what gguf-py reads; report the first byte that differs."""
+        self.second_length += length
+        first = self._ours.first_difference(theirs, length)
+        if first is None:
+            return True
+        message = f"byte {at + first:,} of it is {self._ours.view[first]:#04x}, gguf-py reads "
+        message += f"{theirs.view[first]:#04x} in the source"
+        in_file = at + first if extent.frame is None else 0
+        self._find("gguf-py", message, run, extent, offset=extent.offset + in_file)
         return False
 
     def _check_gap(self, shard: int, position: int, end: int) -> None:

@@ -26,7 +26,7 @@ from moepack.verifying import agreement, headline, inventory, origins, scope
 from moepack.verifying.comparison import Comparison, sha256_of
 from moepack.verifying.extents import Item, Run, cut, item_runs, whole_runs
 from moepack.verifying.report import Findings, Report
-from moepack.verifying.scan import Gap, Scan
+from moepack.verifying.scan import Gap, Scan, SecondOpinion
 from moepack.verifying.scope import Scope
 from moepack.verifying.shard_sha256 import sha256_of_shards
 from moepack.verifying.witness import Witness, hear
@@ -171,9 +171,9 @@ class _Verification:
                 f"the bytes of {count}: the index links to these very files, and has no digests to"
                 " compare them with"
             )
-        scan = self._scan(paths, work, witness, options)
-        if options.with_gguf_py and witness is not None:
-            self._ask_gguf_py(index, paths, work, witness, options)
+        opinion = self._ask_gguf_py(index, witness) if options.with_gguf_py else None
+        scan = self._scan(paths, work, witness, opinion, options)
+        self.gguf_py_length = None if opinion is None else scan.second_length
         self.findings.drop_consequences()
         if witness is None and not self.findings.all and chosen.items is None:
             self._check_sha256_of_pack(index, paths, options)
@@ -297,43 +297,29 @@ class _Verification:
         paths: Sequence[Path],
         work: Sequence[Run | Gap],
         witness: Witness | None,
+        opinion: SecondOpinion | None,
         options: _Options,
     ) -> Scan:
-        advanced = _progress(work, options)
+        total = sum(run.end - run.start for run in work if isinstance(run, Run))
+
+        def advanced(length: int) -> None:
+            if options.progress is not None:
+                options.progress(length, total)
+
         shard_paths = [] if witness is None else [shard.path for shard in witness.shards]
-        scan = Scan(paths, shard_paths, advanced, self.findings)
+        scan = Scan(paths, shard_paths, advanced, self.findings, opinion)
         scan.run(work, options.threads)
         return scan
 
-    def _ask_gguf_py(
-        self,
-        index: Index,
-        paths: Sequence[Path],
-        work: Sequence[Run | Gap],
-        witness: Witness,
-        options: _Options,
-    ) -> None:
-        """Compare the same once more, with what gguf-py reads in the source."""
-        if self.comparison is not None and self.comparison.is_another_model:
-            return
-        if index.codecs:
-            what = "what gguf-py reads of the source: parts are stored by a codec"
-            self.not_looked_at.append(what)
-            return
-        from moepack.verifying import gguf_py  # here, since it brings numpy and gguf
+    def _ask_gguf_py(self, index: Index, witness: Witness | None) -> SecondOpinion | None:
+        """Let gguf-py read the source too; None where it is not the pack's."""
+        if witness is None or (self.comparison and self.comparison.is_another_model):
+            return None
+        from moepack.verifying.gguf_py import Opinion  # here, since it brings numpy and gguf
 
-        runs = [run for run in work if isinstance(run, Run)]
-        shard_paths = [shard.path for shard in witness.shards]
-        self.gguf_py_length, not_looked_at = gguf_py.compare(
-            index,
-            runs,
-            paths,
-            shard_paths,
-            options.threads,
-            _progress(work, options),
-            self.findings,
-        )
-        self.not_looked_at += not_looked_at
+        opinion = Opinion(index, [shard.path for shard in witness.shards], self.findings)
+        self.not_looked_at += opinion.not_looked_at
+        return opinion.piece
 
     def _report(self, index: Index | None, scan: Scan | None, chosen: Scope | None) -> Report:
         families = () if index is None else index.families
@@ -374,18 +360,6 @@ class _Verification:
             gguf_py_length=self.gguf_py_length,
             not_looked_at=tuple(self.not_looked_at),
         )
-
-
-def _progress(work: Sequence[Run | Gap], options: _Options) -> Callable[[int], None]:
-    """Return what tells the bytes that were looked at, of those that are to be in all."""
-    total = sum(run.end - run.start for run in work if isinstance(run, Run))
-    total *= 1 + options.with_gguf_py
-
-    def advanced(length: int) -> None:
-        if options.progress is not None:
-            options.progress(length, total)
-
-    return advanced
 
 
 def _note(items: Iterable[Item], left_out: set[int]) -> None:
