@@ -307,6 +307,7 @@ def test_a_loop_over_experts_that_is_cancelled_twice_harms_no_other_read(
         from tests.support.faulty_backend import Fault, FaultyBackend, make
 
         async def main():
+            asyncio.get_running_loop().slow_callback_duration = 10  # the machine may be busy
             gate = threading.Event()
             backend = FaultyBackend(make("buffered"), Fault(until=gate))
             with moepack.open(sys.argv[1]) as pack:

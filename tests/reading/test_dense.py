@@ -11,7 +11,7 @@ import moepack
 from moepack.errors import MachineError, PackError, RequestError
 from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model
-from moepack.reading import expert_read
+from moepack.reading import read_plan
 from moepack.storage.backend import Backend
 from tests.support import odd_models
 from tests.support.faulty_backend import NAMES, Fault, FaultyBackend, make, require
@@ -20,14 +20,14 @@ from tests.support.models import REAL_MODELS, first_shard, flip, shards_of
 
 pytestmark = pytest.mark.long
 
-LONG_PIECE = expert_read._PIECE_LENGTH
+LONG_PIECE = read_plan._PIECE_LENGTH
 PIECE = 64 << 10
 
 
 @pytest.fixture(autouse=True)
 def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tensors be read in pieces that are short; one test has those of everyday."""
-    monkeypatch.setattr(expert_read, "_PIECE_LENGTH", PIECE)
+    monkeypatch.setattr(read_plan, "_PIECE_LENGTH", PIECE)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_tensors_without_bytes_and_with_odd_names_are_read(
 def test_a_flipped_bit_in_any_piece_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expert_read, "_PIECE_LENGTH", LONG_PIECE)
+    monkeypatch.setattr(read_plan, "_PIECE_LENGTH", LONG_PIECE)
     row_count = LONG_PIECE // 256 + 3
     path = moe((0,)).tensor("big.weight", (64, row_count), F32, 256).write(tmp_path / "m")
     pack_model(path, tmp_path / "pack")
