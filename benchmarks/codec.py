@@ -1,7 +1,7 @@
 """`python -m benchmarks.codec`: what the codec zstd saves of experts by type, and what it costs.
 
 Weights are random and normal, quantised by llama.cpp itself. Each side of a ratio is measured in
-turns with the other, in one run.
+turns with the other, in one run. With --model it says what gets shorter in a model instead.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ import moepack
 from benchmarks.table import HEADING, Row, Spread, cells, line, spread
 from moepack.bench.turns import in_turns
 from moepack.llama_cpp import library
+from moepack.reading.locations import PartLocation
 from moepack.storage import page_cache
 from tests.support.gguf_builder import GgufBuilder, TensorSpec
 
@@ -53,7 +55,10 @@ TYPES = {
     "BF16": Type(30, 1, 2),
     "Q8_0": Type(8, 32, 34),
     "Q6_K": Type(14, 256, 210),
+    "Q5_K": Type(13, 256, 176),
     "Q4_K": Type(12, 256, 144),
+    "Q3_K": Type(11, 256, 110),
+    "Q2_K": Type(10, 256, 84),
     "MXFP4": Type(39, 32, 17),
 }
 
@@ -70,9 +75,9 @@ def rows(folder: Path, type_name: str, length: int, rounds: int) -> Iterator[Row
         rounds,
     )
     saved = 1 - packed["coded"][0].share
-    yield Row(f"{type_name}: saved by zstd:{LEVEL}", f"{saved:.1%}")
-    for level in (1, 9, 19):
-        yield Row(f"{type_name}: saved by zstd:{level}", f"{_saved(source, level):.1%}")
+    yield Row(f"{type_name}: saved in a pack, zstd:{LEVEL}", f"{saved:.1%}")
+    for level in (1, LEVEL, 9, 19):
+        yield Row(f"{type_name}: zstd:{level} alone", f"{_saved(source, level):.1%}")
     speeds = {side: [length / run.seconds for run in runs] for side, runs in packed.items()}
     yield _compared(f"{type_name}, pack: plain", speeds)
     if not saved:
@@ -88,9 +93,28 @@ def rows(folder: Path, type_name: str, length: int, rounds: int) -> Iterator[Row
         yield _compared(f"{type_name}, {state}: plain", in_turns(sides, rounds))
 
 
+def model_rows(folder: Path, source: Path, alignment: int | None) -> Iterator[Row]:
+    """Pack a model with the codec; say of each type how many parts got shorter, and by how much."""
+    moepack.pack_model(source, folder / "pack", codec=f"zstd:{LEVEL}", alignment=alignment)
+    parts: dict[str, list[PartLocation]] = defaultdict(list)
+    with moepack.open(folder / "pack") as pack:
+        for layer in pack.layers:
+            for family in pack.families(layer):
+                for kind in pack.parts(layer, family=family):
+                    parts[kind.type_name] += (
+                        pack.locate(layer, expert, kind.name, family=family)
+                        for expert in range(pack.expert_count(layer, family=family))
+                    )
+    for type_name, locations in sorted(parts.items()):
+        shorter = sum(location.codec is not None for location in locations)
+        stored = sum(location.stored_length for location in locations)
+        saved = 1 - stored / sum(location.length for location in locations)
+        yield Row(f"{type_name}: shorter parts", f"{shorter} of {len(locations)}", f"{saved:.1%}")
+
+
 def write_model(path: Path, chosen: Type, length: int) -> Path:
     """Write a model of one layer whose experts have about `length` bytes."""
-    count = max(UNLIKE, length // (3 * NE0 * N_FF // chosen.elements * chosen.length))
+    count = max(AT_ONCE, length // (3 * NE0 * N_FF // chosen.elements * chosen.length))
     random = np.random.Generator(np.random.SFC64(chosen.number))
     builder = GgufBuilder().put("general.architecture", "str", "qwen3moe")
     builder.put("qwen3moe.block_count", "u32", 1).put("qwen3moe.expert_count", "u32", count)
@@ -141,15 +165,14 @@ def _pack(source: Path, target: Path, codec: str | None) -> _Packed:
 
 
 def _saved(source: Path, level: int) -> float:
-    """Return what a level saves of the experts that are unlike, if that is enough."""
+    """Return the share that a level saves of the experts that are unlike, however small."""
     experts = moepack.pack_model(source, source.with_suffix(".dry"), dry_run=True)
     length = experts.expert_length // experts.blob_count // 3
     with open(source, "rb") as file:
         file.seek(-experts.expert_length, 2)
         parts = [file.read(length) for _ in range(UNLIKE)]
     compress = zstandard.ZstdCompressor(level).compress
-    saved = 1 - sum(len(compress(part)) for part in parts) / sum(map(len, parts))
-    return saved if saved >= 0.05 else 0.0
+    return 1 - sum(len(compress(part)) for part in parts) / sum(map(len, parts))
 
 
 def _decoding(name: str, path: Path) -> Row:
@@ -208,7 +231,7 @@ def _compared(name: str, speeds: dict[str, list[float]]) -> Row:
 
 
 def main() -> int:
-    """Measure each type that is asked for, and print each row as it is known."""
+    """Measure each type that is asked for, or a model; print each row as it is known."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.codec", description=__doc__)
     parser.add_argument("types", nargs="*", default=list(TYPES), help="such as F16")
     parser.add_argument("--length", type=int, default=256, help="of the experts, in MiB")
@@ -216,11 +239,20 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
     )
+    parser.add_argument("--model", type=Path, help="a GGUF; nothing is timed")
+    parser.add_argument("--alignment", type=int, help="of its parts and blobs, in bytes")
     options = parser.parse_args()
     print(cells(HEADING))
-    for type_name in options.types:
+    measures = [partial(model_rows, source=options.model, alignment=options.alignment)]
+    if options.model is None:
+        length = options.length << 20
+        measures = [
+            partial(rows, type_name=type_name, length=length, rounds=options.rounds)
+            for type_name in options.types
+        ]
+    for measure in measures:
         with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=options.folder) as folder:
-            for row in rows(Path(folder), type_name, options.length << 20, options.rounds):
+            for row in measure(Path(folder)):
                 print(line(row), flush=True)
     return 0
 

@@ -656,16 +656,16 @@ def files() -> dict[str, bytes]:
     return made | {"verdicts.json": f"[\n{verdicts}\n]\n".encode()}
 
 
-def main() -> None:
+def make(folder: Path) -> None:
     """Write the folder anew."""
-    FOLDER.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     wanted = files()
-    for path in FOLDER.iterdir():
+    for path in folder.iterdir():
         if path.name not in wanted:
             path.unlink()
     for name, data in wanted.items():
-        (FOLDER / name).write_bytes(data)
+        (folder / name).write_bytes(data)
 
 
 if __name__ == "__main__":
-    main()
+    make(FOLDER)

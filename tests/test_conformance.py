@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,12 @@ from moepack.trace.formats import registry
 from moepack.trace.model import Counts, Items, Origin
 from moepack.trace.summary import TraceCounter
 from moepack.trace.validation import Checks
+from tests.support.frozen import contents, digest_of_all
 
 TRACES = make_traces.FOLDER
 VERDICTS: list[dict[str, Any]] = json.loads((TRACES / "verdicts.json").read_text())
+
+FROZEN = "62604ada27489b73da9af49fc07e07e974d5dc6c8ee2e6ba4b647d5f2220f5c1"
 
 
 REFUSALS = {
@@ -134,10 +138,16 @@ def names(verdict: str) -> list[str]:
     return [facts["file"] for facts in VERDICTS if facts["verdict"] == verdict]
 
 
-def test_the_files_are_what_the_script_makes() -> None:
-    made = make_traces.files()
-    assert {path.name: path.read_bytes() for path in TRACES.iterdir()} == made
-    assert sum(map(len, made.values())) < 100_000
+def test_the_files_are_what_the_script_makes(tmp_path: Path) -> None:
+    make_traces.make(tmp_path)
+    traces = contents(TRACES)
+    assert contents(tmp_path) == traces
+    assert sum(map(len, traces.values())) < 100_000
+
+
+def test_no_trace_ever_changes() -> None:
+    """What is here is what version 1 of the trace file is; new traces need a new digest."""
+    assert digest_of_all(TRACES) == FROZEN
 
 
 def test_there_are_files_of_all_kinds() -> None:

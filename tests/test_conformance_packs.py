@@ -15,6 +15,7 @@ from moepack import digest
 from moepack.errors import PackError
 from moepack.reading.pack import Pack
 from moepack.reading.shard_map import map_shards
+from tests.support.frozen import contents, digest_of_all
 
 PACKS = make_packs.FOLDER
 VERDICTS: list[dict[str, Any]] = json.loads((PACKS / "verdicts.json").read_text())
@@ -35,12 +36,6 @@ def name_of(told: dict[str, Any]) -> str:
 def test_the_packs_are_what_the_script_makes(tmp_path: Path) -> None:
     make_packs.make(tmp_path)
     assert contents(tmp_path) == contents(PACKS)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of all files in a folder, at any depth."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_there_are_packs_of_all_kinds_and_they_are_small() -> None:
@@ -188,9 +183,7 @@ def test_the_verifier_finds_the_one_rule_that_is_broken(told: dict[str, Any]) ->
 
 def test_no_pack_ever_changes() -> None:
     """What is here is what version 1 of the format is; new packs need a new digest."""
-    files = sorted((name, data) for name, data in contents(PACKS).items())
-    digests = "".join(f"{name} {hashlib.sha256(data).hexdigest()}\n" for name, data in files)
-    assert hashlib.sha256(digests.encode()).hexdigest() == FROZEN
+    assert digest_of_all(PACKS) == FROZEN
 
 
 def ask_for_experts(pack: Pack) -> None:
