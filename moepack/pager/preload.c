@@ -47,6 +47,7 @@ enum {
     MAX_OPS = 2000,
     TYPE_I32 = 26,       /* GGML_TYPE_I32 */
     STATUS_FAILED = -1,  /* GGML_STATUS_FAILED */
+    STATUS_FOREIGN = 2,  /* of an answer: these are no experts of the model */
     EXIT_CODE = 70,      /* EX_SOFTWARE of sysexits.h: the pager is gone */
 };
 
@@ -87,7 +88,9 @@ typedef bool (*eval_callback)(void *tensor, bool ask, void *data);
 struct context { /* of llama.cpp, by its scheduler */
     void *scheduler, *data;
     eval_callback callback;
-    bool asked, failed, is_guarded;
+    bool asked;       /* the program's own callback wants the tensor */
+    bool is_watched;  /* in this graph, choices are announced */
+    bool is_computing, is_foreign, failed;
     uint32_t layer;
     uint8_t *used; /* by expert: chosen in `layer`, and not yet known to be computed */
     int32_t *ids;
@@ -255,9 +258,13 @@ static int want(char *address, uint64_t length, const struct op *op, uint64_t be
     return 0;
 }
 
+/* Whether a graph computes with an expert, or may: of one that is not watched nothing is known. */
 static bool is_in_use(uint32_t layer, uint32_t expert) {
-    for (unsigned i = 0; i < context_count; i++)
-        if (contexts[i].used && contexts[i].layer == layer && contexts[i].used[expert]) return true;
+    for (unsigned i = 0; i < context_count; i++) {
+        const struct context *context = &contexts[i];
+        if (context->is_computing && !context->is_watched) return true;
+        if (context->used[expert] && context->layer == layer) return true;
+    }
     return false;
 }
 
@@ -623,22 +630,24 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
     bool is_there = write_choice(context, layer, rows, columns);
     if (is_there && !all) {
         struct said message = {.kind = SAY_CHOSEN, .index = (uint32_t)(context - contexts)};
-        is_there = ask(message, -1) == 0;
+        int status = ask(message, -1);
+        context->is_foreign = status == STATUS_FOREIGN;
+        is_there = status == 0;
         for (size_t i = 0; i < count; i++) is_there = is_there && here[context->ids[i]];
     }
     pthread_mutex_unlock(&state_lock);
-    return is_there;
+    return is_there || context->is_foreign;
 }
 
 static bool on_tensor(void *tensor, bool is_asked, void *data) {
     struct context *context = data;
-    int layer = is_watching && region_count ? layer_of(tensor) : -1;
+    int layer = context->is_foreign ? -1 : layer_of(tensor);
     if (is_asked) {
         context->asked = context->callback && context->callback(tensor, true, context->data);
         return context->asked || layer >= 0;
     }
     if (layer >= 0 && !context->failed) context->failed = !bring(context, tensor, (uint32_t)layer);
-    if (context->failed && !context->is_guarded) end_program("experts could not be brought");
+    if (context->failed && !context->is_computing) end_program("experts could not be brought");
     if (context->failed) return false; /* the graph's status says so as well */
     return context->asked ? context->callback(tensor, false, context->data) : true;
 }
@@ -649,12 +658,31 @@ static struct context *context_of(void *scheduler) {
     for (unsigned i = 0; i < context_count; i++)
         if (contexts[i].scheduler == scheduler) return &contexts[i];
     if (context_count < MAX_CONTEXTS)
-        context = &contexts[context_count++];
+        context = &contexts[context_count];
     else
         for (unsigned i = 0; i < MAX_CONTEXTS; i++)
             if (!context || contexts[i].last_use < context->last_use) context = &contexts[i];
     context->scheduler = scheduler;
     context->last_use = ++use_count;
+    context->is_foreign = context->is_computing = false;
+    context->ring = &rings[context - contexts];
+    if (!context->used) context->used = calloc(model.expert_count, 1);
+    if (!context->used) end_program("no memory");
+    if (context == &contexts[context_count]) context_count++;
+    return context;
+}
+
+/* Note that a graph begins or has ended; return its context, NULL where none is known. */
+static struct context *set_computing(void *scheduler, bool is_computing) {
+    struct context *context = NULL;
+    pthread_mutex_lock(&state_lock);
+    for (unsigned i = 0; i < context_count; i++)
+        if (contexts[i].scheduler == scheduler) context = &contexts[i];
+    if (context) {
+        context->is_computing = is_computing;
+        memset(context->used, 0, model.expert_count);
+    }
+    pthread_mutex_unlock(&state_lock);
     return context;
 }
 
@@ -678,22 +706,23 @@ EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback 
     context->callback = callback;
     context->data = data;
     context->failed = false;
-    context->ring = &rings[context - contexts];
-    if (!context->used) context->used = calloc(model.expert_count, 1);
-    if (!context->used) end_program("no memory");
+    context->is_watched = is_watching && region_count;
+    bool is_watched = context->is_watched;
     pthread_mutex_unlock(&state_lock);
-    set_callback(scheduler, on_tensor, context);
+    if (is_watched)
+        set_callback(scheduler, on_tensor, context);
+    else
+        set_callback(scheduler, callback, data);
 }
 
-/* Where a choice could not be brought the graph was left: it failed, so that nobody takes its numbers. */
+/* Where a choice could not be brought the graph was left: it failed, so nobody takes its numbers.
+ * When this returns, what it needed of the experts was read: GPUs have it in buffers of their own. */
 EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) {
     static int (*compute)(void *, void *);
     if (!compute) compute = (int (*)(void *, void *))find("ggml_backend_sched_graph_compute_async", __builtin_return_address(0));
-    struct context *context = NULL;
-    for (unsigned i = 0; i < context_count; i++)
-        if (contexts[i].scheduler == scheduler) context = &contexts[i];
-    if (context) context->is_guarded = true;
+    struct context *context = pager < 0 ? NULL : set_computing(scheduler, true);
     int status = compute(scheduler, graph);
+    if (context) set_computing(scheduler, false);
     return context && context->failed ? STATUS_FAILED : status;
 }
 
