@@ -210,13 +210,15 @@ def _commit(path: Path, data: bytes, name: str, index: bytes) -> None:
 
 def _remove_leftovers(path: Path, current: str) -> None:
     """Remove what an interrupted ranking left; raise PackError if the pack changed meanwhile."""
-    named = manifest.decode((path / manifest.NAME).read_bytes(), str(path)).index_entry.name
-    if named != current:
+    described = manifest.decode((path / manifest.NAME).read_bytes(), str(path))
+    if described.index_entry.name != current:
         hint = "run the same command again"
         raise PackError("another process ranked it meanwhile", path=path, hint=hint)
+    # A data file may have a name that looks like an index's.
+    kept = {current.lower(), *(file.name.lower() for file in described.files)}
     for name in os.listdir(path):
         is_old = _INDEX_NAME.match(name) or name in (manifest.INDEX_NAME, _TEMPORARY_NAME)
-        if is_old and name != current:
+        if is_old and name.lower() not in kept:
             _remove(path / name)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import moepack
 from moepack.errors import MoepackError, TraceError
+from moepack.packing.layout import load
 from moepack.packing.line_log import open_log
 from moepack.storage.atomic import write_synced
 from tests.support import gguf_builder
@@ -161,6 +163,20 @@ def test_whatever_interrupts_it_leaves_the_old_ranking_or_the_new(
             break
     assert is_new
     assert steps > 8
+
+
+def test_data_files_that_are_named_like_an_index_stay(tmp_path: Path) -> None:
+    layout = replace(load("layers"), file_name="index-000000000000000{layer}.bin")
+    pack_model([first_shard("qwen3moe")], tmp_path / "pack", layout)
+    before = contents(tmp_path / "pack")
+    assert "index-0000000000000001.bin" in before
+    for hotness in (HOTNESS, OTHER):
+        moepack.rank_pack(tmp_path / "pack", hotness)
+    after = contents(tmp_path / "pack")
+    for name in before.keys() - {"index.bin", "manifest.json"}:
+        assert after[name] == before[name]
+    assert len(after) == len(before)
+    assert moepack.verify(tmp_path / "pack").passed
 
 
 def test_what_is_not_read_back_as_it_was_written_is_not_committed(
