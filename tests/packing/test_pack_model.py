@@ -22,7 +22,6 @@ from tests.support.models import FIXTURES, contents, first_shard, hotness_of, sh
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 FIELDS = (
     *("layout", "order", "layers", "selected_layers", "is_whole", "blob_count"),
-    *("codec", "stored_length"),
     *(
         "measured_blob_count",
         "hotness_token_count",
