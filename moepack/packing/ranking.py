@@ -105,9 +105,7 @@ def rank_pack(
     with Pack(path) as opened:
         counted = load_hotness(hotness, opened.shape)
         assert counted is not None
-        index = _ranked(
-            opened.index, (path / opened.manifest.index_entry.name).read_bytes(), counted
-        )
+        index = _ranked(opened.index, counted)
         old, blob_count = opened.manifest.index_entry, opened.index.blob_count
     data, name = _manifest(path, index, counted)
     measured = sum(_measured_counts(Index(index, name)))
@@ -133,9 +131,9 @@ def rank_pack(
     )
 
 
-def _ranked(index: Index, data: bytes, hotness: Hotness) -> bytes:
+def _ranked(index: Index, hotness: Hotness) -> bytes:
     """Return an index with other counts and ranks."""
-    ranked = bytearray(data)
+    ranked = bytearray(index.data)
     routed = {f.layer: f.expert_count for f in index.families if f.name == ROUTED_FAMILY}
     counts: list[int] = []
     blobs = index.directory["blobs"]
