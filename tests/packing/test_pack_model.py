@@ -167,7 +167,7 @@ def test_nothing_in_a_pack_says_which_files_its_hotness_came_from(
     folder.mkdir()
     secret = folder / "letters-to-my-doctor"
     if name == "a recording":
-        trace = shutil.copy(FIXTURES / "qwen3moe-trace.csv", secret)
+        trace = os.fspath(shutil.copy(FIXTURES / "qwen3moe-trace.csv", secret))
         secret = folder / "letters-to-my-doctor.moetrace"
         moepack.import_trace([trace], secret)
     else:

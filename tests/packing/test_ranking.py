@@ -13,7 +13,7 @@ import pytest
 
 import moepack
 from moepack.errors import MoepackError, PackError, TraceError
-from moepack.packing import ranking
+from moepack.packing.chosen_hotness import load_hotness
 from moepack.packing.layout import load
 from moepack.packing.line_log import open_log
 from moepack.storage.atomic import write_synced
@@ -201,14 +201,14 @@ def test_it_is_committed_by_one_rename_of_what_is_on_the_drive(
 def test_who_was_overtaken_by_another_ranking_leaves_it(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load_hotness = ranking.load_hotness
+    name = "moepack.packing.ranking.load_hotness"
 
     def overtaken(*arguments: Any) -> Any:
-        monkeypatch.setattr(ranking, "load_hotness", load_hotness)
+        monkeypatch.setattr(name, load_hotness)
         moepack.rank_pack(pack, OTHER)
         return load_hotness(*arguments)
 
-    monkeypatch.setattr(ranking, "load_hotness", overtaken)
+    monkeypatch.setattr(name, overtaken)
     with pytest.raises(PackError, match="another process ranked it meanwhile"):
         moepack.rank_pack(pack, HOTNESS)
     other = Path(shutil.copytree(pack, pack.parent / "other"))
@@ -218,7 +218,7 @@ def test_who_was_overtaken_by_another_ranking_leaves_it(
 
 def test_data_files_that_are_named_like_an_index_stay(tmp_path: Path) -> None:
     layout = replace(load("layers"), file_name="index-000000000000000{layer}.bin")
-    pack_model([first_shard("qwen3moe")], tmp_path / "pack", layout)
+    moepack.pack_model(first_shard("qwen3moe"), tmp_path / "pack", layout=layout)
     before = contents(tmp_path / "pack")
     assert "index-0000000000000001.bin" in before
     for hotness in (HOTNESS, OTHER):
