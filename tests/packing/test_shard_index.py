@@ -114,14 +114,6 @@ def test_shards_may_be_moved_together_with_the_index(one: Path, tmp_path: Path) 
     assert "moepack index" in str(raised.value.hint)
 
 
-def test_an_index_elsewhere_may_be_moved_alone(tmp_path: Path) -> None:
-    (tmp_path / "deep" / "indexes").mkdir(parents=True)
-    index_model(first_shard("mixtral"), tmp_path / "deep" / "indexes" / "i")
-    expected = every_part(tmp_path / "deep" / "indexes" / "i", "buffered")
-    (tmp_path / "deep" / "indexes" / "i").rename(tmp_path / "i")
-    assert every_part(tmp_path / "i", "buffered") == expected
-
-
 def test_a_folder_that_is_a_link_gets_links_that_lead_to_the_shards(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b" / "deep" / "real").mkdir(parents=True)
