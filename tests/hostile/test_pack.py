@@ -441,6 +441,23 @@ def test_long_and_odd_provenance_does_not_flood_the_findings(draft: Draft, tiny:
         assert len(str(finding)) < 1000
 
 
+@pytest.mark.parametrize("value", ["\n\x1b[2J" * 10_000, [1] * 10_000, {"\x1b": 0}])
+def test_what_hotness_states_does_not_flood_the_findings(value: Any, draft: Draft) -> None:
+    draft.body["hotness"] = {"blob_count": value}
+    draft.save_manifest()
+    (finding,) = verify(draft.path, threads=1).findings
+    assert finding.message.startswith("hotness.blob_count is ")
+    assert str(finding).isprintable()
+    assert len(str(finding)) < 1000
+
+
+def test_counts_of_hotness_that_are_not_known_are_null_or_missing(draft: Draft) -> None:
+    for hotness in ({}, {"blob_count": None, "measured_blob_count": None}):
+        draft.body["hotness"] = hotness
+        draft.save_manifest()
+        assert verify(draft.path, threads=1).passed
+
+
 @pytest.mark.parametrize("step", amounts(3, 1))
 @pytest.mark.parametrize("name", ["manifest.json", "index.bin"])
 def test_a_flipped_bit_in_any_byte_is_noticed_by_reader_and_verifier(
