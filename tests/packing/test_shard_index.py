@@ -177,6 +177,19 @@ def test_another_model_in_place_of_a_shard_is_seen_at_opening(one: Path) -> None
     assert every_part(one.parent / "m.index", "buffered") == expected
 
 
+def test_what_no_record_covers_is_restored_as_it_stands(tmp_path: Path) -> None:
+    """Though it should be zeros: what is restored is the shard, or nothing is."""
+    shard = moe((0,), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
+    index_model(shard, tmp_path / "index")
+    with moepack.open(tmp_path / "index") as pack:
+        ends = sorted(held.shard_offset + held.length for held in pack.index.tensors())
+    assert ends[-1] < shard.stat().st_size
+    for at in (ends[0], ends[1], shard.stat().st_size - 1):
+        flip(shard, at)
+        moepack.restore(tmp_path / "index", tmp_path / "restored", force=True)
+        assert (tmp_path / "restored" / "m.gguf").read_bytes() == shard.read_bytes()
+
+
 def test_what_is_no_file_in_place_of_a_shard_is_the_packs_fault(one: Path) -> None:
     one.unlink()
     one.mkdir()
