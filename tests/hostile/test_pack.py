@@ -41,7 +41,15 @@ from tests.support.hostile_input import (
     mutants,
 )
 from tests.support.messages import MESSAGES, documented
-from tests.support.pack_draft import Draft, Piece, Rule, own_tensors, sealed, without_blobs
+from tests.support.pack_draft import (
+    Draft,
+    Piece,
+    Rule,
+    added,
+    own_tensors,
+    sealed,
+    without_blobs,
+)
 
 
 def look_up_everything(path: Path) -> None:
@@ -334,6 +342,25 @@ def test_keys_that_are_not_known_are_ignored_at_every_depth(draft: Draft) -> Non
     draft.save_manifest()
     look_up_everything(draft.path)
     assert complaint(draft.path) == ""
+
+
+def test_names_with_a_dot_are_others_and_pass(draft: Draft) -> None:
+    """Of sections, keys and families; required sections and codecs are refused by name."""
+    name = "org.example.x"
+    added(Piece(name.encode(), b"12345", 5, 0))(draft)
+    draft.set("family", 1, name=name.encode())
+    for holder in (draft.body, draft.body["layout"], draft.body["index"], draft.body["files"][0]):
+        holder[name] = {name: [name]}
+    draft.save()
+    look_up_everything(draft.path)
+    assert complaint(draft.path) == ""
+    with moepack.open(draft.path) as pack, pack.reader() as reader:
+        assert pack.families(1) == (name,)
+        assert reader.read(1, 0, family=name)
+    pieces = draft.pieces()
+    draft.rebuild([*pieces[:-1], pieces[-1]._replace(flags=1)])
+    draft.save()
+    assert f"needs the section '{name}'" in str(refused(draft.path))
 
 
 def test_pages_may_be_left_out(draft: Draft) -> None:

@@ -320,6 +320,13 @@ def test_a_file_that_is_a_shard_is_as_long_as_that(model: Path, tmp_path: Path) 
     assert "bytes long, the index has it as" in finding.message
 
 
+def test_alignments_mean_nothing_in_a_file_that_is_a_shard(model: Path, tmp_path: Path) -> None:
+    lain = Draft(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
+    lain.set("header", blob_alignment=4096, part_alignment=4096, tensor_alignment=4096)
+    lain.save()
+    assert verify(lain.path).passed
+
+
 def test_what_lies_in_shards_is_verified_where_digests_are_known(
     model: Path, tmp_path: Path
 ) -> None:
