@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import moepack
+from moepack.errors import PackError
 from moepack.packing.restore import restore
 from moepack.verifying.verifier import verify
-from tests.support.models import flip
+from tests.support.models import contents, flip
 from tests.support.pack_draft import Draft, draft, second_places, tiny
 
 __all__ = ["draft", "tiny"]
@@ -74,3 +75,12 @@ def test_reading_and_restoring_look_at_none_of_them(draft: Draft, tiny: Path) ->
     restore(draft.path, draft.path.parent / "restored")
     restored = draft.path.parent / "restored" / "m.gguf"
     assert restored.read_bytes() == (tiny.parent / "m.gguf").read_bytes()
+
+
+def test_they_are_not_left_behind_by_restoring_in_place(draft: Draft) -> None:
+    second_places(draft)
+    draft.save()
+    before = contents(draft.path)
+    with pytest.raises(PackError, match="has files of second places"):
+        restore(draft.path, draft.path.parent / "restored", in_place=True)
+    assert contents(draft.path) == before
