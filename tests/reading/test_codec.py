@@ -408,6 +408,28 @@ def test_an_interruption_while_it_waits_loses_nothing(
             assert all(data == expected[key] for key, data in parts.items())
 
 
+def test_an_interruption_while_it_decodes_waits_for_what_others_decode(
+    coded: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They write into memory that is given to somebody else afterwards."""
+    finished: list[int] = []
+    decompress = frames.decompress_into
+
+    def interrupted(frame: memoryview, target: memoryview) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+        decompress(frame, target)
+        finished.append(len(target))
+
+    monkeypatch.setattr(frames, "decompress_into", interrupted)
+    count = sum(coded.locate(0, 0, kind.name).codec is not None for kind in coded.parts(0))
+    with coded.reader(backend="buffered") as reader:
+        with pytest.raises(KeyboardInterrupt):
+            reader.read(0, 0)
+        assert len(finished) == count - 1 > 0
+
+
 def test_a_loop_goes_on_while_parts_are_decoded(
     coded: Pack, expected: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
