@@ -158,6 +158,22 @@ def test_the_last_piece_is_not_given_before_the_frame_has_ended(piece_length: in
         streamed(raw_frame(3, b"ab", b"c", b"d"), 3, piece_length)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_more_content_behind_what_is_read_at_once_is_refused(
+    way: Callable[[bytes, int], bytes],
+) -> None:
+    """All that is stated is decoded before the decoder asks for the block that is too many."""
+    first = b"a" * 100_000
+    head_length = len(raw_frame(0, first, b""))
+    second = b"b" * (zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE - head_length)
+    length = len(first + second)
+    assert way(raw_frame(length, first, second, b""), length) == first + second
+    with pytest.raises(FrameError):
+        way(raw_frame(length, first, second, b"d"), length)
+    with pytest.raises(FrameError):
+        streamed(raw_frame(length, first, second, b"d"), length, length)
+
+
 def test_what_lies_in_a_frame_is_not_shared_with_what_it_is_decoded_to() -> None:
     extent = Extent(0, 8192, 0, 4096)
     assert extent.is_blocks
