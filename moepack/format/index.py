@@ -53,6 +53,11 @@ class Index:
         """Whether the dense part is there as well, and the bytes of shards that are no tensor's."""
         return {"tensors", "shard_bytes"} <= self.directory.sections.keys()
 
+    @property
+    def data(self) -> bytes:
+        """A copy of all its bytes."""
+        return self._data[:]
+
     def computed_digest(self) -> int:
         """Compute the digest of everything before the trailer."""
         with memoryview(self._data) as view:

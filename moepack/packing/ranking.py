@@ -105,9 +105,7 @@ def rank_pack(
     with Pack(path) as opened:
         counted = load_hotness(hotness, opened.shape)
         assert counted is not None
-        index = _ranked(
-            opened.index, (path / opened.manifest.index_entry.name).read_bytes(), counted
-        )
+        index = _ranked(opened.index, counted)
         old, blob_count = opened.manifest.index_entry, opened.index.blob_count
     data, name = _manifest(path, index, counted)
     measured = sum(_measured_counts(Index(index, name)))
@@ -133,9 +131,9 @@ def rank_pack(
     )
 
 
-def _ranked(index: Index, data: bytes, hotness: Hotness) -> bytes:
+def _ranked(index: Index, hotness: Hotness) -> bytes:
     """Return an index with other counts and ranks."""
-    ranked = bytearray(data)
+    ranked = bytearray(index.data)
     routed = {f.layer: f.expert_count for f in index.families if f.name == ROUTED_FAMILY}
     counts: list[int] = []
     blobs = index.directory["blobs"]
@@ -210,13 +208,15 @@ def _commit(path: Path, data: bytes, name: str, index: bytes) -> None:
 
 def _remove_leftovers(path: Path, current: str) -> None:
     """Remove what an interrupted ranking left; raise PackError if the pack changed meanwhile."""
-    named = manifest.decode((path / manifest.NAME).read_bytes(), str(path)).index_entry.name
-    if named != current:
+    described = manifest.decode((path / manifest.NAME).read_bytes(), str(path))
+    if described.index_entry.name != current:
         hint = "run the same command again"
         raise PackError("another process ranked it meanwhile", path=path, hint=hint)
+    # A data file may have a name that looks like an index's.
+    kept = {current.lower(), *(file.name.lower() for file in described.files)}
     for name in os.listdir(path):
         is_old = _INDEX_NAME.match(name) or name in (manifest.INDEX_NAME, _TEMPORARY_NAME)
-        if is_old and name != current:
+        if is_old and name.lower() not in kept:
             _remove(path / name)
 
 

@@ -150,5 +150,5 @@ class _Agreement:
             ("measured_blob_count", measured),
             ("blob_count", self.index.blob_count),
         ):
-            if key in hotness and hotness[key] != held:
-                self.find(f"hotness.{key} is {hotness[key]}, the index has {held:,}")
+            if hotness.get(key) not in (None, held):
+                self.find(f"hotness.{key} is {short(hotness[key])}, the index has {held:,}")

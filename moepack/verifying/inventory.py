@@ -154,7 +154,6 @@ class _Inventory:
         again = extent._replace(offset=offset, source=None, strong=None, frame=None)
         if extent.frame is not None:  # it is the same frame in both places, and decoded once
             again = again._replace(digest=extent.frame.digest)
-        self.places[file].append(Place(offset, again.end, "part", where))
         self.add(file, Item(offset, again.end, blob, (again,)))
 
     def part_extent(
@@ -174,7 +173,8 @@ class _Inventory:
         """Return the extent of a part with its frame; check its stored digest where it has none."""
         stored = self.index.stored_digest(number)
         if part.codec:
-            return extent._replace(frame=Frame(kind.length, stored))
+            known = None if extent.digest is None else stored
+            return extent._replace(frame=Frame(kind.length, known))
         if stored is not None and stored != (extent.digest or 0):
             problem = f"its stored digest is {digest.to_text(stored)}, though it is stored as it is"
             self.find_part(extent, part, problem)
@@ -235,7 +235,10 @@ class _Inventory:
         if tensor.name in self.names:
             self.findings.add("record", "two tensors have this name", tensor=tensor.name)
         self.names.add(tensor.name)
-        if not tensor.inferred:
+        if 0 in tensor.shape and tensor.length:
+            message = f"it has no elements, and {tensor.length:,} bytes"
+            self.findings.add("record", message, tensor=tensor.name)
+        elif not tensor.inferred:
             shape = f"{' x '.join(map(str, tensor.shape)) or 'one value'} of {tensor.type_name}"
             place = (tensor.type_id, tensor.type_name, tensor.shape)
             self.check_type(*place, tensor.length, shape, where)

@@ -368,4 +368,7 @@ def _note(items: Iterable[Item], left_out: set[int]) -> None:
 
 
 def _can_be_checked(item: Item) -> bool:
-    return any(extent.digest is not None or extent.source is not None for extent in item.extents)
+    return any(
+        any(known is not None for known in (extent.digest, extent.source, extent.strong))
+        for extent in item.extents
+    )

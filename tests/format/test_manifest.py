@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,3 +145,34 @@ def test_what_the_limits_allow_fits_into_a_manifest() -> None:
     data = manifest.encode(described)
     assert len(data) <= manifest.MAX_LENGTH
     assert manifest.decode(data, "manifest.json") == described
+
+
+def small(**source: Any) -> Manifest:
+    """Return a manifest of one shard, with other keys of its source."""
+    shard = ShardEntry("m.gguf", 9, 8, "0" * 64)
+    held: dict[str, Any] = {"context_length": None, "mtp_layers": [], "shards": (shard,)}
+    return Manifest(
+        tool="test",
+        is_whole=True,
+        source=SourceEntry("a", None, {}, **(held | source)),
+        layout={},
+        hotness=None,
+        layers=None,
+        index_entry=IndexEntry(64, 5, None),
+        files=(),
+    )
+
+
+def test_a_model_has_up_to_4096_shards() -> None:
+    shards = tuple(ShardEntry(str(number), 9, 8, "0" * 64) for number in range(4097))
+    described = small(shards=shards[:-1])
+    assert manifest.decode(manifest.encode(described), "manifest.json") == described
+    with pytest.raises(PackError, match=r"source\.shards: out of bounds, expected 1 to 4,096"):
+        manifest.decode(manifest.encode(small(shards=shards)), "manifest.json")
+
+
+def test_a_context_and_the_numbers_of_layers_begin_at_0_and_end_at_2_to_the_63() -> None:
+    for number in (0, (1 << 63) - 1):
+        described = small(context_length=number, mtp_layers=[number])
+        described = described._replace(layers=[number])
+        assert manifest.decode(manifest.encode(described), "manifest.json") == described

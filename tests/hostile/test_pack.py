@@ -41,7 +41,15 @@ from tests.support.hostile_input import (
     mutants,
 )
 from tests.support.messages import MESSAGES, documented
-from tests.support.pack_draft import Draft, Piece, Rule, own_tensors, sealed, without_blobs
+from tests.support.pack_draft import (
+    Draft,
+    Piece,
+    Rule,
+    added,
+    own_tensors,
+    sealed,
+    without_blobs,
+)
 
 
 def look_up_everything(path: Path) -> None:
@@ -336,6 +344,25 @@ def test_keys_that_are_not_known_are_ignored_at_every_depth(draft: Draft) -> Non
     assert complaint(draft.path) == ""
 
 
+def test_names_with_a_dot_are_others_and_pass(draft: Draft) -> None:
+    """Of sections, keys and families; required sections and codecs are refused by name."""
+    name = "org.example.x"
+    added(Piece(name.encode(), b"12345", 5, 0))(draft)
+    draft.set("family", 1, name=name.encode())
+    for holder in (draft.body, draft.body["layout"], draft.body["index"], draft.body["files"][0]):
+        holder[name] = {name: [name]}
+    draft.save()
+    look_up_everything(draft.path)
+    assert complaint(draft.path) == ""
+    with moepack.open(draft.path) as pack, pack.reader() as reader:
+        assert pack.families(1) == (name,)
+        assert reader.read(1, 0, family=name)
+    pieces = draft.pieces()
+    draft.rebuild([*pieces[:-1], pieces[-1]._replace(flags=1)])
+    draft.save()
+    assert f"needs the section '{name}'" in str(refused(draft.path))
+
+
 def test_pages_may_be_left_out(draft: Draft) -> None:
     del draft.body["index"]["pages"]
     draft.save_manifest()
@@ -439,6 +466,23 @@ def test_long_and_odd_provenance_does_not_flood_the_findings(draft: Draft, tiny:
     for finding in findings:
         assert str(finding).isprintable()
         assert len(str(finding)) < 1000
+
+
+@pytest.mark.parametrize("value", ["\n\x1b[2J" * 10_000, [1] * 10_000, {"\x1b": 0}])
+def test_what_hotness_states_does_not_flood_the_findings(value: Any, draft: Draft) -> None:
+    draft.body["hotness"] = {"blob_count": value}
+    draft.save_manifest()
+    (finding,) = verify(draft.path, threads=1).findings
+    assert finding.message.startswith("hotness.blob_count is ")
+    assert str(finding).isprintable()
+    assert len(str(finding)) < 1000
+
+
+def test_counts_of_hotness_that_are_not_known_are_null_or_missing(draft: Draft) -> None:
+    for hotness in ({}, {"blob_count": None, "measured_blob_count": None}):
+        draft.body["hotness"] = hotness
+        draft.save_manifest()
+        assert verify(draft.path, threads=1).passed
 
 
 @pytest.mark.parametrize("step", amounts(3, 1))

@@ -17,6 +17,7 @@ from moepack.errors import MachineError, PackError, RequestError
 from moepack.format import manifest
 from moepack.mounting import mount as mounting
 from moepack.packing import compressed_files, layout
+from moepack.packing.codec import is_worth_it
 from moepack.packing.pack_model import pack_model
 from moepack.packing.pack_summary import PackSummary
 from moepack.storage import frames
@@ -173,6 +174,12 @@ def test_a_part_that_is_shortened_by_less_than_a_twentieth_stays_as_it_is(tmp_pa
     assert parts[0, 0, "ffn_gate_exps.weight"][0] == "zstd"
     assert len(parts[0, 0, "ffn_gate_exps.weight"][1]) == most
     assert parts[0, 1, "ffn_gate_exps.weight"][0] is None
+
+
+def test_a_twentieth_is_enough_and_a_byte_less_is_not() -> None:
+    for length in (20, 4000, 20 << 40):
+        assert is_worth_it(length // 20 * 19, length)
+        assert not is_worth_it(length // 20 * 19 + 1, length)
 
 
 def test_a_blob_whose_padding_takes_all_that_is_saved_stays_as_it_is(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """One call packs a model: what it takes, what it says, and that the command says the same."""
 
 import json
+import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +15,7 @@ from moepack.errors import MachineError, RequestError, TraceError
 from moepack.hotness.file import load
 from moepack.packing import layout
 from moepack.packing.pack_model import pack_model
+from moepack.packing.shard_index import index_model
 from moepack.report.json_text import to_json
 from moepack.trace.model import Origin
 from moepack.verifying.verifier import verify
@@ -22,7 +25,6 @@ from tests.support.models import FIXTURES, contents, first_shard, hotness_of, sh
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 FIELDS = (
     *("layout", "order", "layers", "selected_layers", "is_whole", "blob_count"),
-    *("codec", "stored_length"),
     *(
         "measured_blob_count",
         "hotness_token_count",
@@ -155,6 +157,33 @@ def test_sources_layouts_hotness_and_layers_may_be_named_or_given(tmp_path: Path
         assert pack.manifest.layers == [1]
         assert pack.manifest.hotness is not None
         assert pack.manifest.hotness["measured_blob_count"] == 16
+
+
+@pytest.mark.parametrize("name", ["qwen3moe-hotness.csv", "qwen3moe-trace.csv", "a recording"])
+def test_nothing_in_a_pack_says_which_files_its_hotness_came_from(
+    name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "home of Erika"
+    folder.mkdir()
+    secret = folder / "letters-to-my-doctor"
+    if name == "a recording":
+        trace = os.fspath(shutil.copy(FIXTURES / "qwen3moe-trace.csv", secret))
+        secret = folder / "letters-to-my-doctor.moetrace"
+        moepack.import_trace([trace], secret)
+    else:
+        secret = Path(shutil.copy(FIXTURES / name, secret.with_suffix(".csv")))
+    source = Path(shutil.copytree(first_shard("qwen3moe").parent, folder / "models"))
+    shard = source / first_shard("qwen3moe").name
+    pack_model(shard, folder / "pack", hotness=secret)
+    index_model(shard, folder / "index", hotness=secret)
+    pack_model(shard, folder / "ranked")
+    moepack.rank_pack(folder / "ranked", secret)
+    for pack in ("pack", "index", "ranked"):
+        assert json.loads((folder / pack / "manifest.json").read_text())["hotness"]
+        for file in (folder / pack).iterdir():
+            data = file.read_bytes() if not file.is_symlink() else b""
+            for words in (b"Erika", b"letters", b"doctor", os.fsencode(tmp_path.name)):
+                assert words not in data, (pack, file.name)
 
 
 def test_all_layers_however_they_are_named_are_all(tmp_path: Path) -> None:

@@ -5,13 +5,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import moepack
-from moepack.errors import MoepackError, TraceError
+from moepack.errors import MoepackError, PackError, TraceError
+from moepack.packing.chosen_hotness import load_hotness
+from moepack.packing.layout import load
 from moepack.packing.line_log import open_log
 from moepack.storage.atomic import write_synced
 from tests.support import gguf_builder
@@ -161,6 +164,70 @@ def test_whatever_interrupts_it_leaves_the_old_ranking_or_the_new(
             break
     assert is_new
     assert steps > 8
+
+
+def test_it_is_committed_by_one_rename_of_what_is_on_the_drive(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is synced before that, and after it; the manifest is never written in place."""
+    events: list[str] = []
+    fsync, replace_file, unlink = os.fsync, os.replace, os.unlink
+
+    def synced(descriptor: int) -> None:
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def replaced(source: Path, target: Path) -> None:
+        events.append(f"{source.name} -> {target.name}")
+        replace_file(source, target)
+
+    def unlinked(path: Path, **options: Any) -> None:
+        events.append(f"remove {path.name}")
+        unlink(path, **options)
+
+    os.link(pack / "manifest.json", pack.parent / "linked")
+    before = (pack / "manifest.json").read_bytes()
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(os, "unlink", unlinked)
+    name = moepack.rank_pack(pack, HOTNESS).index_name
+    assert (pack.parent / "linked").read_bytes() == before
+    at = events.index("manifest.json.tmp -> manifest.json")
+    assert name in events[:at]
+    assert "pack" in events[events.index("manifest.json.tmp") : at]
+    assert events[at + 1 : at + 3] == ["pack", "remove index.bin"]
+
+
+def test_who_was_overtaken_by_another_ranking_leaves_it(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "moepack.packing.ranking.load_hotness"
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(name, load_hotness)
+        moepack.rank_pack(pack, OTHER)
+        return load_hotness(*arguments)
+
+    monkeypatch.setattr(name, overtaken)
+    with pytest.raises(PackError, match="another process ranked it meanwhile"):
+        moepack.rank_pack(pack, HOTNESS)
+    other = Path(shutil.copytree(pack, pack.parent / "other"))
+    assert not moepack.rank_pack(other, OTHER).is_changed
+    assert moepack.verify(pack).passed
+
+
+def test_data_files_that_are_named_like_an_index_stay(tmp_path: Path) -> None:
+    layout = replace(load("layers"), file_name="index-000000000000000{layer}.bin")
+    moepack.pack_model(first_shard("qwen3moe"), tmp_path / "pack", layout=layout)
+    before = contents(tmp_path / "pack")
+    assert "index-0000000000000001.bin" in before
+    for hotness in (HOTNESS, OTHER):
+        moepack.rank_pack(tmp_path / "pack", hotness)
+    after = contents(tmp_path / "pack")
+    for name in before.keys() - {"index.bin", "manifest.json"}:
+        assert after[name] == before[name]
+    assert len(after) == len(before)
+    assert moepack.verify(tmp_path / "pack").passed
 
 
 def test_what_is_not_read_back_as_it_was_written_is_not_committed(

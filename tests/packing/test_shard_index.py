@@ -114,14 +114,6 @@ def test_shards_may_be_moved_together_with_the_index(one: Path, tmp_path: Path) 
     assert "moepack index" in str(raised.value.hint)
 
 
-def test_an_index_elsewhere_may_be_moved_alone(tmp_path: Path) -> None:
-    (tmp_path / "deep" / "indexes").mkdir(parents=True)
-    index_model(first_shard("mixtral"), tmp_path / "deep" / "indexes" / "i")
-    expected = every_part(tmp_path / "deep" / "indexes" / "i", "buffered")
-    (tmp_path / "deep" / "indexes" / "i").rename(tmp_path / "i")
-    assert every_part(tmp_path / "i", "buffered") == expected
-
-
 def test_a_folder_that_is_a_link_gets_links_that_lead_to_the_shards(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b" / "deep" / "real").mkdir(parents=True)
@@ -183,6 +175,19 @@ def test_another_model_in_place_of_a_shard_is_seen_at_opening(one: Path) -> None
     one.write_bytes(whole)
     os.utime(one, (1, 1))
     assert every_part(one.parent / "m.index", "buffered") == expected
+
+
+def test_what_no_record_covers_is_restored_as_it_stands(tmp_path: Path) -> None:
+    """Though it should be zeros: what is restored is the shard, or nothing is."""
+    shard = moe((0,), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
+    index_model(shard, tmp_path / "index")
+    with moepack.open(tmp_path / "index") as pack:
+        ends = sorted(held.shard_offset + held.length for held in pack.index.tensors())
+    assert ends[-1] < shard.stat().st_size
+    for at in (ends[0], ends[1], shard.stat().st_size - 1):
+        flip(shard, at)
+        moepack.restore(tmp_path / "index", tmp_path / "restored", force=True)
+        assert (tmp_path / "restored" / "m.gguf").read_bytes() == shard.read_bytes()
 
 
 def test_what_is_no_file_in_place_of_a_shard_is_the_packs_fault(one: Path) -> None:

@@ -371,8 +371,9 @@ def test_a_batch_that_is_closed_writes_nowhere_any_more(
     pack_model(write_model(tmp_path / "m", builder), tmp_path / "pack", codec="zstd")
     slow = SlowFrames(monkeypatch)
     with moepack.open(tmp_path / "pack") as pack, pack.reader(backend="buffered") as reader:
-        into = [{kind.name: bytearray(kind.length) for kind in pack.parts(n)} for n in (0, 1)]
-        batch = reader.submit([(0, 0), (1, 0), (1, 1), (1, 2)], into=[*into, *into[1:] * 2])
+        keys = [(0, 0), (1, 0), (1, 1), (1, 2)]
+        into = [{kind.name: bytearray(kind.length) for kind in pack.parts(n)} for n, _ in keys]
+        batch = reader.submit(keys, into=into)
         assert [next(batch.completions()).layer for _ in range(3)] == [1, 1, 1]
         assert slow.begun.wait(5)
         closer = threading.Thread(target=batch.close)
@@ -405,6 +406,28 @@ def test_an_interruption_while_it_waits_loses_nothing(
         assert sorted(got) == sorted(keys_of(coded))
         for parts in got.values():
             assert all(data == expected[key] for key, data in parts.items())
+
+
+def test_an_interruption_while_it_decodes_waits_for_what_others_decode(
+    coded: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They write into memory that is given to somebody else afterwards."""
+    finished: list[int] = []
+    decompress = frames.decompress_into
+
+    def interrupted(frame: memoryview, target: memoryview) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+        decompress(frame, target)
+        finished.append(len(target))
+
+    monkeypatch.setattr(frames, "decompress_into", interrupted)
+    count = sum(coded.locate(0, 0, kind.name).codec is not None for kind in coded.parts(0))
+    with coded.reader(backend="buffered") as reader:
+        with pytest.raises(KeyboardInterrupt):
+            reader.read(0, 0)
+        assert len(finished) == count - 1 > 0
 
 
 def test_a_loop_goes_on_while_parts_are_decoded(

@@ -1,11 +1,13 @@
 """Packs with parts stored by zstd are proven: frames, what they are decoded to, and the rest."""
 
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 import moepack
+from moepack.errors import MoepackError
 from moepack.packing.pack_model import pack_model
 from moepack.storage import frames
 from moepack.verifying.report import Report
@@ -158,6 +160,54 @@ def test_the_stored_digest_of_a_part_that_is_stored_as_it_is_is_its_digest(pack:
     assert kinds(report) == [("record", UP)]
     assert "though it is stored as it is" in report.findings[0].message
     assert part(pack, 1, 0, UP)
+
+
+def test_the_digests_of_a_file_with_frames_may_be_unknown(pack: Path) -> None:
+    """What is decoded still has to be as long as the part."""
+    data = part(pack, 0, 1, GATE)
+    draft = Draft(pack)
+    draft.set("file", 0, flags=1)
+    stored = draft.sections["stored_digests"]
+    for number in range(draft.sections["parts"].record_count):
+        if draft.get("part", number).file == 0:
+            draft.set("part", number, digest=0)
+            at = stored.offset + number * stored.record_length
+            draft.index[at : at + 8] = bytes(8)
+    draft.body["index"].pop("sha256")
+    draft.save()
+    assert moepack.verify(pack).passed
+    assert part(pack, 0, 1, GATE) == data
+    with moepack.open(pack) as opened:
+        where = opened.locate(0, 1, GATE)
+    flip(where.path, where.offset)
+    assert kinds(moepack.verify(pack)) == [("codec", GATE)]
+
+
+@pytest.mark.parametrize("has_window", [True, False])
+def test_a_frame_that_states_two_tebibytes_takes_neither_time_nor_memory(
+    has_window: bool, tmp_path: Path
+) -> None:
+    stated, block = 1 << 41, (128 << 10) << 3 | 0b010
+    head = b"\xc0\x68" if has_window else b"\xe0"
+    frame = b"\x28\xb5\x2f\xfd" + head + stated.to_bytes(8, "little")
+    frame += (block.to_bytes(3, "little") + b"x") * 300 + (block | 1).to_bytes(3, "little") + b"x"
+    pack = tmp_path / "pack"
+    pack_model(write_model(tmp_path / "m", compressible((0,), experts=2)), pack, codec="zstd")
+    draft = Draft(pack)
+    draft.set("part_kind", 0, length=stated, ne0=1 << 20, ne1=1 << 19)
+    draft.save()
+    store(pack, part_number(pack, 0, 0, GATE), frame)
+    with moepack.open(pack) as opened, opened.reader() as reader:
+        with pytest.raises(MoepackError):
+            reader.read(0, 0, GATE)
+        with pytest.raises(MoepackError):
+            reader.read(0, 0)
+    tracemalloc.start()
+    found = kinds(moepack.verify(pack, threads=1))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert ("codec", GATE) in found
+    assert most < 32 << 20
 
 
 def test_a_strong_digest_is_of_what_is_decoded(pack: Path) -> None:

@@ -12,7 +12,7 @@ from moepack.packing.shard_index import index_model
 from moepack.verifying.verifier import verify
 from tests.support.gguf_builder import F32, moe, split, write_shards
 from tests.support.models import flip, pack_model
-from tests.support.pack_draft import COUNTS, Draft, record, set_rank
+from tests.support.pack_draft import COUNTS, Draft, record, set_rank, strong_digests
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +279,28 @@ def test_a_type_that_the_packer_did_not_know_is_not_held_against_the_table(draft
     assert verify(draft.path).passed
 
 
+@pytest.mark.parametrize("type_id", [0, 999])
+@pytest.mark.parametrize("flags", [0, 1])
+def test_a_tensor_without_elements_has_no_bytes_whatever_its_type(
+    type_id: int, flags: int, draft: Draft
+) -> None:
+    name = b"F32" if not type_id else b"type-999"
+    fields = {"flags": flags} if flags else {}
+    fields |= {"type_id": type_id} if type_id else {}
+    draft.set("tensor", 1, ne0=0, type_name=name, **fields)
+    draft.save()
+    (finding,) = verify(draft.path).findings
+    assert (finding.kind, finding.tensor) == ("record", "blk.0.attn_norm.weight")
+    assert finding.message == "it has no elements, and 16 bytes"
+
+
+def test_types_that_the_verifier_does_not_know_pass(draft: Draft) -> None:
+    draft.set("part_kind", 0, type_id=999, type_name=b"type-999", ne0=7)
+    draft.set("tensor", 1, type_id=36, type_name=b"I2_S", ne0=7)
+    draft.save()
+    assert verify(draft.path).passed
+
+
 def test_what_lies_in_one_shard_came_from_one(model: Path, tmp_path: Path) -> None:
     lain = Draft(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
     held = lain.get("tensor", 1)
@@ -298,6 +320,13 @@ def test_a_file_that_is_a_shard_is_as_long_as_that(model: Path, tmp_path: Path) 
     assert "bytes long, the index has it as" in finding.message
 
 
+def test_alignments_mean_nothing_in_a_file_that_is_a_shard(model: Path, tmp_path: Path) -> None:
+    lain = Draft(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
+    lain.set("header", blob_alignment=4096, part_alignment=4096, tensor_alignment=4096)
+    lain.save()
+    assert verify(lain.path).passed
+
+
 def test_what_lies_in_shards_is_verified_where_digests_are_known(
     model: Path, tmp_path: Path
 ) -> None:
@@ -309,3 +338,34 @@ def test_what_lies_in_shards_is_verified_where_digests_are_known(
     flip(lain.path / lain.body["files"][part.file]["name"], part.offset)
     (finding,) = verify(lain.path).findings
     assert (finding.kind, finding.layer, finding.expert) == ("digest", 0, 0)
+
+
+def test_strong_digests_are_checked_where_there_are_no_others(model: Path, tmp_path: Path) -> None:
+    paths = sorted((model / "model").iterdir())
+    index_model(paths, tmp_path / "lain")
+    lain = Draft(tmp_path / "lain")
+    strong_digests()(lain)
+    lain.save()
+    assert verify(lain.path).passed
+    at = lain.sections["strong_digests"].offset
+    lain.index[at + 32] ^= 1
+    lain.save()
+    (finding,) = verify(lain.path).findings
+    assert (finding.kind, finding.layer, finding.expert) == ("digest", 0, 0)
+    assert "its SHA-256 is" in finding.message
+
+
+def test_a_byte_of_a_shard_that_no_record_covers_is_zero(tmp_path: Path) -> None:
+    """Between two records, and behind the last one up to the shard's end."""
+    builder = moe((0,), 2, ne=(4, 2), type_id=F32, block=(1, 4))
+    shard = builder.write(tmp_path / "m.gguf")
+    index_model(shard, tmp_path / "lain", digests=True)
+    lain = Draft(tmp_path / "lain")
+    tensors = [lain.get("tensor", n) for n in range(lain.sections["tensors"].record_count)]
+    ends = sorted(held.shard_offset + held.length for held in tensors)
+    assert ends[-1] < shard.stat().st_size
+    for at in (ends[1], shard.stat().st_size - 1):
+        flip(shard, at)
+        (finding,) = verify(lain.path).findings
+        assert (finding.kind, finding.offset) == ("padding", at)
+        flip(shard, at)

@@ -488,6 +488,21 @@ def test_padding_of_the_source_that_the_pack_does_not_hold_is_missing(
 
 
 @pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("name", ["n" * 255, "ä" * 127 + "n"])
+def test_a_tensor_has_a_name_of_up_to_255_bytes(name: str, tmp_path: Path) -> None:
+    builder = moe((0,), 2, ne=(4, 2), type_id=F32, block=(1, 4)).tensor(name, (4,), F32, 16)
+    model = builder.write(tmp_path / "m.gguf")
+    pack_model([model], tmp_path / "pack")
+    assert verify(tmp_path / "pack", model).passed
+    with moepack.open(tmp_path / "pack") as pack:
+        assert pack.locate_dense(name).length == 16
+    restore(tmp_path / "pack", tmp_path / "restored")
+    assert (tmp_path / "restored" / "m.gguf").read_bytes() == model.read_bytes()
+    longer = moe((0,), 2, ne=(4, 2), type_id=F32, block=(1, 4)).tensor(name + "n", (4,), F32, 16)
+    with pytest.raises(SourceError, match="too long"):
+        pack_model([longer.write(tmp_path / "longer.gguf")], tmp_path / "longer")
+
+
 def test_a_tensor_without_bytes_may_lie_anywhere(tmp_path: Path) -> None:
     """In the middle of a blob, and of another tensor of its shard, it overlaps nothing."""
     builder = moe((0, 1), 3, ne=(256, 64)).tensor("nothing", (0,), F32, 0)

@@ -1,0 +1,86 @@
+"""Files of second places: what is checked of them, and what is not a rule for them."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.errors import PackError
+from moepack.packing.restore import restore
+from moepack.verifying.verifier import verify
+from tests.support.models import contents, flip
+from tests.support.pack_draft import Draft, draft, second_places, tiny
+
+__all__ = ["draft", "tiny"]
+
+
+def test_a_link_that_leads_nowhere_is_a_file_that_is_missing(draft: Draft) -> None:
+    second_places(draft)
+    draft.save()
+    (draft.path / "second.bin").unlink()
+    (draft.path / "second.bin").symlink_to("nowhere")
+    assert verify(draft.path).passed
+
+
+def test_parts_of_the_same_bytes_may_share_a_second_place(draft: Draft) -> None:
+    one, two = draft.get("part", 0), draft.get("part", 1)
+    path = draft.path / "experts-00000.bin"
+    data = bytearray(path.read_bytes())
+    data[two.offset : two.offset + two.stored_length] = data[one.offset :][: one.stored_length]
+    path.write_bytes(data)
+    draft.set("part", 1, digest=one.digest)
+    second_places(draft)
+    at = draft.sections["second_places"].offset
+    draft.index[at + 16 : at + 32] = draft.index[at : at + 16]
+    draft.save()
+    assert verify(draft.path).passed
+
+
+def test_their_files_have_any_length_and_are_zero_elsewhere(draft: Draft) -> None:
+    second_places(draft)
+    draft.lengthen(3, bytes(5))
+    draft.save()
+    assert verify(draft.path).passed
+    flip(draft.path / "second.bin", 4099)
+    (finding,) = verify(draft.path).findings
+    assert (finding.kind, finding.file, finding.offset) == ("padding", "second.bin", 4099)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (partial(second_places, file=1), "not in a file of second places"),
+        (partial(second_places, offset=8), "offset not aligned"),
+        (partial(second_places, offset=1 << 20), "ends behind the end of second.bin"),
+    ],
+)
+def test_a_record_that_breaks_a_rule_is_named(
+    change: partial[None], words: str, draft: Draft
+) -> None:
+    change(draft)
+    draft.save()
+    found = [finding for finding in verify(draft.path).findings if finding.kind == "record"]
+    assert [words in finding.message for finding in found] == [True]
+    assert (found[0].layer, found[0].expert, found[0].part) == (0, 0, "ffn_gate_exps.weight")
+
+
+def test_reading_and_restoring_look_at_none_of_them(draft: Draft, tiny: Path) -> None:
+    second_places(draft)
+    draft.save()
+    flip(draft.path / "second.bin", 3)
+    with moepack.open(draft.path) as pack, pack.reader() as reader:
+        assert reader.read(0, 0)
+        assert not any(path.name == "second.bin" for path in pack.file_paths)
+    restore(draft.path, draft.path.parent / "restored")
+    restored = draft.path.parent / "restored" / "m.gguf"
+    assert restored.read_bytes() == (tiny.parent / "m.gguf").read_bytes()
+
+
+def test_they_are_not_left_behind_by_restoring_in_place(draft: Draft) -> None:
+    second_places(draft)
+    draft.save()
+    before = contents(draft.path)
+    with pytest.raises(PackError, match="has files of second places"):
+        restore(draft.path, draft.path.parent / "restored", in_place=True)
+    assert contents(draft.path) == before
