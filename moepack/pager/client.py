@@ -20,7 +20,7 @@ from moepack.sizes import align
 _PAGE = mmap.PAGESIZE
 
 
-class ProgramEnded(Exception):
+class ProgramEndedError(Exception):
     """The process has ended, or closed its connection."""
 
 
@@ -40,20 +40,28 @@ class Region(NamedTuple):
     offset: int
     length: int
 
+    def overlaps(self, other: Region) -> bool:
+        """Return whether both have addresses in common."""
+        ends = self.address + self.length, other.address + other.length
+        return self.address < ends[1] and other.address < ends[0]
+
 
 class Client:
-    """A process that has connected; its methods raise ProgramEnded.
+    """A process that has connected; its methods raise ProgramEndedError.
 
-    `resident` are the experts that it has mapped.
+    `pool` is the descriptor of the experts' memory, `counts` are one more than the highest numbers
+    of a layer and of an expert. `resident` are the experts that it has mapped.
     """
 
     def __init__(
-        self, connection: socket.socket, model: MappedModel, pool: int, layers: int, experts: int
+        self, connection: socket.socket, model: MappedModel, pool: int, counts: tuple[int, int]
     ) -> None:
         self._connection = connection
-        self._sequence = 0
+        self._told_count = self._done_count = 0
         self._messages: deque[Said] = deque()
         self.resident: set[ExpertKey] = set()
+        self.is_watching = True
+        """Whether it announces choices."""
         self.regions: list[Region] = []
         self.shared_pages: set[int] = set()
         """Pages of an image that parts share, and that it has."""
@@ -74,7 +82,7 @@ class Client:
             if model.image is not None:
                 descriptors.append(model.image)
             welcome = messages.WELCOME.pack(
-                *(messages.VERSION, layers, experts, len(model.descriptors)),
+                *(messages.VERSION, *counts, len(model.descriptors)),
                 *(model.experts_offset, os.getpid()),
             )
             rights = array.array("i", descriptors)
@@ -92,6 +100,11 @@ class Client:
     def fileno(self) -> int:
         """Return what is readable when it has told something."""
         return self._connection.fileno()
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether there are messages that came while an answer was waited for."""
+        return bool(self._messages)
 
     def told(self, *, wait: bool) -> Iterator[Said]:
         """Yield what it has told; with `wait`, at least one message."""
@@ -111,9 +124,9 @@ class Client:
         except BlockingIOError:
             return None
         except OSError as error:
-            raise ProgramEnded from error
+            raise ProgramEndedError from error
         if not data:
-            raise ProgramEnded
+            raise ProgramEndedError
         for _, _, rights in ancillary:
             (self.faults,) = struct.unpack_from("i", rights)
         return messages.decode(data)
@@ -125,8 +138,11 @@ class Client:
                 yield number, choice
 
     def add_region(self, said: Said) -> None:
-        """Take that it has mapped a file."""
-        self.regions.append(Region(said.index, said.address, said.offset, said.length))
+        """Take that it has mapped a file, maybe where another had been."""
+        region = Region(said.number, said.address, said.offset, said.length)
+        self.regions = [one for one in self.regions if not one.overlaps(region)]
+        self.regions.append(region)
+        self.shared_pages.clear()
 
     def offset_of(self, address: int) -> int | None:
         """Return which byte of the file lies at an address; None where no file is mapped."""
@@ -144,12 +160,12 @@ class Client:
     def do(self, operations: Sequence[bytes]) -> None:
         """Tell it to do operations, and do not wait."""
         for start in range(0, len(operations), messages.MAX_OPS):
-            self._sequence += 1
+            self._told_count += 1
             piece = operations[start : start + messages.MAX_OPS]
             try:
                 self._connection.sendall(b"".join(piece))
             except OSError as error:
-                raise ProgramEnded from error
+                raise ProgramEndedError from error
 
     def evict(self, experts: Iterable[tuple[ExpertKey, Iterable[PartSpan]]]) -> set[ExpertKey]:
         """Have it map experts no more; return those that it needs yet."""
@@ -191,10 +207,8 @@ class Client:
                 self._messages.append(message)
                 continue
             self._done_count += 1
-            if self._done_count == self._sequence:
+            if self._done_count == self._told_count:
                 return message
-
-    _done_count = 0
 
     def count_done(self) -> None:
         """Count an answer that nobody waited for."""

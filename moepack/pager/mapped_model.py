@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from moepack.sizes import align
 
 _PAGE = mmap.PAGESIZE
 _ROW_TABLES = ("per_layer_token_embd.", "engram_embd.")
-"""In names of tensors of which a token needs some rows: what is not looked up stays on the drive."""
+"""In names of tensors of which a token needs some rows; the others stay on the drive."""
 
 
 class PartSpan(NamedTuple):
@@ -50,40 +49,10 @@ Families = dict[str, dict[ExpertKey, tuple[PartSpan, ...]]]
 """By the name of a family and by expert."""
 
 
-class MappedModel(ABC):
-    """A model that programs map; `path` is what they open."""
-
-    path: str
-    experts_offset: int
-    """Where experts begin in the image of a pack; 0 where programs map the shards."""
-
-    @property
-    @abstractmethod
-    def descriptors(self) -> list[int]:
-        """The files that may be mapped, opened."""
-
-    @property
-    @abstractmethod
-    def image(self) -> int | None:
-        """The descriptor of the whole image of a pack."""
-
-    @abstractmethod
-    def places(self) -> Families:
-        """Return where the parts of experts lie that llama.cpp uses."""
-
-    @abstractmethod
-    def prepare(self, file: int) -> Iterator[bytes]:
-        """Yield what a program is to do with a file that it has just mapped."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close all files."""
-
-
-def map_model(pack: Pack) -> MappedModel:
+def map_model(pack: Pack) -> MappedShards | MappedImage:
     """Have the model of a pack, or of an index over shards, so that programs can map it.
 
-    Raises PackError for what llama.cpp does not run, what reading dense tensors raises, and OSError.
+    Raises PackError for what llama.cpp does not run, what reading dense tensors raises, OSError.
     """
     for family in _families(pack):
         _check_stacked(pack, family)
@@ -92,11 +61,11 @@ def map_model(pack: Pack) -> MappedModel:
     return MappedImage(pack)
 
 
-class MappedShards(MappedModel):
-    """The shards of a GGUF as they lie."""
+class MappedShards:
+    """The shards of a GGUF as they lie; `path` is the first, which programs open."""
 
     experts_offset = 0
-    image = None
+    image: int | None = None
 
     def __init__(self, pack: Pack) -> None:
         self._pack = pack
@@ -112,9 +81,11 @@ class MappedShards(MappedModel):
 
     @property
     def descriptors(self) -> list[int]:
+        """The files that may be mapped, opened."""
         return self._descriptors
 
     def places(self) -> Families:
+        """Return where the parts of experts lie that llama.cpp uses."""
         numbers = {path: number for number, path in enumerate(self._paths)}
         places: Families = {}
         for family in _families(self._pack):
@@ -128,6 +99,10 @@ class MappedShards(MappedModel):
         return places
 
     def prepare(self, file: int) -> Iterator[bytes]:
+        """Yield what a program is to do with a file that it has just mapped: to read dense tensors.
+
+        libllama asks for all of the file ahead; experts are no part of that.
+        """
         path = self._paths[file]
         for tensor in self._pack.dense():
             if tensor.path == path and tensor.length and not _is_row_table(tensor.name):
@@ -136,11 +111,12 @@ class MappedShards(MappedModel):
                 yield op(Do.WANTED, file=file, offset=start, length=end - start)
 
     def close(self) -> None:
+        """Close all files; what programs have mapped stays."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
 
-class MappedImage(MappedModel):
+class MappedImage:
     """A pack as one GGUF, which has no name: header, dense tensors of the pack's files, experts.
 
     A GGUF with holes must never be where another program could load it: llama.cpp would answer
@@ -156,7 +132,7 @@ class MappedImage(MappedModel):
         self._files: dict[int, int] = {}
         try:
             self._stub = self._memory("moepack-model", len(self._layout.header))
-            self._image = self._memory("moepack-image", self._layout.length)
+            self.image: int = self._memory("moepack-image", self._layout.length)
             self._copy_unaligned()
         except BaseException:
             self.close()
@@ -172,18 +148,15 @@ class MappedImage(MappedModel):
 
     @property
     def descriptors(self) -> list[int]:
-        return [self._image, self._stub]
-
-    @property
-    def image(self) -> int | None:
-        return self._image
+        """The files that may be mapped, opened: the whole image, and what has its path."""
+        return [self.image, self._stub]
 
     def _copy_unaligned(self) -> None:
         """Copy dense tensors that begin on no page of their file, as those of shards do."""
         lost = [tensor for tensor in self._layout.dense if tensor.length and not _on_page(tensor)]
         if not lost:
             return
-        memory = mmap.mmap(self._image, self.experts_offset)
+        memory = mmap.mmap(self.image, self.experts_offset)
         with self._pack.reader(backend="buffered") as reader, memoryview(memory) as view:
             for tensor in lost:
                 (extent,) = tensor.extents
@@ -192,6 +165,7 @@ class MappedImage(MappedModel):
         memory.close()
 
     def places(self) -> Families:
+        """Return where the parts of experts lie in the image."""
         tensors = {tensor.name: tensor.extents for tensor in self._layout.experts}
         places: Families = {}
         for family in _families(self._pack):
@@ -205,7 +179,10 @@ class MappedImage(MappedModel):
         return places
 
     def prepare(self, file: int) -> Iterator[bytes]:
-        """Yield one mapping for tensors that follow each other in the pack as in the image."""
+        """Yield what a program is to do with the image: to map dense tensors.
+
+        It is one mapping for tensors that follow each other in the pack as in the image.
+        """
         start = source = length = number = 0
         for tensor in self._layout.dense:
             if not tensor.length or not _on_page(tensor):
@@ -224,17 +201,17 @@ class MappedImage(MappedModel):
 
     def _dense(self, start: int, length: int, number: int, source: int) -> bytes:
         if number not in self._files:
-            self._files[number] = os.open(
-                self._pack.file_paths[number], os.O_RDONLY | os.O_CLOEXEC
-            )
+            self._files[number] = os.open(self._pack.file_paths[number], os.O_RDONLY | os.O_CLOEXEC)
             self._open.append(self._files[number])
-        return op(
-            Do.DENSE, expert=self._files[number], offset=start, length=length, source=source
-        )
+        return op(Do.DENSE, expert=self._files[number], offset=start, length=length, source=source)
 
     def close(self) -> None:
+        """Close all files; what programs have mapped stays."""
         while self._open:
             os.close(self._open.pop())
+
+
+MappedModel = MappedShards | MappedImage
 
 
 def _families(pack: Pack) -> Iterator[PackedFamily]:

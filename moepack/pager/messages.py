@@ -37,20 +37,19 @@ class Say(IntEnum):
 
     HELLO = 0
     REGION = 1
-    GONE = 2
-    CHOSEN = 3
-    HALF_FULL = 4
-    DONE = 5
+    CHOSEN = 2
+    HALF_FULL = 3
+    DONE = 4
 
 
 class Said(NamedTuple):
-    """A message of the library: `index` is a file's, a context's or, with DONE, a count.
+    """A message of the library: `number` is a file's, a context's or, with DONE, a count.
 
     `refused` are numbers of operations that could not be done, as an expert is in use.
     """
 
     kind: Say
-    index: int
+    number: int
     sequence: int
     address: int
     length: int
@@ -77,10 +76,10 @@ def op(
 
 def decode(message: bytes) -> Said:
     """Decode a message of the library. Raises struct.error or ValueError for one that is none."""
-    kind, index, sequence, address, length, offset = _SAID.unpack_from(message)
+    kind, number, sequence, address, length, offset = _SAID.unpack_from(message)
     rest = message[_SAID.size :]
     refused = struct.unpack(f"<{len(rest) // 4}I", rest)
-    return Said(Say(kind), index, sequence, address, length, offset, refused)
+    return Said(Say(kind), number, sequence, address, length, offset, refused)
 
 
 MESSAGE_LENGTH = _SAID.size + 4 * MAX_OPS

@@ -59,7 +59,7 @@ struct op {
 };
 
 /* What the program tells. */
-enum { SAY_HELLO, SAY_REGION, SAY_GONE, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE };
+enum { SAY_HELLO, SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE };
 struct said {
     uint32_t kind, index;
     uint64_t sequence, address, length, offset;

@@ -51,9 +51,7 @@ class SharedPages:
         first = max(0, bisect.bisect_right(self._starts, page) - 1)
         last = bisect.bisect_left(self._starts, page + _PAGE)
         return [
-            part
-            for part in self._parts[first:last]
-            if part.span.offset + part.span.length > page
+            part for part in self._parts[first:last] if part.span.offset + part.span.length > page
         ]
 
     def edges(self, spans: Iterable[PartSpan]) -> Iterator[tuple[PartSpan, int]]:
@@ -94,11 +92,11 @@ class SharedPages:
         try:
             descriptor = os.open(location.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise read_failure(error, location.path) from error
+            raise read_failure(error, location.path, PackError) from error
         try:
             piece = os.pread(descriptor, length, location.offset + start)
         except OSError as error:
-            raise read_failure(error, location.path) from error
+            raise read_failure(error, location.path, PackError) from error
         finally:
             os.close(descriptor)
         if len(piece) < length:

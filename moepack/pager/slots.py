@@ -1,4 +1,4 @@
-"""The memory for experts: slots of a file without a name, which programs map where they need them."""
+"""The memory for experts: slots of a file without a name, which programs map."""
 
 from __future__ import annotations
 
