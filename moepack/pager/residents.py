@@ -33,7 +33,8 @@ class Residents:
         self._cache = cache
         self._reserve = reserve
         self._rooms = {key: slot_room(parts) for key, parts in spans.items()}
-        self._pool = SlotPool(self._rooms.values(), spare_limit=reserve)
+        self._pool = SlotPool(self._rooms.values())
+        self._taken_length = 0
         self._slots: dict[ExpertKey, int] = {}
         self._aside: dict[ExpertKey, None] = {}
         self.tally = Tally()
@@ -59,7 +60,7 @@ class Residents:
     @property
     def length(self) -> int:
         """The bytes of all experts that have slots, and of slots that are kept for others."""
-        return sum(self._rooms[key] for key in self._slots) + self._pool.spare_length
+        return self._taken_length + self._pool.spare_length
 
     @property
     def holds_all(self) -> bool:
@@ -108,11 +109,14 @@ class Residents:
         coming = dict.fromkeys(keys)
         for key in keys:
             self._slots[key] = self._pool.take(self._rooms[key])
+            self._taken_length += self._rooms[key]
         try:
-            into = [self._views(key) for key in keys]
-            with self._reader.submit(keys, family=ROUTED_FAMILY, into=into) as batch:
+            with self._reader.submit(keys, family=ROUTED_FAMILY) as batch:
                 for expert in batch.completions():
                     key = ExpertKey(expert.layer, expert.expert)
+                    for part, view in self._views(key).items():
+                        view[:] = expert.part(part)
+                    expert.release()
                     del coming[key]
                     yield key
         finally:
@@ -148,7 +152,10 @@ class Residents:
         """Give the slots of experts back, which no program maps any more."""
         for key in keys:
             self._aside.pop(key, None)
-            self._pool.give_back(self._slots.pop(key), self._rooms[key])
+            room = self._rooms[key]
+            self._pool.give_back(self._slots.pop(key), room)
+            self._taken_length -= room
+        self._pool.trim(self._cache.budget + self._reserve - self._taken_length)
 
     def close(self) -> None:
         """Free the memory."""

@@ -16,11 +16,11 @@ _PUNCH_HOLE = 1 | 2
 class SlotPool:
     """Slots of the given lengths, each a multiple of a page; as many of each as `lengths` has.
 
-    Only slots that are taken, or were, take memory; `give_back` keeps up to `spare_limit` bytes
-    of them for the next ones, as pages that are new are filled with zeros first. Raises OSError.
+    Only slots that are taken, or were, take memory. Those that are given back keep it for the next
+    ones, as pages that are new are filled with zeros first. Raises OSError.
     """
 
-    def __init__(self, lengths: Iterable[int], spare_limit: int = 0) -> None:
+    def __init__(self, lengths: Iterable[int]) -> None:
         counts: dict[int, int] = {}
         for length in lengths:
             counts[length] = counts.get(length, 0) + 1
@@ -31,7 +31,6 @@ class SlotPool:
             end += length * count
         self._spare: dict[int, list[int]] = {length: [] for length in counts}
         self._unused: dict[int, list[int]] = {length: [] for length in counts}
-        self.spare_limit = spare_limit
         self.spare_length = 0
         """The bytes of slots that are not taken and have memory."""
         self.descriptor = os.memfd_create("moepack-experts", os.MFD_CLOEXEC)
@@ -58,12 +57,11 @@ class SlotPool:
         """Give a slot back, which no program maps any more."""
         self._spare[length].append(offset)
         self.spare_length += length
-        self.trim()
 
-    def trim(self) -> None:
-        """Free the memory of spare slots beyond the limit."""
+    def trim(self, limit: int) -> None:
+        """Free the memory of spare slots beyond `limit` bytes of them."""
         for length, offsets in self._spare.items():
-            while offsets and self.spare_length > self.spare_limit:
+            while offsets and self.spare_length > limit:
                 offset = offsets.pop(0)
                 self._punch(offset, length)
                 self.spare_length -= length
