@@ -12,6 +12,7 @@ _RELAYED = {
     *(signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP, signal.SIGWINCH),
 }
 _WATCHED = _RELAYED | {signal.SIGCHLD}
+_ALARM = signal.SIGURG  # nobody's else, and ignored by those who are not told
 _JOB_CONTROL = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 
 
@@ -40,6 +41,7 @@ class SignalRelay:
         assert current_thread() is main_thread()
         # Who ignores the ends of children, as it can be inherited, never hears of one.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._on_alarm = signal.signal(_ALARM, lambda *_: None)
         self.inherited_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         self._thread.start()
         return self
@@ -59,6 +61,7 @@ class SignalRelay:
         self._wake()
         self._thread.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, self.inherited_mask)
+        signal.signal(_ALARM, self._on_alarm)
 
     def _wake(self) -> None:
         signal.pthread_kill(self._thread.ident or 0, signal.SIGCHLD)
@@ -87,6 +90,8 @@ def _take(number: int) -> None:
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    # A handler of Python's waits for the main thread, which may wait for something else.
+    signal.pthread_kill(main_thread().ident or 0, _ALARM)
 
 
 def _is_in_foreground() -> bool:

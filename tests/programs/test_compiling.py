@@ -83,7 +83,7 @@ def test_a_library_for_arm_is_loaded_there(source: Path, tmp_path: Path) -> None
     )
     binary = tmp_path / "program"
     subprocess.run([compiler, program, "-o", binary, "-ldl"], check=True, timeout=PATIENCE)
-    emulated = [emulator, "-L", "/usr/aarch64-linux-gnu", binary, library]
+    emulated = [emulator, "-L", "/usr/aarch64-linux-gnu", str(binary), str(library)]
     assert subprocess.run(emulated, timeout=PATIENCE).returncode == 23
 
 

@@ -24,8 +24,8 @@ def main(library: str, *arguments: str) -> int:
         environment = extend_environment(os.environ, {"LD_PRELOAD": library} if library else {})
         executable = Path(arguments[0])
         with Process(executable, arguments, environment, relay.inherited_mask) as process:
-            relay.attach(process)
             os.write(2, f"pid {process.pid}\n".encode())
+            relay.attach(process)
             returncode = process.wait()
     assert returncode is not None
     return end_like(returncode)
