@@ -1,4 +1,4 @@
-"""On a terminal a command is what its program would be alone: Ctrl-C, Ctrl-Z, fg, and a last quit."""
+"""On a terminal a command is what its program would be alone: interrupted, stopped, resized."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ from tests.support.foreground import MODULE
 PROMPT = "READY> "
 PROGRAM = """
 import os, signal, sys, time
-seen = dict.fromkeys((signal.SIGINT, signal.SIGWINCH), 0)
+seen = dict.fromkeys((signal.SIGINT, signal.SIGWINCH, signal.SIGCONT), 0)
 def handler(number, frame):
     seen[number] += 1
     os.write(1, f"got {signal.Signals(number).name} {seen[number]}\\n".encode())
@@ -86,7 +86,7 @@ def test_keys_reach_the_program_once_and_jobs_are_the_shells(shell: Shell, comma
     shell.say("", "got SIGWINCH 1")
     for _ in range(2):
         shell.say("\x1a", "Stopped", PROMPT)
-        shell.say("fg\n", "tests.support.foreground")
+        shell.say("fg\n", "got SIGCONT")
     assert "SIGINT 3" not in shell.say("\x03", "got SIGINT 2")
     shell.say("\x1c", "Quit", PROMPT)
     shell.say("echo code $?\n", "code 131")
