@@ -1,0 +1,1 @@
+"""Tests of how any llama.cpp program is started."""
