@@ -77,7 +77,7 @@ def chat(conversation: Conversation, has_stats: bool) -> None:
     other experts. Where the lines come from no terminal, the first error's code is the exit code.
     """
     is_terminal = sys.stdin.isatty()
-    code = ExitCode.FINE
+    code: int = ExitCode.FINE
     if is_terminal and not is_quiet():
         say(_WELCOME, err=True)
     for line in _lines(is_terminal):

@@ -10,6 +10,7 @@ import click
 from moepack.cli.chat import Conversation, chat, print_text
 from moepack.cli.model_options import engine_options, sampling_options
 from moepack.cli.parameters import InputFile
+from moepack.cli.program import run_in_program
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
@@ -29,7 +30,20 @@ MAX_PROMPT = 1 << 24
 """Characters of a prompt from a file: no context that there is has room for more."""
 
 
-@click.command()
+class _WithProgram(click.Command):
+    """A command line that may end with `-- PROGRAM ARGUMENTS`, which are the program's own."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        before, program = args, None
+        if "--" in args:
+            place = args.index("--")
+            before, program = args[:place], tuple(args[place + 1 :])
+        rest = super().parse_args(context, before)
+        context.params["program"] = program
+        return rest
+
+
+@click.command(cls=_WithProgram)
 @source_or_pack_argument
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this; without it, chat.")
 @click.option(
@@ -56,6 +70,7 @@ def run(
     sampling: Sampling,
     stats: bool,
     as_json: bool,
+    program: tuple[str, ...] | None,
     **engine: Any,
 ) -> None:
     """Run a model under llama.cpp, also one that is larger than memory.
@@ -63,8 +78,17 @@ def run(
     Of a pack, or of a GGUF as it lies; experts are read when the model chooses them. Without a
     prompt it is a chat: Ctrl-C ends an answer, and at the prompt the chat.
 
-    Example: moepack run model.gguf -p "Why is the sky blue?" --memory 8GiB
+    With `-- PROGRAM` it is any program that uses llama.cpp, as it is: {} among its arguments is the
+    model's path, and so is the variable MOEPACK_MODEL.
+
+    Examples:
+    moepack run model.gguf -p "Why is the sky blue?" --memory 8GiB
+
+    moepack run model.gguf --memory 24GiB -- llama-server -m {} -ngl 99 --cpu-moe
     """
+    if program is not None:
+        run_in_program(click.get_current_context(), source_or_pack, program, stats, engine)
+        return
     from moepack.report import run_text
     from moepack.running.model import Model
 

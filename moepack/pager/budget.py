@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moepack.errors import RequestError
+from moepack.keys import ExpertKey
 from moepack.machine.memory_limits import spare_memory
 from moepack.shape import ModelShape
 from moepack.sizes import size_text
@@ -16,6 +17,10 @@ _MOST_STALLED = 10.0
 _SHRINK_SHARE = 8
 """An eighth of what is there goes when the system waits for memory."""
 _LEAST_CHANGE = 64 << 20
+
+
+Rooms = Mapping[ExpertKey, int]
+"""The bytes that each expert takes in memory, in whole pages."""
 
 
 class FreeMemory:
@@ -56,16 +61,19 @@ class FreeMemory:
             return False
 
 
-def floor_of(shape: ModelShape, micro_batch: int) -> int:
-    """Return the bytes of the largest layer's experts that one step may choose.
+def step_length(shape: ModelShape, rooms: Rooms, token_count: int) -> int:
+    """Return the most bytes of experts that one step of so many tokens may choose, in any layer.
 
-    A step is `micro_batch` tokens, each of which chooses `experts_used`, or all where that is not
-    known. What a step chose is in memory at once.
+    A token chooses as many as the model says, or all where that is not known. What a step chose is
+    in memory at once.
     """
+    most: dict[int, int] = {}
+    for key, room in rooms.items():
+        most[key.layer] = max(room, most.get(key.layer, 0))
     return max(
-        family.expert_length
-        * min(family.expert_count, micro_batch * (family.experts_used or family.expert_count))
-        for family in shape.routed.values()
+        most[layer]
+        * min(family.expert_count, token_count * (family.experts_used or family.expert_count))
+        for layer, family in shape.routed.items()
     )
 
 

@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from moepack.caching import cache as caching
 from moepack.errors import MoepackError, SourceError
-from moepack.pager.budget import FreeMemory, check_memory, floor_of
+from moepack.pager.budget import FreeMemory, Rooms, check_memory, step_length
 from moepack.pager.client import Client, ProgramEndedError
-from moepack.pager.mapped_model import map_model
+from moepack.pager.mapped_model import map_model, slot_room
 from moepack.pager.mapper import Mapper, UnknownExpertsError
 from moepack.pager.messages import Do, Said, Say, op
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.reading.pack import Pack
-from moepack.shape import ROUTED_FAMILY
+from moepack.shape import ROUTED_FAMILY, ModelShape
 from moepack.storage.backend import Backend
 
 _FAILED, _FOREIGN = 1, 2
@@ -35,13 +35,13 @@ _CREDENTIALS = struct.Struct("3i")
 class PagerOptions(NamedTuple):
     """How experts are held in memory.
 
-    `memory` is the bytes for experts, by default what is free, from second to second. Of the
-    hottest, up to `pinned` bytes are never evicted. `policy` is one of `moepack.caching`'s,
-    `backend` and `check` are the reader's. `micro_batch` is how many tokens programs compute at
-    once: the experts of one such step have to fit.
+    `memory` is the bytes for experts, in whole pages, `floor` for the least that works; by default
+    what is free, from second to second. Of the hottest, up to `pinned` bytes are never evicted.
+    `policy` is one of `moepack.caching`'s, `backend` and `check` are the reader's. `micro_batch` is
+    how many tokens programs compute at once: the experts of one such step have to fit.
     """
 
-    memory: int | None = None
+    memory: int | Literal["floor"] | None = None
     policy: str = "lru"
     pinned: int = 0
     backend: str | Backend = "auto"
@@ -78,16 +78,12 @@ class Pager:
         self, pack: Pack, options: PagerOptions, failed: Callable[[MoepackError], None]
     ) -> None:
         self._failed = failed
-        shape = pack.shape.without_mtp()
-        if not shape.routed:
+        self._memory: int | None = None
+        """The bytes that were given for experts; None where they follow what is free."""
+        self.has_served = False
+        """Whether any process has mapped the model."""
+        if not pack.shape.without_mtp().routed:
             raise SourceError("no layer has experts that a router chooses", path=pack.path)
-        self.floor = floor_of(shape, options.micro_batch)
-        """The bytes of one step's experts."""
-        self._reserve = floor_of(shape, 1)
-        if options.memory is not None:
-            check_memory(options.memory, self.floor + options.pinned, options.micro_batch)
-        self._free = FreeMemory(self.floor + options.pinned, shape.routed_length + self._reserve)
-        self._memory = options.memory
         with ExitStack() as stack:
             self._open(stack, pack, options)
             self._stack = stack.pop_all()
@@ -99,10 +95,11 @@ class Pager:
         places = self._model.places()
         shared = SharedPages(pack, reader, places) if self._model.image is not None else None
         spans = places[ROUTED_FAMILY]
-        lengths = {key: sum(span.length for span in parts) for key, parts in spans.items()}
-        layers = pack.shape.without_mtp().routed
-        pinned = pack.hottest(options.pinned, family=ROUTED_FAMILY, layers=layers)
-        cache = caching.make(options.policy, self._budget(), lengths, pinned)
+        rooms = {key: slot_room(parts) for key, parts in spans.items()}
+        shape = pack.shape.without_mtp()
+        pinned = pack.hottest(options.pinned, family=ROUTED_FAMILY, layers=shape.routed)
+        self._divide_memory(shape, rooms, sum(rooms[key] for key in pinned), options)
+        cache = caching.make(options.policy, self._budget(), rooms, pinned)
         self._residents = Residents(reader, spans, cache, self._reserve)
         stack.callback(self._residents.close)
         for _ in self._residents.read(pinned):
@@ -118,9 +115,21 @@ class Pager:
         self._selector.register(self._listener, selectors.EVENT_READ)
         stack.callback(self._close_clients)
 
+    def _divide_memory(
+        self, shape: ModelShape, rooms: Rooms, pinned_length: int, options: PagerOptions
+    ) -> None:
+        self.floor = step_length(shape, rooms, options.micro_batch)
+        """The bytes of one step's experts."""
+        self._reserve = step_length(shape, rooms, 1)
+        least = self.floor + self._reserve + pinned_length
+        self._memory = least if options.memory == "floor" else options.memory
+        if self._memory is not None:
+            check_memory(self._memory, least, options.micro_batch)
+        self._free = FreeMemory(least, sum(rooms.values()) + self._reserve)
+
     def _budget(self) -> int:
         memory = self._free.budget if self._memory is None else self._memory
-        return max(self.floor, memory - self._reserve)
+        return memory - self._reserve
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +140,11 @@ class Pager:
     def _close_clients(self) -> None:
         for client in self._mapper.clients:
             client.close()
+
+    @property
+    def budget(self) -> int:
+        """The bytes that experts may take."""
+        return self._residents.budget + self._reserve
 
     @property
     def model_path(self) -> str:
@@ -149,17 +163,12 @@ class Pager:
         return PagerUsage(
             hit_count=tally.hit_count,
             miss_count=tally.miss_count,
-            read_length=tally.missed_length,
+            read_length=self._residents.read_length,
             read_seconds=self._residents.read_seconds,
             fault_count=self._mapper.fault_count,
             resident_length=self._residents.length,
-            budget=self._residents.budget,
+            budget=self.budget,
         )
-
-    @property
-    def has_clients(self) -> bool:
-        """Whether any process has the model mapped."""
-        return bool(self._mapper.clients)
 
     def serve(self, ending: int, tick: Callable[[], None] = lambda: None) -> None:
         """Serve programs until the descriptor `ending` is readable; call `tick` each second."""
@@ -229,6 +238,7 @@ class Pager:
                 if client.faults is not None and not client.regions:
                     self._selector.register(client.faults, selectors.EVENT_READ, client)
                 self._mapper.enter(client, said)
+                self.has_served = True
             case Say.CHOSEN:
                 status = self._bring(client, said.number)
                 client.do([op(Do.ANSWER, expert=status, source=said.sequence)])

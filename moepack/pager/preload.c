@@ -30,6 +30,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -155,8 +156,11 @@ static void find_real(void) {
     real_madvise = (int (*)(void *, size_t, int))dlsym(RTLD_NEXT, "posix_madvise");
 }
 
+/* A program that moepack started ends with it, even before it has mapped the model. */
 __attribute__((constructor)) static void at_start(void) {
+    const char *parent = getenv("MOEPACK_PARENT");
     find_real();
+    if (parent && atoi(parent) == getppid()) prctl(PR_SET_PDEATHSIG, SIGTERM);
 }
 
 /* ---- talking to the pager ---- */

@@ -38,6 +38,8 @@ class Residents:
         self._slots: dict[ExpertKey, int] = {}
         self._aside: dict[ExpertKey, None] = {}
         self.tally = Tally()
+        self.read_length = 0
+        """The bytes of what was read."""
         self.read_seconds = 0.0
         """How long programs waited for what was read."""
 
@@ -117,6 +119,7 @@ class Residents:
                     for part, view in self._views(key).items():
                         view[:] = expert.part(part)
                     expert.release()
+                    self.read_length += sum(span.length for span in self.spans[key])
                     del coming[key]
                     yield key
         finally:

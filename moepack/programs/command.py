@@ -1,6 +1,7 @@
 """A program's arguments and environment: the model's path, the library, llama.cpp's variables."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 _PLACEHOLDER = "{}"
 _LITERAL = "{{}}"
@@ -12,6 +13,10 @@ _LOADING_NAMES = tuple(f"LLAMA_ARG_{name}" for name in ("LOAD_MODE", "MMAP", "NO
 _LOADING_NAMES += ("LLAMA_ARG_MLOCK", "LLAMA_ARG_DIO")
 _REPACKING_WORDS = {"--repack", "--no-repack", "-nr"}
 _REPACKING_NAMES = ("LLAMA_ARG_REPACK", "LLAMA_ARG_NO_REPACK")
+_BATCHES = (
+    ({"-b", "--batch-size"}, "LLAMA_ARG_BATCH", 2048),
+    ({"-ub", "--ubatch-size"}, "LLAMA_ARG_UBATCH", 512),
+)
 _MAPPING_MODES = {"mmap", "auto"}
 _TRUE = {"1", "true", "on", "enabled"}
 _FALSE = {"0", "false", "off", "disabled"}
@@ -58,6 +63,30 @@ def llama_variables(arguments: Sequence[str], environment: Mapping[str, str]) ->
     if not words & _REPACKING_WORDS and not environment.keys() & set(_REPACKING_NAMES):
         variables["LLAMA_ARG_REPACK"] = "off"
     return variables
+
+
+def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with which threads that wait leave the processor to who reads experts.
+
+    Those of OpenMP spin by default, for milliseconds: as long as an expert takes to be read. None
+    where the user said how they wait (libgomp's documentation).
+    """
+    names = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+    return {} if environment.keys() & names else {"OMP_WAIT_POLICY": "passive"}
+
+
+def micro_batch(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Return how many tokens a command of llama.cpp computes at once, as far as that is known.
+
+    It is the least of the batch and the micro-batch, each its default where nothing is said.
+    """
+    words = [word for argument in arguments for word in argument.replace("=", " ").split()]
+    sizes = []
+    for options, name, default in _BATCHES:
+        said = [value for word, value in pairwise(words) if word in options and value.isdecimal()]
+        value = said[-1] if said else environment.get(name, "")
+        sizes.append(int(value) if value.isdecimal() and int(value) else default)
+    return min(sizes)
 
 
 def find_reading_option(arguments: Sequence[str], environment: Mapping[str, str]) -> str | None:

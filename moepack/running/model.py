@@ -64,7 +64,7 @@ class Model(Owned):
             # Said before the model is loaded, which may take long.
             raise RequestError("exists already", path=trace, hint="name a new file for the trace")
         with ExitStack() as stack:
-            self._pack = stack.enter_context(_open(path))
+            self._pack = stack.enter_context(open_model(path))
             self._engine = stack.enter_context(Engine(self._pack, options))
             self._writer = None
             if trace is not None:
@@ -172,7 +172,8 @@ class Model(Owned):
         return Generation(self._engine, tokens, **options)
 
 
-def _open(path: PathOrPaths) -> Pack:
+def open_model(path: PathOrPaths) -> Pack:
+    """Open a pack, or the shards of a GGUF as they lie. Raises what either does."""
     if (pack := named_pack(path)) is not None:
         return Pack(pack)
     from moepack.packing.shard_index import open_as_they_lie
