@@ -150,5 +150,6 @@ class _Agreement:
             ("measured_blob_count", measured),
             ("blob_count", self.index.blob_count),
         ):
-            if key in hotness and hotness[key] != held:
-                self.find(f"hotness.{key} is {hotness[key]}, the index has {held:,}")
+            value = hotness.get(key)
+            if value is not None and (type(value) is not int or value != held):
+                self.find(f"hotness.{key} is {short(str(value))}, the index has {held:,}")

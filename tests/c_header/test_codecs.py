@@ -134,11 +134,11 @@ BAD_FRAMES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "three bytes": (lambda data: frame_of(data)[:3], "none"),
     "a frame that is skipped": (lambda data: SKIPPED, "none"),
     "one before it": (lambda data: SKIPPED + frame_of(data), "none"),
-    "one behind it": (lambda data: frame_of(data) + SKIPPED, "more behind it"),
-    "a zero behind it": (lambda data: frame_of(data) + b"\0", "more behind it"),
+    "one after it": (lambda data: frame_of(data) + SKIPPED, "more after it"),
+    "a zero after it": (lambda data: frame_of(data) + b"\0", "more after it"),
     "two frames": (
         lambda data: frame_of(data) + frame_of(b""),
-        "more behind it",
+        "more after it",
     ),
     "two halves": (
         lambda data: frame_of(data[:8192]) + frame_of(data[8192:]),

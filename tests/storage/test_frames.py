@@ -99,7 +99,7 @@ BROKEN = {
     "a byte more": (FRAME + b"\0", "ends 1 bytes early"),
     "two frames": (FRAME + FRAME, f"ends {len(FRAME):,} bytes early"),
     "a skippable frame before it": (SKIPPABLE + FRAME, "is none of Zstandard"),
-    "a skippable frame behind it": (FRAME + SKIPPABLE, "ends 12 bytes early"),
+    "a skippable frame after it": (FRAME + SKIPPABLE, "ends 12 bytes early"),
     "less content": (frames.compress(DATA[:-1], 3), "does not state"),
     "more content": (frames.compress(DATA + b"x", 3), "does not state"),
     "no length stated": (without_size(), "does not state"),

@@ -9,6 +9,7 @@ from tests.support.pack_draft import (
     Rule,
     added,
     all_of,
+    codec_twice,
     counted,
     cut_to,
     dirty_gap,
@@ -40,7 +41,7 @@ BIG = (1 << 64) - 1
 NAME_PROBLEMS = {
     "no name": (b"", "an empty name"),
     "not UTF-8": (b"\xff", "a name is not UTF-8"),
-    "more behind the name": (b"a\0b", "a name is not padded with zeros"),
+    "more after the name": (b"a\0b", "a name is not padded with zeros"),
     "several lines": (b"a\nb", "not a name"),
     "an escape": (b"\x1b[2J", "not a name"),
     "other letters": ("ä".encode(), "not a name"),
@@ -103,10 +104,10 @@ HEADER_RULES = [
     Rule("a long header", header(header_length=65536), "directory", "longer than the index"),
     Rule("many sections", header(section_count=256), "directory", "longer than the index"),
     Rule(
-        "a directory that ends too far behind",
+        "a directory that ends too far in",
         lambda draft: draft.rebuild(draft.pieces(), header_more=bytes(65536 - 56)),
         "directory",
-        "ends too far behind",
+        "ends too far in",
     ),
     Rule("an index of more than 1 GiB", header(index_length=(1 << 30) + 8), "index_length", "out"),
     Rule("a longer index", resized(64, stated=False), "index_length", "wrong length"),
@@ -165,6 +166,8 @@ SECTION_RULES = [
         "codec 0",
         "needs the codec 'org.example.packer', which this reader does not know",
     ),
+    Rule("a codec twice", codec_twice, "codec 1", "another codec has the same name"),
+    Rule("a codec of two words", with_codecs(b"z std"), "codec 0", "not a name"),
     Rule(
         "a second place too few",
         added(Piece(b"second_places", bytes(16 * 11), 16, 0)),
@@ -218,14 +221,14 @@ SECTION_RULES = [
         for name, at in {"blobs": (1 << 64) - 64, "parts": 0}.items()
     ),
     *(
-        Rule(f"{name} past the end", counted(name, 65536), name, "ends behind the index")
+        Rule(f"{name} past the end", counted(name, 65536), name, "ends past the index")
         for name in ("blobs", "parts", "ranks", "tensors", "shard_bytes")
     ),
     Rule(
         "a new section of 2^64 records",
         all_of(added(NEW), counted("news", BIG)),
         "news",
-        "ends behind the index",
+        "ends past the index",
     ),
     *(
         Rule(f"bytes before {what}", dirty_gap(what), what, "bytes before it are not zero")
@@ -243,7 +246,7 @@ FILE_RULES = [
     ),
     Rule("no name", record("file", 0, name=b""), "file 0", "an empty name"),
     Rule("a name of 256 bytes", record("file", 0, name=b"n" * 256), "file 0", "a name is not pad"),
-    Rule("bytes behind a name", record("file", 0, name=b"a\0b"), "file 0", "a name is not padded"),
+    Rule("bytes after a name", record("file", 0, name=b"a\0b"), "file 0", "a name is not padded"),
     Rule("a name not in UTF-8", record("file", 0, name=b"\xff"), "file 0", "a name is not UTF-8"),
     Rule("a name twice", renamed("experts-00000.bin"), "files", "two files have the same name"),
     Rule("a name twice, loud", renamed("Experts-00000.BIN"), "files", "two files have the same"),
@@ -383,7 +386,7 @@ KIND_RULES = [
         }.items()
     ),
 ]
-PAST = "ends behind the end of experts-00000.bin"
+PAST = "ends past the end of experts-00000.bin"
 RECORD_RULES = [
     Rule("a blob in no file", record("blob", 1, file=3), "blob 1", "no such file"),
     Rule("a blob past the end", moved("blob", 1, offset=1 << 20), "blob 1", PAST),
@@ -427,7 +430,7 @@ RECORD_RULES = [
         for n in (0, 31, 33, BIG)
     ),
     *(
-        Rule(f"a part at {at:,}", record("part", 7, offset=at), "part 7 (", "ends behind the end")
+        Rule(f"a part at {at:,}", record("part", 7, offset=at), "part 7 (", "ends past the end of")
         for at in (1 << 40, BIG - 31, BIG)
     ),
     *(
@@ -435,7 +438,7 @@ RECORD_RULES = [
         for what, change in {
             "in another file": record("part", 0, file=1),
             "before its blob": record("part", 0, offset=0),
-            "behind its blob": shifted("part", 3, offset=3),
+            "after its blob": shifted("part", 3, offset=3),
         }.items()
     ),
     Rule(
@@ -471,8 +474,8 @@ RECORD_RULES = [
             ("in a data file", partial(second_places, file=1), "not in a file of second places"),
             ("in no file", partial(second_places, file=5), "not in a file of second places"),
             ("unaligned", partial(second_places, offset=8), "offset not aligned"),
-            ("past the end", partial(second_places, offset=1 << 20), "ends behind the end of"),
-            ("at 2^64", partial(second_places, offset=(1 << 64) - 4096), "ends behind the end of"),
+            ("past the end", partial(second_places, offset=1 << 20), "ends past the end of"),
+            ("at 2^64", partial(second_places, offset=(1 << 64) - 4096), "ends past the end of"),
         )
     ),
     Rule("a rank of no blob", ranked(0, 4), "rank 0", "no such blob"),
@@ -530,8 +533,8 @@ DENSE_RULES = [
             ("an axis too many", {"ne1": 1}, "not a shape of 1 dimensions"),
             ("2^63 elements", {"ne0": 1 << 63}, "not a shape of 1 dimensions"),
             ("no file", {"file": 3}, "no such file"),
-            ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
-            ("at 2^64", {"offset": BIG}, "ends behind the end of dense.bin"),
+            ("past the end", {"offset": 1 << 30}, "ends past the end of dense.bin"),
+            ("at 2^64", {"offset": BIG}, "ends past the end of dense.bin"),
             ("unaligned", {"offset": 8}, "offset not aligned"),
             ("no shard", {"shard": 4096}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
@@ -554,8 +557,8 @@ DENSE_RULES = [
         for what, fields, problem in (
             ("none", {"length": 0}, "length out of bounds"),
             ("no file", {"file": 3}, "no such file"),
-            ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
-            ("of 2^64", {"length": BIG}, "ends behind the end of dense.bin"),
+            ("past the end", {"offset": 1 << 30}, "ends past the end of dense.bin"),
+            ("of 2^64", {"length": BIG}, "ends past the end of dense.bin"),
             ("unaligned", {"offset": 8}, "offset not aligned"),
             ("no shard", {"shard": 4096}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
@@ -619,7 +622,7 @@ SHARD_RULES = [
         "a tensor past its shard",
         record("tensor", 1, shard_offset=1 << 40),
         TENSOR.replace("1 (", "").rstrip(")"),
-        "ends behind its shard",
+        "ends past its shard",
     ),
 ]
 """What only those find who put the shards together again."""
