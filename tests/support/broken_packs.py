@@ -167,7 +167,11 @@ SECTION_RULES = [
         "needs the codec 'org.example.packer', which this reader does not know",
     ),
     Rule("a codec twice", codec_twice, "codec 1", "another codec has the same name"),
-    Rule("a codec of two words", with_codecs(b"z std"), "codec 0", "not a name"),
+    *(
+        Rule(f"a codec: {what}", with_codecs(name), "codec 0", problem)
+        for what, (name, problem) in NAME_PROBLEMS.items()
+    ),
+    Rule("a codec: too long", with_codecs(b"n" * 32), "codec 0", "a name is not padded with zeros"),
     Rule(
         "a second place too few",
         added(Piece(b"second_places", bytes(16 * 11), 16, 0)),
