@@ -1,6 +1,7 @@
 """Whether manifest and index belong together: what both say has to be the same."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -152,4 +153,4 @@ class _Agreement:
         ):
             value = hotness.get(key)
             if value is not None and (type(value) is not int or value != held):
-                self.find(f"hotness.{key} is {short(str(value))}, the index has {held:,}")
+                self.find(f"hotness.{key} is {short(json.dumps(value))}, the index has {held:,}")

@@ -9,8 +9,6 @@ from tests.support.c_readers import c_says
 
 PACKS = make_packs.FOLDER
 VERDICTS: list[dict[str, Any]] = json.loads((PACKS / "verdicts.json").read_text())
-OF_THE_MANIFEST = ("broken-manifest-", "broken-text-", "broken-cross-", "broken-file-manifest")
-"""What only a reader can tell that takes more from the manifest than the name of the index."""
 
 
 def named(verdict: str, *asked_for: str) -> list[Path]:
@@ -19,7 +17,7 @@ def named(verdict: str, *asked_for: str) -> list[Path]:
         PACKS / told["pack"]
         for told in VERDICTS
         if told["verdict"] == verdict and (not asked_for or told["asked_for"] in asked_for)
-        if not told["pack"].startswith(OF_THE_MANIFEST)
+        if verdict != make_packs.OPENING or not told["needs_manifest"]
     ]
 
 
