@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import moepack
-from conformance import make_packs
+from conformance import make_packs, variants
 from moepack import digest
 from moepack.errors import PackError
 from moepack.reading.pack import Pack
@@ -21,7 +21,7 @@ VERDICTS: list[dict[str, Any]] = json.loads((PACKS / "verdicts.json").read_text(
 SOUND = [told for told in VERDICTS if told["verdict"] == "sound"]
 OPENING, USE, VERIFICATION = (
     [told for told in VERDICTS if told["verdict"] == verdict]
-    for verdict in (make_packs.OPENING, make_packs.USE, make_packs.VERIFICATION)
+    for verdict in (variants.OPENING, variants.USE, variants.VERIFICATION)
 )
 
 

@@ -89,7 +89,11 @@ def test_the_window_of_a_single_segment_is_its_content() -> None:
     for length, problem in ((1 << 26, "cut short"), ((1 << 26) + 1, "has a window of 67,108,865")):
         data = head + length.to_bytes(4, "little") + block[:2]
         with pytest.raises(FrameError, match=problem):
-            frames.check(lambda at, n, data=data: data[at : at + n], len(data), length)
+            checked(data, length)
+
+
+def checked(data: bytes, length: int) -> None:
+    frames.check(lambda at, count: data[at : at + count], len(data), length)
 
 
 def without_size() -> bytes:
