@@ -148,7 +148,7 @@ def grown(shards: list[Path], target: Path) -> None:
 
 
 def dirty_padding() -> GgufBuilder:
-    """Build a model with a byte behind a tensor that is not zero."""
+    """Build a model with a byte after a tensor that is not zero."""
     builder = tiny()
     norm = next(spec for spec in builder.tensors if spec.name == "blk.0.attn_norm.weight")
     norm.data += bytes(15) + b"\x01"
@@ -502,7 +502,7 @@ def other_stored_digest(draft: Draft) -> None:
 
 
 def gap_that_is_not_zero(name: str) -> Callable[[Draft], None]:
-    """Return what writes into the padding behind the first tensor of a shard."""
+    """Return what writes into the padding after the first tensor of a shard."""
 
     def breaks(draft: Draft) -> None:
         number = [entry["name"] for entry in draft.body["files"]].index(name)

@@ -1968,7 +1968,7 @@ static moepack_code moepack__check_blob(const moepack *pack, const moepack_blob_
                   r->rank);
     if (r->length == 0) {
         MOEPACK__RULE(!r->offset && !r->file, place,
-                      "no length, but a place: byte %" PRIu64 " of file %" PRIu32, r->offset,
+                      "no length, yet a place: byte %" PRIu64 " of file %" PRIu32, r->offset,
                       r->file);
         return MOEPACK_OK;
     }

@@ -25,7 +25,7 @@ OPENING, USE, VERIFICATION = (
 )
 
 
-FROZEN = "a7225e13bb07b1435b5fc418060693791608ccf0a52bb12943748507c2f1dcf0"
+FROZEN = "6083be2abb0aed35e95e74a9a4dbf40795dd82c5d8a549a82b4b648930563083"
 
 
 def name_of(told: dict[str, Any]) -> str:

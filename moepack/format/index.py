@@ -274,7 +274,7 @@ class Index:
             return self._error(place, "no such rank", f"< {self.blob_count:,}", f"{record.rank:,}")
         if not record.length:
             found = f"byte {record.offset:,} of file {record.file}"
-            return self._error(place, "no length, but a place", "neither, or both", found)
+            return self._error(place, "no length, yet a place", "neither, or both", found)
         if record.file >= len(self.files):
             return self._error(place, "no such file", f"< {len(self.files)}", record.file)
         for field in ("offset", "length"):

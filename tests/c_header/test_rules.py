@@ -212,7 +212,7 @@ MORE_RULES = [
     Case("a kind of 2^63 bytes", kind(0, length=1 << 63), "part 0: length"),
     Case("65 parts a blob", record("family", 1, parts_per_blob=65), "expected 1 to 64"),
     Case("a blob off its alignment", moved("blob", 1, offset=512), "blob 1: offset"),
-    Case("no length, but a place", record("blob", 1, length=0, file=1), "blob 1: no length"),
+    Case("no length, yet a place", record("blob", 1, length=0, file=1), "blob 1: no length"),
     Case("a blob of odd bytes", moved("blob", 1, length=-1), "blob 1: length"),
     Case("names that differ in case", named_files("AZ.bin", "az.bin"), "files: two are named"),
     Case("the same, reversed", named_files("az.bin", "AZ.bin"), "files: two are named"),

@@ -471,7 +471,7 @@ RECORD_RULES = [
         "a blob in a file of second places",
     ),
     *(
-        Rule(f"no length, but {what}", change, "blob 1", "no length, but a place")
+        Rule(f"no length, but {what}", change, "blob 1", "no length, yet a place")
         for what, change in {
             "an offset": record("blob", 1, offset=4096, length=0),
             "a file": record("blob", 1, offset=0, length=0, file=1),
