@@ -52,7 +52,7 @@ def test_their_files_have_any_length_and_are_zero_elsewhere(draft: Draft) -> Non
     [
         (partial(second_places, file=1), "not in a file of second places"),
         (partial(second_places, offset=8), "offset not aligned"),
-        (partial(second_places, offset=1 << 20), "ends behind the end of second.bin"),
+        (partial(second_places, offset=1 << 20), "ends past the end of second.bin"),
     ],
 )
 def test_a_record_that_breaks_a_rule_is_named(
