@@ -163,20 +163,6 @@ def test_a_frame_that_states_another_length_than_it_has_is_refused(
         way(raw_frame(3, b"abc", b"", b"d"), 3)
 
 
-def test_the_window_of_a_frame_is_bounded_by_the_library_alone() -> None:
-    """A part of more than 128 MiB has such a frame; up to 2 GiB are known to it."""
-    single = raw_frame(6, b"abcdef")
-
-    def of_window(exponent: int) -> bytes:
-        return single[:4] + bytes([0b1000_0000, (exponent - 10) << 3]) + single[5:]
-
-    for exponent in (20, 27, 28, 31):
-        assert decoded(of_window(exponent), 6) == b"abcdef"
-        assert streamed(of_window(exponent), 6, piece_length=2) == b"abcdef"
-    with pytest.raises(FrameError):
-        streamed(of_window(32), 6, piece_length=2)
-
-
 @pytest.mark.parametrize("piece_length", [1, 2, 3])
 def test_the_last_piece_is_not_given_before_the_frame_has_ended(piece_length: int) -> None:
     assert streamed(raw_frame(3, b"ab", b"c", b""), 3, piece_length) == b"abc"
