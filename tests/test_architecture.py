@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("simulation", "footprint", "forecasting"),
     },
     "mounting": {"moepack", "format", "storage", "reading"},
+    "programs": {"moepack"},
     "running": {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
         *("packing", "caching", "machine", "engines", "footprint"),

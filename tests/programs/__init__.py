@@ -1,0 +1,1 @@
+"""Tests of llama.cpp's programs, the server and its clients."""
