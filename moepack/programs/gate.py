@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import NamedTuple
@@ -17,21 +18,26 @@ from moepack.programs.access import Access, Head, MalformedError, parse_head
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _PIECE_LENGTH = 1 << 16
-_OF_CONNECTIONS = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
+_OF_CONNECTIONS = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade", b"expect")
+_OF_LENGTHS = (b"content-length", b"transfer-encoding")
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?\r\n")
 _KINDS = {403: "permission_error", 503: "unavailable_error"}
 
 
 class GateLimits(NamedTuple):
     """What clients may do.
 
-    `head_length` in bytes, `head_seconds` to send it, `body_seconds` to send a body, and a second
-    more for each `body_speed` bytes of it; `open_count` requests are passed on at a time.
+    `head_length` and `body_length` in bytes; `head_seconds` to send the head, `body_seconds` to
+    send a body and a second more for each `body_speed` bytes of it. `held_length` bytes of bodies
+    are held at a time, and `open_count` requests passed on.
     """
 
     head_length: int = 1 << 16
     head_seconds: float = 20.0
+    body_length: int = 100 << 20
     body_seconds: float = 30.0
     body_speed: int = 1 << 16
+    held_length: int = 256 << 20
     open_count: int = 512
 
 
@@ -55,7 +61,7 @@ class Gate:
         self._connect = connect
         self._access = access
         self._limits = limits
-        self._open_count = 0
+        self._open_count = self._held_length = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection, and close it. The reader's limit has to be `head_length`."""
@@ -66,18 +72,24 @@ class Gate:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = bytearray()
         try:
             head = await self._head(reader)
+            if head.values(b"expect") == ["100-continue"]:
+                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await self._read_body(head, reader, body)
             if self._open_count >= self._limits.open_count:
                 raise _RefusedError(503, "too many requests at once")
             self._open_count += 1
             try:
-                await self._pass(head, reader, writer)
+                await self._pass(head, body, reader, writer)
             finally:
                 self._open_count -= 1
         except _RefusedError as error:
             writer.write(_refusal(error.status, str(error)))
             await writer.drain()
+        finally:
+            self._held_length -= len(body)
 
     async def _head(self, reader: asyncio.StreamReader) -> Head:
         try:
@@ -93,18 +105,72 @@ class Gate:
             raise _RefusedError(403, problem)
         return head
 
+    async def _read_body(self, head: Head, reader: asyncio.StreamReader, body: bytearray) -> None:
+        """Read a request's whole body into `body`: a slow one takes no thread of the server's."""
+        length = _body_length(head)
+        try:
+            async with asyncio.timeout(self._limits.body_seconds) as limit:
+                if length is None:
+                    await self._read_chunks(reader, body, limit)
+                else:
+                    await self._read_bytes(length, reader, body, limit)
+        except (TimeoutError, asyncio.LimitOverrunError):
+            raise _RefusedError(408, "the request's body took too long to arrive") from None
+
+    async def _read_chunks(
+        self, reader: asyncio.StreamReader, body: bytearray, limit: asyncio.Timeout
+    ) -> None:
+        """Read a body that comes in chunks (RFC 9112, 7.1)."""
+        length = None
+        while length != 0:
+            line = await reader.readuntil(b"\r\n")
+            match = _CHUNK.match(line)
+            if match is None:
+                raise _RefusedError(400, "a chunk of the request's body is malformed")
+            length = int(match[1], 16)
+            await self._read_bytes(length, reader, body, limit)
+            if length and await reader.readexactly(2) != b"\r\n":
+                raise _RefusedError(400, "a chunk of the request's body is malformed")
+        while await reader.readuntil(b"\r\n") != b"\r\n":  # fields after the last chunk
+            pass
+
+    async def _read_bytes(
+        self,
+        length: int,
+        reader: asyncio.StreamReader,
+        body: bytearray,
+        limit: asyncio.Timeout,
+    ) -> None:
+        if len(body) + length > self._limits.body_length:
+            most = self._limits.body_length
+            raise _RefusedError(413, f"the request is larger than {most:,} bytes")
+        limit.reschedule((limit.when() or 0) + length / self._limits.body_speed)
+        while length:
+            data = await reader.read(min(length, _PIECE_LENGTH))
+            if not data:
+                raise ConnectionError
+            if self._held_length + len(data) > self._limits.held_length:
+                raise _RefusedError(503, "too many large requests at once")
+            self._held_length += len(data)
+            length -= len(data)
+            body += data
+
     async def _pass(
-        self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        head: Head,
+        body: bytearray,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         """Pass a request on, and its answer back, until either side is gone."""
-        length = _body_length(head)
         try:
             ours, theirs = await self._connect()
         except OSError:
             raise _RefusedError(503, "the server is ending") from None
+        theirs.write(_as_sent(head, len(body)) + body)
         tasks = (
-            asyncio.ensure_future(self._send(head, length, reader, theirs)),
             asyncio.ensure_future(_copy(ours, writer)),
+            asyncio.ensure_future(_wait_for_end(reader)),
         )
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -115,59 +181,18 @@ class Gate:
             await asyncio.gather(*tasks, return_exceptions=True)
             theirs.close()
 
-    async def _send(
-        self,
-        head: Head,
-        length: int | None,
-        reader: asyncio.StreamReader,
-        theirs: asyncio.StreamWriter,
-    ) -> None:
-        """Send a request; return when its client is gone, or too slow."""
-        fields = [field for field in head.fields if field[0] not in _OF_CONNECTIONS]
-        lines = [head.line, *(b": ".join(field) for field in fields), b"Connection: close"]
-        theirs.write(b"\r\n".join(lines) + b"\r\n\r\n")
-        async with asyncio.timeout(self._limits.body_seconds) as limit:
-            if length is None:
-                while await self._send_chunk(reader, theirs, limit):
-                    pass
-            else:
-                await self._send_bytes(length, reader, theirs, limit)
-        while await reader.read(_PIECE_LENGTH):
-            pass
 
-    async def _send_chunk(
-        self, reader: asyncio.StreamReader, theirs: asyncio.StreamWriter, limit: asyncio.Timeout
-    ) -> int:
-        """Send a chunk of a body (RFC 9112, 7.1); return its length, 0 for the last."""
-        line = await reader.readuntil(b"\r\n")
-        try:
-            length = int(line.partition(b";")[0], 16)
-        except ValueError:
-            raise ConnectionError from None
-        theirs.write(line)
-        if length:
-            await self._send_bytes(length + 2, reader, theirs, limit)
-            return length
-        while line != b"\r\n":  # the last chunk has fields of its own, and an empty line
-            line = await reader.readuntil(b"\r\n")
-            theirs.write(line)
-        return 0
+def _as_sent(head: Head, length: int) -> bytes:
+    """Return the head that the server gets: with the body's length, for one request."""
+    dropped = (*_OF_CONNECTIONS, *_OF_LENGTHS)
+    fields = [b": ".join(field) for field in head.fields if field[0] not in dropped]
+    ours = (b"content-length: %d" % length, b"connection: close")
+    return b"\r\n".join((head.line, *fields, *ours, b"", b""))
 
-    async def _send_bytes(
-        self,
-        length: int,
-        reader: asyncio.StreamReader,
-        theirs: asyncio.StreamWriter,
-        limit: asyncio.Timeout,
-    ) -> None:
-        limit.reschedule((limit.when() or 0) + length / self._limits.body_speed)
-        while length:
-            data = await reader.read(min(length, _PIECE_LENGTH))
-            if not data:
-                raise ConnectionError
-            length -= len(data)
-            theirs.write(data)
-            await theirs.drain()
+
+async def _wait_for_end(reader: asyncio.StreamReader) -> None:
+    while await reader.read(_PIECE_LENGTH):
+        pass
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,7 +12,13 @@ from moepack.programs.gate import Connection, Gate, GateLimits
 
 ACCESS = Access.of_options("localhost", ["127.0.0.1"], has_key=False)
 LIMITS = GateLimits(
-    head_length=2048, head_seconds=0.2, body_seconds=0.2, body_speed=1 << 20, open_count=2
+    head_length=2048,
+    head_seconds=0.2,
+    body_length=400_000,
+    body_seconds=0.2,
+    body_speed=1 << 20,
+    held_length=500_000,
+    open_count=2,
 )
 HEAD = b"POST /x HTTP/1.1\r\nHost: localhost\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
@@ -76,28 +82,41 @@ def through(test: Callable[[Behind], Awaitable[None]], answers_after: bytes = b"
 
 
 @pytest.mark.parametrize(
-    ("fields", "body"),
+    ("fields", "sent", "body"),
     [
-        (b"Content-Length: 5\r\n\r\n", b"a\0end"),
-        (b"Content-Length: 300003\r\n\r\n", b"x" * 300_000 + b"end"),
+        (b"Content-Length: 5", b"a\0end", b"a\0end"),
+        (b"Content-Length: 300003", b"x" * 300_000 + b"end", b"x" * 300_000 + b"end"),
         (
-            b"Transfer-Encoding: chunked\r\n\r\n",
-            b"4\r\nabcd\r\n3;q=1\r\nend\r\n0\r\nA: end\r\n\r\n",
+            b"Transfer-Encoding: Chunked",
+            b"4\r\nabcd\r\n3;q=1\r\nend\r\n0\r\nA: b\r\n\r\n",
+            b"abcdend",
         ),
     ],
 )
-def test_a_request_and_its_answer_pass_as_they_are(fields: bytes, body: bytes) -> None:
+def test_a_request_and_its_answer_pass_as_they_are(fields: bytes, sent: bytes, body: bytes) -> None:
     async def test(behind: Behind) -> None:
-        sent = HEAD + b"Connection: keep-alive\r\nX: a  b\r\n" + fields + body
-        assert await behind.ask(sent[:70], sent[70:]) == ANSWER + b"fine"
-        head, _, came = behind.came[0].partition(b"\r\n\r\n")
-        assert came == body
-        lines = head.split(b"\r\n")
+        head = HEAD + b"Connection: keep-alive\r\nX: a  b\r\n" + fields + b"\r\n\r\n"
+        request = head + sent
+        assert await behind.ask(request[:70], request[70:], pause=0.01) == ANSWER + b"fine"
+        came, _, came_body = behind.came[0].partition(b"\r\n\r\n")
+        assert came_body == body
+        lines = came.split(b"\r\n")
         assert lines[0] == b"POST /x HTTP/1.1"
-        assert {b"host: localhost", b"x: a  b", b"Connection: close"} < set(lines[1:])
-        assert b"keep-alive" not in head
+        assert set(lines[1:]) == {
+            *(b"host: localhost", b"x: a  b", b"connection: close"),
+            b"content-length: %d" % len(body),
+        }
 
-    through(test, body[-10:] if b"chunked" in fields else b"end")
+    through(test)
+
+
+def test_a_client_that_waits_before_its_body_is_told_to_go_on() -> None:
+    async def test(behind: Behind) -> None:
+        fields = b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+        answer = await behind.ask(HEAD + fields, b"end", pause=0.02)
+        assert answer == b"HTTP/1.1 100 Continue\r\n\r\n" + ANSWER + b"fine"
+
+    through(test)
 
 
 def test_a_second_request_in_a_connection_does_not_pass() -> None:
@@ -137,12 +156,39 @@ def test_others_are_told_why_and_nothing_passes(pieces: list[bytes], status: int
 
 
 @pytest.mark.parametrize(
-    "fields", [b"Content-Length: 50\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n5\r\n"]
+    ("fields", "pieces", "status"),
+    [
+        (b"Content-Length: 50", [b"1"] * 6, 408),
+        (b"Transfer-Encoding: chunked", [b"5\r\n", *[b"1"] * 6], 408),
+        (b"Transfer-Encoding: chunked", [b"x" * 5000], 408),
+        (b"Transfer-Encoding: chunked", [b"five\r\n"], 400),
+        (b"Transfer-Encoding: chunked", [b"-1\r\n"], 400),
+        (b"Transfer-Encoding: chunked", [b"1\r\nabc\r\n"], 400),
+        (b"Transfer-Encoding: chunked", [b"ffffff\r\n"], 413),
+        (b"Content-Length: 400001", [], 413),
+    ],
 )
-def test_a_body_that_does_not_come_ends_the_connection_on_both_sides(fields: bytes) -> None:
+def test_a_body_that_does_not_come_or_cannot_be_read_is_not_passed_on(
+    fields: bytes, pieces: list[bytes], status: int
+) -> None:
     async def test(behind: Behind) -> None:
-        assert await behind.ask(HEAD + fields, *[b"1"] * 4, pause=0.02) == b""
-        assert behind.came[0].count(b"1") >= 4
+        answer = await behind.ask(HEAD + fields + b"\r\n\r\n", *pieces, pause=0.015)
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert not behind.came
+
+    through(test)
+
+
+def test_only_so_much_is_held_at_a_time_and_given_back() -> None:
+    async def test(behind: Behind) -> None:
+        head = HEAD + b"Content-Length: 300000\r\n\r\n"
+        first = asyncio.create_task(behind.ask(head + b"x" * 299_000, pause=0.1, ends=True))
+        await asyncio.sleep(0.02)
+        assert (await behind.ask(head + b"x" * 299_000)).startswith(b"HTTP/1.1 503 ")
+        await first
+        await asyncio.sleep(0.1)
+        answer = await behind.ask(head, b"x" * 299_997 + b"end")
+        assert answer == ANSWER + b"fine"
 
     through(test)
 
@@ -163,12 +209,13 @@ def test_a_client_that_leaves_is_gone_for_the_server_too() -> None:
 def test_no_more_requests_than_allowed_pass_at_a_time() -> None:
     async def test(behind: Behind) -> None:
         waiting = [
-            asyncio.create_task(behind.ask(HEAD + b"Content-Length: 3\r\n\r\n"))
+            asyncio.create_task(behind.ask(HEAD + b"\r\n", pause=0.2, ends=True))
             for _ in range(LIMITS.open_count)
         ]
         await asyncio.sleep(0.05)
         assert (await behind.ask(HEAD + b"\r\n")).startswith(b"HTTP/1.1 503 ")
         await asyncio.gather(*waiting)
+        await asyncio.sleep(0.1)
         answer = await behind.ask(HEAD + b"Content-Length: 3\r\n\r\nend")
         assert answer == ANSWER + b"fine"
 
