@@ -148,7 +148,8 @@ def test_openais_client_has_tools_called(calling_url: str) -> None:
     assert openais.chat.completions.create(messages=told, max_tokens=3, model="tiny").choices
 
 
-def test_openais_client_gets_json_of_a_schema(openais: "openai.OpenAI") -> None:
+def test_openais_client_gets_json_of_a_schema(calling_url: str) -> None:
+    openais = openai_client(calling_url)
     form: Any = {
         "type": "json_schema",
         "json_schema": {"name": "day", "schema": SCHEMA, "strict": True},
@@ -160,7 +161,9 @@ def test_openais_client_gets_json_of_a_schema(openais: "openai.OpenAI") -> None:
 
 
 def test_openais_client_gets_a_response(openais: "openai.OpenAI") -> None:
-    answer = openais.responses.create(model="tiny", input="hello", max_output_tokens=4)
+    answer = openais.responses.create(
+        model="tiny", input="hello", max_output_tokens=4, temperature=0
+    )
     assert answer.output_text
 
 
@@ -176,7 +179,8 @@ def test_openais_client_gets_errors_of_its_own_kinds(openais: "openai.OpenAI") -
 def test_anthropics_client_gets_an_answer_whole_and_piece_by_piece(
     anthropics: "anthropic.Anthropic",
 ) -> None:
-    options: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6, "system": "be brief"}
+    options: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6}
+    options["extra_body"] = {"temperature": 0}
     answer = anthropics.messages.create(**options)
     assert (answer.stop_reason, answer.usage.output_tokens) == ("max_tokens", 6)
     assert [block.type for block in answer.content] == ["text"]
