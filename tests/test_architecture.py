@@ -45,7 +45,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
         *("packing", "caching", "machine", "engines", "footprint"),
     },
-    "programs": {"moepack"},
     "serving": {"moepack", "llama_cpp", "running"},
     "bench": {
         *("moepack", "storage", "source", "reading", "llama_cpp"),
