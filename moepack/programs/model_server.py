@@ -1,4 +1,4 @@
-"""A model behind llama.cpp's own server, with its experts brought to it: what `run` and `serve` use."""
+"""A model behind llama.cpp's own server, with its experts brought to it."""
 
 from __future__ import annotations
 
