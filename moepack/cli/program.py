@@ -63,6 +63,7 @@ def run_command(
     context: click.Context,
     source_or_pack: Sequence[str],
     command: Sequence[str],
+    /,
     *,
     stats: bool,
     is_ours: bool = False,

@@ -18,6 +18,7 @@ from moepack.pager.messages import Do, Said, Say, op
 from moepack.sizes import align
 
 _PAGE = mmap.PAGESIZE
+_AWAITED = 1 << 31
 
 
 class ProgramEndedError(Exception):
@@ -25,11 +26,15 @@ class ProgramEndedError(Exception):
 
 
 class Choice(NamedTuple):
-    """What a layer's router chose: for each of `token_count` tokens as many experts, in turn."""
+    """What a layer's router chose: for each of `token_count` tokens as many experts, in turn.
+
+    The program waits for them where it `is_awaited`: not all are mapped.
+    """
 
     layer: int
     token_count: int
     experts: Sequence[int]
+    is_awaited: bool
 
 
 class Region(NamedTuple):
@@ -131,10 +136,13 @@ class Client:
             (self.faults,) = struct.unpack_from("i", rights)
         return messages.decode(data)
 
-    def choices(self) -> Iterator[tuple[int, Choice]]:
-        """Take what was chosen and not yet taken, with the number of its context."""
+    def choices(self, awaited: int | None = None) -> Iterator[tuple[int, Choice]]:
+        """Take what was chosen and not yet taken, with the number of its context.
+
+        A choice that the program waits for is taken only of the context `awaited`, as its last.
+        """
         for number, ring in enumerate(self._rings):
-            for choice in ring.take():
+            for choice in ring.take(number == awaited):
                 yield number, choice
 
     def add_region(self, said: Said) -> None:
@@ -230,14 +238,18 @@ class _Ring:
         self._tail = memory[64:72].cast("Q")
         self._words = memory[4096:].cast("I")
 
-    def take(self) -> Iterator[Choice]:
+    def take(self, takes_awaited: bool) -> Iterator[Choice]:
         head, tail = self._head[0], self._tail[0]
         while tail < head:
-            layer, row_count, column_count = self._read(tail, 3)
+            word, row_count, column_count = self._read(tail, 3)
+            is_awaited = bool(word & _AWAITED)
+            if is_awaited and not takes_awaited:
+                return
             count = row_count * column_count
-            yield Choice(layer, row_count, self._read(tail + 3, count))
+            experts = self._read(tail + 3, count)
             tail += 3 + count
             self._tail[0] = tail
+            yield Choice(word & ~_AWAITED, row_count, experts, is_awaited)
 
     def _read(self, start: int, count: int) -> list[int]:
         first = start % messages.RING_WORDS

@@ -47,25 +47,21 @@ class Mapper:
         self._map(client, list(client.resident))
         client.do([op(Do.ANSWER, source=said.sequence)])
 
-    def take_choices(self, client: Client, context: int) -> Choice | None:
-        """Count all that was chosen; return the last choice of a context, uncounted.
+    def count_choices(self) -> None:
+        """Count what was chosen and is mapped."""
+        for client in self.clients:
+            for _, choice in client.choices():
+                self._residents.count(_keys(choice))
 
-        All others hit: what they chose was mapped.
-        """
-        last: Choice | None = None
-        for one in self.clients:
-            for number, choice in one.choices():
-                if (one, number) != (client, context):
-                    self._residents.count(_keys(choice))
-                    continue
-                if last is not None:
-                    self._residents.count(_keys(last))
-                last = choice
-        return last
-
-    def count(self, choice: Choice) -> None:
-        """Count a choice that was mapped already."""
-        self._residents.count(_keys(choice))
+    def take_awaited(self, client: Client, context: int) -> Choice | None:
+        """Return the choice that a context waits for; count those before it."""
+        awaited: Choice | None = None
+        for _, choice in client.choices(context):
+            if choice.is_awaited:
+                awaited = choice
+            else:
+                self._residents.count(_keys(choice))
+        return awaited
 
     def bring(self, client: Client, choice: Choice) -> None:
         """Have what a layer chose read, and mapped by the process."""

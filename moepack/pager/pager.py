@@ -7,6 +7,7 @@ import secrets
 import selectors
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -78,6 +79,7 @@ class Pager:
         self, pack: Pack, options: PagerOptions, failed: Callable[[MoepackError], None]
     ) -> None:
         self._failed = failed
+        self._lock = threading.Lock()
         self._memory: int | None = None
         """The bytes that were given for experts; None where they follow what is free."""
         self.has_served = False
@@ -158,7 +160,12 @@ class Pager:
 
     @property
     def usage(self) -> PagerUsage:
-        """What programs needed so far."""
+        """What programs needed so far; to be asked in any thread."""
+        with self._lock:
+            self._mapper.count_choices()
+            return self._usage()
+
+    def _usage(self) -> PagerUsage:
         tally = self._residents.tally
         return PagerUsage(
             hit_count=tally.hit_count,
@@ -178,15 +185,18 @@ class Pager:
             while True:
                 if (now := time.monotonic()) >= next_tick:
                     next_tick = now + _SECONDS_BETWEEN
-                    self._follow_memory()
+                    with self._lock:
+                        self._follow_memory()
                     tick()
-                for key, _ in self._selector.select(max(0.0, next_tick - time.monotonic())):
-                    if key.fd == ending:
-                        return
-                    self._serve_one(key.data)
-                while waiting := [one for one in self._mapper.clients if one.has_messages]:
-                    for client in waiting:
-                        self._serve_one(client)
+                events = self._selector.select(max(0.0, next_tick - time.monotonic()))
+                if any(key.fd == ending for key, _ in events):
+                    return
+                with self._lock:
+                    for key, _ in events:
+                        self._serve_one(key.data)
+                    while waiting := [one for one in self._mapper.clients if one.has_messages]:
+                        for client in waiting:
+                            self._serve_one(client)
         finally:
             self._selector.unregister(ending)
 
@@ -243,9 +253,7 @@ class Pager:
                 status = self._bring(client, said.number)
                 client.do([op(Do.ANSWER, expert=status, source=said.sequence)])
             case Say.HALF_FULL:
-                choice = self._mapper.take_choices(client, said.number)
-                if choice is not None:
-                    self._mapper.count(choice)
+                self._mapper.count_choices()
                 if said.sequence:
                     client.do([op(Do.ANSWER, source=said.sequence)])
             case Say.DONE:
@@ -254,7 +262,7 @@ class Pager:
                 pass
 
     def _bring(self, client: Client, context: int) -> int:
-        choice = self._mapper.take_choices(client, context)
+        choice = self._mapper.take_awaited(client, context)
         try:
             if choice is not None:
                 self._mapper.bring(client, choice)

@@ -52,6 +52,8 @@ enum {
     EXIT_CODE = 70,      /* EX_SOFTWARE of sysexits.h: the pager is gone */
 };
 
+static const uint32_t AWAITED = 1u << 31; /* with the layer of a choice that is waited for */
+
 /* What the pager tells. A message is an array of these, and is acknowledged as a whole. */
 enum { OP_MAP, OP_RESIDENT, OP_EVICT, OP_RESTORE, OP_DENSE, OP_WANTED, OP_WATCH, OP_ANSWER };
 struct op {
@@ -594,7 +596,7 @@ static bool read_ids(struct context *context, const void *tensor, size_t *rows, 
 }
 
 /* Write a choice to the ring; called with state_lock held. */
-static bool write_choice(struct context *context, uint32_t layer, size_t rows, size_t columns) {
+static bool write_choice(struct context *context, uint32_t layer, size_t rows, size_t columns, bool is_awaited) {
     struct ring *ring = context->ring;
     struct said message = {.kind = SAY_HALF_FULL, .index = (uint32_t)(context - contexts)};
     uint64_t count = rows * columns, head = ring->head;
@@ -603,7 +605,7 @@ static bool write_choice(struct context *context, uint32_t layer, size_t rows, s
         ask(message, -1);
         if (head + count + 3 - ring->tail > RING_WORDS) return false;
     }
-    uint32_t start[3] = {layer, (uint32_t)rows, (uint32_t)columns};
+    uint32_t start[3] = {layer | (is_awaited ? AWAITED : 0), (uint32_t)rows, (uint32_t)columns};
     for (unsigned i = 0; i < 3; i++) ring->words[head++ % RING_WORDS] = start[i];
     for (uint64_t i = 0; i < count; i++) ring->words[head++ % RING_WORDS] = (uint32_t)context->ids[i];
     ring->head = head;
@@ -631,7 +633,7 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
         context->used[context->ids[i]] = 1;
         all = all && here[context->ids[i]];
     }
-    bool is_there = write_choice(context, layer, rows, columns);
+    bool is_there = write_choice(context, layer, rows, columns, !all);
     if (is_there && !all) {
         struct said message = {.kind = SAY_CHOSEN, .index = (uint32_t)(context - contexts)};
         int status = ask(message, -1);
