@@ -210,6 +210,11 @@ class Client:
             if self._done_count == self._told_count:
                 return message
 
+    def finish(self) -> None:
+        """Wait until it has done all that it was told."""
+        if self._done_count < self._told_count:
+            self._wait_for_done()
+
     def count_done(self) -> None:
         """Count an answer that nobody waited for."""
         self._done_count += 1

@@ -147,9 +147,11 @@ class Mapper:
             if not start <= page < end or parts[0].family != ROUTED_FAMILY:
                 copy_page(faults, address, self._shared.page(page))
             elif parts[0].key in client.resident:
+                client.finish()  # before its slot is mapped there is nothing to go on with
                 proceed(faults, address)
             else:
                 self._bring(client, [parts[0].key])
+                client.finish()
                 wake(faults, address)
 
 
