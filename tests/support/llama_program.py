@@ -1,8 +1,8 @@
 """A llama.cpp program: its own server, of xllamacpp. `python -m tests.support.llama_program MODEL`.
 
 Each line of standard input is a JSON array of prompts, in token ids, which are continued at once,
-each in a slot of its own; each gets a line with what came of it: an array of `Answer`s or, where the
-server refused, a text. It ends with its input.
+each in a slot of its own. Each gets a line with what came of it: an array of `Answer`s or, where
+the server refused, a text. It ends with its input.
 """
 
 import argparse
@@ -31,6 +31,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=TOKEN_COUNT)
     parser.add_argument("--another", help="a model that is loaded before, and answers after each")
+    parser.add_argument("--load", default="MMAP", help="how the model is loaded")
     parser.add_argument("--check-tensors", action="store_true")
     return parser.parse_args()
 
@@ -46,7 +47,7 @@ def _serve(path: str, options: argparse.Namespace) -> str:
     params.n_ubatch = options.micro_batch
     params.n_batch = max(options.micro_batch, 64)
     params.no_extra_bufts = True
-    params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP
+    params.load_mode = getattr(xllamacpp.llama_load_mode, f"LLAMA_LOAD_MODE_{options.load}")
     params.check_tensors = options.check_tensors
     params.warmup = params.fit_params = False
     params.port = 0

@@ -22,7 +22,7 @@ from tests.support.llama_program import Answer
 from tests.support.models import FIXTURES
 
 ROOT = FIXTURES.parent
-MODULE = (sys.executable, "-m", "tests.support.llama_program")
+_LLAMA = "llama_program"
 
 PROMPTS: tuple[tuple[Sequence[int], ...], ...] = (
     ([7],),
@@ -35,10 +35,12 @@ PROMPTS: tuple[tuple[Sequence[int], ...], ...] = (
 class Program:
     """A llama.cpp program that is asked line by line; a context manager, which ends it."""
 
-    def __init__(self, model: str | Path, *options: object, **names: str) -> None:
-        self._errors = TemporaryFile()
+    def __init__(
+        self, model: str | Path, *options: object, module: str = _LLAMA, **names: str
+    ) -> None:
+        self._errors = TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [*MODULE, str(model), *map(str, options)],
+            [sys.executable, "-m", f"tests.support.{module}", str(model), *map(str, options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -54,6 +56,11 @@ class Program:
         assert line == "ready\n", line + self.complaint
         return self
 
+    def call(self, *arguments: object) -> Any:
+        """Ask a program of another kind something; return its result, None where it has ended."""
+        self.begin(*arguments)
+        return self.result()
+
     def ask(self, *prompts: Sequence[int]) -> list[Answer] | str:
         """Have prompts continued at once; return the answers, or what the server says instead."""
         self.begin(*prompts)
@@ -61,11 +68,16 @@ class Program:
         assert result is not None, self.complaint
         return result if isinstance(result, str) else [as_answer(one) for one in result]
 
-    def begin(self, *prompts: Sequence[int]) -> None:
+    def begin(self, *prompts: object) -> None:
         """Ask, and wait for nothing."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(prompts) + "\n")
         self.process.stdin.flush()
+
+    def result_line(self) -> str:
+        """Wait for the next line; an empty one where the program has ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
 
     def result(self) -> Any:
         """Wait for the next answer; None where the program has ended."""
@@ -112,6 +124,7 @@ class Paging:
         self.pager, self.failures = pager, failures
         self._jobs: SimpleQueue[Callable[[Pager], None] | None] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._programs: list[Program] = []
         self._problem: BaseException | None = None
         self._done = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -122,9 +135,11 @@ class Paging:
         """The variables that programs get."""
         return {**self.pager.environment, "LD_PRELOAD": str(preloaded_library())}
 
-    def program(self, *options: object) -> Program:
-        """Start a program that it serves."""
-        return Program(self.pager.model_path, *options, **self.environment)
+    def program(self, *options: object, module: str = _LLAMA) -> Program:
+        """Start a program that it serves: a module of this folder."""
+        program = Program(self.pager.model_path, *options, module=module, **self.environment)
+        self._programs.append(program)
+        return program
 
     def do(self, job: Callable[[Pager], None]) -> None:
         """Do something between what it serves, in its thread."""
@@ -143,6 +158,8 @@ class Paging:
                 self._done.release()
         except BaseException as error:
             self._problem = error
+            for program in self._programs:  # nobody serves them any more
+                program.process.kill()
 
     def close(self) -> None:
         """End the thread. Raises what it raised."""
