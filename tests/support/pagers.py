@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from moepack.errors import MoepackError
+from moepack.pager.messages import Do, op
 from moepack.pager.pager import Pager, PagerOptions
 from moepack.programs.runner import preloaded_library
 from moepack.running.model import open_model
@@ -140,6 +141,16 @@ class Paging:
         program = Program(self.pager.model_path, *options, module=module, **self.environment)
         self._programs.append(program)
         return program
+
+    def watch(self, is_watched: bool) -> None:
+        """Have programs announce their choices or, as where routers have other names, none."""
+
+        def job(pager: Pager) -> None:
+            for client in pager._mapper.clients:
+                client.do([op(Do.WATCH, expert=is_watched)])
+                client.finish()
+
+        self.do(job)
 
     def do(self, job: Callable[[Pager], None]) -> None:
         """Do something between what it serves, in its thread."""
