@@ -1,6 +1,7 @@
 """What cannot be read as it was written ends an answer: it never becomes other tokens."""
 
 import errno
+import mmap
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from moepack.errors import MoepackError, PackError
 from moepack.packing.shard_index import index_model
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.llama_program import Answer
-from tests.support.models import first_shard, flip, shards_of
+from tests.support.models import first_shard, flip, pack_model, shards_of
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, Program, paging
 
@@ -144,3 +145,19 @@ def test_reads_that_come_short_give_no_tokens(
         assert ask_damaged(program)
         backend.faults = []
         assert_goes_on(program, expected)
+
+
+@needs_llama
+def test_damage_on_pages_that_experts_share_ends_the_program(tmp_path: Path) -> None:
+    pack_model([first_shard("deepseek2")], tmp_path / "pack")
+    with moepack.open(tmp_path / "pack") as pack:
+        # Of these no part has a page of its own: no digest is looked at but for their neighbours'.
+        parts = [pack.locate(3, n, "ffn_gate_exps.weight") for n in (*range(1, 7), *range(9, 15))]
+    assert {part.length for part in parts} == {mmap.PAGESIZE + 256}
+    for part in parts:
+        flip(part.path, part.offset + part.length // 2)
+    with paging(tmp_path / "pack", memory="floor", micro_batch=32) as run:
+        with run.program(*SLOTS) as program:
+            run.watch(False)
+            assert not ask_damaged(program)
+        assert isinstance(run.failures[0], PackError)
