@@ -120,8 +120,8 @@ class MappedImage:
     """A pack as one GGUF, which has no name: header, dense tensors of the pack's files, experts.
 
     A GGUF with holes must never be where another program could load it: llama.cpp would answer
-    nonsense without a word. So what has a path here is cut off behind the header; the preloaded
-    library opens the whole image in its place.
+    nonsense without a word. So what has a path here ends a byte behind the header; the preloaded
+    library maps the whole image in its place.
     """
 
     def __init__(self, pack: Pack) -> None:
@@ -131,7 +131,7 @@ class MappedImage:
         self._open: list[int] = []
         self._files: dict[int, int] = {}
         try:
-            self._stub = self._memory("moepack-model", len(self._layout.header))
+            self._stub = self._memory("moepack-model", len(self._layout.header) + 1)
             self.image: int = self._memory("moepack-image", self._layout.length)
             self._copy_unaligned()
         except BaseException:

@@ -149,11 +149,13 @@ class Mapper:
             parts = self._shared.on_page(page)
             start, end = parts[0].span.whole_pages if parts else (0, 0)
             if not start <= page < end or parts[0].family != ROUTED_FAMILY:
-                copy_page(faults, address, self._shared.page(page))
+                copy_page(faults, address, self._shared.checked_page(page))
             elif parts[0].key in client.resident:
+                client.finish()  # before its slot is mapped there is nothing to go on with
                 proceed(faults, address)
             else:
                 self._bring(client, [parts[0].key])
+                client.finish()
                 wake(faults, address)
 
 

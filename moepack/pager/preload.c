@@ -520,25 +520,29 @@ EXPORT int mlock(const void *address, size_t length) {
     return 0;
 }
 
-/* The image that has a name ends where experts would begin, so that a program without this library
- * refuses it and reads no zeros. With it, it is as long as its header says. */
-EXPORT FILE *fopen(const char *path, const char *mode) {
-    static FILE *(*open_file)(const char *, const char *);
-    if (!open_file) open_file = (FILE *(*)(const char *, const char *))dlsym(RTLD_NEXT, "fopen");
-    const char *name = getenv("MOEPACK_MODEL");
-    if (name && path && !strcmp(path, name) && getenv("MOEPACK_PAGER")) {
-        int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-        bool is_image = find_file(descriptor) >= 0 && model.experts_offset;
-        close(descriptor);
-        char whole[64];
-        snprintf(whole, sizeof whole, "/proc/self/fd/%d", image);
-        if (is_image) return open_file(whole, mode);
-    }
-    return open_file(path, mode);
+/* What has the image's path ends a byte behind the header, so that whoever reads it instead of mapping
+ * it, with this library or without, comes to its end and never to zeros. Only its size is told as the
+ * header has it, as libllama holds that against where tensors lie. */
+static off_t size_for(FILE *file, off_t position) {
+    struct stat status;
+    if (position < 0 || !getenv("MOEPACK_PAGER")) return position;
+    if (fstat(fileno(file), &status) || status.st_size != position) return position;
+    if (find_file(fileno(file)) < 0 || !model.experts_offset || fstat(image, &status)) return position;
+    return status.st_size;
 }
 
-EXPORT FILE *fopen64(const char *path, const char *mode) {
-    return fopen(path, mode);
+EXPORT off_t ftello(FILE *file) {
+    static off_t (*tell_real)(FILE *);
+    if (!tell_real) tell_real = (off_t (*)(FILE *))dlsym(RTLD_NEXT, "ftello");
+    return size_for(file, tell_real(file));
+}
+
+EXPORT off_t ftello64(FILE *file) {
+    return ftello(file);
+}
+
+EXPORT long ftell(FILE *file) {
+    return ftello(file);
 }
 
 /* ---- what routers choose ---- */
