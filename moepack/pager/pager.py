@@ -124,7 +124,7 @@ class Pager:
         self._listener.bind(f"\0{self._name}")
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        stack.callback(self._close_clients)
+        stack.callback(self.disconnect)
 
     def _divide_memory(
         self, shape: ModelShape, rooms: Rooms, pinned_length: int, options: PagerOptions
@@ -148,7 +148,8 @@ class Pager:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def _close_clients(self) -> None:
+    def disconnect(self) -> None:
+        """End the connections to all programs; these end then."""
         for client in self._mapper.clients:
             client.close()
 
