@@ -40,7 +40,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("simulation", "footprint", "forecasting"),
     },
     "mounting": {"moepack", "format", "storage", "reading"},
-    "programs": {"moepack"},
+    "pager": {
+        *("moepack", "format", "storage", "reading", "caching", "machine", "engines"),
+    },
+    "programs": {"moepack", "reading", "pager"},
     "running": {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
         *("packing", "caching", "machine", "engines", "footprint"),
@@ -53,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {
         *("moepack", "format", "storage", "source", "reading", "verifying", "trace", "hotness"),
         *("analysis", "packing", "engines", "mounting", "machine", "bench", "running"),
-        *("simulation", "forecasting", "placing"),
+        *("simulation", "forecasting", "placing", "pager"),
     },
     "cli": {"*"},
 }
