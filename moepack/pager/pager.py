@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, Self
 
 from moepack.caching import cache as caching
 from moepack.errors import MoepackError, SourceError
+from moepack.machine.memory_limits import available_memory
 from moepack.pager.budget import FreeMemory, Rooms, check_memory, step_length
 from moepack.pager.client import Client, ProgramEndedError
 from moepack.pager.mapped_model import map_model, slot_room
@@ -134,8 +135,8 @@ class Pager:
         self._reserve = step_length(shape, rooms, 1)
         least = self.floor + self._reserve + pinned_length
         self._memory = least if options.memory == "floor" else options.memory
-        if self._memory is not None:
-            check_memory(self._memory, least, options.micro_batch)
+        given = available_memory() if self._memory is None else self._memory
+        check_memory(given, least, options.micro_batch)
         self._free = FreeMemory(least, sum(rooms.values()) + self._reserve)
 
     def _budget(self) -> int:
