@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pager": {
         *("moepack", "format", "storage", "reading", "caching", "machine", "engines"),
     },
-    "programs": {"moepack", "reading", "pager"},
+    "programs": {"moepack", "reading", "trace", "pager"},
     "running": {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
         *("packing", "caching", "machine", "engines", "footprint"),
