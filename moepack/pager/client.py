@@ -41,10 +41,16 @@ class Region(NamedTuple):
     offset: int
     length: int
 
-    def overlaps(self, other: Region) -> bool:
-        """Return whether both have addresses in common."""
-        ends = self.address + self.length, other.address + other.length
-        return self.address < ends[1] and other.address < ends[0]
+    def without(self, other: Region) -> Iterator[Region]:
+        """Yield what is left of this where another one has been mapped over it."""
+        before = other.address - self.address
+        behind = other.address + align(other.length, _PAGE) - self.address
+        if before > 0:
+            yield self._replace(length=min(self.length, before))
+        if behind < self.length:
+            start = max(0, behind)
+            place = {"address": self.address + start, "offset": self.offset + start}
+            yield self._replace(length=self.length - start, **place)
 
 
 class Client:
@@ -142,10 +148,14 @@ class Client:
             raise ValueError("no descriptor of page faults")
         self.faults = descriptor
 
-    def choices(self) -> Iterator[tuple[int, Choice]]:
-        """Take what was chosen and not yet taken, with the number of its context."""
+    def choices(self, asking: int | None) -> Iterator[tuple[int, Choice]]:
+        """Take what was chosen and not yet taken, with the number of its context.
+
+        The last choice of each context stays but for `asking`: it may have to be brought yet, and
+        the message that says so is still to come.
+        """
         for number, ring in enumerate(self._rings):
-            for choice in ring.take():
+            for choice in ring.take(with_last=number == asking):
                 yield number, choice
 
     def add_region(self, said: Said) -> None:
@@ -156,7 +166,8 @@ class Client:
         if said.number >= self._file_count:
             raise ValueError("no such file")
         region = Region(said.number, said.address, said.offset, said.length)
-        self.regions = [one for one in self.regions if not one.overlaps(region)]
+        # What the program unmapped of another one, as libllama does with headers, is free for this.
+        self.regions = [rest for one in self.regions for rest in one.without(region)]
         self.regions.append(region)
         self.shared_pages.clear()
 
@@ -251,14 +262,15 @@ class _Ring:
         self._tail = memory[64:72].cast("Q")
         self._words = memory[4096:].cast("I")
 
-    def take(self) -> Iterator[Choice]:
+    def take(self, *, with_last: bool) -> Iterator[Choice]:
         head, tail = self._head[0], self._tail[0]
         while tail < head:
             layer, row_count, column_count = self._read(tail, 3)
-            count = row_count * column_count
-            yield Choice(layer, row_count, self._read(tail + 3, count))
-            tail += 3 + count
-            self._tail[0] = tail
+            end = tail + 3 + row_count * column_count
+            if end >= head and not with_last:
+                return
+            yield Choice(layer, row_count, self._read(tail + 3, row_count * column_count))
+            self._tail[0] = tail = end
 
     def _read(self, start: int, count: int) -> list[int]:
         first = start % messages.RING_WORDS

@@ -47,25 +47,19 @@ class Mapper:
         self._map(client, list(client.resident))
         client.do([op(Do.ANSWER, source=said.sequence)])
 
-    def take_choices(self, client: Client, context: int) -> Choice | None:
-        """Count all that was chosen; return the last choice of a context, uncounted.
-
-        All others hit: what they chose was mapped.
-        """
+    def take_choices(self, client: Client, context: int | None) -> Choice | None:
+        """Count all that was chosen and mapped; return the last choice of a context, uncounted."""
         last: Choice | None = None
         for one in self.clients:
-            for number, choice in one.choices():
-                if (one, number) != (client, context):
+            asking = context if one is client else None
+            for number, choice in one.choices(asking):
+                if number != asking:
                     self._residents.count(_keys(choice))
                     continue
                 if last is not None:
                     self._residents.count(_keys(last))
                 last = choice
         return last
-
-    def count(self, choice: Choice) -> None:
-        """Count a choice that was mapped already."""
-        self._residents.count(_keys(choice))
 
     def bring(self, client: Client, choice: Choice) -> None:
         """Have what a layer chose read, and mapped by the process."""
@@ -135,12 +129,15 @@ class Mapper:
                     client.shared_pages.add(page)
 
     def serve_faults(self, client: Client, faults: int) -> None:
-        """Serve a process that reads experts which it did not announce, or that were swapped."""
+        """Serve a process that reads experts which it did not announce, or that were swapped.
+
+        Raises ValueError for what it cannot have read.
+        """
         assert self._shared is not None
         for address in read_faults(faults):
             page = client.offset_of(address)
             if page is None:
-                continue
+                raise ValueError("a page fault where no file is mapped")
             self.fault_count += 1
             parts = self._shared.on_page(page)
             start, end = parts[0].span.whole_pages if parts else (0, 0)

@@ -243,9 +243,7 @@ class Pager:
                 status = self._bring(client, said.number)
                 client.do([op(Do.ANSWER, expert=status, source=said.sequence)])
             case Say.HALF_FULL:
-                choice = self._mapper.take_choices(client, said.number)
-                if choice is not None:
-                    self._mapper.count(choice)
+                self._mapper.take_choices(client, None)
                 if said.sequence:
                     client.do([op(Do.ANSWER, source=said.sequence)])
             case Say.DONE:
