@@ -8,6 +8,7 @@ are a sound one with one rule broken, and all digests made right again.
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import struct
@@ -20,6 +21,8 @@ from typing import Any, NamedTuple
 import xxhash
 import zstandard
 
+from conformance import variants
+from conformance.variants import BLOBS, DENSE, OPENING, USE, VERIFICATION, changed, stored
 from moepack.format import records
 from moepack.packing.layout import Layout, load
 from moepack.packing.pack_model import pack_model
@@ -43,7 +46,6 @@ from tests.support.pack_draft import (
 
 FOLDER = Path(__file__).parent / "packs"
 TOOL = "conformance"
-OPENING, USE, VERIFICATION = "refused at opening", "refused at use", "found by verification"
 STAGES = {
     **dict.fromkeys(("header", "section", "file", "family", "kind", "cross"), (OPENING, None)),
     "record": (USE, "experts"),
@@ -146,7 +148,7 @@ def grown(shards: list[Path], target: Path) -> None:
 
 
 def dirty_padding() -> GgufBuilder:
-    """Build a model with a byte behind a tensor that is not zero."""
+    """Build a model with a byte after a tensor that is not zero."""
     builder = tiny()
     norm = next(spec for spec in builder.tensors if spec.name == "blk.0.attn_norm.weight")
     norm.data += bytes(15) + b"\x01"
@@ -268,7 +270,40 @@ SOUND = {
     "index-by-another-name": Sound([tiny()], renamed_index, "an index with another name"),
     "long-name": Sound([with_a_long_name()], packed(), "a tensor with a name of 200 bytes"),
     "zstd": Sound([compressible()], packed(codec="zstd"), "parts stored by a codec, beside others"),
+    "zstd-frames": Sound(
+        [compressible()],
+        changed(packed(codec="zstd"), variants.with_other_frames),
+        "frames with a checksum, a Dictionary_ID of 0, a window of 64 MiB, an empty block",
+    ),
     "sparse-manifest": Sound([tiny()], sparse_manifest, "a manifest without what may be missing"),
+    "manifest-at-its-limits": Sound(
+        [tiny()],
+        changed(packed(), variants.manifest_at_its_limits, in_index=False),
+        "a manifest with numbers that mean nothing, nulls, and a signature",
+    ),
+    "tensors-alone": Sound(
+        [tiny()],
+        changed(packed(), variants.without_section("shard_bytes")),
+        "dense tensors without headers",
+    ),
+    "headers-alone": Sound(
+        [tiny()],
+        changed(packed(), variants.without_section("tensors")),
+        "headers without dense tensors",
+    ),
+    "stored-digests-alone": Sound(
+        [tiny()],
+        changed(packed(), variants.stored_digests_alone),
+        "digests of stored bytes, though there is no codec",
+    ),
+    "without-digests": Sound(
+        [tiny()],
+        changed(packed(), variants.without_digests),
+        "a data file without digests of what lies in it",
+    ),
+    "a-tensor-of-nothing": Sound(
+        [tiny().tensor("nothing", (0, 4), F32, 0)], packed(), "a dense tensor without elements"
+    ),
 }
 
 
@@ -355,15 +390,16 @@ def facts(path: Path, shards: list[Path]) -> dict[str, Any]:
         data = source[tensor[14]][tensor[16] : tensor[16] + length]
         assert (path / files[file]).read_bytes()[offset : offset + length] == data
         dense.append([text(name), files[file], offset, length, xxh3(data)])
-    named = json.loads((path / "manifest.json").read_text())["source"]["shards"]
-    names = [entry["name"] for entry in named]
+    body = json.loads((path / "manifest.json").read_text())
+    names = [entry["name"] for entry in body["source"]["shards"]]
+    shards_as_restored = [
+        [name, len(data), hashlib.sha256(data).hexdigest()]
+        for name, data in zip(names, source, strict=True)
+    ]
     return {
         "experts": experts,
         "dense": dense,
-        "shards": [
-            [name, len(data), hashlib.sha256(data).hexdigest()]
-            for name, data in zip(names, source, strict=True)
-        ],
+        "shards": shards_as_restored if body["whole"] else None,
     }
 
 
@@ -385,6 +421,7 @@ class Broken(NamedTuple):
         shutil.copytree(base, path)
         draft = Draft(path, compact=True)
         index, body = bytes(draft.index), json.dumps(draft.body)
+        before = contents(path)
         self.breaks(draft)
         if draft.index != index:
             draft.save()
@@ -394,8 +431,19 @@ class Broken(NamedTuple):
             "pack": self.name,
             "verdict": self.verdict,
             "asked_for": self.asked_for,
+            "needs_manifest": self.name.startswith("broken-cross-")
+            or (MANIFEST in os.listdir(path) and contents(path) == before),
             "about": self.about,
         }
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Return the bytes of the files of a pack, but for those of its manifest."""
+    return {
+        file.name: file.read_bytes()
+        for file in path.iterdir()
+        if file.is_file() and file.name != MANIFEST
+    }
 
 
 def over_shards() -> Iterator[Broken]:
@@ -434,10 +482,10 @@ def over_shards() -> Iterator[Broken]:
 def with_a_codec() -> Iterator[Broken]:
     """Yield broken packs with parts that are stored by a codec."""
     rules: tuple[tuple[str, Callable[[Draft], object], str, str | None, str], ...] = (
-        ("frame", frame_of(b"\0" * 9), USE, "experts", "stored bytes that are no frame"),
+        ("frame", stored(b"\0" * 9), USE, "experts", "stored bytes that are no frame"),
         (
             "length",
-            frame_of(zstandard.ZstdCompressor().compress(bytes([7]) * 31)),
+            stored(zstandard.ZstdCompressor().compress(bytes([7]) * 31)),
             USE,
             "experts",
             "a frame that decodes to another length than the part's",
@@ -448,31 +496,13 @@ def with_a_codec() -> Iterator[Broken]:
         yield Broken(f"broken-zstd-{name}", breaks, verdict, asked_for, about)
 
 
-def frame_of(stored: bytes) -> Callable[[Draft], None]:
-    """Return what stores the first part in other bytes, with a right digest of these."""
-
-    def breaks(draft: Draft) -> None:
-        part = draft.get("part")
-        path = draft.path / BLOBS
-        data = bytearray(path.read_bytes())
-        data[part.offset : part.offset + part.stored_length] = bytes(part.stored_length)
-        data[part.offset : part.offset + len(stored)] = stored
-        path.write_bytes(data)
-        if part.stored_length != len(stored):
-            draft.set("part", 0, stored_length=len(stored))
-        at = draft.sections["stored_digests"].offset
-        draft.index[at : at + 8] = struct.pack("<Q", xxhash.xxh3_64_intdigest(stored))
-
-    return breaks
-
-
 def other_stored_digest(draft: Draft) -> None:
     """State another digest of the stored bytes of the first part."""
     draft.index[draft.sections["stored_digests"].offset] ^= 1
 
 
 def gap_that_is_not_zero(name: str) -> Callable[[Draft], None]:
-    """Return what writes into the padding behind the first tensor of a shard."""
+    """Return what writes into the padding after the first tensor of a shard."""
 
     def breaks(draft: Draft) -> None:
         number = [entry["name"] for entry in draft.body["files"]].index(name)
@@ -524,7 +554,18 @@ def removed(name: str) -> Callable[[Draft], None]:
     return lambda draft: (draft.path / name).unlink()
 
 
-MANIFEST, INDEX, BLOBS, DENSE = "manifest.json", "index.bin", "experts-00000.bin", "dense.bin"
+def made_a_folder(name: str) -> Callable[[Draft], None]:
+    """Return what puts a folder in the place of a file, with a file in it."""
+
+    def breaks(draft: Draft) -> None:
+        (draft.path / name).unlink()
+        (draft.path / name).mkdir()
+        (draft.path / name / "a-file").touch()
+
+    return breaks
+
+
+MANIFEST, INDEX = "manifest.json", "index.bin"
 FILES = [
     *(
         Broken(f"broken-text-{name}", text_of(change), OPENING, None, about)
@@ -549,6 +590,7 @@ FILES = [
             ("index-cut", damaged(INDEX, lambda d: d.pop()), OPENING, None, "a byte short"),
             ("index-long", damaged(INDEX, lambda d: d.append(0)), OPENING, None, "a byte long"),
             ("no-blobs", removed(BLOBS), USE, "experts", "a data file that is missing"),
+            ("folder", made_a_folder(BLOBS), USE, "experts", "a folder in place of a data file"),
             (
                 "blobs-cut",
                 damaged(BLOBS, lambda d: d.__delitem__(slice(64, None))),
@@ -579,13 +621,26 @@ FILES = [
 """Damage to files, and texts that are no JSON for everybody."""
 
 
+OTHER_PLACES = ("shard_bytes", "second place")
+"""Places that other messages name as well, in the same words."""
+ALSO = {
+    *("source.shards[0].sha256 is missing", "version 1.0", "version True", "no shards"),
+    *("a header of 1099511627776 bytes", "a shard of 0 bytes", "pages of 4096"),
+    *("an index named '../index.bin'", "an index of more than 1 GiB", "pages without digests"),
+    *("experts used: None", "a second place in no file", "a codec: a blank"),
+    *("a second place too few", "blobs nowhere", "bytes after a name", "a name twice, loud"),
+    *("a name in the index alone", "whole without a dense part"),
+}
+"""Rules that break in the same words as others, and have a pack all the same."""
+
+
 def all_broken() -> Iterator[Broken]:
     """Yield a broken pack for every rule that has a message of its own."""
     yield from FILES
     seen: set[object] = set()
     for entry in BAD_ENTRIES:
         problem = entry.words.partition(": ")[2] or entry.words
-        if problem not in seen:
+        if problem not in seen or entry.name in ALSO:
             seen.add(problem)
             yield Broken(
                 f"broken-manifest-{slug(entry.name)}", manifest_of(entry), OPENING, None, entry.name
@@ -594,11 +649,13 @@ def all_broken() -> Iterator[Broken]:
     for group, rules in INDEX_RULES.items():
         seen = set()
         for rule in rules:
-            if "name" in rule.problem and rule.problem in names and group != "file":
+            is_known_name = "name" in rule.problem and rule.problem in names and group != "file"
+            if is_known_name and rule.name not in ALSO:
                 continue
             names.add(rule.problem)
-            key = (rule.place.startswith("shard_bytes"), rule.problem)
-            if key not in seen:
+            kind = rule.place.split()[0] if rule.place.startswith(OTHER_PLACES) else ""
+            key = (kind, rule.problem)
+            if key not in seen or rule.name in ALSO:
                 seen.add(key)
                 name = f"broken-{group}-{slug(rule.name)}"
                 verdict, asked_for = STAGES[group]
@@ -684,6 +741,9 @@ def make(target: Path) -> None:
             verdicts.append(broken.write(target / "over-shards", target))
         for broken in with_a_codec():
             verdicts.append(broken.write(target / "zstd", target))
+        for variant in variants.VARIANTS:
+            broken = Broken(f"broken-{variant.base}-{variant.name}", *variant[2:])
+            verdicts.append(broken.write(target / variant.base, target))
     lines = ",\n".join(json.dumps(verdict) for verdict in verdicts)
     (target / "verdicts.json").write_text(f"[\n{lines}\n]\n")
 

@@ -244,6 +244,8 @@ def sound_cases() -> dict[str, Case]:
     zeros = tokens_payload(sixteen)
     by_run = ZSTD + b"\xa0" + struct.pack("<I", len(zeros))
     by_run += block(0, 152, zeros[:152], is_last=False)
+    small = tokens_payload([SMALL])
+    size, whole_block = struct.pack("<I", len(small)), block(0, len(small), small)
     run_records = {
         "example": [PLAIN, tokens((0, DECODE, [(3, 258), (3, 7)]))],
         "smallest": [PLAIN, tokens(SMALL)],
@@ -270,6 +272,11 @@ def sound_cases() -> dict[str, Case]:
         "everything-unknown": [origin(unknown=UNKNOWN_WORDS), ONE],
         "everything-known": [origin(model="Tiny", token_count=1, **KNOWN), ONE],
         "one-number-of-experts": [origin(expert_count=4), ONE],
+        "expert-count-of-another-kind": [origin(expert_count="1"), ONE],
+        "more-experts-counted-than-used": [
+            origin(**KNOWN),
+            counts(DECODE, (0, 0, 1), (0, 1, 1), (0, 2, 1)),
+        ],
         "name-in-other-letters": [origin(name="Gespräch 会話.log", model="模型"), ONE],
         "other-keys": [origin(recording="xxh3:0123456789abcdef", colour=["red", {"x": 1.5}]), ONE],
         "json-at-its-limits": [raw_origin(with_key(f'"x":{LIMITS}')), ONE],
@@ -284,6 +291,14 @@ def sound_cases() -> dict[str, Case]:
             TWO._replace(data=record(TOKENS, tokens_payload(TWO.tokens), stored=PACKED)),
         ],
         "frame-without-size": [PLAIN, tokens(SMALL, stored=size_unknown)],
+        "frame-with-dictionary-id-0": [
+            PLAIN,
+            tokens(SMALL, stored=ZSTD + b"\xa1\0" + size + whole_block),
+        ],
+        "frame-with-a-window-of-64-mib": [
+            PLAIN,
+            tokens(SMALL, stored=ZSTD + b"\x00\x80" + whole_block),
+        ],
         "frame-with-a-run": [
             PLAIN,
             tokens(*sixteen, stored=by_run + block(1, len(zeros) - 152, b"\0")),
@@ -302,13 +317,13 @@ def cut_cases() -> dict[str, Case]:
     for one in records:
         places.append(places[-1] + len(one.data))
     cuts = {
-        "behind-the-header": (places[0], "behind the header of the file"),
+        "after-the-header": (places[0], "after the header of the file"),
         "within-the-origin": (places[0] + 30, "within the first record"),
-        "behind-the-origin": (places[1], "behind the origin"),
+        "after-the-origin": (places[1], "after the origin"),
         "within-a-record-header": (places[2] + 23, "within the header of a record"),
-        "behind-a-record-header": (places[2] + 24, "between the header of a record and its frame"),
+        "after-a-record-header": (places[2] + 24, "between the header of a record and its frame"),
         "within-a-frame": (places[3] - 1, "within a frame"),
-        "before-the-end": (places[3], "behind a record, before the end"),
+        "before-the-end": (places[3], "after a record, before the end"),
         "within-the-header-of-the-end": (places[3] + 5, "within the header of the end"),
         "within-the-end": (len(whole) - 1, "within the frame of the end"),
     }
@@ -329,6 +344,38 @@ def cut_cases() -> dict[str, Case]:
             HEADER + PLAIN.data + ONE.data + damaged.data[:-1],
             [PLAIN, ONE],
         ),
+        **{
+            f"cut-within-{name}": Case(
+                "cut", f"it ends {words}", HEADER + PLAIN.data + data, [PLAIN]
+            )
+            for name, words, data in (
+                (
+                    "a-record-header-of-no-kind",
+                    "within the header of a record of no kind",
+                    raw(0, b"").data[:23],
+                ),
+                (
+                    "the-first-bytes-of-a-frame",
+                    "after two of the bytes that all frames begin with",
+                    ONE.data[:26],
+                ),
+                (
+                    "the-header-of-a-frame",
+                    "within the header of a frame, before the number of its dictionary",
+                    ONE.data[:24] + ZSTD + b"\xa1",
+                ),
+                (
+                    "a-long-origin",
+                    "within an origin that would be longer than 1 MiB",
+                    raw(ORIGIN, b"", length=(1 << 20) + 1).data[:24],
+                ),
+                (
+                    "a-short-end",
+                    "within an end that would have 24 bytes",
+                    record(END, bytes(24))[:-1],
+                ),
+            )
+        },
         "cut-within-tokens-before-any-origin": Case(
             "cut", "it ends within tokens before any origin", HEADER + ONE.data[:-1]
         ),
@@ -356,11 +403,11 @@ def _broken_files() -> dict[str, tuple[str, bytes]]:
         "magic": ("it does not begin with MOETRACE", b"MOETRACK" + sound[8:]),
         "version": ("version 2", sound[:8] + b"\2\0\0\0" + sound[12:]),
         "zeros": (
-            "the four bytes behind the version are not zero",
+            "the four bytes after the version are not zero",
             sound[:12] + b"\1" + sound[13:],
         ),
-        "behind-the-end": ("something stands behind the end", sound + b"\0"),
-        "joined": ("another file stands behind the end", sound + sound),
+        "after-the-end": ("something follows the end", sound + b"\0"),
+        "joined": ("another file follows the end", sound + sound),
         "no-origin": ("tokens before any origin", file(ONE)),
         "optional-first": (
             "an optional record before any origin",
@@ -385,6 +432,9 @@ def _broken_frames() -> dict[str, tuple[str, bytes]]:
     wide = ZSTD + b"\x00\x88" + whole_block
     wide_and_stated = ZSTD + b"\x80\x88" + struct.pack("<I", len(payload)) + whole_block
     with_dictionary = ZSTD + b"\xa1" + b"\7" + struct.pack("<I", len(payload)) + whole_block
+    reserved = ZSTD + b"\xa8" + struct.pack("<I", len(payload)) + whole_block
+    checksum = xxhash.xxh64_intdigest(payload) & 0xFFFFFFFF
+    summed = ZSTD + b"\xa4" + struct.pack("<I", len(payload)) + whole_block
     wrong_size = ZSTD + b"\xa0" + struct.pack("<I", len(payload) + 1) + whole_block
 
     def stored(data: bytes, **other: Any) -> bytes:
@@ -400,8 +450,13 @@ def _broken_frames() -> dict[str, tuple[str, bytes]]:
             stored(wide_and_stated),
         ),
         "dictionary": ("a frame that needs a dictionary", stored(with_dictionary)),
+        "reserved-bit": ("a frame whose header has the reserved bit", stored(reserved)),
+        "checksum": (
+            "a frame with the checksum of other bytes",
+            stored(summed + struct.pack("<I", checksum ^ 1)),
+        ),
         "content-size": ("a frame that states a byte more than it holds", stored(wrong_size)),
-        "two-frames": ("a second frame behind the first", stored(right + frame(b""))),
+        "two-frames": ("a second frame after the first", stored(right + frame(b""))),
         "skippable-frame": (
             "a skippable frame in the place of the frame of nothing",
             file(PLAIN, ONE, raw(77, b"", flags=OPTIONAL, stored=skippable(b""))),
@@ -411,10 +466,10 @@ def _broken_frames() -> dict[str, tuple[str, bytes]]:
             stored(skippable(b"abc") + right),
         ),
         "skippable-frame-last": (
-            "a skippable frame behind the frame",
+            "a skippable frame after the frame",
             stored(right + skippable(b"abc")),
         ),
-        "behind-the-frame": ("a byte behind the frame", stored(right + b"\0")),
+        "after-the-frame": ("a byte after the frame", stored(right + b"\0")),
         "frame-cut": ("a frame that the stored length cuts", stored(right[:-1])),
         "frame-too-short": ("a frame of a byte less", stored(right, length=len(payload) + 1)),
         "frame-too-long": ("a frame of a byte more", stored(right, length=len(payload) - 1)),
@@ -468,6 +523,10 @@ def _broken_cuts() -> dict[str, tuple[str, bytes]]:
         "cut-dictionary": (
             "a cut frame that needs a dictionary",
             within(ZSTD + b"\xa1\7" + size + block(0, len(payload), payload)[:12]),
+        ),
+        "cut-reserved-bit": (
+            "a cut frame whose header has the reserved bit",
+            within(ZSTD + b"\xa8" + stored[5:-1]),
         ),
         "cut-content-size": (
             "a cut frame that states another length",
@@ -605,6 +664,14 @@ def _broken_pieces() -> dict[str, tuple[str, bytes]]:
         "counted-expert-unknown": (
             "a counted expert beyond expert_counts",
             file(known, counts(DECODE, (0, 4, 1))),
+        ),
+        "expert-beyond-expert-count": (
+            "an expert beyond expert_count",
+            file(origin(expert_count=3), tokens((0, DECODE, [(0, 2), (0, 3)]))),
+        ),
+        "expert-beyond-the-lower-count": (
+            "an expert beyond expert_count, though not beyond expert_counts",
+            file(origin(expert_count=3, **KNOWN), tokens((0, DECODE, [(0, 2), (0, 3)]))),
         ),
         "too-many-used": (
             "three experts in a layer of a token, where two are used",

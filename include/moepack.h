@@ -271,7 +271,7 @@ typedef struct moepack_tensor {
     uint32_t flags;           /* MOEPACK_TYPE_INFERRED */
     uint32_t dimension_count; /* 0 to 4 */
     uint32_t file;
-    uint64_t ne[4];         /* contiguous axis first; 0 behind the last */
+    uint64_t ne[4];         /* contiguous axis first; 0 after the last */
     uint64_t offset;        /* in file number `file`: a multiple of header->tensor_alignment, but
                                not in a shard */
     uint64_t length;        /* bytes, without padding */
@@ -285,7 +285,7 @@ typedef struct moepack_tensor {
 typedef struct moepack_range {
     uint64_t offset, length; /* read this */
     uint64_t lead;           /* where the wanted bytes start in what was read */
-    uint64_t needed;         /* where they end in it; what lies behind may be behind the file */
+    uint64_t needed;         /* where they end in it; what follows may lie past the file */
 } moepack_range;
 
 /* Open the pack in the directory `path`: map the index that its manifest names and check it, up to
@@ -372,7 +372,7 @@ moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t o
                           uint64_t length, void *buffer, moepack_error *error);
 
 /* Read a range of moepack_round_range in the same way, into room for range->length bytes. Of what
- * lies behind range->needed, the end of the file may cut off any part. Errors: as moepack_read. */
+ * follows range->needed, the end of the file may cut off any part. Errors: as moepack_read. */
 moepack_code moepack_read_range(const moepack *pack, int fd, uint32_t file,
                                 const moepack_range *range, void *buffer, moepack_error *error);
 
@@ -975,7 +975,7 @@ static int moepack__compare(const char *a, const char *b) {
     return moepack__lower(*a) - moepack__lower(*b);
 }
 
-/* Say whether some systems take a name for a device, whatever stands behind its first dot. */
+/* Say whether some systems take a name for a device, whatever follows its first dot. */
 static int moepack__is_device(const char *name) {
     static const char *const devices[] = {"con", "prn", "aux", "nul"};
     size_t length = strcspn(name, "."), i;
@@ -1090,7 +1090,7 @@ static moepack_code moepack__check_header(const moepack *pack, moepack_error *er
 /* A section of this version. */
 typedef struct moepack__known {
     const char *name;
-    size_t record_length; /* of a record that has nothing behind the fields that are known here */
+    size_t record_length; /* of a record that has nothing after the fields that are known here */
     uint64_t least, most; /* records */
 } moepack__known;
 
@@ -1190,7 +1190,7 @@ static moepack_code moepack__pad(const moepack *pack, const char *next, uint64_t
     return MOEPACK_OK;
 }
 
-/* Sections stand one behind the other, at multiples of 64 bytes: check it, and move *at from the
+/* Sections stand one after the other, at multiples of 64 bytes: check it, and move *at from the
  * end of the one before to the end of this. */
 static moepack_code moepack__follow(const moepack *pack, const moepack_section_record *s,
                                     uint64_t *at, moepack_error *error) {
@@ -1202,7 +1202,7 @@ static moepack_code moepack__follow(const moepack *pack, const moepack_section_r
     if (*at > pack->index_length ||
         s->record_count > (pack->index_length - *at) / s->record_length)
         return MOEPACK__DAMAGED("%s: %" PRIu64 " records of %" PRIu32 " bytes at %" PRIu64
-                                " end behind the index, which has %" PRIu64,
+                                " end past the index, which has %" PRIu64,
                                 s->name, s->record_count, s->record_length, *at,
                                 pack->index_length);
     *at += s->record_count * s->record_length;
@@ -1343,7 +1343,7 @@ static moepack_code moepack__check_files(const moepack *pack, moepack_error *err
         if (i && moepack_file_at(pack, i - 1)->kind == MOEPACK_SECOND_FILE &&
             f->kind != MOEPACK_SECOND_FILE)
             return MOEPACK__DAMAGED("files: expected those of kind 2 at the end, "
-                                    "found file %" PRIu32 " behind one", i);
+                                    "found file %" PRIu32 " after one", i);
     }
     return moepack__check_file_names(pack, error);
 }
@@ -1354,13 +1354,16 @@ static const char *moepack__codec_at(const moepack *pack, uint32_t n) {
 
 /* A codec that is not known is refused here, and not in the middle of a token. */
 static moepack_code moepack__check_codecs(const moepack *pack, moepack_error *error) {
-    uint32_t n;
+    uint32_t n, i;
     for (n = 0; n < (uint32_t)pack->codecs.count; n++) {
         const char *name = moepack__codec_at(pack, n);
         const char *why = "which this reader does not know";
         moepack_code code =
             moepack__check_name(pack, name, 32, moepack__at("codec", n), "name", error);
         if (code) return code;
+        for (i = 0; i < n; i++)
+            MOEPACK__RULE(strcmp(moepack__codec_at(pack, i), name) != 0, moepack__at("codec", n),
+                          "name: codec %" PRIu32 " has the same", i);
         if (strcmp(name, "zstd") == 0) {
 #ifdef MOEPACK_ZSTD
             continue;
@@ -1374,7 +1377,7 @@ static moepack_code moepack__check_codecs(const moepack *pack, moepack_error *er
     return MOEPACK_OK;
 }
 
-/* Axes behind the last are 0, and all that there are have at most 2^63 - 1 elements together. */
+/* Axes after the last are 0, and all that there are have at most 2^63 - 1 elements together. */
 static int moepack__is_shape(const uint64_t *axes, uint32_t count, uint32_t most) {
     uint64_t elements = 1;
     uint32_t i;
@@ -1401,7 +1404,7 @@ static moepack_code moepack__check_origin(const moepack *pack, const moepack_par
     MOEPACK__RULE(k->shard_offset <= MOEPACK__MAX_LENGTH &&
                       k->stride <= (MOEPACK__MAX_LENGTH - k->shard_offset) / expert_count,
                   place, "its slices, at %" PRIu64 " with a stride of %" PRIu64
-                  ", end behind 2^63 - 1", k->shard_offset, k->stride);
+                  ", end past 2^63 - 1", k->shard_offset, k->stride);
     return MOEPACK_OK;
 }
 
@@ -1489,7 +1492,7 @@ static moepack_code moepack__check_order(const moepack *pack, moepack_error *err
     for (i = 1; (f = moepack_family_at(pack, i)); i++) {
         other = moepack_family_at(pack, i - 1);
         if (f->layer < other->layer)
-            return MOEPACK__DAMAGED("families: layer %" PRIu32 " stands behind layer %" PRIu32,
+            return MOEPACK__DAMAGED("families: layer %" PRIu32 " comes after layer %" PRIu32,
                                     f->layer, other->layer);
         for (j = i; j-- > 0 && (other = moepack_family_at(pack, j))->layer == f->layer;)
             if (strcmp(other->name, f->name) == 0)
@@ -1682,7 +1685,7 @@ static const char *moepack__read_value(moepack__json *j, int depth, int level) {
     return moepack__skip_word(j, close) ? NULL : "not JSON";
 }
 
-/* Take the name of the index from the bytes of a manifest, behind which stands a zero byte. */
+/* Take the name of the index from the bytes of a manifest, which a zero byte follows. */
 static moepack_code moepack__name_index(moepack *pack, const uint8_t *bytes, size_t length,
                                         moepack_error *error) {
     const char *problem;
@@ -1769,7 +1772,7 @@ static moepack_code moepack__read(int fd, const char *name, const moepack_range 
     return MOEPACK_OK;
 }
 
-/* Read bytes of a file into new memory, with a zero behind them; the caller frees it. */
+/* Read bytes of a file into new memory, with a zero after them; the caller frees it. */
 static moepack_code moepack__load(int fd, const char *name, uint64_t offset, uint64_t length,
                                   uint8_t **bytes, moepack_error *error) {
     moepack_range range = moepack_round_range(offset, length, 1);
@@ -1854,9 +1857,10 @@ static moepack_code moepack__check_header_bytes(const moepack *pack, int fd,
                          r->digest, found);
 }
 
-static moepack_code moepack__check_shard(const moepack *pack, const moepack_shard_bytes_record *r,
+/* Check the length of a file that is a shard, and its header, unless that is NULL. */
+static moepack_code moepack__check_shard(const moepack *pack, const moepack_file_record *f,
+                                         const moepack_shard_bytes_record *header,
                                          moepack_error *error) {
-    const moepack_file_record *f = moepack_file_at(pack, r->file);
     struct stat status;
     int fd = -1;
     moepack_code code =
@@ -1867,8 +1871,8 @@ static moepack_code moepack__check_shard(const moepack *pack, const moepack_shar
                              "not the shard that was indexed: expected %" PRIu64
                              " bytes, found %" PRId64,
                              f->length, (int64_t)status.st_size);
-    else if (r->length <= MOEPACK__MAX_SHARD_HEADER)
-        code = moepack__check_header_bytes(pack, fd, r, error);
+    else if (header && header->length <= MOEPACK__MAX_SHARD_HEADER)
+        code = moepack__check_header_bytes(pack, fd, header, error);
     close(fd);
     return code;
 }
@@ -1879,19 +1883,23 @@ static moepack_code moepack__check_shards(const moepack *pack, moepack_error *er
     const moepack_file_record *f;
     moepack_shard_bytes_record r;
     moepack_code code = MOEPACK_OK;
+    int has_shards = 0;
     uint32_t n;
-    for (n = 0; (f = moepack_file_at(pack, n)) && f->kind != MOEPACK_SHARD_FILE; n++) {}
-    if (!f) return MOEPACK_OK;
-    for (n = 0; n < pack->shard_bytes.count && !code; n++) {
+    for (n = 0; !code && (f = moepack_file_at(pack, n)); n++) {
+        if (f->kind != MOEPACK_SHARD_FILE) continue;
+        has_shards = 1;
+        code = moepack__check_shard(pack, f, NULL, error);
+    }
+    for (n = 0; has_shards && !code && n < pack->shard_bytes.count; n++) {
         moepack__place place = moepack__at("shard_bytes", n);
         memcpy(&r, moepack__record(&pack->shard_bytes, n), sizeof r);
         MOEPACK__RULE(r.length, place, "length: expected 1 or more, found 0");
         code = moepack__check_dense(pack, r.file, r.offset, r.length, place, error);
         if (!code)
             code = moepack__check_in_shard(pack, r.shard, r.shard_offset, r.length, place, error);
-        if (!code && r.shard_offset == 0 &&
-            moepack_file_at(pack, r.file)->kind == MOEPACK_SHARD_FILE)
-            code = moepack__check_shard(pack, &r, error);
+        f = moepack_file_at(pack, r.file);
+        if (!code && r.shard_offset == 0 && f->kind == MOEPACK_SHARD_FILE)
+            code = moepack__check_shard(pack, f, &r, error);
     }
     return code;
 }
@@ -1960,7 +1968,7 @@ static moepack_code moepack__check_blob(const moepack *pack, const moepack_blob_
                   r->rank);
     if (r->length == 0) {
         MOEPACK__RULE(!r->offset && !r->file, place,
-                      "no length, but a place: byte %" PRIu64 " of file %" PRIu32, r->offset,
+                      "no length, yet a place: byte %" PRIu64 " of file %" PRIu32, r->offset,
                       r->file);
         return MOEPACK_OK;
     }
@@ -2033,7 +2041,7 @@ static moepack_code moepack__check_part(const moepack *pack, const moepack_part_
 }
 
 /* Say whether a part lies in its blob; where there is none, in a shard. An offset before the blob's
- * wraps around to one far behind it. */
+ * wraps around to one far past it. */
 static int moepack__is_in_blob(const moepack *pack, const moepack_part_record *r,
                                const moepack_blob *blob) {
     if (blob->apart) return moepack_file_at(pack, r->file)->kind == MOEPACK_SHARD_FILE;
@@ -2130,7 +2138,7 @@ moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_f
     MOEPACK__RULE(number < pack->blobs.count, moepack__at("rank", rank),
                   "blob: expected less than %" PRIu64 ", found %" PRIu32, pack->blobs.count,
                   number);
-    while (high - low > 1) { /* the last family that does not begin behind this blob */
+    while (high - low > 1) { /* the last family that does not begin after this blob */
         uint32_t middle = (low + high) / 2;
         if (moepack_family_at(pack, middle)->first_blob <= number) low = middle;
         else high = middle;
@@ -2267,6 +2275,15 @@ moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t o
     return moepack_read_range(pack, fd, file, &range, buffer, error);
 }
 
+#ifdef MOEPACK_ZSTD
+/* Say whether the window of a frame, whose header is sound, is larger than 64 MiB. That of a single
+ * segment is its content; else byte 5 has five bits of its power of two, from 2^10 on, and three of
+ * eighths. */
+static int moepack__window_is_large(const uint8_t *frame, size_t length) {
+    return frame[4] & 0x20 ? length > (size_t)1 << 26 : frame[5] > (26 - 10) << 3;
+}
+#endif
+
 /* Undo zstd; give what was found instead of one frame that holds the part, or NULL. */
 static const char *moepack__decode_zstd(const moepack_part *part, const void *stored,
                                         void *bytes) {
@@ -2276,8 +2293,10 @@ static const char *moepack__decode_zstd(const moepack_part *part, const void *st
     if (stored_length < 4 || memcmp(stored, "\x28\xB5\x2F\xFD", 4) != 0) return "none";
     if (ZSTD_getFrameContentSize(stored, stored_length) != length)
         return "one that states another length, or none";
+    if (moepack__window_is_large((const uint8_t *)stored, length))
+        return "a window of more than 64 MiB";
     result = ZSTD_findFrameCompressedSize(stored, stored_length);
-    if (!ZSTD_isError(result) && result != stored_length) return "more behind it";
+    if (!ZSTD_isError(result) && result != stored_length) return "more after it";
     result = ZSTD_decompress(bytes, length, stored, stored_length);
     return ZSTD_isError(result) ? ZSTD_getErrorName(result) : NULL;
 #else /* no pack with a codec was opened */

@@ -21,7 +21,7 @@ from tests.support.frozen import contents, digest_of_all
 TRACES = make_traces.FOLDER
 VERDICTS: list[dict[str, Any]] = json.loads((TRACES / "verdicts.json").read_text())
 
-FROZEN = "62604ada27489b73da9af49fc07e07e974d5dc6c8ee2e6ba4b647d5f2220f5c1"
+FROZEN = "ec8cd8284972c15b3696ce6535f0517b91a1138b98d60fa8ccc56a1aa8e3a1d1"
 
 
 REFUSALS = {
@@ -30,8 +30,8 @@ REFUSALS = {
     "magic": "not a trace file, expected MOETRACE",
     "version": "of another version, expected 1, found 2",
     "zeros": "byte 12: not zero",
-    "behind-the-end": "something stands behind the end",
-    "joined": "something stands behind the end",
+    "after-the-end": "something follows the end",
+    "joined": "something follows the end",
     "no-origin": "a record before any origin",
     "optional-first": "a record before any origin",
     "end-alone": "a record before any origin",
@@ -46,12 +46,14 @@ REFUSALS = {
     "window": "the window of its frame out of bounds, expected <= 67,108,864, found 134,217,728",
     "window-of-a-short-frame": "the window of its frame out of bounds, expected <= 67,108,864",
     "dictionary": "its frame needs a dictionary, expected none, found 7",
+    "reserved-bit": "damaged: ",
+    "checksum": "damaged: ",
     "content-size": "its frame has another length, expected 21, found 22",
     "skippable-frame": "a skippable frame, expected 28 b5 2f fd, found 50 2a 4d 18",
     "skippable-frame-first": "a skippable frame, expected 28 b5 2f fd, found 50 2a 4d 18",
-    "skippable-frame-last": "something stands behind its frame",
-    "two-frames": "something stands behind its frame",
-    "behind-the-frame": "something stands behind its frame",
+    "skippable-frame-last": "something follows its frame",
+    "two-frames": "something follows its frame",
+    "after-the-frame": "something follows its frame",
     "frame-cut": "its frame has no end",
     "frame-too-short": "its frame has another length, expected 22, found 21",
     "frame-too-long": "its frame has another length, expected 20, found 21",
@@ -65,6 +67,7 @@ REFUSALS = {
     "cut-skippable-frame": "a skippable frame, expected 28 b5 2f fd, found 50 2a 4d 18",
     "cut-window": "the window of its frame out of bounds",
     "cut-dictionary": "its frame needs a dictionary, expected none, found 7",
+    "cut-reserved-bit": "damaged: ",
     "cut-content-size": "its frame has another length, expected 21, found 22",
     "cut-block": "damaged: ",
     "cut-too-long": "its frame has another length, expected 21, found more than 21",
@@ -113,11 +116,13 @@ REFUSALS = {
     "tokens-sum": "do not add up, expected 1, found 2",
     "tokens-phase": "a phase that is none",
     "requests-fall": "requests that fall",
-    "requests-fall-between-records": "requests that fall behind the record before",
+    "requests-fall-between-records": "requests that fall from one record to the next",
     "expert-twice": "an expert twice in one layer of a token",
     "layer-unknown": "expected 0 experts in layer 1, found layer 1 expert 0",
     "expert-unknown": "expected 2 experts in layer 3, found layer 3 expert 2",
     "counted-expert-unknown": "expected 4 experts in layer 0, found layer 0 expert 4",
+    "expert-beyond-expert-count": "found layer 0 expert 3",
+    "expert-beyond-the-lower-count": "found layer 0 expert 3",
     "too-many-used": "more experts in one layer of a token than the file says",
     "counts-length": "the payload has another length, expected 20, found 19",
     "counts-none": "counts without any",

@@ -18,6 +18,7 @@ from moepack.packing import layout
 from moepack.reading.shard_map import map_shards
 from moepack.source.experts import FAMILIES
 from moepack.source.ggml_types import TYPES
+from moepack.storage import frames
 from tests.support.broken_packs import INDEX_RULES, SHARD_RULES
 from tests.support.messages import MESSAGES, Message, documented
 from tests.support.pack_draft import Draft, tiny
@@ -114,10 +115,12 @@ def test_the_types_are_those_of_the_code_and_of_the_gguf_package() -> None:
 
 def test_the_limits_are_the_codes() -> None:
     limits = dict(rows(section("## Limits")))
-    assert {name: limits.pop(name) for name in ("length of a file", "manifest")} == {
+    others = {
         "length of a file": "2^63 \N{MINUS SIGN} 1",
         "manifest": f"{manifest.MAX_LENGTH >> 20} MiB",
+        "window of a frame of `zstd`": f"{frames.MAX_WINDOW >> 20} MiB",
     }
+    assert {name: limits.pop(name) for name in others} == others
     assert {name: int(value.replace(",", "")) for name, value in limits.items()} == {
         "length of the index": records.MAX_INDEX_LENGTH,
         "end of the directory in it": records.MAX_DIRECTORY_END,

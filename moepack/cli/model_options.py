@@ -11,23 +11,41 @@ from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 
 _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_ENGINE = (
+_PAGER = (
     click.option(
         "--memory",
         type=Length(word="floor"),
         metavar="SIZE",
-        help="For all of the model: 8GiB, or floor for the least.",
+        help="For experts: 8GiB, or floor for the least; by default what is free, as it changes.",
     ),
     click.option(
         "--policy",
         type=click.Choice(["lru", "lfu", "layer", "layer+lfu", "s3fifo", "least-stale"]),
         default="lru",
         show_default=True,
-        help="Which experts are given up.",
+        help="Which experts are evicted.",
     ),
     click.option(
         "--pin", type=Length(), metavar="SIZE", default="0", help="Keep the hottest experts: 2GiB."
     ),
+    click.option(
+        "--backend",
+        type=click.Choice(["auto", "uring", "direct", "buffered"]),
+        default="auto",
+        show_default=True,
+        help="How experts are read.",
+    ),
+    click.option(
+        "--check",
+        type=click.Choice(["always", "first", "never"]),
+        default="first",
+        show_default=True,
+        help="When what was read is compared with its digest.",
+    ),
+)
+
+_ENGINE = (
+    *_PAGER,
     click.option(
         "--prefetch",
         type=click.Choice(["auto", "on", "off"]),
@@ -45,20 +63,6 @@ _ENGINE = (
     ),
     click.option(
         "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
-    ),
-    click.option(
-        "--backend",
-        type=click.Choice(["auto", "uring", "direct", "buffered"]),
-        default="auto",
-        show_default=True,
-        help="How experts are read.",
-    ),
-    click.option(
-        "--check",
-        type=click.Choice(["always", "first", "never"]),
-        default="first",
-        show_default=True,
-        help="When what was read is compared with its digest.",
     ),
     click.option(
         "--trace", type=ResumableFile(), metavar="FILE", help="Record which experts it chose."
@@ -93,6 +97,11 @@ _SAMPLING = (
         "-s", "--seed", type=int, default=0, show_default=True, help="Another gives another."
     ),
 )
+
+
+def pager_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how experts are held in memory and read."""
+    return _with(_PAGER, command)
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import click
 from moepack.cli.chat import Conversation, chat, print_text
 from moepack.cli.model_options import engine_options, sampling_options
 from moepack.cli.parameters import InputFile
-from moepack.cli.program import run_in_program
+from moepack.cli.program import CommandWithRest, check_options, run_command
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
@@ -30,20 +30,7 @@ MAX_PROMPT = 1 << 24
 """Characters of a prompt from a file: no context that there is has room for more."""
 
 
-class _WithProgram(click.Command):
-    """A command line that may end with `-- PROGRAM ARGUMENTS`, which are the program's own."""
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        before, program = args, None
-        if "--" in args:
-            place = args.index("--")
-            before, program = args[:place], tuple(args[place + 1 :])
-        rest = super().parse_args(context, before)
-        context.params["program"] = program
-        return rest
-
-
-@click.command(cls=_WithProgram)
+@click.command(cls=CommandWithRest, rest="PROGRAM ARGUMENTS")
 @source_or_pack_argument
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this; without it, chat.")
 @click.option(
@@ -70,7 +57,7 @@ def run(
     sampling: Sampling,
     stats: bool,
     as_json: bool,
-    program: tuple[str, ...] | None,
+    rest: tuple[str, ...] | None,
     **engine: Any,
 ) -> None:
     """Run a model under llama.cpp, also one that is larger than memory.
@@ -86,8 +73,10 @@ def run(
 
     moepack run model.gguf --memory 24GiB -- llama-server -m {} -ngl 99 --cpu-moe
     """
-    if program is not None:
-        run_in_program(click.get_current_context(), source_or_pack, program, stats, engine)
+    if rest is not None:
+        context = click.get_current_context()
+        check_options(context)
+        run_command(context, source_or_pack, rest, stats=stats, **engine)
         return
     from moepack.report import run_text
     from moepack.running.model import Model

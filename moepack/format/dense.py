@@ -140,7 +140,7 @@ class DenseDecoder:
         end = self.files[file].length
         if offset + length > end:
             found = f"bytes {offset:,} to {offset + length:,}"
-            problem = f"ends behind the end of {self.files[file].name}"
+            problem = f"ends past the end of {self.files[file].name}"
             self._fail(place, problem, f"<= {end:,}", found)
         if offset % self.alignment and not self.files[file].is_shard:
             expected = f"a multiple of {self.alignment:,}"

@@ -260,7 +260,7 @@ class Index:
             raise self._error("directory", "longer than the index", most, f"{end:,}")
         if end > records.MAX_DIRECTORY_END:
             most = f"<= byte {records.MAX_DIRECTORY_END:,}"
-            raise self._error("directory", "ends too far behind", most, f"byte {end:,}")
+            raise self._error("directory", "ends too far in", most, f"byte {end:,}")
 
     def _check_alignments(self, header: records.Header) -> None:
         for name in ("blob_alignment", "part_alignment", "tensor_alignment"):
@@ -279,7 +279,7 @@ class Index:
             return self._error(place, "no such rank", f"< {self.blob_count:,}", f"{record.rank:,}")
         if not record.length:
             found = f"byte {record.offset:,} of file {record.file}"
-            return self._error(place, "no length, but a place", "neither, or both", found)
+            return self._error(place, "no length, yet a place", "neither, or both", found)
         if record.file >= len(self.files):
             return self._error(place, "no such file", f"< {len(self.files)}", record.file)
         for field in ("offset", "length"):
@@ -314,7 +314,7 @@ class Index:
     def _past_the_end(self, place: str, file: int, offset: int, length: int) -> PackError:
         name, end = self.files[file][:2]
         found = f"bytes {offset:,} to {offset + length:,}"
-        return self._error(place, f"ends behind the end of {name}", f"<= {end:,}", found)
+        return self._error(place, f"ends past the end of {name}", f"<= {end:,}", found)
 
     def _error(
         self, place: str, problem: str, expected: object = None, found: object = None

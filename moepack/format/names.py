@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+\Z", re.ASCII)
 _MANIFEST_NAMES = {"manifest.json", "manifest.json.tmp", JOURNAL_NAME}
 _DEVICES = {"con", "prn", "aux", "nul"}
 _DEVICES |= {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
-"""What Windows takes for devices, whatever stands behind a dot."""
+"""What Windows takes for devices, whatever follows the dot."""
 
 
 def is_plain_name(name: str) -> bool:

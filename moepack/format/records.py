@@ -83,7 +83,7 @@ class _Header(NamedTuple):
 
 
 class Header(Record, _Header):
-    """The first 56 bytes, with the directory of sections behind them; alignments are bytes."""
+    """The first 56 bytes, with the directory of sections after them; alignments are bytes."""
 
     LAYOUT = struct.Struct("<8s II Q II QQQ")
 

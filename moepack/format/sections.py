@@ -48,7 +48,7 @@ class Directory:
 
 
 def place(counts: Mapping[str, int]) -> Directory:
-    """Place sections of `counts` records one behind the other, as a packer writes them."""
+    """Place sections of `counts` records one after the other, as a packer writes them."""
     sections = {}
     directory_length = len(counts) * records.SectionRecord.LAYOUT.size
     position = align(records.Header.LAYOUT.size + directory_length, records.SECTION_ALIGNMENT)
@@ -75,7 +75,7 @@ def encode(directory: Directory) -> bytes:
 
 
 def decode(data: Any, header: records.Header, path: str) -> Directory:
-    """Read the directory behind `header`; raise PackError where a rule of the format is broken."""
+    """Read the directory after `header`; raise PackError where a rule of the format is broken."""
     return _DirectoryDecoder(data, header, path).decode()
 
 
@@ -180,7 +180,7 @@ class _DirectoryDecoder:
             )
         if section.end > self.header.index_length:
             most = f"<= {self.header.index_length:,}"
-            self.fail(section.name, "ends behind the index", most, f"byte {section.end:,}")
+            self.fail(section.name, "ends past the index", most, f"byte {section.end:,}")
         return section.end
 
     def padded(self, end: int, place: str) -> int:

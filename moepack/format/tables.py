@@ -102,6 +102,8 @@ def read_codecs(data: Any, directory: Directory, path: str) -> tuple[str, ...]:
                 place=f"codec {number}",
                 hint="read it with a newer moepack",
             )
+        if name in names:
+            raise PackError("another codec has the same name", path=path, place=f"codec {number}")
         names.append(name)
     return tuple(names)
 

@@ -18,6 +18,7 @@ from moepack.pager.messages import Do, Said, Say, op
 from moepack.sizes import align
 
 _PAGE = mmap.PAGESIZE
+_AWAITED = 1 << 31
 _USERFAULTFD = "anon_inode:[userfaultfd]"
 
 
@@ -26,11 +27,15 @@ class ProgramEndedError(Exception):
 
 
 class Choice(NamedTuple):
-    """What a layer's router chose: for each of `token_count` tokens as many experts, in turn."""
+    """What a layer's router chose: for each of `token_count` tokens as many experts, in turn.
+
+    The program waits for them where it `is_awaited`: not all are mapped.
+    """
 
     layer: int
     token_count: int
     experts: Sequence[int]
+    is_awaited: bool
 
 
 class Region(NamedTuple):
@@ -148,14 +153,13 @@ class Client:
             raise ValueError("no descriptor of page faults")
         self.faults = descriptor
 
-    def choices(self, asking: int | None) -> Iterator[tuple[int, Choice]]:
+    def choices(self, awaited: int | None = None) -> Iterator[tuple[int, Choice]]:
         """Take what was chosen and not yet taken, with the number of its context.
 
-        The last choice of each context stays but for `asking`: it may have to be brought yet, and
-        the message that says so is still to come.
+        A choice that the program waits for is taken only of the context `awaited`, as its last.
         """
         for number, ring in enumerate(self._rings):
-            for choice in ring.take(with_last=number == asking):
+            for choice in ring.take(number == awaited):
                 yield number, choice
 
     def add_region(self, said: Said) -> None:
@@ -262,15 +266,18 @@ class _Ring:
         self._tail = memory[64:72].cast("Q")
         self._words = memory[4096:].cast("I")
 
-    def take(self, *, with_last: bool) -> Iterator[Choice]:
+    def take(self, takes_awaited: bool) -> Iterator[Choice]:
         head, tail = self._head[0], self._tail[0]
         while tail < head:
-            layer, row_count, column_count = self._read(tail, 3)
-            end = tail + 3 + row_count * column_count
-            if end >= head and not with_last:
+            word, row_count, column_count = self._read(tail, 3)
+            is_awaited = bool(word & _AWAITED)
+            if is_awaited and not takes_awaited:
                 return
-            yield Choice(layer, row_count, self._read(tail + 3, row_count * column_count))
-            self._tail[0] = tail = end
+            count = row_count * column_count
+            experts = self._read(tail + 3, count)
+            tail += 3 + count
+            self._tail[0] = tail
+            yield Choice(word & ~_AWAITED, row_count, experts, is_awaited)
 
     def _read(self, start: int, count: int) -> list[int]:
         first = start % messages.RING_WORDS

@@ -12,6 +12,7 @@ from moepack.errors import PackError
 from moepack.format.tables import PackedFamily
 from moepack.keys import ExpertKey
 from moepack.pager.messages import Do, op
+from moepack.pager.page_faults import check_page_faults
 from moepack.reading.pack import Pack
 from moepack.sizes import align
 
@@ -52,7 +53,8 @@ Families = dict[str, dict[ExpertKey, tuple[PartSpan, ...]]]
 def map_model(pack: Pack) -> MappedShards | MappedImage:
     """Have the model of a pack, or of an index over shards, so that programs can map it.
 
-    Raises PackError for what llama.cpp does not run, what reading dense tensors raises, OSError.
+    Raises PackError for what llama.cpp does not run, MachineError for packs where the system hands
+    out no page faults, what reading dense tensors raises, and OSError.
     """
     for family in _families(pack):
         _check_stacked(pack, family)
@@ -125,6 +127,7 @@ class MappedImage:
     """
 
     def __init__(self, pack: Pack) -> None:
+        check_page_faults()
         self._pack = pack
         self._layout: GgufLayout = lay_out(pack, _PAGE)
         self.experts_offset = self._layout.experts_offset

@@ -7,6 +7,7 @@ import secrets
 import selectors
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from moepack.pager.client import Client, ProgramEndedError
 from moepack.pager.mapped_model import map_model, slot_room
 from moepack.pager.mapper import Mapper, UnknownExpertsError
 from moepack.pager.messages import Do, Said, Say, op
+from moepack.pager.record import Batch, ChoiceRecord
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.reading.pack import Pack
@@ -69,15 +71,23 @@ class PagerUsage:
 class Pager:
     """Brings the experts of `pack`, which has to stay open. A context manager.
 
-    `failed` is called with each error for which a program could not go on. Raises SourceError for a
+    `failed` is called with each error for which a program could not go on. With `records` it keeps
+    what is chosen, until it is taken. Raises SourceError for a
     model without experts, PackError for one that llama.cpp does not run, RequestError for options
     that are none and for too little memory, MachineError and OSError.
     """
 
     def __init__(
-        self, pack: Pack, options: PagerOptions, failed: Callable[[MoepackError], None]
+        self,
+        pack: Pack,
+        options: PagerOptions,
+        failed: Callable[[MoepackError], None],
+        *,
+        records: bool = False,
     ) -> None:
         self._failed = failed
+        self._lock = threading.Lock()
+        self._record = ChoiceRecord() if records else None
         self._memory: int | None = None
         """The bytes that were given for experts; None where they follow what is free."""
         self.has_served = False
@@ -104,7 +114,8 @@ class Pager:
         stack.callback(self._residents.close)
         for _ in self._residents.read(pinned):
             pass
-        self._mapper = Mapper(self._model, self._residents, shared)
+        chosen = None if self._record is None else self._record.add
+        self._mapper = Mapper(self._model, self._residents, shared, chosen)
         self._counts = max(spans)[0] + 1, max(key.expert for key in spans) + 1
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._name = f"moepack-{os.getpid()}-{secrets.token_hex(8)}"
@@ -113,7 +124,7 @@ class Pager:
         self._listener.bind(f"\0{self._name}")
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        stack.callback(self._close_clients)
+        stack.callback(self.disconnect)
 
     def _divide_memory(
         self, shape: ModelShape, rooms: Rooms, pinned_length: int, options: PagerOptions
@@ -137,7 +148,8 @@ class Pager:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def _close_clients(self) -> None:
+    def disconnect(self) -> None:
+        """End the connections to all programs; these end then."""
         for client in self._mapper.clients:
             client.close()
 
@@ -158,7 +170,12 @@ class Pager:
 
     @property
     def usage(self) -> PagerUsage:
-        """What programs needed so far."""
+        """What programs needed so far; to be asked in any thread."""
+        with self._lock:
+            self._mapper.count_choices()
+            return self._usage()
+
+    def _usage(self) -> PagerUsage:
         tally = self._residents.tally
         return PagerUsage(
             hit_count=tally.hit_count,
@@ -170,6 +187,13 @@ class Pager:
             budget=self.budget,
         )
 
+    def take_batches(self) -> list[Batch]:
+        """Take what was chosen since the last time, by call of the model; in any thread."""
+        assert self._record is not None
+        with self._lock:
+            self._mapper.count_choices()
+            return self._record.take()
+
     def serve(self, ending: int, tick: Callable[[], None] = lambda: None) -> None:
         """Serve programs until the descriptor `ending` is readable; call `tick` each second."""
         self._selector.register(ending, selectors.EVENT_READ)
@@ -178,15 +202,18 @@ class Pager:
             while True:
                 if (now := time.monotonic()) >= next_tick:
                     next_tick = now + _SECONDS_BETWEEN
-                    self._follow_memory()
+                    with self._lock:
+                        self._follow_memory()
                     tick()
-                for key, _ in self._selector.select(max(0.0, next_tick - time.monotonic())):
-                    if key.fd == ending:
-                        return
-                    self._serve_one(key.data)
-                while waiting := [one for one in self._mapper.clients if one.has_messages]:
-                    for client in waiting:
-                        self._serve_one(client)
+                events = self._selector.select(max(0.0, next_tick - time.monotonic()))
+                if any(key.fd == ending for key, _ in events):
+                    return
+                with self._lock:
+                    for key, _ in events:
+                        self._serve_one(key.data)
+                    while waiting := [one for one in self._mapper.clients if one.has_messages]:
+                        for client in waiting:
+                            self._serve_one(client)
         finally:
             self._selector.unregister(ending)
 
@@ -243,7 +270,7 @@ class Pager:
                 status = self._bring(client, said.number)
                 client.do([op(Do.ANSWER, expert=status, source=said.sequence)])
             case Say.HALF_FULL:
-                self._mapper.take_choices(client, None)
+                self._mapper.count_choices()
                 if said.sequence:
                     client.do([op(Do.ANSWER, source=said.sequence)])
             case Say.DONE:
@@ -252,7 +279,7 @@ class Pager:
                 pass
 
     def _bring(self, client: Client, context: int) -> int:
-        choice = self._mapper.take_choices(client, context)
+        choice = self._mapper.take_awaited(client, context)
         try:
             if choice is not None:
                 self._mapper.bring(client, choice)

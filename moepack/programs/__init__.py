@@ -1,6 +1,6 @@
-"""Start a llama.cpp program, whichever it is, with a library loaded into it before its own.
+"""Programs of llama.cpp, which run as they are, with a library loaded into them before their own.
 
-It knows how that library is compiled and kept, which programs can be given one, with which words
-and variables they are started, and how signals, the terminal and exit codes go through. What the
-library and the pager say to each other it does not know.
+It knows how that library is compiled and kept, which programs can be given one, how they are
+started, and how signals, the terminal and exit codes go through; llama.cpp's own server, which runs
+by default, and its clients. What the library and the pager tell each other it does not know.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,6 @@ from moepack.programs.command import (
     extend_environment,
     fill_in,
     find_reading_option,
-    llama_variables,
     waiting_variables,
 )
 from moepack.programs.executable import check_executable, find_executable
@@ -40,11 +39,11 @@ class ProgramEnd(NamedTuple):
 class Listener(NamedTuple):
     """Who is told what happens while a program runs.
 
-    `begun` gets the pager and the variables that were set for the program; `failed` each error for
-    which it could not compute; `tick` comes each second.
+    `begun` gets the pager before the program starts; `failed` each error for which it could not
+    compute; `tick` comes each second.
     """
 
-    begun: Callable[[Pager, dict[str, str]], None] = lambda pager, variables: None
+    begun: Callable[[Pager], None] = lambda pager: None
     failed: Callable[[MoepackError], None] = lambda error: None
     tick: Callable[[Pager], None] = lambda pager: None
 
@@ -58,14 +57,18 @@ def preloaded_library() -> Path:
 
 
 def run_program(
-    pack: Pack, command: Sequence[str], options: PagerOptions, listener: Listener = _SILENT
+    pack: Pack,
+    command: Sequence[str],
+    options: PagerOptions,
+    listener: Listener = _SILENT,
+    variables: Mapping[str, str] = {},
 ) -> ProgramEnd:
     """Run a command in the foreground, with the experts of `pack`; wait until it has ended.
 
-    `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL. To be called in
-    the main thread: signals that reach this process go to the program. Raises CommandError for what
-    cannot be started, RequestError for options with which llama.cpp maps no model, and what `Pager`
-    raises.
+    `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL; `variables` are
+    added to its environment. To be called in the main thread: signals that reach this process go to
+    the program. Raises CommandError for what cannot be started, RequestError for options with which
+    llama.cpp maps no model, and what `Pager` raises.
     """
     executable = find_executable(command[0])
     check_executable(executable)
@@ -76,13 +79,14 @@ def run_program(
         Pager(pack, options, listener.failed) as pager,
     ):
         arguments = fill_in(command, pager.model_path)
-        variables = {
-            **llama_variables(command, os.environ),
+        additions = {
             **waiting_variables(os.environ),
+            **variables,
+            **pager.environment,
+            "LD_PRELOAD": str(library),
         }
-        additions = {**variables, **pager.environment, "LD_PRELOAD": str(library)}
         environment = extend_environment(os.environ, additions)
-        listener.begun(pager, variables)
+        listener.begun(pager)
         with Process(executable, arguments, environment, relay.inherited_mask) as process:
             relay.attach(process)
             pager.serve(process.descriptor, lambda: listener.tick(pager))

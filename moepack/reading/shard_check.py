@@ -28,14 +28,19 @@ def check_shards(index: Index, paths: Sequence[Path]) -> None:
     Raises PackError where one is missing or is not what was indexed, MachineError where the system
     cannot read it.
     """
-    if not any(file.is_shard for file in index.files):
-        return
-    for held in index.shard_bytes():
-        if index.files[held.file].is_shard and not held.shard_offset:
-            _check(paths[held.file], index.files[held.file].length, held)
+    shards = [number for number, file in enumerate(index.files) if file.is_shard]
+    for number in shards:
+        _check(paths[number], index.files[number].length)
+    if shards:
+        for held in index.shard_bytes():
+            file = index.files[held.file]
+            is_header = file.is_shard and not held.shard_offset
+            if is_header and held.length <= MAX_HEADER_LENGTH:
+                _check(paths[held.file], file.length, held)
 
 
-def _check(path: Path, length: int, header: ShardBytes) -> None:
+def _check(path: Path, length: int, header: ShardBytes | None = None) -> None:
+    """Check the length of a shard, and its header if that is given."""
     try:
         with open(path, "rb", buffering=0, opener=open_regular) as file:
             found = os.fstat(file.fileno()).st_size
@@ -44,7 +49,7 @@ def _check(path: Path, length: int, header: ShardBytes) -> None:
                 raise PackError(
                     problem, path=path, expected=expected, found=f"{found:,}", hint=_HINT
                 )
-            if header.length > MAX_HEADER_LENGTH:
+            if header is None:
                 return
             data = os.pread(file.fileno(), header.length, header.offset)
     except FileNotFoundError:

@@ -95,7 +95,7 @@ def map_shards(pack: Described) -> tuple[ShardMap, ...]:
         entry = entries[shard]
         if piece.end > entry.length:
             expected = f"<= {entry.length:,} bytes of {entry.name}"
-            raise _broken(pack, piece, "ends behind its shard", expected, f"byte {piece.end:,}")
+            raise _broken(pack, piece, "ends past its shard", expected, f"byte {piece.end:,}")
         if piece.length:
             pieces[shard].append(piece)
     maps = []

@@ -136,7 +136,7 @@ def _known_length(path: str, entry: TensorEntry, known: ggml_types.GgmlType) -> 
             expected=f"a multiple of {known.block_count}",
             found=ne0,
         )
-    length = known.tensor_length(ne0, row_count)
+    length = known.tensor_length(ne0, row_count) if ne0 * row_count else 0
     if length >= 1 << 63:
         raise SourceError(
             "too long",

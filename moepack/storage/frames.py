@@ -1,7 +1,8 @@
 """Frames of Zstandard, as parts are stored by the codec `zstd` (FORMAT.md, "Codec").
 
-One frame without a dictionary, which states its content size; nothing lies behind it. No more is
-decoded than the caller gives room for, whatever a frame says of itself.
+One frame without a dictionary, which states its content size; nothing follows it. No more is
+decoded than the caller gives room for, whatever a frame says of itself, in a window of 64 MiB at
+most.
 """
 
 import threading
@@ -29,8 +30,8 @@ _BLOCK_HEADER_LENGTH = 3
 _REPEATED, _RESERVED = 1, 3
 """Types of blocks: one byte that is repeated, and none."""
 _CHECKSUM_LENGTH = 4
-_MAX_WINDOW = 1 << 31
-"""Of a frame that is decoded piece by piece: the most that the library knows."""
+MAX_WINDOW = 1 << 26
+"""Of a frame, in bytes; that of a single segment is its content."""
 
 _of_thread = threading.local()
 
@@ -89,6 +90,9 @@ def _check_header(head: bytes, length: int) -> tuple[int, bool]:
         raise FrameError(f"its frame does not state {length:,} bytes of content")
     if parameters.dict_id:
         raise FrameError("its frame needs a dictionary")
+    if parameters.window_size > MAX_WINDOW:
+        window = f"{parameters.window_size:,}"
+        raise FrameError(f"its frame has a window of {window} bytes, more than {MAX_WINDOW:,}")
     return header_length, bool(parameters.has_checksum)
 
 
@@ -105,7 +109,7 @@ class FrameStream:
         self._position = 0
         self._stored_length = stored_length
         self._left = length
-        self._decoded = ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(
+        self._decoded = ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(
             self,  # type: ignore[arg-type]  # all that it asks for is `read`
             closefd=False,
         )
@@ -139,7 +143,7 @@ def _decompressor() -> ZstdDecompressor:
     """Return this thread's decoder, which uses its memory again."""
     decompressor: ZstdDecompressor | None = getattr(_of_thread, "decompressor", None)
     if decompressor is None:
-        decompressor = ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        decompressor = ZstdDecompressor(max_window_size=MAX_WINDOW)
         _of_thread.decompressor = decompressor
     return decompressor
 

@@ -28,8 +28,8 @@ class Position(NamedTuple):
     offset: int = file_frames.HEADER.size
     totals: Totals = Totals()
 
-    def behind(self, head: bytes, end: int, item: Item | None) -> Self:
-        """Return the position behind one more record, by its header; None is one of no kind."""
+    def after(self, head: bytes, end: int, item: Item | None) -> Self:
+        """Return the position after one more record, by its header; None is one of no kind."""
         record_count, token_count, selection_count, chain = self.totals
         if isinstance(item, Tokens):
             token_count += len(item.request)
@@ -42,7 +42,7 @@ class FileReader:
     """Reads a trace file record by record, and holds it against the rules of the format.
 
     When `items` came to its end, `is_whole` says whether the file has one; else it was cut, or is
-    still being written. `position` is behind the last record that is whole, before the end;
+    still being written. `position` is after the last record that is whole, before the end;
     `request_position` is before the request that is read last.
     """
 
@@ -67,7 +67,7 @@ class FileReader:
             if self.is_whole:
                 return
             place = place_of(self.position.offset)
-            self.position = self.position.behind(record.head, record.end, item)
+            self.position = self.position.after(record.head, record.end, item)
             if isinstance(item, Origin):
                 self.request_position = self.position
                 yield item
@@ -95,7 +95,7 @@ class FileReader:
     def _take_requests(self, tokens: Tokens) -> None:
         first, last = int(tokens.request[0]), int(tokens.request[-1])
         if first < self._request:
-            problem = "requests that fall behind the record before"
+            problem = "requests that fall from one record to the next"
             raise TraceError(problem, expected=f">= {self._request}", found=first)
         if last > self._request:
             self.request_position = self.position
@@ -105,7 +105,7 @@ class FileReader:
         self.position.totals.check_end(record.payload)
         if self._stream.read(1):
             hint = "moepack trace import joins trace files"
-            error = broken(self._stream, record.end, "something stands behind the end")
+            error = broken(self._stream, record.end, "something follows the end")
             error.place, error.hint = f"byte {record.end}", hint
             raise error
         self.is_whole = True

@@ -47,7 +47,7 @@ class Kind(IntEnum):
 class Record(NamedTuple):
     """A record as it was read: its `kind`, None for an optional one that is to be skipped.
 
-    `head` is its header; `end` is the offset behind it.
+    `head` is its header; `end` is the offset after it.
     """
 
     kind: Kind | None
@@ -72,7 +72,7 @@ def compress(payload: bytes) -> bytes:
 
 
 def chained(chain: int, head: bytes) -> int:
-    """Return the chain of digests behind one more record."""
+    """Return the chain of digests after one more record."""
     return digest.of(chain.to_bytes(8, "little") + head)
 
 
@@ -156,7 +156,7 @@ def _unpack(
     except ZstdError as error:
         raise broken(stream, offset, f"damaged: {error}") from None
     is_cut = len(stored) < stored_length
-    if is_cut and unpacker.eof:  # else what lies behind a damaged length would pass for cut off
+    if is_cut and unpacker.eof:  # else what follows a damaged length would pass for cut off
         raise broken(stream, offset, "damaged: its frame ends early", stored_length, len(stored))
     if len(payload) > length or (unpacker.eof and len(payload) < length):
         found = f"more than {length:,}" if len(payload) > length else f"{len(payload):,}"
@@ -166,7 +166,7 @@ def _unpack(
     if not unpacker.eof:
         raise broken(stream, offset, "its frame has no end")
     if unpacker.unused_data:
-        raise broken(stream, offset, "something stands behind its frame")
+        raise broken(stream, offset, "something follows its frame")
     return payload
 
 

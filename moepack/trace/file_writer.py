@@ -198,7 +198,7 @@ class Writer:
         except OSError as error:
             raise self._error(error) from None
         end = self._position.offset + len(head) + len(stored)
-        self._position = self._position.behind(head, end, item)
+        self._position = self._position.after(head, end, item)
 
     def _write_end(self) -> None:
         """Close the file, which the next record opens again."""

@@ -32,7 +32,7 @@ class FrameUnpacker:
 
     @property
     def unused_data(self) -> bytes:
-        """The input behind the frame's end."""
+        """The input after the frame's end."""
         return self._frame.unused_data + bytes(self._packed) if self._frame.eof else b""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:

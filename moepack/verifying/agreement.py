@@ -1,6 +1,7 @@
 """Whether manifest and index belong together: what both say has to be the same."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -150,5 +151,6 @@ class _Agreement:
             ("measured_blob_count", measured),
             ("blob_count", self.index.blob_count),
         ):
-            if hotness.get(key) not in (None, held):
-                self.find(f"hotness.{key} is {short(hotness[key])}, the index has {held:,}")
+            value = hotness.get(key)
+            if value is not None and (type(value) is not int or value != held):
+                self.find(f"hotness.{key} is {short(json.dumps(value))}, the index has {held:,}")

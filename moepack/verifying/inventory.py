@@ -154,6 +154,7 @@ class _Inventory:
         again = extent._replace(offset=offset, source=None, strong=None, frame=None)
         if extent.frame is not None:  # it is the same frame in both places, and decoded once
             again = again._replace(digest=extent.frame.digest)
+        self.places[file].append(Place(offset, again.end, "part", where))
         self.add(file, Item(offset, again.end, blob, (again,)))
 
     def part_extent(

@@ -219,13 +219,13 @@ class _Verification:
         except PackError:  # a finding of its own
             return
         for shard in shards:
-            number = shard.pieces[0].file
-            file = index.files[number]
-            is_sound = file.length == shard.length and number not in self.short_files
-            if file.is_shard and is_sound:
-                pieces = ((piece.shard_offset, piece.end) for piece in shard.pieces)
-                for start, end in gaps(0, shard.length, pieces):
-                    yield Run(number, start, end, ())
+            for number in sorted({piece.file for piece in shard.pieces}):
+                file = index.files[number]
+                is_sound = file.length == shard.length and number not in self.short_files
+                if file.is_shard and is_sound:
+                    pieces = ((piece.shard_offset, piece.end) for piece in shard.pieces)
+                    for start, end in gaps(0, shard.length, pieces):
+                        yield Run(number, start, end, ())
 
     def _length_on_disk(self, number: int, path: Path, stated: int, items: Sequence[Item]) -> int:
         """Return how long a file is; what it is not, or that there is none, is a finding."""

@@ -126,6 +126,12 @@ def damaged(data: bytes) -> bytes:
     return bytes(frame)
 
 
+def repeated(descriptor: int, length: int = LENGTH) -> bytes:
+    """Return a frame of zeros, with a window of its own."""
+    head = b"\x28\xb5\x2f\xfd\x80" + bytes([descriptor]) + length.to_bytes(4, "little")
+    return head + (length << 3 | 3).to_bytes(3, "little") + b"\0"
+
+
 SKIPPED = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
 """A frame that every reader of zstd passes over."""
 # What is stored, and what is said of it; empty where these are words of zstd's own.
@@ -134,11 +140,11 @@ BAD_FRAMES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "three bytes": (lambda data: frame_of(data)[:3], "none"),
     "a frame that is skipped": (lambda data: SKIPPED, "none"),
     "one before it": (lambda data: SKIPPED + frame_of(data), "none"),
-    "one behind it": (lambda data: frame_of(data) + SKIPPED, "more behind it"),
-    "a zero behind it": (lambda data: frame_of(data) + b"\0", "more behind it"),
+    "one after it": (lambda data: frame_of(data) + SKIPPED, "more after it"),
+    "a zero after it": (lambda data: frame_of(data) + b"\0", "more after it"),
     "two frames": (
         lambda data: frame_of(data) + frame_of(b""),
-        "more behind it",
+        "more after it",
     ),
     "two halves": (
         lambda data: frame_of(data[:8192]) + frame_of(data[8192:]),
@@ -149,6 +155,7 @@ BAD_FRAMES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a byte more": (lambda data: frame_of(data + b"x"), "one that states another length, or"),
     "cut short": (lambda data: frame_of(data)[:-1], ""),
     "a dictionary": (with_a_dictionary, ""),
+    "a window of 72 MiB": (lambda data: repeated(0x81), "a window of more than 64 MiB"),
     "a checksum of other bytes": (damaged, ""),
 }
 

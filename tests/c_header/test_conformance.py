@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conformance import make_packs
+from conformance import make_packs, variants
 from tests.support.c_readers import c_says
 
 PACKS = make_packs.FOLDER
 VERDICTS: list[dict[str, Any]] = json.loads((PACKS / "verdicts.json").read_text())
-OF_THE_MANIFEST = ("broken-manifest-", "broken-text-", "broken-cross-", "broken-file-manifest")
-"""What only a reader can tell that takes more from the manifest than the name of the index."""
 
 
 def named(verdict: str, *asked_for: str) -> list[Path]:
@@ -19,7 +17,7 @@ def named(verdict: str, *asked_for: str) -> list[Path]:
         PACKS / told["pack"]
         for told in VERDICTS
         if told["verdict"] == verdict and (not asked_for or told["asked_for"] in asked_for)
-        if not told["pack"].startswith(OF_THE_MANIFEST)
+        if verdict != variants.OPENING or not told["needs_manifest"]
     ]
 
 
@@ -35,21 +33,21 @@ def test_sound_packs_are_read_by_the_c_reader(program: Path) -> None:
 
 
 def test_the_c_reader_refuses_what_is_refused_at_opening(program: Path) -> None:
-    paths = named(make_packs.OPENING)
+    paths = named(variants.OPENING)
     assert len(paths) >= 50
     for path, verdict in zip(paths, c_says(program, "check", paths), strict=True):
         assert verdict.refusal, path.name
 
 
 def test_the_c_reader_refuses_what_is_refused_at_use(program: Path) -> None:
-    paths = named(make_packs.USE, "experts", "dense", "origins")
+    paths = named(variants.USE, "experts", "dense", "origins")
     assert len(paths) >= 30
     for path, verdict in zip(paths, c_says(program, "list", paths), strict=True):
         assert verdict.refusal, path.name
 
 
 def test_the_c_reader_reads_what_only_verification_finds(program: Path) -> None:
-    paths = named(make_packs.VERIFICATION) + named(make_packs.USE, "restoring")
+    paths = named(variants.VERIFICATION) + named(variants.USE, "restoring")
     assert len(paths) >= 12
     for path, verdict in zip(paths, c_says(program, "list", paths), strict=True):
         assert verdict.refusal == "", path.name

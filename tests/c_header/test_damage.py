@@ -19,7 +19,7 @@ MANIFEST = '{"index": {"name": "index.bin"}}'
 
 
 def write_pack(path: Path, index: bytes, small: Path) -> Path:
-    """Write an index with its digest made right, and a manifest that fits it."""
+    """Write an index with its digest made right, a manifest that fits it, and the data files."""
     if len(index) >= 8:
         index = index[:-8] + struct.pack("<Q", digest.of(index[:-8]))
     held = manifest.decode((small / "manifest.json").read_bytes(), "")
@@ -33,6 +33,9 @@ def write_pack(path: Path, index: bytes, small: Path) -> Path:
         pass  # then no manifest is looked at
     path.mkdir()
     (path / "index.bin").write_bytes(index)
+    for file in small.iterdir():
+        if file.name not in ("index.bin", manifest.NAME):
+            (path / file.name).symlink_to(file)
     described = held._replace(index_entry=manifest.describe_index(index))
     (path / "manifest.json").write_bytes(manifest.encode(described))
     return path

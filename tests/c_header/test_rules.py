@@ -63,7 +63,7 @@ def at_the_end(past: int) -> Callable[[Draft], None]:
 
     def change(draft: Draft) -> None:
         blob = draft.get("blob", 1)
-        assert blob.offset == 0, "there is another blob behind it"
+        assert blob.offset == 0, "there is another blob after it"
         draft.set("part", 3, offset=blob.length - 32 + past)
 
     return change
@@ -186,12 +186,12 @@ MORE_RULES = [
         for name in ("CON", "prn.x.y", "aUx", "nul.", "com9.bin", "lpt0", "lpt9..")
     ),
     Case("a family of 32 bytes", record("family", 0, name=b"n" * 32), "family 0: name"),
-    Case("more behind a family", record("family", 0, name=b"a\0b"), "family 0: name"),
+    Case("more after a family", record("family", 0, name=b"a\0b"), "family 0: name"),
     Case(
         "more at the end of a family", record("family", 0, name=b"a" + bytes(30) + b"b"), "byte 31"
     ),
-    Case("more behind a part", kind(0, name=b"a\0b"), "family 0: part 0: name"),
-    Case("more behind a type", kind(0, type_name=b"F\0" + b"3"), "part 0: type_name"),
+    Case("more after a part", kind(0, name=b"a\0b"), "family 0: part 0: name"),
+    Case("more after a type", kind(0, type_name=b"F\0" + b"3"), "part 0: type_name"),
     Case("a type of 24 bytes", kind(0, type_name=b"F" * 24), "part 0: type_name"),
     Case("two dimensions, one axis", kind(1, ne1=0), "no shape"),
     Case("two dimensions, no elements", kind(1, ne0=0), "no shape"),
@@ -212,7 +212,7 @@ MORE_RULES = [
     Case("a kind of 2^63 bytes", kind(0, length=1 << 63), "part 0: length"),
     Case("65 parts a blob", record("family", 1, parts_per_blob=65), "expected 1 to 64"),
     Case("a blob off its alignment", moved("blob", 1, offset=512), "blob 1: offset"),
-    Case("no length, but a place", record("blob", 1, length=0, file=1), "blob 1: no length"),
+    Case("no length, yet a place", record("blob", 1, length=0, file=1), "blob 1: no length"),
     Case("a blob of odd bytes", moved("blob", 1, length=-1), "blob 1: length"),
     Case("names that differ in case", named_files("AZ.bin", "az.bin"), "files: two are named"),
     Case("the same, reversed", named_files("az.bin", "AZ.bin"), "files: two are named"),
@@ -221,7 +221,7 @@ MORE_RULES = [
     Case("65,536 experts", record("family", 0, expert_count=65536), "family 1: first_blob"),
     Case("64 parts", record("family", 1, parts_per_blob=64), "no more than there are part kinds"),
     Case("2^63 - 1 bytes", kind(0, length=(1 << 63) - 1), "stored_length"),
-    Case("a blob in the file behind the last", record("blob", 0, file=3), "file: expected less"),
+    Case("a blob in the file after the last", record("blob", 0, file=3), "file: expected less"),
     *(
         Case(f"a tensor called {name!r}", tensor(name=name), "tensor 1: name")
         for name in (
@@ -234,7 +234,7 @@ MORE_RULES = [
         Case(f"a tensor: {what}", tensor(**fields), "no shape")
         for what, fields in {
             "no dimension": {"dimension_count": 0},
-            "an axis behind the last": {"ne3": 1},
+            "an axis after the last": {"ne3": 1},
             "a product of 2^63": {"dimension_count": 4, "ne1": 1 << 30, "ne3": 1 << 31},
         }.items()
     ),
@@ -253,7 +253,7 @@ MORE_RULES = [
         Case(
             f"{count} records of {length} bytes that nobody knows",
             section("shard_bytes", name=b"x", record_count=count, record_length=length),
-            "end behind the index",
+            "end past the index",
         )
         for count, length in (((1 << 64) - 1, 1), (1 << 62, 4), (1 << 60, 16), (99, 1))
     ),
@@ -264,7 +264,7 @@ MORE_RULES = [
         for what in ("part_kind", "tensor")
     ),
     *(
-        Case(f"{first} behind {second}", swapped(first, second), "directory: section ")
+        Case(f"{first} after {second}", swapped(first, second), "directory: section ")
         for first, second in (("files", "families"), ("part_kinds", "blobs"), ("files", "ranks"))
     ),
     Case("a new section first", new_section_first, "directory: section 0: expected files, found x"),
@@ -280,6 +280,7 @@ MORE_RULES = [
     Case("65 codecs", codecs(*[b"zstd"] * 65), "codecs: record_count: expected 1 to 64, found 65"),
     Case("a codec of 32 bytes", codecs(b"z" * 32), "codec 0: name: expected 1 to 31"),
     Case("a codec without a name", codecs(b"zstd", b""), "codec 1: name: expected 1 to 31"),
+    Case("a codec twice", codecs(b"zstd", b"zstd"), "codec 1: name: codec 0 has the same"),
     Case("codecs of 24 bytes", short_codecs, "codecs: record_length: expected 32 or more"),
     *(
         Case(f"{more} {name} to those", each(name, more=more), f"{name}: record_count: expected ")
@@ -300,7 +301,7 @@ MORE_RULES = [
         all_of(second_places, without_a_blob_in(3)),
         "there is no blob, and file 3 is no shard",
     ),
-    Case("the last layer first", record("family", 0, layer=7), "families: layer 1 stands behind"),
+    Case("the last layer first", record("family", 0, layer=7), "families: layer 1 comes after"),
     Case(
         "two families of a layer, one name",
         record("family", 1, layer=0),
@@ -340,11 +341,11 @@ ALLOWED = [
     Case("one of none", tensor(dimension_count=0, ne0=0)),
     Case("one with an inferred type", tensor(flags=1, type_id=99)),
     Case("a directory up to byte 65,536", directory_to(65536)),
-    Case("blobs behind parts", swapped("blobs", "parts")),
+    Case("blobs after parts", swapped("blobs", "parts")),
     Case("second places", second_places),
     *(Case(f"{name} that nothing uses", each(name)) for name in EACH),
     Case("all sections", with_all_sections),
-    Case("64 codecs that nothing uses", codecs(*[b"zstd"] * 64)),
+    Case("a codec that nothing uses", codecs(b"zstd")),
     Case("a part stored in 31 bytes", stored_in(31)),
     Case("another in 1", stored_in(1)),
     Case("one from the end of a shard", tensor(shard=4095, shard_offset=(1 << 63) - 17)),

@@ -54,7 +54,7 @@ def test_what_is_placed_is_found_again(counts: dict[str, int]) -> None:
 
 
 @given(COUNTS)
-def test_sections_start_at_multiples_of_64_one_behind_the_other(counts: dict[str, int]) -> None:
+def test_sections_start_at_multiples_of_64_one_after_the_other(counts: dict[str, int]) -> None:
     placed = sections.place(counts)
     end = 56 + 48 * len(counts)
     for name, section in placed.sections.items():

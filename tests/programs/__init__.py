@@ -1,1 +1,1 @@
-"""Tests of how any llama.cpp program is started."""
+"""Tests of programs of llama.cpp: how they are started, the server, and its clients."""

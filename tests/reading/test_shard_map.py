@@ -34,7 +34,7 @@ def test_a_shard_that_is_shorter_than_its_pieces_is_refused(pack_copy: Path) -> 
     )
     with moepack.open(pack_copy) as pack, pytest.raises(PackError) as raised:
         map_shards(pack)
-    assert raised.value.problem == "ends behind its shard"
+    assert raised.value.problem == "ends past its shard"
 
 
 def test_pieces_that_overlap_are_refused(pack_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,17 @@ def test_padding_is_read_where_a_single_bit_of_it_is_set(tmp_path: Path) -> None
     assert padding == (0, odd.offset + 12, 20)
 
 
+@pytest.mark.parametrize(("type_id", "axes"), [(36, (4, 0)), (144, (0, 3)), (0, (0,))])
+def test_a_tensor_without_elements_takes_no_bytes(
+    type_id: int, axes: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Also of a type whose tensors have a tail, or whose rows have bytes of their own."""
+    builder = moe((0,)).tensor("empty.weight", axes, type_id, 0).tensor("more.weight", (8,), 0, 32)
+    source = open_source(builder.write(tmp_path / "m.gguf"))
+    dense = find_dense(source, find_experts(source)).tensors
+    assert [held.tensor.length for held in dense if held.tensor.name == "empty.weight"] == [0]
+
+
 def test_a_shard_that_is_gone_is_said(tmp_path: Path) -> None:
     path = moe((0,)).write(tmp_path / "m.gguf")
     source = open_source(path)

@@ -86,7 +86,11 @@ def nested(depth: int) -> list[Any]:
 
 
 SHARD = ("source", "shards", 0)
-BAD_COUNTS: list[Any] = ["2", -1, 1.5, True, {}, ["2"], [-1]]
+SHARD_ENTRY = {
+    **{"name": "m.gguf", "length": 64, "header_length": 32},
+    **{"header_sha256": "0" * 64, "sha256": None},
+}
+BAD_COUNTS: list[Any] = [None, "2", -1, 1.5, True, {}, ["2"], [-1]]
 BAD_ENTRIES = [
     *(
         entry(f"{written(path)} is missing", path, MISSING, "missing")
@@ -126,6 +130,12 @@ BAD_ENTRIES = [
         for value in (-1, -(1 << 63))
     ),
     entry("no shards", ("source", "shards"), [], "out of bounds"),
+    entry(
+        "two shards of one name",
+        ("source", "shards"),
+        [SHARD_ENTRY, SHARD_ENTRY],
+        "two shards have the same name",
+    ),
     entry("a shard as text", SHARD, "m.gguf", WRONG),
     *(
         entry(f"a shard named {name!r}", (*SHARD, "name"), name, "not the name of a file")

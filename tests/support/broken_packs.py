@@ -9,6 +9,7 @@ from tests.support.pack_draft import (
     Rule,
     added,
     all_of,
+    codec_twice,
     counted,
     cut_to,
     dirty_gap,
@@ -40,7 +41,7 @@ BIG = (1 << 64) - 1
 NAME_PROBLEMS = {
     "no name": (b"", "an empty name"),
     "not UTF-8": (b"\xff", "a name is not UTF-8"),
-    "more behind the name": (b"a\0b", "a name is not padded with zeros"),
+    "more after the name": (b"a\0b", "a name is not padded with zeros"),
     "several lines": (b"a\nb", "not a name"),
     "an escape": (b"\x1b[2J", "not a name"),
     "other letters": ("ä".encode(), "not a name"),
@@ -103,12 +104,17 @@ HEADER_RULES = [
     Rule("a long header", header(header_length=65536), "directory", "longer than the index"),
     Rule("many sections", header(section_count=256), "directory", "longer than the index"),
     Rule(
-        "a directory that ends too far behind",
+        "a directory that ends too far in",
         lambda draft: draft.rebuild(draft.pieces(), header_more=bytes(65536 - 56)),
         "directory",
-        "ends too far behind",
+        "ends too far in",
     ),
-    Rule("an index of more than 1 GiB", header(index_length=(1 << 30) + 8), "index_length", "out"),
+    Rule(
+        "an index of more than 1 GiB",
+        header(index_length=(1 << 30) + 8),
+        "index_length",
+        "out of bounds",
+    ),
     Rule("a longer index", resized(64, stated=False), "index_length", "wrong length"),
     Rule("a shorter index", resized(-64, stated=False), "index_length", "wrong length"),
     *(
@@ -132,8 +138,18 @@ MOST = {
 }
 NEW = Piece(b"news", b"12345678" * 9, 8, 0)
 SECTION_RULES = [
-    Rule("a longer index, stated", resized(64, stated=True), "index_length", "does not fit the"),
-    Rule("a shorter index, stated", resized(-8, stated=True), "index_length", "does not fit the"),
+    Rule(
+        "a longer index, stated",
+        resized(64, stated=True),
+        "index_length",
+        "does not fit the sections",
+    ),
+    Rule(
+        "a shorter index, stated",
+        resized(-8, stated=True),
+        "index_length",
+        "does not fit the sections",
+    ),
     *(Rule(f"no {name}", without(name), name, "the section is missing") for name in NEEDED),
     Rule("a section twice", added(NEW, NEW), "news", "the section stands twice"),
     Rule("blobs twice", section("parts", name=b"blobs"), "blobs", "the section stands twice"),
@@ -155,16 +171,29 @@ SECTION_RULES = [
         "directory",
         "needs the section 'signs', which this reader does not know",
     ),
-    Rule("families first", swapped_sections, "directory", "does not begin with files, families"),
+    Rule(
+        "families first",
+        swapped_sections,
+        "directory",
+        "does not begin with files, families and part_kinds",
+    ),
     Rule("codecs that may be ignored", with_codecs(flags=0), "codecs", "not flagged as required"),
     Rule("a codec alone", with_codecs(count=0), "stored_digests", "the section is missing"),
-    Rule("a stored digest too few", with_codecs(count=11), "stored_digests", "not one for each"),
+    Rule(
+        "a stored digest too few", with_codecs(count=11), "stored_digests", "not one for each part"
+    ),
     Rule(
         "a codec that nobody knows",
         with_codecs(b"org.example.packer"),
         "codec 0",
         "needs the codec 'org.example.packer', which this reader does not know",
     ),
+    Rule("a codec twice", codec_twice, "codec 1", "another codec has the same name"),
+    *(
+        Rule(f"a codec: {what}", with_codecs(name), "codec 0", problem)
+        for what, (name, problem) in NAME_PROBLEMS.items()
+    ),
+    Rule("a codec: too long", with_codecs(b"n" * 32), "codec 0", "a name is not padded with zeros"),
     Rule(
         "a second place too few",
         added(Piece(b"second_places", bytes(16 * 11), 16, 0)),
@@ -214,18 +243,23 @@ SECTION_RULES = [
         for step in (64, -64, 8)
     ),
     *(
-        Rule(f"{name} nowhere", section(name, offset=at), name, "not where the section before it")
+        Rule(
+            f"{name} nowhere",
+            section(name, offset=at),
+            name,
+            "not where the section before it ends",
+        )
         for name, at in {"blobs": (1 << 64) - 64, "parts": 0}.items()
     ),
     *(
-        Rule(f"{name} past the end", counted(name, 65536), name, "ends behind the index")
+        Rule(f"{name} past the end", counted(name, 65536), name, "ends past the index")
         for name in ("blobs", "parts", "ranks", "tensors", "shard_bytes")
     ),
     Rule(
         "a new section of 2^64 records",
         all_of(added(NEW), counted("news", BIG)),
         "news",
-        "ends behind the index",
+        "ends past the index",
     ),
     *(
         Rule(f"bytes before {what}", dirty_gap(what), what, "bytes before it are not zero")
@@ -242,16 +276,33 @@ FILE_RULES = [
         for what, name in BAD_NAMES.items()
     ),
     Rule("no name", record("file", 0, name=b""), "file 0", "an empty name"),
-    Rule("a name of 256 bytes", record("file", 0, name=b"n" * 256), "file 0", "a name is not pad"),
-    Rule("bytes behind a name", record("file", 0, name=b"a\0b"), "file 0", "a name is not padded"),
+    Rule(
+        "a name of 256 bytes",
+        record("file", 0, name=b"n" * 256),
+        "file 0",
+        "a name is not padded with zeros",
+    ),
+    Rule(
+        "bytes after a name",
+        record("file", 0, name=b"a\0b"),
+        "file 0",
+        "a name is not padded with zeros",
+    ),
     Rule("a name not in UTF-8", record("file", 0, name=b"\xff"), "file 0", "a name is not UTF-8"),
     Rule("a name twice", renamed("experts-00000.bin"), "files", "two files have the same name"),
-    Rule("a name twice, loud", renamed("Experts-00000.BIN"), "files", "two files have the same"),
+    Rule(
+        "a name twice, loud", renamed("Experts-00000.BIN"), "files", "two files have the same name"
+    ),
     *(
         Rule(f"kind {n}", record("file", 0, kind=n), "file 0", "unknown kind of file")
         for n in (3, (1 << 32) - 1)
     ),
-    Rule("second places first", record("file", 0, kind=2), "files", "a file of second places stan"),
+    Rule(
+        "second places first",
+        record("file", 0, kind=2),
+        "files",
+        "a file of second places stands before another",
+    ),
     *(
         Rule(f"flags {n}", record("file", 0, flags=n), "file 0", "unknown flags")
         for n in (2, 3, 1 << 31)
@@ -313,9 +364,17 @@ FAMILY_RULES = [
         for n in (2, 3, 1 << 31)
     ),
     Rule(
-        "layers in another order", record("family", 0, layer=2), "families", "not in the order of"
+        "layers in another order",
+        record("family", 0, layer=2),
+        "families",
+        "not in the order of their layers",
     ),
-    Rule("a family twice", record("family", 1, layer=0), "families", "two families have the same"),
+    Rule(
+        "a family twice",
+        record("family", 1, layer=0),
+        "families",
+        "two families have the same layer and name",
+    ),
     *name_rules("family", 1, "name", "family 1", 32),
 ]
 FIRST_KIND = "family 0: part 0"
@@ -330,7 +389,12 @@ KIND_RULES = [
         for n in (3, (1 << 32) - 1)
     ),
     *(
-        Rule(f"a shape {what}", record("part_kind", 0, **fields), FIRST_KIND, "not a shape of")
+        Rule(
+            f"a shape {what}",
+            record("part_kind", 0, **fields),
+            FIRST_KIND,
+            f"not a shape of {fields.get('dimension_count', 2)} dimensions",
+        )
         for what, fields in {
             "without its second axis": {"dimension_count": 1},
             "without both": {"dimension_count": 0},
@@ -341,7 +405,9 @@ KIND_RULES = [
         }.items()
     ),
     *(
-        Rule(f"a length of {n}", record("part_kind", 0, length=n), FIRST_KIND, "length out of")
+        Rule(
+            f"a length of {n}", record("part_kind", 0, length=n), FIRST_KIND, "length out of bounds"
+        )
         for n in (0, 1 << 63, BIG)
     ),
     *(
@@ -383,7 +449,7 @@ KIND_RULES = [
         }.items()
     ),
 ]
-PAST = "ends behind the end of experts-00000.bin"
+PAST = "ends past the end of experts-00000.bin"
 RECORD_RULES = [
     Rule("a blob in no file", record("blob", 1, file=3), "blob 1", "no such file"),
     Rule("a blob past the end", moved("blob", 1, offset=1 << 20), "blob 1", PAST),
@@ -405,7 +471,7 @@ RECORD_RULES = [
         "a blob in a file of second places",
     ),
     *(
-        Rule(f"no length, but {what}", change, "blob 1", "no length, but a place")
+        Rule(f"no length, but {what}", change, "blob 1", "no length, yet a place")
         for what, change in {
             "an offset": record("blob", 1, offset=4096, length=0),
             "a file": record("blob", 1, offset=0, length=0, file=1),
@@ -427,7 +493,12 @@ RECORD_RULES = [
         for n in (0, 31, 33, BIG)
     ),
     *(
-        Rule(f"a part at {at:,}", record("part", 7, offset=at), "part 7 (", "ends behind the end")
+        Rule(
+            f"a part at {at:,}",
+            record("part", 7, offset=at),
+            "part 7 (",
+            "ends past the end of experts-00001.bin",
+        )
         for at in (1 << 40, BIG - 31, BIG)
     ),
     *(
@@ -435,7 +506,7 @@ RECORD_RULES = [
         for what, change in {
             "in another file": record("part", 0, file=1),
             "before its blob": record("part", 0, offset=0),
-            "behind its blob": shifted("part", 3, offset=3),
+            "after its blob": shifted("part", 3, offset=3),
         }.items()
     ),
     Rule(
@@ -471,8 +542,16 @@ RECORD_RULES = [
             ("in a data file", partial(second_places, file=1), "not in a file of second places"),
             ("in no file", partial(second_places, file=5), "not in a file of second places"),
             ("unaligned", partial(second_places, offset=8), "offset not aligned"),
-            ("past the end", partial(second_places, offset=1 << 20), "ends behind the end of"),
-            ("at 2^64", partial(second_places, offset=(1 << 64) - 4096), "ends behind the end of"),
+            (
+                "past the end",
+                partial(second_places, offset=1 << 20),
+                "ends past the end of second.bin",
+            ),
+            (
+                "at 2^64",
+                partial(second_places, offset=(1 << 64) - 4096),
+                "ends past the end of second.bin",
+            ),
         )
     ),
     Rule("a rank of no blob", ranked(0, 4), "rank 0", "no such blob"),
@@ -508,7 +587,12 @@ DENSE_RULES = [
         Rule(f"a tensor {what}", record("tensor", 1, name=name), "tensor 1", problem)
         for what, (name, problem) in list(NAME_PROBLEMS.items())[:3]
     ),
-    Rule("a long name", record("tensor", 1, name=b"n" * 256), "tensor 1", "a name is not padded"),
+    Rule(
+        "a long name",
+        record("tensor", 1, name=b"n" * 256),
+        "tensor 1",
+        "a name is not padded with zeros",
+    ),
     *name_rules("tensor", 1, "type_name", TENSOR, 24),
     Rule(
         "a tensor twice",
@@ -530,8 +614,8 @@ DENSE_RULES = [
             ("an axis too many", {"ne1": 1}, "not a shape of 1 dimensions"),
             ("2^63 elements", {"ne0": 1 << 63}, "not a shape of 1 dimensions"),
             ("no file", {"file": 3}, "no such file"),
-            ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
-            ("at 2^64", {"offset": BIG}, "ends behind the end of dense.bin"),
+            ("past the end", {"offset": 1 << 30}, "ends past the end of dense.bin"),
+            ("at 2^64", {"offset": BIG}, "ends past the end of dense.bin"),
             ("unaligned", {"offset": 8}, "offset not aligned"),
             ("no shard", {"shard": 4096}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
@@ -554,8 +638,8 @@ DENSE_RULES = [
         for what, fields, problem in (
             ("none", {"length": 0}, "length out of bounds"),
             ("no file", {"file": 3}, "no such file"),
-            ("past the end", {"offset": 1 << 30}, "ends behind the end of dense.bin"),
-            ("of 2^64", {"length": BIG}, "ends behind the end of dense.bin"),
+            ("past the end", {"offset": 1 << 30}, "ends past the end of dense.bin"),
+            ("of 2^64", {"length": BIG}, "ends past the end of dense.bin"),
             ("unaligned", {"offset": 8}, "offset not aligned"),
             ("no shard", {"shard": 4096}, "shard out of bounds"),
             ("2^63 in its shard", {"shard_offset": (1 << 63) - 8}, "shard_offset out of bounds"),
@@ -563,13 +647,41 @@ DENSE_RULES = [
     ),
 ]
 CROSS_RULES = [
-    Rule("another length than in the manifest", longer_file, "files", "index and manifest list"),
-    Rule("another order than in the manifest", swapped_files, "files", "index and manifest list"),
-    Rule("a name in the index alone", renamed("x.bin"), "files", "index and manifest list other f"),
-    Rule("not whole", stated(whole=False), "whole", "index and manifest differ on whether"),
-    Rule("whole without a dense part", without("tensors"), "whole", "index and manifest differ on"),
     Rule(
-        "whole, with layers chosen", stated(layers=[0, 1]), "whole", "index and manifest differ on"
+        "another length than in the manifest",
+        longer_file,
+        "files",
+        "index and manifest list other files",
+    ),
+    Rule(
+        "another order than in the manifest",
+        swapped_files,
+        "files",
+        "index and manifest list other files",
+    ),
+    Rule(
+        "a name in the index alone",
+        renamed("x.bin"),
+        "files",
+        "index and manifest list other files",
+    ),
+    Rule(
+        "not whole",
+        stated(whole=False),
+        "whole",
+        "index and manifest differ on whether the pack is whole",
+    ),
+    Rule(
+        "whole without a dense part",
+        without("tensors"),
+        "whole",
+        "index and manifest differ on whether the pack is whole",
+    ),
+    Rule(
+        "whole, with layers chosen",
+        stated(layers=[0, 1]),
+        "whole",
+        "index and manifest differ on whether the pack is whole",
     ),
     *(
         Rule(
@@ -619,7 +731,7 @@ SHARD_RULES = [
         "a tensor past its shard",
         record("tensor", 1, shard_offset=1 << 40),
         TENSOR.replace("1 (", "").rstrip(")"),
-        "ends behind its shard",
+        "ends past its shard",
     ),
 ]
 """What only those find who put the shards together again."""
@@ -651,10 +763,8 @@ def swapped_parts(draft: Draft) -> None:
     path.write_bytes(data)
 
 
-def uneven_file(draft: Draft) -> None:
-    draft.resize(1, draft.get("file", 1).length + 8)
-    name = draft.path / draft.body["files"][1]["name"]
-    name.write_bytes(name.read_bytes() + bytes(8))
+def uneven_file(draft: Draft, number: int = 1) -> None:
+    draft.lengthen(number, bytes(8))
 
 
 def overlapping_tensors(draft: Draft) -> None:
@@ -680,6 +790,20 @@ def strong_index(draft: Draft) -> None:
     draft.body["index"]["sha256"] = "0" * 64
 
 
+def overlapping_second_places(draft: Draft) -> None:
+    """Let two parts have the same bytes, and the same second place."""
+    first, second = draft.get("part", 0), draft.get("part", 1)
+    path = draft.path / "experts-00000.bin"
+    data = bytearray(path.read_bytes())
+    held = data[first.offset : first.offset + first.stored_length]
+    data[second.offset : second.offset + second.stored_length] = held
+    path.write_bytes(data)
+    draft.set("part", 1, digest=first.digest)
+    second_places(draft)
+    at = draft.sections["second_places"].offset
+    draft.index[at + 16 : at + 32] = draft.index[at : at + 16]
+
+
 def other_second_place(draft: Draft) -> None:
     second_places(draft)
     path = draft.path / "second.bin"
@@ -695,13 +819,24 @@ VERIFIERS_RULES = [
     Rule("a weight unaligned", shifted_weight, "layer 0", "is not aligned to"),
     Rule("a file's end unaligned", uneven_file, "experts-00001.bin", "its length is not aligned"),
     Rule(
+        "the end of a file of tensors unaligned",
+        partial(uneven_file, number=2),
+        "dense.bin",
+        "its length is not aligned",
+    ),
+    Rule(
         "a rank twice",
         lambda d: set_rank(d, 1, d.index[d.sections["ranks"].offset]),
         "rank",
         "its record says",
     ),
     Rule("ranks that differ", record("blob", 0, rank=3), "rank", "its record says 3"),
-    Rule("hotness that rises", record("blob", 3, hotness=100), "rank", "is hotter than the one be"),
+    Rule(
+        "hotness that rises",
+        record("blob", 3, hotness=100),
+        "rank",
+        "is hotter than the one before it",
+    ),
     Rule("a part's digest", record("part", 4, digest=1), "layer 0 expert 1", "its digest is"),
     Rule("a tensor over another", overlapping_tensors, "dense.bin", "the tensor overlaps another"),
     Rule(
@@ -722,7 +857,33 @@ VERIFIERS_RULES = [
         "layer 0",
         "F32 interleaves no rows",
     ),
-    Rule("more experts used than there are", more_experts_used, "manifest", "a token uses 3 exp"),
+    Rule(
+        "a part in less than a block",
+        record("part_kind", 0, type_id=2, type_name=b"Q4_0"),
+        "layer 0",
+        "4 x 2 of Q4_0 is not in whole blocks of 32",
+    ),
+    Rule(
+        "a tensor of a type of another name",
+        record("tensor", 1, type_name=b"F16"),
+        "blk.0.attn_norm.weight",
+        "type 0 is F32, the record says F16",
+    ),
+    Rule(
+        "a tensor in less than a block",
+        record("tensor", 1, type_id=2, type_name=b"Q4_0"),
+        "blk.0.attn_norm.weight",
+        "4 of Q4_0 is not in whole blocks of 32",
+    ),
+    Rule(
+        "a tensor without elements, but a length",
+        record("tensor", 1, ne0=0),
+        "blk.0.attn_norm.weight",
+        "it has no elements, and 16 bytes",
+    ),
+    Rule(
+        "more experts used than there are", more_experts_used, "manifest", "a token uses 3 experts"
+    ),
     Rule("no hotness stated", stated(hotness=None), "manifest", "it knows of no hotness"),
     Rule(
         "another count of measured blobs",
@@ -730,9 +891,28 @@ VERIFIERS_RULES = [
         "manifest",
         "hotness.measured_blob_count is 3, the index has 4",
     ),
+    Rule(
+        "a count of blobs that is no number",
+        stated(hotness={"blob_count": "4"}),
+        "manifest",
+        'hotness.blob_count is "4", the index has 4',
+    ),
     Rule("a page's digest", other_page, "page 0", "does not have the digest"),
     Rule("a strong digest", strong_digests(other=5), "layer 0 expert 1", "its SHA-256 is"),
+    Rule(
+        "a strong digest of a tensor",
+        strong_digests(other=12),
+        "token_embd.weight",
+        "its SHA-256 is",
+    ),
+    Rule("a strong digest of a header", strong_digests(other=-1), "dense.bin", "its SHA-256 is"),
     Rule("a strong digest of the index", strong_index, "manifest", "the SHA-256 of index.bin is"),
+    Rule(
+        "second places over each other",
+        overlapping_second_places,
+        "second.bin",
+        "the part overlaps another",
+    ),
     Rule("a second place of other bytes", other_second_place, "second.bin", "its digest is"),
 ]
 INDEX_RULES = {

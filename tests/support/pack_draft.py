@@ -450,6 +450,12 @@ def with_codecs(
     return change
 
 
+def codec_twice(draft: Draft) -> None:
+    """State the same codec twice."""
+    with_codecs()(draft)
+    more("codecs")(draft)
+
+
 def own_tensors(count: int = 2, *, shard: int = 0) -> Change:
     """Give the experts of the first part kind a tensor each, with `count` slices."""
 
