@@ -90,7 +90,9 @@ class Mapper:
 
     def evict_aside(self) -> None:
         """Have nobody map what the cache has evicted, but for what is computed with."""
-        self.evict(self._residents.aside)
+        if self._residents.aside:
+            self.count_choices()  # what was used meanwhile is not aside any more
+            self.evict(self._residents.aside)
 
     def resize(self, budget: int) -> None:
         """Have another budget, and evict what is beyond it."""
