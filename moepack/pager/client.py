@@ -46,10 +46,16 @@ class Region(NamedTuple):
     offset: int
     length: int
 
-    def overlaps(self, other: Region) -> bool:
-        """Return whether both have addresses in common."""
-        ends = self.address + self.length, other.address + other.length
-        return self.address < ends[1] and other.address < ends[0]
+    def without(self, other: Region) -> Iterator[Region]:
+        """Yield what is left of this where another one has been mapped over it."""
+        before = other.address - self.address
+        behind = other.address + align(other.length, _PAGE) - self.address
+        if before > 0:
+            yield self._replace(length=min(self.length, before))
+        if behind < self.length:
+            start = max(0, behind)
+            place = {"address": self.address + start, "offset": self.offset + start}
+            yield self._replace(length=self.length - start, **place)
 
 
 class Client:
@@ -164,7 +170,8 @@ class Client:
         if said.number >= self._file_count:
             raise ValueError("no such file")
         region = Region(said.number, said.address, said.offset, said.length)
-        self.regions = [one for one in self.regions if not one.overlaps(region)]
+        # What the program unmapped of another one, as libllama does with headers, is free for this.
+        self.regions = [rest for one in self.regions for rest in one.without(region)]
         self.regions.append(region)
         self.shared_pages.clear()
 

@@ -90,7 +90,9 @@ class Mapper:
 
     def evict_aside(self) -> None:
         """Have nobody map what the cache has evicted, but for what is computed with."""
-        self.evict(self._residents.aside)
+        if self._residents.aside:
+            self.count_choices()  # what was used meanwhile is not aside any more
+            self.evict(self._residents.aside)
 
     def resize(self, budget: int) -> None:
         """Have another budget, and evict what is beyond it."""
@@ -139,12 +141,15 @@ class Mapper:
                     client.shared_pages.add(page)
 
     def serve_faults(self, client: Client, faults: int) -> None:
-        """Serve a process that reads experts which it did not announce, or that were swapped."""
+        """Serve a process that reads experts which it did not announce, or that were swapped.
+
+        Raises ValueError for what it cannot have read.
+        """
         assert self._shared is not None
         for address in read_faults(faults):
             page = client.offset_of(address)
             if page is None:
-                continue
+                raise ValueError("a page fault where no file is mapped")
             self.fault_count += 1
             parts = self._shared.on_page(page)
             start, end = parts[0].span.whole_pages if parts else (0, 0)

@@ -2,7 +2,7 @@
 
 Each line of standard input is a JSON array of prompts, in token ids, which are continued at once,
 each in a slot of its own. Each gets a line with what came of it: an array of `Answer`s or, where
-the server refused, a text. It ends with its input.
+the server refused, a text; with several models, an array of those. It ends with its input.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 TOKEN_COUNT = 8
@@ -30,7 +31,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=1)
     parser.add_argument("--micro-batch", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=TOKEN_COUNT)
-    parser.add_argument("--another", help="a model that is loaded before, and answers after each")
+    parser.add_argument("--another", action="append", default=[], help="a model that answers too")
     parser.add_argument("--load", default="MMAP", help="how the model is loaded")
     parser.add_argument("--check-tensors", action="store_true")
     return parser.parse_args()
@@ -92,12 +93,13 @@ def _answer(result: dict[str, Any]) -> Answer:
 def main() -> None:
     """Serve a model, and ask it."""
     options = _arguments()
-    paths = [path for path in (options.another, options.model) if path]
-    addresses = [_serve(path, options) for path in paths]
+    addresses = [_serve(path, options) for path in (options.model, *options.another)]
     print("ready", flush=True)
     for line in sys.stdin:
         prompts = json.loads(line)
-        answers = [_ask(address, prompts, options.tokens) for address in reversed(addresses)]
+        with ThreadPoolExecutor() as pool:
+            asked = [pool.submit(_ask, one, prompts, options.tokens) for one in addresses]
+        answers = [one.result() for one in asked]
         print(json.dumps(answers[0] if len(answers) == 1 else answers), flush=True)
     os._exit(0)  # a server that is ended takes a second
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -65,9 +66,29 @@ class Program:
     def ask(self, *prompts: Sequence[int]) -> list[Answer] | str:
         """Have prompts continued at once; return the answers, or what the server says instead."""
         self.begin(*prompts)
-        result = self.result()
+        return self.answers()
+
+    def answers(self) -> list[Answer] | str:
+        """Wait for answers, or for what the server says instead."""
+        return as_answers(self._present(self.result()))
+
+    def ask_all(self, *prompts: Sequence[int]) -> list[list[Answer] | str]:
+        """Ask each of several models of the program."""
+        self.begin(*prompts)
+        return self.all_answers()
+
+    def all_answers(self) -> list[list[Answer] | str]:
+        """Wait for the answers of several models."""
+        return [as_answers(result) for result in self._present(self.result())]
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether it has answered, or ended."""
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
+
+    def _present(self, result: Any) -> Any:
         assert result is not None, self.complaint
-        return result if isinstance(result, str) else [as_answer(one) for one in result]
+        return result
 
     def begin(self, *prompts: object) -> None:
         """Ask, and wait for nothing."""
@@ -107,9 +128,12 @@ class Program:
             self.process.communicate(timeout=PATIENCE)
 
 
-def as_answer(result: Any) -> Answer:
-    """Return an answer as it was before it was JSON."""
-    tokens, likeliest = result
+def as_answers(result: Any) -> list[Answer] | str:
+    """Return answers as they were before they were JSON."""
+    return result if isinstance(result, str) else [_as_answer(*one) for one in result]
+
+
+def _as_answer(tokens: list[int], likeliest: list[list[tuple[int, float]]]) -> Answer:
     return Answer(tokens, [[(number, value) for number, value in place] for place in likeliest])
 
 
