@@ -54,8 +54,9 @@ class PagerOptions(NamedTuple):
 class PagerUsage:
     """What programs needed so far.
 
-    Lookups are counted where they are announced: not while all experts stay in memory.
-    `fault_count` are page faults on experts that nobody announced. Lengths are bytes.
+    Lookups are counted where they are announced: not while all experts stay in memory, which
+    `holds_all` says of now. `fault_count` are page faults on experts that nobody announced. Lengths
+    are bytes.
     """
 
     hit_count: int
@@ -65,6 +66,7 @@ class PagerUsage:
     fault_count: int
     resident_length: int
     budget: int
+    holds_all: bool
 
 
 class Pager:
@@ -175,6 +177,7 @@ class Pager:
             fault_count=self._mapper.fault_count,
             resident_length=self._residents.length,
             budget=self.budget,
+            holds_all=self._residents.holds_all,
         )
 
     def serve(self, ending: int, tick: Callable[[], None] = lambda: None) -> None:
