@@ -19,6 +19,7 @@ from moepack.sizes import align
 
 _PAGE = mmap.PAGESIZE
 _AWAITED = 1 << 31
+_USERFAULTFD = "anon_inode:[userfaultfd]"
 
 
 class ProgramEndedError(Exception):
@@ -72,6 +73,8 @@ class Client:
         """Pages of an image that parts share, and that it has."""
         self.faults: int | None = None
         """The descriptor of its page faults, once it has mapped an image."""
+        self._file_count = len(model.descriptors)
+        self._has_image = model.image is not None
         names = b"".join(
             messages.FILE_NAME.pack(status.st_dev, status.st_ino)
             for status in map(os.fstat, model.descriptors)
@@ -133,8 +136,16 @@ class Client:
         if not data:
             raise ProgramEndedError
         for _, _, rights in ancillary:
-            (self.faults,) = struct.unpack_from("i", rights)
+            self._take_faults(*struct.unpack_from("i", rights))
         return messages.decode(data)
+
+    def _take_faults(self, descriptor: int) -> None:
+        """Take the descriptor of page faults. Raises ValueError for one that is none."""
+        is_first = self.faults is None and self._has_image
+        if not is_first or os.readlink(f"/proc/self/fd/{descriptor}") != _USERFAULTFD:
+            os.close(descriptor)
+            raise ValueError("no descriptor of page faults")
+        self.faults = descriptor
 
     def choices(self, awaited: int | None = None) -> Iterator[tuple[int, Choice]]:
         """Take what was chosen and not yet taken, with the number of its context.
@@ -146,7 +157,12 @@ class Client:
                 yield number, choice
 
     def add_region(self, said: Said) -> None:
-        """Take that it has mapped a file, maybe where another had been."""
+        """Take that it has mapped a file, maybe where another had been.
+
+        Raises ValueError for a file that is none.
+        """
+        if said.number >= self._file_count:
+            raise ValueError("no such file")
         region = Region(said.number, said.address, said.offset, said.length)
         self.regions = [one for one in self.regions if not one.overlaps(region)]
         self.regions.append(region)
@@ -217,6 +233,11 @@ class Client:
             self._done_count += 1
             if self._done_count == self._told_count:
                 return message
+
+    def finish(self) -> None:
+        """Wait until it has done all that it was told."""
+        if self._done_count < self._told_count:
+            self._wait_for_done()
 
     def count_done(self) -> None:
         """Count an answer that nobody waited for."""

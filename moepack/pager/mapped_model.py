@@ -12,6 +12,7 @@ from moepack.errors import PackError
 from moepack.format.tables import PackedFamily
 from moepack.keys import ExpertKey
 from moepack.pager.messages import Do, op
+from moepack.pager.page_faults import check_page_faults
 from moepack.reading.pack import Pack
 from moepack.sizes import align
 
@@ -52,7 +53,8 @@ Families = dict[str, dict[ExpertKey, tuple[PartSpan, ...]]]
 def map_model(pack: Pack) -> MappedShards | MappedImage:
     """Have the model of a pack, or of an index over shards, so that programs can map it.
 
-    Raises PackError for what llama.cpp does not run, what reading dense tensors raises, OSError.
+    Raises PackError for what llama.cpp does not run, MachineError for packs where the system hands
+    out no page faults, what reading dense tensors raises, and OSError.
     """
     for family in _families(pack):
         _check_stacked(pack, family)
@@ -120,18 +122,19 @@ class MappedImage:
     """A pack as one GGUF, which has no name: header, dense tensors of the pack's files, experts.
 
     A GGUF with holes must never be where another program could load it: llama.cpp would answer
-    nonsense without a word. So what has a path here is cut off behind the header; the preloaded
-    library opens the whole image in its place.
+    nonsense without a word. So what has a path here ends a byte behind the header; the preloaded
+    library maps the whole image in its place.
     """
 
     def __init__(self, pack: Pack) -> None:
+        check_page_faults()
         self._pack = pack
         self._layout: GgufLayout = lay_out(pack, _PAGE)
         self.experts_offset = self._layout.experts_offset
         self._open: list[int] = []
         self._files: dict[int, int] = {}
         try:
-            self._stub = self._memory("moepack-model", len(self._layout.header))
+            self._stub = self._memory("moepack-model", len(self._layout.header) + 1)
             self.image: int = self._memory("moepack-image", self._layout.length)
             self._copy_unaligned()
         except BaseException:

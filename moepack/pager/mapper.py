@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from moepack.keys import ExpertKey
 from moepack.pager.client import Choice, Client, ProgramEndedError
@@ -21,9 +21,9 @@ class UnknownExpertsError(Exception):
 class Mapper:
     """Maps experts of `residents` in the processes `clients`.
 
-    `shared` has the pages of an image that parts share; None where programs map the shards. With
-    `watches_always` choices are announced even where all experts are in memory. Methods raise what
-    reading raises, and ProgramEndedError.
+    `shared` has the pages of an image that parts share; None where programs map the shards.
+    `chosen` is called with each choice: choices are announced then even where all experts are in
+    memory. Methods raise what reading raises, and ProgramEndedError.
     """
 
     def __init__(
@@ -31,11 +31,10 @@ class Mapper:
         model: MappedModel,
         residents: Residents,
         shared: SharedPages | None,
-        *,
-        watches_always: bool = False,
+        chosen: Callable[[Choice], None] | None,
     ) -> None:
         self._model, self._residents, self._shared = model, residents, shared
-        self._watches_always = watches_always
+        self._chosen = chosen
         self.clients: list[Client] = []
         self.fault_count = 0
         """Page faults on experts that nobody had announced."""
@@ -51,7 +50,7 @@ class Mapper:
         """Count what was chosen and is mapped."""
         for client in self.clients:
             for _, choice in client.choices():
-                self._residents.count(_keys(choice))
+                self._count(choice)
 
     def take_awaited(self, client: Client, context: int) -> Choice | None:
         """Return the choice that a context waits for; count those before it."""
@@ -59,9 +58,18 @@ class Mapper:
         for _, choice in client.choices(context):
             if choice.is_awaited:
                 awaited = choice
+                self._record(choice)
             else:
-                self._residents.count(_keys(choice))
+                self._count(choice)
         return awaited
+
+    def _count(self, choice: Choice) -> None:
+        self._residents.count(_keys(choice))
+        self._record(choice)
+
+    def _record(self, choice: Choice) -> None:
+        if self._chosen is not None:
+            self._chosen(choice)
 
     def bring(self, client: Client, choice: Choice) -> None:
         """Have what a layer chose read, and mapped by the process."""
@@ -92,10 +100,10 @@ class Mapper:
             self.evict_aside()
 
     def _watch(self) -> None:
-        """Have choices announced, where not all experts stay in memory whatever is chosen."""
+        """Have choices announced, but where all experts stay in memory whatever is chosen."""
         for client in self.clients:
             holds_all = self._residents.holds_all and len(client.resident) == len(self._residents)
-            is_watching = self._watches_always or not holds_all
+            is_watching = self._chosen is not None or not holds_all
             if client.is_watching != is_watching:
                 client.is_watching = is_watching
                 client.do([op(Do.WATCH, expert=is_watching)])
@@ -141,11 +149,13 @@ class Mapper:
             parts = self._shared.on_page(page)
             start, end = parts[0].span.whole_pages if parts else (0, 0)
             if not start <= page < end or parts[0].family != ROUTED_FAMILY:
-                copy_page(faults, address, self._shared.page(page))
+                copy_page(faults, address, self._shared.checked_page(page))
             elif parts[0].key in client.resident:
+                client.finish()  # before its slot is mapped there is nothing to go on with
                 proceed(faults, address)
             else:
                 self._bring(client, [parts[0].key])
+                client.finish()
                 wake(faults, address)
 
 

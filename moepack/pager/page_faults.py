@@ -10,15 +10,45 @@ import errno
 import fcntl
 import mmap
 import os
+import platform
 import struct
 from collections.abc import Iterator
 
+from moepack.errors import MachineError
+
 _PAGE = mmap.PAGESIZE
 _COPY, _WAKE, _CONTINUE = 0xC028AA03, 0x8010AA02, 0xC020AA07
+_API = 0xC018AA3F
+_FEATURES = 1 << 5 | 1 << 10
+"""UFFD_FEATURE_MISSING_SHMEM and UFFD_FEATURE_MINOR_SHMEM."""
+_USER_MODE_ONLY = 1
+_SYSTEM_CALLS = {"x86_64": 323, "aarch64": 282}
 _MESSAGE_LENGTH = 32
 _PAGEFAULT = 0x12
 _GONE = {errno.ENOENT, errno.ESRCH, errno.EFAULT}
 """The range is not mapped any more, or the process has ended."""
+
+
+def check_page_faults() -> None:
+    """Raise MachineError where the system hands no page faults to this user's processes."""
+    number = _SYSTEM_CALLS.get(platform.machine())
+    descriptor = -1
+    if number is not None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        descriptor = libc.syscall(number, os.O_CLOEXEC | _USER_MODE_ONLY)
+    try:
+        if descriptor < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        fcntl.ioctl(descriptor, _API, bytearray(struct.pack("QQQ", 0xAA, _FEATURES, 0)))
+    except OSError as error:
+        raise MachineError(
+            f"the system hands out no page faults (userfaultfd): {error.strerror}",
+            hint="a pack needs them, and Linux 5.14; a GGUF as it lies does not: run that. "
+            "Containers allow them with another seccomp profile",
+        ) from None
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def read_faults(descriptor: int) -> Iterator[int]:

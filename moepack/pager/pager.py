@@ -21,6 +21,7 @@ from moepack.pager.client import Client, ProgramEndedError
 from moepack.pager.mapped_model import map_model, slot_room
 from moepack.pager.mapper import Mapper, UnknownExpertsError
 from moepack.pager.messages import Do, Said, Say, op
+from moepack.pager.record import Batch, ChoiceRecord
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.reading.pack import Pack
@@ -72,16 +73,23 @@ class PagerUsage:
 class Pager:
     """Brings the experts of `pack`, which has to stay open. A context manager.
 
-    `failed` is called with each error for which a program could not go on. Raises SourceError for a
+    `failed` is called with each error for which a program could not go on. With `records` it keeps
+    what is chosen, until it is taken. Raises SourceError for a
     model without experts, PackError for one that llama.cpp does not run, RequestError for options
     that are none and for too little memory, MachineError and OSError.
     """
 
     def __init__(
-        self, pack: Pack, options: PagerOptions, failed: Callable[[MoepackError], None]
+        self,
+        pack: Pack,
+        options: PagerOptions,
+        failed: Callable[[MoepackError], None],
+        *,
+        records: bool = False,
     ) -> None:
         self._failed = failed
         self._lock = threading.Lock()
+        self._record = ChoiceRecord() if records else None
         self._memory: int | None = None
         """The bytes that were given for experts; None where they follow what is free."""
         self.has_served = False
@@ -108,7 +116,8 @@ class Pager:
         stack.callback(self._residents.close)
         for _ in self._residents.read(pinned):
             pass
-        self._mapper = Mapper(self._model, self._residents, shared)
+        chosen = None if self._record is None else self._record.add
+        self._mapper = Mapper(self._model, self._residents, shared, chosen)
         self._counts = max(spans)[0] + 1, max(key.expert for key in spans) + 1
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._name = f"moepack-{os.getpid()}-{secrets.token_hex(8)}"
@@ -117,7 +126,7 @@ class Pager:
         self._listener.bind(f"\0{self._name}")
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        stack.callback(self._close_clients)
+        stack.callback(self.disconnect)
 
     def _divide_memory(
         self, shape: ModelShape, rooms: Rooms, pinned_length: int, options: PagerOptions
@@ -141,7 +150,8 @@ class Pager:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def _close_clients(self) -> None:
+    def disconnect(self) -> None:
+        """End the connections to all programs; these end then."""
         for client in self._mapper.clients:
             client.close()
 
@@ -179,6 +189,13 @@ class Pager:
             budget=self.budget,
             holds_all=self._residents.holds_all,
         )
+
+    def take_batches(self) -> list[Batch]:
+        """Take what was chosen since the last time, by call of the model; in any thread."""
+        assert self._record is not None
+        with self._lock:
+            self._mapper.count_choices()
+            return self._record.take()
 
     def serve(self, ending: int, tick: Callable[[], None] = lambda: None) -> None:
         """Serve programs until the descriptor `ending` is readable; call `tick` each second."""

@@ -20,7 +20,6 @@
 #include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,6 +37,11 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
+#define ALIAS(name) EXPORT __attribute__((alias(#name)))
+#define complain(...) dprintf(2, "moepack: " __VA_ARGS__)
+/* Find the real function of a name in the library that calls, once. */
+#define FIND(variable, name) \
+    if (!variable) variable = (__typeof__(variable))find(name, __builtin_return_address(0))
 
 enum {
     VERSION = 1,
@@ -113,7 +117,6 @@ struct request {
     uint64_t sequence;
     bool is_answered;
     int status;
-    pthread_cond_t answered;
     struct request *next;
 };
 
@@ -129,39 +132,31 @@ static struct context contexts[MAX_CONTEXTS];
 static struct region regions[MAX_REGIONS];
 static unsigned context_count, region_count;
 static struct request *requests;
+static pthread_cond_t answered = PTHREAD_COND_INITIALIZER;
 static uint64_t last_sequence, use_count;
 static atomic_bool is_watching = true;
 
-static void *(*real_mmap)(void *, size_t, int, int, int, off_t);
-static int (*real_munmap)(void *, size_t);
-static int (*real_madvise)(void *, size_t, int);
-
-static void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-static void complain(const char *format, ...) {
-    char line[512];
-    va_list arguments;
-    va_start(arguments, format);
-    int length = vsnprintf(line, sizeof line, format, arguments);
-    va_end(arguments);
-    dprintf(2, "moepack: %.*s\n", length < (int)sizeof line ? length : (int)sizeof line - 1, line);
-}
+static __typeof__(&mmap) real_mmap;
 
 static void end_program(const char *problem) {
-    complain("%s; this program cannot go on", problem);
+    complain("%s; this program cannot go on\n", problem);
     _exit(EXIT_CODE);
 }
 
-static void find_real(void) {
-    real_mmap = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, "mmap");
-    real_munmap = (int (*)(void *, size_t))dlsym(RTLD_NEXT, "munmap");
-    real_madvise = (int (*)(void *, size_t, int))dlsym(RTLD_NEXT, "posix_madvise");
+/* Find a function as the library that calls has it: programs load theirs locally. */
+static void *find(const char *name, void *caller) {
+    void *function = dlsym(RTLD_NEXT, name);
+    Dl_info library;
+    void *handle = function || !dladdr(caller, &library) ? NULL : dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (handle) function = dlsym(handle, name);
+    if (!function) end_program("ggml's functions are not found in this program");
+    return function;
 }
 
 /* A program that moepack started ends with it, even before it has mapped the model. */
 __attribute__((constructor)) static void at_start(void) {
     const char *parent = getenv("MOEPACK_PARENT");
-    find_real();
+    FIND(real_mmap, "mmap");
     if (parent && atoi(parent) == getppid()) prctl(PR_SET_PDEATHSIG, SIGTERM);
 }
 
@@ -185,15 +180,13 @@ static void tell(struct said message, int descriptor) {
 /* Send a request and wait for its answer; called and left with state_lock held. */
 static int ask(struct said message, int descriptor) {
     struct request request = {.sequence = ++last_sequence, .next = requests};
-    pthread_cond_init(&request.answered, NULL);
     requests = &request;
     message.sequence = request.sequence;
     tell(message, descriptor);
-    while (!request.is_answered) pthread_cond_wait(&request.answered, &state_lock);
+    while (!request.is_answered) pthread_cond_wait(&answered, &state_lock);
     struct request **link = &requests;
     while (*link != &request) link = &(*link)->next;
     *link = request.next;
-    pthread_cond_destroy(&request.answered);
     return request.status;
 }
 
@@ -203,8 +196,8 @@ static void answer(uint64_t sequence, int status) {
         if (one->sequence == sequence) {
             one->status = status;
             one->is_answered = true;
-            pthread_cond_signal(&one->answered);
         }
+    pthread_cond_broadcast(&answered);
     pthread_mutex_unlock(&state_lock);
 }
 
@@ -260,7 +253,7 @@ static int map_dense(char *address, uint64_t length, const struct op *op, uint64
 
 static int want(char *address, uint64_t length, const struct op *op, uint64_t behind) {
     (void)op, (void)behind;
-    real_madvise(address, length, POSIX_MADV_WILLNEED); /* as libllama asks for of the whole file */
+    madvise(address, length, MADV_WILLNEED); /* as libllama asks for of the whole file */
     return 0;
 }
 
@@ -310,7 +303,7 @@ static void obey(size_t count) {
         case OP_ANSWER: answer(op->source, (int)op->expert); break;
         }
         if (error) {
-            complain("the system maps no more memory: %s (see vm.max_map_count)", strerror(error));
+            complain("the system maps no more memory: %s (see vm.max_map_count)\n", strerror(error));
             _exit(EXIT_CODE);
         }
     }
@@ -333,12 +326,6 @@ static void *serve(void *nothing) {
 
 /* ---- the first time that a file is mapped which may be the model ---- */
 
-static void *shared(int descriptor, size_t length, int protection) {
-    void *memory = real_mmap(NULL, length, protection, MAP_SHARED, descriptor, 0);
-    if (memory == MAP_FAILED) end_program("no memory");
-    return memory;
-}
-
 static void receive_welcome(void) {
     int received[3] = {-1, -1, -1}; /* files and rings, pool, image */
     char control[CMSG_SPACE(sizeof received)] = {0};
@@ -352,13 +339,14 @@ static void receive_welcome(void) {
     pool = received[1];
     image = received[2];
     size_t names_length = ((size_t)model.file_count * sizeof *files + PAGE - 1) / PAGE * PAGE;
-    char *table = shared(received[0], names_length + MAX_CONTEXTS * sizeof *rings, PROT_READ | PROT_WRITE);
+    size_t table_length = names_length + MAX_CONTEXTS * sizeof *rings;
+    char *table = real_mmap(NULL, table_length, PROT_READ | PROT_WRITE, MAP_SHARED, received[0], 0);
     close(received[0]);
     files = (struct file_name *)table;
     rings = (struct ring *)(table + names_length);
     resident = calloc((size_t)model.layer_count * model.expert_count, 1);
     descriptors = malloc(model.file_count * sizeof *descriptors);
-    if (!resident || !descriptors) end_program("no memory");
+    if (table == MAP_FAILED || !resident || !descriptors) end_program("no memory");
     memset(descriptors, -1, model.file_count * sizeof *descriptors);
 }
 
@@ -426,7 +414,7 @@ static void open_faults(void) {
     faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | 1 /* UFFD_USER_MODE_ONLY */);
     struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM};
     if (faults < 0 || ioctl(faults, UFFDIO_API, &api)) {
-        complain("the system allows no userfaultfd, without which experts of a pack cannot be brought: %s", strerror(errno));
+        complain("the system allows no userfaultfd, without which experts of a pack cannot be brought: %s\n", strerror(errno));
         end_program("use the GGUF's shards as they lie, or allow the call (containers: a seccomp profile)");
     }
 }
@@ -463,21 +451,20 @@ static void *map_model(uint32_t file, size_t length, int descriptor, off_t offse
 }
 
 EXPORT void *mmap(void *address, size_t length, int protection, int flags, int descriptor, off_t offset) {
-    if (!real_mmap) find_real();
+    FIND(real_mmap, "mmap");
     bool may_be = descriptor >= 0 && (flags & MAP_SHARED) && !(protection & PROT_WRITE) && !(flags & MAP_FIXED);
     int file = may_be && getenv("MOEPACK_PAGER") ? find_file(descriptor) : -1;
     if (file >= 0) return map_model((uint32_t)file, length, descriptor, offset);
     return real_mmap(address, length, protection, flags, descriptor, offset);
 }
 
-EXPORT void *mmap64(void *address, size_t length, int protection, int flags, int descriptor, off_t offset) {
-    return mmap(address, length, protection, flags, descriptor, offset);
-}
+ALIAS(mmap) void *mmap64(void *, size_t, int, int, int, off_t);
 
 /* Forget what is unmapped of the regions: nothing may be mapped there any more. */
 EXPORT int munmap(void *start, size_t length) {
-    if (!real_munmap) find_real();
-    if (!region_count) return real_munmap(start, length);
+    static __typeof__(&munmap) real;
+    FIND(real, "munmap");
+    if (!region_count) return real(start, length);
     char *from = start, *to = from + (length + PAGE - 1) / PAGE * PAGE;
     pthread_mutex_lock(&region_lock);
     for (unsigned i = 0; i < region_count; i++) {
@@ -491,7 +478,7 @@ EXPORT int munmap(void *start, size_t length) {
             regions[region_count++] = (struct region){to, old.start + (uint64_t)(to - old.address), old.end, old.file};
         i = (unsigned)-1; /* once more: it terminates, as what is left does not touch the range */
     }
-    int result = real_munmap(start, length);
+    int result = real(start, length);
     pthread_mutex_unlock(&region_lock);
     return result;
 }
@@ -508,55 +495,44 @@ static bool is_model(const char *address) {
 
 /* libllama asks for all of the file ahead; the pager asks for what is dense. */
 EXPORT int posix_madvise(void *address, size_t length, int advice) {
-    if (!real_madvise) find_real();
-    return is_model(address) ? 0 : real_madvise(address, length, advice);
+    static __typeof__(&posix_madvise) real;
+    FIND(real, "posix_madvise");
+    return is_model(address) ? 0 : real(address, length, advice);
 }
 
 EXPORT int mlock(const void *address, size_t length) {
     if (!is_model(address)) return (int)syscall(SYS_mlock, address, length);
     static bool is_said;
-    if (!is_said) complain("--mlock is left out: it would bring all experts into memory");
+    if (!is_said) complain("--mlock is left out: it would bring all experts into memory\n");
     is_said = true;
     return 0;
 }
 
-/* The image that has a name ends where experts would begin, so that a program without this library
- * refuses it and reads no zeros. With it, it is as long as its header says. */
-EXPORT FILE *fopen(const char *path, const char *mode) {
-    static FILE *(*open_file)(const char *, const char *);
-    if (!open_file) open_file = (FILE *(*)(const char *, const char *))dlsym(RTLD_NEXT, "fopen");
-    const char *name = getenv("MOEPACK_MODEL");
-    if (name && path && !strcmp(path, name) && getenv("MOEPACK_PAGER")) {
-        int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-        bool is_image = find_file(descriptor) >= 0 && model.experts_offset;
-        close(descriptor);
-        char whole[64];
-        snprintf(whole, sizeof whole, "/proc/self/fd/%d", image);
-        if (is_image) return open_file(whole, mode);
-    }
-    return open_file(path, mode);
+/* What has the image's path ends a byte behind the header, so that whoever reads it instead of mapping
+ * it, with this library or without, comes to its end and never to zeros. Only its size is told as the
+ * header has it, as libllama holds that against where tensors lie. */
+static off_t size_for(FILE *file, off_t position) {
+    struct stat status;
+    if (position < 0 || !getenv("MOEPACK_PAGER")) return position;
+    if (fstat(fileno(file), &status) || status.st_size != position) return position;
+    if (find_file(fileno(file)) < 0 || !model.experts_offset || fstat(image, &status)) return position;
+    return status.st_size;
 }
 
-EXPORT FILE *fopen64(const char *path, const char *mode) {
-    return fopen(path, mode);
+EXPORT off_t ftello(FILE *file) {
+    static __typeof__(&ftello) real;
+    FIND(real, "ftello");
+    return size_for(file, real(file));
 }
+
+ALIAS(ftello) off_t ftello64(FILE *);
+ALIAS(ftello) long ftell(FILE *);
 
 /* ---- what routers choose ---- */
 
 static const char *(*get_name)(const void *);
 static void (*get_bytes)(const void *, void *, size_t, size_t);
 static int64_t (*count_elements)(const void *);
-
-/* Find a function as the library that calls has it: programs load theirs locally. */
-static void *find(const char *name, void *caller) {
-    void *function = dlsym(RTLD_NEXT, name);
-    Dl_info library;
-    if (function || !dladdr(caller, &library)) return function;
-    void *handle = dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    function = handle ? dlsym(handle, name) : NULL;
-    if (!function) end_program("ggml's functions are not found in this program");
-    return function;
-}
 
 static int layer_of(const void *tensor) {
     static const char prefix[] = "ffn_moe_topk-";
@@ -658,16 +634,19 @@ static bool on_tensor(void *tensor, bool is_asked, void *data) {
     return context->asked ? context->callback(tensor, false, context->data) : true;
 }
 
-/* Find the context of a scheduler, or take one: a new one, or that which was used least recently. */
-static struct context *context_of(void *scheduler) {
-    struct context *context = NULL;
+static struct context *find_context(void *scheduler) {
     for (unsigned i = 0; i < context_count; i++)
         if (contexts[i].scheduler == scheduler) return &contexts[i];
-    if (context_count < MAX_CONTEXTS)
-        context = &contexts[context_count];
-    else
-        for (unsigned i = 0; i < MAX_CONTEXTS; i++)
-            if (!context || contexts[i].last_use < context->last_use) context = &contexts[i];
+    return NULL;
+}
+
+/* Find the context of a scheduler, or take one: a new one, or that which was used least recently. */
+static struct context *context_of(void *scheduler) {
+    struct context *context = find_context(scheduler);
+    if (context) return context;
+    context = &contexts[context_count < MAX_CONTEXTS ? context_count : 0];
+    for (unsigned i = 0; context_count == MAX_CONTEXTS && i < MAX_CONTEXTS; i++)
+        if (contexts[i].last_use < context->last_use) context = &contexts[i];
     context->scheduler = scheduler;
     context->last_use = ++use_count;
     context->is_foreign = context->is_computing = false;
@@ -680,10 +659,8 @@ static struct context *context_of(void *scheduler) {
 
 /* Note that a graph begins or has ended; return its context, NULL where none is known. */
 static struct context *set_computing(void *scheduler, bool is_computing) {
-    struct context *context = NULL;
     pthread_mutex_lock(&state_lock);
-    for (unsigned i = 0; i < context_count; i++)
-        if (contexts[i].scheduler == scheduler) context = &contexts[i];
+    struct context *context = find_context(scheduler);
     if (context) {
         context->is_computing = is_computing;
         memset(context->used, 0, model.expert_count);
@@ -692,17 +669,12 @@ static struct context *set_computing(void *scheduler, bool is_computing) {
     return context;
 }
 
-typedef void (*set_callback_function)(void *, eval_callback, void *);
-
 EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback callback, void *data) {
-    static set_callback_function set_callback;
-    if (!set_callback) {
-        void *caller = __builtin_return_address(0);
-        get_name = (const char *(*)(const void *))find("ggml_get_name", caller);
-        get_bytes = (void (*)(const void *, void *, size_t, size_t))find("ggml_backend_tensor_get", caller);
-        count_elements = (int64_t (*)(const void *))find("ggml_nelements", caller);
-        set_callback = (set_callback_function)find("ggml_backend_sched_set_eval_callback", caller);
-    }
+    static void (*set_callback)(void *, eval_callback, void *);
+    FIND(get_name, "ggml_get_name");
+    FIND(get_bytes, "ggml_backend_tensor_get");
+    FIND(count_elements, "ggml_nelements");
+    FIND(set_callback, "ggml_backend_sched_set_eval_callback");
     if (pager < 0) {
         set_callback(scheduler, callback, data);
         return;
@@ -715,17 +687,14 @@ EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback 
     context->is_watched = is_watching && region_count;
     bool is_watched = context->is_watched;
     pthread_mutex_unlock(&state_lock);
-    if (is_watched)
-        set_callback(scheduler, on_tensor, context);
-    else
-        set_callback(scheduler, callback, data);
+    set_callback(scheduler, is_watched ? on_tensor : callback, is_watched ? context : data);
 }
 
 /* Where a choice could not be brought the graph was left: it failed, so nobody takes its numbers.
  * When this returns, what it needed of the experts was read: GPUs have it in buffers of their own. */
 EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) {
     static int (*compute)(void *, void *);
-    if (!compute) compute = (int (*)(void *, void *))find("ggml_backend_sched_graph_compute_async", __builtin_return_address(0));
+    FIND(compute, "ggml_backend_sched_graph_compute_async");
     struct context *context = pager < 0 ? NULL : set_computing(scheduler, true);
     int status = compute(scheduler, graph);
     if (context) set_computing(scheduler, false);
@@ -735,7 +704,7 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
 /* Without its extra buffers the CPU backend does not repack: it would copy what is not there yet. */
 EXPORT void *ggml_backend_reg_get_proc_address(void *registry, const char *name) {
     static void *(*get)(void *, const char *);
-    if (!get) get = (void *(*)(void *, const char *))find("ggml_backend_reg_get_proc_address", __builtin_return_address(0));
-    if (getenv("MOEPACK_PAGER") && !strcmp(name, "ggml_backend_dev_get_extra_bufts")) return NULL;
-    return get(registry, name);
+    bool is_repacking = !strcmp(name, "ggml_backend_dev_get_extra_bufts") && getenv("MOEPACK_PAGER");
+    FIND(get, "ggml_backend_reg_get_proc_address");
+    return is_repacking ? NULL : get(registry, name);
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from moepack.errors import MachineError, PackError, read_failure
@@ -29,7 +29,8 @@ class SharedPages:
     """Puts pages together from the parts that have bytes on them, and keeps them.
 
     Bytes of a neighbour are read without its digest being checked. When the neighbour itself is
-    brought, and was checked, `compare` holds the page against it.
+    brought, and was checked, `compare` holds the page against it. Who reads a page that nobody
+    announced gets it from whole parts, which the reader checks.
     """
 
     def __init__(self, pack: Pack, reader: Reader, places: Families) -> None:
@@ -45,6 +46,7 @@ class SharedPages:
         )
         self._starts = [part.span.offset for part in self._parts]
         self._pages: dict[int, bytes] = {}
+        self._checked: set[int] = set()
 
     def on_page(self, page: int) -> list[PlacedPart]:
         """Return the parts that have bytes on the page which begins at `page` of the image."""
@@ -64,14 +66,23 @@ class SharedPages:
     def page(self, page: int) -> bytes:
         """Return the bytes of a page. Raises what reading raises."""
         if page not in self._pages:
-            content = bytearray(_PAGE)
-            for part in self.on_page(page):
-                start = max(part.span.offset, page)
-                end = min(part.span.offset + part.span.length, page + _PAGE)
-                piece = self._read(part, start - part.span.offset, end - start)
-                content[start - page : end - page] = piece
-            self._pages[page] = bytes(content)
+            self._pages[page] = self._put_together(page, self._read)
         return self._pages[page]
+
+    def checked_page(self, page: int) -> bytes:
+        """Return the bytes of a page, as of parts that were checked. Raises what reading raises."""
+        if page not in self._checked:
+            self._pages[page] = self._put_together(page, self._read_whole)
+            self._checked.add(page)
+        return self._pages[page]
+
+    def _put_together(self, page: int, read: Callable[[PlacedPart, int, int], bytes]) -> bytes:
+        content = bytearray(_PAGE)
+        for part in self.on_page(page):
+            start = max(part.span.offset, page)
+            end = min(part.span.offset + part.span.length, page + _PAGE)
+            content[start - page : end - page] = read(part, start - part.span.offset, end - start)
+        return bytes(content)
 
     def compare(self, span: PartSpan, page: int, part: memoryview, place: str) -> None:
         """Hold a page against a part that was checked. Raises PackError where they differ."""
@@ -85,10 +96,7 @@ class SharedPages:
     def _read(self, part: PlacedPart, start: int, length: int) -> bytes:
         location = self._pack.locate(*part.key, part.span.part, family=part.family)
         if location.codec:
-            (expert,) = self._reader.read_many(
-                [part.key], parts=[part.span.part], family=part.family
-            )
-            return bytes(expert.view[start : start + length])
+            return self._read_whole(part, start, length)
         try:
             descriptor = os.open(location.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -102,3 +110,7 @@ class SharedPages:
         if len(piece) < length:
             raise MachineError("the file has become shorter", path=location.path)
         return piece
+
+    def _read_whole(self, part: PlacedPart, start: int, length: int) -> bytes:
+        (expert,) = self._reader.read_many([part.key], parts=[part.span.part], family=part.family)
+        return bytes(expert.view[start : start + length])

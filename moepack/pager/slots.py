@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -75,8 +76,9 @@ class SlotPool:
     def close(self) -> None:
         """Free all memory, but for what programs have mapped."""
         self.view.release()
-        self._memory.close()
         os.close(self.descriptor)
+        with suppress(BufferError):  # whoever keeps an error keeps what its frames had of this
+            self._memory.close()
 
 
 @cache

@@ -108,10 +108,15 @@ class _InBackground:
     """A pager that serves in a thread of its own."""
 
     def __init__(self, pager: Pager) -> None:
+        self._pager = pager
         self._ending = os.eventfd(0, os.EFD_CLOEXEC)
-        self._thread = threading.Thread(
-            target=pager.serve, args=(self._ending,), name="pager", daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, name="pager", daemon=True)
+
+    def _serve(self) -> None:
+        try:
+            self._pager.serve(self._ending)
+        finally:
+            self._pager.disconnect()  # where it failed: programs would wait for ever
 
     def __enter__(self) -> _InBackground:
         self._thread.start()
