@@ -76,7 +76,7 @@ def test_messages_that_the_template_refuses_end_an_answer_alone(
 ) -> None:
     run = moepack_command("run", chat_path, "-n", "3", "-q", *SMALL, input="refuse\nhello\n")
     problem = "the model's chat template refuses the messages: not this"
-    assert run.stderr == f"error: {chat_path}: {problem}\n"
+    assert run.stderr == f"error: {problem}\n"
     assert run.returncode == 2
     assert run.stdout.startswith(
         moepack_command("run", chat_path, "-n", "3", "-q", *SMALL, "-p", "hello").stdout
