@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MAX_PROMPT = 1 << 24
 """Characters of a prompt from a file: no context that there is has room for more."""
 
+_BATCH = 2048
+"""llama.cpp's default: a micro-batch is a part of a batch."""
+
 
 @click.command(cls=CommandWithRest, rest="PROGRAM ARGUMENTS")
 @source_or_pack_argument
@@ -132,7 +135,8 @@ def _start(
     from moepack.pager.pager import PagerOptions
     from moepack.programs.model_server import ModelServer
 
-    words = ["-c", str(context), "-np", "1", "--cache-ram", "0", "-ub", str(micro_batch)]
+    words = ["-c", str(context), "-np", "1", "--cache-ram", "0"]
+    words += ["-b", str(max(micro_batch, _BATCH)), "-ub", str(micro_batch)]
     if threads is not None:
         words += ["-t", str(threads)]
     pager_options = PagerOptions(pinned=pin, micro_batch=micro_batch, **options)
