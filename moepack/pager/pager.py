@@ -56,8 +56,9 @@ class PagerOptions(NamedTuple):
 class PagerUsage:
     """What programs needed so far.
 
-    Lookups are counted where they are announced: not while all experts stay in memory.
-    `fault_count` are page faults on experts that nobody announced. Lengths are bytes.
+    Lookups are counted where they are announced: not while all experts stay in memory, which
+    `holds_all` says of now. `fault_count` are page faults on experts that nobody announced. Lengths
+    are bytes.
     """
 
     hit_count: int
@@ -67,6 +68,7 @@ class PagerUsage:
     fault_count: int
     resident_length: int
     budget: int
+    holds_all: bool
 
 
 class Pager:
@@ -186,6 +188,7 @@ class Pager:
             fault_count=self._mapper.fault_count,
             resident_length=self._residents.length,
             budget=self.budget,
+            holds_all=self._residents.holds_all,
         )
 
     def take_batches(self) -> list[Batch]:

@@ -44,6 +44,7 @@ class ModelServer:
         self._failed = self._keep if failed is None else failed
         if pager_options is None:
             pager_options = PagerOptions(micro_batch=micro_batch(options, os.environ))
+        self.pack, self.pager_options = pack, pager_options
         with ExitStack() as stack:
             library = preloaded_library()
             self.pager = stack.enter_context(
