@@ -53,7 +53,8 @@ def test_a_program_ends_with_its_pager(
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
     }
-    run = subprocess.Popen([*command, "--memory", "floor", "--", *words], cwd=ROOT, **pipes)
+    arguments = [*map(str, command), "--memory", "floor", "--", *words]
+    run: subprocess.Popen[bytes] = subprocess.Popen(arguments, cwd=ROOT, **pipes)
     with run:
         assert run.stdin is not None
         assert run.stdout is not None
