@@ -40,19 +40,20 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("simulation", "footprint", "forecasting"),
     },
     "mounting": {"moepack", "format", "storage", "reading"},
-    "programs": {"moepack"},
+    "pager": {"moepack", "format", "storage", "reading", "caching", "machine", "engines"},
+    "programs": {"moepack", "storage", "reading", "packing", "engines", "trace", "pager"},
     "running": {
         *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
         *("packing", "caching", "machine", "engines", "footprint"),
     },
-    "serving": {"moepack", "llama_cpp", "running"},
     "bench": {
         *("moepack", "storage", "source", "reading", "llama_cpp"),
         *("trace", "trace.formats", "hotness", "machine"),
     },
     "report": {
         *("moepack", "format", "storage", "source", "reading", "verifying", "trace", "hotness"),
-        *("analysis", "packing", "engines", "mounting", "machine", "bench", "running"),
+        *("analysis", "packing", "engines", "mounting", "machine", "bench"),
+        *("pager", "programs"),
         *("simulation", "forecasting", "placing"),
     },
     "cli": {"*"},
@@ -79,7 +80,7 @@ DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
         *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
-        *("llama_cpp", "running", "simulation", "forecasting", "placing"),
+        *("llama_cpp", "running", "simulation", "forecasting", "placing", "programs"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

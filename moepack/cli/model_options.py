@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from moepack.cli.parameters import Length, ResumableFile
+from moepack.cli.parameters import Length
 from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 
 _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -47,13 +47,6 @@ _PAGER = (
 _ENGINE = (
     *_PAGER,
     click.option(
-        "--prefetch",
-        type=click.Choice(["auto", "on", "off"]),
-        default="auto",
-        show_default=True,
-        help="Read what the next layer may choose; auto does so where it helps.",
-    ),
-    click.option(
         "-c",
         "--context",
         type=click.IntRange(1, MAX_CONTEXT),
@@ -65,7 +58,12 @@ _ENGINE = (
         "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
     ),
     click.option(
-        "--trace", type=ResumableFile(), metavar="FILE", help="Record which experts it chose."
+        "-ub",
+        "--micro-batch",
+        type=click.IntRange(1, MAX_CONTEXT),
+        default=512,
+        show_default=True,
+        help="Tokens of a prompt that are computed at once; fewer need less memory.",
     ),
 )
 
@@ -105,7 +103,7 @@ def pager_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command; they are arguments of `moepack.Model` of the same names."""
+    """Add the options that say how a model is held in memory and computed."""
     return _with(_ENGINE, command)
 
 
@@ -114,7 +112,7 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def sampled(**given: Any) -> Any:
-        from moepack.llama_cpp.sampling import Sampling
+        from moepack.programs.sampling import Sampling
 
         sampling = Sampling(**{name: given.pop(name) for name in Sampling._fields})
         sampling.check()

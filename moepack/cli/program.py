@@ -73,12 +73,12 @@ def run_command(
 
     `options` are the pager's. Our own server needs to be told less.
     """
+    from moepack.packing.opening import open_model
     from moepack.pager.pager import PagerOptions
     from moepack.programs.command import llama_variables, micro_batch
     from moepack.programs.process import end_like
     from moepack.programs.runner import Listener, run_program
     from moepack.report import program_text
-    from moepack.running.model import open_model
 
     if not command:
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")

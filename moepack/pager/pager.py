@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, Self
 
 from moepack.caching import cache as caching
 from moepack.errors import MoepackError, SourceError
+from moepack.machine.memory_limits import available_memory
 from moepack.pager.budget import FreeMemory, Rooms, check_memory, step_length
 from moepack.pager.client import Client, ProgramEndedError
 from moepack.pager.mapped_model import map_model, slot_room
@@ -55,8 +56,9 @@ class PagerOptions(NamedTuple):
 class PagerUsage:
     """What programs needed so far.
 
-    Lookups are counted where they are announced: not while all experts stay in memory.
-    `fault_count` are page faults on experts that nobody announced. Lengths are bytes.
+    Lookups are counted where they are announced: not while all experts stay in memory, which
+    `holds_all` says of now. `fault_count` are page faults on experts that nobody announced. Lengths
+    are bytes.
     """
 
     hit_count: int
@@ -66,6 +68,7 @@ class PagerUsage:
     fault_count: int
     resident_length: int
     budget: int
+    holds_all: bool
 
 
 class Pager:
@@ -134,8 +137,8 @@ class Pager:
         self._reserve = step_length(shape, rooms, 1)
         least = self.floor + self._reserve + pinned_length
         self._memory = least if options.memory == "floor" else options.memory
-        if self._memory is not None:
-            check_memory(self._memory, least, options.micro_batch)
+        given = available_memory() if self._memory is None else self._memory
+        check_memory(given, least, options.micro_batch)
         self._free = FreeMemory(least, sum(rooms.values()) + self._reserve)
 
     def _budget(self) -> int:
@@ -185,6 +188,7 @@ class Pager:
             fault_count=self._mapper.fault_count,
             resident_length=self._residents.length,
             budget=self.budget,
+            holds_all=self._residents.holds_all,
         )
 
     def take_batches(self) -> list[Batch]:

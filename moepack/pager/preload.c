@@ -663,6 +663,7 @@ static struct context *set_computing(void *scheduler, bool is_computing) {
     struct context *context = find_context(scheduler);
     if (context) {
         context->is_computing = is_computing;
+        if (is_computing) context->failed = false; /* a graph may be used again, without a new callback */
         memset(context->used, 0, model.expert_count);
     }
     pthread_mutex_unlock(&state_lock);
@@ -683,7 +684,6 @@ EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback 
     struct context *context = context_of(scheduler);
     context->callback = callback;
     context->data = data;
-    context->failed = false;
     context->is_watched = is_watching && region_count;
     bool is_watched = context->is_watched;
     pthread_mutex_unlock(&state_lock);

@@ -74,6 +74,8 @@ class Answer:
         self._read_event = read_event
         self._count = count
         self._facts = AnswerFacts()
+        self.on_event: Callable[[AnswerFacts], None] = lambda facts: None
+        """Called with the facts so far, whenever the server has sent something."""
 
     def __enter__(self) -> Answer:
         return self
@@ -114,6 +116,7 @@ class Answer:
             shown = self._shown(thought, text)
             facts = _with_timings(self._facts, event)
             self._facts = replace(facts, text=facts.text + text, thoughts=facts.thoughts + thought)
+            self.on_event(self._facts)
             if shown:
                 yield shown
         if self._facts.thoughts and not self._facts.text:

@@ -23,8 +23,9 @@ class ModelServer:
 
     `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is
     one that is free. `api_key` is asked of all clients, by default what the variable LLAMA_API_KEY
-    has, if anything. `failed` is called, in another thread, with each error for which the server
-    could not compute; without it the client of `client` raises the error.
+    has, if anything. With `records`, `pager.take_batches` gives what routers chose. `failed` is
+    called, in another thread, with each error for which the server could not compute; without it
+    `take_failure` has the last one.
 
     Raises what `Pager` and `ServerProcess` raise.
     """
@@ -37,14 +38,18 @@ class ModelServer:
         options: Sequence[str] = (),
         api_key: str | None = None,
         failed: Callable[[MoepackError], None] | None = None,
+        records: bool = False,
     ) -> None:
         self._failure: MoepackError | None = None
         self._failed = self._keep if failed is None else failed
         if pager_options is None:
             pager_options = PagerOptions(micro_batch=micro_batch(options, os.environ))
+        self.pack, self.pager_options = pack, pager_options
         with ExitStack() as stack:
             library = preloaded_library()
-            self.pager = stack.enter_context(Pager(pack, pager_options, self._failed))
+            self.pager = stack.enter_context(
+                Pager(pack, pager_options, self._failed, records=records)
+            )
             stack.enter_context(_InBackground(self.pager))
             additions = {
                 **waiting_variables(os.environ),

@@ -49,9 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(params: Any) -> None:
-    path = params.model.path
-    if not path:
+    path = _model_path(params)
+    if path == "":
         raise RequestError("no model is given", hint="name its file: -m MODEL")
+    if path is None:
+        return
     try:
         with open(path, "rb"):
             pass
@@ -86,7 +88,15 @@ def _load(params: Any) -> Any:
     except RuntimeError:
         # llama.cpp says why in its log alone.
         problem = "llama.cpp does not load the model; the lines above say why"
-        raise SourceError(problem, path=params.model.path) from None
+        raise SourceError(problem, path=_model_path(params)) from None
+
+
+def _model_path(params: Any) -> str | None:
+    """Return what llama.cpp opens; None for a name that is no UTF-8, which xllamacpp cannot say."""
+    try:
+        return str(params.model.path)
+    except UnicodeDecodeError:
+        return None
 
 
 async def _answer(

@@ -4,6 +4,7 @@ import os
 import signal
 from threading import Thread, current_thread, main_thread
 from types import TracebackType
+from typing import Any
 
 from moepack.programs.process import Process
 
@@ -12,6 +13,11 @@ _RELAYED = {
     *(signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP, signal.SIGWINCH),
 }
 _WATCHED = _RELAYED | {signal.SIGCHLD}
+_HANDLED = {
+    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+}
+_OF_TERMINALS = {signal.SIGINT, signal.SIGQUIT}
 _ALARM = signal.SIGURG  # nobody's else, and ignored by those who are not told
 _JOB_CONTROL = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 
@@ -28,6 +34,9 @@ class SignalRelay:
     to the process group or the control group as a whole reaches the program twice: in a unit of
     systemd, `KillMode=mixed` avoids that.
 
+    A library may have started threads before that block nothing, as numpy's does: what reaches one
+    of these comes by a handler of Python's.
+
     A program that was stopped stops this process as well: the shell waits for this one. While it
     continues, so does the program.
     """
@@ -35,6 +44,7 @@ class SignalRelay:
     def __init__(self) -> None:
         self._process: Process | None = None
         self._is_closed = False
+        self._handlers: dict[int, Any] = {}
         self._thread = Thread(target=self._relay, name="signals", daemon=True)
 
     def __enter__(self) -> "SignalRelay":
@@ -49,6 +59,9 @@ class SignalRelay:
     def attach(self, process: Process) -> None:
         """Hand on signals to `process` from now on."""
         self._process = process
+        for number in _HANDLED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, self._handle)
         self._wake()  # it may have stopped already
 
     def __exit__(
@@ -60,8 +73,15 @@ class SignalRelay:
         self._is_closed = True
         self._wake()
         self._thread.join()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.inherited_mask)
         signal.signal(_ALARM, self._on_alarm)
+
+    def _handle(self, number: int, frame: object) -> None:
+        # Whether it is the terminal's is not known here.
+        if self._process is not None and not (number in _OF_TERMINALS and _is_in_foreground()):
+            self._process.send(number)
 
     def _wake(self) -> None:
         signal.pthread_kill(self._thread.ident or 0, signal.SIGCHLD)

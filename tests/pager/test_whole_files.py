@@ -8,7 +8,7 @@ import pytest
 
 import moepack
 from moepack.engines.gguf_layout import lay_out
-from moepack.running.model import open_model
+from moepack.packing.opening import open_model
 from tests.support.needs import needs_llama
 from tests.support.pagers import Paging, Program, paging
 

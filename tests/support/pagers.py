@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from moepack.errors import MoepackError
+from moepack.packing.opening import open_model
 from moepack.pager.messages import Do, op
 from moepack.pager.pager import Pager, PagerOptions
 from moepack.programs.runner import preloaded_library
-from moepack.running.model import open_model
 from tests.support.children import PATIENCE
 from tests.support.llama_program import Answer
 from tests.support.models import FIXTURES
