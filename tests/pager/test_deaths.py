@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,11 @@ def test_a_program_ends_with_its_pager(
     if through == "a shell":
         words = ["sh", "-c", f'{" ".join(words[:3])} "$MOEPACK_MODEL" --tokens 400; :']
     command = [sys.executable, "-m", "moepack", "run", form("qwen3moe", kind)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     run = subprocess.Popen([*command, "--memory", "floor", "--", *words], cwd=ROOT, **pipes)
     with run:
         assert run.stdin is not None
