@@ -11,9 +11,9 @@ import pytest
 from moepack.caching import cache as caching
 from moepack.caching.cache import Tally
 from moepack.keys import ExpertKey
+from moepack.packing.opening import open_model
 from moepack.pager.mapped_model import slot_room
 from moepack.pager.messages import RING_WORDS
-from moepack.running.model import open_model
 from tests.support.pagers import Paging, Program, paging
 
 Form = Callable[[str, str], Path]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from moepack.errors import RequestError
+from moepack.packing.opening import open_model
 from moepack.pager.budget import FreeMemory
 from moepack.pager.pager import Pager, PagerOptions
 from moepack.pager.slots import SlotPool
-from moepack.running.model import open_model
 from moepack.sizes import size_text
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, paging
