@@ -127,7 +127,7 @@ def test_rows_of_a_view_are_read_without_what_lies_between_them(
     with program_of(run, ggml, form) as program:
         assert program.call([(0, 1, [[3, 1], [1, 7], [3, 3]], EXPERT_COUNT)]) == [[0]]
     assert run.pager.usage.miss_count == 3
-    assert all((1, expert) in run.pager._residents for expert in (1, 3, 7))
+    assert all(ExpertKey(1, expert) in run.pager._residents for expert in (1, 3, 7))
 
 
 def test_experts_that_a_model_does_not_have_are_nobody_s(

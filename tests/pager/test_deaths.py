@@ -47,25 +47,27 @@ def test_a_program_ends_with_its_pager(
     words = [sys.executable, "-m", "tests.support.llama_program", "{}", "--tokens", "400"]
     if through == "a shell":
         words = ["sh", "-c", f'{" ".join(words[:3])} "$MOEPACK_MODEL" --tokens 400; :']
-    command = [sys.executable, "-m", "moepack", "run", form("qwen3moe", kind)]
+    command = [sys.executable, "-m", "moepack", "run", str(form("qwen3moe", kind))]
     pipes: dict[str, Any] = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
     }
-    run = subprocess.Popen([*command, "--memory", "floor", "--", *words], cwd=ROOT, **pipes)
+    run = subprocess.Popen(
+        [*command, "--memory", "floor", "--", *words], text=True, cwd=ROOT, **pipes
+    )
     with run:
         assert run.stdin is not None
         assert run.stdout is not None
         assert run.stderr is not None
-        assert run.stdout.readline() == b"ready\n"
+        assert run.stdout.readline() == "ready\n"
         if is_computing:
-            run.stdin.write(b"[[1, 2, 3]]\n")
+            run.stdin.write("[[1, 2, 3]]\n")
             run.stdin.flush()
             time.sleep(0.1)
         run.kill()
         assert seconds_until_closed(run.stdout.fileno()) < 1.0
-        complaint = run.stderr.read().decode()
+        complaint = run.stderr.read()
     if through == "a shell":  # a child of the pager is also ended by the system
         assert "moepack: the pager, which brings the experts, has ended" in complaint
 

@@ -84,6 +84,7 @@ class Program:
     @property
     def has_answered(self) -> bool:
         """Whether it has answered, or ended."""
+        assert self.process.stdout is not None
         return bool(select.select([self.process.stdout], [], [], 0)[0])
 
     def _present(self, result: Any) -> Any:
