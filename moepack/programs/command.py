@@ -95,7 +95,7 @@ def find_reading_option(arguments: Sequence[str], environment: Mapping[str, str]
     None where there is none. `--load-mode mmap` in its place helps.
     """
     words = [word for argument in arguments for word in argument.replace("=", " ").split()]
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if word in _READING_WORDS:
             return word
         if word in _MODE_WORDS and following and following not in _MAPPING_MODES:

