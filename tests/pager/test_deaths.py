@@ -54,7 +54,7 @@ def test_a_program_ends_with_its_pager(
         "stderr": subprocess.PIPE,
     }
     arguments = [*map(str, command), "--memory", "floor", "--", *words]
-    run: subprocess.Popen[bytes] = subprocess.Popen(arguments, cwd=ROOT, **pipes)
+    run = subprocess.Popen(arguments, text=True, cwd=ROOT, **pipes)
     with run:
         assert run.stdin is not None
         assert run.stdout is not None
