@@ -5,15 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 define CHECK
-$(BIN)/ruff check moepack tests benchmarks conformance
-$(BIN)/ruff format --check moepack tests benchmarks conformance
+$(BIN)/ruff check moepack tests benchmarks conformance hatch_build.py
+$(BIN)/ruff format --check moepack tests benchmarks conformance hatch_build.py
 $(BIN)/mypy
 endef
 
 # Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test bench conformance fuzz format clean
+.PHONY: demo quick test bench conformance wheels fuzz format clean
 
 demo: $(VENV)/installed
 	@BIN=$(BIN) sh tests/demo.sh
@@ -35,12 +35,19 @@ conformance: $(VENV)/developing
 	$(BIN)/python conformance/make_traces.py
 	$(BIN)/python -m conformance.make_packs
 
+# For others: the preloaded library in them is compiled for x86-64 and for ARM, by zig for both.
+wheels: $(VENV)/developing
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'ziglang>=0.15'
+	$(BIN)/python -m hatchling build -t sdist
+	for machine in x86_64 aarch64; do \
+	    MOEPACK_WHEEL_MACHINE=$$machine $(BIN)/python -m hatchling build -t wheel || exit; done
+
 fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 format: $(VENV)/developing
-	$(BIN)/ruff check --fix moepack tests benchmarks conformance
-	$(BIN)/ruff format moepack tests benchmarks conformance
+	$(BIN)/ruff check --fix moepack tests benchmarks conformance hatch_build.py
+	$(BIN)/ruff format moepack tests benchmarks conformance hatch_build.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from moepack.packing.restore import restore
     from moepack.packing.shard_index import index_model
     from moepack.placing.place import place
+    from moepack.programs.calls import run, serve
     from moepack.report.inspection import inspect, shape_of
     from moepack.report.listing import list_pack
     from moepack.running.chat import Message
@@ -117,6 +118,8 @@ _ROOMS = {
     "rank_pack": "packing.ranking",
     "record_trace": "trace.recording.recording",
     "restore": "packing.restore",
+    "run": "programs.calls",
+    "serve": "programs.calls",
     "shape_of": "report.inspection",
     "simulate": "simulation.simulate",
     "trace_statistics": "analysis.statistics",
@@ -167,6 +170,8 @@ __all__ = [
     "rank_pack",
     "record_trace",
     "restore",
+    "run",
+    "serve",
     "shape_of",
     "simulate",
     "trace_statistics",

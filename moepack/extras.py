@@ -18,10 +18,10 @@ def hint(extra: str) -> str:
 
     A checkout stays one; what came from a folder, a file or a repository comes from there again.
     """
-    return f"{_pip()} install {_requirement(extra)}"
+    return f"{pip_command()} install {_requirement(extra)}"
 
 
-def _pip() -> str:
+def pip_command() -> str:
     """Return what runs pip for the Python that runs this: another one's may come first."""
     found = shutil.which("pip")
     is_ours = found is not None and os.path.dirname(found) == os.path.dirname(sys.executable)

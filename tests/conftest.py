@@ -37,7 +37,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 LONG_FOLDERS = {
     *("faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"),
-    *("running", "simulation"),
+    *("running", "simulation", "programs", "pager"),
 }
 
 

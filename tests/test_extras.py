@@ -61,7 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = next((home / "lib").glob("python3*")) / "site-packages"
     (packages / "requirements.pth").write_text(str(Path(pytest.__file__).parent.parent))
     (folder / "copy").mkdir()
-    project = ("pyproject.toml", "README.md", "LICENSE")
+    project = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
     copy = copied(folder / "copy", "moepack", "layouts", "include", *project)
     pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(home / "bin" / "python")]
     options = ["--no-deps", "--no-compile", "--ignore-installed", "--no-build-isolation"]

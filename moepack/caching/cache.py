@@ -125,6 +125,11 @@ class ExpertCache:
             self.held_length -= self._lengths[key]
         return given_up
 
+    def resize(self, budget: int) -> list[ExpertKey]:
+        """Have another budget, of at least what is pinned; return what has to go for it."""
+        self.budget = budget
+        return self._shrink(frozenset())
+
     def drop(self, keys: Iterable[ExpertKey]) -> None:
         """Let experts go that could not be read after all."""
         for key in keys:
@@ -170,6 +175,12 @@ class LayerCaches:
     def step(self, chosen: Sequence[ExpertKey], tally: Tally) -> Step:
         """Look up what a step of one layer chose; see `ExpertCache.step`."""
         return self._caches[chosen[0].layer].step(chosen, tally)
+
+    def resize(self, budget: int) -> list[ExpertKey]:
+        """Have another budget, shared as the first one; return what has to go for it."""
+        self.budget = budget
+        share = budget // max(1, len(self._caches))
+        return [key for cache in self._caches.values() for key in cache.resize(share)]
 
     def drop(self, keys: Iterable[ExpertKey]) -> None:
         """Let experts go that could not be read after all."""

@@ -1,4 +1,4 @@
-"""A chat in the terminal: what was said, and what an error or a Ctrl-C leaves of it."""
+"""A chat in the terminal, and what an error or a Ctrl-C leaves of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from moepack.cli.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.live_line import live_line
@@ -14,70 +15,24 @@ from moepack.cli.terminal import complain, is_quiet, pass_on, say
 from moepack.errors import MoepackError, RequestError
 
 if TYPE_CHECKING:
-    from moepack.running.chat import Message
-    from moepack.running.generation import Generation
-    from moepack.running.model import Model
+    from moepack.programs.chat import Conversation
+    from moepack.programs.model_server import ModelServer
+    from moepack.programs.run_facts import MeasuredAnswer
 
 CLEAR = "/clear"
 _WELCOME = f"Ctrl-C ends an answer, {CLEAR} begins anew, Ctrl-D ends the chat"
 
 
-class Conversation:
-    """What was said to a model, and what it answered."""
-
-    def __init__(self, model: Model, system: str | None, **options: Any) -> None:
-        self._model = model
-        self._options = options
-        self._system = system
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all but what the model is told before all else."""
-        self._messages: list[Message] = []
-        if self._system is not None:
-            self._say("system", self._system)
-        self._start = len(self._messages)
-
-    @property
-    def has_past(self) -> bool:
-        """Whether anything is left of what was said."""
-        return len(self._messages) > self._start
-
-    @contextlib.contextmanager
-    def ask(self, text: str) -> Iterator[Generation]:
-        """Say something, and have it answered; what was answered until this is left is kept.
-
-        Where nothing was, what was said is forgotten as well. Raises what `Model.chat` raises.
-        """
-        said = len(self._messages)
-        self._say("user", text)
-        answer = ""
-        try:
-            generation = self._model.chat(self._messages, **self._options)
-            try:
-                yield generation
-            finally:
-                answer = generation.text
-        finally:
-            if answer:
-                self._say("assistant", answer)
-            else:
-                del self._messages[said:]
-
-    def _say(self, role: str, text: str) -> None:
-        from moepack.running.chat import Message
-
-        self._messages.append(Message(role, text))
-
-
-def chat(conversation: Conversation, has_stats: bool) -> None:
+def chat(conversation: Conversation, server: ModelServer, has_stats: bool) -> None:
     """Answer line by line, until there are no more or somebody interrupts at the prompt.
 
     An error ends the answer, and not the chat: the next one may find the drive well again, or needs
     other experts. Where the lines come from no terminal, the first error's code is the exit code.
     """
+    from moepack.programs.run_facts import measure
+
     is_terminal = sys.stdin.isatty()
-    code = ExitCode.FINE
+    code: int = ExitCode.FINE
     if is_terminal and not is_quiet():
         say(_WELCOME, err=True)
     for line in _lines(is_terminal):
@@ -85,8 +40,8 @@ def chat(conversation: Conversation, has_stats: bool) -> None:
             conversation.clear()
             continue
         try:
-            with conversation.ask(line) as generation:
-                print_text(generation, has_stats)
+            with measure(server, partial(conversation.ask, line)) as answer:
+                print_text(answer, has_stats)
         except KeyboardInterrupt as stop:
             if isinstance(stop, TerminatedError) or not is_terminal:
                 raise
@@ -122,20 +77,22 @@ def _lines(is_terminal: bool) -> Iterator[str]:
             yield line
 
 
-def print_text(generation: Generation, has_stats: bool) -> None:
+def print_text(answer: MeasuredAnswer, has_stats: bool) -> None:
     """Print a text as it comes, and what it took."""
     from moepack.report import run_text
 
+    has_begun = False
     with live_line(is_wanted=has_stats) as draw:
         try:
-            for piece in generation:
+            for piece in answer:
+                has_begun = True
                 pass_on([piece])
                 sys.stdout.flush()
-                draw(lambda: run_text.so_far(generation.so_far))
+                draw(lambda: run_text.so_far(answer.so_far))
         except MoepackError:
-            if generation.text:
+            if has_begun:
                 say()
             raise
         say()
     if not is_quiet():
-        say(run_text.generated(generation.facts), err=True)
+        say(run_text.generated(answer.facts), err=True)

@@ -12,6 +12,7 @@ from moepack.errors import (
     TraceError,
     shortage_behind,
 )
+from moepack.programs.executable import CommandError
 
 
 class ExitCode(IntEnum):
@@ -42,7 +43,7 @@ class TerminatedError(KeyboardInterrupt):
     """The program is told to end (SIGTERM), not merely interrupted."""
 
 
-def report(error: MoepackError) -> ExitCode:
+def report(error: MoepackError) -> int:
     """Print what went wrong and what to do about it; return its exit code."""
     complain("error", str(error))
     shortage = shortage_behind(error) if isinstance(error, MachineError) else None
@@ -50,4 +51,6 @@ def report(error: MoepackError) -> ExitCode:
     for hint in dict.fromkeys((first, error.hint, *getattr(error, "__notes__", ()))):
         if hint:
             complain("hint", hint)
+    if isinstance(error, CommandError):
+        return error.exit_code
     return next(code for kind, code in _CODES if isinstance(error, kind))

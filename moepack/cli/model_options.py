@@ -6,45 +6,27 @@ from typing import Any
 
 import click
 
-from moepack.cli.parameters import Length, ResumableFile
+from moepack.cli.parameters import Length
 from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 
 _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_ENGINE = (
+_PAGER = (
     click.option(
         "--memory",
         type=Length(word="floor"),
         metavar="SIZE",
-        help="For all of the model: 8GiB, or floor for the least.",
+        help="For experts: 8GiB, or floor for the least; by default what is free, as it changes.",
     ),
     click.option(
         "--policy",
         type=click.Choice(["lru", "lfu", "layer", "layer+lfu", "s3fifo", "least-stale"]),
         default="lru",
         show_default=True,
-        help="Which experts are given up.",
+        help="Which experts are evicted.",
     ),
     click.option(
         "--pin", type=Length(), metavar="SIZE", default="0", help="Keep the hottest experts: 2GiB."
-    ),
-    click.option(
-        "--prefetch",
-        type=click.Choice(["auto", "on", "off"]),
-        default="auto",
-        show_default=True,
-        help="Read what the next layer may choose; auto does so where it helps.",
-    ),
-    click.option(
-        "-c",
-        "--context",
-        type=click.IntRange(1, MAX_CONTEXT),
-        default=4096,
-        show_default=True,
-        help="Tokens that the model looks back on.",
-    ),
-    click.option(
-        "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
     ),
     click.option(
         "--backend",
@@ -60,8 +42,28 @@ _ENGINE = (
         show_default=True,
         help="When what was read is compared with its digest.",
     ),
+)
+
+_ENGINE = (
+    *_PAGER,
     click.option(
-        "--trace", type=ResumableFile(), metavar="FILE", help="Record which experts it chose."
+        "-c",
+        "--context",
+        type=click.IntRange(1, MAX_CONTEXT),
+        default=4096,
+        show_default=True,
+        help="Tokens that the model looks back on.",
+    ),
+    click.option(
+        "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
+    ),
+    click.option(
+        "-ub",
+        "--micro-batch",
+        type=click.IntRange(1, MAX_CONTEXT),
+        default=512,
+        show_default=True,
+        help="Tokens of a prompt that are computed at once; fewer need less memory.",
     ),
 )
 
@@ -95,8 +97,13 @@ _SAMPLING = (
 )
 
 
+def pager_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how experts are held in memory and read."""
+    return _with(_PAGER, command)
+
+
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command; they are arguments of `moepack.Model` of the same names."""
+    """Add the options that say how a model is held in memory and computed."""
     return _with(_ENGINE, command)
 
 
@@ -105,7 +112,7 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def sampled(**given: Any) -> Any:
-        from moepack.llama_cpp.sampling import Sampling
+        from moepack.programs.sampling import Sampling
 
         sampling = Sampling(**{name: given.pop(name) for name in Sampling._fields})
         sampling.check()

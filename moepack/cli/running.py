@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moepack.cli.chat import Conversation, chat, print_text
+from moepack.cli.chat import chat, print_text
 from moepack.cli.model_options import engine_options, sampling_options
 from moepack.cli.parameters import InputFile
+from moepack.cli.program import CommandWithRest, check_options, run_command
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
@@ -22,14 +23,19 @@ from moepack.cli.terminal import (
 from moepack.errors import RequestError
 
 if TYPE_CHECKING:
-    from moepack.llama_cpp.sampling import Sampling
+    from moepack.programs.model_server import ModelServer
+    from moepack.programs.sampling import Sampling
+    from moepack.reading.pack import Pack
 
 
 MAX_PROMPT = 1 << 24
 """Characters of a prompt from a file: no context that there is has room for more."""
 
+_BATCH = 2048
+"""llama.cpp's default: a micro-batch is a part of a batch."""
 
-@click.command()
+
+@click.command(cls=CommandWithRest, rest="PROGRAM ARGUMENTS")
 @source_or_pack_argument
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this; without it, chat.")
 @click.option(
@@ -56,6 +62,7 @@ def run(
     sampling: Sampling,
     stats: bool,
     as_json: bool,
+    rest: tuple[str, ...] | None,
     **engine: Any,
 ) -> None:
     """Run a model under llama.cpp, also one that is larger than memory.
@@ -63,36 +70,77 @@ def run(
     Of a pack, or of a GGUF as it lies; experts are read when the model chooses them. Without a
     prompt it is a chat: Ctrl-C ends an answer, and at the prompt the chat.
 
+    With `-- PROGRAM` it is any program that uses llama.cpp, as it is: {} among its arguments is the
+    model's path, and so is the variable MOEPACK_MODEL.
+
     Example: moepack run model.gguf -p "Why is the sky blue?" --memory 8GiB
+
+    Example: moepack run model.gguf --memory 8GiB -- llama-server -m {} -ngl 99
     """
-    from moepack.report import run_text
-    from moepack.running.model import Model
+    if rest is not None:
+        context = click.get_current_context()
+        check_options(context)
+        run_command(context, source_or_pack, rest, stats=stats, **engine)
+        return
+    from moepack.packing.opening import open_model
+    from moepack.programs.chat import Conversation
+    from moepack.programs.chat_template import check_chats, has_chat_template
+    from moepack.programs.run_facts import measure
+    from moepack.report import program_text, run_text
 
     text = _prompt(prompt, prompt_path)
+    _check(text, raw, system, as_json)
+    with open_model(source_or_pack) as pack:
+        is_plain = raw or (text is not None and system is None and not has_chat_template(pack))
+        if not is_plain:
+            check_chats(pack)
+        with _start(pack, **engine) as server:
+            if not is_quiet() and not as_json:
+                say(program_text.beginning(server.pager.budget, server.pager.floor), err=True)
+            options: Any = {"sampling": sampling, "count": tokens}
+            client = server.client
+            conversation = Conversation(client, system, **options)
+            if text is None:
+                chat(conversation, server, stats)
+                return
+
+            def ask() -> Any:
+                assert text is not None
+                return client.complete(text, **options) if is_plain else conversation.ask(text)
+
+            with measure(server, ask) as answer:
+                if as_json:
+                    for _ in answer:
+                        pass
+                    show(answer.facts, as_json, run_text.generated)
+                else:
+                    print_text(answer, stats)
+
+
+def _check(text: str | None, raw: bool, system: str | None, as_json: bool) -> None:
     if text is None and (as_json or raw):
         option = "--json" if as_json else "--raw"
         raise RequestError(f"{option} needs a prompt", hint="give it with -p or -f")
     if raw and system is not None:
         raise RequestError("--raw goes without a template, and --system needs one")
-    with Model(source_or_pack, **engine) as model:
-        if not is_quiet() and not as_json:
-            say(run_text.memory(model.memory), err=True)
-        options: Any = {"sampling": sampling, "count": tokens}
-        conversation = Conversation(model, system, **options)
-        if text is None:
-            model.check_chats()
-            chat(conversation, stats)
-            return
-        is_plain = raw or not (model.has_chat_template or system is not None)
-        with (
-            nullcontext(model.generate(text, **options)) if is_plain else conversation.ask(text)
-        ) as generation:
-            if as_json:
-                for _ in generation:
-                    pass
-                show(generation.facts, as_json, run_text.generated)
-            else:
-                print_text(generation, stats)
+    if text == "":
+        raise RequestError("the prompt is empty")
+
+
+def _start(
+    pack: Pack, *, context: int, threads: int | None, micro_batch: int, pin: int, **options: Any
+) -> ModelServer:
+    """Serve a model for this process alone: nobody else has the key."""
+    from moepack.pager.pager import PagerOptions
+    from moepack.programs.model_server import ModelServer
+
+    words = ["-c", str(context), "-np", "1", "--cache-ram", "0"]
+    words += ["-b", str(max(micro_batch, _BATCH)), "-ub", str(micro_batch)]
+    if threads is not None:
+        words += ["-t", str(threads)]
+    pager_options = PagerOptions(pinned=pin, micro_batch=micro_batch, **options)
+    key = secrets.token_urlsafe()
+    return ModelServer(pack, pager_options, options=words, api_key=key)
 
 
 def _prompt(text: str | None, path: str | None) -> str | None:

@@ -32,7 +32,7 @@ def next_receipt(
             return None
         is_floor = any(budget and budget <= (model.step_length or 0) for budget in budgets)
         memory = "" if is_floor else " --memory floor"
-        options = f"-n 100{memory} --prefetch off --json"
+        options = f"-n 100{memory} --json"
         return f'moepack run {path} -p "…" {options} > receipt-{count + 1}.json'
     gguf = "MODEL.gguf" if named_pack(model.path) else path
     bench = f"llama-bench -m {gguf} -p 0 -n 128 -o json"

@@ -226,7 +226,7 @@ def _of_run(entry: _Entry) -> Receipt:
     prompt = entry.count("prompt_count")
     flaw = None
     if entry.count("prefetched") > _FEW * entry.count("misses"):
-        flaw = "experts were read ahead, which helps at some budgets only: --prefetch off is steady"
+        flaw = "experts were read ahead, which helps at some budgets only"
     return Receipt(
         entry.path,
         entry.place,

@@ -18,9 +18,14 @@ def available_memory() -> int:
     Of what the system has available and what each limit of its control groups leaves, the least;
     the margin is a tenth, at least 512 MiB. The sources: proc(5), cgroups(7).
     """
+    return max(0, spare_memory())
+
+
+def spare_memory() -> int:
+    """Return what `available_memory` does; where the margin is touched, what lacks, below 0."""
     lefts = [left for group in _groups() if (left := _left(*group)) is not None]
     least = min([_system_memory("MemAvailable"), *lefts])
-    return max(0, least - max(_LEAST_MARGIN, least // 10))
+    return least - max(_LEAST_MARGIN, least // 10)
 
 
 def read_memory() -> Figure:

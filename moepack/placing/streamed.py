@@ -43,10 +43,15 @@ def pins(
 
 
 def run_option(request: Request, budget: int, pinned: PinFacts | None) -> OptionFacts:
-    """Return the command line."""
+    """Return the command line.
+
+    Where all experts are in memory it names no size: in whole pages they take more than they
+    have bytes.
+    """
     load = request.load
-    memory = f"{(request.working_length + budget) >> 20}MiB"
-    words = ["moepack", "run", load.path, "--memory", memory, "--context", str(request.context)]
+    words = ["moepack", "run", load.path, "--context", str(request.context)]
+    if budget < load.expert_length:
+        words += ["--memory", f"{budget >> 20}MiB"]
     if pinned is not None and pinned.pin_length >> 20:
         words += ["--pin", f"{pinned.pin_length >> 20}MiB"]
     return OptionFacts(shell_words(words), None, 0, budget, load.expert_length - budget)

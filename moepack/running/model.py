@@ -9,9 +9,8 @@ from typing import Any
 
 from moepack.errors import RequestError
 from moepack.llama_cpp.sampling import Sampling
+from moepack.packing.opening import open_model
 from moepack.paths import AnyPath, PathOrPaths
-from moepack.reading.directory import named_pack
-from moepack.reading.pack import Pack
 from moepack.running.chat import ChatTemplate, Message
 from moepack.running.choice_writer import ChoiceWriter
 from moepack.running.engine import Engine, EngineOptions, MemoryUse
@@ -64,7 +63,7 @@ class Model(Owned):
             # Said before the model is loaded, which may take long.
             raise RequestError("exists already", path=trace, hint="name a new file for the trace")
         with ExitStack() as stack:
-            self._pack = stack.enter_context(_open(path))
+            self._pack = stack.enter_context(open_model(path))
             self._engine = stack.enter_context(Engine(self._pack, options))
             self._writer = None
             if trace is not None:
@@ -170,14 +169,6 @@ class Model(Owned):
         if self._writer is not None:
             options["chose"] = self._writer.begin()
         return Generation(self._engine, tokens, **options)
-
-
-def _open(path: PathOrPaths) -> Pack:
-    if (pack := named_pack(path)) is not None:
-        return Pack(pack)
-    from moepack.packing.shard_index import open_as_they_lie
-
-    return open_as_they_lie(path)
 
 
 def _length(given: int | str | None, option: str) -> int | None:

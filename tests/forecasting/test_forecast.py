@@ -497,12 +497,10 @@ def test_the_next_receipt_from_the_drive(tmp_path: Path) -> None:
     def command(*receipts: str) -> str | None:
         return forecast_of(budget=HALF, dense_in_memory=True, receipts=receipts).next_receipt
 
-    assert command() == f"{RUN} --memory floor --prefetch off --json > receipt-1.json"
-    assert command(one) == f"{RUN} --memory floor --prefetch off --json > receipt-2.json", (
-        "the other end"
-    )
+    assert command() == f"{RUN} --memory floor --json > receipt-1.json"
+    assert command(one) == f"{RUN} --memory floor --json > receipt-2.json", "the other end"
     floor = run_receipt(tmp_path, "floor.json", memory={"experts": HALF // 2})
-    assert command(floor) == f"{RUN} --prefetch off --json > receipt-2.json"
+    assert command(floor) == f"{RUN} --json > receipt-2.json"
     assert command(one, two) is None
 
 

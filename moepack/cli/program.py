@@ -1,0 +1,136 @@
+"""Commands that run a program with the experts of a model: `run MODEL -- PROGRAM`, and `serve`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from moepack.cli.terminal import complain, is_quiet, say
+from moepack.errors import MoepackError, RequestError
+
+if TYPE_CHECKING:
+    from moepack.pager.pager import Pager
+
+_PAGERS = {"source_or_pack", "memory", "policy", "pin", "backend", "check", "stats"}
+"""The parameters of `run` that are not the program's own matter."""
+_SECONDS_BETWEEN = 5.0
+
+
+class CommandWithRest(click.Command):
+    """A command line that may end with `--` and what is for a program; its argument is `rest`.
+
+    Without `--` that is None. `rest` is what usage calls it.
+    """
+
+    def __init__(self, *arguments: Any, rest: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._rest = rest
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Parse what stands before `--`."""
+        before, rest = args, None
+        if "--" in args:
+            place = args.index("--")
+            before, rest = args[:place], tuple(args[place + 1 :])
+        left = super().parse_args(context, before)
+        context.params["rest"] = rest
+        return left
+
+    def collect_usage_pieces(self, context: click.Context) -> list[str]:
+        """Return the pieces of the usage line."""
+        return [*super().collect_usage_pieces(context), f"[-- {self._rest}]"]
+
+
+def check_options(context: click.Context) -> None:
+    """Raise RequestError for options of `run` that are the program's matter."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in _PAGERS and parameter.expose_value:
+            option = max(parameter.opts, key=len)
+            raise RequestError(
+                f"{option} does not go with a program of one's own",
+                hint="give the program an option of its own, behind its name",
+            )
+
+
+def run_command(
+    context: click.Context,
+    source_or_pack: Sequence[str],
+    command: Sequence[str],
+    /,
+    *,
+    stats: bool,
+    is_ours: bool = False,
+    **options: Any,
+) -> None:
+    """Run a command with the experts of a model, and end as it ends.
+
+    `options` are the pager's. Our own server needs to be told less.
+    """
+    from moepack.packing.opening import open_model
+    from moepack.pager.pager import PagerOptions
+    from moepack.programs.command import llama_variables, micro_batch
+    from moepack.programs.process import end_like
+    from moepack.programs.runner import Listener, run_program
+    from moepack.report import program_text
+
+    if not command:
+        raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
+    with open_model(source_or_pack) as pack:
+        pager_options = PagerOptions(
+            memory=options["memory"],
+            policy=options["policy"],
+            pinned=options["pin"],
+            backend=options["backend"],
+            check=options["check"],
+            micro_batch=micro_batch(command[1:], os.environ),
+        )
+        variables = {} if is_ours else llama_variables(command, os.environ)
+        watcher = _Watcher(stats, variables)
+        listener = Listener(watcher.begun, _say_failed, watcher.tick)
+        end = run_program(pack, command, pager_options, listener, variables)
+    if end.has_mapped and not is_quiet():
+        say(program_text.usage(end.usage), err=True)
+    elif not end.has_mapped and not is_ours:
+        complain("note", "the program has ended and never mapped the model: give it the path {}")
+    context.exit(end_like(end.returncode))
+
+
+class _Watcher:
+    """Prints what is done, and now and then what was needed."""
+
+    def __init__(self, stats: bool, variables: Mapping[str, str]) -> None:
+        self._stats = stats
+        self._variables = variables
+        self._next = time.monotonic() + _SECONDS_BETWEEN
+        self._last = ""
+
+    def begun(self, pager: Pager) -> None:
+        if is_quiet():
+            return
+        from moepack.report import program_text
+
+        say(program_text.beginning(pager.budget, pager.floor), err=True)
+        if self._variables:
+            words = ", ".join(f"{name}={value}" for name, value in self._variables.items())
+            say(f"set for the program: {words}", err=True)
+
+    def tick(self, pager: Pager) -> None:
+        if not self._stats or time.monotonic() < self._next:
+            return
+        from moepack.report import program_text
+
+        self._next = time.monotonic() + _SECONDS_BETWEEN
+        if (line := program_text.usage(pager.usage)) != self._last:
+            say(line, err=True)
+            self._last = line
+
+
+def _say_failed(error: MoepackError) -> None:
+    complain("error", str(error))

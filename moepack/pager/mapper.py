@@ -1,0 +1,168 @@
+"""Has programs map the experts that they chose, and none that are evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from moepack.keys import ExpertKey
+from moepack.pager.client import Choice, Client, ProgramEndedError
+from moepack.pager.mapped_model import MappedModel
+from moepack.pager.messages import Do, Said, op
+from moepack.pager.page_faults import copy_page, proceed, read_faults, wake
+from moepack.pager.residents import Residents
+from moepack.pager.shared_pages import SharedPages
+from moepack.shape import ROUTED_FAMILY
+
+
+class UnknownExpertsError(Exception):
+    """A router chose experts that the model does not have: it is another model's."""
+
+
+class Mapper:
+    """Maps experts of `residents` in the processes `clients`.
+
+    `shared` has the pages of an image that parts share; None where programs map the shards.
+    `chosen` is called with each choice: choices are announced then even where all experts are in
+    memory. Methods raise what reading raises, and ProgramEndedError.
+    """
+
+    def __init__(
+        self,
+        model: MappedModel,
+        residents: Residents,
+        shared: SharedPages | None,
+        chosen: Callable[[Choice], None] | None,
+    ) -> None:
+        self._model, self._residents, self._shared = model, residents, shared
+        self._chosen = chosen
+        self.clients: list[Client] = []
+        self.fault_count = 0
+        """Page faults on experts that nobody had announced."""
+
+    def enter(self, client: Client, said: Said) -> None:
+        """Have a process that has just mapped a file map what belongs there."""
+        client.add_region(said)
+        client.do(list(self._model.prepare(said.number)))
+        self._map(client, list(client.resident))
+        client.do([op(Do.ANSWER, source=said.sequence)])
+
+    def count_choices(self) -> None:
+        """Count what was chosen and is mapped."""
+        for client in self.clients:
+            for _, choice in client.choices():
+                self._count(choice)
+
+    def take_awaited(self, client: Client, context: int) -> Choice | None:
+        """Return the choice that a context waits for; count those before it."""
+        awaited: Choice | None = None
+        for _, choice in client.choices(context):
+            if choice.is_awaited:
+                awaited = choice
+                self._record(choice)
+            else:
+                self._count(choice)
+        return awaited
+
+    def _count(self, choice: Choice) -> None:
+        self._residents.count(_keys(choice))
+        self._record(choice)
+
+    def _record(self, choice: Choice) -> None:
+        if self._chosen is not None:
+            self._chosen(choice)
+
+    def bring(self, client: Client, choice: Choice) -> None:
+        """Have what a layer chose read, and mapped by the process."""
+        keys = _keys(choice)
+        if not all(key in self._residents.spans for key in keys):
+            raise UnknownExpertsError
+        self._bring(client, keys)
+
+    def _bring(self, client: Client, keys: Sequence[ExpertKey]) -> None:
+        chosen = dict.fromkeys(keys)
+        lacking = self._residents.look_up(keys)
+        if not self._residents.has_room(lacking):
+            self.evict([key for key in self._residents.aside if key not in chosen])
+        for key in self._residents.read(lacking):
+            self._map(client, [key])
+        self._map(client, [key for key in chosen if key not in client.resident])
+        self._watch()
+
+    def evict_aside(self) -> None:
+        """Have nobody map what the cache has evicted, but for what is computed with."""
+        if self._residents.aside:
+            self.count_choices()  # what was used meanwhile is not aside any more
+            self.evict(self._residents.aside)
+
+    def resize(self, budget: int) -> None:
+        """Have another budget, and evict what is beyond it."""
+        if budget != self._residents.budget:
+            self._residents.resize(budget)
+            self._watch()
+            self.evict_aside()
+
+    def _watch(self) -> None:
+        """Have choices announced, but where all experts stay in memory whatever is chosen."""
+        for client in self.clients:
+            holds_all = self._residents.holds_all and len(client.resident) == len(self._residents)
+            is_watching = self._chosen is not None or not holds_all
+            if client.is_watching != is_watching:
+                client.is_watching = is_watching
+                client.do([op(Do.WATCH, expert=is_watching)])
+
+    def _map(self, client: Client, keys: Sequence[ExpertKey]) -> None:
+        if keys:
+            self._share_pages(client, keys)
+            client.do([one for key in keys for one in self._residents.mapping(key)])
+            client.resident.update(keys)
+
+    def evict(self, keys: Sequence[ExpertKey]) -> None:
+        """Give the slots of experts back, but for those that some program computes with."""
+        refused: set[ExpertKey] = set()
+        for client in self.clients:
+            mapped = [(key, self._residents.spans[key]) for key in keys if key in client.resident]
+            try:
+                refused |= client.evict(mapped)
+            except ProgramEndedError:
+                continue  # its memory went with it; its connection says so once more
+        self._residents.release([key for key in keys if key not in refused])
+
+    def _share_pages(self, client: Client, keys: Sequence[ExpertKey]) -> None:
+        """Put the pages there that experts share with others; they stay."""
+        if self._shared is None or client.faults is None:
+            return
+        for key in keys:
+            for span, page in self._shared.edges(self._residents.spans[key]):
+                part = self._residents.part(key, span.part)
+                self._shared.compare(span, page, part, f"layer {key.layer} expert {key.expert}")
+                if page not in client.shared_pages:
+                    for address in client.addresses(page):
+                        copy_page(client.faults, address, self._shared.page(page))
+                    client.shared_pages.add(page)
+
+    def serve_faults(self, client: Client, faults: int) -> None:
+        """Serve a process that reads experts which it did not announce, or that were swapped.
+
+        Raises ValueError for what it cannot have read.
+        """
+        assert self._shared is not None
+        for address in read_faults(faults):
+            page = client.offset_of(address)
+            if page is None:
+                raise ValueError("a page fault where no file is mapped")
+            self.fault_count += 1
+            parts = self._shared.on_page(page)
+            start, end = parts[0].span.whole_pages if parts else (0, 0)
+            if not start <= page < end or parts[0].family != ROUTED_FAMILY:
+                copy_page(faults, address, self._shared.checked_page(page))
+            elif parts[0].key in client.resident:
+                client.finish()  # before its slot is mapped there is nothing to go on with
+                proceed(faults, address)
+            else:
+                self._bring(client, [parts[0].key])
+                client.finish()
+                wake(faults, address)
+
+
+def _keys(choice: Choice) -> list[ExpertKey]:
+    return [ExpertKey(choice.layer, expert) for expert in choice.experts]

@@ -1,0 +1,85 @@
+"""What the pager and the preloaded library tell each other: the same structs as in preload.c."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+VERSION = 1
+MAX_CONTEXTS = 64
+RING_WORDS = 1 << 18
+RING_LENGTH = 4096 + 4 * RING_WORDS
+"""The bytes of one context's ring: a page with `head` and, 64 bytes behind it, `tail`; words."""
+MAX_OPS = 2000
+
+WELCOME = struct.Struct("<IIIIQQ")
+FILE_NAME = struct.Struct("<QQ")
+_OP = struct.Struct("<IIIIQQQ")
+_SAID = struct.Struct("<IIQQQQ")
+
+
+class Do(IntEnum):
+    """What the library is told to do."""
+
+    MAP = 0
+    RESIDENT = 1
+    EVICT = 2
+    RESTORE = 3
+    DENSE = 4
+    WANTED = 5
+    WATCH = 6
+    ANSWER = 7
+
+
+class Say(IntEnum):
+    """What the library tells."""
+
+    HELLO = 0
+    REGION = 1
+    CHOSEN = 2
+    HALF_FULL = 3
+    DONE = 4
+
+
+class Said(NamedTuple):
+    """A message of the library: `number` is a file's, a context's or, with DONE, a count.
+
+    `refused` are numbers of operations that could not be done, as an expert is in use.
+    """
+
+    kind: Say
+    number: int
+    sequence: int
+    address: int
+    length: int
+    offset: int
+    refused: tuple[int, ...] = ()
+
+
+def op(
+    kind: Do,
+    *,
+    layer: int = 0,
+    expert: int = 0,
+    file: int = 0,
+    offset: int = 0,
+    length: int = 0,
+    source: int = 0,
+) -> bytes:
+    """Encode one operation; offsets count from the start of a file that programs map.
+
+    `source` is an offset in the pool or in the pack's file, or the sequence of a request.
+    """
+    return _OP.pack(kind, layer, expert, file, offset, length, source)
+
+
+def decode(message: bytes) -> Said:
+    """Decode a message of the library. Raises struct.error or ValueError for one that is none."""
+    kind, number, sequence, address, length, offset = _SAID.unpack_from(message)
+    rest = message[_SAID.size :]
+    refused = struct.unpack(f"<{len(rest) // 4}I", rest)
+    return Said(Say(kind), number, sequence, address, length, offset, refused)
+
+
+MESSAGE_LENGTH = _SAID.size + 4 * MAX_OPS

@@ -1,0 +1,295 @@
+"""Serves the programs that run a model: their experts are mapped when their routers chose them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
+
+from moepack.caching import cache as caching
+from moepack.errors import MoepackError, SourceError
+from moepack.machine.memory_limits import available_memory
+from moepack.pager.budget import FreeMemory, Rooms, check_memory, step_length
+from moepack.pager.client import Client, ProgramEndedError
+from moepack.pager.mapped_model import map_model, slot_room
+from moepack.pager.mapper import Mapper, UnknownExpertsError
+from moepack.pager.messages import Do, Said, Say, op
+from moepack.pager.record import Batch, ChoiceRecord
+from moepack.pager.residents import Residents
+from moepack.pager.shared_pages import SharedPages
+from moepack.reading.pack import Pack
+from moepack.shape import ROUTED_FAMILY, ModelShape
+from moepack.storage.backend import Backend
+
+_FAILED, _FOREIGN = 1, 2
+_SECONDS_BETWEEN = 1.0
+"""How often it looks at what memory is free."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+class PagerOptions(NamedTuple):
+    """How experts are held in memory.
+
+    `memory` is the bytes for experts, in whole pages, `floor` for the least that works; by default
+    what is free, from second to second. Of the hottest, up to `pinned` bytes are never evicted.
+    `policy` is one of `moepack.caching`'s, `backend` and `check` are the reader's. `micro_batch` is
+    how many tokens programs compute at once: the experts of one such step have to fit.
+    """
+
+    memory: int | Literal["floor"] | None = None
+    policy: str = "lru"
+    pinned: int = 0
+    backend: str | Backend = "auto"
+    check: str = "first"
+    micro_batch: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PagerUsage:
+    """What programs needed so far.
+
+    Lookups are counted where they are announced: not while all experts stay in memory, which
+    `holds_all` says of now. `fault_count` are page faults on experts that nobody announced. Lengths
+    are bytes.
+    """
+
+    hit_count: int
+    miss_count: int
+    read_length: int
+    read_seconds: float
+    fault_count: int
+    resident_length: int
+    budget: int
+    holds_all: bool
+
+
+class Pager:
+    """Brings the experts of `pack`, which has to stay open. A context manager.
+
+    `failed` is called with each error for which a program could not go on. With `records` it keeps
+    what is chosen, until it is taken. Raises SourceError for a
+    model without experts, PackError for one that llama.cpp does not run, RequestError for options
+    that are none and for too little memory, MachineError and OSError.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        options: PagerOptions,
+        failed: Callable[[MoepackError], None],
+        *,
+        records: bool = False,
+    ) -> None:
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._record = ChoiceRecord() if records else None
+        self._memory: int | None = None
+        """The bytes that were given for experts; None where they follow what is free."""
+        self.has_served = False
+        """Whether any process has mapped the model."""
+        if not pack.shape.without_mtp().routed:
+            raise SourceError("no layer has experts that a router chooses", path=pack.path)
+        with ExitStack() as stack:
+            self._open(stack, pack, options)
+            self._stack = stack.pop_all()
+
+    def _open(self, stack: ExitStack, pack: Pack, options: PagerOptions) -> None:
+        self._model = map_model(pack)
+        stack.callback(self._model.close)
+        reader = stack.enter_context(pack.reader(backend=options.backend, check=options.check))
+        places = self._model.places()
+        shared = SharedPages(pack, reader, places) if self._model.image is not None else None
+        spans = places[ROUTED_FAMILY]
+        rooms = {key: slot_room(parts) for key, parts in spans.items()}
+        shape = pack.shape.without_mtp()
+        pinned = pack.hottest(options.pinned, family=ROUTED_FAMILY, layers=shape.routed)
+        self._divide_memory(shape, rooms, sum(rooms[key] for key in pinned), options)
+        cache = caching.make(options.policy, self._budget(), rooms, pinned)
+        self._residents = Residents(reader, spans, cache, self._reserve)
+        stack.callback(self._residents.close)
+        for _ in self._residents.read(pinned):
+            pass
+        chosen = None if self._record is None else self._record.add
+        self._mapper = Mapper(self._model, self._residents, shared, chosen)
+        self._counts = max(spans)[0] + 1, max(key.expert for key in spans) + 1
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self._name = f"moepack-{os.getpid()}-{secrets.token_hex(8)}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener = stack.enter_context(listener)
+        self._listener.bind(f"\0{self._name}")
+        self._listener.listen()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        stack.callback(self.disconnect)
+
+    def _divide_memory(
+        self, shape: ModelShape, rooms: Rooms, pinned_length: int, options: PagerOptions
+    ) -> None:
+        self.floor = step_length(shape, rooms, options.micro_batch)
+        """The bytes of one step's experts."""
+        self._reserve = step_length(shape, rooms, 1)
+        least = self.floor + self._reserve + pinned_length
+        self._memory = least if options.memory == "floor" else options.memory
+        given = available_memory() if self._memory is None else self._memory
+        check_memory(given, least, options.micro_batch)
+        self._free = FreeMemory(least, sum(rooms.values()) + self._reserve)
+
+    def _budget(self) -> int:
+        memory = self._free.budget if self._memory is None else self._memory
+        return memory - self._reserve
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def disconnect(self) -> None:
+        """End the connections to all programs; these end then."""
+        for client in self._mapper.clients:
+            client.close()
+
+    @property
+    def budget(self) -> int:
+        """The bytes that experts may take."""
+        return self._residents.budget + self._reserve
+
+    @property
+    def model_path(self) -> str:
+        """What programs open."""
+        return self._model.path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """By these variables the preloaded library knows what it is for."""
+        return {"MOEPACK_PAGER": self._name, "MOEPACK_MODEL": self.model_path}
+
+    @property
+    def usage(self) -> PagerUsage:
+        """What programs needed so far; to be asked in any thread."""
+        with self._lock:
+            self._mapper.count_choices()
+            return self._usage()
+
+    def _usage(self) -> PagerUsage:
+        tally = self._residents.tally
+        return PagerUsage(
+            hit_count=tally.hit_count,
+            miss_count=tally.miss_count,
+            read_length=self._residents.read_length,
+            read_seconds=self._residents.read_seconds,
+            fault_count=self._mapper.fault_count,
+            resident_length=self._residents.length,
+            budget=self.budget,
+            holds_all=self._residents.holds_all,
+        )
+
+    def take_batches(self) -> list[Batch]:
+        """Take what was chosen since the last time, by call of the model; in any thread."""
+        assert self._record is not None
+        with self._lock:
+            self._mapper.count_choices()
+            return self._record.take()
+
+    def serve(self, ending: int, tick: Callable[[], None] = lambda: None) -> None:
+        """Serve programs until the descriptor `ending` is readable; call `tick` each second."""
+        self._selector.register(ending, selectors.EVENT_READ)
+        next_tick = 0.0
+        try:
+            while True:
+                if (now := time.monotonic()) >= next_tick:
+                    next_tick = now + _SECONDS_BETWEEN
+                    with self._lock:
+                        self._follow_memory()
+                    tick()
+                events = self._selector.select(max(0.0, next_tick - time.monotonic()))
+                if any(key.fd == ending for key, _ in events):
+                    return
+                with self._lock:
+                    for key, _ in events:
+                        self._serve_one(key.data)
+                    while waiting := [one for one in self._mapper.clients if one.has_messages]:
+                        for client in waiting:
+                            self._serve_one(client)
+        finally:
+            self._selector.unregister(ending)
+
+    def _follow_memory(self) -> None:
+        if self._memory is None:
+            self._free.follow(self._residents.length)
+            self._mapper.resize(self._budget())
+        self._mapper.evict_aside()
+
+    def _serve_one(self, client: Client | None) -> None:
+        if client is None:
+            self._accept()
+        elif client in self._mapper.clients:  # an event before may have ended it
+            try:
+                for said in client.told(wait=False):
+                    self._answer(client, said)
+                if client.faults is not None:
+                    self._mapper.serve_faults(client, client.faults)
+                self._mapper.evict_aside()
+            except (ProgramEndedError, struct.error, ValueError):
+                self._forget(client)
+            except MoepackError as error:  # of a page fault, which nobody can be told of
+                self._failed(error)
+                self._forget(client)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        credentials = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
+        _, user, _ = _CREDENTIALS.unpack(credentials)
+        if user != os.getuid():  # an abstract name has no permissions
+            connection.close()
+            return
+        client = Client(connection, self._model, self._residents.pool, self._counts)
+        self._mapper.clients.append(client)
+        self._selector.register(client.fileno(), selectors.EVENT_READ, client)
+
+    def _forget(self, client: Client) -> None:
+        self._selector.unregister(client.fileno())
+        if client.faults is not None:
+            self._selector.unregister(client.faults)
+        self._mapper.clients.remove(client)
+        client.close()
+
+    def _answer(self, client: Client, said: Said) -> None:
+        match said.kind:
+            case Say.REGION:
+                if client.faults is not None and not client.regions:
+                    self._selector.register(client.faults, selectors.EVENT_READ, client)
+                self._mapper.enter(client, said)
+                self.has_served = True
+            case Say.CHOSEN:
+                status = self._bring(client, said.number)
+                client.do([op(Do.ANSWER, expert=status, source=said.sequence)])
+            case Say.HALF_FULL:
+                self._mapper.count_choices()
+                if said.sequence:
+                    client.do([op(Do.ANSWER, source=said.sequence)])
+            case Say.DONE:
+                client.count_done()
+            case Say.HELLO:
+                pass
+
+    def _bring(self, client: Client, context: int) -> int:
+        choice = self._mapper.take_awaited(client, context)
+        try:
+            if choice is not None:
+                self._mapper.bring(client, choice)
+        except UnknownExpertsError:
+            return _FOREIGN
+        except MoepackError as error:
+            self._failed(error)
+            return _FAILED
+        return 0

@@ -1,0 +1,165 @@
+"""The experts in memory: a cache decides which, and slots of a pool hold their bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from moepack.caching.cache import Cache, Tally
+from moepack.keys import ExpertKey
+from moepack.pager.mapped_model import PartSpan, slot_places, slot_room
+from moepack.pager.messages import Do, op
+from moepack.pager.slots import SlotPool
+from moepack.reading.reader import Reader
+from moepack.shape import ROUTED_FAMILY
+
+
+class Residents:
+    """Experts in slots; `spans` are where programs map them.
+
+    What the cache evicts is `aside`, in its slot, until it is released: a program may still compute
+    with it. So that reading need not wait for that, `reserve` bytes are kept beside the cache.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        spans: Mapping[ExpertKey, tuple[PartSpan, ...]],
+        cache: Cache,
+        reserve: int,
+    ) -> None:
+        self._reader = reader
+        self.spans = spans
+        self._cache = cache
+        self._reserve = reserve
+        self._rooms = {key: slot_room(parts) for key, parts in spans.items()}
+        self._pool = SlotPool(self._rooms.values())
+        self._taken_length = 0
+        self._slots: dict[ExpertKey, int] = {}
+        self._aside: dict[ExpertKey, None] = {}
+        self.tally = Tally()
+        self.read_length = 0
+        """The bytes of what was read."""
+        self.read_seconds = 0.0
+        """How long programs waited for what was read."""
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, key: ExpertKey) -> bool:
+        return key in self._slots
+
+    @property
+    def pool(self) -> int:
+        """The descriptor of the memory that programs map."""
+        return self._pool.descriptor
+
+    @property
+    def budget(self) -> int:
+        """The bytes that the cache may hold."""
+        return self._cache.budget
+
+    @property
+    def length(self) -> int:
+        """The bytes of all experts that have slots, and of slots that are kept for others."""
+        return self._taken_length + self._pool.spare_length
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether all experts are in memory, and none is evicted whatever is chosen."""
+        return self._cache.holds_all and len(self._slots) == len(self.spans)
+
+    @property
+    def aside(self) -> tuple[ExpertKey, ...]:
+        """Experts that the cache has evicted, and that have their slots yet."""
+        return tuple(self._aside)
+
+    def look_up(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
+        """Count what a layer chose; return what is to be read for it."""
+        step = self._cache.step(keys, self.tally)
+        self._set_aside(step.given_up)
+        for key in step.misses:
+            self._aside.pop(key, None)
+        return [key for key in step.misses if key not in self._slots]
+
+    def count(self, keys: Sequence[ExpertKey]) -> None:
+        """Count what a layer chose that was mapped already."""
+        keys = [key for key in keys if key in self.spans]
+        if keys:
+            self._cache.drop(self.look_up(keys))
+
+    def has_room(self, keys: Sequence[ExpertKey]) -> bool:
+        """Return whether experts can be read before others are released."""
+        wanted = sum(self._rooms[key] for key in keys)
+        return wanted + sum(self._rooms[key] for key in self._aside) <= self._reserve
+
+    def resize(self, budget: int) -> None:
+        """Have another budget; what is beyond it is aside then."""
+        self._set_aside(self._cache.resize(budget))
+
+    def _set_aside(self, keys: Iterable[ExpertKey]) -> None:
+        self._aside.update((key, None) for key in keys if key in self._slots)
+
+    def read(self, keys: Sequence[ExpertKey]) -> Iterator[ExpertKey]:
+        """Read experts into slots, and yield each when it has come.
+
+        Where that fails, none of those that have not come is there. Raises what reading raises.
+        """
+        if not keys:
+            return
+        started = time.perf_counter()
+        coming = dict.fromkeys(keys)
+        for key in keys:
+            self._slots[key] = self._pool.take(self._rooms[key])
+            self._taken_length += self._rooms[key]
+        try:
+            with self._reader.submit(keys, family=ROUTED_FAMILY) as batch:
+                for expert in batch.completions():
+                    key = ExpertKey(expert.layer, expert.expert)
+                    for part, view in self._views(key).items():
+                        view[:] = expert.part(part)
+                    expert.release()
+                    self.read_length += sum(span.length for span in self.spans[key])
+                    del coming[key]
+                    yield key
+        finally:
+            self.read_seconds += time.perf_counter() - started
+            if coming:
+                self._cache.drop(coming)
+                self.release(coming)
+
+    def _views(self, key: ExpertKey) -> dict[str, memoryview]:
+        slot, spans = self._slots[key], self.spans[key]
+        places = slot_places(spans)
+        return {
+            span.part: self._pool.view[slot + places[span.part] :][: span.length] for span in spans
+        }
+
+    def part(self, key: ExpertKey, part: str) -> memoryview:
+        """Return the bytes of a part of an expert that has a slot."""
+        return self._views(key)[part]
+
+    def mapping(self, key: ExpertKey) -> Iterator[bytes]:
+        """Yield what a program is to do to have an expert, the last of which says that it has."""
+        slot = self._slots[key]
+        places = slot_places(self.spans[key])
+        for span in self.spans[key]:
+            start, end = span.whole_pages
+            if start < end:
+                source = slot + places[span.part] + start - span.offset
+                place = {"file": span.file, "offset": start, "length": end - start}
+                yield op(Do.MAP, source=source, **place)
+        yield op(Do.RESIDENT, layer=key.layer, expert=key.expert)
+
+    def release(self, keys: Iterable[ExpertKey]) -> None:
+        """Give the slots of experts back, which no program maps any more."""
+        for key in keys:
+            self._aside.pop(key, None)
+            room = self._rooms[key]
+            self._pool.give_back(self._slots.pop(key), room)
+            self._taken_length -= room
+        self._pool.trim(self._cache.budget + self._reserve - self._taken_length)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._pool.close()

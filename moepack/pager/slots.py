@@ -1,0 +1,88 @@
+"""The memory for experts: slots of a file without a name, which programs map."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+_PUNCH_HOLE = 1 | 2
+"""FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE."""
+
+
+class SlotPool:
+    """Slots of the given lengths, each a multiple of a page; as many of each as `lengths` has.
+
+    Only slots that are taken, or were, take memory. Those that are given back keep it for the next
+    ones, as pages that are new are filled with zeros first. Raises OSError.
+    """
+
+    def __init__(self, lengths: Iterable[int]) -> None:
+        counts: dict[int, int] = {}
+        for length in lengths:
+            counts[length] = counts.get(length, 0) + 1
+        self._next: dict[int, int] = {}
+        end = 0
+        for length, count in counts.items():
+            self._next[length] = end
+            end += length * count
+        self._spare: dict[int, list[int]] = {length: [] for length in counts}
+        self._unused: dict[int, list[int]] = {length: [] for length in counts}
+        self.spare_length = 0
+        """The bytes of slots that are not taken and have memory."""
+        self.descriptor = os.memfd_create("moepack-experts", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.descriptor, max(end, mmap.PAGESIZE))
+            self._memory = mmap.mmap(self.descriptor, max(end, mmap.PAGESIZE))
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+        self.view = memoryview(self._memory)
+
+    def take(self, length: int) -> int:
+        """Take a slot; return its offset in the pool."""
+        if self._spare[length]:
+            self.spare_length -= length
+            return self._spare[length].pop()
+        if self._unused[length]:
+            return self._unused[length].pop()
+        offset = self._next[length]
+        self._next[length] += length
+        return offset
+
+    def give_back(self, offset: int, length: int) -> None:
+        """Give a slot back, which no program maps any more."""
+        self._spare[length].append(offset)
+        self.spare_length += length
+
+    def trim(self, limit: int) -> None:
+        """Free the memory of spare slots beyond `limit` bytes of them."""
+        for length, offsets in self._spare.items():
+            while offsets and self.spare_length > limit:
+                offset = offsets.pop(0)
+                self._punch(offset, length)
+                self.spare_length -= length
+                self._unused[length].append(offset)
+
+    def _punch(self, offset: int, length: int) -> None:
+        if _libc().fallocate(self.descriptor, _PUNCH_HOLE, offset, length):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
+    def close(self) -> None:
+        """Free all memory, but for what programs have mapped."""
+        self.view.release()
+        os.close(self.descriptor)
+        with suppress(BufferError):  # whoever keeps an error keeps what its frames had of this
+            self._memory.close()
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
+    return libc

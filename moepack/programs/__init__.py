@@ -1,0 +1,6 @@
+"""Programs of llama.cpp, which run as they are, with a library loaded into them before their own.
+
+It knows how that library is compiled and kept, which programs can be given one, how they are
+started, and how signals, the terminal and exit codes go through; llama.cpp's own server, which runs
+by default, and its clients. What the library and the pager tell each other it does not know.
+"""

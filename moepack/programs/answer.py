@@ -1,0 +1,200 @@
+"""A text that a server of llama.cpp sends, as it comes, and what it took."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from http.client import HTTPException, HTTPResponse
+from types import TracebackType
+from typing import Any, Literal
+
+from moepack.errors import MachineError, MoepackError, RequestError
+
+End = Literal["stop", "length", "context", "left"]
+"""Why a text ends: the model ended it, or a stop text did; as many tokens as asked; the context is
+full; nobody wanted more of it."""
+
+_THOUGHTS_BEGIN, _THOUGHTS_END = "<think>\n", "\n</think>\n\n"
+_TEMPLATE_ERROR = "Jinja Exception: "
+_MAX_LINE_LENGTH = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFacts:
+    """What one phase took: computing a prompt, or the tokens after it one by one.
+
+    `step_count` is tokens that were computed.
+    """
+
+    step_count: int = 0
+    seconds: float = 0.0
+    tokens_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFacts(PhaseFacts):
+    """What became of a text. Besides `prompt`, phases are about the tokens after its first.
+
+    `kept_count` tokens of the prompt were there from before. `token_count` are those of the text,
+    of which the last needs no step. `thoughts` are what the model wrote before its answer.
+    """
+
+    text: str = ""
+    thoughts: str = ""
+    end: End = "left"
+    token_count: int = 0
+    prompt_count: int = 0
+    kept_count: int = 0
+    prompt: PhaseFacts = PhaseFacts()
+
+
+class Answer:
+    """A text piece by piece; to be iterated over once. A context manager, which leaves it.
+
+    `count` is how many tokens were asked for; `read_event` takes what an event adds to the
+    thoughts and to the text, and why it ends. Thoughts come between `<think>` and `</think>`.
+
+    While iterating, raises RequestError or MachineError with the server's own words, and what
+    `lost` returns where the connection ends.
+    """
+
+    def __init__(
+        self,
+        response: HTTPResponse,
+        close: Callable[[], None],
+        lost: Callable[[], MoepackError],
+        read_event: Callable[[Mapping[str, Any]], tuple[str, str, str]],
+        count: int | None,
+    ) -> None:
+        self._response = response
+        self._close = close
+        self._lost = lost
+        self._read_event = read_event
+        self._count = count
+        self._facts = AnswerFacts()
+        self.on_event: Callable[[AnswerFacts], None] = lambda facts: None
+        """Called with the facts so far, whenever the server has sent something."""
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the text; the server computes no more of it."""
+        self._response.close()
+        self._close()
+
+    @property
+    def facts(self) -> AnswerFacts:
+        """What it took so far, and what became of it."""
+        return self._facts
+
+    @property
+    def text(self) -> str:
+        """The text so far, without thoughts."""
+        return self._facts.text
+
+    @property
+    def so_far(self) -> PhaseFacts:
+        """What the phase took so far that it is in: the prompt, or the tokens after its first."""
+        return self._facts if self._facts.token_count else self._facts.prompt
+
+    def __iter__(self) -> Iterator[str]:
+        reason = ""
+        for event in self._events():
+            thought, text, ended = self._read_event(event)
+            reason = ended or reason
+            shown = self._shown(thought, text)
+            facts = _with_timings(self._facts, event)
+            self._facts = replace(facts, text=facts.text + text, thoughts=facts.thoughts + thought)
+            self.on_event(self._facts)
+            if shown:
+                yield shown
+        if self._facts.thoughts and not self._facts.text:
+            yield _THOUGHTS_END
+        self._facts = replace(self._facts, end=self._end(reason))
+
+    def _shown(self, thought: str, text: str) -> str:
+        """Return what comes next, with marks where thoughts begin and end."""
+        facts = self._facts
+        begins = _THOUGHTS_BEGIN if thought and not facts.thoughts else ""
+        ends = _THOUGHTS_END if text and not facts.text and (thought or facts.thoughts) else ""
+        return begins + thought + ends + text
+
+    def _end(self, reason: str) -> End:
+        if reason not in ("length", "limit"):
+            return "stop"
+        return "length" if self._facts.token_count == self._count else "context"
+
+    def _events(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what the server sends (server-sent events), until its last event."""
+        is_done = False
+        try:
+            while line := self._response.readline(_MAX_LINE_LENGTH):
+                name, _, value = line.rstrip(b"\r\n").partition(b": ")
+                if name == b"error" or value.startswith(b'{"error"'):
+                    raise error_of(500, value)
+                is_done = is_done or value == b"[DONE]"
+                if name == b"data" and value != b"[DONE]":
+                    event = json.loads(value)
+                    is_done = is_done or bool(event.get("stop"))
+                    yield event
+        except (OSError, HTTPException, ValueError):
+            raise self._lost() from None
+        if not is_done:
+            raise self._lost()
+
+
+def _with_timings(facts: AnswerFacts, event: Mapping[str, Any]) -> AnswerFacts:
+    """Take over an event's timings, whose names are llama.cpp's."""
+    progress, timings = event.get("prompt_progress"), event.get("timings")
+    if progress:
+        facts = replace(facts, prompt_count=progress["total"], kept_count=progress["cache"])
+    if not timings:
+        return facts
+    count = timings["predicted_n"]
+    prompt = _phase(timings["prompt_n"], timings["prompt_ms"])
+    return replace(
+        facts,
+        **asdict(_phase(max(0, count - 1), timings["predicted_ms"])),
+        token_count=count,
+        kept_count=timings["cache_n"],
+        prompt_count=max(facts.prompt_count, timings["cache_n"] + timings["prompt_n"]),
+        prompt=prompt,
+    )
+
+
+def _phase(count: int, milliseconds: float) -> PhaseFacts:
+    seconds = milliseconds / 1000
+    return PhaseFacts(count, seconds, count / seconds if count and seconds else None)
+
+
+def error_of(status: int, body: bytes) -> MoepackError:
+    """Return the error that a server's answer tells of, in its own words."""
+    message, kind = body.decode(errors="replace").strip(), ""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        error = json.loads(body)["error"]
+        message, kind, status = error["message"], error.get("type", ""), error.get("code", status)
+    if kind == "exceed_context_size_error":
+        hint = "give it more with --context"
+        return RequestError(
+            "the prompt does not fit into the context",
+            expected=f"up to {error['n_ctx']:,} tokens",
+            found=f"{error['n_prompt_tokens']:,}",
+            hint=hint,
+        )
+    if _TEMPLATE_ERROR in message:  # after several lines of the template's text
+        words = message.rpartition(_TEMPLATE_ERROR)[2]
+        return RequestError(f"the model's chat template refuses the messages: {words}")
+    if 400 <= status < 500:
+        return RequestError(f"the server refuses: {message or status}")
+    return MachineError(f"the server failed: {message or status}")

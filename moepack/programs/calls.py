@@ -1,0 +1,112 @@
+"""One call for a model by its path: serve it, or run a program that uses llama.cpp with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Literal
+
+from moepack.errors import RequestError
+from moepack.packing.opening import open_model
+from moepack.pager.pager import PagerOptions
+from moepack.paths import PathOrPaths
+from moepack.programs.command import llama_variables, micro_batch
+from moepack.programs.model_server import ModelServer
+from moepack.programs.runner import ProgramEnd, run_program
+from moepack.sizes import parse_size
+from moepack.storage.backend import Backend
+
+
+class ServedModel(ModelServer):
+    """A model behind llama.cpp's own server at `url`. A context manager, which ends the server."""
+
+    def __init__(
+        self,
+        path: PathOrPaths,
+        pager_options: PagerOptions,
+        options: Sequence[str],
+        api_key: str | None,
+    ) -> None:
+        with ExitStack() as stack:
+            pack = stack.enter_context(open_model(path))
+            super().__init__(pack, pager_options, options=options, api_key=api_key)
+            self._opened = stack.pop_all()
+
+    def close(self) -> None:
+        """End the server, free the memory of all experts, and close the model."""
+        super().close()
+        self._opened.close()
+
+
+def serve(
+    path: PathOrPaths,
+    *,
+    memory: int | str | None = None,
+    policy: str = "lru",
+    pin: int | str = 0,
+    backend: str | Backend = "auto",
+    check: str = "first",
+    options: Sequence[str] = (),
+    api_key: str | None = None,
+) -> ServedModel:
+    """Serve a model that may be larger than memory by llama.cpp's own server.
+
+    `path` is a pack, or any shard of a GGUF: then experts are read from the shards as they lie.
+    `memory` and `pin` are bytes for experts or a text such as `8GiB`, `memory` also `floor`;
+    `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is one
+    that is free. `api_key` is asked of all clients.
+
+    Raises what opening a source or a pack raises, and what `ModelServer` does.
+    """
+    pager_options = _pager_options(
+        options, memory=memory, policy=policy, pin=pin, backend=backend, check=check
+    )
+    return ServedModel(path, pager_options, options, api_key)
+
+
+def run(
+    path: PathOrPaths,
+    command: Sequence[str],
+    *,
+    memory: int | str | None = None,
+    policy: str = "lru",
+    pin: int | str = 0,
+    backend: str | Backend = "auto",
+    check: str = "first",
+) -> ProgramEnd:
+    """Run a program that uses llama.cpp with a model that may be larger than memory.
+
+    Wait until it has ended. `{}` among the arguments is the model's path, as is the variable
+    MOEPACK_MODEL; else as `serve`. To be called in the main thread: signals that reach this process
+    go to the program.
+
+    Raises what opening a source or a pack raises, and what `run_program` does.
+    """
+    if not command:
+        raise RequestError("no program is named")
+    pager_options = _pager_options(
+        command[1:], memory=memory, policy=policy, pin=pin, backend=backend, check=check
+    )
+    with open_model(path) as pack:
+        variables = llama_variables(command, os.environ)
+        return run_program(pack, command, pager_options, variables=variables)
+
+
+def _pager_options(
+    arguments: Sequence[str], *, memory: int | str | None, pin: int | str, **options: Any
+) -> PagerOptions:
+    length: int | Literal["floor"] | None = "floor"
+    if memory != "floor":
+        length = None if memory is None else _length(memory, "memory")
+    batch = micro_batch(arguments, os.environ)
+    return PagerOptions(memory=length, pinned=_length(pin, "pin"), micro_batch=batch, **options)
+
+
+def _length(length: int | str, option: str) -> int:
+    if not isinstance(length, str):
+        return length
+    try:
+        return parse_size(length)
+    except ValueError as error:
+        raise RequestError(f"not a length: {error}", place=option) from None

@@ -1,0 +1,122 @@
+"""A program's arguments and environment: the model's path, the library, llama.cpp's variables."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+_PLACEHOLDER = "{}"
+_LITERAL = "{{}}"
+
+_READING_WORDS = {"--no-mmap", "--direct-io", "-dio", "--mlock"}
+_MODE_WORDS = {"--load-mode", "-lm"}
+_LOADING_WORDS = _READING_WORDS | _MODE_WORDS | {"--mmap", "--no-direct-io", "-ndio"}
+_LOADING_NAMES = tuple(f"LLAMA_ARG_{name}" for name in ("LOAD_MODE", "MMAP", "NO_MMAP"))
+_LOADING_NAMES += ("LLAMA_ARG_MLOCK", "LLAMA_ARG_DIO")
+_REPACKING_WORDS = {"--repack", "--no-repack", "-nr"}
+_REPACKING_NAMES = ("LLAMA_ARG_REPACK", "LLAMA_ARG_NO_REPACK")
+_BATCHES = (
+    ({"-b", "--batch-size"}, "LLAMA_ARG_BATCH", 2048),
+    ({"-ub", "--ubatch-size"}, "LLAMA_ARG_UBATCH", 512),
+)
+_MAPPING_MODES = {"mmap", "auto"}
+_TRUE = {"1", "true", "on", "enabled"}
+_FALSE = {"0", "false", "off", "disabled"}
+
+
+def fill_in(arguments: Sequence[str], model_path: str) -> list[str]:
+    """Return `arguments` with the model's path for `{}`: a whole argument, or all behind a `=`.
+
+    `{}` anywhere else stays, since code and JSON are full of it; shells' and programs' own code
+    finds the path in the variable MOEPACK_MODEL. An argument `{}` that is meant is written `{{}}`.
+    """
+    return [_filled_in(argument, model_path) for argument in arguments]
+
+
+def _filled_in(argument: str, model_path: str) -> str:
+    for text, replacement in ((_PLACEHOLDER, model_path), (_LITERAL, _PLACEHOLDER)):
+        if argument == text or argument.endswith(f"={text}"):
+            return argument.removesuffix(text) + replacement
+    return argument
+
+
+def extend_environment(
+    environment: Mapping[str, str], additions: Mapping[str, str]
+) -> dict[str, str]:
+    """Return `environment` with `additions`; LD_PRELOAD comes before what is there."""
+    preloaded = [
+        names["LD_PRELOAD"] for names in (additions, environment) if names.get("LD_PRELOAD")
+    ]
+    extended = {**environment, **additions}
+    return extended | {"LD_PRELOAD": ":".join(preloaded)} if preloaded else extended
+
+
+def llama_variables(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that make llama.cpp's programs map a model, and repack none of its weights.
+
+    None is among them about which the user said anything, by an option or a variable. Programs
+    older than a variable do not read it: LLAMA_ARG_LOAD_MODE is of July 2026 (before, mapping was
+    the default), LLAMA_ARG_REPACK of December 2025.
+    """
+    words = _words(arguments)
+    variables = {}
+    if not words & _LOADING_WORDS and not environment.keys() & set(_LOADING_NAMES):
+        variables["LLAMA_ARG_LOAD_MODE"] = "mmap"
+    if not words & _REPACKING_WORDS and not environment.keys() & set(_REPACKING_NAMES):
+        variables["LLAMA_ARG_REPACK"] = "off"
+    return variables
+
+
+def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with which threads that wait leave the processor to who reads experts.
+
+    Those of OpenMP spin by default, for milliseconds: as long as an expert takes to be read. None
+    where the user said how they wait (libgomp's documentation).
+    """
+    names = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+    return {} if environment.keys() & names else {"OMP_WAIT_POLICY": "passive"}
+
+
+def micro_batch(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Return how many tokens a command of llama.cpp computes at once, as far as that is known.
+
+    It is the least of the batch and the micro-batch, each its default where nothing is said.
+    """
+    words = [word for argument in arguments for word in argument.replace("=", " ").split()]
+    sizes = []
+    for options, name, default in _BATCHES:
+        said = [value for word, value in pairwise(words) if word in options and value.isdecimal()]
+        value = said[-1] if said else environment.get(name, "")
+        sizes.append(int(value) if value.isdecimal() and int(value) else default)
+    return min(sizes)
+
+
+def find_reading_option(arguments: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Return the option or variable by which llama.cpp reads or locks the whole model.
+
+    None where there is none. `--load-mode mmap` in its place helps.
+    """
+    words = [word for argument in arguments for word in argument.replace("=", " ").split()]
+    for word, following in pairwise([*words, ""]):
+        if word in _READING_WORDS:
+            return word
+        if word in _MODE_WORDS and following and following not in _MAPPING_MODES:
+            return f"{word} {following}"
+    if _words(arguments) & _LOADING_WORDS:
+        return None  # options win over variables
+    for name in _LOADING_NAMES:
+        value = environment.get(name)
+        if value is not None and _says_reading(name, value):
+            return f"{name}={value}"
+    return None
+
+
+def _says_reading(name: str, value: str) -> bool:
+    if name == "LLAMA_ARG_LOAD_MODE":
+        return value not in _MAPPING_MODES
+    if name == "LLAMA_ARG_NO_MMAP":
+        return True
+    return value in (_FALSE if name == "LLAMA_ARG_MMAP" else _TRUE)
+
+
+def _words(arguments: Sequence[str]) -> set[str]:
+    """Return the words of a command, those of commands for a shell among them."""
+    return {word.partition("=")[0] for argument in arguments for word in argument.split()}

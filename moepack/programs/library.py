@@ -1,0 +1,86 @@
+"""Find the preloaded library: with the package, in the user's cache, or compiled now."""
+
+import atexit
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from moepack import extras
+from moepack.errors import MachineError
+from moepack.programs.compiling import CompileError, compile_library, find_compiled
+
+_SEPARATORS = " :$\t\n"
+"""What the dynamic linker reads in LD_PRELOAD as something else than a part of a path."""
+
+
+def find_library(source: Path, *, compilers: Sequence[Sequence[str]] | None = None) -> Path:
+    """Return the path of the library that is compiled from the C file `source`.
+
+    It lies beside its source where the package brought it, else in the user's cache, into which
+    it is compiled at first use; where nothing can be kept, in a temporary folder that is removed
+    when this process ends. Raises MachineError where it cannot be compiled.
+    """
+    machine = platform.machine()
+    packaged = find_compiled(source, source.parent, machine)
+    if packaged is not None and _can_be_preloaded(packaged):
+        return packaged
+    cache = _user_cache()
+    if cache is not None:
+        cached = find_compiled(source, cache, machine)
+        if cached is not None and _is_ours(cached):
+            return cached
+    problem: Exception | None = None
+    for folder in _folders(cache):
+        try:
+            if packaged is not None:  # where no path can be preloaded from
+                return Path(shutil.copy(packaged, folder))
+            return compile_library(source, folder, compilers=compilers)
+        except (OSError, CompileError) as error:  # read-only, or nothing may be executed there
+            problem = error
+    hint = f"install a C compiler: apt install gcc, or {extras.pip_command()} install ziglang"
+    raise MachineError(f"the preloaded library cannot be compiled: {problem}", hint=hint)
+
+
+def _user_cache() -> Path | None:
+    """Return moepack's folder in the user's cache, made where it is not; None where it cannot be.
+
+    A folder that others may write to is not used: what lies there would run in the user's name.
+    """
+    # The specification of XDG: a relative path is to be ignored.
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+        folder = folder / "moepack"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return None
+    return folder if _can_be_preloaded(folder) and _is_ours(folder) else None
+
+
+def _folders(cache: Path | None) -> Iterator[Path]:
+    """Yield the folders that a library may be kept in, a temporary one as the last."""
+    if cache is not None:
+        yield cache
+    yield _temporary_folder()
+
+
+def _temporary_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="moepack-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if not _can_be_preloaded(folder):
+        problem = "LD_PRELOAD takes no path with spaces, colons or dollar signs"
+        raise MachineError(problem, path=folder, hint="set TMPDIR to another folder")
+    return folder
+
+
+def _can_be_preloaded(path: Path) -> bool:
+    return not set(_SEPARATORS) & set(str(path))
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether nobody but this user and root can have written what is at `path`."""
+    status = path.stat()
+    return status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o022

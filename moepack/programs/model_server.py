@@ -1,0 +1,132 @@
+"""A model behind llama.cpp's own server, with its experts brought to it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from moepack.errors import MoepackError
+from moepack.pager.pager import Pager, PagerOptions, PagerUsage
+from moepack.programs.client import ServerClient
+from moepack.programs.command import extend_environment, micro_batch, waiting_variables
+from moepack.programs.runner import preloaded_library
+from moepack.programs.server_process import ServerProcess
+from moepack.reading.pack import Pack
+
+
+class ModelServer:
+    """Serves the model of `pack`, which has to stay open. A context manager, which ends the server.
+
+    `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is
+    one that is free. `api_key` is asked of all clients, by default what the variable LLAMA_API_KEY
+    has, if anything. With `records`, `pager.take_batches` gives what routers chose. `failed` is
+    called, in another thread, with each error for which the server could not compute; without it
+    `take_failure` has the last one.
+
+    Raises what `Pager` and `ServerProcess` raise.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        pager_options: PagerOptions | None = None,
+        *,
+        options: Sequence[str] = (),
+        api_key: str | None = None,
+        failed: Callable[[MoepackError], None] | None = None,
+        records: bool = False,
+    ) -> None:
+        self._failure: MoepackError | None = None
+        self._failed = self._keep if failed is None else failed
+        if pager_options is None:
+            pager_options = PagerOptions(micro_batch=micro_batch(options, os.environ))
+        self.pack, self.pager_options = pack, pager_options
+        with ExitStack() as stack:
+            library = preloaded_library()
+            self.pager = stack.enter_context(
+                Pager(pack, pager_options, self._failed, records=records)
+            )
+            stack.enter_context(_InBackground(self.pager))
+            additions = {
+                **waiting_variables(os.environ),
+                **self.pager.environment,
+                "LD_PRELOAD": str(library),
+            }
+            self._process = stack.enter_context(
+                ServerProcess(
+                    self.pager.model_path,
+                    options=options,
+                    environment=extend_environment(os.environ, additions),
+                    api_key=api_key,
+                )
+            )
+            self._stack = stack.pop_all()
+
+    def _keep(self, error: MoepackError) -> None:
+        self._failure = error
+
+    def __enter__(self) -> ModelServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server, and free the memory of all experts."""
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        """The server's address; waits until the model is loaded.
+
+        Raises RequestError, SourceError or MachineError where the server ends instead.
+        """
+        return self._process.url
+
+    @property
+    def client(self) -> ServerClient:
+        """A client of the server; waits as `url` does."""
+        return self._process.client
+
+    @property
+    def usage(self) -> PagerUsage:
+        """What the server needed of its experts so far."""
+        return self.pager.usage
+
+    def take_failure(self) -> MoepackError | None:
+        """Return why the last text could not be computed, once; None where nothing is known."""
+        failure, self._failure = self._failure, None
+        return failure
+
+
+class _InBackground:
+    """A pager that serves in a thread of its own."""
+
+    def __init__(self, pager: Pager) -> None:
+        self._pager = pager
+        self._ending = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._serve, name="pager", daemon=True)
+
+    def _serve(self) -> None:
+        try:
+            self._pager.serve(self._ending)
+        finally:
+            self._pager.disconnect()  # where it failed: programs would wait for ever
+
+    def __enter__(self) -> _InBackground:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        os.eventfd_write(self._ending, 1)
+        self._thread.join()
+        os.close(self._ending)

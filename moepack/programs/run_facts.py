@@ -1,0 +1,174 @@
+"""What a text took: tokens, and what its model needed of its experts for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from moepack.errors import MachineError
+from moepack.pager.pager import PagerUsage
+from moepack.programs.answer import Answer, AnswerFacts, End, PhaseFacts
+from moepack.programs.model_server import ModelServer
+
+
+@dataclass(frozen=True, slots=True)
+class RunPhase:
+    """What one phase took: computing a prompt, or the tokens after it one by one.
+
+    `step_count` is tokens that were computed; `hits` and `misses` are lookups of experts,
+    `read_length` the bytes of what was missing, `read_seconds` how long the model waited for them.
+    `hits` and `hit_rate` are None where not all lookups were counted: they are not while all
+    experts stay in memory.
+    """
+
+    step_count: int
+    seconds: float
+    tokens_per_second: float | None
+    hits: int | None
+    misses: int
+    hit_rate: float | None
+    read_length: int
+    read_seconds: float
+
+    @property
+    def length_per_second(self) -> float | None:
+        """The bytes that were read in a second, on average."""
+        return self.read_length / self.seconds if self.seconds else None
+
+    @property
+    def read_share(self) -> float | None:
+        """The share of the time in which the model waited for experts."""
+        return min(1.0, self.read_seconds / self.seconds) if self.seconds else None
+
+    @property
+    def length_per_token(self) -> float | None:
+        """The bytes that were read for each token; None where there was none."""
+        return self.read_length / self.step_count if self.step_count else None
+
+
+class ExpertMemory(NamedTuple):
+    """The bytes that experts may take, and those of them that one step needs at most."""
+
+    experts: int
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts(RunPhase):
+    """What became of a text. Besides `prompt`, phases are about the tokens after its first.
+
+    `kept_count` tokens of the prompt were there from before, the others were computed in batches of
+    up to `batch_count`. `token_count` are those of the text, of which the last needs no step.
+    `thoughts` are what the model wrote before its answer. `model_length` is the bytes of all
+    tensors, `held_length` of the experts in memory, `fault_count` page faults on experts that
+    nobody announced.
+    """
+
+    text: str
+    thoughts: str
+    end: End
+    token_count: int
+    prompt_count: int
+    kept_count: int
+    batch_count: int
+    prompt: RunPhase
+    model_length: int
+    memory: ExpertMemory
+    held_length: int
+    fault_count: int
+    policy: str
+
+
+@contextlib.contextmanager
+def measure(
+    server: ModelServer, ask: Callable[[], AbstractContextManager[Answer]]
+) -> Iterator[MeasuredAnswer]:
+    """Have something answered by `server`, with what that takes.
+
+    Where experts could not be brought, raises why; else what `ask` and its answer raise.
+    """
+    server.take_failure()
+    before = server.usage
+    try:
+        with ask() as answer:
+            yield MeasuredAnswer(answer, server, before)
+    except MachineError as error:
+        raise server.take_failure() or error from None
+
+
+class MeasuredAnswer:
+    """An answer of `server`, and what it took; to be iterated over once.
+
+    `before` is what the server had needed before the answer was asked for. What the server reads
+    until its first token has come here counts for the prompt.
+    """
+
+    def __init__(self, answer: Answer, server: ModelServer, before: PagerUsage) -> None:
+        self._answer, self._server, self._before = answer, server, before
+        self._first: PagerUsage | None = None
+        answer.on_event = self._note
+
+    def _note(self, facts: AnswerFacts) -> None:
+        if self._first is None and facts.token_count:
+            self._first = self._server.usage
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._answer)
+
+    @property
+    def text(self) -> str:
+        """The text so far, without thoughts."""
+        return self._answer.text
+
+    @property
+    def so_far(self) -> RunPhase:
+        """What the phase took so far that it is in: the prompt, or the tokens after its first."""
+        now, facts = self._server.usage, self._answer.facts
+        if self._first is None:
+            return RunPhase(**_phase(facts.prompt, self._before, now))
+        return RunPhase(**_phase(facts, self._first, now))
+
+    @property
+    def facts(self) -> RunFacts:
+        """What it took so far, and what became of it."""
+        now, answer = self._server.usage, self._answer.facts
+        first = self._first or now
+        pack, options = self._server.pack, self._server.pager_options
+        shape = pack.shape.without_mtp()
+        return RunFacts(
+            **_phase(answer, first, now),
+            text=answer.text,
+            thoughts=answer.thoughts,
+            end=answer.end,
+            token_count=answer.token_count,
+            prompt_count=answer.prompt_count,
+            kept_count=answer.kept_count,
+            batch_count=options.micro_batch,
+            prompt=RunPhase(**_phase(answer.prompt, self._before, first)),
+            model_length=sum(one.length for one in pack.dense()) + shape.expert_length,
+            memory=ExpertMemory(min(now.budget, shape.expert_length), self._server.pager.floor),
+            held_length=now.resident_length,
+            fault_count=now.fault_count - self._before.fault_count,
+            policy=options.policy,
+        )
+
+
+def _phase(phase: PhaseFacts, start: PagerUsage, end: PagerUsage) -> dict[str, Any]:
+    """Return the fields of a RunPhase."""
+    hits = end.hit_count - start.hit_count
+    misses = end.miss_count - start.miss_count
+    lookups = hits + misses
+    is_counted = not (start.holds_all or end.holds_all)
+    return {
+        "step_count": phase.step_count,
+        "seconds": phase.seconds,
+        "tokens_per_second": phase.tokens_per_second,
+        "hits": hits if is_counted else None,
+        "misses": misses,
+        "hit_rate": hits / lookups if is_counted and lookups else None,
+        "read_length": end.read_length - start.read_length,
+        "read_seconds": end.read_seconds - start.read_seconds,
+    }

@@ -1,0 +1,104 @@
+"""A program with the experts of a model brought to it, from its start to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from moepack.errors import MoepackError, RequestError
+from moepack.pager.pager import Pager, PagerOptions, PagerUsage
+from moepack.programs.command import (
+    extend_environment,
+    fill_in,
+    find_reading_option,
+    waiting_variables,
+)
+from moepack.programs.executable import check_executable, find_executable
+from moepack.programs.library import find_library
+from moepack.programs.process import Process
+from moepack.programs.signals import SignalRelay
+from moepack.reading.pack import Pack
+
+_SOURCE = "preload.c"
+
+
+class ProgramEnd(NamedTuple):
+    """How a program ended: `returncode` is its exit code, or -N where signal N killed it.
+
+    `has_mapped` says whether it, or what it started, ever mapped the model.
+    """
+
+    returncode: int
+    usage: PagerUsage
+    has_mapped: bool
+
+
+class Listener(NamedTuple):
+    """Who is told what happens while a program runs.
+
+    `begun` gets the pager before the program starts; `failed` each error for which it could not
+    compute; `tick` comes each second.
+    """
+
+    begun: Callable[[Pager], None] = lambda pager: None
+    failed: Callable[[MoepackError], None] = lambda error: None
+    tick: Callable[[Pager], None] = lambda pager: None
+
+
+_SILENT = Listener()
+
+
+def preloaded_library() -> Path:
+    """Return the library that programs get; raise MachineError where it cannot be compiled."""
+    return find_library(Path(str(resources.files("moepack.pager"))) / _SOURCE)
+
+
+def run_program(
+    pack: Pack,
+    command: Sequence[str],
+    options: PagerOptions,
+    listener: Listener = _SILENT,
+    variables: Mapping[str, str] = {},
+) -> ProgramEnd:
+    """Run a command in the foreground, with the experts of `pack`; wait until it has ended.
+
+    `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL; `variables` are
+    added to its environment. To be called in the main thread: signals that reach this process go to
+    the program. Raises CommandError for what cannot be started, RequestError for options with which
+    llama.cpp maps no model, and what `Pager` raises.
+    """
+    executable = find_executable(command[0])
+    check_executable(executable)
+    _check_maps(command)
+    library = preloaded_library()
+    with (
+        SignalRelay() as relay,
+        Pager(pack, options, listener.failed) as pager,
+    ):
+        arguments = fill_in(command, pager.model_path)
+        additions = {
+            **waiting_variables(os.environ),
+            **variables,
+            **pager.environment,
+            "LD_PRELOAD": str(library),
+        }
+        environment = extend_environment(os.environ, additions)
+        listener.begun(pager)
+        with Process(executable, arguments, environment, relay.inherited_mask) as process:
+            relay.attach(process)
+            pager.serve(process.descriptor, lambda: listener.tick(pager))
+            returncode = process.wait()
+        assert returncode is not None
+        return ProgramEnd(returncode, pager.usage, pager.has_served)
+
+
+def _check_maps(command: Sequence[str]) -> None:
+    option = find_reading_option(command[1:], os.environ)
+    if option is not None:
+        raise RequestError(
+            f"with {option} the program reads the whole model into memory",
+            hint="leave it out, or say --load-mode mmap: experts come when they are chosen",
+        )

@@ -1,0 +1,132 @@
+"""A server as a child process: started, asked, and ended with the block that uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from moepack.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.programs.client import ServerClient
+from moepack.programs.server import ENDS_WITH_INPUT
+
+API_KEY = "LLAMA_API_KEY"
+"""llama-server's variable: unlike an option it is not seen by other users of the machine."""
+_LISTENING = "listening on "
+_SECONDS_TO_END = 5.0
+_FAULTS: Mapping[int, type[MoepackError]] = {1: RequestError, 2: RequestError, 3: SourceError}
+"""By exit codes: ours, and llama.cpp's 1 for some options."""
+_LOGGED_ERROR = re.compile(r"^[0-9.]+ E (?:\S+ +)?\S+: +(.*)$", re.MULTILINE)
+_OTHER_ERROR = re.compile(r"^(?:error: )?((?<=error: ).*|error while .*)$", re.MULTILINE)
+_MAX_LOG_LENGTH = 1 << 20
+
+
+class ServerProcess:
+    """llama.cpp's server for the model at `model_path`. A context manager, which ends it.
+
+    `options` are those of llama-server, `environment` is added to this process's. It listens on
+    this machine alone, on a port that is free unless `options` name one. `api_key` is asked of all
+    clients, by default the one that the variable LLAMA_API_KEY has, if any.
+
+    Its process ends with this one, however that ends, and is out of reach of Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] = {},
+        api_key: str | None = None,
+    ) -> None:
+        variables = {**os.environ, **environment, ENDS_WITH_INPUT: "1"}
+        if api_key is not None:
+            variables[API_KEY] = api_key
+        self.api_key = variables.get(API_KEY) or None
+        command = [sys.executable, "-m", "moepack.programs.server", "-m", model_path]
+        self._url: str | None = None
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--port", "0", *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=variables,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            raise MachineError(f"cannot start the server: {error.strerror}") from None
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.end()
+
+    @property
+    def process_id(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        """The server's address; waits until the model is loaded.
+
+        Raises RequestError, SourceError or MachineError where the server ends instead.
+        """
+        if self._url is None:
+            assert self._process.stdout is not None
+            line = self._process.stdout.readline().decode()
+            if not line.startswith(_LISTENING):
+                self._process.wait()
+                raise self._failure()
+            self._url = line.removeprefix(_LISTENING).rstrip()
+        return self._url
+
+    @property
+    def client(self) -> ServerClient:
+        """A client of it; waits as `url` does."""
+        return ServerClient(self.url, self.api_key, self.problem)
+
+    def problem(self) -> str | None:
+        """Return why the server is gone; None while it runs."""
+        return None if self._process.poll() is None else str(self._failure())
+
+    def log(self) -> str:
+        """Return the end of what it wrote to standard error."""
+        length = os.fstat(self._log.fileno()).st_size
+        start = max(0, length - _MAX_LOG_LENGTH)
+        return os.pread(self._log.fileno(), _MAX_LOG_LENGTH, start).decode(errors="replace")
+
+    def end(self) -> None:
+        """End it; what it computes is left."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+    def _failure(self) -> MoepackError:
+        """Return the error for a process that has ended: in llama.cpp's words, else in ours."""
+        log, code = self.log(), self._process.returncode
+        match = _LOGGED_ERROR.search(log) or _OTHER_ERROR.search(log)
+        if match is not None:
+            words = match[1]
+        elif code < 0:
+            words = f"ended by {signal.Signals(-code).name}"
+        else:
+            words = f"ended with code {code}"
+        return _FAULTS.get(code, MachineError)(f"llama.cpp's server: {words}")

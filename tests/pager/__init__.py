@@ -1,0 +1,1 @@
+"""Programs whose experts a pager brings: the same text, whatever happens."""

@@ -1,0 +1,128 @@
+"""Who reads a model gets each byte as it is, announced or not; nobody reads zeros instead."""
+
+import mmap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.engines.gguf_layout import lay_out
+from moepack.packing.opening import open_model
+from tests.support.needs import needs_llama
+from tests.support.pagers import Paging, Program, paging
+
+Form = Callable[[str, str], Path]
+MODELS = ("qwen3moe", "gpt-oss", "granite")
+READER = "mapped_reader"
+
+
+def image_of(pack_path: Path, path: Path) -> Path:
+    """Write a pack as one GGUF, by its layout: what is behind tensors is zeros."""
+    with moepack.open(pack_path) as pack:
+        layout = lay_out(pack, mmap.PAGESIZE)
+        content = bytearray(layout.length)
+        content[: len(layout.header)] = layout.header
+        for tensor in (*layout.dense, *layout.experts):
+            for extent in tensor.extents:
+                data = pack.file_paths[extent.input].read_bytes()
+                piece = data[extent.input_offset : extent.input_offset + extent.length]
+                content[extent.offset : extent.offset + extent.length] = piece
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture(params=MODELS)
+def image(
+    form: Form, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[Paging, Path]]:
+    pack_path = form(request.param, "pack")
+    with paging(pack_path, memory="floor", micro_batch=1) as run:
+        yield run, image_of(pack_path, tmp_path / "expected")
+
+
+def test_an_image_is_read_right_in_any_order(image: tuple[Paging, Path]) -> None:
+    run, expected = image
+    with run.program(expected, module=READER) as program:
+        assert program.call("compare", 1, 2) == 0
+        run.do(lambda _: None)  # when it has released what the last fault evicted
+        usage = run.pager.usage
+        assert usage.fault_count > 0
+        assert usage.resident_length <= usage.budget
+        assert program.call("compare", 8, 2) == 0
+    assert not run.failures
+
+
+def test_an_image_that_is_mapped_again_is_read_right(image: tuple[Paging, Path]) -> None:
+    run, expected = image
+    with run.program(expected, module=READER) as program:
+        for _ in range(3):
+            assert program.call("compare", 2, 1) == 0
+            assert program.call("remap") == 0
+        assert program.call("compare", 2, 1) == 0
+
+
+def test_several_programs_read_an_image_at_once(image: tuple[Paging, Path]) -> None:
+    run, expected = image
+    programs = [run.program(expected, module=READER).wait_ready() for _ in range(3)]
+    for program in programs:
+        program.begin("compare", 3, 2)
+    assert [program.result() for program in programs] == [0, 0, 0]
+    for program in programs:
+        program.__exit__(None, None, None)
+    assert not run.failures
+
+
+@pytest.mark.parametrize("what", ["fork", "fork anew"])
+def test_a_forked_child_of_a_program_with_an_image_dies_and_reads_no_zeros(
+    form: Form, tmp_path: Path, what: str
+) -> None:
+    pack_path = form("qwen3moe", "pack")
+    with paging(pack_path, memory="floor", micro_batch=1) as run:
+        expected = image_of(pack_path, tmp_path / "expected")
+        with run.program(expected, module=READER) as program:
+            assert program.call(what) < 0
+            assert program.call("compare", 1, 1) == 0  # its parent goes on
+
+
+@pytest.mark.parametrize("what", ["compare", "fork", "fork anew"])
+def test_a_shard_is_read_right_by_a_program_and_by_its_forked_child(
+    form: Form, tmp_path: Path, what: str
+) -> None:
+    with open_model([form("qwen3moe", "gguf")]) as pack:
+        shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
+    arguments = (4, 2) if what == "compare" else ()
+    with (
+        paging(form("qwen3moe", "gguf"), memory="floor", micro_batch=1) as run,
+        Program(shard, shard, module=READER, **run.environment) as program,
+    ):
+        assert program.call(what, *arguments) == 0
+        assert run.pager.usage.fault_count == 0
+
+
+@needs_llama
+def test_an_image_that_is_read_and_not_mapped_is_refused(form: Form) -> None:
+    with paging(form("qwen3moe", "pack"), memory=1 << 30) as run:
+        program = run.program("--load", "NONE")
+        assert program.result_line() == ""
+        assert program.process.wait(60) == 1
+
+
+@needs_llama
+def test_an_image_is_refused_without_the_library(form: Form) -> None:
+    with paging(form("qwen3moe", "pack"), memory=1 << 30) as run:
+        path = Path(run.pager.model_path)
+        with open_model([form("qwen3moe", "pack")]) as pack:
+            header = lay_out(pack, mmap.PAGESIZE).header
+        assert path.read_bytes() == header + b"\0"
+        program = Program(path)
+        assert program.result_line() == ""
+        assert program.process.wait(60) == 1
+
+
+@needs_llama
+def test_a_program_that_checks_all_tensors_gets_right_ones(form: Form) -> None:
+    with paging(form("qwen3moe", "pack"), memory="floor", micro_batch=512) as run:
+        with run.program("--check-tensors") as program:
+            assert isinstance(program.ask([1]), list)
+        assert run.pager.usage.fault_count > 0

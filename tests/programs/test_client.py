@@ -1,0 +1,217 @@
+"""The client of llama.cpp's server, and chats over it, with a real server and a small model."""
+
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from moepack.errors import MachineError, RequestError
+from moepack.programs.answer import Answer
+from moepack.programs.chat import Conversation
+from moepack.programs.client import ServerClient
+from moepack.programs.sampling import Sampling
+from moepack.programs.server_process import ServerProcess
+from tests.support.chat_model import write_chat_model
+from tests.support.needs import needs_llama
+from tests.support.servers import serving
+
+pytestmark = needs_llama
+
+KEY = "sesame"
+GREEDY = Sampling(temperature=0)
+PROMPT = "<system>be brief<user>hello<answer>"
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def chat_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a model with a template for chats."""
+    return write_chat_model(tmp_path_factory.mktemp("chat") / "chat.gguf")
+
+
+@pytest.fixture(scope="module")
+def server(chat_path: Path) -> Iterator[ServerProcess]:
+    """Serve a model for all tests that leave the server as it was."""
+    with serving(chat_path, api_key=KEY) as one:
+        yield one
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> ServerClient:
+    return server.client
+
+
+def test_a_chat_is_the_templates_text_gone_on_with(client: ServerClient) -> None:
+    assert client.prompt(MESSAGES) == PROMPT
+    with client.complete(PROMPT, count=12, sampling=GREEDY) as completion:
+        pieces = list(completion)
+    with client.chat(MESSAGES, count=12, sampling=GREEDY) as answer:
+        assert "".join(answer) == "".join(pieces) == completion.text == answer.text
+    assert len(pieces) > 3, "piece by piece"
+    assert len(answer.text) > 3
+
+
+def test_what_a_text_took_is_known(client: ServerClient) -> None:
+    with client.complete("all other than this", count=9, sampling=GREEDY) as answer:
+        assert answer.so_far.step_count == 0
+        for _ in answer:
+            assert answer.so_far.step_count <= 8
+    facts = answer.facts
+    assert (facts.end, facts.token_count, facts.step_count) == ("length", 9, 8)
+    assert facts.tokens_per_second == pytest.approx(8 / facts.seconds)
+    assert facts.prompt_count == facts.kept_count + facts.prompt.step_count > 5
+    assert facts.prompt.tokens_per_second is not None
+    with client.complete("all other than this", count=1, sampling=GREEDY) as again:
+        list(again)
+    assert again.facts.kept_count == facts.prompt_count - 1
+    assert again.facts.tokens_per_second is None, "the only token needs no step after the prompt"
+
+
+def test_why_a_text_ends_is_known(client: ServerClient) -> None:
+    with client.complete(PROMPT, count=40, sampling=GREEDY) as whole:
+        list(whole)
+    match = re.search(r"(?<=.)[a-zA-Z]{2}", whole.text)
+    assert match is not None
+    with client.chat(MESSAGES, count=40, sampling=GREEDY, stops=[match[0]]) as stopped:
+        assert "".join(stopped) == whole.text[: match.start()]
+    assert stopped.facts.end == "stop"
+    long = {"role": "user", "content": "x" * 1500}
+    asks: list[Callable[[], Answer]] = [
+        lambda: client.complete("x" * 1500, sampling=GREEDY),
+        lambda: client.chat([long], sampling=GREEDY),
+    ]
+    for ask in asks:
+        with ask() as answer:
+            list(answer)
+        ends_itself = answer.facts.token_count + answer.facts.prompt_count < 2040
+        assert answer.facts.end == ("stop" if ends_itself else "context")
+
+
+def problem_of(answer: Answer) -> str | None:
+    """Read a text; return the error that ends it, if one does."""
+    try:
+        list(answer)
+    except MachineError as error:
+        return str(error)
+    return None
+
+
+def test_an_error_in_the_middle_of_a_text_is_in_the_servers_words(client: ServerClient) -> None:
+    """Of two texts that have no room in the context together."""
+    with client.complete("x" * 1500) as one, client.complete("x" * 1500) as other:
+        ends = [problem_of(answer) for answer in (one, other)]
+    assert "the server failed: Context size has been exceeded." in ends
+
+
+def test_sampling_reaches_the_server(client: ServerClient) -> None:
+    def text(sampling: Sampling) -> str:
+        with client.complete("x", count=15, sampling=sampling) as answer:
+            return "".join(answer)
+
+    seeds = [text(Sampling(temperature=1.9, seed=seed)) for seed in (1, 1, 2)]
+    assert seeds[0] == seeds[1] != seeds[2]
+    likeliest = text(GREEDY)
+    for narrow in ({"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}):
+        assert text(Sampling(temperature=1.9, **narrow)) == likeliest, narrow
+    assert text(Sampling(temperature=0, repeat_penalty=50)) != likeliest
+
+
+def test_a_text_that_is_left_is_computed_no_further(client: ServerClient) -> None:
+    with client.complete("x y", sampling=GREEDY) as whole:
+        list(whole)
+    assert whole.facts.token_count > 500, "it takes a while"
+    before = client.slots()
+    with client.complete("x y", sampling=GREEDY) as answer:
+        next(iter(answer))
+    assert answer.facts.end == "left"
+    while any(slot["is_processing"] for slot in client.slots()):
+        time.sleep(0.01)
+    (slot,) = [slot for slot in client.slots() if slot not in before]
+    assert slot["n_prompt_tokens"] < whole.facts.token_count
+
+
+@pytest.mark.parametrize(
+    ("problem", "prompt", "options"),
+    [
+        ("the prompt is empty", "", {}),
+        ("does not fit into the context, expected up to 2,0", "x y " * 3000, {}),
+        ("no tokens are asked for", "x", {"count": 0}),
+        ("temperature out of bounds", "x", {"sampling": Sampling(temperature=-1)}),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(
+    client: ServerClient, problem: str, prompt: str, options: dict[str, Sampling]
+) -> None:
+    with pytest.raises(RequestError, match=problem):
+        client.complete(prompt, **options)  # type: ignore[arg-type]
+
+
+def test_refusals_are_in_the_servers_words(server: ServerProcess) -> None:
+    with pytest.raises(RequestError, match="not this"):
+        server.client.chat([{"role": "user", "content": "refuse"}])
+    with pytest.raises(RequestError, match="Invalid API Key"):
+        ServerClient(server.url, "other").complete("x")
+    with pytest.raises(RequestError, match="not the address of a server"):
+        ServerClient("127.0.0.1:8080")
+
+
+def test_a_conversation_tells_the_model_what_was_said(client: ServerClient) -> None:
+    talk = Conversation(client, "be brief", count=5, sampling=GREEDY)
+    assert not talk.has_past
+    with talk.ask("hello") as first:
+        list(first)
+    with talk.ask("and?") as second:
+        list(second)
+    prompt = f"{PROMPT}{first.text}<user>and?<answer>"
+    prompt = prompt.replace("<answer>" + first.text, "<assistant>" + first.text)
+    with client.complete(prompt, count=5, sampling=GREEDY) as whole:
+        assert "".join(whole) == second.text
+    assert talk.has_past
+    talk.clear()
+    assert not talk.has_past
+    with talk.ask("hello") as again:
+        assert "".join(again) == first.text
+
+
+def test_a_question_without_an_answer_is_forgotten(client: ServerClient) -> None:
+    talk = Conversation(client, count=5, sampling=GREEDY)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="not this"), talk.ask("refuse"):
+            pass
+        assert not talk.has_past
+    with talk.ask("hello"):
+        pass
+    assert not talk.has_past
+    with talk.ask("hello") as answer:
+        next(iter(answer))
+    assert talk.has_past, "the beginning of an answer that was left is kept"
+
+
+def test_a_server_that_dies_ends_the_text_with_a_reason(chat_path: Path) -> None:
+    with serving(chat_path) as server:
+        answer = server.client.complete("x", sampling=GREEDY)
+        with answer:
+            pieces = iter(answer)
+            next(pieces)
+            os.kill(server.process_id, signal.SIGKILL)
+            with pytest.raises(MachineError, match="ended by SIGKILL"):
+                list(pieces)
+        with pytest.raises(MachineError, match="ended by SIGKILL"):
+            server.client.wait_until_ready()
+        with pytest.raises(MachineError, match="ended by SIGKILL"):
+            server.client.properties()
+
+
+def test_it_waits_for_a_server_of_the_users_own(server: ServerProcess) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        threading.Timer(0.1, silent.close).start()
+        with pytest.raises(MachineError, match=r"not ready after 0\.2 s"):
+            ServerClient(url).wait_until_ready(0.2)
+    ServerClient(server.url).wait_until_ready(20)

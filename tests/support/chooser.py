@@ -1,0 +1,59 @@
+"""A program in which routers choose as they are told: `python -m tests.support.chooser MODEL`.
+
+LIBRARY has as much of ggml as that needs. Each line of standard input is JSON: graphs to compute in
+turn, each the number of a scheduler, the layer, the experts of each row, and how many words rows
+are apart. It gets a line with the status of each, 0 where its experts were brought. Lists of lists
+of graphs are computed by a thread for each list.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import sys
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.support.mapped_reader import map_file
+
+
+def _compute(library: Any, graphs: list[tuple[int, int, list[list[int]], int]]) -> list[int]:
+    statuses = []
+    for scheduler, layer, rows, width in graphs:
+        columns = len(rows[0])
+        words = array("i", (word for row in rows for word in (*row, *[-1] * (width - columns))))
+        place, _ = words.buffer_info()
+        statuses.append(library.choose(scheduler, layer, len(rows), columns, width, place))
+    return statuses
+
+
+def main() -> None:
+    """Map the model, and do what is asked."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("library")
+    parser.add_argument("length", type=int)
+    options = parser.parse_args()
+    library = ctypes.CDLL(options.library)
+    library.choose.argtypes = (
+        ctypes.c_size_t,
+        ctypes.c_int,
+        *[ctypes.c_int64] * 2,
+        *(
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+        ),
+    )
+    map_file(options.model, options.length)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        lists = json.loads(line)
+        with ThreadPoolExecutor(len(lists)) as pool:
+            results = list(pool.map(lambda graphs: _compute(library, graphs), lists))
+        print(json.dumps(results), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

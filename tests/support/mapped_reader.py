@@ -1,0 +1,103 @@
+"""A program that maps a model and reads all of it: `python -m tests.support.mapped_reader MODEL`.
+
+Each line of standard input is JSON for a call of `_compare`; each gets a line with the number of
+pieces whose bytes are others than those of the file EXPECTED. The environment's library is used as
+any program would use it: nothing is known of it here.
+"""
+
+import argparse
+import ctypes
+import itertools
+import json
+import mmap
+import os
+import random
+import sys
+import threading
+from collections.abc import Sequence
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
+_LIBC.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+
+
+def map_file(path: str, length: int) -> int:
+    """Map the first `length` bytes of a file, which may be shorter; return the address."""
+    descriptor = os.open(path, os.O_RDONLY)
+    address = _LIBC.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    assert address is not None
+    assert address != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+    os.close(descriptor)
+    return int(address)
+
+
+def _compare(address: int, expected: bytes, threads: int, passes: int) -> int:
+    """Read all pieces in random orders, in several threads; return how many were others."""
+    wrong_count = 0
+    lock = threading.Lock()
+
+    def read(seed: int) -> None:
+        nonlocal wrong_count
+        order = random.Random(seed)
+        for _ in range(passes):
+            for start, end in _pieces(len(expected), order):
+                piece = ctypes.string_at(address + start, end - start)
+                if piece != expected[start:end]:
+                    with lock:
+                        wrong_count += 1
+
+    workers = [threading.Thread(target=read, args=(seed,)) for seed in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return wrong_count
+
+
+def _pieces(length: int, order: random.Random) -> Sequence[tuple[int, int]]:
+    ends = [0, *sorted(order.sample(range(1, length), length // 5000)), length]
+    pieces = list(itertools.pairwise(ends))
+    order.shuffle(pieces)
+    return pieces
+
+
+def _in_child(path: str, address: int, expected: bytes, *, anew: bool) -> int:
+    """Read in a forked child what its parent has mapped, or map it anew; return how it ended.
+
+    It ends with 0 where all is right, with 1 otherwise.
+    """
+    child = os.fork()
+    if child == 0:
+        place = map_file(path, len(expected)) if anew else address
+        os._exit(int(_compare(place, expected, 1, 1) > 0))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main() -> None:
+    """Map the model, and do what is asked."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("expected")
+    options = parser.parse_args()
+    with open(options.expected, "rb") as file:
+        expected = file.read()
+    address = map_file(options.model, len(expected))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        what, *arguments = json.loads(line)
+        if what == "compare":
+            result = _compare(address, expected, *arguments)
+        elif what == "remap":  # in the middle, then all of it
+            half = len(expected) // 2 // mmap.PAGESIZE * mmap.PAGESIZE
+            assert _LIBC.munmap(address, half) == 0
+            assert _LIBC.munmap(address + half, len(expected) - half) == 0
+            address = map_file(options.model, len(expected))
+            result = 0
+        else:
+            result = _in_child(options.model, address, expected, anew=what == "fork anew")
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

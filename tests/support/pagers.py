@@ -1,0 +1,223 @@
+"""A pager in a thread, and programs that it serves; what a program answers without one."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import Any, Self
+
+from moepack.errors import MoepackError
+from moepack.packing.opening import open_model
+from moepack.pager.messages import Do, op
+from moepack.pager.pager import Pager, PagerOptions
+from moepack.programs.runner import preloaded_library
+from tests.support.children import PATIENCE
+from tests.support.llama_program import Answer
+from tests.support.models import FIXTURES
+
+ROOT = FIXTURES.parent
+_LLAMA = "llama_program"
+
+PROMPTS: tuple[tuple[Sequence[int], ...], ...] = (
+    ([7],),
+    ([(31 * number * number + 5) % 500 for number in range(90)],),
+    ([1, 5, 9, 44], [7, 7, 7], list(range(3, 70)), [9]),
+)
+"""What programs are asked: a token, several micro-batches of 32, four texts at once."""
+
+
+class Program:
+    """A llama.cpp program that is asked line by line; a context manager, which ends it."""
+
+    def __init__(
+        self, model: str | Path, *options: object, module: str = _LLAMA, **names: str
+    ) -> None:
+        self._errors = TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"tests.support.{module}", str(model), *map(str, options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | names,
+        )
+
+    def wait_ready(self) -> Self:
+        """Wait until the model is loaded."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line == "ready\n", line + self.complaint
+        return self
+
+    def call(self, *arguments: object) -> Any:
+        """Ask a program of another kind something; return its result, None where it has ended."""
+        self.begin(*arguments)
+        return self.result()
+
+    def ask(self, *prompts: Sequence[int]) -> list[Answer] | str:
+        """Have prompts continued at once; return the answers, or what the server says instead."""
+        self.begin(*prompts)
+        return self.answers()
+
+    def answers(self) -> list[Answer] | str:
+        """Wait for answers, or for what the server says instead."""
+        return as_answers(self._present(self.result()))
+
+    def ask_all(self, *prompts: Sequence[int]) -> list[list[Answer] | str]:
+        """Ask each of several models of the program."""
+        self.begin(*prompts)
+        return self.all_answers()
+
+    def all_answers(self) -> list[list[Answer] | str]:
+        """Wait for the answers of several models."""
+        return [as_answers(result) for result in self._present(self.result())]
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether it has answered, or ended."""
+        assert self.process.stdout is not None
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
+
+    def _present(self, result: Any) -> Any:
+        assert result is not None, self.complaint
+        return result
+
+    def begin(self, *prompts: object) -> None:
+        """Ask, and wait for nothing."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(prompts) + "\n")
+        self.process.stdin.flush()
+
+    def result_line(self) -> str:
+        """Wait for the next line; an empty one where the program has ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def result(self) -> Any:
+        """Wait for the next answer; None where the program has ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    @property
+    def complaint(self) -> str:
+        """What it wrote to standard error so far."""
+        self._errors.seek(0)
+        return self._errors.read().decode()
+
+    def __enter__(self) -> Self:
+        return self.wait_ready()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._errors:
+            if error is not None or self.process.poll() is not None:
+                self.process.kill()
+            self.process.communicate(timeout=PATIENCE)
+
+
+def as_answers(result: Any) -> list[Answer] | str:
+    """Return answers as they were before they were JSON."""
+    return result if isinstance(result, str) else [_as_answer(*one) for one in result]
+
+
+def _as_answer(tokens: list[int], likeliest: list[list[tuple[int, float]]]) -> Answer:
+    return Answer(tokens, [[(number, value) for number, value in place] for place in likeliest])
+
+
+def answers(program: Program) -> list[list[Answer] | str]:
+    """Return what a program answers to PROMPTS."""
+    return [program.ask(*prompts) for prompts in PROMPTS]
+
+
+class Paging:
+    """A pager that serves in a thread, and the errors for which programs could not go on."""
+
+    def __init__(self, pager: Pager, failures: list[MoepackError]) -> None:
+        self.pager, self.failures = pager, failures
+        self._jobs: SimpleQueue[Callable[[Pager], None] | None] = SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._programs: list[Program] = []
+        self._problem: BaseException | None = None
+        self._done = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that programs get."""
+        return {**self.pager.environment, "LD_PRELOAD": str(preloaded_library())}
+
+    def program(self, *options: object, module: str = _LLAMA) -> Program:
+        """Start a program that it serves: a module of this folder."""
+        program = Program(self.pager.model_path, *options, module=module, **self.environment)
+        self._programs.append(program)
+        return program
+
+    def watch(self, is_watched: bool) -> None:
+        """Have programs announce their choices or, as where routers have other names, none."""
+
+        def job(pager: Pager) -> None:
+            for client in pager._mapper.clients:
+                client.do([op(Do.WATCH, expert=is_watched)])
+                client.finish()
+
+        self.do(job)
+
+    def do(self, job: Callable[[Pager], None]) -> None:
+        """Do something between what it serves, in its thread."""
+        self._jobs.put(job)
+        os.eventfd_write(self._wake, 1)
+        assert self._done.acquire(timeout=PATIENCE)
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                self.pager.serve(self._wake)
+                os.eventfd_read(self._wake)
+                if (job := self._jobs.get()) is None:
+                    return
+                job(self.pager)
+                self._done.release()
+        except BaseException as error:
+            self._problem = error
+            for program in self._programs:  # nobody serves them any more
+                program.process.kill()
+
+    def close(self) -> None:
+        """End the thread. Raises what it raised."""
+        self._jobs.put(None)
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        os.close(self._wake)
+        if self._problem is not None:
+            raise self._problem
+
+
+@contextmanager
+def paging(model: Path, **options: Any) -> Iterator[Paging]:
+    """Have a pager for a pack, an index or a shard, with `PagerOptions`."""
+    failures: list[MoepackError] = []
+    with (
+        open_model([model]) as pack,
+        Pager(pack, PagerOptions(**options), failures.append) as pager,
+    ):
+        serving = Paging(pager, failures)
+        try:
+            yield serving
+        finally:
+            serving.close()
