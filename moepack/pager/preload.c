@@ -223,8 +223,9 @@ static int each_mapping(const struct op *op, int (*work)(char *, uint64_t, const
     return error;
 }
 
+/* Where faults are the pager's, pages have to be in the tables; the system's own are faster then. */
 static int map_slot(char *address, uint64_t length, const struct op *op, uint64_t behind) {
-    int flags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
+    int flags = MAP_SHARED | MAP_FIXED | (faults >= 0 ? MAP_POPULATE : 0);
     if (real_mmap(address, length, PROT_READ, flags, pool, (off_t)(op->source + behind)) == MAP_FAILED) return errno;
     if (faults >= 0 && !watch_faults(address, length, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR))
         return errno;
