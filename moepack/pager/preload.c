@@ -577,7 +577,7 @@ static bool write_choice(struct context *context, uint32_t layer, size_t rows, s
     struct ring *ring = context->ring;
     struct said message = {.kind = SAY_HALF_FULL, .index = (uint32_t)(context - contexts)};
     uint64_t count = rows * columns, head = ring->head;
-    if (count + 3 > RING_WORDS / 2) return false;
+    if (count + 3 > RING_WORDS / 2) return complain("too many tokens at once: give a smaller -ub\n"), false;
     if (head + count + 3 - ring->tail > RING_WORDS) {
         ask(message, -1);
         if (head + count + 3 - ring->tail > RING_WORDS) return false;
