@@ -56,7 +56,8 @@ enum {
     EXIT_CODE = 70,      /* EX_SOFTWARE of sysexits.h: the pager is gone */
 };
 
-static const uint32_t AWAITED = 1u << 31; /* with the layer of a choice that is waited for */
+/* With the layer of a choice: it is waited for; its experts are copies, which need not be brought. */
+static const uint32_t AWAITED = 1u << 31, COPIED = 1u << 30;
 
 /* What the pager tells. A message is an array of these, and is acknowledged as a whole. */
 enum { OP_MAP, OP_RESIDENT, OP_EVICT, OP_RESTORE, OP_DENSE, OP_WANTED, OP_WATCH, OP_ANSWER };
@@ -128,6 +129,7 @@ static struct file_name *files;
 static int *descriptors; /* of `files`, for mapping them again; -1: not mapped yet */
 static struct ring *rings;
 static uint8_t *resident; /* by layer and expert */
+static uint8_t *in_place; /* by layer: its experts are used where they are mapped; last: any tensor is */
 static struct context contexts[MAX_CONTEXTS];
 static struct region regions[MAX_REGIONS];
 static unsigned context_count, region_count;
@@ -345,8 +347,9 @@ static void receive_welcome(void) {
     files = (struct file_name *)table;
     rings = (struct ring *)(table + names_length);
     resident = calloc((size_t)model.layer_count * model.expert_count, 1);
+    in_place = calloc((size_t)model.layer_count + 1, 1);
     descriptors = malloc(model.file_count * sizeof *descriptors);
-    if (table == MAP_FAILED || !resident || !descriptors) end_program("no memory");
+    if (table == MAP_FAILED || !resident || !in_place || !descriptors) end_program("no memory");
     memset(descriptors, -1, model.file_count * sizeof *descriptors);
 }
 
@@ -571,8 +574,8 @@ static bool read_ids(struct context *context, const void *tensor, size_t *rows, 
     return true;
 }
 
-/* Write a choice to the ring; called with state_lock held. */
-static bool write_choice(struct context *context, uint32_t layer, size_t rows, size_t columns, bool is_awaited) {
+/* Write a choice to the ring, its layer with flags; called with state_lock held. */
+static bool write_choice(struct context *context, uint32_t layer, size_t rows, size_t columns) {
     struct ring *ring = context->ring;
     struct said message = {.kind = SAY_HALF_FULL, .index = (uint32_t)(context - contexts)};
     uint64_t count = rows * columns, head = ring->head;
@@ -581,7 +584,7 @@ static bool write_choice(struct context *context, uint32_t layer, size_t rows, s
         ask(message, -1);
         if (head + count + 3 - ring->tail > RING_WORDS) return false;
     }
-    uint32_t start[3] = {layer | (is_awaited ? AWAITED : 0), (uint32_t)rows, (uint32_t)columns};
+    uint32_t start[3] = {layer, (uint32_t)rows, (uint32_t)columns};
     for (unsigned i = 0; i < 3; i++) ring->words[head++ % RING_WORDS] = start[i];
     for (uint64_t i = 0; i < count; i++) ring->words[head++ % RING_WORDS] = (uint32_t)context->ids[i];
     ring->head = head;
@@ -604,12 +607,12 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
     context->last_use = ++use_count;
     context->layer = layer;
     memset(context->used, 0, model.expert_count);
-    bool all = true;
-    for (size_t i = 0; i < count; i++) {
+    bool all = true, is_copied = in_place[model.layer_count] && !in_place[layer];
+    for (size_t i = 0; i < count && !is_copied; i++) {
         context->used[context->ids[i]] = 1;
         all = all && here[context->ids[i]];
     }
-    bool is_there = write_choice(context, layer, rows, columns, !all);
+    bool is_there = write_choice(context, layer | (all ? 0 : AWAITED) | (is_copied ? COPIED : 0), rows, columns);
     if (is_there && !all) {
         struct said message = {.kind = SAY_CHOSEN, .index = (uint32_t)(context - contexts)};
         int status = ask(message, -1);
@@ -699,6 +702,20 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
     int status = compute(scheduler, graph);
     if (context) set_computing(scheduler, false);
     return context && context->failed ? STATUS_FAILED : status;
+}
+
+/* By this libllama takes a tensor into use where it is mapped; others it copies while it loads, as
+ * into a GPU's memory. Where that is not seen, experts are brought for each choice. */
+EXPORT int ggml_backend_tensor_alloc(void *buffer, void *tensor, void *address) {
+    static int (*allocate)(void *, void *, void *);
+    FIND(get_name, "ggml_get_name");
+    FIND(allocate, "ggml_backend_tensor_alloc");
+    if (is_model(address)) {
+        unsigned layer = model.layer_count;
+        if (strstr(get_name(tensor), "exps")) sscanf(get_name(tensor), "blk.%u.", &layer);
+        if (layer <= model.layer_count) in_place[layer] = in_place[model.layer_count] = 1;
+    }
+    return allocate(buffer, tensor, address);
 }
 
 /* Without its extra buffers the CPU backend does not repack: it would copy what is not there yet. */

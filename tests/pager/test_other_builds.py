@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from moepack.pager.client import Choice
 from moepack.pager.pager import PagerUsage
 from tests.support.models import REAL_MODELS, first_shard
 from tests.support.npm_builds import FOLDER, require_build, require_node, require_software_gpu
@@ -110,13 +111,18 @@ def test_experts_that_a_gpu_has_for_good_are_not_brought(
     build, gpu = require_build("linux-x64-vulkan"), require_software_gpu()
     expected = vulkan_answers(plain | gpu, on_cpu, SHORT_PROMPTS)
     options = (build, "--gpu-layers", 99, "--on-cpu", on_cpu)
+    chosen: list[Choice] = []
     with paging(form("qwen3moe", kind), memory="floor") as run:
+        run.pager._mapper._chosen = chosen.append
         with run.program(*options, module="c_api_program", **gpu) as program:
             loaded = run.pager.usage
             assert program.call(*SHORT_PROMPTS) == expected
         usage = run.pager.usage
-    assert lookups(usage) - lookups(loaded) == layers_on_cpu * lookup_count()
+    needed = sum(len(set(one.experts)) for one in chosen if one.layer < layers_on_cpu)
+    assert bool(needed) == bool(layers_on_cpu)
+    assert lookups(usage) - lookups(loaded) == needed
     assert (usage.read_length > loaded.read_length) == bool(layers_on_cpu)
+    assert usage.fault_count == loaded.fault_count
 
 
 def lookups(usage: PagerUsage) -> int:
