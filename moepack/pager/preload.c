@@ -104,7 +104,6 @@ struct context { /* of llama.cpp, by its scheduler */
     int32_t *ids;
     size_t id_room;
     struct ring *ring;
-    bool told_half;
     uint64_t last_use;
 };
 
@@ -225,30 +224,31 @@ static int each_mapping(const struct op *op, int (*work)(char *, uint64_t, const
     return error;
 }
 
+/* Map a range of a file in the place of what is there; return 0 or an errno. */
+static int map_over(char *address, uint64_t length, int flags, int descriptor, uint64_t offset) {
+    void *mapped = real_mmap(address, length, PROT_READ, MAP_SHARED | MAP_FIXED | flags, descriptor, (off_t)offset);
+    return mapped == MAP_FAILED ? errno : 0;
+}
+
 static int map_slot(char *address, uint64_t length, const struct op *op, uint64_t behind) {
-    int flags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
-    if (real_mmap(address, length, PROT_READ, flags, pool, (off_t)(op->source + behind)) == MAP_FAILED) return errno;
-    if (faults >= 0 && !watch_faults(address, length, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR))
-        return errno;
-    return 0;
+    int error = map_over(address, length, MAP_POPULATE, pool, op->source + behind);
+    if (error || faults < 0) return error;
+    return watch_faults(address, length, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR) ? 0 : errno;
 }
 
 /* Have the base there again. In an image the slot stays, but each access is a fault from now on. */
 static int restore(char *address, uint64_t length, const struct op *op, uint64_t behind) {
     if (faults >= 0) return madvise(address, length, MADV_DONTNEED) ? errno : 0;
-    int descriptor = descriptors[op->file], flags = MAP_SHARED | MAP_FIXED;
-    void *base = real_mmap(address, length, PROT_READ, flags, descriptor, (off_t)(op->offset + behind));
-    return base == MAP_FAILED ? errno : 0;
+    return map_over(address, length, 0, descriptors[op->file], op->offset + behind);
 }
 
 /* Map a file of the pack, which the pager has open as `expert`. */
 static int map_dense(char *address, uint64_t length, const struct op *op, uint64_t behind) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)model.process, (int)op->expert);
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC), flags = MAP_SHARED | MAP_FIXED;
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) return errno;
-    void *base = real_mmap(address, length, PROT_READ, flags, descriptor, (off_t)(op->source + behind));
-    int error = base == MAP_FAILED ? errno : 0;
+    int error = map_over(address, length, 0, descriptor, op->source + behind);
     close(descriptor);
     return error;
 }
@@ -372,7 +372,7 @@ static void in_child(void) {
         if (model.experts_offset)
             real_mmap(region->address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         else
-            real_mmap(region->address, length, PROT_READ, MAP_SHARED | MAP_FIXED, descriptors[region->file], (off_t)region->start);
+            map_over(region->address, length, 0, descriptors[region->file], region->start);
     }
     region_count = 0;
     is_watching = false;
@@ -488,7 +488,6 @@ EXPORT int munmap(void *start, size_t length) {
 
 static bool is_model(const char *address) {
     bool is_ours = false;
-    if (!region_count) return false;
     pthread_mutex_lock(&region_lock);
     for (unsigned i = 0; i < region_count; i++)
         is_ours |= address >= regions[i].address && address < regions[i].address + (regions[i].end - regions[i].start);
@@ -587,10 +586,9 @@ static bool write_choice(struct context *context, uint32_t layer, size_t rows, s
     uint32_t start[3] = {layer, (uint32_t)rows, (uint32_t)columns};
     for (unsigned i = 0; i < 3; i++) ring->words[head++ % RING_WORDS] = start[i];
     for (uint64_t i = 0; i < count; i++) ring->words[head++ % RING_WORDS] = (uint32_t)context->ids[i];
+    bool was_half = ring->head - ring->tail > RING_WORDS / 2;
     ring->head = head;
-    bool is_half = head - ring->tail > RING_WORDS / 2;
-    if (is_half && !context->told_half) tell(message, -1);
-    context->told_half = is_half;
+    if (!was_half && head - ring->tail > RING_WORDS / 2) tell(message, -1);
     return true;
 }
 
@@ -688,9 +686,8 @@ EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback 
     context->callback = callback;
     context->data = data;
     context->is_watched = is_watching && region_count;
-    bool is_watched = context->is_watched;
+    set_callback(scheduler, context->is_watched ? on_tensor : callback, context->is_watched ? context : data);
     pthread_mutex_unlock(&state_lock);
-    set_callback(scheduler, is_watched ? on_tensor : callback, is_watched ? context : data);
 }
 
 /* Where a choice could not be brought the graph was left: it failed, so nobody takes its numbers.
