@@ -59,15 +59,15 @@ enum {
 /* With the layer of a choice: it is waited for; its experts are copies, which need not be brought. */
 static const uint32_t AWAITED = 1u << 31, COPIED = 1u << 30;
 
-/* What the pager tells. A message is an array of these, and is acknowledged as a whole. */
-enum { OP_MAP, OP_RESIDENT, OP_EVICT, OP_RESTORE, OP_DENSE, OP_WANTED, OP_WATCH, OP_ANSWER };
+/* What the pager tells: a message is an array of these. */
+enum { OP_MAP, OP_RESIDENT, OP_EVICT, OP_RESTORE, OP_DENSE, OP_WANTED, OP_WATCH, OP_ANSWER, OP_DONE };
 struct op {
     uint32_t kind, layer, expert, file;
     uint64_t offset, length, source;
 };
 
 /* What the program tells. */
-enum { SAY_HELLO, SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE };
+enum { SAY_HELLO, SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE, SAY_CONTEXT };
 struct said {
     uint32_t kind, index;
     uint64_t sequence, address, length, offset;
@@ -287,7 +287,7 @@ static void obey(size_t count) {
         struct said said;
         uint32_t refused[MAX_OPS];
     } done = {.said = {.kind = SAY_DONE}};
-    bool is_refused = false;
+    bool is_refused = false, is_asked = false; /* whether the message is to be acknowledged */
     for (size_t i = 0; i < count; i++) {
         const struct op *op = &ops[i];
         int error = 0;
@@ -303,15 +303,15 @@ static void obey(size_t count) {
         case OP_WANTED: each_mapping(op, want); break;
         case OP_WATCH: is_watching = op->expert; break;
         case OP_ANSWER: answer(op->source, (int)op->expert); break;
+        case OP_DONE: is_asked = true; break;
         }
         if (error) {
             complain("the system maps no more memory: %s (see vm.max_map_count)\n", strerror(error));
             _exit(EXIT_CODE);
         }
     }
-    done.said.sequence = ops[0].source;
     size_t length = sizeof done.said + done.said.index * sizeof *done.refused;
-    while (send(pager, &done, length, MSG_NOSIGNAL) < 0)
+    while (is_asked && send(pager, &done, length, MSG_NOSIGNAL) < 0)
         if (errno != EINTR) end_program("the pager, which brings the experts, has ended");
 }
 
@@ -654,7 +654,7 @@ static struct context *context_of(void *scheduler) {
     context->ring = &rings[context - contexts];
     if (!context->used) context->used = calloc(model.expert_count, 1);
     if (!context->used) end_program("no memory");
-    if (context == &contexts[context_count]) context_count++;
+    if (context == &contexts[context_count]) tell((struct said){.kind = SAY_CONTEXT, .index = context_count++}, -1);
     return context;
 }
 
