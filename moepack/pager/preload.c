@@ -230,8 +230,9 @@ static int map_over(char *address, uint64_t length, int flags, int descriptor, u
     return mapped == MAP_FAILED ? errno : 0;
 }
 
+/* Where faults are the pager's, pages have to be in the tables; the system's own are faster then. */
 static int map_slot(char *address, uint64_t length, const struct op *op, uint64_t behind) {
-    int error = map_over(address, length, MAP_POPULATE, pool, op->source + behind);
+    int error = map_over(address, length, faults >= 0 ? MAP_POPULATE : 0, pool, op->source + behind);
     if (error || faults < 0) return error;
     return watch_faults(address, length, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR) ? 0 : errno;
 }
@@ -578,7 +579,7 @@ static bool write_choice(struct context *context, uint32_t layer, size_t rows, s
     struct ring *ring = context->ring;
     struct said message = {.kind = SAY_HALF_FULL, .index = (uint32_t)(context - contexts)};
     uint64_t count = rows * columns, head = ring->head;
-    if (count + 3 > RING_WORDS / 2) return false;
+    if (count + 3 > RING_WORDS / 2) return complain("too many tokens at once: give a smaller -ub\n"), false;
     if (head + count + 3 - ring->tail > RING_WORDS) {
         ask(message, -1);
         if (head + count + 3 - ring->tail > RING_WORDS) return false;
