@@ -112,6 +112,7 @@ class Residents:
         for key in keys:
             self._slots[key] = self._pool.take(self._rooms[key])
             self._taken_length += self._rooms[key]
+        self._trim()
         try:
             with self._reader.submit(keys, family=ROUTED_FAMILY) as batch:
                 for expert in batch.completions():
@@ -158,6 +159,10 @@ class Residents:
             room = self._rooms[key]
             self._pool.give_back(self._slots.pop(key), room)
             self._taken_length -= room
+        self._trim()
+
+    def _trim(self) -> None:
+        """Free spare slots beyond the budget: those of lengths that nothing needed."""
         self._pool.trim(self._cache.budget + self._reserve - self._taken_length)
 
     def close(self) -> None:
