@@ -1,8 +1,8 @@
 """One run of a model by a program of its own: `moepack run`, or llama.cpp's server alone.
 
-All are asked the same by the same server, which says how long its tokens took. Each waits for its
-threads as users get it: under `moepack run` those of OpenMP sleep (OMP_WAIT_POLICY=passive), alone
-they spin, unless a variable says otherwise.
+All are asked the same by the same server, which says how long its tokens took. Threads wait for
+each other as users get it: under `moepack run` those of OpenMP sleep soon (OMP_WAIT_POLICY and
+GOMP_SPINCOUNT), alone they spin for milliseconds, unless a variable says otherwise.
 """
 
 from __future__ import annotations

@@ -174,11 +174,13 @@ def test_spare_slots_of_other_lengths_make_room_for_what_is_read(packs: dict[str
         rooms = {key: slot_room(parts) for key, parts in spans.items()}
         budget = sum(rooms[key] for key in second)
         assert rooms[first[0]] < rooms[second[0]]
-        residents = Residents(reader, spans, caching.make("lru", budget, rooms, ()), 0)
+        cache = caching.make("lru", budget, rooms, ())
+        residents = Residents(reader, spans, cache, 0, lambda parts: False)
         for keys in (first, second):
             lacking = residents.look_up(keys)
             residents.release(residents.aside)
-            assert list(residents.read(lacking)) == lacking
+            with residents.read(lacking) as coming:
+                assert list(coming) == lacking
             assert length_on_disk(residents._pool) <= budget
         residents.close()
 
