@@ -24,7 +24,8 @@ from moepack.pager.pager import Pager, PagerOptions
 from moepack.reading.pack import Pack
 from moepack.report import speed_text
 from moepack.storage import page_cache
-from tests.support.models import first_shard, shards_of
+from tests.support.gguf_builder import moe
+from tests.support.models import first_shard, pack_model, shards_of
 from tests.support.needs import needs_llama
 
 MIB = 1 << 20
@@ -119,6 +120,16 @@ def test_experts_get_what_programs_dense_tensors_and_the_context_leave(
     context = 2 * 512 * 2 * 2 * (16 + 16)  # layers, tokens, F16, heads of keys and values
     assert rest > context
     assert memory.experts - longer.experts >= context
+
+
+def test_tables_that_are_looked_up_by_row_take_no_memory(tmp_path: Path) -> None:
+    lengths = []
+    for name in ("token_types.weight", "per_layer_token_embd.weight"):
+        builder = moe().tensor(name, (64, 4096), 0, 4 * 64)
+        pack_model([builder.write(tmp_path / f"{name}.gguf")], tmp_path / name)
+        with Pack(tmp_path / name) as pack:
+            lengths.append(divide_memory(pack, 1 << 30, context=64, pinned=0).experts)
+    assert lengths[1] - lengths[0] == 4 * 64 * 4096
 
 
 @pytest.mark.parametrize("pinned", [0, 100_000])
