@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("packing", "caching", "machine", "engines", "footprint"),
     },
     "bench": {
-        *("moepack", "storage", "source", "reading", "llama_cpp"),
+        *("moepack", "storage", "source", "reading", "footprint", "pager", "programs"),
         *("trace", "trace.formats", "hotness", "machine"),
     },
     "report": {

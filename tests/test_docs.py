@@ -273,7 +273,7 @@ def test_so_are_those_of_commands_that_run_a_model(example: Path, moepack_comman
         moepack_command,
         ("run", example, "-p", "Hello", "-n", "2", "--context", "64"),
         ("bench", example, "--source", first_shard("qwen3moe"), *little),
-        ("bench", example, "--run", "--memory", "220MiB"),
+        ("bench", example, "--run", "--memory", "320MiB"),
     )
 
 

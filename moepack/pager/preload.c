@@ -256,6 +256,7 @@ static int map_dense(char *address, uint64_t length, const struct op *op, uint64
 
 static int want(char *address, uint64_t length, const struct op *op, uint64_t behind) {
     (void)op, (void)behind;
+    madvise(address, length, MADV_NORMAL);
     madvise(address, length, MADV_WILLNEED); /* as libllama asks for of the whole file */
     return 0;
 }
@@ -437,6 +438,9 @@ static void *map_model(uint32_t file, size_t length, int descriptor, off_t offse
     bool is_image = model.experts_offset != 0;
     void *address = real_mmap(NULL, length, PROT_READ, MAP_SHARED, is_image ? image : descriptor, offset);
     if (address == MAP_FAILED) return address;
+    /* What lies around the pages that experts share is not to be read with them: other experts, all of which
+     * come otherwise. */
+    if (!is_image) madvise(address, length, MADV_RANDOM);
     struct region region = {address, (uint64_t)offset, (uint64_t)offset + length, file};
     pthread_mutex_lock(&region_lock);
     bool is_known = region_count < MAX_REGIONS;
