@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
 import selectors
@@ -28,11 +27,9 @@ from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.reading.pack import Pack
 from moepack.shape import ROUTED_FAMILY, ModelShape
-from moepack.sizes import align
 from moepack.storage.backend import Backend
 
 _FAILED, _FOREIGN = 1, 2
-_SPARE_SHARE = 16
 _SECONDS_BETWEEN = 1.0
 """How often it looks at what memory is free."""
 _CREDENTIALS = struct.Struct("3i")
@@ -143,9 +140,6 @@ class Pager:
         self._memory = least if options.memory == "floor" else options.memory
         given = available_memory() if self._memory is None else self._memory
         check_memory(given, least, options.micro_batch)
-        # Slots of one length are no use for another: with some to spare, few are ever freed.
-        others = (len(set(rooms.values())) - 1) * self._reserve
-        self._reserve += align(min(others, (given - least) // _SPARE_SHARE), mmap.PAGESIZE)
         self._free = FreeMemory(least, sum(rooms.values()) + self._reserve)
 
     def _budget(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from moepack.caching.cache import Cache, Tally
 from moepack.keys import ExpertKey
@@ -88,7 +89,30 @@ class Residents:
         self._set_aside(step.given_up)
         for key in step.misses:
             self._aside.pop(key, None)
-        return [key for key in step.misses if key not in self._slots]
+        lacking = [key for key in step.misses if key not in self._slots]
+        self._evict_alike(lacking, frozenset(keys))
+        return lacking
+
+    def _evict_alike(self, lacking: Sequence[ExpertKey], chosen: Container[ExpertKey]) -> None:
+        """Evict experts with slots as long as those that are lacking need, which are used again.
+
+        Slots of other lengths would have to be freed, piece by piece of huge pages.
+        """
+        missing = self._missing_slots(lacking)
+        for other in self._aside:
+            if self._rooms[other] in missing:
+                missing[self._rooms[other]] -= 1
+        for room, count in missing.items():
+            kept = _Others(self._rooms, room, chosen)
+            for _ in range(count):
+                if (key := self._cache.evict(kept)) is None:
+                    break
+                self._set_aside([key])
+
+    def _missing_slots(self, keys: Iterable[ExpertKey]) -> dict[int, int]:
+        """Return by their length how many slots have to be released for experts."""
+        limit = self._cache.budget + self._reserve - self.length
+        return self._pool.missing_counts(Counter(self._rooms[key] for key in keys), limit)
 
     def count(self, keys: Sequence[ExpertKey]) -> None:
         """Count what a layer chose that was mapped already."""
@@ -98,8 +122,7 @@ class Residents:
 
     def has_room(self, keys: Iterable[ExpertKey]) -> bool:
         """Return whether experts can be read before others are released."""
-        wanted = sum(self._rooms[key] for key in keys)
-        return wanted + sum(self._rooms[key] for key in self._aside) <= self._reserve
+        return not self._missing_slots(keys)
 
     def resize(self, budget: int) -> None:
         """Have another budget; what is beyond it is aside then."""
@@ -183,3 +206,16 @@ class Residents:
     def close(self) -> None:
         """Free the memory."""
         self._pool.close()
+
+
+class _Others(Container[ExpertKey]):
+    """Experts with slots of other lengths, and those that are chosen."""
+
+    def __init__(
+        self, rooms: Mapping[ExpertKey, int], room: int, chosen: Container[ExpertKey]
+    ) -> None:
+        self._rooms, self._room, self._chosen = rooms, room, chosen
+
+    def __contains__(self, key: object) -> bool:
+        assert isinstance(key, ExpertKey)
+        return self._rooms[key] != self._room or key in self._chosen
