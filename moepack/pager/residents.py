@@ -45,6 +45,8 @@ class Residents:
         self._pool = SlotPool(self._rooms.values())
         self._taken_length = 0
         self._slots: dict[ExpertKey, int] = {}
+        self._slot_counts: Counter[int] = Counter()
+        """By their length, how many of these there are."""
         self._aside: dict[ExpertKey, None] = {}
         self.tally = Tally()
         self.read_length = 0
@@ -96,7 +98,8 @@ class Residents:
     def _evict_alike(self, lacking: Sequence[ExpertKey], chosen: Container[ExpertKey]) -> None:
         """Evict experts with slots as long as those that are lacking need, which are used again.
 
-        Slots of other lengths would have to be freed, piece by piece of huge pages.
+        Slots of other lengths would have to be freed, piece by piece of huge pages. A few of a
+        length stay all the same: else threads that nobody announces would wait for one in turn.
         """
         missing = self._missing_slots(lacking)
         for other in self._aside:
@@ -104,7 +107,8 @@ class Residents:
                 missing[self._rooms[other]] -= 1
         for room, count in missing.items():
             kept = _Others(self._rooms, room, chosen)
-            for _ in range(count):
+            spare = self._slot_counts[room] - 2 * self._reserve // room
+            for _ in range(min(count, spare)):
                 if (key := self._cache.evict(kept)) is None:
                     break
                 self._set_aside([key])
@@ -142,6 +146,7 @@ class Residents:
         for key in keys:
             self._slots[key] = self._pool.take(self._rooms[key])
             self._taken_length += self._rooms[key]
+            self._slot_counts[self._rooms[key]] += 1
         self._trim()
         try:
             in_place = all(key.layer in self._layers_in_place for key in keys)
@@ -197,6 +202,7 @@ class Residents:
             room = self._rooms[key]
             self._pool.give_back(self._slots.pop(key), room)
             self._taken_length -= room
+            self._slot_counts[room] -= 1
         self._trim()
 
     def _trim(self) -> None:
