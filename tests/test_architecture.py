@@ -42,10 +42,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mounting": {"moepack", "format", "storage", "reading"},
     "pager": {"moepack", "format", "storage", "reading", "caching", "machine", "engines"},
     "programs": {"moepack", "storage", "reading", "packing", "engines", "trace", "pager"},
-    "running": {
-        *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
-        *("packing", "caching", "machine", "engines", "footprint"),
-    },
     "bench": {
         *("moepack", "storage", "source", "reading", "llama_cpp"),
         *("trace", "trace.formats", "hotness", "machine"),
@@ -80,7 +76,7 @@ DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
         *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
-        *("llama_cpp", "running", "simulation", "forecasting", "placing", "programs"),
+        *("simulation", "forecasting", "placing", "programs"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

@@ -17,7 +17,7 @@ from moepack.llama_cpp.decoding import Chosen, RoutedDecoder
 from moepack.llama_cpp.library import cpu_count
 from moepack.llama_cpp.log import ErrorLines
 from moepack.llama_cpp.routers import Routers
-from moepack.llama_cpp.sampling import Sampling, sampler
+from moepack.llama_cpp.sampling import sampler
 from moepack.llama_cpp.structs import ProgressCallback
 from moepack.llama_cpp.vocabulary import Vocabulary
 from moepack.sizes import size_text
@@ -79,7 +79,6 @@ class Recorder:
             self._decoder = RoutedDecoder(
                 *(self._library, self._context, self._errors, self._calls, self._routers),
                 path=self.path,
-                all_choices=True,
             )
             self._memory = self._library.llama_get_memory(self._context)
             if not self._vocabulary:
@@ -162,11 +161,8 @@ class Recorder:
         Ends early where the model ends its answer, and where the context is full. The same
         `temperature` (0: always the likeliest token) and `seed` give the same tokens again.
         """
-        # As before min_p was known here: the same options record the same tokens again.
-        sampling = Sampling(temperature, min_p=0, seed=seed)
-        sampling.check()
-        yield self.prefill(prompt_tokens, request=request)
-        with sampler(self._library, sampling) as chosen:
+        with sampler(self._library, temperature, seed) as chosen:
+            yield self.prefill(prompt_tokens, request=request)
             for _ in range(min(count, self.context_length - len(prompt_tokens))):
                 self._check_open()
                 token = self._library.llama_sampler_sample(chosen, self._context, -1)
