@@ -73,10 +73,9 @@ def run(
     With `-- PROGRAM` it is any program that uses llama.cpp, as it is: {} among its arguments is the
     model's path, and so is the variable MOEPACK_MODEL.
 
-    Examples:
-    moepack run model.gguf -p "Why is the sky blue?" --memory 8GiB
+    Example: moepack run model.gguf -p "Why is the sky blue?" --memory 8GiB
 
-    moepack run model.gguf --memory 24GiB -- llama-server -m {} -ngl 99 --cpu-moe
+    Example: moepack run model.gguf --memory 8GiB -- llama-server -m {} -ngl 99
     """
     if rest is not None:
         context = click.get_current_context()

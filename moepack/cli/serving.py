@@ -61,7 +61,7 @@ def serve(
     JSON schemas; its page is at the address itself. Behind `--` come any options of llama-server.
     Ctrl-C ends it.
 
-    Example: moepack serve model.moepack --memory 8GiB --port 8080 -- -np 2 --jinja
+    Example: moepack serve model.moepack --memory 8GiB --port 8080 -- -np 2
     """
     if api_key == "":
         raise RequestError("an empty API key", place="--api-key")

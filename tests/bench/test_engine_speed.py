@@ -90,7 +90,7 @@ def test_a_limit_that_the_program_alone_needs_is_refused(packs: dict[str, Path])
 def test_a_program_that_fails_is_an_error_with_its_words(
     packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(MachineError, match="too little memory for this model"):
+    with pytest.raises(MachineError, match="too little memory for the experts"):
         bench_run(packs["qwen3moe"], memory=PROGRAM_LENGTH + 1000, rounds=1)
 
 

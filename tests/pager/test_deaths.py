@@ -59,14 +59,14 @@ def test_a_program_ends_with_its_pager(
         assert run.stdin is not None
         assert run.stdout is not None
         assert run.stderr is not None
-        assert run.stdout.readline() == b"ready\n"
+        assert run.stdout.readline() == "ready\n"
         if is_computing:
-            run.stdin.write(b"[[1, 2, 3]]\n")
+            run.stdin.write("[[1, 2, 3]]\n")
             run.stdin.flush()
             time.sleep(0.1)
         run.kill()
         assert seconds_until_closed(run.stdout.fileno()) < 1.0
-        complaint = run.stderr.read().decode()
+        complaint = run.stderr.read()
     if through == "a shell":  # a child of the pager is also ended by the system
         assert "moepack: the pager, which brings the experts, has ended" in complaint
 
