@@ -96,11 +96,18 @@ def run(
 def _pager_options(
     arguments: Sequence[str], *, memory: int | str | None, pin: int | str, **options: Any
 ) -> PagerOptions:
-    length: int | Literal["floor"] | None = "floor"
-    if memory != "floor":
-        length = None if memory is None else _length(memory, "memory")
     batch = micro_batch(arguments, os.environ)
-    return PagerOptions(memory=length, pinned=_length(pin, "pin"), micro_batch=batch, **options)
+    limit = memory_limit(memory)
+    return PagerOptions(memory=limit, pinned=_length(pin, "pin"), micro_batch=batch, **options)
+
+
+def memory_limit(memory: int | str | None) -> int | Literal["floor"] | None:
+    """Return a limit as `PagerOptions` has it. Raises RequestError for a text that is none."""
+    if memory is None:
+        return None
+    if memory == "floor":
+        return "floor"
+    return _length(memory, "memory")
 
 
 def _length(length: int | str, option: str) -> int:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
 
 from moepack.errors import MoepackError
+from moepack.pager.background import PagerThread
 from moepack.pager.pager import Pager, PagerOptions, PagerUsage
 from moepack.programs.client import ServerClient
-from moepack.programs.command import extend_environment, micro_batch, waiting_variables
-from moepack.programs.runner import preloaded_library
+from moepack.programs.command import micro_batch
+from moepack.programs.runner import preloaded_library, program_environment
 from moepack.programs.server_process import ServerProcess
 from moepack.reading.pack import Pack
 
@@ -50,17 +49,12 @@ class ModelServer:
             self.pager = stack.enter_context(
                 Pager(pack, pager_options, self._failed, records=records)
             )
-            stack.enter_context(_InBackground(self.pager))
-            additions = {
-                **waiting_variables(os.environ),
-                **self.pager.environment,
-                "LD_PRELOAD": str(library),
-            }
+            stack.enter_context(PagerThread(self.pager))
             self._process = stack.enter_context(
                 ServerProcess(
                     self.pager.model_path,
                     options=options,
-                    environment=extend_environment(os.environ, additions),
+                    environment=program_environment(self.pager, library),
                     api_key=api_key,
                 )
             )
@@ -106,27 +100,3 @@ class ModelServer:
         """Return why the last text could not be computed, once; None where nothing is known."""
         failure, self._failure = self._failure, None
         return failure
-
-
-class _InBackground:
-    """A pager that serves in a thread of its own."""
-
-    def __init__(self, pager: Pager) -> None:
-        self._pager = pager
-        self._ending = os.eventfd(0, os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._serve, name="pager", daemon=True)
-
-    def _serve(self) -> None:
-        try:
-            self._pager.serve(self._ending)
-        finally:
-            self._pager.disconnect()  # where it failed: programs would wait for ever
-
-    def __enter__(self) -> _InBackground:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        os.eventfd_write(self._ending, 1)
-        self._thread.join()
-        os.close(self._ending)

@@ -56,6 +56,15 @@ def preloaded_library() -> Path:
     return find_library(Path(str(resources.files("moepack.pager"))) / _SOURCE)
 
 
+def program_environment(
+    pager: Pager, library: Path, variables: Mapping[str, str] = {}
+) -> dict[str, str]:
+    """Return the environment of a program that `pager` serves: this one's, and `variables`."""
+    ours = {**pager.environment, "LD_PRELOAD": str(library)}
+    additions = {**waiting_variables(os.environ), **variables, **ours}
+    return extend_environment(os.environ, additions)
+
+
 def run_program(
     pack: Pack,
     command: Sequence[str],
@@ -79,13 +88,7 @@ def run_program(
         Pager(pack, options, listener.failed) as pager,
     ):
         arguments = fill_in(command, pager.model_path)
-        additions = {
-            **waiting_variables(os.environ),
-            **variables,
-            **pager.environment,
-            "LD_PRELOAD": str(library),
-        }
-        environment = extend_environment(os.environ, additions)
+        environment = program_environment(pager, library, variables)
         listener.begun(pager)
         with Process(executable, arguments, environment, relay.inherited_mask) as process:
             relay.attach(process)

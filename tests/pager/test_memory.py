@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moepack.errors import RequestError
+from moepack.keys import ExpertKey
 from moepack.packing.opening import open_model
 from moepack.pager.budget import FreeMemory
 from moepack.pager.pager import Pager, PagerOptions
@@ -166,7 +167,7 @@ def test_pinned_experts_are_there_from_the_start(tmp_path: Path) -> None:
     pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=counts)
     with paging(tmp_path / "pack", memory="floor", pinned=200_000, micro_batch=1) as run:
         residents = run.pager._residents
-        assert all((layer, expert) in residents for layer in (0, 1) for expert in (0, 1))
+        assert all(ExpertKey(layer, expert) in residents for layer in (0, 1) for expert in (0, 1))
         assert len(residents) == 4
 
 
