@@ -23,7 +23,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llama_cpp": {"moepack"},
     "trace": {"moepack", "storage"},
     "trace.formats": {"moepack", "source", "trace"},
-    "trace.recording": {"moepack", "source", "trace", "llama_cpp"},
     "hotness": {"moepack", "storage", "reading", "trace", "trace.formats"},
     "caching": {"moepack"},
     "simulation": {"moepack", "trace", "trace.formats", "caching"},
@@ -42,6 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mounting": {"moepack", "format", "storage", "reading"},
     "pager": {"moepack", "format", "storage", "reading", "caching", "machine", "engines"},
     "programs": {"moepack", "storage", "reading", "packing", "engines", "trace", "pager"},
+    "trace.recording": {
+        *("moepack", "source", "reading", "llama_cpp", "trace", "packing", "pager", "programs"),
+    },
     "bench": {
         *("moepack", "storage", "source", "reading", "llama_cpp"),
         *("trace", "trace.formats", "hotness", "machine"),

@@ -14,6 +14,8 @@ from moepack.trace.file import RECORDED
 from moepack.trace.file_writer import Writer
 from moepack.trace.model import Origin, Phase, Tokens
 
+_MOST_NAME = 1 << 10
+
 
 class TraceWriter:
     """Writes a trace of the model in `pack` to `path`; a context manager.
@@ -22,15 +24,8 @@ class TraceWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], pack: Pack) -> None:
-        shape = pack.shape.without_mtp()
         self._writer = Writer(path)
-        self._origin = Origin(
-            RECORDED,
-            pack.path.name,
-            model=pack.manifest.source.name,
-            expert_counts=shape.expert_counts,
-            experts_used=shape.experts_used,
-        )
+        self._origin = origin_of_pack(pack)
         self._request_count = 0
 
     def __enter__(self) -> Self:
@@ -51,6 +46,18 @@ class TraceWriter:
             first += len(tokens.request)
             self._writer.add(tokens)
         self._request_count += bool(batches)
+
+
+def origin_of_pack(pack: Pack) -> Origin:
+    """Return what a recording says of the model in `pack`, the same as of its shards."""
+    shape, source = pack.shape.without_mtp(), pack.manifest.source
+    return Origin(
+        RECORDED,
+        source.shards[0].name,
+        model=source.name and source.name[:_MOST_NAME],
+        expert_counts=shape.expert_counts,
+        experts_used=shape.experts_used,
+    )
 
 
 def _tokens_of(batch: Batch, request: int, first: int, prompt_count: int) -> Tokens:
