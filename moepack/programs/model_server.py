@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 
 from moepack.errors import MoepackError
@@ -14,6 +15,7 @@ from moepack.programs.client import ServerClient
 from moepack.programs.command import micro_batch
 from moepack.programs.runner import preloaded_library, program_environment
 from moepack.programs.server_process import ServerProcess
+from moepack.programs.trace_writer import TraceWriter
 from moepack.reading.pack import Pack
 
 
@@ -22,9 +24,8 @@ class ModelServer:
 
     `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is
     one that is free. `api_key` is asked of all clients, by default what the variable LLAMA_API_KEY
-    has, if anything. With `records`, `pager.take_batches` gives what routers chose. `failed` is
-    called, in another thread, with each error for which the server could not compute; without it
-    `take_failure` has the last one.
+    has, if anything. `trace` gets what routers choose. `failed` is called, in another thread, with
+    each error for which the server could not compute; without it `take_failure` has the last one.
 
     Raises what `Pager` and `ServerProcess` raise.
     """
@@ -37,7 +38,7 @@ class ModelServer:
         options: Sequence[str] = (),
         api_key: str | None = None,
         failed: Callable[[MoepackError], None] | None = None,
-        records: bool = False,
+        trace: TraceWriter | None = None,
     ) -> None:
         self._failure: MoepackError | None = None
         self._failed = self._keep if failed is None else failed
@@ -47,9 +48,13 @@ class ModelServer:
         with ExitStack() as stack:
             library = preloaded_library()
             self.pager = stack.enter_context(
-                Pager(pack, pager_options, self._failed, records=records)
+                Pager(pack, pager_options, self._failed, records=trace is not None)
             )
-            stack.enter_context(PagerThread(self.pager))
+            if trace is None:
+                stack.enter_context(PagerThread(self.pager))
+            else:
+                stack.callback(trace.write, self.pager, is_last=True)
+                stack.enter_context(PagerThread(self.pager, partial(trace.write, self.pager)))
             self._process = stack.enter_context(
                 ServerProcess(
                     self.pager.model_path,

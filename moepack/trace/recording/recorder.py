@@ -23,10 +23,10 @@ from moepack.llama_cpp.vocabulary import Vocabulary
 from moepack.sizes import size_text
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
+from moepack.trace.choices import tokens_of
 from moepack.trace.file import RECORDED
 from moepack.trace.file_records import join
 from moepack.trace.model import Origin, Phase, Tokens
-from moepack.trace.recording.choices import tokens_of
 
 BATCH_COUNT = 256
 """Tokens decoded at once: all of them have logits, of which each is the vocabulary's size."""
@@ -184,7 +184,8 @@ class Recorder:
         for layer, choice in chosen.items():
             if min(choice.values) < 0 or max(choice.values) >= self.expert_counts[layer]:
                 raise MachineError("a router chose an expert that is not there", path=self.path)
-        return tokens_of(chosen, request, phase)
+        arrays = {layer: choice.array() for layer, choice in chosen.items()}
+        return join(list(tokens_of(arrays, request, phase)))
 
     def _check_open(self) -> None:
         if not self._is_open:
