@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
@@ -270,7 +270,8 @@ class Pager:
         self._selector.unregister(client.fileno())
         if client.faults is not None:
             self._selector.unregister(client.faults)
-        self._mapper.count_choices()  # what it chose last
+        with suppress(struct.error, ValueError):  # its ring may be what it was left for
+            self._mapper.count_choices()  # what it chose last
         self._mapper.clients.remove(client)
         if self._record is not None:
             self._record.end(client)

@@ -38,6 +38,9 @@ class ChoiceRecord:
 
     def add(self, client: Client, context: int, choice: Choice) -> None:
         """Take a choice of a context, each call of which has one for each layer, in their order."""
+        count = len(choice.experts)
+        if not count or not choice.token_count or count % choice.token_count:
+            return
         rows = np.array(choice.experts, np.int64).reshape(choice.token_count, -1)
         if not self._is_possible(choice.layer, rows):
             return
@@ -50,7 +53,7 @@ class ChoiceRecord:
 
     def _is_possible(self, layer: int, rows: NDArray[np.int64]) -> bool:
         count, used = self._expert_counts.get(layer, 0), rows.shape[1]
-        if not rows.size or rows.min() < 0 or rows.max() >= count:
+        if rows.max() >= count:
             return False
         is_distinct = bool(np.diff(np.sort(rows, axis=1), axis=1).all())
         return is_distinct and (self._most_used is None or used <= self._most_used)

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from moepack.trace.model import Tokens
 from moepack.trace.recording.paged import PagedRecorder
 from moepack.trace.recording.recorder import Recorder
 from moepack.trace.recording.recording import record_trace
+from tests.support.children import PATIENCE
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, flip, shards_of
 from tests.support.needs import needs_llama
 from tests.support.recordings import PROMPTS
@@ -99,22 +103,16 @@ def test_what_was_finished_is_kept_and_the_rest_is_recorded_later(
     assert record(model, tmp_path / "trace", memory="floor", resume=True) == expected
 
 
-def test_damaged_experts_are_named_and_others_are_recorded(pack_copy: Path) -> None:
+def test_damaged_experts_are_named_and_the_recorder_can_be_used_again(pack_copy: Path) -> None:
     with moepack.open(pack_copy) as pack:
-        places = [pack.locate(1, expert) for expert in range(pack.expert_count(1))]
+        for expert in range(pack.expert_count(1)):
+            place = pack.locate(1, expert)
+            flip(place.path, place.offset + 1000)
         with PagedRecorder(pack, "floor", context_length=64, threads=1) as recorder:
-            expected = experts(recorder.generate([5, 6, 7], 3))
-            for place in places:
-                flip(place.path, place.offset + 1000)
-            with pytest.raises(PackError, match="layer 1 expert"):
-                experts(recorder.generate(list(range(3, 60)), 3))
-            for place in places:
-                flip(place.path, place.offset + 1000)  # by XOR: it is as before
-            assert experts(recorder.generate([5, 6, 7], 3)) == expected
-
-
-def experts(pieces: Iterator[Tokens]) -> list[list[int]]:
-    return [piece.expert.tolist() for piece in pieces]
+            for _ in range(2):
+                with pytest.raises(PackError, match="layer 1 expert"):
+                    list(recorder.generate(list(range(3, 60)), 3))
+            assert recorder.tokenize(PROMPTS[0])
 
 
 @pytest.mark.parametrize(
@@ -138,3 +136,22 @@ def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
     path = FIXTURES / "llama-dense-Q4_K_M-t12-00001-of-00002.gguf"
     with pytest.raises(SourceError, match="no .*expert"):
         record(path, tmp_path / "trace", memory="floor")
+
+
+def test_the_process_that_runs_the_model_ends_with_the_one_that_records(tmp_path: Path) -> None:
+    prompts, target = tmp_path / "prompts.txt", tmp_path / "trace"
+    prompts.write_text("Once upon a time\n" * 5000)
+    command = [sys.executable, "-m", "moepack", "trace", "record", "--memory", "floor"]
+    command += ["--model", str(first_shard("qwen3moe")), "--prompts", str(prompts)]
+    piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([*command, "-o", str(target)], **piped) as recording:
+        deadline = time.monotonic() + PATIENCE
+        partial = Path(f"{target}.partial")
+        while not (partial.exists() and partial.stat().st_size > 4000):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        recording.kill()
+        output, _ = recording.communicate(timeout=PATIENCE)  # which the other one has open as well
+    assert b"Traceback" not in output
+    summary = moepack.import_trace([str(partial)], tmp_path / "copy")
+    assert summary.request_count > 1
