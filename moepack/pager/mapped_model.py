@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from moepack.engines.gguf_layout import GgufLayout, LaidTensor, lay_out
@@ -100,6 +100,10 @@ class MappedShards:
                 experts[ExpertKey(family.layer, expert)] = tuple(spans)
         return places
 
+    def lies_alike(self, spans: Iterable[PartSpan]) -> bool:
+        """Return whether parts lie in pages as in the files that they are read from."""
+        return True
+
     def prepare(self, file: int) -> Iterator[bytes]:
         """Yield what a program is to do with a file that it has just mapped: to read dense tensors.
 
@@ -180,6 +184,10 @@ class MappedImage:
                     for kind, slices in zip(family.part_kinds, starts, strict=True)
                 )
         return places
+
+    def lies_alike(self, spans: Iterable[PartSpan]) -> bool:
+        """Return whether parts lie in pages as in the pack, where each begins on one."""
+        return all(span.offset % _PAGE == span.length % _PAGE == 0 for span in spans)
 
     def prepare(self, file: int) -> Iterator[bytes]:
         """Yield what a program is to do with the image: to map dense tensors.

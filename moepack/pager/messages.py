@@ -30,6 +30,8 @@ class Do(IntEnum):
     WANTED = 5
     WATCH = 6
     ANSWER = 7
+    DONE = 8
+    """The message is to be acknowledged."""
 
 
 class Say(IntEnum):
@@ -40,6 +42,7 @@ class Say(IntEnum):
     CHOSEN = 2
     HALF_FULL = 3
     DONE = 4
+    CONTEXT = 5
 
 
 class Said(NamedTuple):

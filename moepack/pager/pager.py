@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 import selectors
@@ -27,9 +28,11 @@ from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.reading.pack import Pack
 from moepack.shape import ROUTED_FAMILY, ModelShape
+from moepack.sizes import align
 from moepack.storage.backend import Backend
 
 _FAILED, _FOREIGN = 1, 2
+_SPARE_SHARE = 16
 _SECONDS_BETWEEN = 1.0
 """How often it looks at what memory is free."""
 _CREDENTIALS = struct.Struct("3i")
@@ -113,10 +116,11 @@ class Pager:
         pinned = pack.hottest(options.pinned, family=ROUTED_FAMILY, layers=shape.routed)
         self._divide_memory(shape, rooms, sum(rooms[key] for key in pinned), options)
         cache = caching.make(options.policy, self._budget(), rooms, pinned)
-        self._residents = Residents(reader, spans, cache, self._reserve)
+        self._residents = Residents(reader, spans, cache, self._reserve, self._model.lies_alike)
         stack.callback(self._residents.close)
-        for _ in self._residents.read(pinned):
-            pass
+        with self._residents.read(pinned) as coming:
+            for _ in coming:
+                pass
         chosen = None if self._record is None else self._record.add
         self._mapper = Mapper(self._model, self._residents, shared, chosen)
         self._counts = max(spans)[0] + 1, max(key.expert for key in spans) + 1
@@ -139,6 +143,9 @@ class Pager:
         self._memory = least if options.memory == "floor" else options.memory
         given = available_memory() if self._memory is None else self._memory
         check_memory(given, least, options.micro_batch)
+        # Slots of one length are no use for another: with some to spare, few are ever freed.
+        others = (len(set(rooms.values())) - 1) * self._reserve
+        self._reserve += align(min(others, (given - least) // _SPARE_SHARE), mmap.PAGESIZE)
         self._free = FreeMemory(least, sum(rooms.values()) + self._reserve)
 
     def _budget(self) -> int:
@@ -242,7 +249,7 @@ class Pager:
             self._accept()
         elif client in self._mapper.clients:  # an event before may have ended it
             try:
-                for said in client.told(wait=False):
+                for said in client.told():
                     self._answer(client, said)
                 if client.faults is not None:
                     self._mapper.serve_faults(client, client.faults)
@@ -285,22 +292,28 @@ class Pager:
                 self._mapper.enter(client, said)
                 self.has_served = True
             case Say.CHOSEN:
-                status = self._bring(client, said.number)
-                client.do([op(Do.ANSWER, expert=status, source=said.sequence)])
+                if client.is_late:  # it goes on: what it does not map any more is to be known
+                    client.finish()
+                if status := self._bring(client, said):
+                    client.do([op(Do.ANSWER, expert=status, source=said.sequence)])
             case Say.HALF_FULL:
                 self._mapper.count_choices()
                 if said.sequence:
                     client.do([op(Do.ANSWER, source=said.sequence)])
+            case Say.CONTEXT:
+                client.add_context(said)
             case Say.DONE:
-                client.count_done()
+                client.take_done(said)
             case Say.HELLO:
                 pass
 
-    def _bring(self, client: Client, context: int) -> int:
-        choice = self._mapper.take_awaited(client, context)
+    def _bring(self, client: Client, said: Said) -> int:
+        """Bring what a context waits for; return why not, 0 where it was answered."""
+        choice = self._mapper.take_awaited(client, said.number)
         try:
-            if choice is not None:
-                self._mapper.bring(client, choice)
+            if choice is None:
+                raise ValueError("nobody waits")
+            self._mapper.bring(client, choice, said.sequence)
         except UnknownExpertsError:
             return _FOREIGN
         except MoepackError as error:

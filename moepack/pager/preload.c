@@ -58,15 +58,15 @@ enum {
 
 static const uint32_t AWAITED = 1u << 31; /* with the layer of a choice that is waited for */
 
-/* What the pager tells. A message is an array of these, and is acknowledged as a whole. */
-enum { OP_MAP, OP_RESIDENT, OP_EVICT, OP_RESTORE, OP_DENSE, OP_WANTED, OP_WATCH, OP_ANSWER };
+/* What the pager tells: a message is an array of these. */
+enum { OP_MAP, OP_RESIDENT, OP_EVICT, OP_RESTORE, OP_DENSE, OP_WANTED, OP_WATCH, OP_ANSWER, OP_DONE };
 struct op {
     uint32_t kind, layer, expert, file;
     uint64_t offset, length, source;
 };
 
 /* What the program tells. */
-enum { SAY_HELLO, SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE };
+enum { SAY_HELLO, SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE, SAY_CONTEXT };
 struct said {
     uint32_t kind, index;
     uint64_t sequence, address, length, offset;
@@ -223,8 +223,9 @@ static int each_mapping(const struct op *op, int (*work)(char *, uint64_t, const
     return error;
 }
 
+/* Where faults are the pager's, pages have to be in the tables; the system's own are faster then. */
 static int map_slot(char *address, uint64_t length, const struct op *op, uint64_t behind) {
-    int flags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
+    int flags = MAP_SHARED | MAP_FIXED | (faults >= 0 ? MAP_POPULATE : 0);
     if (real_mmap(address, length, PROT_READ, flags, pool, (off_t)(op->source + behind)) == MAP_FAILED) return errno;
     if (faults >= 0 && !watch_faults(address, length, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR))
         return errno;
@@ -285,7 +286,7 @@ static void obey(size_t count) {
         struct said said;
         uint32_t refused[MAX_OPS];
     } done = {.said = {.kind = SAY_DONE}};
-    bool is_refused = false;
+    bool is_refused = false, is_asked = false; /* whether the message is to be acknowledged */
     for (size_t i = 0; i < count; i++) {
         const struct op *op = &ops[i];
         int error = 0;
@@ -301,15 +302,15 @@ static void obey(size_t count) {
         case OP_WANTED: each_mapping(op, want); break;
         case OP_WATCH: is_watching = op->expert; break;
         case OP_ANSWER: answer(op->source, (int)op->expert); break;
+        case OP_DONE: is_asked = true; break;
         }
         if (error) {
             complain("the system maps no more memory: %s (see vm.max_map_count)\n", strerror(error));
             _exit(EXIT_CODE);
         }
     }
-    done.said.sequence = ops[0].source;
     size_t length = sizeof done.said + done.said.index * sizeof *done.refused;
-    while (send(pager, &done, length, MSG_NOSIGNAL) < 0)
+    while (is_asked && send(pager, &done, length, MSG_NOSIGNAL) < 0)
         if (errno != EINTR) end_program("the pager, which brings the experts, has ended");
 }
 
@@ -576,7 +577,7 @@ static bool write_choice(struct context *context, uint32_t layer, size_t rows, s
     struct ring *ring = context->ring;
     struct said message = {.kind = SAY_HALF_FULL, .index = (uint32_t)(context - contexts)};
     uint64_t count = rows * columns, head = ring->head;
-    if (count + 3 > RING_WORDS / 2) return false;
+    if (count + 3 > RING_WORDS / 2) return complain("too many tokens at once: give a smaller -ub\n"), false;
     if (head + count + 3 - ring->tail > RING_WORDS) {
         ask(message, -1);
         if (head + count + 3 - ring->tail > RING_WORDS) return false;
@@ -653,7 +654,7 @@ static struct context *context_of(void *scheduler) {
     context->ring = &rings[context - contexts];
     if (!context->used) context->used = calloc(model.expert_count, 1);
     if (!context->used) end_program("no memory");
-    if (context == &contexts[context_count]) context_count++;
+    if (context == &contexts[context_count]) tell((struct said){.kind = SAY_CONTEXT, .index = context_count++}, -1);
     return context;
 }
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from moepack.caching.cache import Cache, Tally
 from moepack.keys import ExpertKey
 from moepack.pager.mapped_model import PartSpan, slot_places, slot_room
 from moepack.pager.messages import Do, op
 from moepack.pager.slots import SlotPool
+from moepack.reading.batch import Batch
 from moepack.reading.reader import Reader
 from moepack.shape import ROUTED_FAMILY
 
@@ -19,6 +21,8 @@ class Residents:
 
     What the cache evicts is `aside`, in its slot, until it is released: a program may still compute
     with it. So that reading need not wait for that, `reserve` bytes are kept beside the cache.
+    `reads_in_place` says of an expert's parts whether they are read into slots as they lie there,
+    without a copy.
     """
 
     def __init__(
@@ -27,11 +31,15 @@ class Residents:
         spans: Mapping[ExpertKey, tuple[PartSpan, ...]],
         cache: Cache,
         reserve: int,
+        reads_in_place: Callable[[Iterable[PartSpan]], bool],
     ) -> None:
         self._reader = reader
         self.spans = spans
         self._cache = cache
         self._reserve = reserve
+        self._layers_in_place = {
+            key.layer for key, parts in spans.items() if not key.expert and reads_in_place(parts)
+        }
         self._rooms = {key: slot_room(parts) for key, parts in spans.items()}
         self._pool = SlotPool(self._rooms.values())
         self._taken_length = 0
@@ -88,7 +96,7 @@ class Residents:
         if keys:
             self._cache.drop(self.look_up(keys))
 
-    def has_room(self, keys: Sequence[ExpertKey]) -> bool:
+    def has_room(self, keys: Iterable[ExpertKey]) -> bool:
         """Return whether experts can be read before others are released."""
         wanted = sum(self._rooms[key] for key in keys)
         return wanted + sum(self._rooms[key] for key in self._aside) <= self._reserve
@@ -100,33 +108,40 @@ class Residents:
     def _set_aside(self, keys: Iterable[ExpertKey]) -> None:
         self._aside.update((key, None) for key in keys if key in self._slots)
 
-    def read(self, keys: Sequence[ExpertKey]) -> Iterator[ExpertKey]:
-        """Read experts into slots, and yield each when it has come.
+    @contextlib.contextmanager
+    def read(self, keys: Sequence[ExpertKey]) -> Iterator[Iterator[ExpertKey]]:
+        """Begin to read experts into slots; give an iterator of each that has come.
 
         Where that fails, none of those that have not come is there. Raises what reading raises.
         """
-        if not keys:
-            return
         started = time.perf_counter()
         coming = dict.fromkeys(keys)
         for key in keys:
             self._slots[key] = self._pool.take(self._rooms[key])
             self._taken_length += self._rooms[key]
         try:
-            with self._reader.submit(keys, family=ROUTED_FAMILY) as batch:
-                for expert in batch.completions():
-                    key = ExpertKey(expert.layer, expert.expert)
-                    for part, view in self._views(key).items():
-                        view[:] = expert.part(part)
-                    expert.release()
-                    self.read_length += sum(span.length for span in self.spans[key])
-                    del coming[key]
-                    yield key
+            in_place = all(key.layer in self._layers_in_place for key in keys)
+            into = [self._views(key) for key in keys] if in_place else None
+            with self._reader.submit(keys, family=ROUTED_FAMILY, into=into) as batch:
+                yield self._completions(batch, coming, copies=not in_place)
         finally:
             self.read_seconds += time.perf_counter() - started
             if coming:
                 self._cache.drop(coming)
                 self.release(coming)
+
+    def _completions(
+        self, batch: Batch, coming: dict[ExpertKey, None], *, copies: bool
+    ) -> Iterator[ExpertKey]:
+        for expert in batch.completions():
+            key = ExpertKey(expert.layer, expert.expert)
+            if copies:
+                for part, view in self._views(key).items():
+                    view[:] = expert.part(part)
+            expert.release()
+            self.read_length += sum(span.length for span in self.spans[key])
+            del coming[key]
+            yield key
 
     def _views(self, key: ExpertKey) -> dict[str, memoryview]:
         slot, spans = self._slots[key], self.spans[key]

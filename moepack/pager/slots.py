@@ -10,8 +10,12 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from moepack.pager.huge_pages import HUGE_PAGE, HugePages
+
 _PUNCH_HOLE = 1 | 2
 """FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE."""
+_LEAST_HUGE = HUGE_PAGE // 4
+"""For shorter slots a huge page would be memory that may never be used."""
 
 
 class SlotPool:
@@ -38,6 +42,7 @@ class SlotPool:
         try:
             os.ftruncate(self.descriptor, max(end, mmap.PAGESIZE))
             self._memory = mmap.mmap(self.descriptor, max(end, mmap.PAGESIZE))
+            self._huge_pages = HugePages(self.descriptor, end)
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -52,6 +57,8 @@ class SlotPool:
             return self._unused[length].pop()
         offset = self._next[length]
         self._next[length] += length
+        if length >= _LEAST_HUGE:
+            self._huge_pages.fill(offset, length)
         return offset
 
     def give_back(self, offset: int, length: int) -> None:

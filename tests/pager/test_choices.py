@@ -119,6 +119,7 @@ def test_a_choice_that_is_larger_than_the_ring_fails_and_the_next_does_not(
     graphs += [(0, 0, [row] * (RING_WORDS // 8 - 1), 4), (0, 0, [[4, 5, 6, 7]], 4)]
     with program_of(run, ggml, form) as program:
         assert program.call(graphs) == [[0, -1, 0, 0]]
+        assert program.complaint.count("too many tokens at once") == 1
     assert run.pager.usage.miss_count == 8
 
 

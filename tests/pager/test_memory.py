@@ -121,6 +121,29 @@ def test_a_slot_that_was_given_back_is_taken_before_new_ones(pool: SlotPool) -> 
     pool.close()
 
 
+def test_long_slots_get_huge_pages_where_the_system_has_them() -> None:
+    length = 3 * MIB
+    pool = SlotPool([length] * 4)
+    try:
+        slots = [pool.take(length) for _ in range(4)]
+        allocated = os.fstat(pool.descriptor).st_blocks * 512
+        for number, slot in enumerate(slots):
+            assert not any(pool.view[slot : slot + length])
+            pool.view[slot : slot + length] = bytes([number + 1]) * length
+        for number, slot in enumerate(slots):
+            assert pool.view[slot : slot + length] == bytes([number + 1]) * length
+        assert os.fstat(pool.descriptor).st_blocks * 512 == 12 * MIB
+    finally:
+        pool.close()
+    if kernel_version() < (6, 1):
+        pytest.skip("this kernel collapses no shared memory into huge pages")
+    assert allocated == 12 * MIB
+
+
+def kernel_version() -> tuple[int, ...]:
+    return tuple(int(number) for number in os.uname().release.split(".")[:2])
+
+
 def test_memory_of_spare_slots_is_freed_beyond_a_limit(pool: SlotPool) -> None:
     offsets = [pool.take(8 * PAGE) for _ in range(4)]
     for offset in offsets:
