@@ -63,9 +63,10 @@ class ChoiceRecord:
         last = next(reversed(layers))
         if layer != last:
             return layer < last
-        # Grovemoe lets a router choose once more, the same, for the experts that others share.
+        # Grovemoe lets a router choose once more, the same, for the experts that others share. But
+        # of two layers the last may be left out: then the first one's choice is another call's.
         is_again = np.array_equal(rows, layers[layer][:, : rows.shape[1]])
-        return len(self._expert_counts) == 1 or not is_again
+        return len(self._expert_counts) <= 2 or not is_again
 
     def end(self, client: Client) -> None:
         """Take that a process has ended, and with it the calls of its contexts."""

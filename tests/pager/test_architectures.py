@@ -76,3 +76,16 @@ def test_a_pack_with_some_parts_stored_by_a_codec_gives_the_same(
     logits, usage = run(program, tmp_path / "pack", tmp_path)
     assert np.array_equal(logits, compute(path))
     assert usage.miss_count > 0
+
+
+def test_a_router_that_chooses_twice_in_a_call_has_chosen_once(
+    program: Program, tmp_path: Path
+) -> None:
+    path = architectures.write("grovemoe", tmp_path / "m.gguf")
+    with paging(path, memory="floor", micro_batch=BATCH_COUNT, records=True) as serving:
+        arguments = (serving.pager.model_path, serving.pager.environment, str(tmp_path / "l.npy"))
+        assert program.call(*arguments) == 0, program.complaint
+        calls = serving.pager.take_calls(with_open=True)
+    lengths = [[len(rows) for rows in call.layers.values()] for call in calls]
+    assert lengths == [[2, 2, 1]] * 15 + [[1, 1, 1]] * 25
+    assert max(int(call.layers[0].max()) for call in calls) > 3, "not those that others share"
