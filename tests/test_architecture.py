@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("moepack", "source", "reading", "llama_cpp", "trace", "packing", "pager", "programs"),
     },
     "bench": {
-        *("moepack", "storage", "source", "reading", "llama_cpp"),
+        *("moepack", "storage", "source", "reading", "footprint", "pager", "programs"),
         *("trace", "trace.formats", "hotness", "machine"),
     },
     "report": {

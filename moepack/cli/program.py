@@ -104,7 +104,11 @@ def run_command(
     if end.has_mapped and not is_quiet():
         say(program_text.usage(end.usage), err=True)
     elif not end.has_mapped and not is_ours:
-        complain("note", "the program has ended and never mapped the model: give it the path {}")
+        complain(
+            "note",
+            "the program has ended and never mapped the model: give it the path {}, and have it "
+            "map the file, not read it (use_mmap in llama.cpp's interfaces)",
+        )
     context.exit(end_like(end.returncode))
 
 

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 MAX_PROMPT = 1 << 24
 """Characters of a prompt from a file: no context that there is has room for more."""
 
-_BATCH = 2048
-"""llama.cpp's default: a micro-batch is a part of a batch."""
-
 
 @click.command(cls=CommandWithRest, rest="PROGRAM ARGUMENTS")
 @source_or_pack_argument
@@ -144,12 +141,10 @@ def _start(
 ) -> ModelServer:
     """Serve a model for this process alone: nobody else has the key."""
     from moepack.pager.pager import PagerOptions
+    from moepack.programs.command import single_text_options
     from moepack.programs.model_server import ModelServer
 
-    words = ["-c", str(context), "-np", "1", "--cache-ram", "0"]
-    words += ["-b", str(max(micro_batch, _BATCH)), "-ub", str(micro_batch)]
-    if threads is not None:
-        words += ["-t", str(threads)]
+    words = single_text_options(context, threads, micro_batch)
     pager_options = PagerOptions(pinned=pin, micro_batch=micro_batch, **options)
     key = secrets.token_urlsafe()
     return ModelServer(pack, pager_options, options=words, api_key=key, trace=trace)

@@ -64,7 +64,8 @@ class Mapper:
         return awaited
 
     def _count(self, client: Client, context: int, choice: Choice) -> None:
-        self._residents.count(_keys(choice))
+        if not choice.is_copied:
+            self._residents.count(_keys(choice))
         self._record(client, context, choice)
 
     def _record(self, client: Client, context: int, choice: Choice) -> None:

@@ -119,6 +119,7 @@ class Residents:
         for key in keys:
             self._slots[key] = self._pool.take(self._rooms[key])
             self._taken_length += self._rooms[key]
+        self._trim()
         try:
             in_place = all(key.layer in self._layers_in_place for key in keys)
             into = [self._views(key) for key in keys] if in_place else None
@@ -173,6 +174,10 @@ class Residents:
             room = self._rooms[key]
             self._pool.give_back(self._slots.pop(key), room)
             self._taken_length -= room
+        self._trim()
+
+    def _trim(self) -> None:
+        """Free spare slots beyond the budget: those of lengths that nothing needed."""
         self._pool.trim(self._cache.budget + self._reserve - self._taken_length)
 
     def close(self) -> None:

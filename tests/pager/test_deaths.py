@@ -173,8 +173,9 @@ def test_nonsense_harms_nobody_else(
     run: Paging, expected: list[Answer] | str, nonsense: str
 ) -> None:
     with closing(connect(run)) as connection:
-        for message in NONSENSE[nonsense]:
-            connection.send(message)
+        with suppress(BrokenPipeError):  # it may hang up after the first
+            for message in NONSENSE[nonsense]:
+                connection.send(message)
         assert_goes_on(run, expected)
     assert_serves(run, expected)
 

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from moepack.caching import cache as caching
 from moepack.errors import RequestError
 from moepack.keys import ExpertKey
 from moepack.packing.opening import open_model
 from moepack.pager.budget import FreeMemory
+from moepack.pager.mapped_model import map_model, slot_room
 from moepack.pager.pager import Pager, PagerOptions
+from moepack.pager.residents import Residents
 from moepack.pager.slots import SlotPool
+from moepack.reading.pack import Pack
+from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import size_text
 from tests.support.models import first_shard, pack_model
 from tests.support.needs import needs_llama
@@ -159,6 +164,27 @@ def test_memory_of_spare_slots_is_freed_beyond_a_limit(pool: SlotPool) -> None:
     assert os.pread(pool.descriptor, 8 * PAGE, offsets[3]) == b"x" * (8 * PAGE)
     assert sorted(pool.take(8 * PAGE) for _ in range(3)) == sorted(offsets[:3])
     pool.close()
+
+
+def test_spare_slots_of_other_lengths_make_room_for_what_is_read(packs: dict[str, Path]) -> None:
+    """Experts of one layer come after those of another, whose experts are shorter."""
+    with Pack(packs["qwen3moe"]) as pack, pack.reader() as reader:
+        model = map_model(pack)
+        spans = model.places()[ROUTED_FAMILY]
+        model.close()
+        first, second = ([key for key in spans if key.layer == layer] for layer in (0, 1))
+        rooms = {key: slot_room(parts) for key, parts in spans.items()}
+        budget = sum(rooms[key] for key in second)
+        assert rooms[first[0]] < rooms[second[0]]
+        cache = caching.make("lru", budget, rooms, ())
+        residents = Residents(reader, spans, cache, 0, lambda parts: False)
+        for keys in (first, second):
+            lacking = residents.look_up(keys)
+            residents.release(residents.aside)
+            with residents.read(lacking) as coming:
+                assert list(coming) == lacking
+            assert length_on_disk(residents._pool) <= budget
+        residents.close()
 
 
 def floor_of(model: Path, micro_batch: int) -> int:
