@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
@@ -22,7 +22,7 @@ from moepack.pager.client import Client, ProgramEndedError
 from moepack.pager.mapped_model import map_model, slot_room
 from moepack.pager.mapper import Mapper, UnknownExpertsError
 from moepack.pager.messages import Do, Said, Say, op
-from moepack.pager.record import Batch, ChoiceRecord
+from moepack.pager.record import Call, ChoiceRecord
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.reading.pack import Pack
@@ -90,7 +90,7 @@ class Pager:
     ) -> None:
         self._failed = failed
         self._lock = threading.Lock()
-        self._record = ChoiceRecord() if records else None
+        self._record = ChoiceRecord(pack.shape.without_mtp()) if records else None
         self._memory: int | None = None
         """The bytes that were given for experts; None where they follow what is free."""
         self.has_served = False
@@ -192,12 +192,22 @@ class Pager:
             holds_all=self._residents.holds_all,
         )
 
-    def take_batches(self) -> list[Batch]:
-        """Take what was chosen since the last time, by call of the model; in any thread."""
+    def begin_request(self) -> None:
+        """Take that what is chosen from now on belongs to another request; in any thread."""
+        if self._record is not None:
+            with self._lock:
+                self._mapper.count_choices()
+                self._record.request_count += 1
+
+    def take_calls(self, *, with_open: bool = False) -> list[Call]:
+        """Take what was chosen since the last time, by call of the model; in any thread.
+
+        Of each context the last call may go on: it is taken `with_open` ones.
+        """
         assert self._record is not None
         with self._lock:
             self._mapper.count_choices()
-            return self._record.take()
+            return self._record.take(with_open=with_open)
 
     def serve(self, ending: int, tick: Callable[[], None] = lambda: None) -> None:
         """Serve programs until the descriptor `ending` is readable; call `tick` each second."""
@@ -261,7 +271,11 @@ class Pager:
         self._selector.unregister(client.fileno())
         if client.faults is not None:
             self._selector.unregister(client.faults)
+        with suppress(struct.error, ValueError):  # its ring may be what it was left for
+            self._mapper.count_choices()  # what it chose last
         self._mapper.clients.remove(client)
+        if self._record is not None:
+            self._record.end(client)
         client.close()
 
     def _answer(self, client: Client, said: Said) -> None:

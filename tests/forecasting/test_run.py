@@ -16,6 +16,8 @@ from moepack.programs.trace_writer import TraceWriter
 from moepack.reading.pack import Pack
 from moepack.report.json_text import json_text
 from moepack.shape import ROUTED_FAMILY
+from moepack.trace.formats.importing import import_trace
+from moepack.trace.model import Phase
 from tests.support.machines import machine
 from tests.support.needs import needs_llama
 
@@ -34,42 +36,44 @@ def room_of(pack: Pack) -> int:
 
 
 class Run(NamedTuple):
-    """What a text took, and what the server needed in all for `token_count` tokens.
+    """What a text took, and what the server needed in all.
 
-    It computes two before it answers anybody.
+    It computes two tokens before it answers anybody.
     """
 
     facts: RunFacts
     usage: PagerUsage
-    token_count: int
 
 
 def run(pack: Pack, options: PagerOptions, trace: Path) -> Run:
-    """Have a text computed, and all choices recorded, as if no token were a prompt's."""
+    """Have a text computed, and all choices recorded."""
     # One thread: several of them wait for each other in a loop, on processors that others use.
     words = single_text_options(64, 1, options.micro_batch)
     with (
-        ModelServer(pack, options, options=words, records=True) as server,
         TraceWriter(trace, pack) as writer,
+        ModelServer(pack, options, options=words, trace=writer) as server,
+        measure(server, lambda: server.client.complete("the sea", count=24)) as answer,
     ):
-        with measure(server, lambda: server.client.complete("the sea", count=24)) as answer:
-            for _ in answer:
-                pass
-        batches = server.pager.take_batches()
-        writer.add(batches, 0)
-        return Run(answer.facts, server.usage, len(batches))
+        for _ in answer:
+            pass
+        return Run(answer.facts, server.usage)
 
 
 @pytest.mark.parametrize("count", [9, 20, 32])
 def test_misses_are_those_of_a_run_with_the_same_trace(
-    count: int, packs: dict[str, Path], tmp_path: Path
+    count: int, packs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With memory for so many of the 32 experts of a model whose experts are all as long."""
+    """With memory for so many of the 32 experts of a model whose experts are all as long.
+
+    As if no token were a prompt's.
+    """
+    monkeypatch.setattr(TraceWriter, "_phase", lambda *_: Phase.DECODE)
     path, trace = packs["deepseek2"], tmp_path / "run.moetrace"
     with Pack(path) as pack:
         (length,) = {family.expert_length for family in pack.shape.routed.values()}
         options = PagerOptions((count + 4) * room_of(pack), micro_batch=1)
-        _, usage, token_count = run(pack, options, trace)
+        _, usage = run(pack, options, trace)
+    token_count = import_trace([str(trace)], tmp_path / "copy").token_count
     box = machine(bandwidth=20, drive=2)
     (found,) = forecast(
         path, box, budget=count * length, traces=[str(trace)], batch_count=1
@@ -84,7 +88,7 @@ def test_misses_are_those_of_a_run_with_the_same_trace(
 def test_what_a_run_says_is_a_receipt(packs: dict[str, Path], tmp_path: Path) -> None:
     with Pack(packs["deepseek2"]) as pack:
         options = PagerOptions("floor", micro_batch=1)
-        facts, *_ = run(pack, options, tmp_path / "run.moetrace")
+        facts, _ = run(pack, options, tmp_path / "run.moetrace")
     path = tmp_path / "receipt.json"
     path.write_text(json_text(facts))
     (receipt,) = read_receipts([str(path)])

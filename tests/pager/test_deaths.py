@@ -73,7 +73,8 @@ def test_a_program_ends_with_its_pager(
 
 @pytest.fixture(params=["pack", "gguf"])
 def run(form: Form, request: pytest.FixtureRequest) -> Iterator[Paging]:
-    with paging(form("qwen3moe", request.param), memory="floor", micro_batch=32) as one:
+    model = form("qwen3moe", request.param)
+    with paging(model, memory="floor", micro_batch=32, records=True) as one:
         yield one
 
 

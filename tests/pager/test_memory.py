@@ -8,6 +8,7 @@ import pytest
 
 from moepack.caching import cache as caching
 from moepack.errors import RequestError
+from moepack.keys import ExpertKey
 from moepack.packing.opening import open_model
 from moepack.pager.budget import FreeMemory
 from moepack.pager.mapped_model import map_model, slot_room
@@ -17,6 +18,7 @@ from moepack.pager.slots import SlotPool
 from moepack.reading.pack import Pack
 from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import size_text
+from tests.support.models import first_shard, pack_model
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, paging
 
@@ -207,6 +209,15 @@ def test_the_floor_grows_with_micro_batches_up_to_a_layer(form: Form) -> None:
     floors = [floor_of(model, count) for count in (1, 2, 3, 4, 5, 512)]
     assert floors == sorted(floors)
     assert floors[0] < floors[1] < floors[2] < floors[3] == floors[4] == floors[5]
+
+
+def test_pinned_experts_are_there_from_the_start(tmp_path: Path) -> None:
+    counts = {(layer, expert): 100 - expert for layer in range(2) for expert in range(16)}
+    pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=counts)
+    with paging(tmp_path / "pack", memory="floor", pinned=200_000, micro_batch=1) as run:
+        residents = run.pager._residents
+        assert all(ExpertKey(layer, expert) in residents for layer in (0, 1) for expert in (0, 1))
+        assert len(residents) == 4
 
 
 @needs_llama

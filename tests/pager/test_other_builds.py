@@ -113,7 +113,7 @@ def test_experts_that_a_gpu_has_for_good_are_not_brought(
     options = (build, "--gpu-layers", 99, "--on-cpu", on_cpu)
     chosen: list[Choice] = []
     with paging(form("qwen3moe", kind), memory="floor") as run:
-        run.pager._mapper._chosen = chosen.append
+        run.pager._mapper._chosen = lambda client, context, choice: chosen.append(choice)
         with run.program(*options, module="c_api_program", **gpu) as program:
             loaded = run.pager.usage
             assert program.call(*SHORT_PROMPTS) == expected

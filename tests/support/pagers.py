@@ -217,12 +217,12 @@ class Paging:
 
 
 @contextmanager
-def paging(model: Path, **options: Any) -> Iterator[Paging]:
+def paging(model: Path, *, records: bool = False, **options: Any) -> Iterator[Paging]:
     """Have a pager for a pack, an index or a shard, with `PagerOptions`."""
     failures: list[MoepackError] = []
     with (
         open_model([model]) as pack,
-        Pager(pack, PagerOptions(**options), failures.append) as pager,
+        Pager(pack, PagerOptions(**options), failures.append, records=records) as pager,
     ):
         serving = Paging(pager, failures)
         try:
