@@ -298,8 +298,6 @@ class Pager:
                 client.add_context(said)
             case Say.DONE:
                 client.take_done(said)
-            case Say.HELLO:
-                pass
 
     def _bring(self, client: Client, said: Said) -> int:
         """Bring what a context waits for; return why not, 0 where it was answered."""
