@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import mmap
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -18,8 +19,10 @@ from moepack.pager.messages import Do, Said, Say, op
 from moepack.sizes import align
 
 _PAGE = mmap.PAGESIZE
-_AWAITED = 1 << 31
+_AWAITED, _COPIED = 1 << 31, 1 << 30
 _USERFAULTFD = "anon_inode:[userfaultfd]"
+_PATIENCE = 1.0
+"""Seconds in which a process evicts what it is told to; one that was stopped does not."""
 
 
 class ProgramEndedError(Exception):
@@ -29,13 +32,15 @@ class ProgramEndedError(Exception):
 class Choice(NamedTuple):
     """What a layer's router chose: for each of `token_count` tokens as many experts, in turn.
 
-    The program waits for them where it `is_awaited`: not all are mapped.
+    The program waits for them where it `is_awaited`: not all are mapped. It does not need them
+    where it `is_copied`: it copied all of the layer while it loaded, as into a GPU's memory.
     """
 
     layer: int
     token_count: int
     experts: Sequence[int]
     is_awaited: bool
+    is_copied: bool = False
 
 
 class Region(NamedTuple):
@@ -69,7 +74,12 @@ class Client:
         self, connection: socket.socket, model: MappedModel, pool: int, counts: tuple[int, int]
     ) -> None:
         self._connection = connection
-        self._told_count = self._done_count = 0
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._context_count = 0
+        self._unanswered: dict[int, ExpertKey] | None = None
+        """Experts that it was told to evict, by the numbers of the operations."""
+        self._last_refused: set[ExpertKey] = set()
         self._messages: deque[Said] = deque()
         self.resident: set[ExpertKey] = set()
         self.is_watching = True
@@ -120,20 +130,20 @@ class Client:
         """Whether there are messages that came while an answer was waited for."""
         return bool(self._messages)
 
-    def told(self, *, wait: bool) -> Iterator[Said]:
-        """Yield what it has told; with `wait`, at least one message."""
-        while self._messages:
-            yield self._messages.popleft()
-            wait = False
-        while (message := self._receive(wait)) is not None:
+    def told(self) -> Iterator[Said]:
+        """Yield what it has told, in turn: also what came while something else was waited for."""
+        while True:
+            message = self._messages.popleft() if self._messages else self._receive()
+            if message is None:
+                return
             yield message
-            wait = False
 
-    def _receive(self, wait: bool) -> Said | None:
-        flags = 0 if wait else socket.MSG_DONTWAIT
+    def _receive(self) -> Said | None:
         try:
             data, ancillary, _, _ = self._connection.recvmsg(
-                messages.MESSAGE_LENGTH, socket.CMSG_SPACE(4), flags | socket.MSG_CMSG_CLOEXEC
+                messages.MESSAGE_LENGTH,
+                socket.CMSG_SPACE(4),
+                socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC,
             )
         except BlockingIOError:
             return None
@@ -158,9 +168,13 @@ class Client:
 
         A choice that the program waits for is taken only of the context `awaited`, as its last.
         """
-        for number, ring in enumerate(self._rings):
+        for number, ring in enumerate(self._rings[: self._context_count]):
             for choice in ring.take(number == awaited):
                 yield number, choice
+
+    def add_context(self, said: Said) -> None:
+        """Take that it computes in one more context."""
+        self._context_count = said.number + 1
 
     def add_region(self, said: Said) -> None:
         """Take that it has mapped a file, maybe where another had been.
@@ -191,7 +205,6 @@ class Client:
     def do(self, operations: Sequence[bytes]) -> None:
         """Tell it to do operations, and do not wait."""
         for start in range(0, len(operations), messages.MAX_OPS):
-            self._told_count += 1
             piece = operations[start : start + messages.MAX_OPS]
             try:
                 self._connection.sendall(b"".join(piece))
@@ -199,16 +212,17 @@ class Client:
                 raise ProgramEndedError from error
 
     def evict(self, experts: Iterable[tuple[ExpertKey, Iterable[PartSpan]]]) -> set[ExpertKey]:
-        """Have it map experts no more; return those that it needs yet."""
+        """Have it map experts no more; return those that it needs yet.
+
+        Of a process that does not answer, as it was stopped, it needs all.
+        """
         operations: list[bytes] = []
-        keys: list[ExpertKey] = []
         numbers: dict[int, ExpertKey] = {}
         refused: set[ExpertKey] = set()
         for key, spans in experts:
             if len(operations) + 64 > messages.MAX_OPS:
                 refused |= self._refused(operations, numbers)
                 operations, numbers = [], {}
-            keys.append(key)
             numbers[len(operations)] = key
             operations.append(op(Do.EVICT, layer=key.layer, expert=key.expert))
             for span in spans:
@@ -216,39 +230,52 @@ class Client:
                 if start < end:
                     restored = {"file": span.file, "offset": start, "length": end - start}
                     operations.append(op(Do.RESTORE, **restored))
-        refused |= self._refused(operations, numbers)
-        self.resident.difference_update(set(keys) - refused)
-        return refused
+        return refused | self._refused(operations, numbers)
 
-    def _refused(
-        self, operations: Sequence[bytes], numbers: dict[int, ExpertKey]
-    ) -> set[ExpertKey]:
+    def _refused(self, operations: list[bytes], numbers: dict[int, ExpertKey]) -> set[ExpertKey]:
         if not operations:
             return set()
-        self.do(operations)
-        done = self._wait_for_done()
-        return {numbers[number] for number in done.refused}
+        if not self.is_late:
+            self.do([*operations, op(Do.DONE)])
+            self._unanswered = numbers
+            self._wait_for_done(_PATIENCE)
+        return set(numbers.values()) if self.is_late else self._last_refused
 
-    def _wait_for_done(self) -> Said:
-        """Wait until all that was told is done; the answers come in turn."""
-        while True:
-            message = self._receive(wait=True)
-            assert message is not None
-            if message.kind is not Say.DONE:
-                self._messages.append(message)
+    @property
+    def is_late(self) -> bool:
+        """Whether it has not said yet that it evicted what it was told to."""
+        return self._unanswered is not None
+
+    def _wait_for_done(self, seconds: float | None) -> None:
+        """Wait until it has done what it was told, but not longer than so many seconds."""
+        limit = None if seconds is None else 1000 * seconds
+        while self._readable.poll(limit):
+            message = self._receive()
+            if message is None:
                 continue
-            self._done_count += 1
-            if self._done_count == self._told_count:
-                return message
+            if message.kind is Say.DONE:
+                self.take_done(message)
+                return
+            self._messages.append(message)
+
+    def take_done(self, said: Said) -> None:
+        """Take that it has evicted experts, but for those which it needs yet.
+
+        Raises ValueError where nobody asked for that.
+        """
+        numbers, self._unanswered = self._unanswered, None
+        if numbers is None or not numbers.keys() >= set(said.refused):
+            raise ValueError("an answer to nothing")
+        self._last_refused = {numbers[number] for number in said.refused}
+        self.resident.difference_update(set(numbers.values()) - self._last_refused)
 
     def finish(self) -> None:
         """Wait until it has done all that it was told."""
-        if self._done_count < self._told_count:
-            self._wait_for_done()
-
-    def count_done(self) -> None:
-        """Count an answer that nobody waited for."""
-        self._done_count += 1
+        if self.is_late:
+            self._wait_for_done(None)
+        self.do([op(Do.DONE)])
+        self._unanswered = {}
+        self._wait_for_done(None)
 
     def close(self) -> None:
         """Forget the process; without the connection the library ends it."""
@@ -277,7 +304,8 @@ class _Ring:
             experts = self._read(tail + 3, count)
             tail += 3 + count
             self._tail[0] = tail
-            yield Choice(word & ~_AWAITED, row_count, experts, is_awaited)
+            layer = word & ~(_AWAITED | _COPIED)
+            yield Choice(layer, row_count, experts, is_awaited, bool(word & _COPIED))
 
     def _read(self, start: int, count: int) -> list[int]:
         first = start % messages.RING_WORDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from moepack.engines.gguf_layout import GgufLayout, LaidTensor, lay_out
@@ -100,6 +100,10 @@ class MappedShards:
                 experts[ExpertKey(family.layer, expert)] = tuple(spans)
         return places
 
+    def lies_alike(self, spans: Iterable[PartSpan]) -> bool:
+        """Return whether parts lie in pages as in the files that they are read from."""
+        return True
+
     def prepare(self, file: int) -> Iterator[bytes]:
         """Yield what a program is to do with a file that it has just mapped: to read dense tensors.
 
@@ -107,7 +111,7 @@ class MappedShards:
         """
         path = self._paths[file]
         for tensor in self._pack.dense():
-            if tensor.path == path and tensor.length and not _is_row_table(tensor.name):
+            if tensor.path == path and tensor.length and not is_row_table(tensor.name):
                 start = tensor.offset // _PAGE * _PAGE
                 end = tensor.offset + tensor.length
                 yield op(Do.WANTED, file=file, offset=start, length=end - start)
@@ -181,6 +185,10 @@ class MappedImage:
                 )
         return places
 
+    def lies_alike(self, spans: Iterable[PartSpan]) -> bool:
+        """Return whether parts lie in pages as in the pack, where each begins on one."""
+        return all(span.offset % _PAGE == span.length % _PAGE == 0 for span in spans)
+
     def prepare(self, file: int) -> Iterator[bytes]:
         """Yield what a program is to do with the image: to map dense tensors.
 
@@ -222,7 +230,8 @@ def _families(pack: Pack) -> Iterator[PackedFamily]:
     return (family for family in pack.index.families if family.layer in layers)
 
 
-def _is_row_table(name: str) -> bool:
+def is_row_table(name: str) -> bool:
+    """Return whether a tensor is looked up by row: it stays on the drive."""
     return any(part in name for part in _ROW_TABLES)
 
 

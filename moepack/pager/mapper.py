@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from moepack.keys import ExpertKey
 from moepack.pager.client import Choice, Client, ProgramEndedError
 from moepack.pager.mapped_model import MappedModel
 from moepack.pager.messages import Do, Said, op
-from moepack.pager.page_faults import copy_page, proceed, read_faults, wake
+from moepack.pager.page_faults import copy_page, read_faults, wake
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.shape import ROUTED_FAMILY
@@ -22,8 +22,8 @@ class Mapper:
     """Maps experts of `residents` in the processes `clients`.
 
     `shared` has the pages of an image that parts share; None where programs map the shards.
-    `chosen` is called with each choice: choices are announced then even where all experts are in
-    memory. Methods raise what reading raises, and ProgramEndedError.
+    `chosen` is called with each choice, its process and context: choices are announced then even
+    where all experts are in memory. Methods raise what reading raises, and ProgramEndedError.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Mapper:
         model: MappedModel,
         residents: Residents,
         shared: SharedPages | None,
-        chosen: Callable[[Choice], None] | None,
+        chosen: Callable[[Client, int, Choice], None] | None,
     ) -> None:
         self._model, self._residents, self._shared = model, residents, shared
         self._chosen = chosen
@@ -49,44 +49,56 @@ class Mapper:
     def count_choices(self) -> None:
         """Count what was chosen and is mapped."""
         for client in self.clients:
-            for _, choice in client.choices():
-                self._count(choice)
+            for context, choice in client.choices():
+                self._count(client, context, choice)
 
     def take_awaited(self, client: Client, context: int) -> Choice | None:
         """Return the choice that a context waits for; count those before it."""
         awaited: Choice | None = None
-        for _, choice in client.choices(context):
+        for number, choice in client.choices(context):
             if choice.is_awaited:
                 awaited = choice
-                self._record(choice)
+                self._record(client, number, choice)
             else:
-                self._count(choice)
+                self._count(client, number, choice)
         return awaited
 
-    def _count(self, choice: Choice) -> None:
-        self._residents.count(_keys(choice))
-        self._record(choice)
+    def _count(self, client: Client, context: int, choice: Choice) -> None:
+        if not choice.is_copied:
+            self._residents.count(_keys(choice))
+        self._record(client, context, choice)
 
-    def _record(self, choice: Choice) -> None:
+    def _record(self, client: Client, context: int, choice: Choice) -> None:
         if self._chosen is not None:
-            self._chosen(choice)
+            self._chosen(client, context, choice)
 
-    def bring(self, client: Client, choice: Choice) -> None:
-        """Have what a layer chose read, and mapped by the process."""
+    def bring(self, client: Client, choice: Choice, sequence: int) -> None:
+        """Have what a layer chose read, and mapped by the process; answer its request then."""
         keys = _keys(choice)
         if not all(key in self._residents.spans for key in keys):
             raise UnknownExpertsError
-        self._bring(client, keys)
+        self._bring(client, keys, [op(Do.ANSWER, source=sequence)])
 
-    def _bring(self, client: Client, keys: Sequence[ExpertKey]) -> None:
+    def _bring(self, client: Client, keys: Sequence[ExpertKey], then: Sequence[bytes]) -> None:
+        """Have experts read and mapped, and have the process do something more at last."""
         chosen = dict.fromkeys(keys)
-        lacking = self._residents.look_up(keys)
+        lacking = dict.fromkeys(self._residents.look_up(keys))
+        others = [key for key in chosen if key not in client.resident and key not in lacking]
         if not self._residents.has_room(lacking):
-            self.evict([key for key in self._residents.aside if key not in chosen])
-        for key in self._residents.read(lacking):
-            self._map(client, [key])
-        self._map(client, [key for key in chosen if key not in client.resident])
+            self._evict_but(chosen)
+        if not lacking:
+            self._map(client, others, then)
+        else:
+            with self._residents.read(list(lacking)) as coming:
+                # While the drive reads: later the program computes, and needs the processors.
+                self._map(client, others)
+                self._evict_but(chosen)
+                for count, key in enumerate(coming, 1):
+                    self._map(client, [key], then if count == len(lacking) else ())
         self._watch()
+
+    def _evict_but(self, chosen: Container[ExpertKey]) -> None:
+        self.evict([key for key in self._residents.aside if key not in chosen])
 
     def evict_aside(self) -> None:
         """Have nobody map what the cache has evicted, but for what is computed with."""
@@ -110,11 +122,10 @@ class Mapper:
                 client.is_watching = is_watching
                 client.do([op(Do.WATCH, expert=is_watching)])
 
-    def _map(self, client: Client, keys: Sequence[ExpertKey]) -> None:
-        if keys:
-            self._share_pages(client, keys)
-            client.do([one for key in keys for one in self._residents.mapping(key)])
-            client.resident.update(keys)
+    def _map(self, client: Client, keys: Sequence[ExpertKey], then: Sequence[bytes] = ()) -> None:
+        self._share_pages(client, keys)
+        client.do([*(one for key in keys for one in self._residents.mapping(key)), *then])
+        client.resident.update(keys)
 
     def evict(self, keys: Sequence[ExpertKey]) -> None:
         """Give the slots of experts back, but for those that some program computes with."""
@@ -156,10 +167,12 @@ class Mapper:
             if not start <= page < end or parts[0].family != ROUTED_FAMILY:
                 copy_page(faults, address, self._shared.checked_page(page))
             elif parts[0].key in client.resident:
-                client.finish()  # before its slot is mapped there is nothing to go on with
-                proceed(faults, address)
+                # The system has taken the pages out of its tables, as where it splits huge ones.
+                self._map(client, [parts[0].key])
+                client.finish()
+                wake(faults, address)
             else:
-                self._bring(client, [parts[0].key])
+                self._bring(client, [parts[0].key], ())
                 client.finish()
                 wake(faults, address)
 

@@ -30,16 +30,18 @@ class Do(IntEnum):
     WANTED = 5
     WATCH = 6
     ANSWER = 7
+    DONE = 8
+    """The message is to be acknowledged."""
 
 
 class Say(IntEnum):
     """What the library tells."""
 
-    HELLO = 0
-    REGION = 1
-    CHOSEN = 2
-    HALF_FULL = 3
-    DONE = 4
+    REGION = 0
+    CHOSEN = 1
+    HALF_FULL = 2
+    DONE = 3
+    CONTEXT = 4
 
 
 class Said(NamedTuple):

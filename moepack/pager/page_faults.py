@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from moepack.errors import MachineError
 
 _PAGE = mmap.PAGESIZE
-_COPY, _WAKE, _CONTINUE = 0xC028AA03, 0x8010AA02, 0xC020AA07
+_COPY, _WAKE = 0xC028AA03, 0x8010AA02
 _API = 0xC018AA3F
 _FEATURES = 1 << 5 | 1 << 10
 """UFFD_FEATURE_MISSING_SHMEM and UFFD_FEATURE_MINOR_SHMEM."""
@@ -71,12 +71,6 @@ def copy_page(descriptor: int, address: int, page: bytes) -> None:
     request = struct.pack("QQQQq", address, ctypes.addressof(buffer), _PAGE, 0, 0)
     if _ended(descriptor, _COPY, request) == errno.EEXIST:
         wake(descriptor, address)
-
-
-def proceed(descriptor: int, address: int) -> None:
-    """Let who waits for a page go on with that which the file has there."""
-    _ended(descriptor, _CONTINUE, struct.pack("QQQq", address, _PAGE, 0, 0))
-    wake(descriptor, address)
 
 
 def wake(descriptor: int, address: int) -> None:

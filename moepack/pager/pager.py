@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
@@ -22,7 +22,7 @@ from moepack.pager.client import Client, ProgramEndedError
 from moepack.pager.mapped_model import map_model, slot_room
 from moepack.pager.mapper import Mapper, UnknownExpertsError
 from moepack.pager.messages import Do, Said, Say, op
-from moepack.pager.record import Batch, ChoiceRecord
+from moepack.pager.record import Call, ChoiceRecord
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.reading.pack import Pack
@@ -90,7 +90,7 @@ class Pager:
     ) -> None:
         self._failed = failed
         self._lock = threading.Lock()
-        self._record = ChoiceRecord() if records else None
+        self._record = ChoiceRecord(pack.shape.without_mtp()) if records else None
         self._memory: int | None = None
         """The bytes that were given for experts; None where they follow what is free."""
         self.has_served = False
@@ -113,10 +113,11 @@ class Pager:
         pinned = pack.hottest(options.pinned, family=ROUTED_FAMILY, layers=shape.routed)
         self._divide_memory(shape, rooms, sum(rooms[key] for key in pinned), options)
         cache = caching.make(options.policy, self._budget(), rooms, pinned)
-        self._residents = Residents(reader, spans, cache, self._reserve)
+        self._residents = Residents(reader, spans, cache, self._reserve, self._model.lies_alike)
         stack.callback(self._residents.close)
-        for _ in self._residents.read(pinned):
-            pass
+        with self._residents.read(pinned) as coming:
+            for _ in coming:
+                pass
         chosen = None if self._record is None else self._record.add
         self._mapper = Mapper(self._model, self._residents, shared, chosen)
         self._counts = max(spans)[0] + 1, max(key.expert for key in spans) + 1
@@ -191,12 +192,22 @@ class Pager:
             holds_all=self._residents.holds_all,
         )
 
-    def take_batches(self) -> list[Batch]:
-        """Take what was chosen since the last time, by call of the model; in any thread."""
+    def begin_request(self) -> None:
+        """Take that what is chosen from now on belongs to another request; in any thread."""
+        if self._record is not None:
+            with self._lock:
+                self._mapper.count_choices()
+                self._record.request_count += 1
+
+    def take_calls(self, *, with_open: bool = False) -> list[Call]:
+        """Take what was chosen since the last time, by call of the model; in any thread.
+
+        Of each context the last call may go on: it is taken `with_open` ones.
+        """
         assert self._record is not None
         with self._lock:
             self._mapper.count_choices()
-            return self._record.take()
+            return self._record.take(with_open=with_open)
 
     def serve(self, ending: int, tick: Callable[[], None] = lambda: None) -> None:
         """Serve programs until the descriptor `ending` is readable; call `tick` each second."""
@@ -232,7 +243,7 @@ class Pager:
             self._accept()
         elif client in self._mapper.clients:  # an event before may have ended it
             try:
-                for said in client.told(wait=False):
+                for said in client.told():
                     self._answer(client, said)
                 if client.faults is not None:
                     self._mapper.serve_faults(client, client.faults)
@@ -260,7 +271,11 @@ class Pager:
         self._selector.unregister(client.fileno())
         if client.faults is not None:
             self._selector.unregister(client.faults)
+        with suppress(struct.error, ValueError):  # its ring may be what it was left for
+            self._mapper.count_choices()  # what it chose last
         self._mapper.clients.remove(client)
+        if self._record is not None:
+            self._record.end(client)
         client.close()
 
     def _answer(self, client: Client, said: Said) -> None:
@@ -271,22 +286,26 @@ class Pager:
                 self._mapper.enter(client, said)
                 self.has_served = True
             case Say.CHOSEN:
-                status = self._bring(client, said.number)
-                client.do([op(Do.ANSWER, expert=status, source=said.sequence)])
+                if client.is_late:  # it goes on: what it does not map any more is to be known
+                    client.finish()
+                if status := self._bring(client, said):
+                    client.do([op(Do.ANSWER, expert=status, source=said.sequence)])
             case Say.HALF_FULL:
                 self._mapper.count_choices()
                 if said.sequence:
                     client.do([op(Do.ANSWER, source=said.sequence)])
+            case Say.CONTEXT:
+                client.add_context(said)
             case Say.DONE:
-                client.count_done()
-            case Say.HELLO:
-                pass
+                client.take_done(said)
 
-    def _bring(self, client: Client, context: int) -> int:
-        choice = self._mapper.take_awaited(client, context)
+    def _bring(self, client: Client, said: Said) -> int:
+        """Bring what a context waits for; return why not, 0 where it was answered."""
+        choice = self._mapper.take_awaited(client, said.number)
         try:
-            if choice is not None:
-                self._mapper.bring(client, choice)
+            if choice is None:
+                raise ValueError("nobody waits")
+            self._mapper.bring(client, choice, said.sequence)
         except UnknownExpertsError:
             return _FOREIGN
         except MoepackError as error:

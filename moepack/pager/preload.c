@@ -56,17 +56,18 @@ enum {
     EXIT_CODE = 70,      /* EX_SOFTWARE of sysexits.h: the pager is gone */
 };
 
-static const uint32_t AWAITED = 1u << 31; /* with the layer of a choice that is waited for */
+/* With the layer of a choice: it is waited for; its experts are copies, which need not be brought. */
+static const uint32_t AWAITED = 1u << 31, COPIED = 1u << 30;
 
-/* What the pager tells. A message is an array of these, and is acknowledged as a whole. */
-enum { OP_MAP, OP_RESIDENT, OP_EVICT, OP_RESTORE, OP_DENSE, OP_WANTED, OP_WATCH, OP_ANSWER };
+/* What the pager tells: a message is an array of these. */
+enum { OP_MAP, OP_RESIDENT, OP_EVICT, OP_RESTORE, OP_DENSE, OP_WANTED, OP_WATCH, OP_ANSWER, OP_DONE };
 struct op {
     uint32_t kind, layer, expert, file;
     uint64_t offset, length, source;
 };
 
 /* What the program tells. */
-enum { SAY_HELLO, SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE };
+enum { SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE, SAY_CONTEXT };
 struct said {
     uint32_t kind, index;
     uint64_t sequence, address, length, offset;
@@ -103,7 +104,6 @@ struct context { /* of llama.cpp, by its scheduler */
     int32_t *ids;
     size_t id_room;
     struct ring *ring;
-    bool told_half;
     uint64_t last_use;
 };
 
@@ -128,6 +128,7 @@ static struct file_name *files;
 static int *descriptors; /* of `files`, for mapping them again; -1: not mapped yet */
 static struct ring *rings;
 static uint8_t *resident; /* by layer and expert */
+static uint8_t *in_place; /* by layer: its experts are used where they are mapped; last: any tensor is */
 static struct context contexts[MAX_CONTEXTS];
 static struct region regions[MAX_REGIONS];
 static unsigned context_count, region_count;
@@ -193,10 +194,7 @@ static int ask(struct said message, int descriptor) {
 static void answer(uint64_t sequence, int status) {
     pthread_mutex_lock(&state_lock);
     for (struct request *one = requests; one; one = one->next)
-        if (one->sequence == sequence) {
-            one->status = status;
-            one->is_answered = true;
-        }
+        if (one->sequence == sequence) *one = (struct request){sequence, true, status, one->next};
     pthread_cond_broadcast(&answered);
     pthread_mutex_unlock(&state_lock);
 }
@@ -223,36 +221,39 @@ static int each_mapping(const struct op *op, int (*work)(char *, uint64_t, const
     return error;
 }
 
+/* Map a range of a file in the place of what is there; return 0 or an errno. */
+static int map_over(char *address, uint64_t length, int flags, int descriptor, uint64_t offset) {
+    void *mapped = real_mmap(address, length, PROT_READ, MAP_SHARED | MAP_FIXED | flags, descriptor, (off_t)offset);
+    return mapped == MAP_FAILED ? errno : 0;
+}
+
+/* Where faults are the pager's, pages have to be in the tables; the system's own are faster then. */
 static int map_slot(char *address, uint64_t length, const struct op *op, uint64_t behind) {
-    int flags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
-    if (real_mmap(address, length, PROT_READ, flags, pool, (off_t)(op->source + behind)) == MAP_FAILED) return errno;
-    if (faults >= 0 && !watch_faults(address, length, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR))
-        return errno;
-    return 0;
+    int error = map_over(address, length, faults >= 0 ? MAP_POPULATE : 0, pool, op->source + behind);
+    if (error || faults < 0) return error;
+    return watch_faults(address, length, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR) ? 0 : errno;
 }
 
 /* Have the base there again. In an image the slot stays, but each access is a fault from now on. */
 static int restore(char *address, uint64_t length, const struct op *op, uint64_t behind) {
     if (faults >= 0) return madvise(address, length, MADV_DONTNEED) ? errno : 0;
-    int descriptor = descriptors[op->file], flags = MAP_SHARED | MAP_FIXED;
-    void *base = real_mmap(address, length, PROT_READ, flags, descriptor, (off_t)(op->offset + behind));
-    return base == MAP_FAILED ? errno : 0;
+    return map_over(address, length, 0, descriptors[op->file], op->offset + behind);
 }
 
 /* Map a file of the pack, which the pager has open as `expert`. */
 static int map_dense(char *address, uint64_t length, const struct op *op, uint64_t behind) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)model.process, (int)op->expert);
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC), flags = MAP_SHARED | MAP_FIXED;
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) return errno;
-    void *base = real_mmap(address, length, PROT_READ, flags, descriptor, (off_t)(op->source + behind));
-    int error = base == MAP_FAILED ? errno : 0;
+    int error = map_over(address, length, 0, descriptor, op->source + behind);
     close(descriptor);
     return error;
 }
 
 static int want(char *address, uint64_t length, const struct op *op, uint64_t behind) {
     (void)op, (void)behind;
+    madvise(address, length, MADV_NORMAL);
     madvise(address, length, MADV_WILLNEED); /* as libllama asks for of the whole file */
     return 0;
 }
@@ -285,14 +286,13 @@ static void obey(size_t count) {
         struct said said;
         uint32_t refused[MAX_OPS];
     } done = {.said = {.kind = SAY_DONE}};
-    bool is_refused = false;
+    bool is_refused = false, is_asked = false; /* whether the message is to be acknowledged */
     for (size_t i = 0; i < count; i++) {
         const struct op *op = &ops[i];
         int error = 0;
         switch (op->kind) {
         case OP_EVICT:
-            is_refused = !set_resident(op, false);
-            if (is_refused) done.refused[done.said.index++] = (uint32_t)i;
+            if ((is_refused = !set_resident(op, false))) done.refused[done.said.index++] = (uint32_t)i;
             break;
         case OP_RESTORE: error = is_refused ? 0 : each_mapping(op, restore); break;
         case OP_MAP: error = each_mapping(op, map_slot); break;
@@ -301,15 +301,12 @@ static void obey(size_t count) {
         case OP_WANTED: each_mapping(op, want); break;
         case OP_WATCH: is_watching = op->expert; break;
         case OP_ANSWER: answer(op->source, (int)op->expert); break;
+        case OP_DONE: is_asked = true; break;
         }
-        if (error) {
-            complain("the system maps no more memory: %s (see vm.max_map_count)\n", strerror(error));
-            _exit(EXIT_CODE);
-        }
+        if (error) end_program("the system maps no more memory (see vm.max_map_count)");
     }
-    done.said.sequence = ops[0].source;
     size_t length = sizeof done.said + done.said.index * sizeof *done.refused;
-    while (send(pager, &done, length, MSG_NOSIGNAL) < 0)
+    while (is_asked && send(pager, &done, length, MSG_NOSIGNAL) < 0)
         if (errno != EINTR) end_program("the pager, which brings the experts, has ended");
 }
 
@@ -345,8 +342,9 @@ static void receive_welcome(void) {
     files = (struct file_name *)table;
     rings = (struct ring *)(table + names_length);
     resident = calloc((size_t)model.layer_count * model.expert_count, 1);
+    in_place = calloc((size_t)model.layer_count + 1, 1);
     descriptors = malloc(model.file_count * sizeof *descriptors);
-    if (table == MAP_FAILED || !resident || !descriptors) end_program("no memory");
+    if (table == MAP_FAILED || !resident || !in_place || !descriptors) end_program("no memory");
     memset(descriptors, -1, model.file_count * sizeof *descriptors);
 }
 
@@ -369,7 +367,7 @@ static void in_child(void) {
         if (model.experts_offset)
             real_mmap(region->address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         else
-            real_mmap(region->address, length, PROT_READ, MAP_SHARED | MAP_FIXED, descriptors[region->file], (off_t)region->start);
+            map_over(region->address, length, 0, descriptors[region->file], region->start);
     }
     region_count = 0;
     is_watching = false;
@@ -387,7 +385,6 @@ static void meet_pager(void) {
     pager = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (pager < 0 || connect(pager, (struct sockaddr *)&address, length))
         end_program("the pager, which brings the experts, has ended");
-    tell((struct said){.kind = SAY_HELLO, .index = VERSION}, -1);
     receive_welcome();
     pthread_atfork(before_fork, after_fork, in_child);
     sigset_t all, before;
@@ -433,6 +430,9 @@ static void *map_model(uint32_t file, size_t length, int descriptor, off_t offse
     bool is_image = model.experts_offset != 0;
     void *address = real_mmap(NULL, length, PROT_READ, MAP_SHARED, is_image ? image : descriptor, offset);
     if (address == MAP_FAILED) return address;
+    /* What lies around the pages that experts share is not to be read with them: other experts, all of which
+     * come otherwise. */
+    if (!is_image) madvise(address, length, MADV_RANDOM);
     struct region region = {address, (uint64_t)offset, (uint64_t)offset + length, file};
     pthread_mutex_lock(&region_lock);
     bool is_known = region_count < MAX_REGIONS;
@@ -485,7 +485,6 @@ EXPORT int munmap(void *start, size_t length) {
 
 static bool is_model(const char *address) {
     bool is_ours = false;
-    if (!region_count) return false;
     pthread_mutex_lock(&region_lock);
     for (unsigned i = 0; i < region_count; i++)
         is_ours |= address >= regions[i].address && address < regions[i].address + (regions[i].end - regions[i].start);
@@ -502,9 +501,8 @@ EXPORT int posix_madvise(void *address, size_t length, int advice) {
 
 EXPORT int mlock(const void *address, size_t length) {
     if (!is_model(address)) return (int)syscall(SYS_mlock, address, length);
-    static bool is_said;
-    if (!is_said) complain("--mlock is left out: it would bring all experts into memory\n");
-    is_said = true;
+    static atomic_flag is_said = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&is_said)) complain("--mlock is left out: it would bring all experts into memory\n");
     return 0;
 }
 
@@ -530,6 +528,12 @@ ALIAS(ftello) long ftell(FILE *);
 
 /* ---- what routers choose ---- */
 
+struct tensor_head { /* of ggml_tensor, in all builds since 2023 */
+    uint32_t type, others[3];
+    int64_t ne[4];
+    size_t nb[4];
+};
+
 static const char *(*get_name)(const void *);
 static void (*get_bytes)(const void *, void *, size_t, size_t);
 static int64_t (*count_elements)(const void *);
@@ -545,20 +549,15 @@ static int layer_of(const void *tensor) {
 
 /* Read what was chosen into context->ids; return how many rows there are, and how many in each. */
 static bool read_ids(struct context *context, const void *tensor, size_t *rows, size_t *columns) {
-    uint32_t type;
-    int64_t sizes[4];
-    size_t strides[4];
-    memcpy(&type, tensor, sizeof type);
-    memcpy(sizes, (const char *)tensor + 16, sizeof sizes);
-    memcpy(strides, (const char *)tensor + 48, sizeof strides);
-    int64_t count = count_elements(tensor);
-    if (type != TYPE_I32 || sizes[2] != 1 || sizes[3] != 1 || sizes[0] * sizes[1] != count || strides[0] != 4)
+    const struct tensor_head *head = tensor;
+    const int64_t *sizes = head->ne, count = count_elements(tensor);
+    if (head->type != TYPE_I32 || sizes[2] != 1 || sizes[3] != 1 || sizes[0] * sizes[1] != count || head->nb[0] != 4)
         end_program("this llama.cpp lays out its tensors in another way than those that are known");
     *columns = (size_t)sizes[0];
     *rows = (size_t)sizes[1];
     if (!count) return true;
     /* A row of a view may be longer than what was chosen: it is a row of an argsort. */
-    size_t length = (*rows - 1) * strides[1] + *columns * 4;
+    size_t length = (*rows - 1) * head->nb[1] + *columns * 4;
     if (length > context->id_room) {
         int32_t *ids = realloc(context->ids, length);
         if (!ids) return false;
@@ -567,27 +566,26 @@ static bool read_ids(struct context *context, const void *tensor, size_t *rows, 
     }
     get_bytes(tensor, context->ids, 0, length);
     for (size_t row = 1; row < *rows; row++)
-        memmove(context->ids + row * *columns, (char *)context->ids + row * strides[1], *columns * 4);
+        memmove(context->ids + row * *columns, (char *)context->ids + row * head->nb[1], *columns * 4);
     return true;
 }
 
-/* Write a choice to the ring; called with state_lock held. */
-static bool write_choice(struct context *context, uint32_t layer, size_t rows, size_t columns, bool is_awaited) {
+/* Write a choice to the ring, its layer with flags; called with state_lock held. */
+static bool write_choice(struct context *context, uint32_t layer, size_t rows, size_t columns) {
     struct ring *ring = context->ring;
     struct said message = {.kind = SAY_HALF_FULL, .index = (uint32_t)(context - contexts)};
     uint64_t count = rows * columns, head = ring->head;
-    if (count + 3 > RING_WORDS / 2) return false;
+    if (count + 3 > RING_WORDS / 2) return complain("too many tokens at once: give a smaller -ub\n"), false;
     if (head + count + 3 - ring->tail > RING_WORDS) {
         ask(message, -1);
         if (head + count + 3 - ring->tail > RING_WORDS) return false;
     }
-    uint32_t start[3] = {layer | (is_awaited ? AWAITED : 0), (uint32_t)rows, (uint32_t)columns};
+    uint32_t start[3] = {layer, (uint32_t)rows, (uint32_t)columns};
     for (unsigned i = 0; i < 3; i++) ring->words[head++ % RING_WORDS] = start[i];
     for (uint64_t i = 0; i < count; i++) ring->words[head++ % RING_WORDS] = (uint32_t)context->ids[i];
+    bool was_half = ring->head - ring->tail > RING_WORDS / 2;
     ring->head = head;
-    bool is_half = head - ring->tail > RING_WORDS / 2;
-    if (is_half && !context->told_half) tell(message, -1);
-    context->told_half = is_half;
+    if (!was_half && head - ring->tail > RING_WORDS / 2) tell(message, -1);
     return true;
 }
 
@@ -604,12 +602,12 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
     context->last_use = ++use_count;
     context->layer = layer;
     memset(context->used, 0, model.expert_count);
-    bool all = true;
-    for (size_t i = 0; i < count; i++) {
+    bool all = true, is_copied = in_place[model.layer_count] && !in_place[layer];
+    for (size_t i = 0; i < count && !is_copied; i++) {
         context->used[context->ids[i]] = 1;
         all = all && here[context->ids[i]];
     }
-    bool is_there = write_choice(context, layer, rows, columns, !all);
+    bool is_there = write_choice(context, layer | (all ? 0 : AWAITED) | (is_copied ? COPIED : 0), rows, columns);
     if (is_there && !all) {
         struct said message = {.kind = SAY_CHOSEN, .index = (uint32_t)(context - contexts)};
         int status = ask(message, -1);
@@ -653,7 +651,7 @@ static struct context *context_of(void *scheduler) {
     context->ring = &rings[context - contexts];
     if (!context->used) context->used = calloc(model.expert_count, 1);
     if (!context->used) end_program("no memory");
-    if (context == &contexts[context_count]) context_count++;
+    if (context == &contexts[context_count]) tell((struct said){.kind = SAY_CONTEXT, .index = context_count++}, -1);
     return context;
 }
 
@@ -685,9 +683,8 @@ EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback 
     context->callback = callback;
     context->data = data;
     context->is_watched = is_watching && region_count;
-    bool is_watched = context->is_watched;
+    set_callback(scheduler, context->is_watched ? on_tensor : callback, context->is_watched ? context : data);
     pthread_mutex_unlock(&state_lock);
-    set_callback(scheduler, is_watched ? on_tensor : callback, is_watched ? context : data);
 }
 
 /* Where a choice could not be brought the graph was left: it failed, so nobody takes its numbers.
@@ -699,6 +696,20 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
     int status = compute(scheduler, graph);
     if (context) set_computing(scheduler, false);
     return context && context->failed ? STATUS_FAILED : status;
+}
+
+/* By this libllama takes a tensor into use where it is mapped; others it copies while it loads, as
+ * into a GPU's memory. Where that is not seen, experts are brought for each choice. */
+EXPORT int ggml_backend_tensor_alloc(void *buffer, void *tensor, void *address) {
+    static int (*allocate)(void *, void *, void *);
+    FIND(get_name, "ggml_get_name");
+    FIND(allocate, "ggml_backend_tensor_alloc");
+    if (is_model(address)) {
+        unsigned layer = model.layer_count;
+        if (strstr(get_name(tensor), "exps")) sscanf(get_name(tensor), "blk.%u.", &layer);
+        if (layer <= model.layer_count) in_place[layer] = in_place[model.layer_count] = 1;
+    }
+    return allocate(buffer, tensor, address);
 }
 
 /* Without its extra buffers the CPU backend does not repack: it would copy what is not there yet. */

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from moepack.caching.cache import Cache, Tally
 from moepack.keys import ExpertKey
 from moepack.pager.mapped_model import PartSpan, slot_places, slot_room
 from moepack.pager.messages import Do, op
 from moepack.pager.slots import SlotPool
+from moepack.reading.batch import Batch
 from moepack.reading.reader import Reader
 from moepack.shape import ROUTED_FAMILY
 
@@ -19,6 +22,8 @@ class Residents:
 
     What the cache evicts is `aside`, in its slot, until it is released: a program may still compute
     with it. So that reading need not wait for that, `reserve` bytes are kept beside the cache.
+    `reads_in_place` says of an expert's parts whether they are read into slots as they lie there,
+    without a copy.
     """
 
     def __init__(
@@ -27,15 +32,21 @@ class Residents:
         spans: Mapping[ExpertKey, tuple[PartSpan, ...]],
         cache: Cache,
         reserve: int,
+        reads_in_place: Callable[[Iterable[PartSpan]], bool],
     ) -> None:
         self._reader = reader
         self.spans = spans
         self._cache = cache
         self._reserve = reserve
+        self._layers_in_place = {
+            key.layer for key, parts in spans.items() if not key.expert and reads_in_place(parts)
+        }
         self._rooms = {key: slot_room(parts) for key, parts in spans.items()}
         self._pool = SlotPool(self._rooms.values())
         self._taken_length = 0
         self._slots: dict[ExpertKey, int] = {}
+        self._slot_counts: Counter[int] = Counter()
+        """By their length, how many of these there are."""
         self._aside: dict[ExpertKey, None] = {}
         self.tally = Tally()
         self.read_length = 0
@@ -80,7 +91,32 @@ class Residents:
         self._set_aside(step.given_up)
         for key in step.misses:
             self._aside.pop(key, None)
-        return [key for key in step.misses if key not in self._slots]
+        lacking = [key for key in step.misses if key not in self._slots]
+        self._evict_alike(lacking, frozenset(keys))
+        return lacking
+
+    def _evict_alike(self, lacking: Sequence[ExpertKey], chosen: Container[ExpertKey]) -> None:
+        """Evict experts with slots as long as those that are lacking need, which are used again.
+
+        Slots of other lengths would have to be freed, piece by piece of huge pages. A few of a
+        length stay all the same: else threads that nobody announces would wait for one in turn.
+        """
+        missing = self._missing_slots(lacking)
+        for other in self._aside:
+            if self._rooms[other] in missing:
+                missing[self._rooms[other]] -= 1
+        for room, count in missing.items():
+            kept = _Others(self._rooms, room, chosen)
+            spare = self._slot_counts[room] - 2 * self._reserve // room
+            for _ in range(min(count, spare)):
+                if (key := self._cache.evict(kept)) is None:
+                    break
+                self._set_aside([key])
+
+    def _missing_slots(self, keys: Iterable[ExpertKey]) -> dict[int, int]:
+        """Return by their length how many slots have to be released for experts."""
+        limit = self._cache.budget + self._reserve - self.length
+        return self._pool.missing_counts(Counter(self._rooms[key] for key in keys), limit)
 
     def count(self, keys: Sequence[ExpertKey]) -> None:
         """Count what a layer chose that was mapped already."""
@@ -88,10 +124,9 @@ class Residents:
         if keys:
             self._cache.drop(self.look_up(keys))
 
-    def has_room(self, keys: Sequence[ExpertKey]) -> bool:
+    def has_room(self, keys: Iterable[ExpertKey]) -> bool:
         """Return whether experts can be read before others are released."""
-        wanted = sum(self._rooms[key] for key in keys)
-        return wanted + sum(self._rooms[key] for key in self._aside) <= self._reserve
+        return not self._missing_slots(keys)
 
     def resize(self, budget: int) -> None:
         """Have another budget; what is beyond it is aside then."""
@@ -100,33 +135,42 @@ class Residents:
     def _set_aside(self, keys: Iterable[ExpertKey]) -> None:
         self._aside.update((key, None) for key in keys if key in self._slots)
 
-    def read(self, keys: Sequence[ExpertKey]) -> Iterator[ExpertKey]:
-        """Read experts into slots, and yield each when it has come.
+    @contextlib.contextmanager
+    def read(self, keys: Sequence[ExpertKey]) -> Iterator[Iterator[ExpertKey]]:
+        """Begin to read experts into slots; give an iterator of each that has come.
 
         Where that fails, none of those that have not come is there. Raises what reading raises.
         """
-        if not keys:
-            return
         started = time.perf_counter()
         coming = dict.fromkeys(keys)
         for key in keys:
             self._slots[key] = self._pool.take(self._rooms[key])
             self._taken_length += self._rooms[key]
+            self._slot_counts[self._rooms[key]] += 1
+        self._trim()
         try:
-            with self._reader.submit(keys, family=ROUTED_FAMILY) as batch:
-                for expert in batch.completions():
-                    key = ExpertKey(expert.layer, expert.expert)
-                    for part, view in self._views(key).items():
-                        view[:] = expert.part(part)
-                    expert.release()
-                    self.read_length += sum(span.length for span in self.spans[key])
-                    del coming[key]
-                    yield key
+            in_place = all(key.layer in self._layers_in_place for key in keys)
+            into = [self._views(key) for key in keys] if in_place else None
+            with self._reader.submit(keys, family=ROUTED_FAMILY, into=into) as batch:
+                yield self._completions(batch, coming, copies=not in_place)
         finally:
             self.read_seconds += time.perf_counter() - started
             if coming:
                 self._cache.drop(coming)
                 self.release(coming)
+
+    def _completions(
+        self, batch: Batch, coming: dict[ExpertKey, None], *, copies: bool
+    ) -> Iterator[ExpertKey]:
+        for expert in batch.completions():
+            key = ExpertKey(expert.layer, expert.expert)
+            if copies:
+                for part, view in self._views(key).items():
+                    view[:] = expert.part(part)
+            expert.release()
+            self.read_length += sum(span.length for span in self.spans[key])
+            del coming[key]
+            yield key
 
     def _views(self, key: ExpertKey) -> dict[str, memoryview]:
         slot, spans = self._slots[key], self.spans[key]
@@ -158,8 +202,26 @@ class Residents:
             room = self._rooms[key]
             self._pool.give_back(self._slots.pop(key), room)
             self._taken_length -= room
+            self._slot_counts[room] -= 1
+        self._trim()
+
+    def _trim(self) -> None:
+        """Free spare slots beyond the budget: those of lengths that nothing needed."""
         self._pool.trim(self._cache.budget + self._reserve - self._taken_length)
 
     def close(self) -> None:
         """Free the memory."""
         self._pool.close()
+
+
+class _Others(Container[ExpertKey]):
+    """Experts with slots of other lengths, and those that are chosen."""
+
+    def __init__(
+        self, rooms: Mapping[ExpertKey, int], room: int, chosen: Container[ExpertKey]
+    ) -> None:
+        self._rooms, self._room, self._chosen = rooms, room, chosen
+
+    def __contains__(self, key: object) -> bool:
+        assert isinstance(key, ExpertKey)
+        return self._rooms[key] != self._room or key in self._chosen

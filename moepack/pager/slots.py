@@ -5,13 +5,17 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from moepack.pager.huge_pages import HUGE_PAGE, HugePages
+
 _PUNCH_HOLE = 1 | 2
 """FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE."""
+_LEAST_HUGE = HUGE_PAGE // 4
+"""For shorter slots a huge page would be memory that may never be used."""
 
 
 class SlotPool:
@@ -38,6 +42,7 @@ class SlotPool:
         try:
             os.ftruncate(self.descriptor, max(end, mmap.PAGESIZE))
             self._memory = mmap.mmap(self.descriptor, max(end, mmap.PAGESIZE))
+            self._huge_pages = HugePages(self.descriptor, end)
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -52,7 +57,23 @@ class SlotPool:
             return self._unused[length].pop()
         offset = self._next[length]
         self._next[length] += length
+        if length >= _LEAST_HUGE:
+            self._huge_pages.fill(offset, length)
         return offset
+
+    def missing_counts(self, counts: Mapping[int, int], limit: int) -> dict[int, int]:
+        """Return how many slots of each length would be missing, if `counts` were to be taken.
+
+        The pool may have `limit` bytes more than it has now.
+        """
+        missing: dict[int, int] = {}
+        for length, count in counts.items():
+            wanted = max(0, count - len(self._spare[length]))
+            new = min(wanted, max(0, limit) // length)
+            limit -= new * length
+            if wanted > new:
+                missing[length] = wanted - new
+        return missing
 
     def give_back(self, offset: int, length: int) -> None:
         """Give a slot back, which no program maps any more."""

@@ -68,11 +68,24 @@ def llama_variables(arguments: Sequence[str], environment: Mapping[str, str]) ->
 def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables with which threads that wait leave the processor to who reads experts.
 
-    Those of OpenMP spin by default, for milliseconds: as long as an expert takes to be read. None
+    Those of OpenMP spin by default, for milliseconds: as long as an expert takes to be read. With
+    so few turns they meet each other between two products without sleep, and sleep while experts
+    are read; a policy alone, which other libraries than libgomp know, has them sleep at once. None
     where the user said how they wait (libgomp's documentation).
     """
-    names = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
-    return {} if environment.keys() & names else {"OMP_WAIT_POLICY": "passive"}
+    variables = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
+    return {} if environment.keys() & variables.keys() else variables
+
+
+def single_text_options(context: int, threads: int | None, micro_batch: int) -> list[str]:
+    """Return options of llama-server for one text at a time, and no memory of those before it.
+
+    `context` is tokens, `micro_batch` those of a prompt that are computed at once.
+    """
+    batch = max(micro_batch, _BATCHES[0][2])  # a micro-batch is a part of a batch
+    words = ["-c", str(context), "-np", "1", "--cache-ram", "0"]
+    words += ["-b", str(batch), "-ub", str(micro_batch)]
+    return words if threads is None else [*words, "-t", str(threads)]
 
 
 def micro_batch(arguments: Sequence[str], environment: Mapping[str, str]) -> int:

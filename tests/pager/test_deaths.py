@@ -73,7 +73,8 @@ def test_a_program_ends_with_its_pager(
 
 @pytest.fixture(params=["pack", "gguf"])
 def run(form: Form, request: pytest.FixtureRequest) -> Iterator[Paging]:
-    with paging(form("qwen3moe", request.param), memory="floor", micro_batch=32) as one:
+    model = form("qwen3moe", request.param)
+    with paging(model, memory="floor", micro_batch=32, records=True) as one:
         yield one
 
 
@@ -146,9 +147,9 @@ def said(kind: int, number: int = 0, *rest: int) -> bytes:
 NONSENSE = {
     "nothing": [],
     "a byte": [b"\x01"],
-    "half a message": [said(Say.HELLO)[:20]],
+    "half a message": [said(Say.HALF_FULL)[:20]],
     "noise": [bytes(range(256)) * 4],
-    "a message that is too long": [said(Say.HELLO) + bytes(10_000)],
+    "a message that is too long": [said(Say.HALF_FULL) + bytes(10_000)],
     "an unknown kind": [said(99)],
     "a file that is none": [said(Say.REGION, 4_000_000_000, 1, 4096, 4096, 0)],
     "a region that is none": [said(Say.REGION, 0, 1, 2**64 - 1, 2**64 - 1, 2**64 - 1)],
@@ -172,8 +173,9 @@ def test_nonsense_harms_nobody_else(
     run: Paging, expected: list[Answer] | str, nonsense: str
 ) -> None:
     with closing(connect(run)) as connection:
-        for message in NONSENSE[nonsense]:
-            connection.send(message)
+        with suppress(BrokenPipeError):  # it may hang up after the first
+            for message in NONSENSE[nonsense]:
+                connection.send(message)
         assert_goes_on(run, expected)
     assert_serves(run, expected)
 
@@ -212,7 +214,7 @@ def test_a_descriptor_of_no_page_faults_harms_nobody_else(
     os.write(writing, bytes([0x12]) * 4096)
     with closing(connect(run)) as connection:
         with suppress(BrokenPipeError):  # it may have hung up meanwhile
-            socket.send_fds(connection, [said(Say.HELLO)], [reading])
+            socket.send_fds(connection, [said(Say.HALF_FULL)], [reading])
             socket.send_fds(connection, [said(Say.REGION, 0, 1, 4096, 4096, 0)], [reading])
         assert_goes_on(run, expected)
     os.close(reading)

@@ -1,5 +1,6 @@
 """Several programs, models and contexts at once share a pager: each has its own text."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from moepack.pager.mapped_model import slot_room
+from moepack.pager.messages import Do, op
+from moepack.pager.pager import Pager
 from tests.support.llama_program import Answer
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
@@ -109,3 +112,45 @@ def stress(form: Form, seconds: float) -> None:
                 assert program.all_answers() == [expected] * 3
         assert run.pager.usage.fault_count == 0
         assert not run.failures
+
+
+@needs_llama
+def test_a_stopped_program_holds_no_other_one_up(run: Paging) -> None:
+    with Program(first_shard("qwen3moe"), *TIGHT) as program:
+        expected = program.ask(*PROMPTS[2])
+    with run.program(*TIGHT) as stopped, run.program(*TIGHT) as program:
+        assert stopped.ask(*PROMPTS[2]) == expected
+        stopped.process.send_signal(signal.SIGSTOP)
+        try:
+            assert program.ask(*PROMPTS[2]) == expected
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+        assert stopped.ask(*PROMPTS[2]) == expected
+        assert program.ask(*PROMPTS[2]) == expected
+    assert not run.failures
+
+
+@needs_llama
+def test_pages_that_the_system_takes_from_its_tables_come_back(form: Form) -> None:
+    with (
+        paging(form("qwen3moe", "pack"), memory=1 << 30, micro_batch=32) as run,
+        run.program(*SLOTS) as program,
+    ):
+        expected = program.ask(*PROMPTS[2])
+        resident = run.pager.usage.resident_length
+        run.do(drop_pages)
+        assert program.ask(*PROMPTS[2]) == expected
+        usage = run.pager.usage
+        assert 0 < usage.fault_count <= 3 * 2 * 16, "a fault for a part, not for each page"
+        assert usage.resident_length == resident
+
+
+def drop_pages(pager: Pager) -> None:
+    """Have all pages of experts be page faults, which stay where they are."""
+    (client,) = pager._mapper.clients
+    for key in client.resident:
+        for span in pager._residents.spans[key]:
+            start, end = span.whole_pages
+            place = {"file": span.file, "offset": start, "length": end - start}
+            client.do([op(Do.RESTORE, **place)])
+    client.finish()
