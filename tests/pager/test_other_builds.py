@@ -6,8 +6,7 @@ Token ids, and with them the digests of all logits, are those of the same progra
 import random
 import subprocess
 from collections.abc import Callable
-from functools import partial
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
