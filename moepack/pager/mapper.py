@@ -40,10 +40,11 @@ class Mapper:
         """Page faults on experts that nobody had announced."""
 
     def enter(self, client: Client, said: Said) -> None:
-        """Have a process that has just mapped a file map what belongs there."""
+        """Have a process that has just mapped a file map all of it that is resident."""
         client.add_region(said)
         client.do(list(self._model.prepare(said.number)))
-        self._map(client, list(client.resident))
+        self._map(client, self._residents.of_file(said.number))
+        self._watch()
         client.do([op(Do.ANSWER, source=said.sequence)])
 
     def count_choices(self) -> None:

@@ -85,6 +85,14 @@ class Residents:
         """Experts that the cache has evicted, and that have their slots yet."""
         return tuple(self._aside)
 
+    def of_file(self, file: int) -> list[ExpertKey]:
+        """Return the experts that lie in a file, but for those that are evicted."""
+        return [
+            key
+            for key in self._slots
+            if key not in self._aside and any(span.file == file for span in self.spans[key])
+        ]
+
     def look_up(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
         """Count what a layer chose; return what is to be read for it."""
         step = self._cache.step(keys, self.tally)
