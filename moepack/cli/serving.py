@@ -22,14 +22,22 @@ from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere."
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="TCP port; 0 is any.",
+)
 @click.option(
     "--api-key",
     envvar="MOEPACK_API_KEY",
     metavar="KEY",
     help="Answer only clients that send it; better in MOEPACK_API_KEY, which others do not see.",
 )
-@click.option("--name", metavar="NAME", help="What clients call the model; its file's name.")
+@click.option(
+    "--name", metavar="NAME", help="Name of the model for clients; by default its file's name."
+)
 @click.option(
     "-c",
     "--context",

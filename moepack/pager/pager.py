@@ -133,10 +133,10 @@ class Pager:
     def _divide_memory(
         self, shape: ModelShape, rooms: Rooms, pinned_length: int, options: PagerOptions
     ) -> None:
-        self.floor = step_length(shape, rooms, options.micro_batch)
-        """The bytes of one step's experts."""
+        step = step_length(shape, rooms, options.micro_batch)
         self._reserve = step_length(shape, rooms, 1)
-        least = self.floor + self._reserve + pinned_length
+        self.floor = least = step + self._reserve + pinned_length
+        """The least bytes for experts: of a step, of one token beside it, and what is pinned."""
         self._memory = least if options.memory == "floor" else options.memory
         given = available_memory() if self._memory is None else self._memory
         check_memory(given, least, options.micro_batch)
