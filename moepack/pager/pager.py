@@ -75,9 +75,9 @@ class Pager:
     """Brings the experts of `pack`, which has to stay open. A context manager.
 
     `failed` is called with each error for which a program could not go on. With `records` it keeps
-    what is chosen, until it is taken. Raises SourceError for a
-    model without experts, PackError for one that llama.cpp does not run, RequestError for options
-    that are none and for too little memory, MachineError and OSError.
+    what is chosen, until it is taken. Raises SourceError for a model without experts, PackError for
+    one that llama.cpp does not run, RequestError for options that are none and for too little
+    memory, MachineError and OSError.
     """
 
     def __init__(
@@ -113,7 +113,9 @@ class Pager:
         pinned = pack.hottest(options.pinned, family=ROUTED_FAMILY, layers=shape.routed)
         self._divide_memory(shape, rooms, sum(rooms[key] for key in pinned), options)
         cache = caching.make(options.policy, self._budget(), rooms, pinned)
-        self._residents = Residents(reader, spans, cache, self._reserve, self._model.lies_alike)
+        self._residents = Residents(
+            reader, spans, rooms, cache, self._reserve, self._model.lies_alike
+        )
         stack.callback(self._residents.close)
         with self._residents.read(pinned) as coming:
             for _ in coming:

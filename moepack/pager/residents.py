@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 
 from moepack.caching.cache import Cache, Tally
 from moepack.keys import ExpertKey
-from moepack.pager.mapped_model import PartSpan, slot_places, slot_room
+from moepack.pager.mapped_model import PartSpan, slot_places
 from moepack.pager.messages import Do, op
 from moepack.pager.slots import SlotPool
 from moepack.reading.batch import Batch
@@ -18,7 +18,7 @@ from moepack.shape import ROUTED_FAMILY
 
 
 class Residents:
-    """Experts in slots; `spans` are where programs map them.
+    """Experts in slots of the lengths `rooms`; `spans` are where programs map them.
 
     What the cache evicts is `aside`, in its slot, until it is released: a program may still compute
     with it. So that reading need not wait for that, `reserve` bytes are kept beside the cache.
@@ -30,6 +30,7 @@ class Residents:
         self,
         reader: Reader,
         spans: Mapping[ExpertKey, tuple[PartSpan, ...]],
+        rooms: Mapping[ExpertKey, int],
         cache: Cache,
         reserve: int,
         reads_in_place: Callable[[Iterable[PartSpan]], bool],
@@ -41,8 +42,8 @@ class Residents:
         self._layers_in_place = {
             key.layer for key, parts in spans.items() if not key.expert and reads_in_place(parts)
         }
-        self._rooms = {key: slot_room(parts) for key, parts in spans.items()}
-        self._pool = SlotPool(self._rooms.values())
+        self._rooms = rooms
+        self._pool = SlotPool(rooms.values())
         self._taken_length = 0
         self._slots: dict[ExpertKey, int] = {}
         self._slot_counts: Counter[int] = Counter()
