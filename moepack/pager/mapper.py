@@ -167,13 +167,12 @@ class Mapper:
             start, end = parts[0].span.whole_pages if parts else (0, 0)
             if not start <= page < end or parts[0].family != ROUTED_FAMILY:
                 copy_page(faults, address, self._shared.checked_page(page))
-            elif parts[0].key in client.resident:
-                # The system has taken the pages out of its tables, as where it splits huge ones.
-                self._map(client, [parts[0].key])
-                client.finish()
-                wake(faults, address)
             else:
-                self._bring(client, [parts[0].key], ())
+                if parts[0].key in client.resident:
+                    # The system took the pages out of its tables, as where it splits huge ones.
+                    self._map(client, [parts[0].key])
+                else:
+                    self._bring(client, [parts[0].key], ())
                 client.finish()
                 wake(faults, address)
 
