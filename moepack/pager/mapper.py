@@ -85,15 +85,17 @@ class Mapper:
         chosen = dict.fromkeys(keys)
         lacking = dict.fromkeys(self._residents.look_up(keys))
         others = [key for key in chosen if key not in client.resident and key not in lacking]
-        if not self._residents.has_room(lacking):
-            self._evict_but(chosen)
         if not lacking:
             self._map(client, others, then)
         else:
+            has_room = self._residents.has_room(lacking)
+            if not has_room:
+                self._evict_but(chosen)
             with self._residents.read(list(lacking)) as coming:
                 # While the drive reads: later the program computes, and needs the processors.
                 self._map(client, others)
-                self._evict_but(chosen)
+                if has_room:
+                    self._evict_but(chosen)
                 for count, key in enumerate(coming, 1):
                     self._map(client, [key], then if count == len(lacking) else ())
         self._watch()
