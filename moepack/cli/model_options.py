@@ -51,6 +51,10 @@ _PAGER = (
     ),
 )
 
+threads_option = click.option(
+    "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
+)
+
 _ENGINE = (
     *_PAGER,
     click.option(
@@ -61,9 +65,7 @@ _ENGINE = (
         show_default=True,
         help="Tokens that the model looks back on.",
     ),
-    click.option(
-        "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
-    ),
+    threads_option,
     click.option(
         "-ub",
         "--micro-batch",
