@@ -74,6 +74,10 @@ class MachineError(MoepackError):
     """This machine cannot do it: no space, no permission, a device that fails."""
 
 
+class MirrorWarning(UserWarning):
+    """The mirror of a pack is not read, or not any more: all reads go to the pack itself."""
+
+
 _NO_MEMORY = "free memory, or raise the limits on it (ulimit -v, ulimit -l)"
 SHORTAGE_HINTS = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",

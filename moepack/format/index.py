@@ -63,6 +63,17 @@ class Index:
         with memoryview(self._data) as view:
             return digest.of(view[: -records.TRAILER.size])
 
+    def content_digest(self) -> int:
+        """Compute the digest of which files there are, where parts lie in them and what they hold.
+
+        A new ranking leaves it as it is: blobs stay where they are.
+        """
+        content = digest.stream()
+        with memoryview(self._data) as view:
+            for section in (self.directory["files"], self.directory["parts"]):
+                content.update(view[section.offset : section.end])
+        return content.intdigest()
+
     def blob(self, number: int) -> tuple[int, int, int, int, int]:
         """Return the fields of a BlobRecord, checked against the rules of the format.
 

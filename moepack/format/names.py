@@ -10,6 +10,9 @@ JOURNAL_NAME = "pack.journal"
 IN_PLACE_NAME = "in-place"
 """The folder in a directory that is turned from shards into a pack in place, or back."""
 
+MIRROR_NAME = ".mirror"
+"""The link in a pack's directory to its mirror; no data file may have such a name."""
+
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z", re.ASCII)
 _MANIFEST_NAMES = {"manifest.json", "manifest.json.tmp", JOURNAL_NAME}

@@ -180,10 +180,7 @@ class AsyncReader:
         pending.settle()
         future = self._futures.pop(pending)
         try:
-            if pending.error is not None:
-                raise pending.error
-            assert pending.memory is not None
-            self._reader.check(pending.read, pending.memory)
+            self._reader.finish(pending)
         except MoepackError as error:
             pending.error = None  # the error's traceback holds the read
             future.set_exception(error)

@@ -10,7 +10,6 @@ from moepack.errors import MoepackError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from moepack.reading.expert_read import ExpertRead, Memory, ScatteredMemory
     from moepack.reading.open_work import OpenWork
     from moepack.reading.scheduler import PendingRead, Scheduler
     from moepack.storage.buffers import BufferPool
@@ -159,12 +158,12 @@ class Batch:
         self,
         reads: BatchReads,
         open_work: OpenWork,
-        check: Callable[[ExpertRead, Memory | ScatteredMemory], None],
+        finish: Callable[[PendingRead], None],
         pool: BufferPool | None,
     ) -> None:
         self._reads = reads
         self._open_work = open_work
-        self._check = check
+        self._finish = finish
         self._pool = pool
 
     def __len__(self) -> int:
@@ -203,10 +202,7 @@ class Batch:
 
     def _open(self, pending: PendingRead) -> ExpertBytes:
         try:
-            if pending.error is not None:
-                raise pending.error
-            assert pending.memory is not None
-            self._check(pending.read, pending.memory)
+            self._finish(pending)
         except MoepackError:
             pending.error = None  # the error's traceback holds the read
             self._reads.free(pending)

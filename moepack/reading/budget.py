@@ -12,12 +12,24 @@ DEPTH = 32
 MAX_LENGTH = 64 << 20
 
 
+class MirrorUsage(NamedTuple):
+    """What a reader has read from a mirror.
+
+    For `error_count` experts the mirror gave an error or wrong bytes, and the pack served instead.
+    """
+
+    read_count: int
+    error_count: int
+    read_length: int
+
+
 class Statistics(NamedTuple):
     """What a reader has read so far.
 
     `seconds` is the time during which anything was in flight, counted until it was taken, so that
     `read_length` / `seconds` is a lower bound of the throughput. `in_flight_*` is now,
-    `peak_length` the most that ever was. Lengths are bytes.
+    `peak_length` the most that ever was. `mirror` is what of it the pack's mirror gave, None where
+    none is read. Lengths are bytes.
     """
 
     backend: str
@@ -28,6 +40,7 @@ class Statistics(NamedTuple):
     in_flight_count: int
     in_flight_length: int
     peak_length: int
+    mirror: MirrorUsage | None = None
 
 
 class Budget:

@@ -29,6 +29,7 @@ from moepack.sizes import ranges_text
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from moepack.reading.mirror import Mirror
     from moepack.shape import ModelShape
 
 PartNames = dict[str, tuple[PackedFamily, int]]
@@ -79,6 +80,11 @@ class Catalog:
     def parts(self, layer: int, *, family: str | None = None) -> tuple[PartKind, ...]:
         """List what one expert of `layer` consists of: name, GGML type, shape, length in bytes."""
         return self._family(layer, family).part_kinds
+
+    @property
+    def mirror(self) -> Mirror | None:
+        """The mirror of the pack, sound or not; None where it has none."""
+        return None
 
     @property
     def shape(self) -> ModelShape:

@@ -16,6 +16,7 @@ from moepack import digest
 from moepack.errors import MachineError, PackError
 from moepack.format import manifest
 from moepack.format.index import Index
+from moepack.format.names import MIRROR_NAME
 from moepack.reading.budget import DEPTH, MAX_LENGTH
 from moepack.reading.catalog import Catalog
 from moepack.reading.directory import map_index, read_manifest
@@ -27,6 +28,7 @@ from moepack.storage.backend import Backend
 from moepack.storage.buffers import BufferPool
 
 if TYPE_CHECKING:
+    from moepack.reading.mirror import Mirror
     from moepack.shape import ModelShape
 
 
@@ -41,7 +43,7 @@ class Pack(Catalog):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, shards: Sequence[Path] = ()) -> None:
-        folder = Path(path)
+        self._folder = folder = Path(path)
         try:
             self._open(folder, shards)
         except MemoryError:
@@ -73,6 +75,16 @@ class Pack(Catalog):
         held = "experts and dense part" if self.index.is_whole else "experts"
         what = f"{held}, layers {ranges_text(self.layers)}, {self.index.blob_count:,} blobs"
         return f"<moepack.Pack {self.path}: {what}>"
+
+    @property
+    def mirror(self) -> Mirror | None:
+        """The mirror of the pack, sound or not; None where it has none."""
+        if not os.path.islink(self._folder / MIRROR_NAME):
+            return None
+        from moepack.reading.mirror import find_mirror  # here, since few packs have one
+
+        self.check_open()
+        return find_mirror(self._folder, self.index)
 
     @property
     def shape(self) -> ModelShape:
@@ -138,6 +150,7 @@ class Pack(Catalog):
         max_in_flight: int = MAX_LENGTH,
         pool: BufferPool | None = None,
         check: str = "always",
+        mirror: bool = True,
     ) -> Reader:
         """Return a reader of this pack's data files; the arguments are those of `Reader`."""
         return Reader(
@@ -147,6 +160,7 @@ class Pack(Catalog):
             max_in_flight=max_in_flight,
             pool=pool,
             check=check,
+            mirror=mirror,
         )
 
 

@@ -11,7 +11,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from moepack.errors import MoepackError, PackError, RequestError
+from moepack.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.reading.batch import Batch, BatchReads, ExpertBytes
 from moepack.reading.budget import DEPTH, MAX_LENGTH, Budget, Statistics
 from moepack.reading.decoded_read import DecodedRead
@@ -29,10 +29,12 @@ from moepack.reading.scheduler import PendingRead, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from moepack.reading.catalog import Catalog
     from moepack.reading.decoding import Decoder
     from moepack.reading.expert_read import ExpertRead, Memory, ScatteredMemory
+    from moepack.reading.mirror_use import MirrorUse
     from moepack.storage.arena import Arena
     from moepack.storage.backend import Backend
     from moepack.storage.buffers import BufferPool
@@ -50,6 +52,11 @@ class Reader:
     with its digest: `always`, the `first` time that this reader reads it, or `never`. One flipped
     bit is an error.
 
+    With `mirror`, reads are spread over the pack and its mirror, if it has one: see `moepack
+    mirror`. Only reads past the page cache are, since that would hold both. What the mirror does
+    not give, or gives wrongly, is read from the pack, and nothing more from the mirror; this is a
+    MirrorWarning, and so is a mirror that is not there or is another's.
+
     May be used from several threads, but only in the process that made it: after a fork every call
     in the child raises RequestError, and the child opens the pack again. Fork while nothing is in
     flight: what the parent's reads write then may go to a page that only the child still has.
@@ -64,6 +71,7 @@ class Reader:
         max_in_flight: int = MAX_LENGTH,
         pool: BufferPool | None = None,
         check: str = "always",
+        mirror: bool = True,
     ) -> None:
         if not 1 <= depth <= MAX_DEPTH:
             raise RequestError("no such depth", expected=f"1 to {MAX_DEPTH}", found=depth)
@@ -87,6 +95,7 @@ class Reader:
         else:
             self._backend, self.why = backend, "given by the caller"
         self._budget = Budget(self._backend.name, depth, max_in_flight)
+        self._mirror = self._open_mirror() if mirror else None
         self._decoder = _decoder(self._budget, self._arena) if catalog.index.codecs else None
         self._open_work = OpenWork(self._budget, self._backend)
         self._finalizer = weakref.finalize(
@@ -98,11 +107,31 @@ class Reader:
         """The name of the backend that reads; `why` says why it is that one."""
         return self._backend.name
 
+    def _open_mirror(self) -> MirrorUse | None:
+        """Return the use of the pack's mirror; None without one, and where it is not to be used."""
+        mirror = self._catalog.mirror
+        if mirror is None or self.backend == "buffered":
+            return None
+        from moepack.reading.mirror_use import MirrorUse, warn_of  # here, since few packs have one
+
+        if mirror.problem is not None:
+            warn_of(mirror.path, mirror.problem)
+            return None
+        return MirrorUse(mirror, self._catalog.file_paths)
+
+    @property
+    def mirror(self) -> Path | None:
+        """The folder of the mirror that is read as well; None without one, and once it failed."""
+        return None if self._mirror is None or self._mirror.is_retired else self._mirror.path
+
     @property
     def statistics(self) -> Statistics:
         """What was read so far, and what is in flight now."""
         self._open_work.close_dropped()
-        return self._budget.statistics()
+        statistics = self._budget.statistics()
+        if self._mirror is None:
+            return statistics
+        return statistics._replace(mirror=self._mirror.usage)
 
     @property
     def is_forked(self) -> bool:
@@ -240,7 +269,7 @@ class Reader:
 
     def _begin(self, pending: Sequence[PendingRead], pool: BufferPool | None) -> Batch:
         reads = BatchReads(self._scheduler(pool), pool, pending)
-        batch = Batch(reads, self._open_work, self.check, pool)
+        batch = Batch(reads, self._open_work, self.finish, pool)
         self._open_work.adopt(reads)  # before anything begins that is to be ended
         try:
             reads.start()
@@ -280,14 +309,35 @@ class Reader:
     def _scheduler(self, pool: BufferPool | None) -> Scheduler:
         # Not methods of this reader: what is left of a dropped batch must not hold it.
         memory_for = partial(new_memory, self._arena) if pool is None else partial(pooled, pool)
-        return Scheduler(self._backend, self._budget, memory_for, self._decoder)
+        return Scheduler(self._backend, self._budget, memory_for, self._decoder, self._mirror)
 
-    def check(self, read: ExpertRead, memory: Memory | ScatteredMemory) -> None:
-        """Compare what was read with its digests, if this reader does; raise PackError."""
+    def finish(self, pending: PendingRead) -> None:
+        """Compare what was read with its digests, if this reader does.
+
+        What the mirror did not give, or gave wrongly, is read again from its first place. Raises
+        what the read ended with, and PackError for a digest that differs.
+        """
         try:
-            self._digest_check.check(read, memory)
+            if pending.error is not None:
+                raise pending.error
+            assert pending.memory is not None
+            self._check(pending.read, pending.memory, is_mirrored=pending.is_mirrored)
+            return
+        except (PackError, MachineError) as error:
+            if not pending.is_mirrored or pending.memory is None:
+                raise
+            pending.error = None
+            problem = error.with_traceback(None)  # which holds this frame, and that the memory
+        self._read_again(pending.read, pending.memory, problem)
+
+    def _check(
+        self, read: ExpertRead, memory: Memory | ScatteredMemory, *, is_mirrored: bool
+    ) -> None:
+        try:
+            self._digest_check.check(read, memory, is_mirrored=is_mirrored)
         except PackError:
-            self._budget.add_error()
+            if not is_mirrored:
+                self._budget.add_error()
             raise
 
     def _plan(self, layer: int, expert: int, part: str | None, family: str | None) -> ExpertRead:
@@ -297,36 +347,73 @@ class Reader:
 
     def _fill(self, read: ExpertRead, memory: Memory) -> None:
         """Read into `memory`, in this thread, and check what came."""
+        is_mirrored = self._mirror is not None and self._mirror.takes(read)
+        try:
+            self._bring(read, memory, is_mirrored=is_mirrored)
+            return
+        except (PackError, MachineError) as error:
+            if not is_mirrored:
+                raise
+            problem = error.with_traceback(None)
+        self._read_again(read, memory, problem)
+
+    def _read_again(
+        self, read: ExpertRead, memory: Memory | ScatteredMemory, problem: MoepackError
+    ) -> None:
+        """Read from its first place what had a problem in the mirror; raise if it has one too."""
+        assert self._mirror is not None
+        self._bring(read, memory, is_mirrored=False)
+        self._mirror.fail(problem)
+
+    def _bring(
+        self, read: ExpertRead, memory: Memory | ScatteredMemory, *, is_mirrored: bool
+    ) -> None:
+        """Read from one of the places into `memory`, in this thread, and check what came."""
         if not isinstance(read, DecodedRead):
-            self._read(read, memory)
+            self._read(read, memory, None, is_mirrored=is_mirrored)
         else:
             assert self._decoder is not None
             scratch = self._decoder.scratch(read)
-            self._read(read, memory, scratch)
+            self._read(read, memory, scratch, is_mirrored=is_mirrored)
             problem = self._decoder.decode(read, memory, scratch)
             if problem is not None:
                 try:
                     raise problem
                 finally:
                     del problem  # as in `_read`
-        self.check(read, memory)
+        self._check(read, memory, is_mirrored=is_mirrored)
 
-    def _read(self, read: ExpertRead, memory: Memory, scratch: Memory | None = None) -> None:
+    def _read(
+        self,
+        read: ExpertRead,
+        memory: Memory | ScatteredMemory,
+        scratch: Memory | None,
+        *,
+        is_mirrored: bool,
+    ) -> None:
         """Read into `memory`, and frames into `scratch`, in this thread."""
-        owner = threading.get_ident()
+        owner, mirror = threading.get_ident(), self._mirror
         for file_read in read.file_reads if read.length else ():
             problem: MoepackError | None = None
             got, failed = 0, True
+            begun = None
+            if mirror is not None:
+                begun = mirror.begin(owner, file_read.length, is_mirrored=is_mirrored)
             try:
                 if not self._budget.begin(owner, file_read.length, force=True):
                     self._open_work.check_open()
                 place = memory if scratch is None else read.place_in(file_read, memory, scratch)
-                _, length, error = self._backend.read(read.request(file_read, place))
+                request = read.request(file_read, place)
+                if mirror is not None and is_mirrored:
+                    request = mirror.redirect(request)
+                _, length, error = self._backend.read(request)
                 got = read.received(file_read, place, length)
                 problem = read.problem(file_read, got, error)
-                failed = problem is not None
+                failed = problem is not None and not is_mirrored
             finally:
                 self._budget.end(owner, 1, file_read.length, got, failed)
+                if mirror is not None and begun is not None:
+                    mirror.end(owner, begun, got, is_prompt=True)
             if problem is not None:
                 try:
                     raise problem

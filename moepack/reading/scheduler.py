@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from moepack.reading.budget import Budget
     from moepack.reading.decoding import Decoder, Decoding
     from moepack.reading.expert_read import ExpertRead, FileRead, Memory, ScatteredMemory
+    from moepack.reading.mirror_use import Begun, MirrorUse
     from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 
 
@@ -26,12 +27,13 @@ class PendingRead:
     """One expert on its way: what is read of it, its memory, and what became of it.
 
     `memory` is None until the first of its reads begins; `given` is the caller's own, if any. Where
-    frames are read, into `scratch`, their parts are there after `settle`.
+    frames are read, into `scratch`, their parts are there after `settle`. All of it comes from one
+    place, which is chosen when the first read begins: the mirror where `is_mirrored`.
     """
 
     __slots__ = (
-        *("begun_count", "decodings", "ended_count", "error", "given", "memory", "number", "read"),
-        "scratch",
+        *("begun_count", "decodings", "ended_count", "error", "given", "is_mirrored", "memory"),
+        *("number", "read", "scratch"),
     )
 
     def __init__(
@@ -44,6 +46,7 @@ class PendingRead:
         self.scratch: Memory | None = None
         self.error: MoepackError | None = None
         self.begun_count = self.ended_count = 0
+        self.is_mirrored = False
         self.decodings: Sequence[Decoding] = ()
 
     @property
@@ -63,7 +66,7 @@ class Scheduler:
     """Feeds one queue; used by one thread at a time.
 
     `allocate` returns the memory for a read, or None when there is none now. `decoder` is needed
-    where parts are stored by a codec.
+    where parts are stored by a codec, `mirror` where the pack has one that is read as well.
     """
 
     def __init__(
@@ -72,14 +75,16 @@ class Scheduler:
         budget: Budget,
         allocate: Callable[[ExpertRead], Memory | None],
         decoder: Decoder | None,
+        mirror: MirrorUse | None = None,
     ) -> None:
         self._backend = backend
         self._budget = budget
         self._allocate = allocate
         self._decoder = decoder
+        self._mirror = mirror
         self._queue: ReadQueue | None = None
         self._waiting: deque[PendingRead] = deque()
-        self._started: dict[int, tuple[PendingRead, FileRead]] = {}
+        self._started: dict[int, tuple[PendingRead, FileRead, Begun | None]] = {}
         self._failed: list[PendingRead] = []
         self._next_number = 0
 
@@ -111,17 +116,29 @@ class Scheduler:
             file_read = read.file_reads[pending.begun_count]
             if not self._budget.begin(self, file_read.length, force=not started):
                 break
+            begun = self._begin(pending, file_read)
             pending.begun_count += 1
             if pending.begun_count == len(read.file_reads):
                 waiting.popleft()
             number = self._next_number
             self._next_number = number + 1
-            started[number] = (pending, file_read)
+            started[number] = (pending, file_read, begun)
             if pending.scratch is not None:
                 memory = read.place_in(file_read, memory, pending.scratch)
-            requests.append((number, read.request(file_read, memory)))
+            request = read.request(file_read, memory)
+            if self._mirror is not None and pending.is_mirrored:
+                request = self._mirror.redirect(request)
+            requests.append((number, request))
         if requests:
             queue.start(requests)
+
+    def _begin(self, pending: PendingRead, file_read: FileRead) -> Begun | None:
+        """Choose where an expert is read from, with its first read, and count the read there."""
+        if self._mirror is None:
+            return None
+        if not pending.begun_count:
+            pending.is_mirrored = self._mirror.takes(pending.read)
+        return self._mirror.begin(self, file_read.length, is_mirrored=pending.is_mirrored)
 
     def take(self, *, wait: bool) -> list[PendingRead]:
         """Take the reads that have finished; with `wait`, and where there are any, at least one.
@@ -138,7 +155,7 @@ class Scheduler:
                 if finished or not wait:
                     break
                 raise self._cannot_begin()
-            self._end(self.queue.finished(wait=wait and not finished), finished)
+            self._end_some(finished, wait=wait and not finished)
             if finished or not wait:
                 self.start()
                 break
@@ -168,6 +185,8 @@ class Scheduler:
         self._started.clear()
         self._failed.clear()
         self._budget.forget(self)
+        if self._mirror is not None:
+            self._mirror.forget(self)
 
     def _cannot_begin(self) -> RequestError:
         if self._budget.is_closed:
@@ -186,11 +205,26 @@ class Scheduler:
             pending.error = error
         return pending.memory
 
-    def _end(self, completions: list[Completion], finished: list[PendingRead]) -> None:
+    def _end_some(self, finished: list[PendingRead], *, wait: bool) -> None:
+        """Take the ends of reads that are there; with `wait`, at least one.
+
+        How long a read took is known where its end was waited for: others may have ended long ago.
+        """
+        completions: list[Completion] = []
+        if self._mirror is not None and wait:
+            completions = self.queue.finished(wait=False)
+        is_prompt = not completions
+        if not completions:
+            completions = self.queue.finished(wait=wait)
+        self._end(completions, finished, is_prompt=is_prompt)
+
+    def _end(
+        self, completions: list[Completion], finished: list[PendingRead], *, is_prompt: bool
+    ) -> None:
         """Take the ends of reads, and add to `finished` the experts whose last these were."""
         length = received = errors = 0
         for number, got, error in completions:
-            pending, file_read = self._started.pop(number)
+            pending, file_read, begun = self._started.pop(number)
             read = pending.read
             memory = pending.memory
             assert memory is not None
@@ -200,8 +234,12 @@ class Scheduler:
             own = read.received(file_read, memory, got)
             received += own
             problem = read.problem(file_read, own, error)
+            if self._mirror is not None and begun is not None:
+                self._mirror.end(self, begun, own, is_prompt=is_prompt)
             if problem is not None:
-                errors += 1
+                errors += not pending.is_mirrored  # which is read again, from its first place
+                if self._mirror is not None and pending.is_mirrored:
+                    self._mirror.retire(problem)
                 pending.error = pending.error or problem
             pending.ended_count += 1
             if pending.ended_count == len(read.file_reads):

@@ -1,0 +1,168 @@
+"""The mirror of a pack: some of its bytes a second time, in a folder on another drive.
+
+    PACK/.mirror                a link to the folder, made last
+    folder/mirror.json          which bytes of which pack are there
+    folder/experts-00000.bin    named as in the pack, and as long; what is not mirrored is a hole
+
+All of it lies beside the pack's format: the pack is the same with and without it. What makes a
+mirror is `moepack.packing.mirror`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+from moepack import digest, strict_json
+from moepack.errors import PackError
+from moepack.format.index import Index
+from moepack.format.names import MIRROR_NAME, is_plain_name
+from moepack.storage.regular_file import open_regular
+
+NAME = "mirror.json"
+_FORMAT = "moepack mirror"
+_VERSION = 1
+_MAX_LENGTH = 256 << 20
+
+Ranges = Sequence[tuple[int, int]]
+"""Half-open ranges of a file, ascending and apart."""
+
+
+class Description(NamedTuple):
+    """What mirror.json says: which `ranges` of which files are there, of a pack of such `content`.
+
+    `content` is `Index.content_digest`, `pack` the path of the pack when it was mirrored, `hottest`
+    the bytes that were asked for, None for all experts.
+    """
+
+    content: int
+    pack: str
+    hottest: int | None
+    ranges: Mapping[str, Ranges]
+
+    @property
+    def length(self) -> int:
+        """The bytes that are mirrored."""
+        return sum(end - start for ranges in self.ranges.values() for start, end in ranges)
+
+
+class Mirror(NamedTuple):
+    """The mirror of an open pack: the folder at `path`, and what is in it.
+
+    `problem` says why nothing may be read there, None where all is well; then there is a
+    `description`.
+    """
+
+    path: Path
+    description: Description | None
+    problem: str | None
+
+
+class Coverage:
+    """The ranges of one file that are mirrored."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._starts = [start for start, _ in ranges]
+        self._ends = [end for _, end in ranges]
+
+    def holds(self, start: int, end: int) -> bool:
+        """Return whether all bytes from `start` to `end` are mirrored."""
+        number = bisect_right(self._starts, start) - 1
+        return number >= 0 and end <= self._ends[number]
+
+
+def encode(description: Description) -> bytes:
+    """Return the bytes of mirror.json; the same values give the same bytes."""
+    body = {
+        "format": _FORMAT,
+        "format_version": _VERSION,
+        "pack": quote(os.fsencode(description.pack)),
+        "content": digest.to_text(description.content),
+        "hottest": description.hottest,
+        "ranges": {name: list(map(list, of)) for name, of in description.ranges.items()},
+    }
+    text = json.dumps(body, indent=1)
+    return f"{text}\n{digest.to_text(digest.of(text.encode()))}\n".encode()
+
+
+def decode(data: bytes, path: Path) -> Description:
+    """Read the bytes of mirror.json; raise PackError for any that `encode` did not write."""
+    text, _, check = data.removesuffix(b"\n").rpartition(b"\n")
+    try:
+        if check != digest.to_text(digest.of(text)).encode():
+            raise ValueError("its digest differs")
+        description = _described(strict_json.parse(text))
+        if encode(description) != data:
+            raise ValueError("not as it is written")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PackError(f"the mirror's description is damaged: {error}", path=path) from None
+    return description
+
+
+def _described(body: Any) -> Description:
+    if (body["format"], body["format_version"]) != (_FORMAT, _VERSION):
+        raise ValueError("of another version")
+    ranges = {name: tuple((start, end) for start, end in of) for name, of in body["ranges"].items()}
+    if not all(is_plain_name(name) and _are_ascending(of) for name, of in ranges.items()):
+        raise ValueError("no such ranges")
+    hottest = body["hottest"]
+    if hottest is not None and type(hottest) is not int:
+        raise ValueError("no such length")
+    pack = os.fsdecode(unquote_to_bytes(body["pack"]))
+    return Description(digest.from_text(body["content"]), pack, hottest, ranges)
+
+
+def _are_ascending(ranges: Ranges) -> bool:
+    last = -1
+    for start, end in ranges:
+        if not (type(start) is type(end) is int and last < start < end):
+            return False
+        last = end
+    return True
+
+
+def load(folder: Path) -> Description | None:
+    """Return what mirror.json in a folder says; None where there is none.
+
+    Raises PackError where it is damaged, and OSError.
+    """
+    path = folder / NAME
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            data = file.read(_MAX_LENGTH + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return decode(data, path)
+
+
+def linked_folder(pack: Path) -> Path | None:
+    """Return the folder that the link of a pack leads to, there or not; None without a link."""
+    try:
+        return pack / os.readlink(pack / MIRROR_NAME)
+    except OSError:
+        return None
+
+
+def find_mirror(pack: Path, index: Index) -> Mirror | None:
+    """Return the mirror of the pack in a directory; None where it has none."""
+    folder = linked_folder(pack)
+    if folder is None:
+        return None
+    try:
+        description = load(folder)
+    except PackError as error:
+        return Mirror(folder, None, error.problem)
+    except OSError as error:
+        return Mirror(folder, None, f"cannot be read: {error.strerror}")
+    if description is None:
+        return Mirror(folder, None, "not there: the drive is missing, or its files were removed")
+    if description.content != index.content_digest():
+        return Mirror(
+            folder, description, "of another pack, or of this one before it was made anew"
+        )
+    return Mirror(folder, description, None)
