@@ -5,7 +5,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import as_it_comes, copies, header, models, opening, reading, running, tracing
+from benchmarks import (
+    as_it_comes,
+    copies,
+    header,
+    models,
+    opening,
+    reading,
+    running,
+    tracing,
+    two_drives,
+)
 from benchmarks.table import Row
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -34,6 +44,7 @@ def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
     for name in ("copy", *copies.LAYOUTS):
         shutil.rmtree(folder / name)
     yield from _on_tmpfs(shards, hotness, rounds)
+    yield from two_drives.mirrored(folder, rounds)
     yield from running.models(folder, 2)
 
 

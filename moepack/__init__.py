@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from moepack.forecasting.published import published_formula
     from moepack.hotness.measure import measure_hotness
     from moepack.mounting.mount import mount
+    from moepack.packing.mirror import mirror_pack, remove_mirror
     from moepack.packing.pack_model import pack_model
     from moepack.packing.ranking import rank_pack
     from moepack.packing.restore import restore
@@ -54,6 +55,7 @@ if TYPE_CHECKING or not _STARTS_PROGRAM:
 
     from moepack.errors import (
         MachineError,
+        MirrorWarning,
         MoepackError,
         PackError,
         RequestError,
@@ -82,6 +84,7 @@ _ROOMS = {
     "ExpertHotness": "reading.locations",
     "ExpertKey": "keys",
     "MachineError": "errors",
+    "MirrorWarning": "errors",
     "ModelShape": "shape",
     "MoepackError": "errors",
     "Pack": "reading.pack",
@@ -107,12 +110,14 @@ _ROOMS = {
     "list_pack": "report.listing",
     "measure_hotness": "hotness.measure",
     "measure_machine": "bench.machine",
+    "mirror_pack": "packing.mirror",
     "mount": "mounting.mount",
     "pack_model": "packing.pack_model",
     "place": "placing.place",
     "published_formula": "forecasting.published",
     "rank_pack": "packing.ranking",
     "record_trace": "trace.recording.recording",
+    "remove_mirror": "packing.mirror",
     "restore": "packing.restore",
     "run": "programs.calls",
     "serve": "programs.calls",
@@ -131,6 +136,7 @@ __all__ = [
     "ExpertHotness",
     "ExpertKey",
     "MachineError",
+    "MirrorWarning",
     "ModelShape",
     "MoepackError",
     "Pack",
@@ -156,6 +162,7 @@ __all__ = [
     "list_pack",
     "measure_hotness",
     "measure_machine",
+    "mirror_pack",
     "mount",
     "open",
     "pack_model",
@@ -163,6 +170,7 @@ __all__ = [
     "published_formula",
     "rank_pack",
     "record_trace",
+    "remove_mirror",
     "restore",
     "run",
     "serve",

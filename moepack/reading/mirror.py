@@ -10,7 +10,6 @@ mirror is `moepack.packing.mirror`.
 
 from __future__ import annotations
 
-import json
 import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from moepack import digest, strict_json
 from moepack.errors import PackError
+from moepack.format import manifest
 from moepack.format.index import Index
 from moepack.format.names import MIRROR_NAME, is_plain_name
 from moepack.storage.regular_file import open_regular
@@ -77,30 +77,28 @@ class Coverage:
 
 
 def encode(description: Description) -> bytes:
-    """Return the bytes of mirror.json; the same values give the same bytes."""
-    body = {
-        "format": _FORMAT,
-        "format_version": _VERSION,
-        "pack": quote(os.fsencode(description.pack)),
-        "content": digest.to_text(description.content),
-        "hottest": description.hottest,
-        "ranges": {name: list(map(list, of)) for name, of in description.ranges.items()},
-    }
-    text = json.dumps(body, indent=1)
-    return f"{text}\n{digest.to_text(digest.of(text.encode()))}\n".encode()
+    """Return the bytes of mirror.json, its own digest among them."""
+    return manifest.seal(
+        {
+            "format": _FORMAT,
+            "format_version": _VERSION,
+            "pack": quote(os.fsencode(description.pack)),
+            "content": digest.to_text(description.content),
+            "hottest": description.hottest,
+            "ranges": {name: list(map(list, of)) for name, of in description.ranges.items()},
+        }
+    )
 
 
 def decode(data: bytes, path: Path) -> Description:
     """Read the bytes of mirror.json; raise PackError for any that `encode` did not write."""
-    text, _, check = data.removesuffix(b"\n").rpartition(b"\n")
     try:
-        if check != digest.to_text(digest.of(text)).encode():
-            raise ValueError("its digest differs")
-        description = _described(strict_json.parse(text))
+        description = _described(strict_json.parse(data))
         if encode(description) != data:
-            raise ValueError("not as it is written")
+            raise ValueError("it is not as it was written")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PackError(f"the mirror's description is damaged: {error}", path=path) from None
+        problem = f"{NAME} is damaged, or of another version: {error}"
+        raise PackError(problem, path=path) from None
     return description
 
 

@@ -1,8 +1,8 @@
 """Reads spread over a pack and its mirror: each goes where it is expected to end sooner.
 
-That is the drive with less in flight, measured by how fast it was lately. One that has much in
-flight takes longer for each read and no longer for all of them, so its speed is the bytes that were
-in flight when a read began, its own among them, by the seconds until it ended.
+That is the drive with less in flight, measured by how fast it was lately: the bytes that came while
+it had anything in flight, by the seconds of that. A drive of which nothing is known yet gets one
+read to be known by, and no more until that has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from moepack.errors import MirrorWarning, MoepackError
 from moepack.reading.budget import MirrorUsage
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from moepack.reading.expert_read import ExpertRead
     from moepack.storage.backend import ReadRequest
 
-_MEMORY = 0.9
-"""How much of what was measured before counts beside the next read: ten reads are remembered."""
+_MEMORY_SECONDS = 0.5
+"""After so many seconds with reads in flight, what was measured before counts half."""
+_MAX_UNSEEN = 0.25
+"""The share of a measured time that may have passed unseen since the last read ended."""
 _PATIENCE = 100
 """A drive is tried again when it has had nothing for so many times as long as a read takes there.
 
@@ -31,46 +33,71 @@ So one that was slow for a moment is not lost for ever, and trying costs one par
 """
 
 
-class Begun(NamedTuple):
-    """A read in flight: where, its bytes, those in flight there with it, and since when."""
-
-    is_mirrored: bool
-    length: int
-    ahead: int
-    since: float
-
-
 class _Drive:
     """What one of the two places has in flight, by owner, and how fast it was lately."""
 
     def __init__(self) -> None:
-        self.in_flight: dict[Hashable, int] = {}
-        self.last_begun = time.perf_counter()
+        self._owned: dict[Hashable, int] = {}
         self._length = self._seconds = 0.0
+        self._came = 0
+        self._since = self.last_begun = time.perf_counter()
 
     @property
-    def speed(self) -> float | None:
-        """Bytes a second; None where nothing was measured."""
-        return self._length / self._seconds if self._seconds else None
+    def is_busy(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._owned)
 
-    def wait(self, length: int, other: _Drive) -> float:
-        """Return the seconds until a read of `length` bytes is expected to end."""
-        speed = self.speed or other.speed or 1.0
-        return (sum(self.in_flight.values()) + length) / speed
+    @property
+    def is_known(self) -> bool:
+        """Whether its speed was measured."""
+        return self._seconds > 0
 
-    def measure(self, ahead: int, seconds: float, *, is_prompt: bool) -> None:
-        """Take in that so many bytes took so long, or less where the end was not waited for."""
-        if not is_prompt and ahead < (self.speed or 0.0) * seconds:
+    def wait(self, length: int) -> float:
+        """Return the seconds in which another read of `length` bytes is expected to end."""
+        in_flight = sum(self._owned.values())
+        seconds = self._seconds / self._length
+        if in_flight:  # all of it may end this very moment, and it cannot have been faster than so
+            seconds = max(seconds, (time.perf_counter() - self._since) / in_flight)
+        return (in_flight + length) * seconds
+
+    def begin(self, owner: Hashable, length: int) -> None:
+        """Count a read as begun."""
+        self.last_begun = time.perf_counter()
+        if not self._owned:
+            self._since, self._came = self.last_begun, 0
+        self._owned[owner] = self._owned.get(owner, 0) + length
+
+    def end(self, owner: Hashable, length: int, received: int) -> None:
+        """Count a read of `length` bytes as ended, of which `received` came."""
+        left = self._owned.pop(owner, length) - length
+        if left > 0:
+            self._owned[owner] = left
+        self._came += received
+
+    def forget(self, owner: Hashable) -> None:
+        """Count nothing as in flight any more of an owner."""
+        self._owned.pop(owner, None)
+
+    def measure(self, now: float, unseen: float) -> None:
+        """Take in what has come until `now`; nobody looked in the last `unseen` seconds of that.
+
+        Where nothing is left in flight, it may all have come at their beginning.
+        """
+        if not self._came:
             return
-        self._length = self._length * _MEMORY + ahead
-        self._seconds = self._seconds * _MEMORY + max(seconds, 1e-6)
+        seconds = now - self._since
+        if self._owned or unseen <= _MAX_UNSEEN * seconds:
+            if self._seconds > _MEMORY_SECONDS:
+                self._length, self._seconds = self._length / 2, self._seconds / 2
+            self._length += self._came
+            self._seconds += max(seconds, 1e-9)
+        self._since, self._came = now, 0
 
 
 class MirrorUse:
     """The reads of one reader, over all of its threads, from two places.
 
-    `file_paths` are the pack's files. Once the mirror has failed it is not read any more: what it
-    did not give is read from the pack.
+    `file_paths` are the pack's files. Once the mirror has failed it is not read any more.
     """
 
     def __init__(self, mirror: Mirror, file_paths: Sequence[Path]) -> None:
@@ -97,17 +124,30 @@ class MirrorUse:
         """What was read from the mirror so far."""
         return MirrorUsage(self._read_count, self._error_count, self._read_length)
 
-    def takes(self, read: ExpertRead) -> bool:
-        """Return whether a read goes to the mirror: all of it is there, and is expected sooner."""
+    def takes(self, read: ExpertRead) -> bool | None:
+        """Return whether a read goes to the mirror: all of it is there, and is expected sooner.
+
+        None where both drives have the one read that they are to be known by: better wait for one.
+        """
         if self.is_retired or not self._holds(read):
             return False
         length = sum(file_read.length for file_read in read.file_reads)
         first, mirror = self._drives
         with self._lock:
-            waits = first.wait(length, mirror), mirror.wait(length, first)
+            if not (first.is_known and mirror.is_known):
+                return self._takes_unknown()
+            waits = first.wait(length), mirror.wait(length)
             is_sooner = waits[1] < waits[0]
             idle = time.perf_counter() - self._drives[not is_sooner].last_begun
-        return is_sooner != (idle > _PATIENCE * waits[not is_sooner])
+            return is_sooner != (idle > _PATIENCE * waits[not is_sooner])
+
+    def _takes_unknown(self) -> bool | None:
+        """Return where a read goes while the speed of a drive is not known."""
+        for is_mirror, drive in enumerate(self._drives):
+            if not (drive.is_known or drive.is_busy):
+                return bool(is_mirror)
+        known = [bool(is_mirror) for is_mirror, drive in enumerate(self._drives) if drive.is_known]
+        return known[0] if known else None
 
     def _holds(self, read: ExpertRead) -> bool:
         for path, offset, length, _ in read.file_reads:
@@ -120,33 +160,31 @@ class MirrorUse:
         """Return the same request of the mirror's file."""
         return request._replace(path=self._files[request.path][0])
 
-    def begin(self, owner: Hashable, length: int, *, is_mirrored: bool) -> Begun:
+    def begin(self, owner: Hashable, length: int, *, is_mirrored: bool) -> None:
         """Count a read as begun; `owner` is who forgets it if nobody ends it."""
-        drive = self._drives[is_mirrored]
         with self._lock:
-            drive.in_flight[owner] = drive.in_flight.get(owner, 0) + length
-            drive.last_begun = time.perf_counter()
-            return Begun(is_mirrored, length, sum(drive.in_flight.values()), drive.last_begun)
+            self._drives[is_mirrored].begin(owner, length)
 
-    def end(self, owner: Hashable, begun: Begun, received: int, *, is_prompt: bool) -> None:
-        """Count a read as ended, with `received` bytes; `is_prompt`: its end was waited for."""
-        drive = self._drives[begun.is_mirrored]
+    def end(self, owner: Hashable, length: int, received: int, *, is_mirrored: bool) -> None:
+        """Count a read of `length` bytes as ended, of which `received` came."""
         with self._lock:
-            left = drive.in_flight.pop(owner, begun.length) - begun.length
-            if left > 0:
-                drive.in_flight[owner] = left
-            if received >= begun.length:
-                seconds = time.perf_counter() - begun.since
-                drive.measure(begun.ahead, seconds, is_prompt=is_prompt)
-            if begun.is_mirrored:
+            self._drives[is_mirrored].end(owner, length, received)
+            if is_mirrored:
                 self._read_count += 1
                 self._read_length += received
+
+    def measure(self, unseen: float) -> None:
+        """Measure the drives by the reads that were ended; for `unseen` seconds nobody looked."""
+        now = time.perf_counter()
+        with self._lock:
+            for drive in self._drives:
+                drive.measure(now, unseen)
 
     def forget(self, owner: Hashable) -> None:
         """Count nothing as in flight any more of an owner that has nothing in flight."""
         with self._lock:
             for drive in self._drives:
-                drive.in_flight.pop(owner, None)
+                drive.forget(owner)
 
     def retire(self, error: MoepackError) -> None:
         """Read nothing more from the mirror, which gave the `error`."""

@@ -347,7 +347,7 @@ class Reader:
 
     def _fill(self, read: ExpertRead, memory: Memory) -> None:
         """Read into `memory`, in this thread, and check what came."""
-        is_mirrored = self._mirror is not None and self._mirror.takes(read)
+        is_mirrored = self._mirror is not None and bool(self._mirror.takes(read))
         try:
             self._bring(read, memory, is_mirrored=is_mirrored)
             return
@@ -396,9 +396,8 @@ class Reader:
         for file_read in read.file_reads if read.length else ():
             problem: MoepackError | None = None
             got, failed = 0, True
-            begun = None
             if mirror is not None:
-                begun = mirror.begin(owner, file_read.length, is_mirrored=is_mirrored)
+                mirror.begin(owner, file_read.length, is_mirrored=is_mirrored)
             try:
                 if not self._budget.begin(owner, file_read.length, force=True):
                     self._open_work.check_open()
@@ -412,8 +411,9 @@ class Reader:
                 failed = problem is not None and not is_mirrored
             finally:
                 self._budget.end(owner, 1, file_read.length, got, failed)
-                if mirror is not None and begun is not None:
-                    mirror.end(owner, begun, got, is_prompt=True)
+                if mirror is not None:
+                    mirror.end(owner, file_read.length, got, is_mirrored=is_mirrored)
+                    mirror.measure(unseen=0.0)
             if problem is not None:
                 try:
                     raise problem

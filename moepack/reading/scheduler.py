@@ -7,6 +7,7 @@ error or without. Nothing here blocks but `take` and `close`, and only while som
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from moepack.reading.budget import Budget
     from moepack.reading.decoding import Decoder, Decoding
     from moepack.reading.expert_read import ExpertRead, FileRead, Memory, ScatteredMemory
-    from moepack.reading.mirror_use import Begun, MirrorUse
+    from moepack.reading.mirror_use import MirrorUse
     from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 
 
@@ -84,9 +85,10 @@ class Scheduler:
         self._mirror = mirror
         self._queue: ReadQueue | None = None
         self._waiting: deque[PendingRead] = deque()
-        self._started: dict[int, tuple[PendingRead, FileRead, Begun | None]] = {}
+        self._started: dict[int, tuple[PendingRead, FileRead]] = {}
         self._failed: list[PendingRead] = []
         self._next_number = 0
+        self._looked_at = time.perf_counter()
 
     @property
     def is_idle(self) -> bool:
@@ -114,15 +116,18 @@ class Scheduler:
                 continue
             read = pending.read
             file_read = read.file_reads[pending.begun_count]
+            if not self._choose_place(pending):
+                break
             if not self._budget.begin(self, file_read.length, force=not started):
                 break
-            begun = self._begin(pending, file_read)
+            if self._mirror is not None:
+                self._mirror.begin(self, file_read.length, is_mirrored=pending.is_mirrored)
             pending.begun_count += 1
             if pending.begun_count == len(read.file_reads):
                 waiting.popleft()
             number = self._next_number
             self._next_number = number + 1
-            started[number] = (pending, file_read, begun)
+            started[number] = (pending, file_read)
             if pending.scratch is not None:
                 memory = read.place_in(file_read, memory, pending.scratch)
             request = read.request(file_read, memory)
@@ -132,13 +137,13 @@ class Scheduler:
         if requests:
             queue.start(requests)
 
-    def _begin(self, pending: PendingRead, file_read: FileRead) -> Begun | None:
-        """Choose where an expert is read from, with its first read, and count the read there."""
-        if self._mirror is None:
-            return None
-        if not pending.begun_count:
-            pending.is_mirrored = self._mirror.takes(pending.read)
-        return self._mirror.begin(self, file_read.length, is_mirrored=pending.is_mirrored)
+    def _choose_place(self, pending: PendingRead) -> bool:
+        """Choose where an expert is read from, with its first read; false if it is to wait."""
+        if self._mirror is None or pending.begun_count:
+            return True
+        is_mirrored = self._mirror.takes(pending.read)
+        pending.is_mirrored = bool(is_mirrored)
+        return is_mirrored is not None or not self._started
 
     def take(self, *, wait: bool) -> list[PendingRead]:
         """Take the reads that have finished; with `wait`, and where there are any, at least one.
@@ -205,26 +210,33 @@ class Scheduler:
             pending.error = error
         return pending.memory
 
-    def _end_some(self, finished: list[PendingRead], *, wait: bool) -> None:
-        """Take the ends of reads that are there; with `wait`, at least one.
+    def _finished(self, *, wait: bool) -> tuple[list[Completion], float]:
+        """Take the ends of reads that are there, and how many seconds ago nobody had looked yet.
 
-        How long a read took is known where its end was waited for: others may have ended long ago.
+        With `wait` there is at least one. Who has to wait sees it at once.
         """
-        completions: list[Completion] = []
-        if self._mirror is not None and wait:
-            completions = self.queue.finished(wait=False)
-        is_prompt = not completions
-        if not completions:
-            completions = self.queue.finished(wait=wait)
-        self._end(completions, finished, is_prompt=is_prompt)
+        looked_at, self._looked_at = self._looked_at, time.perf_counter()
+        completions = self.queue.finished(wait=False)
+        if completions or not wait:
+            return completions, self._looked_at - looked_at
+        completions = self.queue.finished(wait=True)
+        self._looked_at = time.perf_counter()
+        return completions, 0.0
 
-    def _end(
-        self, completions: list[Completion], finished: list[PendingRead], *, is_prompt: bool
-    ) -> None:
+    def _end_some(self, finished: list[PendingRead], *, wait: bool) -> None:
+        """Take the ends of reads, and add to `finished` the experts whose last these were."""
+        if self._mirror is None:
+            self._end(self.queue.finished(wait=wait), finished)
+            return
+        completions, unseen = self._finished(wait=wait)
+        self._end(completions, finished)
+        self._mirror.measure(unseen)
+
+    def _end(self, completions: list[Completion], finished: list[PendingRead]) -> None:
         """Take the ends of reads, and add to `finished` the experts whose last these were."""
         length = received = errors = 0
         for number, got, error in completions:
-            pending, file_read, begun = self._started.pop(number)
+            pending, file_read = self._started.pop(number)
             read = pending.read
             memory = pending.memory
             assert memory is not None
@@ -234,8 +246,9 @@ class Scheduler:
             own = read.received(file_read, memory, got)
             received += own
             problem = read.problem(file_read, own, error)
-            if self._mirror is not None and begun is not None:
-                self._mirror.end(self, begun, own, is_prompt=is_prompt)
+            if self._mirror is not None:
+                is_mirrored = pending.is_mirrored
+                self._mirror.end(self, file_read.length, own, is_mirrored=is_mirrored)
             if problem is not None:
                 errors += not pending.is_mirrored  # which is read again, from its first place
                 if self._mirror is not None and pending.is_mirrored:

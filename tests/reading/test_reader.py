@@ -602,7 +602,7 @@ def test_views_outlive_their_reader_and_pack(packs: dict[str, Path], name: str) 
 
 def test_statistics_count_reads_and_bytes(pack: Pack, name: str) -> None:
     with pack.reader(backend=name, depth=2, max_in_flight=100_000) as reader:
-        assert reader.statistics == (name, 0, 0, 0, 0.0, 0, 0, 0, None)
+        assert tuple(reader.statistics) == (name, 0, 0, 0, 0.0, 0, 0, 0, None)
         length = len(reader.read(0, 0)) + len(reader.read(0, 1, "up"))
         assert reader.statistics.read_count == 2
         assert reader.statistics.read_length == length
