@@ -152,7 +152,10 @@ def open_ways(
     """
     with ExitStack() as stack:
         readers = {
-            depth: stack.enter_context(pack.reader(backend=make_backend(depth), depth=depth))
+            # Layouts are compared on one drive; the other ways know no mirror.
+            depth: stack.enter_context(
+                pack.reader(backend=make_backend(depth), depth=depth, mirror=False)
+            )
             for depth in depths
         }
         backend = stack.enter_context(closing(make_backend(max(depths))))

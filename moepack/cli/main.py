@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -251,6 +252,7 @@ cli.add_command(packing.restore)
 cli.add_command(packing.export)
 cli.add_command(packs.list_)
 cli.add_command(packs.rank)
+cli.add_command(packs.mirror)
 cli.add_command(packs.mount)
 cli.add_command(run_command)
 cli.add_command(serve)
@@ -274,10 +276,16 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # for the whole run
 
 
+def _warn(message: Warning | str, *_where: Any, **_options: Any) -> None:
+    """Print a warning of the library's as the commands print everything."""
+    complain("note", str(message))
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _terminated)
     _replace_closed_streams()
+    warnings.showwarning = _warn
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name that the terminal has no letters for is escaped, not an error.
         sys.stdout.reconfigure(errors="backslashreplace")

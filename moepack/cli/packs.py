@@ -1,4 +1,4 @@
-"""The commands for a pack that is there, and that move none of its bytes: list, rank, mount."""
+"""The commands for a pack that is there, and that move none of its bytes."""
 
 import contextlib
 import sys
@@ -7,7 +7,17 @@ import click
 
 import moepack
 from moepack.cli.parameters import InputFile, Length, OutputFolder, PathName
-from moepack.cli.terminal import complain, json_option, pass_on, say, show
+from moepack.cli.progress import progress
+from moepack.cli.terminal import (
+    complain,
+    json_option,
+    pass_on,
+    quiet_option,
+    say,
+    show,
+    sum_up,
+    verbose_option,
+)
 from moepack.errors import MoepackError, RequestError
 from moepack.escaping import one_line
 from moepack.sizes import size_text
@@ -67,6 +77,45 @@ def rank(pack_path: str, hotness_path: str, as_json: bool) -> None:
     from moepack.report import pack_text
 
     show(moepack.rank_pack(pack_path, hotness_path), as_json, pack_text.ranked)
+
+
+@click.command()
+@click.argument("pack_path", type=PathName(), metavar="PACK")
+@click.argument("target", required=False, type=OutputFolder(), metavar="[TARGET]")
+@click.option(
+    "--hottest", type=Length(), metavar="SIZE", help="Only the hottest experts of up to 64GiB, say."
+)
+@click.option("--remove", is_flag=True, help="Remove the mirror that PACK has.")
+@quiet_option
+@verbose_option
+@json_option
+def mirror(
+    pack_path: str, target: str | None, hottest: int | None, remove: bool, as_json: bool
+) -> None:
+    """Copy the experts of PACK into the folder TARGET on another drive; then both are read.
+
+    Each copy is read back and compared. The same command goes on where it was interrupted. Without
+    TARGET, show the mirror that PACK has.
+
+    Example: moepack mirror model.moepack /mnt/second --hottest 64GiB
+    """
+    from moepack.report import inspection, mirror_text
+    from moepack.report.facts import PackMirrorFacts
+
+    if target is None and hottest is not None:
+        raise click.UsageError("--hottest goes with a TARGET.")
+    if remove and target is not None:
+        raise click.UsageError("--remove takes no TARGET.")
+    if remove:
+        sum_up(moepack.remove_mirror(pack_path), as_json, mirror_text.removed)
+    elif target is None:
+        with moepack.open(pack_path) as opened:
+            facts = PackMirrorFacts(pack_path, inspection.describe_mirror(opened))
+        show(facts, as_json, mirror_text.shown)
+    else:
+        with progress(None, "mirroring") as advanced:
+            summary = moepack.mirror_pack(pack_path, target, hottest=hottest, progress=advanced)
+        sum_up(summary, as_json, mirror_text.made)
 
 
 @click.command()

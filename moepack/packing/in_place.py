@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from moepack.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.format import manifest
-from moepack.format.names import IN_PLACE_NAME
+from moepack.format.names import IN_PLACE_NAME, MIRROR_NAME
 from moepack.format.source_entry import SourceEntry
 from moepack.packing import in_place_draft, in_place_refusals, index_encoder
 from moepack.packing.finished_files import FinishedFile
@@ -272,6 +272,9 @@ def _restore_whole(
         if any(file.is_second for file in pack.index.files):
             hint = "restore without --in-place"
             raise PackError("has files of second places, which stay behind", path=path, hint=hint)
+        if os.path.lexists(path / MIRROR_NAME):
+            hint = f"remove it first: moepack mirror {path} --remove"
+            raise RequestError("has a mirror, which stays behind", path=path, hint=hint)
         in_place_refusals.check_plain(pack)
         maps = map_shards(pack)
         units = Units(maps, file_lengths(pack.index), unit_length(pack.index))

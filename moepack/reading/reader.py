@@ -6,15 +6,14 @@ names what failed. How the bytes come from the disk is the backend's.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from moepack.errors import MachineError, MoepackError, PackError, RequestError
+from moepack.errors import RequestError
 from moepack.reading.batch import Batch, BatchReads, ExpertBytes
 from moepack.reading.budget import DEPTH, MAX_LENGTH, Budget, Statistics
-from moepack.reading.decoded_read import DecodedRead
+from moepack.reading.checked_reads import CheckedReads
 from moepack.reading.digest_check import DigestCheck
 from moepack.reading.open_work import OpenWork, close_orphans
 from moepack.reading.read_memory import (
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from moepack.reading.catalog import Catalog
     from moepack.reading.decoding import Decoder
-    from moepack.reading.expert_read import ExpertRead, Memory, ScatteredMemory
+    from moepack.reading.expert_read import ExpertRead
     from moepack.reading.mirror_use import MirrorUse
     from moepack.storage.arena import Arena
     from moepack.storage.backend import Backend
@@ -85,7 +84,7 @@ class Reader:
 
         self._arena = Arena(2 * max_in_flight)
         self._pool = pool
-        self._digest_check = DigestCheck(check)
+        digest_check = DigestCheck(check)
         if isinstance(backend, str):
             from moepack.storage.probe import choose
 
@@ -98,6 +97,9 @@ class Reader:
         self._mirror = self._open_mirror() if mirror else None
         self._decoder = _decoder(self._budget, self._arena) if catalog.index.codecs else None
         self._open_work = OpenWork(self._budget, self._backend)
+        self._reads = CheckedReads(
+            self._backend, self._budget, self._open_work, digest_check, self._decoder, self._mirror
+        )
         self._finalizer = weakref.finalize(
             self, _finish, weakref.ref(self), self._open_work, self._arena
         )
@@ -173,7 +175,7 @@ class Reader:
         """
         read = self._plan(layer, expert, part, family)
         memory = new_memory(self._arena, read)
-        self._fill(read, memory)
+        self._reads.fill(read, memory)
         return memory.view
 
     def read_into(
@@ -192,7 +194,7 @@ class Reader:
         read into without a copy. Raises RequestError where it is too small.
         """
         read = self._plan(layer, expert, part, family)
-        self._fill(read, callers_memory(buffer, read))
+        self._reads.fill(read, callers_memory(buffer, read))
         return read.length
 
     def read_dense(self, name: str) -> memoryview:
@@ -203,7 +205,7 @@ class Reader:
         self._open_work.enter()
         read = plan_tensor(self._catalog.locate_dense(name))
         memory = new_memory(self._arena, read)
-        self._fill(read, memory)
+        self._reads.fill(read, memory)
         return memory.view
 
     def read_dense_into(self, buffer: Any, name: str) -> int:
@@ -213,7 +215,7 @@ class Reader:
         """
         self._open_work.enter()
         read = plan_tensor(self._catalog.locate_dense(name))
-        self._fill(read, callers_memory(buffer, read))
+        self._reads.fill(read, callers_memory(buffer, read))
         return read.length
 
     def read_many(
@@ -269,7 +271,7 @@ class Reader:
 
     def _begin(self, pending: Sequence[PendingRead], pool: BufferPool | None) -> Batch:
         reads = BatchReads(self._scheduler(pool), pool, pending)
-        batch = Batch(reads, self._open_work, self.finish, pool)
+        batch = Batch(reads, self._open_work, self._reads.finish, pool)
         self._open_work.adopt(reads)  # before anything begins that is to be ended
         try:
             reads.start()
@@ -312,113 +314,13 @@ class Reader:
         return Scheduler(self._backend, self._budget, memory_for, self._decoder, self._mirror)
 
     def finish(self, pending: PendingRead) -> None:
-        """Compare what was read with its digests, if this reader does.
-
-        What the mirror did not give, or gave wrongly, is read again from its first place. Raises
-        what the read ended with, and PackError for a digest that differs.
-        """
-        try:
-            if pending.error is not None:
-                raise pending.error
-            assert pending.memory is not None
-            self._check(pending.read, pending.memory, is_mirrored=pending.is_mirrored)
-            return
-        except (PackError, MachineError) as error:
-            if not pending.is_mirrored or pending.memory is None:
-                raise
-            pending.error = None
-            problem = error.with_traceback(None)  # which holds this frame, and that the memory
-        self._read_again(pending.read, pending.memory, problem)
-
-    def _check(
-        self, read: ExpertRead, memory: Memory | ScatteredMemory, *, is_mirrored: bool
-    ) -> None:
-        try:
-            self._digest_check.check(read, memory, is_mirrored=is_mirrored)
-        except PackError:
-            if not is_mirrored:
-                self._budget.add_error()
-            raise
+        """Check what was read by a scheduler; raise what it ended with. See `CheckedReads`."""
+        self._reads.finish(pending)
 
     def _plan(self, layer: int, expert: int, part: str | None, family: str | None) -> ExpertRead:
         self._open_work.enter()
         parts = None if part is None else (part,)
         return plan_read(self._catalog, layer, expert, parts, family)
-
-    def _fill(self, read: ExpertRead, memory: Memory) -> None:
-        """Read into `memory`, in this thread, and check what came."""
-        is_mirrored = self._mirror is not None and bool(self._mirror.takes(read))
-        try:
-            self._bring(read, memory, is_mirrored=is_mirrored)
-            return
-        except (PackError, MachineError) as error:
-            if not is_mirrored:
-                raise
-            problem = error.with_traceback(None)
-        self._read_again(read, memory, problem)
-
-    def _read_again(
-        self, read: ExpertRead, memory: Memory | ScatteredMemory, problem: MoepackError
-    ) -> None:
-        """Read from its first place what had a problem in the mirror; raise if it has one too."""
-        assert self._mirror is not None
-        self._bring(read, memory, is_mirrored=False)
-        self._mirror.fail(problem)
-
-    def _bring(
-        self, read: ExpertRead, memory: Memory | ScatteredMemory, *, is_mirrored: bool
-    ) -> None:
-        """Read from one of the places into `memory`, in this thread, and check what came."""
-        if not isinstance(read, DecodedRead):
-            self._read(read, memory, None, is_mirrored=is_mirrored)
-        else:
-            assert self._decoder is not None
-            scratch = self._decoder.scratch(read)
-            self._read(read, memory, scratch, is_mirrored=is_mirrored)
-            problem = self._decoder.decode(read, memory, scratch)
-            if problem is not None:
-                try:
-                    raise problem
-                finally:
-                    del problem  # as in `_read`
-        self._check(read, memory, is_mirrored=is_mirrored)
-
-    def _read(
-        self,
-        read: ExpertRead,
-        memory: Memory | ScatteredMemory,
-        scratch: Memory | None,
-        *,
-        is_mirrored: bool,
-    ) -> None:
-        """Read into `memory`, and frames into `scratch`, in this thread."""
-        owner, mirror = threading.get_ident(), self._mirror
-        for file_read in read.file_reads if read.length else ():
-            problem: MoepackError | None = None
-            got, failed = 0, True
-            if mirror is not None:
-                mirror.begin(owner, file_read.length, is_mirrored=is_mirrored)
-            try:
-                if not self._budget.begin(owner, file_read.length, force=True):
-                    self._open_work.check_open()
-                place = memory if scratch is None else read.place_in(file_read, memory, scratch)
-                request = read.request(file_read, place)
-                if mirror is not None and is_mirrored:
-                    request = mirror.redirect(request)
-                _, length, error = self._backend.read(request)
-                got = read.received(file_read, place, length)
-                problem = read.problem(file_read, got, error)
-                failed = problem is not None and not is_mirrored
-            finally:
-                self._budget.end(owner, 1, file_read.length, got, failed)
-                if mirror is not None:
-                    mirror.end(owner, file_read.length, got, is_mirrored=is_mirrored)
-                    mirror.measure(unseen=0.0)
-            if problem is not None:
-                try:
-                    raise problem
-                finally:
-                    del problem  # its traceback holds this frame, and that holds the buffer
 
 
 def _finish(reader: weakref.ref[Reader], open_work: OpenWork, arena: Arena) -> None:

@@ -145,12 +145,36 @@ class PackedFamilyFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorFacts:
+    """The mirror that a pack has: where, and `length` bytes of the pack's data files.
+
+    `hottest` is what was asked for, None for all experts. `problem` says why it is not read, None
+    where all is well; if it cannot be told what it holds, `length` is None.
+    """
+
+    path: Path
+    length: int | None
+    data_length: int
+    hottest: int | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackMirrorFacts:
+    """The mirror of the pack at `path`; None where it has none."""
+
+    path: str
+    mirror: MirrorFacts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackFacts:
     """What a pack consists of, and what it was made from.
 
     `stored_length` is the bytes that all parts take, less than `expert_length` where some are
     stored by one of the `codecs`. `dense_length` is None where it holds experts alone. An index
     over shards has no data of its own: there `padding_length` and `padding_share` are None.
+    `mirror` is None where it has none.
     """
 
     kind: str = "pack"
@@ -178,6 +202,7 @@ class PackFacts:
     payload_length: int
     padding_length: int | None
     padding_share: float | None
+    mirror: MirrorFacts | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from moepack.report import provenance
 from moepack.report.facts import (
     BlobFacts,
     FamilyFacts,
+    MirrorFacts,
     PackedFamilyFacts,
     PackFacts,
     PartFacts,
@@ -144,6 +145,22 @@ def describe_pack(pack: Pack) -> PackFacts:
         payload_length=payload_length,
         padding_length=padding_length if has_padding else None,
         padding_share=padding_length / data_length if has_padding else None,
+        mirror=describe_mirror(pack),
+    )
+
+
+def describe_mirror(pack: Pack) -> MirrorFacts | None:
+    """Return the facts of a pack's mirror; None where it has none."""
+    found = pack.mirror
+    if found is None:
+        return None
+    description = found.description
+    return MirrorFacts(
+        path=found.path,
+        length=None if description is None else description.length,
+        data_length=sum(file.length for file in pack.index.files),
+        hottest=None if description is None else description.hottest,
+        problem=found.problem,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from moepack.escaping import short
 from moepack.hotness.coverage import Coverage
+from moepack.report import mirror_text
 from moepack.report.facts import (
     BlobFacts,
     ExtractFacts,
@@ -105,6 +106,8 @@ def pack(facts: PackFacts) -> str:
         f"  files      {_files(facts)}",
         f"  hotness    {_hotness(facts.hotness)}",
     ]
+    if facts.mirror is not None:
+        lines.append(f"  mirror     {mirror_text.mirror(facts.mirror)}")
     return "\n".join(lines + _coverage(facts.coverage))
 
 

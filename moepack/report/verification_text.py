@@ -58,6 +58,9 @@ def _looked_at(outcome: Report) -> str:
         ""
         if outcome.gguf_py_length is None
         else f"{size_text(outcome.gguf_py_length)} compared with gguf-py",
+        ""
+        if outcome.mirror_length is None
+        else f"{size_text(outcome.mirror_length)} of its mirror read",
         f"SHA-256 of {count_text(outcome.sha256_count, 'shard')} right"
         if outcome.sha256_count
         else "",

@@ -21,10 +21,12 @@ def write(
 ) -> str | None:
     """Write the headline; None where there are no findings. `is_all`: all bytes were looked at.
 
-    What gguf-py reads counts only where moepack found nothing itself.
+    What gguf-py reads, and the mirror, count only where moepack found nothing else.
     """
     found = list(findings)
-    ours = [finding for finding in found if finding.kind != "gguf-py"]
+    ours = [finding for finding in found if finding.kind not in ("gguf-py", "mirror")]
+    if found and not ours and all(finding.kind == "mirror" for finding in found):
+        return "the mirror is damaged, the pack itself is not: mirror it again"
     if ours:
         return _write(ours, described, comparison, is_all=is_all)
     return "gguf-py reads another source than moepack does" if found else None

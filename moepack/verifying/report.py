@@ -52,6 +52,7 @@ class Report(NamedTuple):
     source were compared with them, None where no source was given. `sha256_count` is how many
     shards have the SHA-256 that the manifest states, and `gguf_py_length` how many bytes of the
     pack were compared with what gguf-py reads in the source; None where that was not asked for.
+    `mirror_length` is the bytes read of the pack's mirror, None where none is read.
     """
 
     passed: bool | None
@@ -71,6 +72,7 @@ class Report(NamedTuple):
     sha256_count: int | None
     gguf_py_length: int | None
     not_looked_at: tuple[str, ...]
+    mirror_length: int | None = None
 
 
 class Findings:

@@ -17,6 +17,7 @@ from moepack.format.manifest import Manifest
 from moepack.format.source_entry import ShardEntry
 from moepack.paths import PathOrPaths, listed
 from moepack.reading.directory import read_manifest
+from moepack.reading.mirror import Mirror, find_mirror
 from moepack.reading.shard_map import Description, map_shards
 from moepack.sizes import gaps
 from moepack.source.shards import find_shards
@@ -25,6 +26,7 @@ from moepack.storage.thread_pool import ThreadPool
 from moepack.verifying import agreement, headline, inventory, origins, scope
 from moepack.verifying.comparison import Comparison, sha256_of
 from moepack.verifying.extents import Item, Run, cut, item_runs, whole_runs
+from moepack.verifying.mirrored import mirrored_runs, scan_mirror
 from moepack.verifying.report import Findings, Report
 from moepack.verifying.scan import Gap, Scan, SecondOpinion
 from moepack.verifying.scope import Scope
@@ -136,6 +138,7 @@ class _Verification:
         self.comparison: Comparison | None = None
         self.sha256_count: int | None = None
         self.gguf_py_length: int | None = None
+        self.mirror_length: int | None = None
 
     def run(self, source: PathOrPaths | None, options: _Options) -> Report:
         witness = None if source is None else _witness(source)
@@ -172,7 +175,8 @@ class _Verification:
                 " compare them with"
             )
         opinion = self._ask_gguf_py(index, witness) if options.with_gguf_py else None
-        scan = self._scan(paths, work, witness, opinion, options)
+        mirrored = self._mirrored(index, items, chosen)
+        scan = self._scan(index, work, mirrored, witness, opinion, options)
         self.gguf_py_length = None if opinion is None else scan.second_length
         self.findings.drop_consequences()
         if witness is None and not self.findings.all and chosen.items is None:
@@ -292,23 +296,42 @@ class _Verification:
                 message = f"its SHA-256 is {sha256}, the manifest says {entry.sha256}"
                 self.findings.add("source", message, file=name)
 
+    def _mirrored(
+        self, index: Index, items: Sequence[list[Item]], chosen: Scope
+    ) -> tuple[Mirror, list[Run]] | None:
+        """List what is to be read of the pack's mirror; None without one that can be read."""
+        mirror = find_mirror(self.path, index)
+        if mirror is None:
+            return None
+        if mirror.problem is not None:
+            self.not_looked_at.append(f"its mirror in {mirror.path}: {mirror.problem}")
+            return None
+        return mirror, mirrored_runs(index, items, mirror, chosen.items)
+
     def _scan(
         self,
-        paths: Sequence[Path],
+        index: Index,
         work: Sequence[Run | Gap],
+        mirrored: tuple[Mirror, list[Run]] | None,
         witness: Witness | None,
         opinion: SecondOpinion | None,
         options: _Options,
     ) -> Scan:
-        total = sum(run.end - run.start for run in work if isinstance(run, Run))
+        every = (*work, *(mirrored[1] if mirrored else ()))
+        total = sum(run.end - run.start for run in every if isinstance(run, Run))
 
         def advanced(length: int) -> None:
             if options.progress is not None:
                 options.progress(length, total)
 
         shard_paths = [] if witness is None else [shard.path for shard in witness.shards]
+        paths = [self.path / file.name for file in index.files]
         scan = Scan(paths, shard_paths, advanced, self.findings, opinion)
         scan.run(work, options.threads)
+        if mirrored is not None:
+            mirror, runs = mirrored
+            self.mirror_length, wrong = scan_mirror(index, mirror, runs, options.threads, advanced)
+            self.findings.all += wrong.all
         return scan
 
     def _ask_gguf_py(self, index: Index, witness: Witness | None) -> SecondOpinion | None:
@@ -359,6 +382,7 @@ class _Verification:
             sha256_count=self.sha256_count,
             gguf_py_length=self.gguf_py_length,
             not_looked_at=tuple(self.not_looked_at),
+            mirror_length=self.mirror_length,
         )
 
 
