@@ -29,12 +29,12 @@ from moepack.reading import mirror
 from moepack.reading.directory import read_manifest
 from moepack.reading.mirror import Coverage, Description
 from moepack.reading.pack import Pack
-from moepack.storage.atomic import make_folder, sync_directory, write_whole
+from moepack.storage.atomic import make_folder, publish, sync_directory, write_synced
 from moepack.storage.lock import lock
 from moepack.storage.space import check_space
 
 SUFFIX = ".mirror"
-_PARTIAL = ".partial"
+_PARTIAL_NAME = f"{mirror.NAME}.partial"
 
 Progress = Callable[[int, int], None]
 
@@ -162,7 +162,7 @@ def _check_link(pack: Path, folder: Path) -> None:
 
 
 def _link(pack: Path, folder: Path) -> None:
-    link, partial = pack / MIRROR_NAME, pack / f"{MIRROR_NAME}{_PARTIAL}"
+    link, partial = pack / MIRROR_NAME, pack / f"{MIRROR_NAME}.partial"
     if mirror.linked_folder(pack) == folder:
         return
     with contextlib.suppress(FileNotFoundError):
@@ -178,7 +178,7 @@ def _prepare(pack: Path, folder: Path, copy: MirrorCopy, hottest: int | None) ->
     _check_owner(pack, folder, old)
     empty = copy.description(_name_of(pack), hottest, is_empty=True)
     if old is None and not (folder / mirror.NAME).exists():
-        if set(os.listdir(folder)) - {mirror.NAME + _PARTIAL}:
+        if set(os.listdir(folder)) - {_PARTIAL_NAME}:
             hint = "choose another target, or remove it"
             raise RequestError("exists already, and is no mirror", path=folder, hint=hint)
         _write(folder, empty)
@@ -217,7 +217,9 @@ def _check_owner(pack: Path, folder: Path, description: Description | None) -> N
 
 
 def _write(folder: Path, description: Description) -> None:
-    write_whole(folder / mirror.NAME, mirror.encode(description))
+    partial = folder / _PARTIAL_NAME
+    write_synced(partial, mirror.encode(description))
+    publish(partial, folder / mirror.NAME)
 
 
 def _remove_files(pack: Path, folder: Path) -> bool:
@@ -237,7 +239,7 @@ def _remove_files(pack: Path, folder: Path) -> bool:
         if description is not None:  # from now on nobody looks for the files
             _write(folder, description._replace(ranges=dict.fromkeys(sorted(names), ())))
         _remove(folder, names)
-        _remove(folder, [mirror.NAME, mirror.NAME + _PARTIAL])
+        _remove(folder, [mirror.NAME, _PARTIAL_NAME])
     with contextlib.suppress(OSError):  # what is not of the mirror stays
         folder.rmdir()
     sync_directory(folder.parent)

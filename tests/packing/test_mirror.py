@@ -1,0 +1,474 @@
+"""Mirrors are made, added to, and removed: what is there then, and what an interruption leaves."""
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from moepack.errors import MachineError, MirrorWarning, PackError, RequestError
+from moepack.packing import mirror_copy
+from moepack.reading import mirror as descriptions
+from moepack.storage.lock import lock
+from tests.support import gguf_builder
+from tests.support.machine_faults import Room
+from tests.support.mirrors import mirror, reads_right
+from tests.support.models import contents, first_shard, flip, keys_of, on_disk, pack_model
+
+HOTTEST = 300_000
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """Pack a small real model in the order of the source, in the folder `first`."""
+    (tmp_path / "first").mkdir()
+    moepack.pack_model(first_shard("qwen3moe"), tmp_path / "first" / "pack")
+    return tmp_path / "first" / "pack"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Make the folder that the other drive would be mounted on."""
+    (tmp_path / "second").mkdir()
+    return tmp_path / "second"
+
+
+def mirrored(pack: Path) -> set[tuple[int, int]]:
+    """Say which experts a mirror has, see that they are right there, and that all can be read."""
+    with moepack.open(pack) as opened:
+        found = opened.mirror
+        assert found is not None
+        assert found.problem is None
+        assert found.description is not None
+        held = set()
+        for key in keys_of(opened):
+            where = opened.locate(*key)
+            ranges = found.description.ranges.get(where.path.name, ())
+            if descriptions.Coverage(ranges).holds(where.offset, where.offset + where.length):
+                held.add(key)
+                copy = where._replace(path=found.path / where.path.name)
+                assert on_disk(copy) == on_disk(where)
+        with opened.reader() as reader:
+            reads_right(opened, reader)
+    assert moepack.verify(pack).passed
+    return held
+
+
+def test_all_experts_are_copied_and_the_pack_is_as_it_was(pack: Path, target: Path) -> None:
+    before = contents(pack)
+    done: list[tuple[int, int]] = []
+    summary = moepack.mirror_pack(pack, target, progress=lambda *both: done.append(both))
+    folder = target / "pack.mirror"
+    assert summary.path == str(folder)
+    assert (summary.expert_count, summary.kept_length, summary.is_same_drive) == (32, 0, True)
+    assert summary.length == summary.all_length == sum(length for length, _ in done)
+    assert {total for _, total in done} == {summary.length}
+    assert {name: (pack / name).read_bytes() for name in before} == before
+    assert os.readlink(pack / ".mirror") == str(folder)
+    assert set(os.listdir(pack)) == {*before, ".mirror"}
+    assert sorted(os.listdir(folder)) == ["experts-00000.bin", "experts-00001.bin", "mirror.json"]
+    assert len(mirrored(pack)) == 32
+
+
+def test_the_hottest_alone_are_copied(pack: Path, target: Path) -> None:
+    summary = moepack.mirror_pack(pack, target, hottest=HOTTEST)
+    with moepack.open(pack) as opened:
+        assert mirrored(pack) == set(opened.hottest(HOTTEST))
+    assert 0 < summary.length <= HOTTEST
+    on_drive = sum(path.stat().st_blocks * 512 for path in Path(summary.path).glob("*.bin"))
+    assert on_drive <= HOTTEST + 65536
+    with pytest.raises(RequestError, match="no expert fits"):
+        moepack.mirror_pack(pack, target, hottest=100)
+
+
+def test_more_is_added_to_what_is_there_and_less_is_made_anew(pack: Path, target: Path) -> None:
+    few = moepack.mirror_pack(pack, target, hottest=HOTTEST)
+    file = Path(few.path, "experts-00000.bin")
+    with open(file, "rb") as opened:  # as a reader has it
+        every = moepack.mirror_pack(pack, target)
+        assert every.kept_length == few.length
+        assert len(mirrored(pack)) == 32
+        assert moepack.mirror_pack(pack, target).kept_length == every.length
+        before = file.read_bytes()
+        assert moepack.mirror_pack(pack, target, hottest=HOTTEST).kept_length == 0
+        assert opened.read() == before
+    assert len(mirrored(pack)) == few.expert_count
+    assert not Path(few.path, "experts-00001.bin").exists()
+
+
+def test_what_is_damaged_in_a_mirror_is_mended(pack: Path, target: Path) -> None:
+    folder = Path(moepack.mirror_pack(pack, target).path)
+    with moepack.open(pack) as opened:
+        where = opened.locate(1, 3)
+    flip(folder / where.path.name, where.offset + 99)
+    (finding,) = moepack.verify(pack).findings
+    assert (finding.kind, finding.layer, finding.expert) == ("mirror", 1, 3)
+    summary = moepack.mirror_pack(pack, target)
+    assert summary.length - summary.kept_length == where.length
+    assert len(mirrored(pack)) == 32
+    (folder / "mirror.json").write_text("{}")
+    assert moepack.mirror_pack(pack, target).kept_length == 0
+    assert len(mirrored(pack)) == 32
+
+
+def test_every_kind_of_pack_can_be_mirrored(packs: dict[str, Path], tmp_path: Path) -> None:
+    """Small parts, fused ones, several families; and shards as they are, if they have digests."""
+    for model, path in packs.items():
+        copy = Path(shutil.copytree(path, tmp_path / model))
+        mirror(copy)
+        assert moepack.verify(copy).passed
+    moepack.index_model(first_shard("granite"), tmp_path / "index", digests=True)
+    mirror(tmp_path / "index")
+    assert moepack.verify(tmp_path / "index").findings == ()
+    moepack.index_model(first_shard("granite"), tmp_path / "bare")
+    with pytest.raises(PackError, match="no digests to check a mirror by"):
+        mirror(tmp_path / "bare")
+
+
+# Whatever interrupts it
+
+
+class CrashError(BaseException):
+    """The process ends here."""
+
+
+_CALLS = ("pwrite", "ftruncate", "fsync", "replace", "unlink", "symlink", "mkdir")
+
+
+def _crash_after(patch: pytest.MonkeyPatch, left: list[int]) -> None:
+    """Let the process end before the call for which nothing is left, and write half before that."""
+
+    def crashing(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                if name == "pwrite" and not left[0] + 1:
+                    descriptor, data, offset = arguments
+                    call(descriptor, data[: len(data) // 2], offset)
+                raise CrashError
+            return call(*arguments, **options)
+
+        return step
+
+    for name in _CALLS:
+        patch.setattr(os, name, crashing(name, getattr(os, name)))
+
+
+@pytest.mark.parametrize("before", ["nothing", "a part", "all"])
+def test_whatever_ends_it_leaves_what_was_there_and_the_next_run_goes_on(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """At each call that writes: what readers are told of is right at any moment."""
+    monkeypatch.setattr(mirror_copy, "_GROUP_LENGTH", 200_000)
+    monkeypatch.setattr(mirror_copy, "_PIECE_LENGTH", 50_000)
+    steps = 0
+    while True:
+        target = tmp_path / f"second {steps}"
+        target.mkdir()
+        (pack / ".mirror").unlink(missing_ok=True)
+        if before != "nothing":
+            moepack.mirror_pack(pack, target, hottest=HOTTEST if before == "a part" else None)
+        wanted = None if before != "all" else HOTTEST
+        left = [steps]
+        with monkeypatch.context() as patch:
+            _crash_after(patch, left)
+            with contextlib.suppress(CrashError):
+                moepack.mirror_pack(pack, target, hottest=wanted)
+        if left[0] >= 0:
+            break
+        if (pack / ".mirror").is_symlink():
+            mirrored(pack)
+        else:
+            assert before == "nothing"
+        moepack.mirror_pack(pack, target, hottest=wanted)
+        with moepack.open(pack) as opened:
+            expected = keys_of(opened) if wanted is None else opened.hottest(wanted)
+        assert mirrored(pack) == set(expected)
+        shutil.rmtree(target)
+        steps += 1 if steps < 12 else 3
+    assert steps > 15
+
+
+def test_a_removal_that_is_cut_off_can_be_done_again(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps in range(40):
+        target = tmp_path / f"second {steps}"
+        target.mkdir()
+        moepack.mirror_pack(pack, target)
+        left = [steps]
+        with monkeypatch.context() as patch:
+            _crash_after(patch, left)
+            with contextlib.suppress(CrashError):
+                moepack.remove_mirror(pack)
+        if left[0] >= 0:
+            break
+        assert not moepack.verify(pack).findings
+        if (pack / ".mirror").is_symlink():
+            moepack.remove_mirror(pack)
+        assert os.listdir(target) == []
+    assert steps > 5
+    assert not (pack / ".mirror").is_symlink()
+
+
+def test_a_killed_process_loses_nothing_but_its_time(tmp_path: Path, target: Path) -> None:
+    builder = gguf_builder.moe(tuple(range(3)), 16, ne=(512, 256))
+    pack_model([builder.write(tmp_path / "m.gguf")], tmp_path / "pack")
+    script = (
+        "import moepack, sys; from moepack.packing import mirror_copy;"
+        "mirror_copy._GROUP_LENGTH = 1 << 20; mirror_copy._PIECE_LENGTH = 1 << 16;"
+        "moepack.mirror_pack(sys.argv[1], sys.argv[2])"
+    )
+    folder = target / "pack.mirror"
+    kept = []
+    for share in (0.2, 0.6):
+        command = [sys.executable, "-c", script, str(tmp_path / "pack"), str(target)]
+        process = subprocess.Popen(command)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            taken = sum(path.stat().st_blocks * 512 for path in folder.glob("*.bin"))
+            if taken > share * (19 << 20):
+                break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "pack" / ".mirror").exists()
+    summary = moepack.mirror_pack(tmp_path / "pack", target)
+    kept.append(summary.kept_length)
+    assert kept[0] > summary.length / 4
+    assert len(mirrored(tmp_path / "pack")) == 48
+
+
+def test_copies_are_on_the_drive_before_anything_says_so(
+    pack: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is synced, then described, and then the pack gets its link."""
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def replaced(source: Path, target: Path) -> None:
+        events.append(f"-> {Path(target).name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    moepack.mirror_pack(pack, target)
+    described = len(events) - 1 - events[::-1].index("-> mirror.json")
+    for name in ("experts-00000.bin", "experts-00001.bin", "pack.mirror"):
+        assert name in events[events.index("-> mirror.json") + 1 : described]
+    assert events[described + 1 :] == ["pack.mirror", "-> .mirror", "pack"]
+
+
+def test_what_the_drive_does_not_give_back_is_not_announced(
+    pack: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwrite = os.pwrite
+
+    def write_badly(descriptor: int, data: Any, offset: int) -> int:
+        return pwrite(descriptor, bytes(byte ^ 1 for byte in data), offset)
+
+    monkeypatch.setattr(os, "pwrite", write_badly)
+    with pytest.raises(MachineError, match="not what was written") as caught:
+        moepack.mirror_pack(pack, target)
+    assert str(target) in str(caught.value.path)
+    assert not (pack / ".mirror").exists()
+
+
+def test_a_damaged_pack_is_not_mirrored(pack: Path, target: Path) -> None:
+    with moepack.open(pack) as opened:
+        where = opened.locate(0, 7)
+    flip(where.path, where.offset + 5)
+    with pytest.raises(PackError, match="do not have the digest") as caught:
+        moepack.mirror_pack(pack, target)
+    assert caught.value.path == str(where.path)
+    assert not (pack / ".mirror").exists()
+
+
+# Where it cannot be
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    with Room() as opened:
+        yield opened
+
+
+def test_a_drive_that_is_full_is_said_to_be(pack: Path, target: Path, room: Room) -> None:
+    small = room.mount(target, "-t", "tmpfs", "-o", "size=600k", "none")
+    with pytest.raises(MachineError, match="not enough space"):
+        moepack.mirror_pack(pack, small)
+    assert not (pack / ".mirror").exists()
+    assert moepack.mirror_pack(pack, small, hottest=HOTTEST).expert_count > 3
+
+
+def test_a_drive_that_becomes_full_leaves_what_can_be_gone_on_with(
+    pack: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwrite, left = os.pwrite, [4]
+
+    def write(descriptor: int, data: Any, offset: int) -> int:
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr(mirror_copy, "_PIECE_LENGTH", 50_000)
+    monkeypatch.setattr(mirror_copy, "_GROUP_LENGTH", 50_000)
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(MachineError, match="no space left") as caught:
+        moepack.mirror_pack(pack, target)
+    assert "the same command again" in str(caught.value.hint)
+    assert moepack.mirror_pack(pack, target).kept_length > 0
+    assert len(mirrored(pack)) == 32
+
+
+def test_where_nothing_can_be_written_the_pack_is_as_it_was(
+    pack: Path, target: Path, room: Room
+) -> None:
+    still = room.mount(target, "-t", "tmpfs", "-o", "ro", "none")
+    with pytest.raises(MachineError, match="[Rr]ead-only"):
+        moepack.mirror_pack(pack, still)
+    assert not (pack / ".mirror").exists()
+
+
+def test_it_says_whether_both_are_on_one_drive(pack: Path, target: Path, room: Room) -> None:
+    assert moepack.mirror_pack(pack, target).is_same_drive
+    moepack.remove_mirror(pack)
+    other = room.mount(target, "-t", "tmpfs", "none")
+    assert not moepack.mirror_pack(pack, other).is_same_drive
+
+
+def test_what_is_not_asked_for_is_left_alone(pack: Path, target: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no such folder"):
+        moepack.mirror_pack(pack, tmp_path / "nowhere")
+    (target / "pack.mirror").mkdir()
+    (target / "pack.mirror" / "holiday.jpg").write_text("x")
+    with pytest.raises(RequestError, match="is no mirror"):
+        moepack.mirror_pack(pack, target)
+    (target / "pack.mirror" / "holiday.jpg").unlink()
+    moepack.mirror_pack(pack, target)
+    (tmp_path / "third").mkdir()
+    with pytest.raises(RequestError, match="has a mirror already"):
+        moepack.mirror_pack(pack, tmp_path / "third")
+    other = Path(shutil.copytree(pack, tmp_path / "other" / "pack", symlinks=True))
+    (other / ".mirror").unlink()
+    with pytest.raises(RequestError, match="the mirror of another pack"):
+        moepack.mirror_pack(other, target)
+    (other / ".mirror").symlink_to(target / "pack.mirror")
+    assert not moepack.remove_mirror(other).is_removed
+    assert len(mirrored(pack)) == 32
+    (target / "pack.mirror" / "mine.txt").write_text("x")
+    assert moepack.remove_mirror(pack).is_removed
+    assert os.listdir(target / "pack.mirror") == ["mine.txt"]
+    with pytest.raises(RequestError, match="has no mirror"):
+        moepack.remove_mirror(pack)
+    with pytest.raises(PackError, match="not a pack"):
+        moepack.remove_mirror(target)
+    (pack / ".mirror").write_text("x")
+    with pytest.raises(RequestError, match="has the name of a mirror's link"):
+        moepack.mirror_pack(pack, target)
+
+
+def test_one_at_a_time(pack: Path, target: Path) -> None:
+    folder = Path(moepack.mirror_pack(pack, target).path)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        lock(descriptor, folder)
+        for call in (
+            lambda: moepack.mirror_pack(pack, target),
+            lambda: moepack.remove_mirror(pack),
+        ):
+            with pytest.raises(RequestError, match="another moepack"):
+                call()
+    finally:
+        os.close(descriptor)
+    assert len(mirrored(pack)) == 32
+
+
+def test_a_mirror_that_is_gone_can_be_forgotten(pack: Path, target: Path) -> None:
+    folder = moepack.mirror_pack(pack, target).path
+    shutil.rmtree(folder)
+    removed = moepack.remove_mirror(pack)
+    assert (removed.path, removed.is_removed) == (folder, False)
+    assert not (pack / ".mirror").is_symlink()
+
+
+# Beside the other things that are done with packs
+
+
+def test_a_pack_that_is_made_anew_gets_its_mirror_anew(pack: Path, target: Path) -> None:
+    moepack.mirror_pack(pack, target)
+    shutil.rmtree(pack)
+    moepack.pack_model(first_shard("ud-mixed"), pack)
+    assert moepack.mirror_pack(pack, target).kept_length == 0
+    with moepack.open(pack) as opened:
+        assert mirrored(pack) == set(keys_of(opened))
+
+
+def test_a_pack_that_is_ranked_anew_keeps_its_mirror(pack: Path, target: Path) -> None:
+    moepack.mirror_pack(pack, target, hottest=HOTTEST)
+    with moepack.open(pack) as opened:
+        before = opened.hottest(HOTTEST)
+    hotness = pack.parent / "hotness.csv"
+    hotness.write_text("layer,expert,count\n1,9,7\n1,4,5\n0,0,1\n")
+    assert moepack.rank_pack(pack, hotness).is_changed
+    assert mirrored(pack) == set(before)
+    moepack.mirror_pack(pack, target, hottest=HOTTEST)
+    with moepack.open(pack) as opened:
+        assert mirrored(pack) == set(opened.hottest(HOTTEST)) != set(before)
+
+
+def test_restoring_and_exporting_need_no_mirror_and_mind_none(
+    pack: Path, target: Path, tmp_path: Path
+) -> None:
+    moepack.restore(pack, tmp_path / "without")
+    folder = Path(moepack.mirror_pack(pack, target).path)
+    for path in folder.glob("*.bin"):
+        flip(path, 77)
+    moepack.restore(pack, tmp_path / "with")
+    assert contents(tmp_path / "with") == contents(tmp_path / "without")
+    moepack.export_gguf(pack, tmp_path / "m.gguf")
+    with pytest.raises(RequestError, match="has a mirror, which stays behind"):
+        moepack.restore(pack, tmp_path / "in place", in_place=True)
+    with moepack.open(pack) as opened, opened.reader() as reader, pytest.warns(MirrorWarning):
+        reads_right(opened, reader, rounds=2)
+    moepack.remove_mirror(pack)
+    moepack.restore(pack, tmp_path / "in place", in_place=True)
+    assert contents(tmp_path / "in place") == contents(tmp_path / "without")
+    assert not pack.exists()
+
+
+def test_verification_reads_the_mirror_as_well(pack: Path, target: Path) -> None:
+    summary = moepack.mirror_pack(pack, target)
+    report = moepack.verify(pack, first_shard("qwen3moe"))
+    assert report.passed
+    assert report.mirror_length == summary.length
+    one = moepack.verify(pack, layers=(1,))
+    assert one.mirror_length is not None
+    assert 0 < one.mirror_length < summary.length
+    folder = Path(summary.path)
+    os.truncate(folder / "experts-00000.bin", 4096)
+    (folder / "experts-00001.bin").unlink()
+    report = moepack.verify(pack)
+    assert {finding.kind for finding in report.findings} == {"mirror"}
+    assert {finding.file for finding in report.findings} == {
+        "experts-00000.bin",
+        "experts-00001.bin",
+    }
+    assert report.headline == "the mirror is damaged, the pack itself is not: mirror it again"
+    shutil.rmtree(folder)
+    report = moepack.verify(pack)
+    assert (report.passed, report.mirror_length) == (None, None)
+    assert "not there" in report.not_looked_at[0]
