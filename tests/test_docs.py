@@ -240,12 +240,17 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
     shard = first_shard("qwen3moe")
     at = ("--layer", "0", "--expert", "2")
     damaged = Path(shutil.copytree(example, tmp_path / "damaged"))
+    mirrored = Path(shutil.copytree(example, tmp_path / "mirrored"))
+    (tmp_path / "drive").mkdir()
     with open(next(damaged.glob("experts-*.bin")), "r+b") as data:
         data.write(bytes(64))
     assert_fields(
         moepack_command,
         ("inspect", shard),
-        ("inspect", example),
+        ("mirror", mirrored, tmp_path / "drive"),
+        ("mirror", mirrored),
+        ("inspect", mirrored),
+        ("mirror", mirrored, "--remove"),
         ("pack", shard, "-o", tmp_path / "pack"),
         ("index", shard, "-o", tmp_path / "index"),
         ("restore", tmp_path / "pack", "-o", tmp_path / "shards"),
