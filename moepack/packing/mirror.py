@@ -186,6 +186,7 @@ def _prepare(pack: Path, folder: Path, copy: MirrorCopy, hottest: int | None) ->
         names = {*empty.ranges, *(old.ranges if old else ())}
         _write(folder, empty._replace(ranges=dict.fromkeys(sorted(names), ())))
         _remove(folder, names)
+    _remove(folder, copy.file_names - copy.ranges.keys())  # of a run for more that did not end
     check_space(folder, copy.length - copy.length_on_disk())
 
 
@@ -223,9 +224,16 @@ def _write(folder: Path, description: Description) -> None:
 
 
 def _remove_files(pack: Path, folder: Path) -> bool:
-    """Remove the files of a mirror, its description last; say whether there were any."""
-    if not folder.is_dir():
+    """Remove the files of a mirror, its description last; say whether that is a mirror.
+
+    Whoever made the pack may have let its link lead anywhere.
+    """
+    if not (folder.name.endswith(SUFFIX) and folder.is_dir()):
         return False
+    if not (folder / mirror.NAME).exists():
+        with contextlib.suppress(OSError):  # left empty by a removal that was cut off
+            folder.rmdir()
+        return not folder.exists()
     description = _described(folder)
     try:
         _check_owner(pack, folder, description)

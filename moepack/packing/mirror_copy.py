@@ -88,6 +88,11 @@ class MirrorCopy:
             folder, pack.index, [folder / path.name for path in pack.file_paths]
         )
 
+    @property
+    def file_names(self) -> set[str]:
+        """The names of all files of the pack."""
+        return set(self._lengths)
+
     def description(self, pack: str, hottest: int | None, *, is_empty: bool = False) -> Description:
         """Return what mirror.json says when all is there, or while nothing is to be looked at."""
         ranges = {name: () if is_empty else of for name, of in sorted(self.ranges.items())}

@@ -17,6 +17,7 @@ import pytest
 import moepack
 from moepack.errors import MachineError, MirrorWarning, PackError, RequestError
 from moepack.packing import mirror_copy
+from moepack.packing.mirror_copy import MirrorCopy
 from moepack.reading import mirror as descriptions
 from moepack.storage.lock import lock
 from tests.support import gguf_builder
@@ -63,6 +64,11 @@ def mirrored(pack: Path) -> set[tuple[int, int]]:
     return held
 
 
+def length_on_drive(target: Path) -> int:
+    """Count the bytes that the files of mirrors take."""
+    return sum(path.stat().st_blocks * 512 for path in target.glob("*.mirror/*.bin"))
+
+
 def test_all_experts_are_copied_and_the_pack_is_as_it_was(pack: Path, target: Path) -> None:
     before = contents(pack)
     done: list[tuple[int, int]] = []
@@ -84,8 +90,7 @@ def test_the_hottest_alone_are_copied(pack: Path, target: Path) -> None:
     with moepack.open(pack) as opened:
         assert mirrored(pack) == set(opened.hottest(HOTTEST))
     assert 0 < summary.length <= HOTTEST
-    on_drive = sum(path.stat().st_blocks * 512 for path in Path(summary.path).glob("*.bin"))
-    assert on_drive <= HOTTEST + 65536
+    assert length_on_drive(target) <= HOTTEST + 65536
     with pytest.raises(RequestError, match="no expert fits"):
         moepack.mirror_pack(pack, target, hottest=100)
 
@@ -198,6 +203,24 @@ def test_whatever_ends_it_leaves_what_was_there_and_the_next_run_goes_on(
     assert steps > 15
 
 
+def test_what_was_begun_and_is_not_wanted_takes_no_room(
+    pack: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "symlink", lambda *_: 1 / 0)
+        patch.setattr("moepack.packing.mirror.MirrorCopy.description", _empty)
+        with pytest.raises(ZeroDivisionError):
+            moepack.mirror_pack(pack, target)
+    assert length_on_drive(target) > 2 * HOTTEST
+    summary = moepack.mirror_pack(pack, target, hottest=HOTTEST)
+    assert summary.kept_length == summary.length
+    assert length_on_drive(target) <= HOTTEST + 65536
+
+
+def _empty(copy: MirrorCopy, pack: str, hottest: int | None, **_: Any) -> Any:
+    return descriptions.Description(copy.content, pack, hottest, {})
+
+
 def test_a_removal_that_is_cut_off_can_be_done_again(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,11 +275,18 @@ def test_copies_are_on_the_drive_before_anything_says_so(
 ) -> None:
     """Each file is synced, then described, and then the pack gets its link."""
     events: list[str] = []
-    fsync, replace = os.fsync, os.replace
+    fsync, replace, pwrite = os.fsync, os.replace, os.pwrite
+
+    def name_of(descriptor: int) -> str:
+        return os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
 
     def synced(descriptor: int) -> None:
-        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        events.append(name_of(descriptor))
         fsync(descriptor)
+
+    def written(descriptor: int, data: Any, offset: int) -> int:
+        events.append(f"write {name_of(descriptor)}")
+        return pwrite(descriptor, data, offset)
 
     def replaced(source: Path, target: Path) -> None:
         events.append(f"-> {Path(target).name}")
@@ -264,10 +294,12 @@ def test_copies_are_on_the_drive_before_anything_says_so(
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(os, "pwrite", written)
     moepack.mirror_pack(pack, target)
     described = len(events) - 1 - events[::-1].index("-> mirror.json")
-    for name in ("experts-00000.bin", "experts-00001.bin", "pack.mirror"):
-        assert name in events[events.index("-> mirror.json") + 1 : described]
+    assert "pack.mirror" in events[events.index("-> mirror.json") + 1 : described]
+    for name in ("experts-00000.bin", "experts-00001.bin"):
+        assert name in events[events.index(f"write {name}") : described]
     assert events[described + 1 :] == ["pack.mirror", "-> .mirror", "pack"]
 
 
@@ -405,6 +437,17 @@ def test_a_mirror_that_is_gone_can_be_forgotten(pack: Path, target: Path) -> Non
     assert not (pack / ".mirror").is_symlink()
 
 
+def test_nothing_is_removed_but_mirrors(pack: Path, tmp_path: Path) -> None:
+    """Wherever the link of a pack leads that somebody else has made."""
+    for name in ("thesis", "thesis.mirror"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "dense.bin").write_text("mine")
+        (pack / ".mirror").symlink_to(folder)
+        assert not moepack.remove_mirror(pack).is_removed
+        assert os.listdir(folder) == ["dense.bin"]
+
+
 # Beside the other things that are done with packs
 
 
@@ -436,7 +479,7 @@ def test_restoring_and_exporting_need_no_mirror_and_mind_none(
     moepack.restore(pack, tmp_path / "without")
     folder = Path(moepack.mirror_pack(pack, target).path)
     for path in folder.glob("*.bin"):
-        flip(path, 77)
+        path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
     moepack.restore(pack, tmp_path / "with")
     assert contents(tmp_path / "with") == contents(tmp_path / "without")
     moepack.export_gguf(pack, tmp_path / "m.gguf")

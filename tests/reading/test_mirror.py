@@ -539,4 +539,4 @@ def test_what_came_while_nobody_looked_says_little_of_a_drive(
     use.end("test", 100 * MIB, 100 * MIB, is_mirrored=False)
     use.measure(unseen=50.0)
     use.begin("other", MIB, is_mirrored=True)
-    assert use.takes(_read_of(MIB)) is False
+    assert use.takes(_read_of(100 * MIB)) is False
