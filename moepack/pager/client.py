@@ -129,10 +129,11 @@ class Client:
         return bool(self._messages)
 
     def told(self) -> Iterator[Said]:
-        """Yield what it has told."""
-        while self._messages:
-            yield self._messages.popleft()
-        while (message := self._receive()) is not None:
+        """Yield what it has told, in turn: also what came while something else was waited for."""
+        while True:
+            message = self._messages.popleft() if self._messages else self._receive()
+            if message is None:
+                return
             yield message
 
     def _receive(self) -> Said | None:

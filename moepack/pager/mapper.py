@@ -9,6 +9,7 @@ from moepack.pager.client import Choice, Client, ProgramEndedError
 from moepack.pager.mapped_model import MappedModel
 from moepack.pager.messages import Do, Said, op
 from moepack.pager.page_faults import copy_page, read_faults, wake
+from moepack.pager.prompts import MANY, Prompts
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.shape import ROUTED_FAMILY
@@ -35,6 +36,7 @@ class Mapper:
     ) -> None:
         self._model, self._residents, self._shared = model, residents, shared
         self._chosen = chosen
+        self._prompts = Prompts(residents)
         self.clients: list[Client] = []
         self.fault_count = 0
         """Page faults on experts that nobody had announced."""
@@ -52,6 +54,14 @@ class Mapper:
             for _, choice in client.choices():
                 self._count(choice)
 
+    def follow(self, client: Client) -> None:
+        """Count what was chosen, and read ahead of a prompt that found all of it mapped."""
+        last: Choice | None = None
+        for _, last in client.choices():
+            self._count(last)
+        if last is not None and last.token_count >= MANY:
+            self._prefetch(_keys(last), last.token_count)
+
     def take_awaited(self, client: Client, context: int) -> Choice | None:
         """Return the choice that a context waits for; count those before it."""
         awaited: Choice | None = None
@@ -64,7 +74,9 @@ class Mapper:
         return awaited
 
     def _count(self, choice: Choice) -> None:
-        self._residents.count(_keys(choice))
+        keys = _keys(choice)
+        self._prompts.begin_step(keys, choice.token_count)
+        self._residents.count(keys)
         self._record(choice)
 
     def _record(self, choice: Choice) -> None:
@@ -76,7 +88,15 @@ class Mapper:
         keys = _keys(choice)
         if not all(key in self._residents.spans for key in keys):
             raise UnknownExpertsError
+        self._prompts.begin_step(keys, choice.token_count)
         self._bring(client, keys, [op(Do.ANSWER, source=sequence)])
+        self._prefetch(keys, choice.token_count)
+
+    def _prefetch(self, keys: Sequence[ExpertKey], token_count: int) -> None:
+        """Begin to read what the next layer may choose, while this one computes."""
+        expected = self._prompts.expect(keys, token_count)
+        self._evict_but(set(keys))
+        self._residents.prefetcher.begin(expected)
 
     def _bring(self, client: Client, keys: Sequence[ExpertKey], then: Sequence[bytes]) -> None:
         """Have experts read and mapped, and have the process do something more at last."""

@@ -50,6 +50,7 @@ enum {
     MAX_REGIONS = 16384,
     RING_WORDS = 1 << 18,
     MAX_OPS = 2000,
+    MANY_ROWS = 64,      /* of tokens: the pager reads ahead, so it is told at once */
     TYPE_I32 = 26,       /* GGML_TYPE_I32 */
     STATUS_FAILED = -1,  /* GGML_STATUS_FAILED */
     STATUS_FOREIGN = 2,  /* of an answer: these are no experts of the model */
@@ -587,7 +588,7 @@ static bool write_choice(struct context *context, uint32_t layer, size_t rows, s
     for (uint64_t i = 0; i < count; i++) ring->words[head++ % RING_WORDS] = (uint32_t)context->ids[i];
     ring->head = head;
     bool is_half = head - ring->tail > RING_WORDS / 2;
-    if (is_half && !context->told_half) tell(message, -1);
+    if ((is_half && !context->told_half) || (!is_awaited && rows >= MANY_ROWS)) tell(message, -1);
     context->told_half = is_half;
     return true;
 }

@@ -10,8 +10,9 @@ from moepack.caching.cache import Cache, Tally
 from moepack.keys import ExpertKey
 from moepack.pager.mapped_model import PartSpan, slot_places, slot_room
 from moepack.pager.messages import Do, op
+from moepack.pager.prefetcher import Prefetcher
 from moepack.pager.slots import SlotPool
-from moepack.reading.batch import Batch
+from moepack.reading.batch import Batch, ExpertBytes
 from moepack.reading.reader import Reader
 from moepack.shape import ROUTED_FAMILY
 
@@ -37,6 +38,7 @@ class Residents:
         self.spans = spans
         self._cache = cache
         self._reserve = reserve
+        self._budget = cache.budget
         self._layers_in_place = {
             key.layer for key, parts in spans.items() if not key.expert and reads_in_place(parts)
         }
@@ -45,6 +47,11 @@ class Residents:
         self._taken_length = 0
         self._slots: dict[ExpertKey, int] = {}
         self._aside: dict[ExpertKey, None] = {}
+        self._unread: set[ExpertKey] = set()
+        """Experts that have slots and are being read since they were demanded."""
+        self.prefetcher = Prefetcher(
+            reader, self._rooms, self._allocate, self._receive, self.release
+        )
         self.tally = Tally()
         self.read_length = 0
         """The bytes of what was read."""
@@ -64,8 +71,8 @@ class Residents:
 
     @property
     def budget(self) -> int:
-        """The bytes that the cache may hold."""
-        return self._cache.budget
+        """The bytes that the cache may hold, and what prefetching borrows of it."""
+        return self._budget
 
     @property
     def length(self) -> int:
@@ -88,7 +95,8 @@ class Residents:
         self._set_aside(step.given_up)
         for key in step.misses:
             self._aside.pop(key, None)
-        return [key for key in step.misses if key not in self._slots]
+        self.prefetcher.drop(step.misses)
+        return [key for key in step.misses if key not in self._slots or key in self.prefetcher]
 
     def count(self, keys: Sequence[ExpertKey]) -> None:
         """Count what a layer chose that was mapped already."""
@@ -103,7 +111,31 @@ class Residents:
 
     def resize(self, budget: int) -> None:
         """Have another budget; what is beyond it is aside then."""
+        self._budget = budget
         self._set_aside(self._cache.resize(budget))
+
+    def lend(self, length: int) -> None:
+        """Lend so many bytes of the budget to what is prefetched."""
+        if self._cache.budget != self._budget - length:
+            self._set_aside(self._cache.resize(self._budget - length))
+
+    @property
+    def free_length(self) -> int:
+        """The bytes of the cache that nothing takes."""
+        return self._cache.budget - self._cache.held_length
+
+    def is_cached(self, key: ExpertKey) -> bool:
+        """Return whether the cache has an expert, which is a hit if it is chosen."""
+        return key in self._cache
+
+    def length_of(self, keys: Iterable[ExpertKey]) -> int:
+        """Return the bytes of the slots that experts take."""
+        return sum(self._rooms[key] for key in keys)
+
+    def set_aside(self, keys: Sequence[ExpertKey]) -> None:
+        """Evict experts of the cache."""
+        self._cache.drop(keys)
+        self._set_aside(keys)
 
     def _set_aside(self, keys: Iterable[ExpertKey]) -> None:
         self._aside.update((key, None) for key in keys if key in self._slots)
@@ -116,32 +148,55 @@ class Residents:
         """
         started = time.perf_counter()
         coming = dict.fromkeys(keys)
-        for key in keys:
-            self._slots[key] = self._pool.take(self._rooms[key])
-            self._taken_length += self._rooms[key]
+        prefetched = [key for key in keys if key in self.prefetcher]
         try:
-            in_place = all(key.layer in self._layers_in_place for key in keys)
-            into = [self._views(key) for key in keys] if in_place else None
-            with self._reader.submit(keys, family=ROUTED_FAMILY, into=into) as batch:
-                yield self._completions(batch, coming, copies=not in_place)
+            with self._submit([key for key in keys if key not in self.prefetcher]) as batch:
+                yield self._completions(prefetched, batch, coming)
         finally:
             self.read_seconds += time.perf_counter() - started
             if coming:
+                self.prefetcher.drop(())
                 self._cache.drop(coming)
-                self.release(coming)
+                self.release([key for key in coming if key in self._unread])
+
+    def _submit(self, keys: Sequence[ExpertKey]) -> Batch:
+        into = [self._allocate(key) for key in keys]
+        self._unread.update(keys)
+        return self._reader.submit(keys, family=ROUTED_FAMILY, into=None if None in into else into)
 
     def _completions(
-        self, batch: Batch, coming: dict[ExpertKey, None], *, copies: bool
+        self, prefetched: Sequence[ExpertKey], batch: Batch, coming: dict[ExpertKey, None]
     ) -> Iterator[ExpertKey]:
-        for expert in batch.completions():
-            key = ExpertKey(expert.layer, expert.expert)
-            if copies:
-                for part, view in self._views(key).items():
-                    view[:] = expert.part(part)
-            expert.release()
-            self.read_length += sum(span.length for span in self.spans[key])
+        for key in self.prefetcher.take(prefetched):
             del coming[key]
             yield key
+        yield from self._received(batch, coming)
+        failed = [key for key in prefetched if key in coming]
+        if failed:  # now the error is met, if it is still there
+            with self._submit(failed) as batch:
+                yield from self._received(batch, coming)
+
+    def _received(self, batch: Batch, coming: dict[ExpertKey, None]) -> Iterator[ExpertKey]:
+        for expert in batch.completions():
+            key = ExpertKey(expert.layer, expert.expert)
+            self._receive(key, expert)
+            self._unread.remove(key)
+            del coming[key]
+            yield key
+
+    def _allocate(self, key: ExpertKey) -> Mapping[str, memoryview] | None:
+        """Take a slot; return where its parts are read to, None where they are copied."""
+        self._slots[key] = self._pool.take(self._rooms[key])
+        self._taken_length += self._rooms[key]
+        self._trim()
+        return self._views(key) if key.layer in self._layers_in_place else None
+
+    def _receive(self, key: ExpertKey, expert: ExpertBytes) -> None:
+        if key.layer not in self._layers_in_place:
+            for part, view in self._views(key).items():
+                view[:] = expert.part(part)
+        expert.release()
+        self.read_length += sum(span.length for span in self.spans[key])
 
     def _views(self, key: ExpertKey) -> dict[str, memoryview]:
         slot, spans = self._slots[key], self.spans[key]
@@ -170,11 +225,17 @@ class Residents:
         """Give the slots of experts back, which no program maps any more."""
         for key in keys:
             self._aside.pop(key, None)
+            self._unread.discard(key)
             room = self._rooms[key]
             self._pool.give_back(self._slots.pop(key), room)
             self._taken_length -= room
-        self._pool.trim(self._cache.budget + self._reserve - self._taken_length)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Free spare slots beyond the budget: those of lengths that nothing needed."""
+        self._pool.trim(self._budget + self._reserve - self._taken_length)
 
     def close(self) -> None:
         """Free the memory."""
+        self.prefetcher.close()
         self._pool.close()
