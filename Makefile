@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MOEPACK_NODE ?= build/node
 
 define CHECK
 $(BIN)/ruff check moepack tests benchmarks conformance hatch_build.py
@@ -13,7 +14,7 @@ endef
 # Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test bench conformance wheels fuzz format clean
+.PHONY: demo quick test engines bench conformance wheels fuzz format clean
 
 demo: $(VENV)/installed
 	@BIN=$(BIN) sh tests/demo.sh
@@ -25,6 +26,12 @@ quick: $(VENV)/developing
 test: $(VENV)/developing
 	$(CHECK)
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Builds of llama.cpp that are not ours, and that tests run where they are: npm's, for x86-64.
+engines:
+	mkdir -p $(MOEPACK_NODE)
+	npm install --prefix $(MOEPACK_NODE) --omit=optional --ignore-scripts \
+	    $(addsuffix @3.22.1,node-llama-cpp @node-llama-cpp/linux-x64 @node-llama-cpp/linux-x64-vulkan)
 
 # Fails where a limit is not met; JSON=1 prints one JSON object, and the table to standard error.
 bench: $(VENV)/developing

@@ -23,9 +23,9 @@ import zstandard
 import moepack
 from benchmarks.table import HEADING, Row, Spread, cells, line, spread
 from moepack.bench.turns import in_turns
-from moepack.llama_cpp import library
 from moepack.reading.locations import PartLocation
 from moepack.storage import page_cache
+from tests.support import llama_cpp
 from tests.support.gguf_builder import GgufBuilder, TensorSpec
 
 NE0, N_FF = 2048, 768
@@ -131,7 +131,7 @@ def _expert(random: np.random.Generator, shape: tuple[int, int], chosen: Type) -
     weights = (SIGMA * random.standard_normal(shape[0] * shape[1])).astype(np.float32)
     if chosen.number == TYPES["F32"].number:
         return weights.tobytes()
-    quantize = library.load().ggml_quantize_chunk
+    quantize = llama_cpp.load().ggml_quantize_chunk
     quantize.restype = ctypes.c_size_t
     target = ctypes.create_string_buffer(weights.size // chosen.elements * chosen.length)
     pointer, size = ctypes.c_void_p, ctypes.c_int64

@@ -1,37 +1,41 @@
 """Running models that are larger than their memory, against llama.cpp alone and the drive."""
 
+import math
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import moepack
 from benchmarks import fio
-from benchmarks.measure import MOEPACK, Side, against, ratio_row
+from benchmarks.measure import MOEPACK, Side, against, limit_row
 from benchmarks.runnable import STEADY, write_runnable
 from benchmarks.table import Row, Spread, spread
-from moepack.bench.engine_speed import PROGRAM_LENGTH, PROMPT, EngineSpeed, SideFacts, bench_run
-from moepack.bench.stock_run import DEFAULTS, MAPPED, READ
+from moepack.bench.engine_runs import DEFAULTS, MAPPED, READ
+from moepack.bench.engine_speed import PROMPT, EngineSpeed, SideFacts, bench_run
+from moepack.bench.run_memory import PROGRAM_LENGTH
 from moepack.bench.turns import in_turns
-from moepack.llama_cpp.sampling import Sampling
-from moepack.running.generation import GenerationFacts
-from moepack.running.prefetch import Prefetching
-from moepack.storage import page_cache
+from moepack.programs.run_facts import RunFacts, measure
+from moepack.programs.sampling import Sampling
 
 _LAYERS = 8
 _TOKENS = 40
 _SHARES = (0.25, 0.45)
 """Of the model, what memory holds."""
-_SHARES_AHEAD = (0.45, 0.75)
 _GREEDY = Sampling(temperature=0)
-_LEAST_GAIN = 12
-_LEAST_SHARE = 0.95
-_MOST_READING = 1.2
-_DEPTHS = (1, 2, 4)
-"""Of fio's reads, each an expert: about as many as a layer of a token misses."""
+_LEAST_GAIN = 15
+_LEAST_SHARE = 0.98
+_MOST_READING = 1.15
+_MOST_START = 0.5
 _ROOM = 1 << 30
 """Beyond the model, where all of it is to fit: for context and page cache."""
+_MEMORY = 620 << 20
+"""For experts, where those that are missing are read from the drive."""
+_OPTIONS = ("-c", "1024", "-np", "1", "--cache-ram", "0")
+_LISTENING = "listening on "
 
 
 _MODELS: Mapping[str, Mapping[str, float]] = {
@@ -63,68 +67,82 @@ def models(folder: Path, rounds: int) -> Iterator[Row]:
         )
         peers = {READ: _LEAST_SHARE, MAPPED: _LEAST_SHARE, DEFAULTS: None}
         yield from _rows(f"run, {name}, all of it", speed, peers)
-        source.unlink()
-        for share in _SHARES_AHEAD:
-            memory = int(share * length)
-            yield _reading_ahead(f"run, {name}, {share:.0%} of it", pack, memory, rounds)
         if not options:
-            yield _reading(f"run, {name}, 45% of it", pack, int(0.45 * length), rounds)
-            yield _starting(pack, rounds)
+            yield _reading(pack, rounds)
+            yield _starting_a_program(pack, rounds)
+            yield _starting_the_server(pack, source, rounds)
+        source.unlink()
 
 
-def _reading(name: str, pack: Path, memory: int, rounds: int) -> Row:
-    """Compare what tokens waited for experts with fio that reads as much, in turns."""
+def _reading(pack: Path, rounds: int) -> Row:
+    """Compare how long tokens waited for experts with fio that reads as much, in turns.
+
+    It reads as many experts at a time as a layer of a token misses.
+    """
+    name = "run, even, reading: fio"
     if not fio.is_installed():
-        return Row(f"{name}, reading: fio", "fio is not installed")
+        return Row(name, "fio is not installed")
     with moepack.open(pack) as opened:
         file = max(opened.file_paths, key=lambda path: path.stat().st_size)
         length = opened.locate(opened.layers[0], 0).length
+    depth = math.ceil(_generate(pack).misses / (_TOKENS - 1) / _LAYERS)
 
     def run() -> float:
-        facts = _generate(pack, memory, "off")
+        facts = _generate(pack)
         return facts.read_length / facts.read_seconds
 
     def drive() -> float:
-        limits = "--time_based", "--runtime=1"
-        return max(fio.random_reads(file, length, depth, *limits).throughput for depth in _DEPTHS)
+        return fio.random_reads(file, length, depth, "--time_based", "--runtime=2").throughput
 
     speeds = in_turns({"run": run, "fio": drive}, rounds)
     ours, theirs = (f"{median(found) / 1e9:.2f} GB/s" for found in speeds.values())
     ratios = [theirs / ours for ours, theirs in zip(*speeds.values(), strict=True)]
-    return Row(f"{name}, reading: fio", ours, theirs, spread(ratios), limit=_MOST_READING)
+    return Row(name, ours, f"{theirs}, {depth} at a time", spread(ratios), limit=_MOST_READING)
 
 
-def _starting(pack: Path, rounds: int) -> Row:
-    """Compare a program up to its first token with one that reads the dense part alone."""
-    dense = pack / "dense.bin"
-    run = ["run", "--raw", "--prompt", "a", "--tokens", "1", "--context", "64", "--memory", "floor"]
-    read = [sys.executable, "-c", "import sys; open(sys.argv[1], 'rb').read()", str(dense)]
-    forget = partial(page_cache.drop, [path for path in pack.iterdir() if path.is_file()])
-    runs = against(Side([*MOEPACK, *run, str(pack)], forget), Side(read, forget), rounds)
-    return ratio_row("run, one token: its dense part", *runs, dense.stat().st_size, None)
+def _generate(pack: Path) -> RunFacts:
+    with moepack.serve(pack, memory=_MEMORY, options=_OPTIONS) as server:
+        ask = partial(server.client.complete, PROMPT, count=_TOKENS, sampling=_GREEDY)
+        with measure(server, ask) as answer:
+            for _ in answer:
+                pass
+            return answer.facts
 
 
-def _reading_ahead(name: str, pack: Path, memory: int, rounds: int) -> Row:
-    """Compare a pack's tokens with and without prefetching, in turns."""
-    measure = partial(_generate, pack, memory)
-    facts = in_turns({"on": partial(measure, "on"), "off": partial(measure, "off")}, rounds)
-    speeds = [[run.tokens_per_second or 0.0 for run in runs] for runs in facts.values()]
-    last = facts["on"][-1]
-    return Row(
-        f"{name}: reading ahead",
-        f"{median(speeds[0]):.3g} tok/s, {last.prefetched / max(1, last.misses):.0%} of misses",
-        f"{median(speeds[1]):.3g} tok/s",
-        spread([on / off for on, off in zip(*speeds, strict=True)]),
-        higher_is_better=True,
-    )
+def _starting_a_program(pack: Path, rounds: int) -> Row:
+    """Measure what is added to the start and the end of a program that does nothing."""
+    command = [*MOEPACK, "run", "--quiet", str(pack), "--", "true"]
+    runs = against(Side(command), Side(["true"]), rounds)
+    added = [ours.seconds - theirs.seconds for ours, theirs in zip(*runs, strict=True)]
+    return limit_row("run -- true: beyond true", added, "s", _MOST_START)
 
 
-def _generate(pack: Path, memory: int, prefetch: Prefetching) -> GenerationFacts:
-    with moepack.Model(pack, memory=memory, prefetch=prefetch, context=1024) as model:
-        generation = model.generate(PROMPT, count=_TOKENS, sampling=_GREEDY)
-        for _ in generation:
-            pass
-        return generation.facts
+def _starting_the_server(pack: Path, source: Path, rounds: int) -> Row:
+    """Measure what is added until the server listens; what it reads is cached on both sides."""
+    common = ["--port", "0", "-c", "1024"]
+    alone = [sys.executable, "-m", "moepack.programs.server", "-m", str(source), *common]
+    sides = {
+        "ours": partial(_seconds_to_listen, [*MOEPACK, "serve", "--quiet", str(pack), *common]),
+        "alone": partial(_seconds_to_listen, alone),
+    }
+    for side in sides.values():
+        side()
+    seconds = in_turns(sides, rounds)
+    added = [ours - theirs for ours, theirs in zip(*seconds.values(), strict=True)]
+    return limit_row("serve, until it listens: beyond the server", added, "s", _MOST_START)
+
+
+def _seconds_to_listen(command: Sequence[str]) -> float:
+    """Return how long a server takes until clients can reach it, with its model loaded."""
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        is_listening = any(line.startswith(_LISTENING) for line in server.stdout)
+        seconds = time.perf_counter() - began
+        server.terminate()
+    if not is_listening:
+        raise RuntimeError(f"{' '.join(command)}: ended before it listened")
+    return seconds
 
 
 def _rows(name: str, speed: EngineSpeed, peers: Mapping[str, float | None]) -> Iterator[Row]:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from moepack.forecasting.misses import WorkingSet
     from moepack.forecasting.published import published_formula
     from moepack.hotness.measure import measure_hotness
-    from moepack.llama_cpp.sampling import Sampling
     from moepack.mounting.mount import mount
     from moepack.packing.pack_model import pack_model
     from moepack.packing.ranking import rank_pack
@@ -40,10 +39,9 @@ if TYPE_CHECKING:
     from moepack.packing.shard_index import index_model
     from moepack.placing.place import place
     from moepack.programs.calls import run, serve
+    from moepack.programs.sampling import Sampling
     from moepack.report.inspection import inspect, shape_of
     from moepack.report.listing import list_pack
-    from moepack.running.chat import Message
-    from moepack.running.model import Model
     from moepack.shape import ModelShape
     from moepack.simulation.simulate import simulate
     from moepack.trace.formats.importing import import_trace
@@ -84,8 +82,6 @@ _ROOMS = {
     "ExpertHotness": "reading.locations",
     "ExpertKey": "keys",
     "MachineError": "errors",
-    "Message": "running.chat",
-    "Model": "running.model",
     "ModelShape": "shape",
     "MoepackError": "errors",
     "Pack": "reading.pack",
@@ -94,7 +90,7 @@ _ROOMS = {
     "ReadOptions": "trace.formats.registry",
     "Reader": "reading.reader",
     "RequestError": "errors",
-    "Sampling": "llama_cpp.sampling",
+    "Sampling": "programs.sampling",
     "SourceError": "errors",
     "Statistics": "reading.budget",
     "TensorLocation": "reading.locations",
@@ -135,8 +131,6 @@ __all__ = [
     "ExpertHotness",
     "ExpertKey",
     "MachineError",
-    "Message",
-    "Model",
     "ModelShape",
     "MoepackError",
     "Pack",

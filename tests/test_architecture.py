@@ -23,7 +23,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llama_cpp": {"moepack"},
     "trace": {"moepack", "storage"},
     "trace.formats": {"moepack", "source", "trace"},
-    "trace.recording": {"moepack", "source", "trace", "llama_cpp"},
     "hotness": {"moepack", "storage", "reading", "trace", "trace.formats"},
     "caching": {"moepack"},
     "simulation": {"moepack", "trace", "trace.formats", "caching"},
@@ -42,12 +41,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mounting": {"moepack", "format", "storage", "reading"},
     "pager": {"moepack", "format", "storage", "reading", "caching", "machine", "engines"},
     "programs": {"moepack", "storage", "reading", "packing", "engines", "trace", "pager"},
-    "running": {
-        *("moepack", "format", "storage", "reading", "llama_cpp", "trace", "trace.recording"),
-        *("packing", "caching", "machine", "engines", "footprint"),
+    "trace.recording": {
+        *("moepack", "source", "reading", "llama_cpp", "trace", "packing", "pager", "programs"),
     },
     "bench": {
-        *("moepack", "storage", "source", "reading", "llama_cpp"),
+        *("moepack", "storage", "source", "reading", "footprint", "pager", "programs"),
         *("trace", "trace.formats", "hotness", "machine"),
     },
     "report": {
@@ -80,7 +78,7 @@ DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
         *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
-        *("llama_cpp", "running", "simulation", "forecasting", "placing", "programs"),
+        *("simulation", "forecasting", "placing", "programs"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

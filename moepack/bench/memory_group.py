@@ -12,6 +12,10 @@ _ROOTS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", None),
 )
 """Of both versions of control groups (cgroups(7)): where they are, and their limits."""
+_EVENTS = ("memory.events", "memory.oom_control")
+"""Of both versions, the files that count processes which were killed."""
+_SYSTEM_EVENTS = Path("/proc/vmstat")
+_KILLS = "oom_kill"
 
 
 class MemoryGroup:
@@ -24,6 +28,27 @@ class MemoryGroup:
         """Return a command that runs `arguments` within the limit."""
         script = 'echo $$ > "$0" && exec "$@"'
         return ["sh", "-c", script, str(self._folder / "cgroup.procs"), *arguments]
+
+    @property
+    def kill_count(self) -> int:
+        """How many of its processes were killed for want of memory."""
+        return sum(_kill_count(self._folder / name) for name in _EVENTS)
+
+
+def kill_count(group: MemoryGroup | None) -> int:
+    """Return how many processes were killed for want of memory: in a group, or in the system.
+
+    0 where the system does not say.
+    """
+    return _kill_count(_SYSTEM_EVENTS) if group is None else group.kill_count
+
+
+def _kill_count(file: Path) -> int:
+    try:
+        words = file.read_text().split()
+        return int(words[words.index(_KILLS) + 1])
+    except (OSError, ValueError):
+        return 0
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ The rules, which simulation and running share:
   is over it until the next one.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -117,13 +117,19 @@ class ExpertCache:
     def _shrink(self, kept: frozenset[ExpertKey]) -> list[ExpertKey]:
         given_up = []
         while self.held_length > self.budget:
-            key = self._policy.give_up(kept)
+            key = self.evict(kept)
             if key is None:
                 break
             given_up.append(key)
+        return given_up
+
+    def evict(self, kept: Container[ExpertKey]) -> ExpertKey | None:
+        """Evict an expert that is not among `kept`; return it, None where there is none."""
+        key = self._policy.give_up(kept)
+        if key is not None:
             self._held.remove(key)
             self.held_length -= self._lengths[key]
-        return given_up
+        return key
 
     def resize(self, budget: int) -> list[ExpertKey]:
         """Have another budget, of at least what is pinned; return what has to go for it."""
@@ -181,6 +187,14 @@ class LayerCaches:
         self.budget = budget
         share = budget // max(1, len(self._caches))
         return [key for cache in self._caches.values() for key in cache.resize(share)]
+
+    def evict(self, kept: Container[ExpertKey]) -> ExpertKey | None:
+        """Evict an expert that is not among `kept`, of the fullest layer that has one."""
+        for cache in sorted(self._caches.values(), key=lambda cache: -cache.held_length):
+            key = cache.evict(kept)
+            if key is not None:
+                return key
+        return None
 
     def drop(self, keys: Iterable[ExpertKey]) -> None:
         """Let experts go that could not be read after all."""

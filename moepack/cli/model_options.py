@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from moepack.cli.parameters import Length
+from moepack.cli.parameters import Length, PathName
 from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 
 _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -41,6 +41,13 @@ _PAGER = (
         default="first",
         show_default=True,
         help="When what was read is compared with its digest.",
+    ),
+    click.option(
+        "--trace",
+        "trace_path",
+        type=PathName(),
+        metavar="FILE",
+        help="Record what routers choose, as far as it is computed.",
     ),
 )
 

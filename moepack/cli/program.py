@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,8 +16,12 @@ from moepack.errors import MoepackError, RequestError
 
 if TYPE_CHECKING:
     from moepack.pager.pager import Pager
+    from moepack.programs.trace_writer import TraceWriter
+    from moepack.reading.pack import Pack
 
-_PAGERS = {"source_or_pack", "memory", "policy", "pin", "backend", "check", "stats"}
+_PAGERS = {
+    *("source_or_pack", "memory", "policy", "pin", "backend", "check", "trace_path", "stats"),
+}
 """The parameters of `run` that are not the program's own matter."""
 _SECONDS_BETWEEN = 5.0
 
@@ -82,7 +87,8 @@ def run_command(
 
     if not command:
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
-    with open_model(source_or_pack) as pack:
+    trace_path = options["trace_path"]
+    with open_model(source_or_pack) as pack, trace_to(trace_path, pack) as trace:
         pager_options = PagerOptions(
             memory=options["memory"],
             policy=options["policy"],
@@ -94,12 +100,32 @@ def run_command(
         variables = {} if is_ours else llama_variables(command, os.environ)
         watcher = _Watcher(stats, variables)
         listener = Listener(watcher.begun, _say_failed, watcher.tick)
-        end = run_program(pack, command, pager_options, listener, variables)
+        end = run_program(pack, command, pager_options, listener, variables, trace)
     if end.has_mapped and not is_quiet():
         say(program_text.usage(end.usage), err=True)
     elif not end.has_mapped and not is_ours:
-        complain("note", "the program has ended and never mapped the model: give it the path {}")
+        complain(
+            "note",
+            "the program has ended and never mapped the model: give it the path {}, and have it "
+            "map the file, not read it (use_mmap in llama.cpp's interfaces)",
+        )
     context.exit(end_like(end.returncode))
+
+
+@contextmanager
+def trace_to(
+    path: str | None, pack: Pack, *, has_requests: bool = False
+) -> Iterator[TraceWriter | None]:
+    """Give what writes a trace, None without a path, and say where there is none in the end."""
+    from moepack.programs.trace_writer import TraceWriter
+
+    if path is None:
+        yield None
+        return
+    with TraceWriter(path, pack, has_requests=has_requests) as trace:
+        yield trace
+    if trace.is_empty:
+        complain("note", "no router has chosen anything: no trace was written")
 
 
 class _Watcher:

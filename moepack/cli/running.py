@@ -10,7 +10,7 @@ import click
 from moepack.cli.chat import chat, print_text
 from moepack.cli.model_options import engine_options, sampling_options
 from moepack.cli.parameters import InputFile
-from moepack.cli.program import CommandWithRest, check_options, run_command
+from moepack.cli.program import CommandWithRest, check_options, run_command, trace_to
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
@@ -25,14 +25,12 @@ from moepack.errors import RequestError
 if TYPE_CHECKING:
     from moepack.programs.model_server import ModelServer
     from moepack.programs.sampling import Sampling
+    from moepack.programs.trace_writer import TraceWriter
     from moepack.reading.pack import Pack
 
 
 MAX_PROMPT = 1 << 24
 """Characters of a prompt from a file: no context that there is has room for more."""
-
-_BATCH = 2048
-"""llama.cpp's default: a micro-batch is a part of a batch."""
 
 
 @click.command(cls=CommandWithRest, rest="PROGRAM ARGUMENTS")
@@ -90,11 +88,15 @@ def run(
 
     text = _prompt(prompt, prompt_path)
     _check(text, raw, system, as_json)
-    with open_model(source_or_pack) as pack:
+    trace_path = engine.pop("trace_path")
+    with (
+        open_model(source_or_pack) as pack,
+        trace_to(trace_path, pack, has_requests=True) as trace,
+    ):
         is_plain = raw or (text is not None and system is None and not has_chat_template(pack))
         if not is_plain:
             check_chats(pack)
-        with _start(pack, **engine) as server:
+        with _start(pack, trace, **engine) as server:
             if not is_quiet() and not as_json:
                 say(program_text.beginning(server.pager.budget, server.pager.floor), err=True)
             options: Any = {"sampling": sampling, "count": tokens}
@@ -128,19 +130,24 @@ def _check(text: str | None, raw: bool, system: str | None, as_json: bool) -> No
 
 
 def _start(
-    pack: Pack, *, context: int, threads: int | None, micro_batch: int, pin: int, **options: Any
+    pack: Pack,
+    trace: TraceWriter | None,
+    *,
+    context: int,
+    threads: int | None,
+    micro_batch: int,
+    pin: int,
+    **options: Any,
 ) -> ModelServer:
     """Serve a model for this process alone: nobody else has the key."""
     from moepack.pager.pager import PagerOptions
+    from moepack.programs.command import single_text_options
     from moepack.programs.model_server import ModelServer
 
-    words = ["-c", str(context), "-np", "1", "--cache-ram", "0"]
-    words += ["-b", str(max(micro_batch, _BATCH)), "-ub", str(micro_batch)]
-    if threads is not None:
-        words += ["-t", str(threads)]
+    words = single_text_options(context, threads, micro_batch)
     pager_options = PagerOptions(pinned=pin, micro_batch=micro_batch, **options)
     key = secrets.token_urlsafe()
-    return ModelServer(pack, pager_options, options=words, api_key=key)
+    return ModelServer(pack, pager_options, options=words, api_key=key, trace=trace)
 
 
 def _prompt(text: str | None, path: str | None) -> str | None:

@@ -7,7 +7,7 @@ import click
 
 import moepack
 from moepack.cli.files import force_option, output_file, output_option, picture_file
-from moepack.cli.parameters import InputFile, OutputFile, PathName
+from moepack.cli.parameters import InputFile, Length, OutputFile, PathName
 from moepack.cli.progress import progress
 from moepack.cli.terminal import json_option, quiet_option, show, sum_up, verbose_option
 from moepack.cli.trace_options import format_option, lenient_option
@@ -146,8 +146,8 @@ def concentration(
     "model_path",
     required=True,
     type=PathName(),
-    metavar="SHARD",
-    help="The first shard.",
+    metavar="SOURCE_OR_PACK",
+    help="A pack, or any shard.",
 )
 @click.option(
     "--prompts",
@@ -183,7 +183,13 @@ def concentration(
     "--threads", type=click.IntRange(1, MAX_THREADS), help="Of llama.cpp; by default one a CPU."
 )
 @click.option(
-    "--no-repack", is_flag=True, help="Leave weights in the files: for a model beyond memory."
+    "--no-repack", is_flag=True, help="Leave weights in the files, in the pages that they have."
+)
+@click.option(
+    "--memory",
+    type=Length(word="floor"),
+    metavar="SIZE",
+    help="Read experts when they are chosen, and keep so much: 8GiB, floor.",
 )
 @quiet_option
 @verbose_option
@@ -201,9 +207,12 @@ def record(
     seed: int,
     threads: int | None,
     no_repack: bool,
+    memory: int | Literal["floor"] | None,
     as_json: bool,
 ) -> None:
     """Run llama.cpp on prompts and record what the router chooses.
+
+    Of a pack, and with --memory, experts are read when they are chosen: for models beyond memory.
 
     Interrupted, it keeps the prompts that were finished; with --resume it goes on with the others.
 
@@ -229,6 +238,7 @@ def record(
             seed=seed,
             threads=threads,
             repack=not no_repack,
+            memory=memory,
             progress=advanced,
         )
     sum_up(replace(summary, path=output), as_json, trace_text.imported)

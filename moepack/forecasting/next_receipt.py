@@ -26,12 +26,11 @@ def next_receipt(
         return None
     path = shell_word(model.path)
     if "stream" in kinds:
-        budgets = [receipt.budget for receipt in receipts if receipt.kind == "stream"]
-        count = len(budgets)
+        runs = [receipt for receipt in receipts if receipt.kind == "stream"]
+        count = len(runs)
         if count >= _ENOUGH:
             return None
-        is_floor = any(budget and budget <= (model.step_length or 0) for budget in budgets)
-        memory = "" if is_floor else " --memory floor"
+        memory = "" if any(run.is_near_floor for run in runs) else " --memory floor"
         options = f"-n 100{memory} --json"
         return f'moepack run {path} -p "…" {options} > receipt-{count + 1}.json'
     gguf = "MODEL.gguf" if named_pack(model.path) else path

@@ -31,9 +31,9 @@ class Receipt(NamedTuple):
     `place` is where it stands in the file at `path`. `model_length` is the bytes of all tensors.
     `cpu_layer_count` is N of `--n-cpu-moe N`, `overrides` are patterns of tensors that are kept in
     memory. `depth` is how many tokens were there before those that were measured. `budget` is the
-    bytes of a cache of experts, `read_length` what a token read of the drive, `read_seconds` how
-    long it waited for it. `fields` are those of the file that say so. `flaw` says why it can
-    calibrate nothing.
+    bytes of a cache of experts, `floor` what one step needs of them, `read_length` what a token
+    read of the drive, `read_seconds` how long it waited for it. `fields` are those of the file that
+    say so. `flaw` says why it can calibrate nothing.
     """
 
     path: str
@@ -46,10 +46,16 @@ class Receipt(NamedTuple):
     gpu_layer_count: int | None = None
     overrides: tuple[str, ...] = ()
     budget: int | None = None
+    floor: int | None = None
     read_length: float = 0.0
     read_seconds: float = 0.0
     fields: tuple[str, ...] = ()
     flaw: str | None = None
+
+    @property
+    def is_near_floor(self) -> bool:
+        """Whether it had little more memory for experts than one step needs."""
+        return bool(self.budget and self.floor and self.budget <= 2 * self.floor)
 
     def keeps_in_memory(self, layer: int) -> bool:
         """Say whether the experts of a layer are in memory, while the rest is in VRAM.
@@ -227,6 +233,7 @@ def _of_run(entry: _Entry) -> Receipt:
     flaw = None
     if entry.count("prefetched") > _FEW * entry.count("misses"):
         flaw = "experts were read ahead, which helps at some budgets only"
+    memory = entry.part("memory")
     return Receipt(
         entry.path,
         entry.place,
@@ -234,7 +241,8 @@ def _of_run(entry: _Entry) -> Receipt:
         int(length),
         entry.speed("seconds", steps / seconds),
         prompt + steps / 2,
-        budget=entry.part("memory").count("experts") or None,
+        budget=memory.count("experts") or None,
+        floor=memory.count("floor") or None,
         read_length=entry.amount("read_length") / steps,
         read_seconds=read_seconds / steps,
         fields=tuple(entry.used),

@@ -16,34 +16,10 @@ Chosen = Mapping[int, Choice]
 """By layer, what its router chose for each token of a batch."""
 
 
-def decode(
-    library: Any,
-    context: int,
-    tokens: Sequence[int],
-    errors: ErrorLines,
-    *,
-    path: str | os.PathLike[str],
-    all_outputs: bool = False,
-) -> None:
-    """Go on with `tokens`, the model's from `path`; there are logits of the last one, or of all.
-
-    Raises MachineError in llama.cpp's own words where it refuses.
-    """
-    ids = np.array(tokens, np.int32)
-    outputs = np.full(len(ids), all_outputs, np.int8)
-    outputs[-1] = True
-    batch = Batch(len(ids), token=ids.ctypes.data, logits=outputs.ctypes.data)
-    errors.clear()
-    status = library.llama_decode(context, batch)
-    if status != 0:
-        raise MachineError(f"llama.cpp cannot decode (status {status}): {errors}", path=path)
-
-
 class RoutedDecoder:
     """Decodes with the context at `context`, whose routers `routers` watch, in calls of `calls`.
 
-    `path` is the model's, for messages. With `all_choices` each router runs for each token; without
-    it the last layer computes only what is asked for.
+    `path` is the model's, for messages.
     """
 
     def __init__(
@@ -55,7 +31,6 @@ class RoutedDecoder:
         routers: Routers,
         *,
         path: str | os.PathLike[str],
-        all_choices: bool,
     ) -> None:
         self._library = library
         self._context = context
@@ -63,19 +38,15 @@ class RoutedDecoder:
         self._calls = calls
         self._routers = routers
         self._path = path
-        self._all_choices = all_choices
 
     def decode(self, tokens: Sequence[int], layers: Collection[int]) -> Chosen:
         """Go on with `tokens`; return what the routers of `layers`, which must be all, chose.
 
-        Without layers no router is watched: llama.cpp computes a little faster, and an interruption
-        comes up when it has computed all tokens.
         Raises what the routers' watcher raised; else MachineError where llama.cpp refuses, and
         where other layers chose.
         """
         routers = self._routers
-        token_count = len(tokens) if self._all_choices else None
-        routers.begin(token_count, watches=bool(layers))
+        routers.begin(len(tokens))
         try:
             self._calls.run(lambda: self._decode(tokens))
         except MachineError:
@@ -90,8 +61,12 @@ class RoutedDecoder:
         return routers.chosen
 
     def _decode(self, tokens: Sequence[int]) -> None:
-        decode(
-            *(self._library, self._context, tokens, self._errors),
-            path=self._path,
-            all_outputs=self._all_choices,
-        )
+        ids = np.array(tokens, np.int32)
+        # The last layer computes only tokens whose output is asked for.
+        outputs = np.ones(len(ids), np.int8)
+        batch = Batch(len(ids), token=ids.ctypes.data, logits=outputs.ctypes.data)
+        self._errors.clear()
+        status = self._library.llama_decode(self._context, batch)
+        if status != 0:
+            problem = f"llama.cpp cannot decode (status {status}): {self._errors}"
+            raise MachineError(problem, path=self._path)

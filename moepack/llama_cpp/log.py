@@ -2,7 +2,6 @@
 
 import ctypes
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Self
 
 from moepack.llama_cpp.structs import LogCallback
@@ -18,13 +17,11 @@ _kept_callbacks: list[Any] = []
 class ErrorLines:
     """Keeps llama.cpp's last error lines, and all else that it logs off the terminal.
 
-    A context manager: whoever had the log before has it again afterwards. Each of `heard` is called
-    with each line of any level, while llama.cpp waits; it must raise nothing.
+    A context manager: whoever had the log before has it again afterwards.
     """
 
-    def __init__(self, library: Any, *heard: Callable[[str], None]) -> None:
+    def __init__(self, library: Any) -> None:
         self._library = library
-        self._heard = heard
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._callback = LogCallback(self._add)
         _kept_callbacks.append(self._callback)
@@ -39,11 +36,8 @@ class ErrorLines:
         self._library.llama_log_set(*self._before)
 
     def _add(self, level: int, text: bytes, _: object) -> None:
-        line = text.decode(errors="replace").strip()
-        for hear in self._heard:
-            hear(line)
         if level == _ERROR:
-            self._lines.append(line)
+            self._lines.append(text.decode(errors="replace").strip())
 
     def clear(self) -> None:
         """Forget the lines so far."""

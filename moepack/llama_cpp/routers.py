@@ -6,7 +6,6 @@ experts are used.
 """
 
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -26,17 +25,12 @@ Choice = Matrix
 class Routers:
     """Takes from each graph what its routers chose, once of each layer.
 
-    `met` is called with a layer and all experts that it chose, while llama.cpp waits; after it,
-    where they are one token's, `passed` with the layer and the tensor's address. C cannot carry an
-    exception, so the first is kept in `error`; the graph is left then.
+    C cannot carry an exception, so the first is kept in `error`; the graph is left then.
     """
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self.met: Callable[[int, list[int]], None] | None = None
-        self.passed: Callable[[int, int], None] | None = None
-        self._watches = True
-        self._token_count: int | None = 0
+        self._token_count = 0
         self._matrices = Matrices(library)
         self.chosen: dict[int, Choice] = {}
         """By layer, in the order in which the layers ran."""
@@ -44,13 +38,9 @@ class Routers:
         self.stopped = False
         self.callback = tensors.watch(_PREFIX, self._handle)
 
-    def begin(self, token_count: int | None, *, watches: bool = True) -> None:
-        """Expect a graph in which each layer chooses for so many tokens; None for any number.
-
-        A graph that is not watched runs without being parted at each router.
-        """
+    def begin(self, token_count: int) -> None:
+        """Expect a graph in which each layer chooses for so many tokens."""
         self.chosen, self.error, self.stopped = {}, None, False
-        self._watches = watches
         self._token_count = token_count
         self._matrices = Matrices(self._library)
 
@@ -62,23 +52,18 @@ class Routers:
         try:
             layer = _layer_of(tensors.name_of(tensor))
             if asks:
-                return layer is not None and self._watches
+                return layer is not None
             if layer is not None:
-                choice = self._matrices.read(tensor)
-                is_one = layer not in self.chosen and choice.row_count == 1
-                self.take(layer, choice)
-                if self.passed is not None and is_one and not self.stopped:
-                    self.passed(layer, tensor)
+                self._take(layer, self._matrices.read(tensor))
         except BaseException as error:
             self.error = self.error or error
         return not self.stopped and self.error is None
 
-    def take(self, layer: int, choice: Choice) -> None:
-        """Take what a layer's router chose."""
+    def _take(self, layer: int, choice: Choice) -> None:
         if layer in self.chosen:
             self._check_same(layer, choice)
             return
-        if self._token_count not in (None, choice.row_count):
+        if choice.row_count != self._token_count:
             # llama.cpp leaves out what no output needs: the last layer would be counted too low.
             raise MachineError(
                 "the router did not run for each token",
@@ -87,8 +72,6 @@ class Routers:
                 found=choice.row_count,
             )
         self.chosen[layer] = choice
-        if self.met is not None:
-            self.met(layer, choice.values)
 
     def _check_same(self, layer: int, choice: Choice) -> None:
         # Grovemoe lets a router choose once more, the same, for the experts that others share. For

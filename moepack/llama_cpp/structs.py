@@ -10,8 +10,7 @@ from typing import Any
 from moepack import extras
 from moepack.errors import MachineError
 
-TYPE_F32, TYPE_I32 = 0, 26
-OP_ADD = 2
+TYPE_I32 = 26
 _OBJECT_LENGTH = 32
 """What ggml puts in front of each tensor of a context, in bytes."""
 

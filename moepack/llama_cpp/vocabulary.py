@@ -1,6 +1,5 @@
-"""The vocabulary of a loaded model: text to tokens and back."""
+"""The vocabulary of a loaded model: text to tokens."""
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,6 @@ MAX_TEXT = 1 << 26
 """Bytes of a text that is made into tokens: four for each token of the longest context."""
 _MOST_ADDED = 8
 """Beyond one for each byte: begin and end of a text, and what a vocabulary puts before it."""
-_PIECE_LENGTH = 64
-"""Bytes that nearly every token's text fits into."""
 
 
 class Vocabulary:
@@ -36,41 +33,24 @@ class Vocabulary:
             return None
         return int(self._library.llama_vocab_bos(self._vocabulary))
 
-    @property
-    def eos(self) -> int | None:
-        """The token that ends a text, None where there is none."""
-        token = int(self._library.llama_vocab_eos(self._vocabulary))
-        return token if token >= 0 else None
-
-    def tokenize(self, text: str, *, adds_bos: bool = True) -> list[int]:
+    def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text, with BOS if the vocabulary adds it. `<|…|>` may be one.
 
         Raises RequestError for more than MAX_TEXT bytes.
         """
         data = text.encode(errors="replace")
-        if len(data) > MAX_TEXT:  # a hostile template makes gigabytes, at which llama.cpp aborts
+        if len(data) > MAX_TEXT:  # of gigabytes llama.cpp aborts
             expected = f"up to {MAX_TEXT:,} bytes"
             raise RequestError("a text that is too long", expected=expected, found=len(data))
         tokens = np.empty(len(data) + _MOST_ADDED, np.int32)
         for _ in range(2):  # the first call tells how many there are, should they be more than that
-            arguments = len(data), tokens.ctypes.data, len(tokens), adds_bos, True
+            arguments = len(data), tokens.ctypes.data, len(tokens), True, True
             count = self._library.llama_tokenize(self._vocabulary, data, *arguments)
             tokens = np.empty(-count, np.int32) if count < 0 else tokens
         return [int(token) for token in tokens[: max(count, 0)]]
 
-    def text_of(self, token: int, *, special: bool = False) -> bytes:
-        """Return a token's text, which may be a part of a character; `special` ones if asked."""
-        length = _PIECE_LENGTH
-        while True:
-            buffer = ctypes.create_string_buffer(length)
-            arguments = token, buffer, length, 0, special
-            count = self._library.llama_token_to_piece(self._vocabulary, *arguments)
-            if count >= 0:
-                return buffer.raw[:count]
-            length = -count
-
     def ends(self, token: int) -> bool:
-        """Say whether a model ends its answer with this token."""
+        """Return whether a model ends its answer with this token."""
         return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))
 
     def check(self, tokens: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from moepack.pager.messages import Do, Said, Say, op
 from moepack.sizes import align
 
 _PAGE = mmap.PAGESIZE
-_AWAITED = 1 << 31
+_AWAITED, _COPIED = 1 << 31, 1 << 30
 _USERFAULTFD = "anon_inode:[userfaultfd]"
 _PATIENCE = 1.0
 """Seconds in which a process evicts what it is told to; one that was stopped does not."""
@@ -32,13 +32,15 @@ class ProgramEndedError(Exception):
 class Choice(NamedTuple):
     """What a layer's router chose: for each of `token_count` tokens as many experts, in turn.
 
-    The program waits for them where it `is_awaited`: not all are mapped.
+    The program waits for them where it `is_awaited`: not all are mapped. It does not need them
+    where it `is_copied`: it copied all of the layer while it loaded, as into a GPU's memory.
     """
 
     layer: int
     token_count: int
     experts: Sequence[int]
     is_awaited: bool
+    is_copied: bool = False
 
 
 class Region(NamedTuple):
@@ -302,7 +304,8 @@ class _Ring:
             experts = self._read(tail + 3, count)
             tail += 3 + count
             self._tail[0] = tail
-            yield Choice(word & ~_AWAITED, row_count, experts, is_awaited)
+            layer = word & ~(_AWAITED | _COPIED)
+            yield Choice(layer, row_count, experts, is_awaited, bool(word & _COPIED))
 
     def _read(self, start: int, count: int) -> list[int]:
         first = start % messages.RING_WORDS

@@ -111,7 +111,7 @@ class MappedShards:
         """
         path = self._paths[file]
         for tensor in self._pack.dense():
-            if tensor.path == path and tensor.length and not _is_row_table(tensor.name):
+            if tensor.path == path and tensor.length and not is_row_table(tensor.name):
                 start = tensor.offset // _PAGE * _PAGE
                 end = tensor.offset + tensor.length
                 yield op(Do.WANTED, file=file, offset=start, length=end - start)
@@ -230,7 +230,8 @@ def _families(pack: Pack) -> Iterator[PackedFamily]:
     return (family for family in pack.index.families if family.layer in layers)
 
 
-def _is_row_table(name: str) -> bool:
+def is_row_table(name: str) -> bool:
+    """Return whether a tensor is looked up by row: it stays on the drive."""
     return any(part in name for part in _ROW_TABLES)
 
 

@@ -23,8 +23,8 @@ class Mapper:
     """Maps experts of `residents` in the processes `clients`.
 
     `shared` has the pages of an image that parts share; None where programs map the shards.
-    `chosen` is called with each choice: choices are announced then even where all experts are in
-    memory. Methods raise what reading raises, and ProgramEndedError.
+    `chosen` is called with each choice, its process and context: choices are announced then even
+    where all experts are in memory. Methods raise what reading raises, and ProgramEndedError.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Mapper:
         model: MappedModel,
         residents: Residents,
         shared: SharedPages | None,
-        chosen: Callable[[Choice], None] | None,
+        chosen: Callable[[Client, int, Choice], None] | None,
     ) -> None:
         self._model, self._residents, self._shared = model, residents, shared
         self._chosen = chosen
@@ -51,37 +51,38 @@ class Mapper:
     def count_choices(self) -> None:
         """Count what was chosen and is mapped."""
         for client in self.clients:
-            for _, choice in client.choices():
-                self._count(choice)
+            for context, choice in client.choices():
+                self._count(client, context, choice)
 
     def follow(self, client: Client) -> None:
         """Count what was chosen, and read ahead of a prompt that found all of it mapped."""
         last: Choice | None = None
-        for _, last in client.choices():
-            self._count(last)
+        for context, last in client.choices():
+            self._count(client, context, last)
         if last is not None and last.token_count >= MANY:
             self._prefetch(_keys(last), last.token_count)
 
     def take_awaited(self, client: Client, context: int) -> Choice | None:
         """Return the choice that a context waits for; count those before it."""
         awaited: Choice | None = None
-        for _, choice in client.choices(context):
+        for number, choice in client.choices(context):
             if choice.is_awaited:
                 awaited = choice
-                self._record(choice)
+                self._record(client, number, choice)
             else:
-                self._count(choice)
+                self._count(client, number, choice)
         return awaited
 
-    def _count(self, choice: Choice) -> None:
-        keys = _keys(choice)
-        self._prompts.begin_step(keys, choice.token_count)
-        self._residents.count(keys)
-        self._record(choice)
+    def _count(self, client: Client, context: int, choice: Choice) -> None:
+        if not choice.is_copied:
+            keys = _keys(choice)
+            self._prompts.begin_step(keys, choice.token_count)
+            self._residents.count(keys)
+        self._record(client, context, choice)
 
-    def _record(self, choice: Choice) -> None:
+    def _record(self, client: Client, context: int, choice: Choice) -> None:
         if self._chosen is not None:
-            self._chosen(choice)
+            self._chosen(client, context, choice)
 
     def bring(self, client: Client, choice: Choice, sequence: int) -> None:
         """Have what a layer chose read, and mapped by the process; answer its request then."""

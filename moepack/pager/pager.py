@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
 import selectors
@@ -11,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
@@ -24,16 +23,14 @@ from moepack.pager.mapped_model import map_model, slot_room
 from moepack.pager.mapper import Mapper, UnknownExpertsError
 from moepack.pager.messages import Do, Said, Say, op
 from moepack.pager.prefetcher import Prefetcher
-from moepack.pager.record import Batch, ChoiceRecord
+from moepack.pager.record import Call, ChoiceRecord
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.reading.pack import Pack
 from moepack.shape import ROUTED_FAMILY, ModelShape
-from moepack.sizes import align
 from moepack.storage.backend import Backend
 
 _FAILED, _FOREIGN = 1, 2
-_SPARE_SHARE = 16
 _SECONDS_BETWEEN = 1.0
 """How often it looks at what memory is free."""
 _CREDENTIALS = struct.Struct("3i")
@@ -94,7 +91,7 @@ class Pager:
     ) -> None:
         self._failed = failed
         self._lock = threading.Lock()
-        self._record = ChoiceRecord() if records else None
+        self._record = ChoiceRecord(pack.shape.without_mtp()) if records else None
         self._memory: int | None = None
         """The bytes that were given for experts; None where they follow what is free."""
         self.has_served = False
@@ -147,9 +144,6 @@ class Pager:
         self._memory = least if options.memory == "floor" else options.memory
         given = available_memory() if self._memory is None else self._memory
         check_memory(given, least, options.micro_batch)
-        # Slots of one length are no use for another: with some to spare, few are ever freed.
-        others = (len(set(rooms.values())) - 1) * self._reserve
-        self._reserve += align(min(others, (given - least) // _SPARE_SHARE), mmap.PAGESIZE)
         self._free = FreeMemory(least, sum(rooms.values()) + self._reserve)
 
     def _budget(self) -> int:
@@ -202,12 +196,22 @@ class Pager:
             holds_all=self._residents.holds_all,
         )
 
-    def take_batches(self) -> list[Batch]:
-        """Take what was chosen since the last time, by call of the model; in any thread."""
+    def begin_request(self) -> None:
+        """Take that what is chosen from now on belongs to another request; in any thread."""
+        if self._record is not None:
+            with self._lock:
+                self._mapper.count_choices()
+                self._record.request_count += 1
+
+    def take_calls(self, *, with_open: bool = False) -> list[Call]:
+        """Take what was chosen since the last time, by call of the model; in any thread.
+
+        Of each context the last call may go on: it is taken `with_open` ones.
+        """
         assert self._record is not None
         with self._lock:
             self._mapper.count_choices()
-            return self._record.take()
+            return self._record.take(with_open=with_open)
 
     def serve(self, ending: int, tick: Callable[[], None] = lambda: None) -> None:
         """Serve programs until the descriptor `ending` is readable; call `tick` each second."""
@@ -273,7 +277,11 @@ class Pager:
         self._selector.unregister(client.fileno())
         if client.faults is not None:
             self._selector.unregister(client.faults)
+        with suppress(struct.error, ValueError):  # its ring may be what it was left for
+            self._mapper.count_choices()  # what it chose last
         self._mapper.clients.remove(client)
+        if self._record is not None:
+            self._record.end(client)
         client.close()
 
     def _answer(self, client: Client, said: Said) -> None:

@@ -57,7 +57,8 @@ enum {
     EXIT_CODE = 70,      /* EX_SOFTWARE of sysexits.h: the pager is gone */
 };
 
-static const uint32_t AWAITED = 1u << 31; /* with the layer of a choice that is waited for */
+/* With the layer of a choice: it is waited for; its experts are copies, which need not be brought. */
+static const uint32_t AWAITED = 1u << 31, COPIED = 1u << 30;
 
 /* What the pager tells: a message is an array of these. */
 enum { OP_MAP, OP_RESIDENT, OP_EVICT, OP_RESTORE, OP_DENSE, OP_WANTED, OP_WATCH, OP_ANSWER, OP_DONE };
@@ -104,7 +105,6 @@ struct context { /* of llama.cpp, by its scheduler */
     int32_t *ids;
     size_t id_room;
     struct ring *ring;
-    bool told_half;
     uint64_t last_use;
 };
 
@@ -129,6 +129,7 @@ static struct file_name *files;
 static int *descriptors; /* of `files`, for mapping them again; -1: not mapped yet */
 static struct ring *rings;
 static uint8_t *resident; /* by layer and expert */
+static uint8_t *in_place; /* by layer: its experts are used where they are mapped; last: any tensor is */
 static struct context contexts[MAX_CONTEXTS];
 static struct region regions[MAX_REGIONS];
 static unsigned context_count, region_count;
@@ -224,37 +225,39 @@ static int each_mapping(const struct op *op, int (*work)(char *, uint64_t, const
     return error;
 }
 
+/* Map a range of a file in the place of what is there; return 0 or an errno. */
+static int map_over(char *address, uint64_t length, int flags, int descriptor, uint64_t offset) {
+    void *mapped = real_mmap(address, length, PROT_READ, MAP_SHARED | MAP_FIXED | flags, descriptor, (off_t)offset);
+    return mapped == MAP_FAILED ? errno : 0;
+}
+
 /* Where faults are the pager's, pages have to be in the tables; the system's own are faster then. */
 static int map_slot(char *address, uint64_t length, const struct op *op, uint64_t behind) {
-    int flags = MAP_SHARED | MAP_FIXED | (faults >= 0 ? MAP_POPULATE : 0);
-    if (real_mmap(address, length, PROT_READ, flags, pool, (off_t)(op->source + behind)) == MAP_FAILED) return errno;
-    if (faults >= 0 && !watch_faults(address, length, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR))
-        return errno;
-    return 0;
+    int error = map_over(address, length, faults >= 0 ? MAP_POPULATE : 0, pool, op->source + behind);
+    if (error || faults < 0) return error;
+    return watch_faults(address, length, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR) ? 0 : errno;
 }
 
 /* Have the base there again. In an image the slot stays, but each access is a fault from now on. */
 static int restore(char *address, uint64_t length, const struct op *op, uint64_t behind) {
     if (faults >= 0) return madvise(address, length, MADV_DONTNEED) ? errno : 0;
-    int descriptor = descriptors[op->file], flags = MAP_SHARED | MAP_FIXED;
-    void *base = real_mmap(address, length, PROT_READ, flags, descriptor, (off_t)(op->offset + behind));
-    return base == MAP_FAILED ? errno : 0;
+    return map_over(address, length, 0, descriptors[op->file], op->offset + behind);
 }
 
 /* Map a file of the pack, which the pager has open as `expert`. */
 static int map_dense(char *address, uint64_t length, const struct op *op, uint64_t behind) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)model.process, (int)op->expert);
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC), flags = MAP_SHARED | MAP_FIXED;
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) return errno;
-    void *base = real_mmap(address, length, PROT_READ, flags, descriptor, (off_t)(op->source + behind));
-    int error = base == MAP_FAILED ? errno : 0;
+    int error = map_over(address, length, 0, descriptor, op->source + behind);
     close(descriptor);
     return error;
 }
 
 static int want(char *address, uint64_t length, const struct op *op, uint64_t behind) {
     (void)op, (void)behind;
+    madvise(address, length, MADV_NORMAL);
     madvise(address, length, MADV_WILLNEED); /* as libllama asks for of the whole file */
     return 0;
 }
@@ -347,8 +350,9 @@ static void receive_welcome(void) {
     files = (struct file_name *)table;
     rings = (struct ring *)(table + names_length);
     resident = calloc((size_t)model.layer_count * model.expert_count, 1);
+    in_place = calloc((size_t)model.layer_count + 1, 1);
     descriptors = malloc(model.file_count * sizeof *descriptors);
-    if (table == MAP_FAILED || !resident || !descriptors) end_program("no memory");
+    if (table == MAP_FAILED || !resident || !in_place || !descriptors) end_program("no memory");
     memset(descriptors, -1, model.file_count * sizeof *descriptors);
 }
 
@@ -371,7 +375,7 @@ static void in_child(void) {
         if (model.experts_offset)
             real_mmap(region->address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         else
-            real_mmap(region->address, length, PROT_READ, MAP_SHARED | MAP_FIXED, descriptors[region->file], (off_t)region->start);
+            map_over(region->address, length, 0, descriptors[region->file], region->start);
     }
     region_count = 0;
     is_watching = false;
@@ -435,6 +439,9 @@ static void *map_model(uint32_t file, size_t length, int descriptor, off_t offse
     bool is_image = model.experts_offset != 0;
     void *address = real_mmap(NULL, length, PROT_READ, MAP_SHARED, is_image ? image : descriptor, offset);
     if (address == MAP_FAILED) return address;
+    /* What lies around the pages that experts share is not to be read with them: other experts, all of which
+     * come otherwise. */
+    if (!is_image) madvise(address, length, MADV_RANDOM);
     struct region region = {address, (uint64_t)offset, (uint64_t)offset + length, file};
     pthread_mutex_lock(&region_lock);
     bool is_known = region_count < MAX_REGIONS;
@@ -487,7 +494,6 @@ EXPORT int munmap(void *start, size_t length) {
 
 static bool is_model(const char *address) {
     bool is_ours = false;
-    if (!region_count) return false;
     pthread_mutex_lock(&region_lock);
     for (unsigned i = 0; i < region_count; i++)
         is_ours |= address >= regions[i].address && address < regions[i].address + (regions[i].end - regions[i].start);
@@ -573,8 +579,8 @@ static bool read_ids(struct context *context, const void *tensor, size_t *rows, 
     return true;
 }
 
-/* Write a choice to the ring; called with state_lock held. */
-static bool write_choice(struct context *context, uint32_t layer, size_t rows, size_t columns, bool is_awaited) {
+/* Write a choice to the ring, its layer with flags; called with state_lock held. */
+static bool write_choice(struct context *context, uint32_t layer, size_t rows, size_t columns) {
     struct ring *ring = context->ring;
     struct said message = {.kind = SAY_HALF_FULL, .index = (uint32_t)(context - contexts)};
     uint64_t count = rows * columns, head = ring->head;
@@ -583,13 +589,13 @@ static bool write_choice(struct context *context, uint32_t layer, size_t rows, s
         ask(message, -1);
         if (head + count + 3 - ring->tail > RING_WORDS) return false;
     }
-    uint32_t start[3] = {layer | (is_awaited ? AWAITED : 0), (uint32_t)rows, (uint32_t)columns};
+    uint32_t start[3] = {layer, (uint32_t)rows, (uint32_t)columns};
     for (unsigned i = 0; i < 3; i++) ring->words[head++ % RING_WORDS] = start[i];
     for (uint64_t i = 0; i < count; i++) ring->words[head++ % RING_WORDS] = (uint32_t)context->ids[i];
+    bool was_half = ring->head - ring->tail > RING_WORDS / 2;
     ring->head = head;
-    bool is_half = head - ring->tail > RING_WORDS / 2;
-    if ((is_half && !context->told_half) || (!is_awaited && rows >= MANY_ROWS)) tell(message, -1);
-    context->told_half = is_half;
+    bool is_at_once = rows >= MANY_ROWS && !(layer & AWAITED);
+    if (is_at_once || (!was_half && head - ring->tail > RING_WORDS / 2)) tell(message, -1);
     return true;
 }
 
@@ -606,12 +612,12 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
     context->last_use = ++use_count;
     context->layer = layer;
     memset(context->used, 0, model.expert_count);
-    bool all = true;
-    for (size_t i = 0; i < count; i++) {
+    bool all = true, is_copied = in_place[model.layer_count] && !in_place[layer];
+    for (size_t i = 0; i < count && !is_copied; i++) {
         context->used[context->ids[i]] = 1;
         all = all && here[context->ids[i]];
     }
-    bool is_there = write_choice(context, layer, rows, columns, !all);
+    bool is_there = write_choice(context, layer | (all ? 0 : AWAITED) | (is_copied ? COPIED : 0), rows, columns);
     if (is_there && !all) {
         struct said message = {.kind = SAY_CHOSEN, .index = (uint32_t)(context - contexts)};
         int status = ask(message, -1);
@@ -687,9 +693,8 @@ EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback 
     context->callback = callback;
     context->data = data;
     context->is_watched = is_watching && region_count;
-    bool is_watched = context->is_watched;
+    set_callback(scheduler, context->is_watched ? on_tensor : callback, context->is_watched ? context : data);
     pthread_mutex_unlock(&state_lock);
-    set_callback(scheduler, is_watched ? on_tensor : callback, is_watched ? context : data);
 }
 
 /* Where a choice could not be brought the graph was left: it failed, so nobody takes its numbers.
@@ -701,6 +706,20 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
     int status = compute(scheduler, graph);
     if (context) set_computing(scheduler, false);
     return context && context->failed ? STATUS_FAILED : status;
+}
+
+/* By this libllama takes a tensor into use where it is mapped; others it copies while it loads, as
+ * into a GPU's memory. Where that is not seen, experts are brought for each choice. */
+EXPORT int ggml_backend_tensor_alloc(void *buffer, void *tensor, void *address) {
+    static int (*allocate)(void *, void *, void *);
+    FIND(get_name, "ggml_get_name");
+    FIND(allocate, "ggml_backend_tensor_alloc");
+    if (is_model(address)) {
+        unsigned layer = model.layer_count;
+        if (strstr(get_name(tensor), "exps")) sscanf(get_name(tensor), "blk.%u.", &layer);
+        if (layer <= model.layer_count) in_place[layer] = in_place[model.layer_count] = 1;
+    }
+    return allocate(buffer, tensor, address);
 }
 
 /* Without its extra buffers the CPU backend does not repack: it would copy what is not there yet. */

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from moepack.caching.cache import Cache, Tally
 from moepack.keys import ExpertKey
@@ -46,6 +47,8 @@ class Residents:
         self._pool = SlotPool(self._rooms.values())
         self._taken_length = 0
         self._slots: dict[ExpertKey, int] = {}
+        self._slot_counts: Counter[int] = Counter()
+        """By their length, how many of these there are."""
         self._aside: dict[ExpertKey, None] = {}
         self._unread: set[ExpertKey] = set()
         """Experts that have slots and are being read since they were demanded."""
@@ -96,7 +99,32 @@ class Residents:
         for key in step.misses:
             self._aside.pop(key, None)
         self.prefetcher.drop(step.misses)
+        lacking = [key for key in step.misses if key not in self._slots]
+        self._evict_alike(lacking, frozenset(keys))
         return [key for key in step.misses if key not in self._slots or key in self.prefetcher]
+
+    def _evict_alike(self, lacking: Sequence[ExpertKey], chosen: Container[ExpertKey]) -> None:
+        """Evict experts with slots as long as those that are lacking need, which are used again.
+
+        Slots of other lengths would have to be freed, piece by piece of huge pages. A few of a
+        length stay all the same: else threads that nobody announces would wait for one in turn.
+        """
+        missing = self._missing_slots(lacking)
+        for other in self._aside:
+            if self._rooms[other] in missing:
+                missing[self._rooms[other]] -= 1
+        for room, count in missing.items():
+            kept = _Others(self._rooms, room, chosen)
+            spare = self._slot_counts[room] - 2 * self._reserve // room
+            for _ in range(min(count, spare)):
+                if (key := self._cache.evict(kept)) is None:
+                    break
+                self._set_aside([key])
+
+    def _missing_slots(self, keys: Iterable[ExpertKey]) -> dict[int, int]:
+        """Return by their length how many slots have to be released for experts."""
+        limit = self._budget + self._reserve - self.length
+        return self._pool.missing_counts(Counter(self._rooms[key] for key in keys), limit)
 
     def count(self, keys: Sequence[ExpertKey]) -> None:
         """Count what a layer chose that was mapped already."""
@@ -106,8 +134,7 @@ class Residents:
 
     def has_room(self, keys: Iterable[ExpertKey]) -> bool:
         """Return whether experts can be read before others are released."""
-        wanted = sum(self._rooms[key] for key in keys)
-        return wanted + sum(self._rooms[key] for key in self._aside) <= self._reserve
+        return not self._missing_slots(keys)
 
     def resize(self, budget: int) -> None:
         """Have another budget; what is beyond it is aside then."""
@@ -188,6 +215,7 @@ class Residents:
         """Take a slot; return where its parts are read to, None where they are copied."""
         self._slots[key] = self._pool.take(self._rooms[key])
         self._taken_length += self._rooms[key]
+        self._slot_counts[self._rooms[key]] += 1
         self._trim()
         return self._views(key) if key.layer in self._layers_in_place else None
 
@@ -229,6 +257,7 @@ class Residents:
             room = self._rooms[key]
             self._pool.give_back(self._slots.pop(key), room)
             self._taken_length -= room
+            self._slot_counts[room] -= 1
         self._trim()
 
     def _trim(self) -> None:
@@ -239,3 +268,16 @@ class Residents:
         """Free the memory."""
         self.prefetcher.close()
         self._pool.close()
+
+
+class _Others(Container[ExpertKey]):
+    """Experts with slots of other lengths, and those that are chosen."""
+
+    def __init__(
+        self, rooms: Mapping[ExpertKey, int], room: int, chosen: Container[ExpertKey]
+    ) -> None:
+        self._rooms, self._room, self._chosen = rooms, room, chosen
+
+    def __contains__(self, key: object) -> bool:
+        assert isinstance(key, ExpertKey)
+        return self._rooms[key] != self._room or key in self._chosen

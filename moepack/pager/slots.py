@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -60,6 +60,20 @@ class SlotPool:
         if length >= _LEAST_HUGE:
             self._huge_pages.fill(offset, length)
         return offset
+
+    def missing_counts(self, counts: Mapping[int, int], limit: int) -> dict[int, int]:
+        """Return how many slots of each length would be missing, if `counts` were to be taken.
+
+        The pool may have `limit` bytes more than it has now.
+        """
+        missing: dict[int, int] = {}
+        for length, count in counts.items():
+            wanted = max(0, count - len(self._spare[length]))
+            new = min(wanted, max(0, limit) // length)
+            limit -= new * length
+            if wanted > new:
+                missing[length] = wanted - new
+        return missing
 
     def give_back(self, offset: int, length: int) -> None:
         """Give a slot back, which no program maps any more."""

@@ -10,10 +10,11 @@ from typing import Any, Literal
 from moepack.errors import RequestError
 from moepack.packing.opening import open_model
 from moepack.pager.pager import PagerOptions
-from moepack.paths import PathOrPaths
+from moepack.paths import AnyPath, PathOrPaths
 from moepack.programs.command import llama_variables, micro_batch
 from moepack.programs.model_server import ModelServer
 from moepack.programs.runner import ProgramEnd, run_program
+from moepack.programs.trace_writer import TraceWriter
 from moepack.sizes import parse_size
 from moepack.storage.backend import Backend
 
@@ -27,10 +28,12 @@ class ServedModel(ModelServer):
         pager_options: PagerOptions,
         options: Sequence[str],
         api_key: str | None,
+        trace: AnyPath | None,
     ) -> None:
         with ExitStack() as stack:
             pack = stack.enter_context(open_model(path))
-            super().__init__(pack, pager_options, options=options, api_key=api_key)
+            writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
+            super().__init__(pack, pager_options, options=options, api_key=api_key, trace=writer)
             self._opened = stack.pop_all()
 
     def close(self) -> None:
@@ -47,6 +50,7 @@ def serve(
     pin: int | str = 0,
     backend: str | Backend = "auto",
     check: str = "first",
+    trace: AnyPath | None = None,
     options: Sequence[str] = (),
     api_key: str | None = None,
 ) -> ServedModel:
@@ -55,14 +59,14 @@ def serve(
     `path` is a pack, or any shard of a GGUF: then experts are read from the shards as they lie.
     `memory` and `pin` are bytes for experts or a text such as `8GiB`, `memory` also `floor`;
     `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is one
-    that is free. `api_key` is asked of all clients.
+    that is free. `api_key` is asked of all clients. What routers choose is written to `trace`.
 
     Raises what opening a source or a pack raises, and what `ModelServer` does.
     """
     pager_options = _pager_options(
         options, memory=memory, policy=policy, pin=pin, backend=backend, check=check
     )
-    return ServedModel(path, pager_options, options, api_key)
+    return ServedModel(path, pager_options, options, api_key, trace)
 
 
 def run(
@@ -74,6 +78,7 @@ def run(
     pin: int | str = 0,
     backend: str | Backend = "auto",
     check: str = "first",
+    trace: AnyPath | None = None,
 ) -> ProgramEnd:
     """Run a program that uses llama.cpp with a model that may be larger than memory.
 
@@ -88,19 +93,28 @@ def run(
     pager_options = _pager_options(
         command[1:], memory=memory, policy=policy, pin=pin, backend=backend, check=check
     )
-    with open_model(path) as pack:
+    with ExitStack() as stack:
+        pack = stack.enter_context(open_model(path))
+        writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
         variables = llama_variables(command, os.environ)
-        return run_program(pack, command, pager_options, variables=variables)
+        return run_program(pack, command, pager_options, variables=variables, trace=writer)
 
 
 def _pager_options(
     arguments: Sequence[str], *, memory: int | str | None, pin: int | str, **options: Any
 ) -> PagerOptions:
-    length: int | Literal["floor"] | None = "floor"
-    if memory != "floor":
-        length = None if memory is None else _length(memory, "memory")
     batch = micro_batch(arguments, os.environ)
-    return PagerOptions(memory=length, pinned=_length(pin, "pin"), micro_batch=batch, **options)
+    limit = memory_limit(memory)
+    return PagerOptions(memory=limit, pinned=_length(pin, "pin"), micro_batch=batch, **options)
+
+
+def memory_limit(memory: int | str | None) -> int | Literal["floor"] | None:
+    """Return a limit as `PagerOptions` has it. Raises RequestError for a text that is none."""
+    if memory is None:
+        return None
+    if memory == "floor":
+        return "floor"
+    return _length(memory, "memory")
 
 
 def _length(length: int | str, option: str) -> int:

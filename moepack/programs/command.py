@@ -77,6 +77,17 @@ def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {} if environment.keys() & variables.keys() else variables
 
 
+def single_text_options(context: int, threads: int | None, micro_batch: int) -> list[str]:
+    """Return options of llama-server for one text at a time, and no memory of those before it.
+
+    `context` is tokens, `micro_batch` those of a prompt that are computed at once.
+    """
+    batch = max(micro_batch, _BATCHES[0][2])  # a micro-batch is a part of a batch
+    words = ["-c", str(context), "-np", "1", "--cache-ram", "0"]
+    words += ["-b", str(batch), "-ub", str(micro_batch)]
+    return words if threads is None else [*words, "-t", str(threads)]
+
+
 def micro_batch(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Return how many tokens a command of llama.cpp computes at once, as far as that is known.
 

@@ -21,8 +21,11 @@ def find_library(source: Path, *, compilers: Sequence[Sequence[str]] | None = No
 
     It lies beside its source where the package brought it, else in the user's cache, into which
     it is compiled at first use; where nothing can be kept, in a temporary folder that is removed
-    when this process ends. Raises MachineError where it cannot be compiled.
+    when this process ends. Raises MachineError where it cannot be compiled, and on other systems
+    than Linux.
     """
+    if (system := platform.system()) != "Linux":
+        raise MachineError(f"experts are brought to programs on Linux, not on {system}")
     machine = platform.machine()
     packaged = find_compiled(source, source.parent, machine)
     if packaged is not None and _can_be_preloaded(packaged):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
-from typing import Any
 
 from moepack.errors import MoepackError
+from moepack.pager.background import PagerThread
 from moepack.pager.pager import Pager, PagerOptions, PagerUsage
 from moepack.programs.client import ServerClient
-from moepack.programs.command import extend_environment, micro_batch, waiting_variables
-from moepack.programs.runner import preloaded_library
+from moepack.programs.command import micro_batch
+from moepack.programs.runner import preloaded_library, program_environment
 from moepack.programs.server_process import ServerProcess
+from moepack.programs.trace_writer import TraceWriter
 from moepack.reading.pack import Pack
 
 
@@ -23,9 +24,8 @@ class ModelServer:
 
     `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is
     one that is free. `api_key` is asked of all clients, by default what the variable LLAMA_API_KEY
-    has, if anything. With `records`, `pager.take_batches` gives what routers chose. `failed` is
-    called, in another thread, with each error for which the server could not compute; without it
-    `take_failure` has the last one.
+    has, if anything. `trace` gets what routers choose. `failed` is called, in another thread, with
+    each error for which the server could not compute; without it `take_failure` has the last one.
 
     Raises what `Pager` and `ServerProcess` raise.
     """
@@ -38,7 +38,7 @@ class ModelServer:
         options: Sequence[str] = (),
         api_key: str | None = None,
         failed: Callable[[MoepackError], None] | None = None,
-        records: bool = False,
+        trace: TraceWriter | None = None,
     ) -> None:
         self._failure: MoepackError | None = None
         self._failed = self._keep if failed is None else failed
@@ -48,19 +48,18 @@ class ModelServer:
         with ExitStack() as stack:
             library = preloaded_library()
             self.pager = stack.enter_context(
-                Pager(pack, pager_options, self._failed, records=records)
+                Pager(pack, pager_options, self._failed, records=trace is not None)
             )
-            stack.enter_context(_InBackground(self.pager))
-            additions = {
-                **waiting_variables(os.environ),
-                **self.pager.environment,
-                "LD_PRELOAD": str(library),
-            }
+            if trace is None:
+                stack.enter_context(PagerThread(self.pager))
+            else:
+                stack.callback(trace.write, self.pager, is_last=True)
+                stack.enter_context(PagerThread(self.pager, partial(trace.write, self.pager)))
             self._process = stack.enter_context(
                 ServerProcess(
                     self.pager.model_path,
                     options=options,
-                    environment=extend_environment(os.environ, additions),
+                    environment=program_environment(self.pager, library),
                     api_key=api_key,
                 )
             )
@@ -106,27 +105,3 @@ class ModelServer:
         """Return why the last text could not be computed, once; None where nothing is known."""
         failure, self._failure = self._failure, None
         return failure
-
-
-class _InBackground:
-    """A pager that serves in a thread of its own."""
-
-    def __init__(self, pager: Pager) -> None:
-        self._pager = pager
-        self._ending = os.eventfd(0, os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._serve, name="pager", daemon=True)
-
-    def _serve(self) -> None:
-        try:
-            self._pager.serve(self._ending)
-        finally:
-            self._pager.disconnect()  # where it failed: programs would wait for ever
-
-    def __enter__(self) -> _InBackground:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        os.eventfd_write(self._ending, 1)
-        self._thread.join()
-        os.close(self._ending)

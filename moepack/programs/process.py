@@ -95,7 +95,8 @@ class Process:
     def send(self, number: int) -> None:
         """Send a signal to the program, unless it has ended."""
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.descriptor, number)
+            if self._returncode is None:  # else the descriptor may be closed, or another file's
+                signal.pidfd_send_signal(self.descriptor, number)
 
     def end(self) -> None:
         """End the program: it is asked to, and killed if it does not within two seconds."""

@@ -91,6 +91,7 @@ def measure(
     Where experts could not be brought, raises why; else what `ask` and its answer raise.
     """
     server.take_failure()
+    server.pager.begin_request()
     before = server.usage
     try:
         with ask() as answer:

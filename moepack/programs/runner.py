@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from moepack.programs.executable import check_executable, find_executable
 from moepack.programs.library import find_library
 from moepack.programs.process import Process
 from moepack.programs.signals import SignalRelay
+from moepack.programs.trace_writer import TraceWriter
 from moepack.reading.pack import Pack
 
 _SOURCE = "preload.c"
@@ -56,19 +58,29 @@ def preloaded_library() -> Path:
     return find_library(Path(str(resources.files("moepack.pager"))) / _SOURCE)
 
 
+def program_environment(
+    pager: Pager, library: Path, variables: Mapping[str, str] = {}
+) -> dict[str, str]:
+    """Return the environment of a program that `pager` serves: this one's, and `variables`."""
+    ours = {**pager.environment, "LD_PRELOAD": str(library)}
+    additions = {**waiting_variables(os.environ), **variables, **ours}
+    return extend_environment(os.environ, additions)
+
+
 def run_program(
     pack: Pack,
     command: Sequence[str],
     options: PagerOptions,
     listener: Listener = _SILENT,
     variables: Mapping[str, str] = {},
+    trace: TraceWriter | None = None,
 ) -> ProgramEnd:
     """Run a command in the foreground, with the experts of `pack`; wait until it has ended.
 
     `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL; `variables` are
-    added to its environment. To be called in the main thread: signals that reach this process go to
-    the program. Raises CommandError for what cannot be started, RequestError for options with which
-    llama.cpp maps no model, and what `Pager` raises.
+    added to its environment; `trace` gets what routers choose. To be called in the main thread:
+    signals that reach this process go to the program. Raises CommandError for what cannot be
+    started, RequestError for options with which llama.cpp maps no model, and what `Pager` raises.
     """
     executable = find_executable(command[0])
     check_executable(executable)
@@ -76,23 +88,25 @@ def run_program(
     library = preloaded_library()
     with (
         SignalRelay() as relay,
-        Pager(pack, options, listener.failed) as pager,
+        Pager(pack, options, listener.failed, records=trace is not None) as pager,
     ):
         arguments = fill_in(command, pager.model_path)
-        additions = {
-            **waiting_variables(os.environ),
-            **variables,
-            **pager.environment,
-            "LD_PRELOAD": str(library),
-        }
-        environment = extend_environment(os.environ, additions)
+        environment = program_environment(pager, library, variables)
         listener.begun(pager)
         with Process(executable, arguments, environment, relay.inherited_mask) as process:
             relay.attach(process)
-            pager.serve(process.descriptor, lambda: listener.tick(pager))
+            pager.serve(process.descriptor, partial(_tick, pager, listener, trace))
             returncode = process.wait()
+        if trace is not None:
+            trace.write(pager, is_last=True)
         assert returncode is not None
         return ProgramEnd(returncode, pager.usage, pager.has_served)
+
+
+def _tick(pager: Pager, listener: Listener, trace: TraceWriter | None) -> None:
+    listener.tick(pager)
+    if trace is not None:
+        trace.write(pager)
 
 
 def _check_maps(command: Sequence[str]) -> None:

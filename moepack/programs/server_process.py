@@ -32,7 +32,8 @@ class ServerProcess:
 
     `options` are those of llama-server, `environment` is added to this process's. It listens on
     this machine alone, on a port that is free unless `options` name one. `api_key` is asked of all
-    clients, by default the one that the variable LLAMA_API_KEY has, if any.
+    clients, by default the one that the variable LLAMA_API_KEY has, if any. `prefix` is a command
+    that becomes the one behind it, such as `nice`: the server is started by it.
 
     Its process ends with this one, however that ends, and is out of reach of Ctrl-C.
     """
@@ -44,12 +45,13 @@ class ServerProcess:
         options: Sequence[str] = (),
         environment: Mapping[str, str] = {},
         api_key: str | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         variables = {**os.environ, **environment, ENDS_WITH_INPUT: "1"}
         if api_key is not None:
             variables[API_KEY] = api_key
         self.api_key = variables.get(API_KEY) or None
-        command = [sys.executable, "-m", "moepack.programs.server", "-m", model_path]
+        command = [*prefix, sys.executable, "-m", "moepack.programs.server", "-m", model_path]
         self._url: str | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
         try:

@@ -1,80 +1,117 @@
-"""Keeps what routers chose while a server answered, as a trace: running is recording."""
+"""Keeps what routers chose while programs ran, as a trace: running is recording."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
 from typing import Self
 
-import numpy as np
-
-from moepack.pager.record import Batch
+from moepack.errors import MoepackError, RequestError
+from moepack.pager.pager import Pager
+from moepack.pager.record import Call, Layers
 from moepack.reading.pack import Pack
+from moepack.trace.choices import tokens_of
 from moepack.trace.file import RECORDED
 from moepack.trace.file_writer import Writer
-from moepack.trace.model import Origin, Phase, Tokens
+from moepack.trace.model import Origin, Phase, Unknown
+
+_MOST_NAME = 1 << 10
 
 
 class TraceWriter:
-    """Writes a trace of the model in `pack` to `path`; a context manager.
+    """Writes a new trace of the model in `pack` to `path`; a context manager.
 
-    Each text is a request, and is kept when it has ended. Raises what a trace's `Writer` raises.
+    With `has_requests` one begins wherever `Pager.begin_request` is called, and what was chosen
+    before the first is left out. Without, nobody knows which text a token belongs to: all count as
+    one request, and of several tokens in a call the phase is unknown, unless at most one has an
+    output, as a prompt's last.
+
+    What was written stays, whatever ends the program. Where it cannot be written, recording ends,
+    and the error is raised when this is left. Raises what a trace's `Writer` raises, and
+    RequestError where something is at `path`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], pack: Pack) -> None:
-        shape = pack.shape.without_mtp()
+    def __init__(
+        self, path: str | os.PathLike[str], pack: Pack, *, has_requests: bool = False
+    ) -> None:
+        check_new(path)
+        origin = origin_of_pack(pack)
+        self._last_layer = max(origin.expert_counts or (0,))
+        self._has_requests = has_requests
+        self._last_request = -1
+        self._failure: MoepackError | None = None
+        self.is_empty = True
+        """Whether no router has chosen anything yet: then there will be no trace."""
         self._writer = Writer(path)
-        self._origin = Origin(
-            RECORDED,
-            pack.path.name,
-            model=pack.manifest.source.name,
-            expert_counts=shape.expert_counts,
-            experts_used=shape.experts_used,
-        )
-        self._request_count = 0
+        unknown = frozenset(() if has_requests else (Unknown.REQUESTS,))
+        self._writer.add(replace(origin, unknown=unknown))
+
+    def write(self, pager: Pager, *, is_last: bool = False) -> None:
+        """Write what was chosen since the last time, so that it outlives this process.
+
+        The last call of each context is held back until the next one begins, or it `is_last`.
+        """
+        calls = pager.take_calls(with_open=is_last)
+        try:
+            if self._failure is None and calls:
+                for call in calls:
+                    self._add(call)
+                if not self.is_empty:
+                    self._writer.keep()
+        except MoepackError as error:
+            self._failure = error
+
+    def _add(self, call: Call) -> None:
+        request = call.request_count - 1 if self._has_requests else 0
+        if request < 0:
+            return
+        phase = self._phase(call.layers, self._has_requests and request != self._last_request)
+        for tokens in tokens_of(call.layers, request, phase):
+            self._writer.add(tokens)
+        self._last_request, self.is_empty = request, False
+
+    def _phase(self, layers: Layers, is_first: bool) -> Phase:
+        count = max(map(len, layers.values()))
+        output_count = len(layers.get(self._last_layer, ()))
+        if is_first or not output_count:
+            return Phase.PREFILL
+        if count == 1:
+            return Phase.DECODE
+        return Phase.PREFILL if self._has_requests or output_count == 1 else Phase.UNKNOWN
 
     def __enter__(self) -> Self:
-        self._writer.__enter__()
-        self._writer.add(self._origin)
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        # What was kept stays, whatever ended the program.
-        self._writer.keep()
-        self._writer.__exit__(None, None, None)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        failure = self._failure
+        if failure is None and not self.is_empty:
+            self._writer.__exit__(None, None, None)
+            return
+        # What was kept stays; a trace of nothing is none.
+        self._writer.__exit__(RequestError, None, None)
+        if failure is not None and kind is None:
+            raise failure
 
-    def add(self, batches: Sequence[Batch], prompt_count: int) -> None:
-        """Add a text, in calls of the model; the first `prompt_count` tokens are the prompt's."""
-        first = 0
-        for batch in batches:
-            tokens = _tokens_of(batch, self._request_count, first, prompt_count)
-            first += len(tokens.request)
-            self._writer.add(tokens)
-        self._request_count += bool(batches)
+
+def check_new(path: str | os.PathLike[str]) -> None:
+    """Raise RequestError where something is at the path of a new trace."""
+    if os.path.lexists(path):
+        raise RequestError("exists already", path=path, hint="give --trace the name of a new file")
 
 
-def _tokens_of(batch: Batch, request: int, first: int, prompt_count: int) -> Tokens:
-    """Return the tokens of a call, the first of which is the text's token `first`.
-
-    Layers that computed fewer tokens computed the last ones.
-    """
-    count = max(len(rows) for rows in batch.values())
-    starts = np.zeros(count + 1, np.int64)
-    layers, experts = [], []
-    for token in range(count):
-        length = 0
-        for layer, rows in batch.items():
-            row = token - (count - len(rows))
-            if row >= 0:
-                layers.append(np.full(rows.shape[1], layer, np.uint16))
-                experts.append(rows[row])
-                length += rows.shape[1]
-        starts[token + 1] = starts[token] + length
-    is_prompt = np.arange(first, first + count) < prompt_count
-    return Tokens(
-        np.full(count, request, np.int64),
-        np.where(is_prompt, Phase.PREFILL, Phase.DECODE).astype(np.uint8),
-        starts,
-        np.concatenate(layers),
-        np.concatenate(experts),
+def origin_of_pack(pack: Pack) -> Origin:
+    """Return what a recording says of the model in `pack`, the same as of its shards."""
+    shape, source = pack.shape.without_mtp(), pack.manifest.source
+    return Origin(
+        RECORDED,
+        source.shards[0].name,
+        model=source.name and source.name[:_MOST_NAME],
+        expert_counts=shape.expert_counts,
+        experts_used=shape.experts_used,
     )

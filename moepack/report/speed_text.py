@@ -12,6 +12,7 @@ def text(speed: EngineSpeed) -> str:
         limit = "with no limit on memory: control groups cannot be made here"
     lines = [
         f"{speed.pack}: a model of {size_text(speed.model_length)}, {limit}",
+        f"{size_text(speed.expert_memory)} of it for experts under moepack",
         f"{speed.token_count} tokens, {speed.round_count} rounds in turns: median (least to most)",
         "",
         f"{'':19}  {'tok/s':22}  {'hits':>7}  {'read a token':>12}  {'waiting':>7}",

@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from moepack.bench import engine_speed
-from moepack.bench.engine_speed import PROGRAM_LENGTH, bench_run
-from moepack.bench.memory_group import memory_group
-from moepack.bench.stock_run import DEFAULTS, LOADINGS, MAPPED
+from moepack.bench import engine_runs, engine_speed
+from moepack.bench.engine_runs import DEFAULTS, LOADINGS, MAPPED, READ, EngineRun, Request
+from moepack.bench.engine_speed import SideFacts, bench_run
+from moepack.bench.memory_group import kill_count, memory_group
+from moepack.bench.run_memory import PROGRAM_LENGTH, RunMemory, divide_memory
 from moepack.cli.bench import bench
-from moepack.errors import MachineError, RequestError
+from moepack.errors import MachineError, RequestError, SourceError
+from moepack.footprint.model import footprint_of
+from moepack.pager.pager import Pager, PagerOptions
+from moepack.reading.pack import Pack
 from moepack.report import speed_text
 from moepack.storage import page_cache
-from tests.support.models import first_shard, shards_of
+from tests.support.gguf_builder import moe
+from tests.support.models import first_shard, pack_model, shards_of
 from tests.support.needs import needs_llama
 
 MIB = 1 << 20
@@ -42,10 +48,11 @@ def test_all_ways_give_the_same_text_and_are_compared(
     for shard in shards:
         (tmp_path / shard.name).symlink_to(shard)
     done: list[int] = []
+    limit = least_limit(packs["qwen3moe"], context=64) + (1 << 19)
     speed = bench_run(
         packs["qwen3moe"],
         source=tmp_path,
-        memory=PROGRAM_LENGTH + 40 * MIB,
+        memory=limit,
         tokens=12,
         rounds=1,
         context=64,
@@ -59,12 +66,28 @@ def test_all_ways_give_the_same_text_and_are_compared(
     assert all(names[-len(shards) :] == [shard.name for shard in shards] for names in dropped)
     ours, _, mapped, *_ = speed.sides
     assert all((side.tokens_per_second or 0) > 0 for side in speed.sides)
-    assert ours.hit_rate is not None
-    assert ours.read_length_per_token is not None
+    assert 0 < (ours.hit_rate or 0) < 1
+    assert (ours.read_length_per_token or 0) > 0
     assert (mapped.hit_rate, mapped.read_length_per_token, mapped.read_share) == (None, None, None)
     text = speed_text.text(speed)
     assert "All gave the same text." in text
     assert text.splitlines()[-3].startswith("llama.cpp, defaults")
+    assert text.splitlines()[-3].split()[-3:] == ["–", "–", "–"]
+
+
+def least_limit(path: Path, context: int) -> int:
+    """Return the least limit within which a pack may run."""
+    limits = range(PROGRAM_LENGTH, 1 << 30)
+    with Pack(path) as pack:
+
+        def fits(limit: int) -> bool:
+            try:
+                divide_memory(pack, limit, context=context, pinned=0)
+            except RequestError:
+                return False
+            return True
+
+        return limits[bisect_left(limits, True, key=fits)]
 
 
 @needs_llama
@@ -72,26 +95,88 @@ def test_the_command_prints_it(packs: dict[str, Path], monkeypatch: pytest.Monke
     monkeypatch.setattr(
         engine_speed, "bench_run", partial(bench_run, rounds=1, tokens=4, threads=1)
     )
-    words = [str(packs["qwen3moe"]), "--run", "--memory", "220MiB"]
+    words = [str(packs["qwen3moe"]), "--run", "--memory", "320MiB"]
     run = CliRunner().invoke(bench, words, catch_exceptions=False)
     assert run.exit_code == 0, run.output
-    assert "220.0 MiB" in run.stdout or "no limit" in run.stdout
+    assert "320.0 MiB" in run.stdout or "no limit" in run.stdout
+    assert "MiB of it for experts under moepack" in run.stdout
     assert "pack " in run.stdout
     with pytest.raises(RequestError, match="--memory is for --run"):
         CliRunner().invoke(bench, [words[0], *words[2:]], catch_exceptions=False)
 
 
-def test_a_limit_that_the_program_alone_needs_is_refused(packs: dict[str, Path]) -> None:
-    with pytest.raises(RequestError, match="too little memory"):
+def test_experts_get_what_programs_dense_tensors_and_the_context_leave(
+    packs: dict[str, Path],
+) -> None:
+    path = packs["qwen3moe"]
+    footprint = footprint_of(path)
+    with Pack(path) as pack:
+        memory = divide_memory(pack, 1 << 30, context=512, pinned=0)
+        longer = divide_memory(pack, 1 << 30, context=1024, pinned=0)
+        dense = sum(tensor.length for tensor in pack.dense())
+    assert memory.micro_batch == 512
+    rest = (1 << 30) - PROGRAM_LENGTH - dense - memory.experts
+    assert footprint.weights.dense_length == dense
+    context = 2 * 512 * 2 * 2 * (16 + 16)  # layers, tokens, F16, heads of keys and values
+    assert rest > context
+    assert memory.experts - longer.experts >= context
+
+
+def test_tables_that_are_looked_up_by_row_take_no_memory(tmp_path: Path) -> None:
+    lengths = []
+    for name in ("token_types.weight", "per_layer_token_embd.weight"):
+        builder = moe().tensor(name, (64, 4096), 0, 4 * 64)
+        pack_model([builder.write(tmp_path / f"{name}.gguf")], tmp_path / name)
+        with Pack(tmp_path / name) as pack:
+            lengths.append(divide_memory(pack, 1 << 30, context=64, pinned=0).experts)
+    assert lengths[1] - lengths[0] == 4 * 64 * 4096
+
+
+@pytest.mark.parametrize("pinned", [0, 100_000])
+def test_smaller_micro_batches_are_taken_where_others_do_not_fit(
+    packs: dict[str, Path], pinned: int
+) -> None:
+    """The pager takes what it is given, and pins within it."""
+    start = least_limit(packs["qwen3moe"], 64) + 2 * pinned
+    micro_batches = set()
+    with Pack(packs["qwen3moe"]) as pack:
+        for limit in range(start, start + (4 << 20), 1 << 17):
+            memory = divide_memory(pack, limit, context=64, pinned=pinned)
+            micro_batches.add(memory.micro_batch)
+            options = PagerOptions(memory.experts, pinned=pinned, micro_batch=memory.micro_batch)
+            with Pager(pack, options, lambda error: None):
+                pass
+    assert min(micro_batches) < 16
+    assert max(micro_batches) == 512
+
+
+def test_too_small_a_limit_is_refused_with_what_there_is_to_hold(packs: dict[str, Path]) -> None:
+    with pytest.raises(RequestError, match="too little memory to run the model") as refusal:
         bench_run(packs["qwen3moe"], memory=PROGRAM_LENGTH)
+    assert "256.0 MiB the programs, 335.1 KiB dense" in str(refusal.value)
 
 
 @needs_llama
-def test_a_program_that_fails_is_an_error_with_its_words(
-    packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(MachineError, match="too little memory for the experts"):
-        bench_run(packs["qwen3moe"], memory=PROGRAM_LENGTH + 1000, rounds=1)
+def test_a_program_that_fails_is_an_error_with_its_words() -> None:
+    request = Request("a", 1, 64, 1)
+    with pytest.raises(MachineError, match="/no/such/pack: no such file"):
+        engine_runs.run_moepack(["/no/such/pack"], request, RunMemory(1, 1), 0, None)
+    with pytest.raises(SourceError, match="cannot read the model"):
+        engine_runs.run_alone("/no/such.gguf", MAPPED, request, 1, None)
+
+
+@needs_llama
+def test_programs_that_the_limit_is_too_small_for_were_killed() -> None:
+    """A whole Python does not fit: neither the server's alone, nor that of the pager."""
+    request, shards = Request("a", 1, 64, 1), shards_of("qwen3moe")
+    with memory_group(12 * MIB) as group:
+        if group is None:
+            pytest.skip("no control group can be made here")
+        assert engine_runs.run_alone(shards[0], READ, request, 1, group) is None
+        count = group.kill_count
+        assert count
+        assert engine_runs.run_moepack(shards, request, RunMemory(1 << 20, 1), 0, group) is None
+        assert group.kill_count > count
 
 
 def test_a_program_that_takes_more_than_the_limit_is_killed() -> None:
@@ -109,28 +194,46 @@ def test_a_program_that_takes_more_than_the_limit_is_killed() -> None:
     assert not list(Path("/sys/fs/cgroup").rglob(f"moepack-bench-{os.getpid()}"))
 
 
+def test_kills_are_counted_where_the_system_says_so() -> None:
+    assert kill_count(None) == int(
+        Path("/proc/vmstat").read_text().split("oom_kill ")[1].split()[0]
+    )
+
+
+def facts_of(*speeds: float | None) -> SideFacts:
+    """Return the facts of runs, of which one without a speed was killed."""
+    runs = [None if speed is None else EngineRun("text", speed) for speed in speeds]
+    return engine_speed._facts("pack", runs)
+
+
 def test_a_run_that_was_killed_has_no_speed() -> None:
-    assert engine_speed._run(["sh", "-c", "kill -9 $$"], None) == {}
-    assert engine_speed._facts("pack", [{}]).tokens_per_second is None
-    facts = engine_speed._facts("pack", [{"tokens_per_second": 3.0}, {}])
-    assert facts.tokens_per_second == 3
+    assert facts_of(None).tokens_per_second is None
+    assert facts_of(3.0, None).tokens_per_second == 3
 
 
 def test_several_runs_have_a_median_and_its_bounds() -> None:
-    facts = engine_speed._facts("pack", [{"tokens_per_second": speed} for speed in (5.0, 2.0, 3.0)])
+    facts = facts_of(5.0, 2.0, 3.0)
     assert facts.tokens_per_second_lowest == 2
     assert facts.tokens_per_second == 3
     assert facts.tokens_per_second_highest == 5
 
 
-@pytest.mark.parametrize(("other", "is_same"), [(DEFAULTS, True), (MAPPED, False)])
+@pytest.mark.parametrize(
+    ("other", "is_same"), [(DEFAULTS, True), (MAPPED, False), (None, True), ("all", None)]
+)
 def test_llama_cpp_may_round_otherwise_with_its_defaults_alone(
-    other: str, is_same: bool, packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    other: str | None, is_same: bool | None, packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(command: list[str], _: object) -> dict[str, Any]:
-        return {"text": "other" if other in command else "text", "tokens_per_second": 1.0}
+    def run_moepack(paths: Sequence[str], *_: Any) -> EngineRun | None:
+        return None if other == "all" else EngineRun("text", 1.0)
 
-    monkeypatch.setattr(engine_speed, "_run", run)
+    def run_alone(path: str, loading: str, *_: Any) -> EngineRun | None:
+        if other in ("all", None):
+            return None
+        return EngineRun("other" if loading == other else "text", 1.0)
+
+    monkeypatch.setattr(engine_speed, "run_moepack", run_moepack)
+    monkeypatch.setattr(engine_speed, "run_alone", run_alone)
     limit, source = PROGRAM_LENGTH + 40 * MIB, first_shard("qwen3moe")
     speed = bench_run(packs["qwen3moe"], source=source, memory=limit, rounds=1)
     assert speed.same_text is is_same

@@ -2,17 +2,20 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.children import PATIENCE
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
+from tests.support.npm_builds import FOLDER, require_node
 from tests.support.pagers import PROMPTS, ROOT, Program
 
 Run = subprocess.CompletedProcess[str]
@@ -100,6 +103,30 @@ def test_programs_are_served_however_they_are_started(
 
 
 @needs_llama
+def test_a_program_of_uv_is_served(model: Path, expected: str) -> None:
+    if shutil.which("uv") is None:
+        pytest.skip("there is no uv here")
+    uv = ["uv", "run", "--no-project", "--offline", "--python", sys.executable]
+    end = run(
+        "--memory", "floor", model, "--", *uv, "python", "-m", MODULE, "{}", question=QUESTION
+    )
+    assert (end.returncode, end.stdout) == (0, expected), end.stderr
+    assert "lookups hit" in end.stderr
+
+
+def test_a_program_of_npx_is_served(model: Path) -> None:
+    require_node()
+    script = "tests/support/node_program.mjs"
+    options: dict[str, Any] = {"input": QUESTION, "capture_output": True, "text": True}
+    options["env"] = os.environ | {"MOEPACK_NODE": str(FOLDER)}
+    alone = subprocess.run(["node", script, first_shard("qwen3moe")], cwd=ROOT, **options)
+    npx = ["npx", "--offline", "-c", f'node {script} "$MOEPACK_MODEL"']
+    end = run("--memory", "floor", model, "--", *npx, question=QUESTION, **options["env"])
+    assert (end.returncode, end.stdout) == (0, alone.stdout), end.stderr
+    assert "lookups hit" in end.stderr
+
+
+@needs_llama
 def test_what_was_needed_is_said_unless_it_is_to_be_quiet(model: Path) -> None:
     command = ["--", sys.executable, "-m", MODULE, "{}"]
     loud = run("--memory", "floor", model, *command, question=QUESTION)
@@ -122,6 +149,7 @@ def test_a_program_that_never_mapped_the_model_is_told_of(model: Path) -> None:
     end = run(model, "--", "true")
     assert end.returncode == 0
     assert "the program has ended and never mapped the model" in end.stderr
+    assert "have it map the file, not read it (use_mmap" in end.stderr
 
 
 @pytest.mark.parametrize(

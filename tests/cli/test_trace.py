@@ -333,7 +333,7 @@ def test_a_model_larger_than_memory_needs_an_option(tmp_path: Path, moepack_comm
     arguments = ("--model", path, "--prompts", prompts, "-o", tmp_path / "out.moetrace")
     refused = moepack_command("trace", "record", *arguments)
     assert refused.returncode == 6
-    assert "hint: --no-repack" in refused.stderr
+    assert "hint: --memory" in refused.stderr
     run = moepack_command("trace", "record", *arguments, "--no-repack")
     assert "llama.cpp cannot load the model" in run.stderr
 
@@ -374,21 +374,27 @@ def test_an_import_of_nothing_leaves_nothing(tmp_path: Path, moepack_command: Ru
 
 @pytest.mark.long
 @needs_llama
-def test_an_interrupted_recording_keeps_what_was_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--memory", "floor"]])
+def test_an_interrupted_recording_keeps_what_was_finished(
+    tmp_path: Path, options: list[str]
+) -> None:
+    """By Ctrl-C, which reaches all processes of a terminal."""
     prompts, target = tmp_path / "prompts.txt", tmp_path / "out.moetrace"
     prompts.write_text("Once upon a time\n" * 5000)
     command = [sys.executable, "-m", "moepack", "trace", "record", "--model"]
     command += [str(first_shard("qwen3moe")), "--prompts", str(prompts), "-o", str(target)]
     partial = Path(f"{target}.partial")
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+    piped: Any = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([*command, *options], **piped) as child:
         deadline = time.monotonic() + 60
         while not (partial.exists() and partial.stat().st_size > 4000):
             assert child.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        child.send_signal(signal.SIGINT)
+        os.killpg(child.pid, signal.SIGINT)
         _, errors = child.communicate(timeout=60)
     assert child.returncode == 130
+    assert "Traceback" not in errors
     kept = int(errors.partition("hint: ")[2].split()[0])
     assert f"{kept} of 5000 prompts are kept in {target}" in errors
     assert not partial.exists()

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,10 +13,7 @@ import pytest
 
 from moepack import digest
 from moepack.cli import main
-from moepack.engines.gguf_layout import lay_out
-from moepack.errors import MachineError, PackError
-from moepack.reading.pack import Pack
-from moepack.running.model_image import ModelImage
+from moepack.errors import MachineError
 from moepack.verifying.verifier import verify
 from tests.support.children import PATIENCE
 from tests.support.gguf_builder import moe, split, write_shards
@@ -226,16 +222,6 @@ def test_a_machine_that_is_short_of_memory_says_what_to_do(
     if failures or "OpenBLAS" not in run.stderr:
         assert failures
         assert any("not enough memory" in said for said in failures)
-
-
-def test_an_error_while_a_model_is_laid_out_is_not_lost(real_pack: Path, tmp_path: Path) -> None:
-    """Views of the memory that was mapped for it must not hold it open, and fail instead."""
-    pack = Path(shutil.copytree(real_pack, tmp_path / "pack"))
-    with Pack(pack) as opened, opened.reader(backend="buffered") as reader:
-        layout = lay_out(opened, 4096)
-        (pack / "dense.bin").unlink()
-        with pytest.raises(PackError, match="a data file is missing"):
-            ModelImage(layout, reader)
 
 
 @needs_strace()

@@ -499,8 +499,11 @@ def test_the_next_receipt_from_the_drive(tmp_path: Path) -> None:
 
     assert command() == f"{RUN} --memory floor --json > receipt-1.json"
     assert command(one) == f"{RUN} --memory floor --json > receipt-2.json", "the other end"
-    floor = run_receipt(tmp_path, "floor.json", memory={"experts": HALF // 2})
+    memory = {"experts": HALF // 2, "floor": HALF // 4}
+    floor = run_receipt(tmp_path, "floor.json", memory=memory)
     assert command(floor) == f"{RUN} --json > receipt-2.json"
+    more = run_receipt(tmp_path, "more.json", memory={**memory, "experts": HALF // 2 + 1})
+    assert command(more) == f"{RUN} --memory floor --json > receipt-2.json"
     assert command(one, two) is None
 
 

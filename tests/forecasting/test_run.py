@@ -1,12 +1,23 @@
-"""Forecasts of `moepack run`: what it will read, to the byte."""
+"""Forecasts of `moepack run`: what it will miss, to the byte; what it says is a receipt."""
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
 from moepack.forecasting.forecast import forecast
-from moepack.placing.place import place
+from moepack.forecasting.receipts import read_receipts
+from moepack.pager.mapped_model import map_model, slot_room
+from moepack.pager.pager import PagerOptions, PagerUsage
+from moepack.programs.command import single_text_options
+from moepack.programs.model_server import ModelServer
+from moepack.programs.run_facts import RunFacts, measure
+from moepack.programs.trace_writer import TraceWriter
+from moepack.reading.pack import Pack
+from moepack.report.json_text import json_text
+from moepack.shape import ROUTED_FAMILY
+from moepack.trace.formats.importing import import_trace
+from moepack.trace.model import Phase
 from tests.support.machines import machine
 from tests.support.needs import needs_llama
 
@@ -16,30 +27,77 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
-def test_misses_are_those_of_a_run_with_the_same_trace(
-    share: float, packs: dict[str, Path], tmp_path: Path
-) -> None:
-    from moepack.running.model import Model
+def room_of(pack: Pack) -> int:
+    """Return the bytes that each expert takes in memory."""
+    model = map_model(pack)
+    (room,) = {slot_room(parts) for parts in model.places()[ROUTED_FAMILY].values()}
+    model.close()
+    return room
 
-    pack, trace = packs["qwen3moe"], tmp_path / "run.moetrace"
-    outside = place(pack, memory=1 << 30, margin=0, context=64).devices[0]
-    memory = outside.length - outside.left_length - round((1 - share) * outside.expert_length)
+
+class Run(NamedTuple):
+    """What a text took, and what the server needed in all.
+
+    It computes two tokens before it answers anybody.
+    """
+
+    facts: RunFacts
+    usage: PagerUsage
+
+
+def run(pack: Pack, options: PagerOptions, trace: Path) -> Run:
+    """Have a text computed, and all choices recorded."""
     # One thread: several of them wait for each other in a loop, on processors that others use.
-    options: dict[str, Any] = {"context": 64, "prefetch": "off", "threads": 1}
-    with Model(pack, memory=memory, trace=trace, **options) as model:
-        generation = model.generate("the sea", count=24)
-        for _ in generation:
+    words = single_text_options(64, 1, options.micro_batch)
+    with (
+        TraceWriter(trace, pack) as writer,
+        ModelServer(pack, options, options=words, trace=writer) as server,
+        measure(server, lambda: server.client.complete("the sea", count=24)) as answer,
+    ):
+        for _ in answer:
             pass
-        facts = generation.facts
+        return Run(answer.facts, server.usage)
+
+
+@pytest.mark.parametrize("count", [9, 20, 32])
+def test_misses_are_those_of_a_run_with_the_same_trace(
+    count: int, packs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With memory for so many of the 32 experts of a model whose experts are all as long.
+
+    As if no token were a prompt's.
+    """
+    monkeypatch.setattr(TraceWriter, "_phase", lambda *_: Phase.DECODE)
+    path, trace = packs["deepseek2"], tmp_path / "run.moetrace"
+    with Pack(path) as pack:
+        (length,) = {family.expert_length for family in pack.shape.routed.values()}
+        options = PagerOptions((count + 4) * room_of(pack), micro_batch=1)
+        _, usage = run(pack, options, trace)
+    token_count = import_trace([str(trace)], tmp_path / "copy").token_count
     box = machine(bandwidth=20, drive=2)
     (found,) = forecast(
-        pack,
-        box,
-        budget=facts.memory.experts,
-        traces=[str(trace)],
-        batch_count=facts.batch_count,
+        path, box, budget=count * length, traces=[str(trace)], batch_count=1
     ).forecasts
-    assert facts.misses > 0 or share == 1
-    assert found.missed_length == round(facts.read_length / facts.step_count)
-    assert found.hit_rate == facts.hit_rate
+    lookups = usage.hit_count + usage.miss_count
+    assert found.hit_rate == pytest.approx(usage.hit_count / lookups)
+    assert found.missed_length == round(usage.miss_count * length / token_count)
+    # What is chosen again before the memory of what was evicted is needed is not read again.
+    assert 0.8 * usage.miss_count * length < usage.read_length <= usage.miss_count * length
+
+
+def test_what_a_run_says_is_a_receipt(packs: dict[str, Path], tmp_path: Path) -> None:
+    with Pack(packs["deepseek2"]) as pack:
+        options = PagerOptions("floor", micro_batch=1)
+        facts, _ = run(pack, options, tmp_path / "run.moetrace")
+    path = tmp_path / "receipt.json"
+    path.write_text(json_text(facts))
+    (receipt,) = read_receipts([str(path)])
+    assert (receipt.kind, receipt.flaw, receipt.is_near_floor) == ("stream", None, True)
+    assert receipt.tokens_per_second == pytest.approx(facts.tokens_per_second)
+    assert receipt.read_length == pytest.approx(facts.length_per_token)
+    assert receipt.model_length == facts.model_length
+    box = machine(bandwidth=20, drive=2)
+    known = forecast(packs["deepseek2"], box, budget=facts.memory.experts, receipts=[str(path)])
+    assert [one.refusal for one in known.receipts] == [None]
+    assert known.next_receipt is not None
+    assert "--memory floor" not in known.next_receipt

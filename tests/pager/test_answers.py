@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ SLOTS = ("--slots", 4, "--micro-batch", 32)
 TIGHT = ("--slots", 1, "--micro-batch", 1)
 
 
-def usage_after(model: Path, expected: list[list[Answer] | str], **options: object) -> PagerUsage:
+def usage_after(model: Path, expected: list[list[Answer] | str], **options: Any) -> PagerUsage:
     with paging(model, **options) as run:
         with run.program(*SLOTS) as program:
             assert answers(program) == expected

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,53 @@ def test_more_contexts_than_rings_get_what_they_choose(run: Paging, ggml: Path, 
         for start in range(0, 80, 20):  # so many at once
             assert program.call(*graphs[start : start + 20]) == [[0] * 40] * 20
     assert not run.failures
+
+
+def test_calls_of_several_contexts_and_processes_are_recorded_apart(ggml: Path, form: Form) -> None:
+    """However they are computed at once, and whenever they are taken."""
+    order = random.Random(5)
+    rows = {number: [rows_of(order, number) for _ in range(300)] for number in (1, 2, 3)}
+    graphs = [
+        [(number, layer, one, 4) for one in rows[number] for layer in (0, 1)]
+        for number in (1, 2, 3)
+    ]
+    calls = []
+    with paging(form("qwen3moe", "gguf"), memory="floor", micro_batch=4, records=True) as run:
+        with ExitStack() as stack:
+            programs = [stack.enter_context(program_of(run, ggml, form)) for _ in range(2)]
+            for program in programs:
+                program.begin(*graphs)
+            while any(not program.has_answered for program in programs):
+                calls += run.pager.take_calls()
+            for program in programs:
+                assert program.result() == [[0] * 600] * 3
+            assert len(calls) <= 1800 - 6, "the last of each may go on"
+        calls += run.pager.take_calls(with_open=True)
+    recorded = [[call.layers[layer].tolist() for layer in (0, 1)] for call in calls]
+    assert all(first == second for first, second in recorded)
+    for number in (1, 2, 3):
+        ours = [one for one, _ in recorded if len(one) == number]
+        assert sorted(ours) == sorted(rows[number] * 2)
+
+
+def test_what_another_model_chose_is_not_recorded(ggml: Path, form: Form) -> None:
+    others = [[[3, 1, 2, 16]], [[1, 1, 2, 3]], [[1, 2, 3, 4, 5]]]
+    graphs = [(0, 0, rows, len(rows[0])) for rows in others] + [(0, 7, [[1, 2, 3, 4]], 4)]
+    with (
+        paging(form("qwen3moe", "gguf"), memory="floor", records=True) as run,
+        program_of(run, ggml, form) as program,
+    ):
+        assert program.call(graphs) == [[0] * 4]
+        assert run.pager.take_calls(with_open=True) == []
+        assert program.call([(0, 0, [[1, 2, 3, 4]], 4)]) == [[0]]
+        assert len(run.pager.take_calls(with_open=True)) == 1
+
+
+def test_the_same_choice_again_is_another_call(ggml: Path, form: Form) -> None:
+    """As of a prompt's tokens one by one: llama.cpp leaves the last layer out."""
+    with (
+        paging(form("qwen3moe", "gguf"), memory="floor", records=True) as run,
+        program_of(run, ggml, form) as program,
+    ):
+        assert program.call([(0, 0, [[1, 2, 3, 4]], 4)] * 3) == [[0] * 3]
+        assert len(run.pager.take_calls(with_open=True)) == 3

@@ -73,7 +73,8 @@ def test_a_program_ends_with_its_pager(
 
 @pytest.fixture(params=["pack", "gguf"])
 def run(form: Form, request: pytest.FixtureRequest) -> Iterator[Paging]:
-    with paging(form("qwen3moe", request.param), memory="floor", micro_batch=32) as one:
+    model = form("qwen3moe", request.param)
+    with paging(model, memory="floor", micro_batch=32, records=True) as one:
         yield one
 
 
@@ -172,8 +173,9 @@ def test_nonsense_harms_nobody_else(
     run: Paging, expected: list[Answer] | str, nonsense: str
 ) -> None:
     with closing(connect(run)) as connection:
-        for message in NONSENSE[nonsense]:
-            connection.send(message)
+        with suppress(BrokenPipeError):  # it may hang up after the first
+            for message in NONSENSE[nonsense]:
+                connection.send(message)
         assert_goes_on(run, expected)
     assert_serves(run, expected)
 

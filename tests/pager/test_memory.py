@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from moepack.caching import cache as caching
 from moepack.errors import RequestError
+from moepack.keys import ExpertKey
 from moepack.packing.opening import open_model
 from moepack.pager.budget import FreeMemory
+from moepack.pager.mapped_model import map_model, slot_room
 from moepack.pager.pager import Pager, PagerOptions
+from moepack.pager.residents import Residents
 from moepack.pager.slots import SlotPool
+from moepack.reading.pack import Pack
+from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import size_text
+from tests.support.models import first_shard, pack_model
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, paging
 
@@ -159,6 +166,27 @@ def test_memory_of_spare_slots_is_freed_beyond_a_limit(pool: SlotPool) -> None:
     pool.close()
 
 
+def test_spare_slots_of_other_lengths_make_room_for_what_is_read(packs: dict[str, Path]) -> None:
+    """Experts of one layer come after those of another, whose experts are shorter."""
+    with Pack(packs["qwen3moe"]) as pack, pack.reader() as reader:
+        model = map_model(pack)
+        spans = model.places()[ROUTED_FAMILY]
+        model.close()
+        first, second = ([key for key in spans if key.layer == layer] for layer in (0, 1))
+        rooms = {key: slot_room(parts) for key, parts in spans.items()}
+        budget = sum(rooms[key] for key in second)
+        assert rooms[first[0]] < rooms[second[0]]
+        cache = caching.make("lru", budget, rooms, ())
+        residents = Residents(reader, spans, cache, 0, lambda parts: False)
+        for keys in (first, second):
+            lacking = residents.look_up(keys)
+            residents.release(residents.aside)
+            with residents.read(lacking) as coming:
+                assert list(coming) == lacking
+            assert length_on_disk(residents._pool) <= budget
+        residents.close()
+
+
 def floor_of(model: Path, micro_batch: int) -> int:
     with paging(model, memory="floor", micro_batch=micro_batch) as run:
         return run.pager.budget
@@ -181,6 +209,15 @@ def test_the_floor_grows_with_micro_batches_up_to_a_layer(form: Form) -> None:
     floors = [floor_of(model, count) for count in (1, 2, 3, 4, 5, 512)]
     assert floors == sorted(floors)
     assert floors[0] < floors[1] < floors[2] < floors[3] == floors[4] == floors[5]
+
+
+def test_pinned_experts_are_there_from_the_start(tmp_path: Path) -> None:
+    counts = {(layer, expert): 100 - expert for layer in range(2) for expert in range(16)}
+    pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=counts)
+    with paging(tmp_path / "pack", memory="floor", pinned=200_000, micro_batch=1) as run:
+        residents = run.pager._residents
+        assert all(ExpertKey(layer, expert) in residents for layer in (0, 1) for expert in (0, 1))
+        assert len(residents) == 4
 
 
 @needs_llama

@@ -14,6 +14,7 @@ from tests.support.pagers import Paging, Program, paging
 
 Form = Callable[[str, str], Path]
 MODELS = ("qwen3moe", "gpt-oss", "granite")
+PAGE = mmap.PAGESIZE
 READER = "mapped_reader"
 
 
@@ -126,3 +127,42 @@ def test_a_program_that_checks_all_tensors_gets_right_ones(form: Form) -> None:
         with run.program("--check-tensors") as program:
             assert isinstance(program.ask([1]), list)
         assert run.pager.usage.fault_count > 0
+
+
+@needs_llama
+def test_what_lies_around_an_expert_of_a_gguf_is_not_read_with_it(form: Form) -> None:
+    """Pages at its edges are the file's own; dense tensors are read ahead as ever."""
+    gguf = form("qwen3moe", "gguf")
+    with paging(gguf, memory="floor", micro_batch=1) as run, run.program() as program:
+        is_random = dict(_mapped_pages(program.process.pid))
+    with open_model([gguf]) as pack:
+        dense = {
+            (str(tensor.path.resolve()), page)
+            for tensor in pack.dense()
+            for page in _pages(tensor.offset, tensor.length)
+        }
+        parts = [pack.locate(0, 3, kind.name) for kind in pack.parts(0)]
+        edges = {
+            (str(part.path.resolve()), page)
+            for part in parts
+            for page in (_pages(part.offset, part.length)[0], _pages(part.offset, part.length)[-1])
+        }
+    assert {is_random[page] for page in edges - dense} == {True}
+    assert {is_random[page] for page in dense} == {False}
+
+
+def _pages(offset: int, length: int) -> range:
+    return range(offset // PAGE, (offset + length - 1) // PAGE + 1)
+
+
+def _mapped_pages(process: int) -> Iterator[tuple[tuple[str, int], bool]]:
+    """Yield the pages of GGUFs that a process maps, and whether each is read alone (smaps)."""
+    page: tuple[str, int] = ("", 0)
+    count = 0
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            start, end = (int(word, 16) for word in words[0].split("-"))
+            page, count = (words[-1], int(words[2], 16) // PAGE), (end - start) // PAGE
+        elif words[0] == "VmFlags:" and page[0].endswith(".gguf"):
+            yield from (((page[0], page[1] + number), "rr" in words) for number in range(count))

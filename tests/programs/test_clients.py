@@ -1,5 +1,6 @@
-"""What the clients that people have get from llama.cpp's server as we start it."""
+"""What the clients that people have get from llama.cpp's server, with experts brought to it."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import moepack
+from moepack.pager.pager import PagerOptions
+from moepack.programs.model_server import ModelServer
 from tests.support.chat_model import write_chat_model
+from tests.support.models import pack_model
 from tests.support.needs import needs_llama
-from tests.support.servers import serving
+from tests.support.servers import OPTIONS
 
 if TYPE_CHECKING:
     import anthropic
@@ -62,22 +67,37 @@ CALLS = ("-l", "394+100", "-l", "202+100", "-l", "2+200")
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a model whose template knows tools."""
-    return write_chat_model(tmp_path_factory.mktemp("chat") / "chat.gguf", TEMPLATE)
+    """Write a model whose template knows tools, and pack it."""
+    folder = tmp_path_factory.mktemp("chat")
+    pack_model([write_chat_model(folder / "chat.gguf", TEMPLATE)], folder / "chat.moepack")
+    return folder / "chat.moepack"
+
+
+@contextlib.contextmanager
+def serving(path: Path, *options: str) -> Iterator[str]:
+    """Serve a pack with the least memory; yield the address."""
+    options = (*OPTIONS, "-ub", "64", *options)
+    pager_options = PagerOptions(memory="floor", micro_batch=64)
+    with (
+        moepack.open(path) as pack,
+        ModelServer(pack, pager_options, options=options, api_key=KEY) as server,
+    ):
+        yield server.url
+        assert server.usage.miss_count > 0
 
 
 @pytest.fixture(scope="module")
 def url(path: Path) -> Iterator[str]:
     """Serve the model."""
-    with serving(path, "--alias", "tiny", api_key=KEY) as server:
-        yield server.url
+    with serving(path, "--alias", "tiny") as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def calling_url(path: Path) -> Iterator[str]:
     """Serve the model so that it calls tools where it has to."""
-    with serving(path, *CALLS, api_key=KEY) as server:
-        yield server.url
+    with serving(path, *CALLS) as address:
+        yield address
 
 
 def openai_client(url: str) -> "openai.OpenAI":
@@ -195,13 +215,19 @@ def test_anthropics_client_gets_an_answer_whole_and_piece_by_piece(
 def test_anthropics_client_has_tools_called(calling_url: str) -> None:
     anthropics = anthropic_client(calling_url)
     tool: Any = {"name": "weather", "description": "of a day", "input_schema": SCHEMA}
-    answer = anthropics.messages.create(
-        model="tiny",
-        messages=MESSAGES,
-        max_tokens=500,
-        tools=[tool],
-        tool_choice={"type": "any"},
-    )
+    options: Any = {"model": "tiny", "max_tokens": 500, "tools": [tool]}
+    options["tool_choice"] = {"type": "any"}
+    answer = anthropics.messages.create(messages=MESSAGES, **options)
     assert answer.stop_reason == "tool_use"
     (call,) = [block for block in answer.content if block.type == "tool_use"][:1]
     assert (call.name, call.input["day"] in (1, 2)) == ("weather", True)
+    with anthropics.messages.stream(messages=MESSAGES, **options) as stream:
+        streamed = [
+            block for block in stream.get_final_message().content if block.type == "tool_use"
+        ]
+    assert (streamed[0].name, streamed[0].input["day"] in (1, 2)) == ("weather", True)
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+    called = {"type": "tool_use", "id": call.id, "name": call.name, "input": call.input}
+    told: Any = [*MESSAGES, {"role": "assistant", "content": [called]}]
+    told += [{"role": "user", "content": [result]}]
+    assert anthropics.messages.create(messages=told, model="tiny", max_tokens=3).usage.output_tokens

@@ -57,6 +57,14 @@ def test_a_newer_source_has_a_library_of_its_own(cache: Path, source: Path) -> N
     assert find_library(source) not in (older, None)
 
 
+def test_another_system_is_refused_by_its_name(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    with pytest.raises(MachineError, match="on Linux, not on Darwin"):
+        find_library(source)
+
+
 def test_without_a_compiler_the_hint_says_what_to_install(cache: Path, source: Path) -> None:
     with pytest.raises(MachineError, match="no C compiler is installed") as caught:
         find_library(source, compilers=[])

@@ -56,6 +56,12 @@ def test_how_a_program_ended_is_known(script: str, returncode: int) -> None:
         process.send(signal.SIGTERM)  # is nobody's
 
 
+def test_a_signal_that_comes_after_the_end_reaches_nobody() -> None:
+    with start("true") as process:
+        process.wait()
+    process.send(signal.SIGTERM)
+
+
 def test_while_it_runs_nothing_is_known() -> None:
     with start("sleep", "60") as process:
         assert process.poll() is None

@@ -42,7 +42,7 @@ class Program:
     ) -> None:
         self._errors = TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.support.{module}", str(model), *map(str, options)],
+            [*_start_of(module), str(model), *map(str, options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -129,6 +129,13 @@ class Program:
             self.process.communicate(timeout=PATIENCE)
 
 
+def _start_of(module: str) -> list[str]:
+    """Return the command for a module of this folder, or for a script of node in it."""
+    if module.endswith(".mjs"):
+        return ["node", f"tests/support/{module}"]
+    return [sys.executable, "-m", f"tests.support.{module}"]
+
+
 def as_answers(result: Any) -> list[Answer] | str:
     """Return answers as they were before they were JSON."""
     return result if isinstance(result, str) else [_as_answer(*one) for one in result]
@@ -161,9 +168,10 @@ class Paging:
         """The variables that programs get."""
         return {**self.pager.environment, "LD_PRELOAD": str(preloaded_library())}
 
-    def program(self, *options: object, module: str = _LLAMA) -> Program:
-        """Start a program that it serves: a module of this folder."""
-        program = Program(self.pager.model_path, *options, module=module, **self.environment)
+    def program(self, *options: object, module: str = _LLAMA, **names: str) -> Program:
+        """Start a program that it serves: a module of this folder, or a script of node."""
+        names = {**names, **self.environment}
+        program = Program(self.pager.model_path, *options, module=module, **names)
         self._programs.append(program)
         return program
 
@@ -209,12 +217,12 @@ class Paging:
 
 
 @contextmanager
-def paging(model: Path, **options: Any) -> Iterator[Paging]:
+def paging(model: Path, *, records: bool = False, **options: Any) -> Iterator[Paging]:
     """Have a pager for a pack, an index or a shard, with `PagerOptions`."""
     failures: list[MoepackError] = []
     with (
         open_model([model]) as pack,
-        Pager(pack, PagerOptions(**options), failures.append) as pager,
+        Pager(pack, PagerOptions(**options), failures.append, records=records) as pager,
     ):
         serving = Paging(pager, failures)
         try:

@@ -17,16 +17,16 @@ from moepack.llama_cpp.decoding import Chosen, RoutedDecoder
 from moepack.llama_cpp.library import cpu_count
 from moepack.llama_cpp.log import ErrorLines
 from moepack.llama_cpp.routers import Routers
-from moepack.llama_cpp.sampling import Sampling, sampler
+from moepack.llama_cpp.sampling import sampler
 from moepack.llama_cpp.structs import ProgressCallback
 from moepack.llama_cpp.vocabulary import Vocabulary
 from moepack.sizes import size_text
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
+from moepack.trace.choices import tokens_of
 from moepack.trace.file import RECORDED
 from moepack.trace.file_records import join
 from moepack.trace.model import Origin, Phase, Tokens
-from moepack.trace.recording.choices import tokens_of
 
 BATCH_COUNT = 256
 """Tokens decoded at once: all of them have logits, of which each is the vocabulary's size."""
@@ -37,11 +37,12 @@ _MOST_NAME = 1 << 10
 class Recorder:
     """A model that llama.cpp has loaded, and whose routers are watched. A context manager.
 
-    `model_path` is any shard of the model; `context_length` is in tokens; `threads` are all CPUs
-    that this process may use unless given. With `repack`, llama.cpp's own default, weights are
-    copied into a form that this processor multiplies faster, and which rounds otherwise; without
-    it they stay in the files' pages, so a model may be larger than memory. Used by one thread at a
-    time, for one request at a time.
+    `model_path` is any shard of the model, or with `origin`, which says what a recording says of
+    it, a name for messages; llama.cpp opens `opened_path`, by default the same. `context_length` is
+    in tokens; `threads` are all CPUs that this process may use unless given. With `repack`,
+    llama.cpp's own default, weights are copied into a form that this processor multiplies faster,
+    and which rounds otherwise; without it they stay in the files' pages, so a model may be larger
+    than memory. Used by one thread at a time, for one request at a time.
 
     Raises SourceError for a model that has no experts, or no vocabulary, or makes no text;
     MachineError where llama.cpp is missing or refuses the model, with its own words, and for a
@@ -55,16 +56,21 @@ class Recorder:
         context_length: int = 4096,
         threads: int | None = None,
         repack: bool = True,
+        origin: Origin | None = None,
+        opened_path: str | None = None,
     ) -> None:
         threads = cpu_count() if threads is None else threads
         check_context(context_length)
         check_threads(threads)
-        source = open_source([model_path])
-        self.path = source.shards[0].path
-        if repack:
-            _check_fits_memory(source)
-        self.origin = origin_of(source)
-        self.expert_counts = self.origin.expert_counts or {}
+        if origin is None:
+            source = open_source([model_path])
+            model_path = source.shards[0].path
+            if repack:
+                _check_fits_memory(source)
+            origin = origin_of(source)
+        self.path = model_path
+        self._opened_path = opened_path or model_path
+        self.expert_counts = origin.expert_counts or {}
         """Experts of each layer whose router is watched."""
         self.context_length = context_length
         self._library: Any = library.load()
@@ -79,7 +85,6 @@ class Recorder:
             self._decoder = RoutedDecoder(
                 *(self._library, self._context, self._errors, self._calls, self._routers),
                 path=self.path,
-                all_choices=True,
             )
             self._memory = self._library.llama_get_memory(self._context)
             if not self._vocabulary:
@@ -93,7 +98,7 @@ class Recorder:
         params = self._library.llama_model_default_params()
         params.progress_callback = ctypes.cast(going, ctypes.c_void_p)
         params.use_extra_bufts = repack
-        path = os.fsencode(self.path)
+        path = os.fsencode(self._opened_path)
         model = self._calls.run(lambda: self._library.llama_model_load_from_file(path, params))
         if model is None:
             raise self._refusal("cannot load the model")
@@ -162,11 +167,8 @@ class Recorder:
         Ends early where the model ends its answer, and where the context is full. The same
         `temperature` (0: always the likeliest token) and `seed` give the same tokens again.
         """
-        # As before min_p was known here: the same options record the same tokens again.
-        sampling = Sampling(temperature, min_p=0, seed=seed)
-        sampling.check()
-        yield self.prefill(prompt_tokens, request=request)
-        with sampler(self._library, sampling) as chosen:
+        with sampler(self._library, temperature, seed) as chosen:
+            yield self.prefill(prompt_tokens, request=request)
             for _ in range(min(count, self.context_length - len(prompt_tokens))):
                 self._check_open()
                 token = self._library.llama_sampler_sample(chosen, self._context, -1)
@@ -182,7 +184,8 @@ class Recorder:
         for layer, choice in chosen.items():
             if min(choice.values) < 0 or max(choice.values) >= self.expert_counts[layer]:
                 raise MachineError("a router chose an expert that is not there", path=self.path)
-        return tokens_of(chosen, request, phase)
+        arrays = {layer: choice.array() for layer, choice in chosen.items()}
+        return join(list(tokens_of(arrays, request, phase)))
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -215,5 +218,5 @@ def _check_fits_memory(source: Source) -> None:
             path=source.shards[0].path,
             expected=f"up to {size_text(memory_length)}",
             found=size_text(length),
-            hint="--no-repack leaves them in the files' pages, which come and go",
+            hint="--memory reads experts when they are chosen, --no-repack maps the files",
         )

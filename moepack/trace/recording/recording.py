@@ -5,15 +5,20 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from moepack import digest
 from moepack.errors import RequestError
+from moepack.packing.opening import open_model
+from moepack.programs.calls import memory_limit
+from moepack.programs.trace_writer import origin_of_pack
+from moepack.reading.directory import named_pack
 from moepack.source.shards import open_source
 from moepack.trace.file import CUT
 from moepack.trace.file_records import encode_origin, join
 from moepack.trace.file_writer import Writer, check_target
 from moepack.trace.model import Item, Origin, Tokens
+from moepack.trace.recording.paged import PagedRecorder
 from moepack.trace.recording.prompts import read_prompts
 from moepack.trace.recording.recorder import Recorder, origin_of
 from moepack.trace.summary import TraceCounter, TraceSummary
@@ -47,9 +52,14 @@ def record_trace(
     temperature: float = 0.8,
     seed: int = 0,
     repack: bool = True,
+    memory: int | str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TraceSummary:
     """Run `model` on each prompt, and on up to `tokens` tokens after it; write what was chosen.
+
+    `model` is any shard of a GGUF, or a pack. With `memory`, bytes for experts or a text such as
+    `8GiB` or `floor`, and of a pack always, llama.cpp runs in a process of its own and experts are
+    read when they are chosen; then nothing is repacked.
 
     `prompts` are texts, or the path of a file of them (`prompts.read_prompts`). Each is a request
     of its own, and is kept when it is through: a process that is killed, interrupted, or out of
@@ -57,17 +67,20 @@ def record_trace(
     With `resume`, the same call records the prompts that are missing, and begins where there is no
     file. `progress` is called with how many tokens are done since the last call, and with how many
     there are at most. For `temperature` and `seed` see `Recorder.generate`, for `repack` see
-    `Recorder`. Raises what `Recorder` and `Writer` raise, and RequestError, before anything is run,
-    for a prompt that is longer than the context, where `target` exists and none of `append`,
-    `resume` and `force` is given, and for a file to resume that is another recording's.
+    `Recorder`. Raises what `Recorder`, `PagedRecorder` and `Writer` raise, and RequestError, before
+    anything is run, for a prompt that is longer than the context, where `target` exists and none of
+    `append`, `resume` and `force` is given, and for a file to resume that is another recording's.
     """
     path = os.fspath(target)
     _check_target(path, append, resume, force)
     texts = read_prompts(os.fspath(prompts)) if isinstance(prompts, str | os.PathLike) else prompts
-    options = _Options(tokens, context, temperature, seed, repack)
-    origin = replace(origin_of(open_source([os.fspath(model)])), recording=options.name_of(texts))
     whole, added, done = TraceCounter(), TraceCounter(), _Done()
-    with Writer(path, append=append, resume=resume) as writer:
+    with (
+        _Model(os.fspath(model), memory, repack) as source,
+        Writer(path, append=append, resume=resume) as writer,
+    ):
+        options = _Options(tokens, context, temperature, seed, source.repack)
+        origin = replace(source.origin, recording=options.name_of(texts))
         for item in writer.held_items():
             whole.add(item)
             done.add(item)
@@ -81,9 +94,7 @@ def record_trace(
             add(origin)
         try:
             if first < len(texts):
-                with Recorder(
-                    os.fspath(model), context_length=context, threads=threads, repack=repack
-                ) as recorder:
+                with source.recorder(context, threads) as recorder:
                     run = _Run(recorder, _tokenize(recorder, texts), options, progress)
                     for piece in run.requests(first):
                         add(piece)
@@ -95,6 +106,34 @@ def record_trace(
             raise
     left_out = [CUT] * (writer.was_cut and not resume)
     return whole.summary(path, added.totals, Counter(left_out))
+
+
+class _Model:
+    """What is recorded: in this process, or, of a pack or with a limit of memory, in another."""
+
+    def __init__(self, path: str, memory: int | str | None, repack: bool) -> None:
+        self._path = path
+        self._memory = memory_limit(memory)
+        is_paged = memory is not None or named_pack(path) is not None
+        self._pack = open_model(path) if is_paged else None
+        self.repack = repack and not is_paged
+        if self._pack is None:
+            self.origin = origin_of(open_source([path]))
+        else:
+            self.origin = origin_of_pack(self._pack)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._pack is not None:
+            self._pack.close()
+
+    def recorder(self, context: int, threads: int | None) -> Recorder | PagedRecorder:
+        options: Any = {"context_length": context, "threads": threads}
+        if self._pack is None:
+            return Recorder(self._path, repack=self.repack, **options)
+        return PagedRecorder(self._pack, self._memory, **options)
 
 
 class _Done:
@@ -125,7 +164,7 @@ class _Run:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Recorder | PagedRecorder,
         prompts: Sequence[Sequence[int]],
         options: _Options,
         progress: Callable[[int, int], None] | None,
@@ -176,7 +215,7 @@ def _check_target(path: str, append: bool, resume: bool, force: bool) -> None:
         raise
 
 
-def _tokenize(recorder: Recorder, prompts: Sequence[str]) -> list[list[int]]:
+def _tokenize(recorder: Recorder | PagedRecorder, prompts: Sequence[str]) -> list[list[int]]:
     requests = [recorder.tokenize(prompt) for prompt in prompts]
     for number, tokens in enumerate(requests, start=1):
         if not 0 < len(tokens) <= recorder.context_length:

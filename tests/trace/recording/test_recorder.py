@@ -272,13 +272,12 @@ def test_the_same_seed_generates_the_same_again(recorder: Recorder) -> None:
 def test_a_pruned_layer_is_noticed_and_not_counted_too_low(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def last_only(*arguments: Any, path: str, all_outputs: bool) -> None:
-        assert all_outputs
-        decode_batch(*arguments, path=path)
+    def last_only(count: int, *, token: int, logits: int) -> structs.Batch:
+        ctypes.memset(logits, 0, count - 1)
+        return structs.Batch(count, token=token, logits=logits)
 
-    decode_batch = decoding.decode
     with monkeypatch.context() as patch:
-        patch.setattr(decoding, "decode", last_only)
+        patch.setattr(decoding, "Batch", last_only)
         with pytest.raises(MachineError, match="layer 1: the router did not run for each token"):
             recorder.prefill([5, 6, 7])
     assert len(recorder.prefill([5, 6, 7]).request) == 3
@@ -350,6 +349,12 @@ def run_until_interrupted(recorder: Recorder, timer: threading.Timer) -> None:
     timer.start()
     for _ in range(500):
         recorder.prefill(range(3, 63))
+
+
+@needs_llama
+def test_a_text_that_llama_would_end_the_process_for_is_refused(recorder: Recorder) -> None:
+    with pytest.raises(RequestError, match="a text that is too long"):
+        recorder.tokenize("a" * ((1 << 26) + 1))
 
 
 @needs_llama

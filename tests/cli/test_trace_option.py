@@ -1,0 +1,93 @@
+"""`--trace FILE` of run and serve: what routers chose is in the file, however the command ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from tests.support.children import PATIENCE
+from tests.support.models import first_shard
+from tests.support.needs import needs_llama
+from tests.support.pagers import PROMPTS, ROOT
+
+pytestmark = [pytest.mark.long, needs_llama]
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+SHARD = first_shard("qwen3moe")
+SMALL = ("--memory", "floor", "--context", "64", "--threads", "1")
+PROGRAM = (sys.executable, "-m", "tests.support.llama_program", "{}")
+
+
+def counts(path: Path) -> tuple[int, int]:
+    """Return how many requests and tokens a trace has, which is read as a whole."""
+    summary = moepack.import_trace([str(path)], path.with_suffix(".copy"), force=True)
+    return summary.request_count, summary.token_count
+
+
+def test_each_answer_is_a_request(moepack_command: Command, tmp_path: Path) -> None:
+    trace = tmp_path / "t.moetrace"
+    arguments = ("run", SHARD, "-p", "Hello", "-n", "7", *SMALL, "--trace", trace, "--json")
+    facts = json.loads(moepack_command(*arguments).stdout)
+    assert counts(trace) == (1, facts["prompt"]["step_count"] + facts["step_count"])
+    again = moepack_command(*arguments)
+    assert again.returncode == 2
+    assert "t.moetrace: exists already" in again.stderr
+
+
+def test_in_python_it_is_an_argument(tmp_path: Path) -> None:
+    with moepack.serve(SHARD, memory="floor", trace=tmp_path / "t.moetrace") as server:
+        assert "".join(server.client.complete("Hello", count=5))
+    assert counts(tmp_path / "t.moetrace")[0] == 1
+
+
+@contextmanager
+def running(trace: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Have a program that answered once, and waits."""
+    command = [sys.executable, "-m", "moepack", "run", str(SHARD), "--memory", "floor"]
+    command += ["--trace", str(trace), "--", *PROGRAM]
+    piped: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=ROOT, start_new_session=True, **piped) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write(json.dumps(PROMPTS[1]) + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline()
+        yield process
+
+
+def test_a_program_that_is_interrupted_has_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "t.moetrace"
+    with running(trace) as process:
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+    assert counts(trace)[0] == 1
+    assert not Path(f"{trace}.partial").exists()
+
+
+def test_what_a_killed_one_leaves_can_be_read(tmp_path: Path) -> None:
+    partial = tmp_path / "t.moetrace.partial"
+    with running(tmp_path / "t.moetrace") as process:
+        deadline = time.monotonic() + PATIENCE
+        while partial.stat().st_size < 400:  # it is written each second
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
+        process.communicate(timeout=PATIENCE)
+    assert counts(partial)[0] == 1
+
+
+def test_where_no_router_chose_there_is_no_trace(moepack_command: Command, tmp_path: Path) -> None:
+    end = moepack_command("run", SHARD, "--trace", tmp_path / "t", "--", "true")
+    assert end.returncode == 0
+    assert "no router has chosen anything: no trace was written" in end.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,1 +1,0 @@
-"""Tests of running a pack under llama.cpp."""
