@@ -51,6 +51,10 @@ _PAGER = (
     ),
 )
 
+threads_option = click.option(
+    "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
+)
+
 _ENGINE = (
     *_PAGER,
     click.option(
@@ -61,9 +65,7 @@ _ENGINE = (
         show_default=True,
         help="Tokens that the model looks back on.",
     ),
-    click.option(
-        "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
-    ),
+    threads_option,
     click.option(
         "-ub",
         "--micro-batch",
@@ -82,25 +84,37 @@ _SAMPLING = (
         type=float,
         default=0.8,
         show_default=True,
-        help="0: the likeliest.",
+        help="Randomness of the text; 0 always takes the likeliest token.",
     ),
-    click.option("--top-k", type=int, default=40, show_default=True, help="Of the K likeliest."),
     click.option(
-        "--top-p", type=float, default=0.95, show_default=True, help="Of this share of them."
+        "--top-k",
+        type=int,
+        default=40,
+        show_default=True,
+        help="Number of likeliest tokens to choose from.",
+    ),
+    click.option(
+        "--top-p",
+        type=float,
+        default=0.95,
+        show_default=True,
+        help="Share of probability that tokens to choose from have together.",
     ),
     click.option(
         "--min-p",
         type=float,
         default=0.05,
         show_default=True,
-        help="Of this share of the likeliest's.",
+        help="Least probability of a token, as a share of the likeliest's.",
     ),
     click.option(
-        "--repeat-penalty", type=float, default=1.0, show_default=True, help="Against repeating."
+        "--repeat-penalty",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Penalty for repeated tokens; 1 is none.",
     ),
-    click.option(
-        "-s", "--seed", type=int, default=0, show_default=True, help="Another gives another."
-    ),
+    click.option("-s", "--seed", type=int, default=0, show_default=True, help="Random seed."),
 )
 
 

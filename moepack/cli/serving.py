@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from moepack.cli.model_options import pager_options
+from moepack.cli.model_options import pager_options, threads_option
 from moepack.cli.program import CommandWithRest, run_command
 from moepack.cli.terminal import complain, quiet_option, source_or_pack_argument
 from moepack.errors import RequestError
 from moepack.escaping import one_line
-from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
+from moepack.llama_cpp.bounds import MAX_CONTEXT
 
 
 @click.command(cls=CommandWithRest, rest="OPTIONS OF llama-server")
@@ -22,14 +22,22 @@ from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere."
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="TCP port; 0 is any.",
+)
 @click.option(
     "--api-key",
     envvar="MOEPACK_API_KEY",
     metavar="KEY",
     help="Answer only clients that send it; better in MOEPACK_API_KEY, which others do not see.",
 )
-@click.option("--name", metavar="NAME", help="What clients call the model; its file's name.")
+@click.option(
+    "--name", metavar="NAME", help="Name of the model for clients; by default its file's name."
+)
 @click.option(
     "-c",
     "--context",
@@ -38,7 +46,7 @@ from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
     show_default=True,
     help="Tokens of context, for all texts together.",
 )
-@click.option("-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute.")
+@threads_option
 @pager_options
 @click.option("--stats", is_flag=True, help="Print now and then what is read and what hits.")
 @quiet_option

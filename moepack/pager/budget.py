@@ -84,5 +84,5 @@ def check_memory(memory: int, floor: int, micro_batch: int) -> None:
             "too little memory for the experts of one step",
             expected=f"{size_text(floor)}, for {micro_batch:,} tokens at once",
             found=size_text(memory),
-            hint="give more --memory, or smaller micro-batches (llama.cpp's -ub) to the program",
+            hint="give more --memory, or a smaller micro-batch (-ub): fewer tokens at once",
         )

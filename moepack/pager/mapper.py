@@ -42,10 +42,11 @@ class Mapper:
         """Page faults on experts that nobody had announced."""
 
     def enter(self, client: Client, said: Said) -> None:
-        """Have a process that has just mapped a file map what belongs there."""
+        """Have a process that has just mapped a file map all of it that is resident."""
         client.add_region(said)
         client.do(list(self._model.prepare(said.number)))
-        self._map(client, list(client.resident))
+        self._map(client, self._residents.of_file(said.number))
+        self._watch()
         client.do([op(Do.ANSWER, source=said.sequence)])
 
     def count_choices(self) -> None:
@@ -104,15 +105,17 @@ class Mapper:
         chosen = dict.fromkeys(keys)
         lacking = dict.fromkeys(self._residents.look_up(keys))
         others = [key for key in chosen if key not in client.resident and key not in lacking]
-        if not self._residents.has_room(lacking):
-            self._evict_but(chosen)
         if not lacking:
             self._map(client, others, then)
         else:
+            has_room = self._residents.has_room(lacking)
+            if not has_room:
+                self._evict_but(chosen)
             with self._residents.read(list(lacking)) as coming:
                 # While the drive reads: later the program computes, and needs the processors.
                 self._map(client, others)
-                self._evict_but(chosen)
+                if has_room:
+                    self._evict_but(chosen)
                 for count, key in enumerate(coming, 1):
                     self._map(client, [key], then if count == len(lacking) else ())
         self._watch()
@@ -186,13 +189,12 @@ class Mapper:
             start, end = parts[0].span.whole_pages if parts else (0, 0)
             if not start <= page < end or parts[0].family != ROUTED_FAMILY:
                 copy_page(faults, address, self._shared.checked_page(page))
-            elif parts[0].key in client.resident:
-                # The system has taken the pages out of its tables, as where it splits huge ones.
-                self._map(client, [parts[0].key])
-                client.finish()
-                wake(faults, address)
             else:
-                self._bring(client, [parts[0].key], ())
+                if parts[0].key in client.resident:
+                    # The system took the pages out of its tables, as where it splits huge ones.
+                    self._map(client, [parts[0].key])
+                else:
+                    self._bring(client, [parts[0].key], ())
                 client.finish()
                 wake(faults, address)
 

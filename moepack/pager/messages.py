@@ -37,12 +37,11 @@ class Do(IntEnum):
 class Say(IntEnum):
     """What the library tells."""
 
-    HELLO = 0
-    REGION = 1
-    CHOSEN = 2
-    HALF_FULL = 3
-    DONE = 4
-    CONTEXT = 5
+    REGION = 0
+    CHOSEN = 1
+    HALF_FULL = 2
+    DONE = 3
+    CONTEXT = 4
 
 
 class Said(NamedTuple):

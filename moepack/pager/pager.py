@@ -76,9 +76,9 @@ class Pager:
     """Brings the experts of `pack`, which has to stay open. A context manager.
 
     `failed` is called with each error for which a program could not go on. With `records` it keeps
-    what is chosen, until it is taken. Raises SourceError for a
-    model without experts, PackError for one that llama.cpp does not run, RequestError for options
-    that are none and for too little memory, MachineError and OSError.
+    what is chosen, until it is taken. Raises SourceError for a model without experts, PackError for
+    one that llama.cpp does not run, RequestError for options that are none and for too little
+    memory, MachineError and OSError.
     """
 
     def __init__(
@@ -114,7 +114,9 @@ class Pager:
         pinned = pack.hottest(options.pinned, family=ROUTED_FAMILY, layers=shape.routed)
         self._divide_memory(shape, rooms, sum(rooms[key] for key in pinned), options)
         cache = caching.make(options.policy, self._budget(), rooms, pinned)
-        self._residents = Residents(reader, spans, cache, self._reserve, self._model.lies_alike)
+        self._residents = Residents(
+            reader, spans, rooms, cache, self._reserve, self._model.lies_alike
+        )
         stack.callback(self._residents.close)
         with self._residents.read(pinned) as coming:
             for _ in coming:
@@ -137,10 +139,10 @@ class Pager:
     def _divide_memory(
         self, shape: ModelShape, rooms: Rooms, pinned_length: int, options: PagerOptions
     ) -> None:
-        self.floor = step_length(shape, rooms, options.micro_batch)
-        """The bytes of one step's experts."""
+        step = step_length(shape, rooms, options.micro_batch)
         self._reserve = step_length(shape, rooms, 1)
-        least = self.floor + self._reserve + pinned_length
+        self.floor = least = step + self._reserve + pinned_length
+        """The least bytes for experts: of a step, of one token beside it, and what is pinned."""
         self._memory = least if options.memory == "floor" else options.memory
         given = available_memory() if self._memory is None else self._memory
         check_memory(given, least, options.micro_batch)
@@ -304,8 +306,6 @@ class Pager:
                 client.add_context(said)
             case Say.DONE:
                 client.take_done(said)
-            case Say.HELLO:
-                pass
 
     def _bring(self, client: Client, said: Said) -> int:
         """Bring what a context waits for; return why not, 0 where it was answered."""

@@ -68,7 +68,7 @@ struct op {
 };
 
 /* What the program tells. */
-enum { SAY_HELLO, SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE, SAY_CONTEXT };
+enum { SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE, SAY_CONTEXT };
 struct said {
     uint32_t kind, index;
     uint64_t sequence, address, length, offset;
@@ -195,10 +195,7 @@ static int ask(struct said message, int descriptor) {
 static void answer(uint64_t sequence, int status) {
     pthread_mutex_lock(&state_lock);
     for (struct request *one = requests; one; one = one->next)
-        if (one->sequence == sequence) {
-            one->status = status;
-            one->is_answered = true;
-        }
+        if (one->sequence == sequence) *one = (struct request){sequence, true, status, one->next};
     pthread_cond_broadcast(&answered);
     pthread_mutex_unlock(&state_lock);
 }
@@ -296,8 +293,7 @@ static void obey(size_t count) {
         int error = 0;
         switch (op->kind) {
         case OP_EVICT:
-            is_refused = !set_resident(op, false);
-            if (is_refused) done.refused[done.said.index++] = (uint32_t)i;
+            if ((is_refused = !set_resident(op, false))) done.refused[done.said.index++] = (uint32_t)i;
             break;
         case OP_RESTORE: error = is_refused ? 0 : each_mapping(op, restore); break;
         case OP_MAP: error = each_mapping(op, map_slot); break;
@@ -308,10 +304,7 @@ static void obey(size_t count) {
         case OP_ANSWER: answer(op->source, (int)op->expert); break;
         case OP_DONE: is_asked = true; break;
         }
-        if (error) {
-            complain("the system maps no more memory: %s (see vm.max_map_count)\n", strerror(error));
-            _exit(EXIT_CODE);
-        }
+        if (error) end_program("the system maps no more memory (see vm.max_map_count)");
     }
     size_t length = sizeof done.said + done.said.index * sizeof *done.refused;
     while (is_asked && send(pager, &done, length, MSG_NOSIGNAL) < 0)
@@ -393,7 +386,6 @@ static void meet_pager(void) {
     pager = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (pager < 0 || connect(pager, (struct sockaddr *)&address, length))
         end_program("the pager, which brings the experts, has ended");
-    tell((struct said){.kind = SAY_HELLO, .index = VERSION}, -1);
     receive_welcome();
     pthread_atfork(before_fork, after_fork, in_child);
     sigset_t all, before;
@@ -510,9 +502,8 @@ EXPORT int posix_madvise(void *address, size_t length, int advice) {
 
 EXPORT int mlock(const void *address, size_t length) {
     if (!is_model(address)) return (int)syscall(SYS_mlock, address, length);
-    static bool is_said;
-    if (!is_said) complain("--mlock is left out: it would bring all experts into memory\n");
-    is_said = true;
+    static atomic_flag is_said = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&is_said)) complain("--mlock is left out: it would bring all experts into memory\n");
     return 0;
 }
 
@@ -538,6 +529,12 @@ ALIAS(ftello) long ftell(FILE *);
 
 /* ---- what routers choose ---- */
 
+struct tensor_head { /* of ggml_tensor, in all builds since 2023 */
+    uint32_t type, others[3];
+    int64_t ne[4];
+    size_t nb[4];
+};
+
 static const char *(*get_name)(const void *);
 static void (*get_bytes)(const void *, void *, size_t, size_t);
 static int64_t (*count_elements)(const void *);
@@ -553,20 +550,15 @@ static int layer_of(const void *tensor) {
 
 /* Read what was chosen into context->ids; return how many rows there are, and how many in each. */
 static bool read_ids(struct context *context, const void *tensor, size_t *rows, size_t *columns) {
-    uint32_t type;
-    int64_t sizes[4];
-    size_t strides[4];
-    memcpy(&type, tensor, sizeof type);
-    memcpy(sizes, (const char *)tensor + 16, sizeof sizes);
-    memcpy(strides, (const char *)tensor + 48, sizeof strides);
-    int64_t count = count_elements(tensor);
-    if (type != TYPE_I32 || sizes[2] != 1 || sizes[3] != 1 || sizes[0] * sizes[1] != count || strides[0] != 4)
+    const struct tensor_head *head = tensor;
+    const int64_t *sizes = head->ne, count = count_elements(tensor);
+    if (head->type != TYPE_I32 || sizes[2] != 1 || sizes[3] != 1 || sizes[0] * sizes[1] != count || head->nb[0] != 4)
         end_program("this llama.cpp lays out its tensors in another way than those that are known");
     *columns = (size_t)sizes[0];
     *rows = (size_t)sizes[1];
     if (!count) return true;
     /* A row of a view may be longer than what was chosen: it is a row of an argsort. */
-    size_t length = (*rows - 1) * strides[1] + *columns * 4;
+    size_t length = (*rows - 1) * head->nb[1] + *columns * 4;
     if (length > context->id_room) {
         int32_t *ids = realloc(context->ids, length);
         if (!ids) return false;
@@ -575,7 +567,7 @@ static bool read_ids(struct context *context, const void *tensor, size_t *rows, 
     }
     get_bytes(tensor, context->ids, 0, length);
     for (size_t row = 1; row < *rows; row++)
-        memmove(context->ids + row * *columns, (char *)context->ids + row * strides[1], *columns * 4);
+        memmove(context->ids + row * *columns, (char *)context->ids + row * head->nb[1], *columns * 4);
     return true;
 }
 

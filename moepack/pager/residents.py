@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 
 from moepack.caching.cache import Cache, Tally
 from moepack.keys import ExpertKey
-from moepack.pager.mapped_model import PartSpan, slot_places, slot_room
+from moepack.pager.mapped_model import PartSpan, slot_places
 from moepack.pager.messages import Do, op
 from moepack.pager.prefetcher import Prefetcher
 from moepack.pager.slots import SlotPool
@@ -19,7 +19,7 @@ from moepack.shape import ROUTED_FAMILY
 
 
 class Residents:
-    """Experts in slots; `spans` are where programs map them.
+    """Experts in slots of the lengths `rooms`; `spans` are where programs map them.
 
     What the cache evicts is `aside`, in its slot, until it is released: a program may still compute
     with it. So that reading need not wait for that, `reserve` bytes are kept beside the cache.
@@ -31,6 +31,7 @@ class Residents:
         self,
         reader: Reader,
         spans: Mapping[ExpertKey, tuple[PartSpan, ...]],
+        rooms: Mapping[ExpertKey, int],
         cache: Cache,
         reserve: int,
         reads_in_place: Callable[[Iterable[PartSpan]], bool],
@@ -43,8 +44,8 @@ class Residents:
         self._layers_in_place = {
             key.layer for key, parts in spans.items() if not key.expert and reads_in_place(parts)
         }
-        self._rooms = {key: slot_room(parts) for key, parts in spans.items()}
-        self._pool = SlotPool(self._rooms.values())
+        self._rooms = rooms
+        self._pool = SlotPool(rooms.values())
         self._taken_length = 0
         self._slots: dict[ExpertKey, int] = {}
         self._slot_counts: Counter[int] = Counter()
@@ -91,6 +92,14 @@ class Residents:
     def aside(self) -> tuple[ExpertKey, ...]:
         """Experts that the cache has evicted, and that have their slots yet."""
         return tuple(self._aside)
+
+    def of_file(self, file: int) -> list[ExpertKey]:
+        """Return the experts that lie in a file, but for those that are evicted."""
+        return [
+            key
+            for key in self._slots
+            if key not in self._aside and any(span.file == file for span in self.spans[key])
+        ]
 
     def look_up(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
         """Count what a layer chose; return what is to be read for it."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
-from typing import Any
 
 from moepack.pager.huge_pages import HUGE_PAGE, HugePages
+from moepack.storage import holes
 
-_PUNCH_HOLE = 1 | 2
-"""FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE."""
 _LEAST_HUGE = HUGE_PAGE // 4
 """For shorter slots a huge page would be memory that may never be used."""
 
@@ -26,9 +23,7 @@ class SlotPool:
     """
 
     def __init__(self, lengths: Iterable[int]) -> None:
-        counts: dict[int, int] = {}
-        for length in lengths:
-            counts[length] = counts.get(length, 0) + 1
+        counts = Counter(lengths)
         self._next: dict[int, int] = {}
         end = 0
         for length, count in counts.items():
@@ -85,14 +80,9 @@ class SlotPool:
         for length, offsets in self._spare.items():
             while offsets and self.spare_length > limit:
                 offset = offsets.pop(0)
-                self._punch(offset, length)
+                holes.punch(self.descriptor, offset, length)
                 self.spare_length -= length
                 self._unused[length].append(offset)
-
-    def _punch(self, offset: int, length: int) -> None:
-        if _libc().fallocate(self.descriptor, _PUNCH_HOLE, offset, length):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
 
     def close(self) -> None:
         """Free all memory, but for what programs have mapped."""
@@ -100,10 +90,3 @@ class SlotPool:
         os.close(self.descriptor)
         with suppress(BufferError):  # whoever keeps an error keeps what its frames had of this
             self._memory.close()
-
-
-@cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
-    return libc

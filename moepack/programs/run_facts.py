@@ -50,7 +50,7 @@ class RunPhase:
 
 
 class ExpertMemory(NamedTuple):
-    """The bytes that experts may take, and those of them that one step needs at most."""
+    """The bytes that experts may take, and the least that works."""
 
     experts: int
     floor: int
@@ -138,7 +138,7 @@ class MeasuredAnswer:
         now, answer = self._server.usage, self._answer.facts
         first = self._first or now
         pack, options = self._server.pack, self._server.pager_options
-        shape = pack.shape.without_mtp()
+        shape, floor = pack.shape.without_mtp(), self._server.pager.floor
         return RunFacts(
             **_phase(answer, first, now),
             text=answer.text,
@@ -150,7 +150,7 @@ class MeasuredAnswer:
             batch_count=options.micro_batch,
             prompt=RunPhase(**_phase(answer.prompt, self._before, first)),
             model_length=sum(one.length for one in pack.dense()) + shape.expert_length,
-            memory=ExpertMemory(min(now.budget, shape.expert_length), self._server.pager.floor),
+            memory=ExpertMemory(max(floor, min(now.budget, shape.expert_length)), floor),
             held_length=now.resident_length,
             fault_count=now.fault_count - self._before.fault_count,
             policy=options.policy,

@@ -7,7 +7,7 @@ from moepack.sizes import count_text, size_text
 
 def beginning(budget: int, floor: int) -> str:
     """Return in one line how much memory experts have, and how much they need."""
-    return f"memory for experts: {size_text(budget)}, of which a step needs {size_text(floor)}"
+    return f"memory for experts: {size_text(budget)}, at least {size_text(floor)}"
 
 
 def usage(usage: PagerUsage) -> str:

@@ -171,9 +171,13 @@ import io, json, resource, sys
 from contextlib import redirect_stderr, redirect_stdout
 from moepack.cli import main
 
+def stream():
+    # As Python opens its own: one without an encoding makes click import the codec of ASCII.
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+
 def run(arguments):
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
-        return main.run(arguments), said.getvalue()
+    with redirect_stdout(stream()), redirect_stderr(stream()) as said:
+        return main.run(arguments), said.buffer.getvalue().decode()
 
 arguments = sys.argv[1:]
 if arguments[0] == "warm":

@@ -147,9 +147,9 @@ def said(kind: int, number: int = 0, *rest: int) -> bytes:
 NONSENSE = {
     "nothing": [],
     "a byte": [b"\x01"],
-    "half a message": [said(Say.HELLO)[:20]],
+    "half a message": [said(Say.HALF_FULL)[:20]],
     "noise": [bytes(range(256)) * 4],
-    "a message that is too long": [said(Say.HELLO) + bytes(10_000)],
+    "a message that is too long": [said(Say.HALF_FULL) + bytes(10_000)],
     "an unknown kind": [said(99)],
     "a file that is none": [said(Say.REGION, 4_000_000_000, 1, 4096, 4096, 0)],
     "a region that is none": [said(Say.REGION, 0, 1, 2**64 - 1, 2**64 - 1, 2**64 - 1)],
@@ -214,7 +214,7 @@ def test_a_descriptor_of_no_page_faults_harms_nobody_else(
     os.write(writing, bytes([0x12]) * 4096)
     with closing(connect(run)) as connection:
         with suppress(BrokenPipeError):  # it may have hung up meanwhile
-            socket.send_fds(connection, [said(Say.HELLO)], [reading])
+            socket.send_fds(connection, [said(Say.HALF_FULL)], [reading])
             socket.send_fds(connection, [said(Say.REGION, 0, 1, 4096, 4096, 0)], [reading])
         assert_goes_on(run, expected)
     os.close(reading)

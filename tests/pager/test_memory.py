@@ -177,7 +177,7 @@ def test_spare_slots_of_other_lengths_make_room_for_what_is_read(packs: dict[str
         budget = sum(rooms[key] for key in second)
         assert rooms[first[0]] < rooms[second[0]]
         cache = caching.make("lru", budget, rooms, ())
-        residents = Residents(reader, spans, cache, 0, lambda parts: False)
+        residents = Residents(reader, spans, rooms, cache, 0, lambda parts: False)
         for keys in (first, second):
             lacking = residents.look_up(keys)
             residents.release(residents.aside)

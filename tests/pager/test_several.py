@@ -154,3 +154,18 @@ def drop_pages(pager: Pager) -> None:
             place = {"file": span.file, "offset": start, "length": end - start}
             client.do([op(Do.RESTORE, **place)])
     client.finish()
+
+
+@needs_llama
+@pytest.mark.parametrize("kind", ["pack", "gguf"])
+def test_a_program_has_what_is_pinned_at_once_and_announces_nothing(
+    form: Form, alone: Alone, kind: str
+) -> None:
+    with (
+        paging(form("qwen3moe", kind), memory=1 << 30, pinned=1 << 30, micro_batch=32) as run,
+        run.program(*SLOTS) as program,
+    ):
+        assert program.ask(*PROMPTS[2]) == alone("qwen3moe")[2]
+        usage = run.pager.usage
+    assert usage.holds_all
+    assert (usage.hit_count, usage.miss_count, usage.fault_count) == (0, 0, 0)
