@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container
 
 from moepack.keys import ExpertKey
 from moepack.pager.residents import Residents
+from moepack.pager.routing_history import RoutingHistory
 
 MANY = 64
 """Tokens of a step from which on the next layer is read ahead."""
@@ -17,22 +18,23 @@ _MOST_UNUSED = 0.05
 class Prompts:
     """Has the experts of prompts come and go beside those that single tokens made resident.
 
-    While a layer computes the next one is read, in the order of the file, where there is room for
-    two. What a prompt brought makes room first, what it used least before all; what is left when it
-    has ended stays.
+    While a layer computes the next one is read, in the order of the file, as far as it is likely
+    chosen and there is room. What a prompt brought makes room first, what it used least before all;
+    what is left when it has ended stays. By `position` experts are in the order of their files.
     """
 
-    def __init__(self, residents: Residents) -> None:
+    def __init__(
+        self, residents: Residents, position: Callable[[ExpertKey], tuple[object, ...]]
+    ) -> None:
         self._residents = residents
-        self._layers: dict[int, list[ExpertKey]] = {}
-        for key in residents.spans:
-            self._layers.setdefault(key.layer, []).append(key)
-        self._numbers = sorted(self._layers)
-        self._longest = max(map(residents.length_of, self._layers.values()))
+        self._position = position
+        counts = Counter(key.layer for key in residents.spans)
+        self._numbers = sorted(counts)
+        self._history = RoutingHistory(counts)
         self._brought: dict[ExpertKey, int] = {}
         """What prompts brought, and how many tokens chose it."""
 
-    def begin_step(self, keys: Sequence[ExpertKey], token_count: int) -> None:
+    def begin_step(self, layer: int, choices: Counter[int], token_count: int) -> None:
         """Make room for what a layer chose, before it is looked up."""
         residents = self._residents
         if token_count < MANY:
@@ -41,42 +43,62 @@ class Prompts:
                 residents.lend(0)
             return
         residents.lend(0)
-        counts = Counter(keys)
-        missing = [key for key in counts if not residents.is_cached(key)]
-        self._make_room(residents.length_of(missing), counts.keys())
-        self._brought.update((key, counts[key]) for key in missing)
+        keys = [ExpertKey(layer, expert) for expert in choices]
+        missing = [key for key in keys if not residents.is_cached(key)]
+        self._make_room(residents.length_of(missing), frozenset(keys))
+        self._brought.update((key, choices[key.expert]) for key in missing)
 
     def _make_room(self, length: int, kept: Container[ExpertKey]) -> None:
-        """Let go of what prompts brought until so many bytes are free."""
-        lacking = length - self._residents.free_length
-        dropped: list[ExpertKey] = []
-        for key in sorted(self._brought, key=self._brought.__getitem__):
-            if lacking <= 0:
-                break
-            if key not in kept:
-                dropped.append(key)
-                lacking -= self._residents.length_of([key])
-        for key in dropped:
+        """Evict what prompts brought until so many bytes are free."""
+        residents = self._residents
+        lacking = length - residents.free_length
+        if lacking <= 0:
+            return
+        # The policy may have evicted some of them.
+        cached = [key for key in self._brought if residents.is_cached(key)]
+        evicted: list[ExpertKey] = []
+        for key in sorted(cached, key=self._brought.__getitem__):
+            if lacking > 0 and key not in kept:
+                evicted.append(key)
+                lacking -= residents.length_of([key])
+        self._brought = {key: self._brought[key] for key in cached}
+        for key in evicted:
             del self._brought[key]
-        self._residents.set_aside(dropped)
+        residents.set_aside(evicted)
 
-    def expect(self, keys: Sequence[ExpertKey], token_count: int) -> list[ExpertKey]:
-        """Return what the next layer may choose and lacks; there is room for it then."""
-        if token_count < MANY or self._residents.budget < 2 * self._longest:
+    def expect(self, layer: int, choices: Counter[int], token_count: int) -> list[ExpertKey]:
+        """Return what the next layer likely chooses and lacks; there is room for it then."""
+        if token_count < MANY:
             return []
-        layer, chosen = keys[0].layer, set(keys)
+        chosen = frozenset(ExpertKey(layer, expert) for expert in choices)
+        expected: list[ExpertKey] = []
         following = self._numbers.index(layer) + 1
-        if following == len(self._numbers):
-            return []
-        self._make_room(self._longest, chosen)
-        self._residents.lend(self._longest)
-        return list(self._likely(self._numbers[following], len(chosen) / len(self._layers[layer])))
+        if following < len(self._numbers):
+            likelihoods = self._history.likelihoods(
+                layer, choices, token_count, self._numbers[following]
+            )
+            room = self._residents.budget - self._residents.length_of(chosen)
+            expected = self._likely(self._numbers[following], likelihoods, room)
+        self._history.add(layer, choices, token_count)
+        length = self._residents.length_of(expected)
+        self._make_room(length, chosen)
+        self._residents.lend(length)
+        return sorted(expected, key=self._position)
 
-    def _likely(self, layer: int, share: float) -> Iterator[ExpertKey]:
-        """Yield experts of a layer, of which about such a share will be chosen."""
-        lacking = [key for key in self._layers[layer] if key not in self._residents]
-        most = len(lacking)
-        if share < 1:
-            wasted = _MOST_UNUSED * share * len(self._layers[layer])
-            most = min(most, int(wasted / (1 - share)))
-        yield from lacking[:most]
+    def _likely(self, layer: int, likelihoods: list[float], room: int) -> list[ExpertKey]:
+        """Return experts of a layer that are lacking: the likeliest, up to `room` bytes.
+
+        What is read in vain is expected to be a small share of what will be used.
+        """
+        unused = _MOST_UNUSED * sum(likelihoods)
+        likely: list[ExpertKey] = []
+        for expert in sorted(range(len(likelihoods)), key=lambda one: -likelihoods[one]):
+            key = ExpertKey(layer, expert)
+            if key in self._residents:
+                continue
+            unused -= 1 - likelihoods[expert]
+            room -= self._residents.length_of([key])
+            if unused < 0 or room < 0:
+                break
+            likely.append(key)
+        return likely

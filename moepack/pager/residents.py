@@ -137,9 +137,7 @@ class Residents:
 
     def count(self, keys: Sequence[ExpertKey]) -> None:
         """Count what a layer chose that was mapped already."""
-        keys = [key for key in keys if key in self.spans]
-        if keys:
-            self._cache.drop(self.look_up(keys))
+        self._cache.drop(self.look_up(keys))
 
     def has_room(self, keys: Iterable[ExpertKey]) -> bool:
         """Return whether experts can be read before others are released."""

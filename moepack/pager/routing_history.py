@@ -1,0 +1,60 @@
+"""What steps of many tokens chose so far: how likely the next one chooses an expert."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+_PRIOR = 16
+"""Tokens of a uniform router that each layer begins with."""
+_MEMORY = 16384
+"""Tokens after which what was counted is worth half."""
+_HALVINGS = 20
+
+
+class RoutingHistory:
+    """Counts what routers choose; `expert_counts` says how many experts each layer has."""
+
+    def __init__(self, expert_counts: Mapping[int, int]) -> None:
+        self._choices = {layer: [0.0] * count for layer, count in expert_counts.items()}
+        self._token_counts = dict.fromkeys(expert_counts, 0.0)
+
+    def add(self, layer: int, choices: Counter[int], token_count: int) -> None:
+        """Count what a step chose: for each expert, how many of its tokens did."""
+        counts = self._choices[layer]
+        for expert, count in choices.items():
+            counts[expert] += count
+        self._token_counts[layer] += token_count
+        if self._token_counts[layer] > _MEMORY:
+            self._token_counts[layer] /= 2
+            self._choices[layer] = [count / 2 for count in counts]
+
+    def likelihoods(
+        self, layer: int, choices: Counter[int], token_count: int, following: int
+    ) -> list[float]:
+        """Return for each expert of the `following` layer how likely a step chooses it.
+
+        `choices` are what it chose in `layer`, not yet added. Tokens of one text choose alike: a
+        step is worth as many independent ones as explain how many experts it chose there.
+        """
+        width = choices.total() / token_count
+        shares = self._shares(layer, width)
+        few, many = 0.0, float(token_count)
+        for _ in range(_HALVINGS):
+            middle = (few + many) / 2
+            if sum(_at_least_once(shares, middle)) < len(choices):
+                few = middle
+            else:
+                many = middle
+        return _at_least_once(self._shares(following, width), many)
+
+    def _shares(self, layer: int, width: float) -> list[float]:
+        """Return which share of tokens chooses each expert, if one chooses `width` of them."""
+        counts = self._choices[layer]
+        prior = _PRIOR * width / len(counts)
+        token_count = self._token_counts[layer] + _PRIOR
+        return [min(1.0, (count + prior) / token_count) for count in counts]
+
+
+def _at_least_once(shares: list[float], token_count: float) -> list[float]:
+    return [1 - (1 - share) ** token_count for share in shares]
