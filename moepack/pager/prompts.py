@@ -16,11 +16,12 @@ _MOST_UNUSED = 0.05
 
 
 class Prompts:
-    """Has the experts of prompts come and go beside those that single tokens made resident.
+    """Has the experts of prompts come and go, and the ones that routers choose most often stay.
 
     While a layer computes the next one is read, in the order of the file, as far as it is likely
-    chosen and there is room. What a prompt brought makes room first, what it used least before all;
-    what is left when it has ended stays. By `position` experts are in the order of their files.
+    chosen and there is room. Least recently used is what comes next, where one layer follows the
+    other: what makes room is what was chosen least often instead. By `position` experts are in the
+    order of their files.
     """
 
     def __init__(
@@ -31,40 +32,30 @@ class Prompts:
         counts = Counter(key.layer for key in residents.spans)
         self._numbers = sorted(counts)
         self._history = RoutingHistory(counts)
-        self._brought: dict[ExpertKey, int] = {}
-        """What prompts brought, and how many tokens chose it."""
 
     def begin_step(self, layer: int, choices: Counter[int], token_count: int) -> None:
         """Make room for what a layer chose, before it is looked up."""
-        residents = self._residents
+        self._residents.lend(0)
         if token_count < MANY:
-            if self._brought:
-                self._brought.clear()
-                residents.lend(0)
-            return
-        residents.lend(0)
-        keys = [ExpertKey(layer, expert) for expert in choices]
-        missing = [key for key in keys if not residents.is_cached(key)]
-        self._make_room(residents.length_of(missing), frozenset(keys))
-        self._brought.update((key, choices[key.expert]) for key in missing)
+            self._history.add(layer, choices, token_count)
+        else:
+            keys = [ExpertKey(layer, expert) for expert in choices]
+            missing = [key for key in keys if not self._residents.is_cached(key)]
+            self._make_room(self._residents.length_of(missing), frozenset(keys))
 
     def _make_room(self, length: int, kept: Container[ExpertKey]) -> None:
-        """Evict what prompts brought until so many bytes are free."""
-        residents = self._residents
-        lacking = length - residents.free_length
+        """Evict what is chosen least often until so many bytes are free."""
+        lacking = length - self._residents.free_length
         if lacking <= 0:
             return
-        # The policy may have evicted some of them.
-        cached = [key for key in self._brought if residents.is_cached(key)]
         evicted: list[ExpertKey] = []
-        for key in sorted(cached, key=self._brought.__getitem__):
-            if lacking > 0 and key not in kept:
+        for key in sorted(self._residents.evictable(), key=self._history.share):
+            if lacking <= 0:
+                break
+            if key not in kept:
                 evicted.append(key)
-                lacking -= residents.length_of([key])
-        self._brought = {key: self._brought[key] for key in cached}
-        for key in evicted:
-            del self._brought[key]
-        residents.set_aside(evicted)
+                lacking -= self._residents.length_of([key])
+        self._residents.set_aside(evicted)
 
     def expect(self, layer: int, choices: Counter[int], token_count: int) -> list[ExpertKey]:
         """Return what the next layer likely chooses and lacks; there is room for it then."""

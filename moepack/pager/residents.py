@@ -158,6 +158,10 @@ class Residents:
         """The bytes of the cache that nothing takes."""
         return self._cache.budget - self._cache.held_length
 
+    def evictable(self) -> Iterable[ExpertKey]:
+        """Return what the cache has and may evict."""
+        return self._cache.evictable()
+
     def is_cached(self, key: ExpertKey) -> bool:
         """Return whether the cache has an expert, which is a hit if it is chosen."""
         return key in self._cache

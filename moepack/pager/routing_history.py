@@ -1,9 +1,11 @@
-"""What steps of many tokens chose so far: how likely the next one chooses an expert."""
+"""What routers chose so far: how likely the next step chooses an expert."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+
+from moepack.keys import ExpertKey
 
 _PRIOR = 16
 """Tokens of a uniform router that each layer begins with."""
@@ -28,6 +30,10 @@ class RoutingHistory:
         if self._token_counts[layer] > _MEMORY:
             self._token_counts[layer] /= 2
             self._choices[layer] = [count / 2 for count in counts]
+
+    def share(self, key: ExpertKey) -> float:
+        """Return which share of a layer's tokens chose an expert."""
+        return self._choices[key.layer][key.expert] / (self._token_counts[key.layer] + _PRIOR)
 
     def likelihoods(
         self, layer: int, choices: Counter[int], token_count: int, following: int
