@@ -59,8 +59,9 @@ class Prefetcher:
 
     def begin(self, keys: Iterable[ExpertKey]) -> None:
         """Read experts, one after another, instead of those that were wanted before."""
-        self.drop(())
-        self._wanted.extend(keys)
+        keys = list(keys)
+        self.drop(frozenset(keys))
+        self._wanted.extend(key for key in keys if key not in self)
         self.advance()
 
     def advance(self, *, wait: bool = False) -> None:
@@ -113,12 +114,12 @@ class Prefetcher:
                 self.advance(wait=True)
 
     def drop(self, kept: Container[ExpertKey]) -> None:
-        """Want nothing more; discard what has come but for `kept`, the others when they come."""
+        """Want nothing more but `kept` of what is read; discard the rest, or when it has come."""
         self._wanted.clear()
         unneeded = [key for key in self._come if key not in kept]
         for key in unneeded:
             del self._come[key]
-        self._unwanted.update(key for key in self._in_flight.values() if key not in kept)
+        self._unwanted = {key for key in self._in_flight.values() if key not in kept}
         self._discard(unneeded)
 
     def close(self) -> None:

@@ -51,11 +51,9 @@ class Residents:
         self._slot_counts: Counter[int] = Counter()
         """By their length, how many of these there are."""
         self._aside: dict[ExpertKey, None] = {}
-        self._unread: set[ExpertKey] = set()
-        """Experts that have slots and are being read since they were demanded."""
-        self.prefetcher = Prefetcher(
-            reader, self._rooms, self._allocate, self._receive, self.release
-        )
+        self._coming: dict[ExpertKey, int] = {}
+        """Slots of experts that are being read, and of those that were prefetched."""
+        self.prefetcher = Prefetcher(reader, rooms, self._allocate, self._receive, self._discard)
         self.tally = Tally()
         self.read_length = 0
         """The bytes of what was read."""
@@ -80,7 +78,7 @@ class Residents:
 
     @property
     def length(self) -> int:
-        """The bytes of all experts that have slots, and of slots that are kept for others."""
+        """The bytes of all slots: those of experts, and those that are kept for others."""
         return self._taken_length + self._pool.spare_length
 
     @property
@@ -110,7 +108,7 @@ class Residents:
         self.prefetcher.drop(step.misses)
         lacking = [key for key in step.misses if key not in self._slots]
         self._evict_alike(lacking, frozenset(keys))
-        return [key for key in step.misses if key not in self._slots or key in self.prefetcher]
+        return lacking
 
     def _evict_alike(self, lacking: Sequence[ExpertKey], chosen: Container[ExpertKey]) -> None:
         """Evict experts with slots as long as those that are lacking need, which are used again.
@@ -186,67 +184,73 @@ class Residents:
         """
         started = time.perf_counter()
         coming = dict.fromkeys(keys)
-        prefetched = [key for key in keys if key in self.prefetcher]
+        prefetched = dict.fromkeys(key for key in keys if key in self.prefetcher)
         try:
-            with self._submit([key for key in keys if key not in self.prefetcher]) as batch:
+            with self._demand([key for key in keys if key not in prefetched]) as batch:
                 yield self._completions(prefetched, batch, coming)
         finally:
             self.read_seconds += time.perf_counter() - started
             if coming:
                 self.prefetcher.drop(())
                 self._cache.drop(coming)
-                self.release([key for key in coming if key in self._unread])
 
-    def _submit(self, keys: Sequence[ExpertKey]) -> Batch:
-        into = [self._allocate(key) for key in keys]
-        self._unread.update(keys)
-        return self._reader.submit(keys, family=ROUTED_FAMILY, into=None if None in into else into)
+    @contextlib.contextmanager
+    def _demand(self, keys: Sequence[ExpertKey]) -> Iterator[Batch]:
+        """Begin to read experts into slots, which those that do not come give back at the end."""
+        try:
+            into = [self._allocate(key) for key in keys]
+            buffers = None if None in into else into
+            with self._reader.submit(keys, family=ROUTED_FAMILY, into=buffers) as batch:
+                yield batch
+        finally:
+            self._discard([key for key in keys if key in self._coming])
 
     def _completions(
-        self, prefetched: Sequence[ExpertKey], batch: Batch, coming: dict[ExpertKey, None]
+        self, prefetched: Iterable[ExpertKey], batch: Batch, coming: dict[ExpertKey, None]
     ) -> Iterator[ExpertKey]:
         for key in self.prefetcher.take(prefetched):
+            self._slots[key] = self._coming.pop(key)
             del coming[key]
             yield key
         yield from self._received(batch, coming)
         failed = [key for key in prefetched if key in coming]
         if failed:  # now the error is met, if it is still there
-            with self._submit(failed) as batch:
+            with self._demand(failed) as batch:
                 yield from self._received(batch, coming)
 
     def _received(self, batch: Batch, coming: dict[ExpertKey, None]) -> Iterator[ExpertKey]:
         for expert in batch.completions():
             key = ExpertKey(expert.layer, expert.expert)
             self._receive(key, expert)
-            self._unread.remove(key)
+            self._slots[key] = self._coming.pop(key)
             del coming[key]
             yield key
 
     def _allocate(self, key: ExpertKey) -> Mapping[str, memoryview] | None:
         """Take a slot; return where its parts are read to, None where they are copied."""
-        self._slots[key] = self._pool.take(self._rooms[key])
+        slot = self._coming[key] = self._pool.take(self._rooms[key])
         self._taken_length += self._rooms[key]
         self._slot_counts[self._rooms[key]] += 1
         self._trim()
-        return self._views(key) if key.layer in self._layers_in_place else None
+        return self._views(key, slot) if key.layer in self._layers_in_place else None
 
     def _receive(self, key: ExpertKey, expert: ExpertBytes) -> None:
         if key.layer not in self._layers_in_place:
-            for part, view in self._views(key).items():
+            for part, view in self._views(key, self._coming[key]).items():
                 view[:] = expert.part(part)
         expert.release()
         self.read_length += sum(span.length for span in self.spans[key])
 
-    def _views(self, key: ExpertKey) -> dict[str, memoryview]:
-        slot, spans = self._slots[key], self.spans[key]
+    def _views(self, key: ExpertKey, slot: int) -> dict[str, memoryview]:
+        spans = self.spans[key]
         places = slot_places(spans)
         return {
             span.part: self._pool.view[slot + places[span.part] :][: span.length] for span in spans
         }
 
     def part(self, key: ExpertKey, part: str) -> memoryview:
-        """Return the bytes of a part of an expert that has a slot."""
-        return self._views(key)[part]
+        """Return the bytes of a part of an expert that is resident."""
+        return self._views(key, self._slots[key])[part]
 
     def mapping(self, key: ExpertKey) -> Iterator[bytes]:
         """Yield what a program is to do to have an expert, the last of which says that it has."""
@@ -264,12 +268,20 @@ class Residents:
         """Give the slots of experts back, which no program maps any more."""
         for key in keys:
             self._aside.pop(key, None)
-            self._unread.discard(key)
-            room = self._rooms[key]
-            self._pool.give_back(self._slots.pop(key), room)
-            self._taken_length -= room
-            self._slot_counts[room] -= 1
+            self._give_back(key, self._slots.pop(key))
         self._trim()
+
+    def _discard(self, keys: Iterable[ExpertKey]) -> None:
+        """Give the slots of experts back that were being read, or prefetched in vain."""
+        for key in keys:
+            self._give_back(key, self._coming.pop(key))
+        self._trim()
+
+    def _give_back(self, key: ExpertKey, slot: int) -> None:
+        room = self._rooms[key]
+        self._pool.give_back(slot, room)
+        self._taken_length -= room
+        self._slot_counts[room] -= 1
 
     def _trim(self) -> None:
         """Free spare slots beyond the budget: those of lengths that nothing needed."""
