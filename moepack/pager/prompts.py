@@ -41,15 +41,23 @@ class Prompts:
         else:
             keys = [ExpertKey(layer, expert) for expert in choices]
             missing = [key for key in keys if not self._residents.is_cached(key)]
-            self._make_room(self._residents.length_of(missing), frozenset(keys))
+            self._make_room(self._residents.length_of(missing), layer, frozenset(keys))
 
-    def _make_room(self, length: int, kept: Container[ExpertKey]) -> None:
-        """Evict what is chosen least often until so many bytes are free."""
+    def _make_room(self, length: int, layer: int, kept: Container[ExpertKey]) -> None:
+        """Evict what is chosen least often until so many bytes are free.
+
+        Among those that are chosen alike, the layers behind `layer` come first: of all they are
+        computed last.
+        """
         lacking = length - self._residents.free_length
         if lacking <= 0:
             return
         evicted: list[ExpertKey] = []
-        for key in sorted(self._residents.evictable(), key=self._history.share):
+
+        def value(key: ExpertKey) -> tuple[float, int]:
+            return self._history.share(key), (layer - key.layer) % len(self._numbers)
+
+        for key in sorted(self._residents.evictable(), key=value):
             if lacking <= 0:
                 break
             if key not in kept:
@@ -72,7 +80,7 @@ class Prompts:
             expected = self._likely(self._numbers[following], likelihoods, room)
         self._history.add(layer, choices, token_count)
         length = self._residents.length_of(expected)
-        self._make_room(length, chosen)
+        self._make_room(length, layer, chosen)
         self._residents.lend(length)
         return sorted(expected, key=self._position)
 

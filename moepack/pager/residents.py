@@ -131,7 +131,8 @@ class Residents:
     def _missing_slots(self, keys: Iterable[ExpertKey]) -> dict[int, int]:
         """Return by their length how many slots have to be released for experts."""
         limit = self._budget + self._reserve - self.length
-        return self._pool.missing_counts(Counter(self._rooms[key] for key in keys), limit)
+        counts = Counter(self._rooms[key] for key in keys if key not in self._coming)
+        return self._pool.missing_counts(counts, limit)
 
     def count(self, keys: Sequence[ExpertKey]) -> None:
         """Count what a layer chose that was mapped already."""

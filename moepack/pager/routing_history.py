@@ -20,9 +20,12 @@ class RoutingHistory:
     def __init__(self, expert_counts: Mapping[int, int]) -> None:
         self._choices = {layer: [0.0] * count for layer, count in expert_counts.items()}
         self._token_counts = dict.fromkeys(expert_counts, 0.0)
+        self._width = 0.0
+        """How many experts a token chooses in a layer."""
 
     def add(self, layer: int, choices: Counter[int], token_count: int) -> None:
         """Count what a step chose: for each expert, how many of its tokens did."""
+        self._width = choices.total() / token_count
         counts = self._choices[layer]
         for expert, count in choices.items():
             counts[expert] += count
@@ -32,8 +35,10 @@ class RoutingHistory:
             self._choices[layer] = [count / 2 for count in counts]
 
     def share(self, key: ExpertKey) -> float:
-        """Return which share of a layer's tokens chose an expert."""
-        return self._choices[key.layer][key.expert] / (self._token_counts[key.layer] + _PRIOR)
+        """Return which share of a layer's tokens chooses an expert."""
+        counts = self._choices[key.layer]
+        prior = _PRIOR * self._width / len(counts)
+        return (counts[key.expert] + prior) / (self._token_counts[key.layer] + _PRIOR)
 
     def likelihoods(
         self, layer: int, choices: Counter[int], token_count: int, following: int
@@ -43,8 +48,8 @@ class RoutingHistory:
         `choices` are what it chose in `layer`, not yet added. Tokens of one text choose alike: a
         step is worth as many independent ones as explain how many experts it chose there.
         """
-        width = choices.total() / token_count
-        shares = self._shares(layer, width)
+        self._width = choices.total() / token_count
+        shares = self._shares(layer)
         few, many = 0.0, float(token_count)
         for _ in range(_HALVINGS):
             middle = (few + many) / 2
@@ -52,14 +57,11 @@ class RoutingHistory:
                 few = middle
             else:
                 many = middle
-        return _at_least_once(self._shares(following, width), many)
+        return _at_least_once(self._shares(following), many)
 
-    def _shares(self, layer: int, width: float) -> list[float]:
-        """Return which share of tokens chooses each expert, if one chooses `width` of them."""
-        counts = self._choices[layer]
-        prior = _PRIOR * width / len(counts)
-        token_count = self._token_counts[layer] + _PRIOR
-        return [min(1.0, (count + prior) / token_count) for count in counts]
+    def _shares(self, layer: int) -> list[float]:
+        shares = (self.share(ExpertKey(layer, one)) for one in range(len(self._choices[layer])))
+        return [min(1.0, share) for share in shares]
 
 
 def _at_least_once(shares: list[float], token_count: float) -> list[float]:
