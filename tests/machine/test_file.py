@@ -157,7 +157,7 @@ def test_what_breaks_a_rule_is_refused_by_its_place(old: str, new: str, message:
         ("", "memory: missing, expected [memory] with a length"),
         ("memory = 24", "memory: not a table, expected length, bandwidth, found 24"),
         ("gpus = {}", "gpus: not a list of tables, expected [[gpus]]"),
-        ("gpus = [7]", "gpus[0]: not a table, expected name, length, bandwidth, found 7"),
+        ("gpus = [7]", "gpus[0]: not a table, expected name, length, bandwidth, link, compute, found 7"),
         ("drive = 7", "drive: not a table"),
         ("drive.reads = 7", "drive.reads: not a list of tables, expected [[drive.reads]]"),
         ("[drive]", "drive: it says nothing about speed, expected a bandwidth, or [[drive.reads]]"),
@@ -226,7 +226,18 @@ READS = st.lists(
 DRIVES = st.builds(Drive, st.none() | TEXTS, st.none() | DRIVE_BANDWIDTHS, READS).filter(
     lambda drive: bool(drive.bandwidth or drive.reads)
 )
-GPUS = st.lists(st.builds(Gpu, st.none() | TEXTS, LENGTHS, st.none() | BANDWIDTHS), max_size=3)
+COMPUTES = figures(10**6, 10**18)
+GPUS = st.lists(
+    st.builds(
+        Gpu,
+        st.none() | TEXTS,
+        LENGTHS,
+        st.none() | BANDWIDTHS,
+        st.none() | BANDWIDTHS,
+        st.none() | COMPUTES,
+    ),
+    max_size=3,
+)
 MACHINES = st.builds(
     Machine,
     st.none() | TEXTS,
@@ -234,6 +245,7 @@ MACHINES = st.builds(
     st.none() | BANDWIDTHS,
     GPUS.map(tuple),
     st.none() | DRIVES,
+    st.none() | COMPUTES,
 )
 
 
