@@ -133,14 +133,15 @@ def _ways(
     Raises RequestError.
     """
     if sweep and (cpu_layer_count is not None or budget is not None):
-        raise RequestError("either layers in memory and a budget, or all of them")
-    if cpu_layer_count is not None and (not machine.gpus or streams.kind == "stream"):
+        raise RequestError("either layers in memory, or a budget, or both, or all of them")
+    if cpu_layer_count is not None and not machine.gpus:
         hint = "a [[gpus]] with `length` and `bandwidth` says what there is"
-        if machine.gpus:
-            hint = "it has room for what is no expert's, and is not told to do without"
-        raise RequestError("no GPU to hold experts", place="--n-cpu-moe", hint=hint)
+        raise RequestError("the machine has no GPU", place="--n-cpu-moe", hint=hint)
     if budget is not None:
         _check_budget(model, budget)
+        if cpu_layer_count is not None and streams.kind == "stream":
+            problem = "VRAM has no room for what is no expert's, or is not to be used"
+            raise RequestError(problem, place="--n-cpu-moe", found=cpu_layer_count)
         return [streams._replace(budget=budget, cpu_layer_count=cpu_layer_count)]
     if cpu_layer_count is not None:
         return [model.offload(cpu_layer_count)]
@@ -210,7 +211,7 @@ class _Misses:
     def _at(self, budget: int | None, layers: tuple[int, ...], ways: list[Way]) -> Misses | None:
         model = self._model
         step = model.step_of(layers)
-        if budget is None or not step:
+        if budget is None or step is None:
             return None
         shape = model.weights.shape.without_mtp()
         part = shape.of_layers(layers)
