@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import moepack
-from moepack.cli.model_options import prompt_options
 from moepack.cli.files import force_option, picture_file
+from moepack.cli.model_options import prompt_options
 from moepack.cli.parameters import InputFile, Length, OutputFile, PathName
 from moepack.cli.terminal import json_option, machine_option, quiet_option, show
 from moepack.errors import RequestError

@@ -10,9 +10,9 @@ from moepack.machine.model import Basis
 
 @dataclass(frozen=True, slots=True)
 class TermFacts:
-    """What a part of a token takes: its `layers`, or its bytes from `vram`, `memory`, `drive`, `link`.
+    """What a part of a token takes: its `layers`, or its bytes from a memory.
 
-    `link` is from memory to a GPU.
+    That is `vram`, `memory`, `drive`, or `link`, from memory to a GPU.
 
     `length` is bytes, None for layers, of which there are `count`. `bandwidth` is the machine's
     figure, and `basis` says where that comes from; `reached` is what is forecast to be reached of

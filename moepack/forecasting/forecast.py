@@ -66,12 +66,13 @@ def forecast(
     the experts of the first so many layers are in memory, the rest in VRAM; with `budget` experts
     come from the drive through a cache of so many bytes, the rest is in VRAM if it has room, unless
     `dense_in_memory`; with both the cache is for these layers alone. With `vram_cache` a GPU caches
-    so many bytes of the experts that it does not hold for good. With `sweep` it is every count of layers if the machine has a GPU and any of
-    them fits, else a dozen budgets. By default it is what is fastest of what fits. What
-    a cache misses is simulated with `traces`, or follows from `working_set`, else from an even
-    router. Prompts, those of traces too, are computed in batches of `micro_batch` tokens, by
-    default of as many as suit the way of running; one of `prompt` tokens is forecast. `receipts`
-    are files of runs. `context` tokens have room, of which `depth` are there already.
+    so many bytes of the experts that it does not hold for good. With `sweep` it is every count of
+    layers if the machine has a GPU and any of them fits, else a dozen budgets. By default it is
+    what is fastest of what fits. What a cache misses is simulated with `traces`, or follows from
+    `working_set`, else from an even router. Prompts, those of traces too, are computed in batches
+    of `micro_batch` tokens, by default of as many as suit the way of running; one of `prompt`
+    tokens is forecast. `receipts` are files of runs. `context` tokens have room, of which `depth`
+    are there already.
 
     Raises RequestError for options that are none, for too little memory, for a machine that lacks
     what is asked for, and for receipts that are none or of another model; and what opening the
@@ -181,7 +182,7 @@ def _check_budget(model: Model, budget: int) -> None:
 
 
 class _Misses:
-    """What caches miss, in memory and in VRAM; simulated once for all budgets of the same layers."""
+    """What caches miss, in memory and in VRAM; budgets of the same layers are simulated at once."""
 
     def __init__(
         self,
@@ -204,9 +205,7 @@ class _Misses:
         return self._at(way.budget, layers, alike), self._at(way.vram_cache, layers, alike)
 
     def _layers(self, way: Way) -> tuple[int, ...]:
-        return tuple(
-            one.layer for one in self._model.layers if way.keeps_in_memory(one.layer)
-        )
+        return tuple(one.layer for one in self._model.layers if way.keeps_in_memory(one.layer))
 
     def _at(self, budget: int | None, layers: tuple[int, ...], ways: list[Way]) -> Misses | None:
         model = self._model
@@ -227,9 +226,7 @@ class _Misses:
             check_working_set(shape, self._working_set)
             share = part.routed_count / shape.routed_count
             used, new, window = self._working_set
-            return by_working_set(
-                part, step, budget, WorkingSet(used * share, new * share, window)
-            )
+            return by_working_set(part, step, budget, WorkingSet(used * share, new * share, window))
         return by_even_router(part, step, budget)
 
 

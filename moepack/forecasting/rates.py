@@ -1,10 +1,10 @@
 """What reading takes on a machine: from its figures by what is known of engines, then by receipts.
 
 The time of a token is a sum: of bytes from VRAM, memory, drive and a GPU's link, each over what is
-reached of that bandwidth, and a fixed cost for each layer. What is reached is known with a doubt, as a normal
-distribution of five factors; a receipt narrows it (Bayesian linear regression, exact and in any
-order). So one receipt, two, or a sweep need no rules of their own, and the doubt about a forecast
-follows from how far it is from them.
+reached of that bandwidth, and a fixed cost for each layer. What is reached is known with a doubt,
+as a normal distribution of five factors; a receipt narrows it (Bayesian linear regression, exact
+and in any order). So one receipt, two, or a sweep need no rules of their own, and the doubt about a
+forecast follows from how far it is from them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How many of a layer's experts the tokens of a micro-batch use together.
 
-Of a uniform router n tokens use a share of 1 − (1 − k/E)^n. Real text comes back to experts: it
+Of a uniform router n tokens use a share of 1 - (1 - k/E)^n. Real text comes back to experts: it
 uses as many as n^c tokens of a uniform router would. Published runs had c of 0.57 (130 tokens,
 40 % of the experts of a layer) and 0.52 (1,658 tokens, 77 %; both Qwen3.6-35B), and 0.63 (149
 tokens, 42 %; DeepSeek V4 Flash); a trace of Qwen3-30B-A3B has 0.60 at 130 tokens.
@@ -37,9 +37,7 @@ class Touched:
     `used` of `count` experts are chosen by one token.
     """
 
-    def __init__(
-        self, used: int, count: int, shares: Mapping[int, float] | None = None
-    ) -> None:
+    def __init__(self, used: int, count: int, shares: Mapping[int, float] | None = None) -> None:
         self._unused = 1 - min(used, count) / count
         self._exponents = {
             tokens: self._exponent(tokens, share)

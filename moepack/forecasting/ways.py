@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from moepack.errors import RequestError
-from moepack.footprint.context import DEFAULTS, LLAMA_SERVER, MOEPACK_RUN, ContextOptions
+from moepack.footprint.context import LLAMA_SERVER, MOEPACK_RUN, ContextOptions
 from moepack.footprint.model import footprint_of
 from moepack.footprint.weights import LayerWeights
 from moepack.forecasting.reads import Kind, Reads
@@ -29,7 +29,7 @@ _CONTEXTS: dict[Kind, ContextOptions] = {
     "offload": LLAMA_SERVER,
     "cpu": LLAMA_SERVER,
     "stream": MOEPACK_RUN,
-    "gpu-stream": DEFAULTS,
+    "gpu-stream": LLAMA_SERVER,
 }
 """What engines that run so make a context for."""
 
@@ -159,9 +159,7 @@ class Model:
         lengths = [one.used_expert_length for one in self.layers if one.layer in layers]
         return None if None in lengths else sum(length or 0 for length in lengths)
 
-    def reads(
-        self, way: Way, missed: float, depth: float, uploaded: float = 0.0
-    ) -> Reads | None:
+    def reads(self, way: Way, missed: float, depth: float, uploaded: float = 0.0) -> Reads | None:
         """Return what a token reads, `missed` bytes of it of the drive, after `depth` tokens.
 
         `uploaded` bytes are missed by a cache in VRAM, where there is one. None where it is not

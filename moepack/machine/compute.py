@@ -1,4 +1,4 @@
-"""How fast all CPUs together multiply matrices: what prompts are limited by, where reading is not."""
+"""How fast all CPUs together multiply matrices, which prompts need most of, beside reading."""
 
 import time
 from collections.abc import Callable

@@ -33,7 +33,6 @@ class Amount(NamedTuple):
         factor = _UNITS.get(self.unit.removesuffix("/s"))
         return None if factor is None else float(self.number * factor)
 
-
     @property
     def flops(self) -> float | None:
         """The operations a second; None where the unit is of something else."""

@@ -24,9 +24,10 @@ _ROW_TABLE = re.compile(r"(per_layer_token_embd|blk\.\d+\.engram_embd)\.weight")
 class Parameters:
     """Numbers of parameters: of all tensors, those of experts, of embeddings, and of all else.
 
-    Row tables count as embeddings; an embedding that is the output as well counts as dense. `active` are those that one token is
-    computed with, without multi-token-prediction layers, as llama.cpp decodes, and without
-    embeddings, of which it is but a row; None where it is not known how many experts are used.
+    Row tables count as embeddings; an embedding that is the output as well counts as dense.
+    `active` are those that one token is computed with, without multi-token-prediction layers, as
+    llama.cpp decodes, and without embeddings, of which it is but a row; None where it is not known
+    how many experts are used.
     """
 
     total: int

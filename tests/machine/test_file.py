@@ -157,7 +157,10 @@ def test_what_breaks_a_rule_is_refused_by_its_place(old: str, new: str, message:
         ("", "memory: missing, expected [memory] with a length"),
         ("memory = 24", "memory: not a table, expected length, bandwidth, found 24"),
         ("gpus = {}", "gpus: not a list of tables, expected [[gpus]]"),
-        ("gpus = [7]", "gpus[0]: not a table, expected name, length, bandwidth, link, compute, found 7"),
+        (
+            "gpus = [7]",
+            "gpus[0]: not a table, expected name, length, bandwidth, link, compute, found 7",
+        ),
         ("drive = 7", "drive: not a table"),
         ("drive.reads = 7", "drive.reads: not a list of tables, expected [[drive.reads]]"),
         ("[drive]", "drive: it says nothing about speed, expected a bandwidth, or [[drive.reads]]"),
