@@ -28,6 +28,7 @@ LENGTHS = [256 << 10, 1 << 20, 4 << 20, 16 << 20]
 """Bytes of reads, where no model says which it takes."""
 
 DEPTHS = (1, 2, 4, 8)
+SEQUENTIAL_DEPTH = 4
 SCRATCH_LENGTH = 1 << 30
 ROUNDS = 5
 MEMORY_SHARE, COMPUTE_SHARE = 0.15, 0.05
@@ -116,6 +117,7 @@ def _measure_drive(
         for depth in DEPTHS
         if depth == 1 or length * depth <= MAX_IN_FLIGHT
     ]
+    sequential = Point(max(reads.lengths), SEQUENTIAL_DEPTH, "sequential")
     backend, why = probe.choose("auto", paths, max(DEPTHS))
     notes = []
     with closing(backend):
@@ -124,17 +126,20 @@ def _measure_drive(
                 note = f"the drive was not measured: what is read of it comes from memory ({why})"
                 return _MeasuredDrive(None, None, [note])
             notes.append(f"{NO_DIRECT_READS} ({why})")
+        points.append(sequential)
         usages = measure_in_rounds(backend, reads.files, points, seconds, ROUNDS, progress)
-    speeds = tuple(
-        ReadSpeed(
-            point.length, point.depth, measured([one.length / one.seconds for one in several])
-        )
+    figures = {
+        point: measured([one.length / one.seconds for one in several])
         for point, several in usages.items()
+    }
+    in_order = figures.pop(sequential)
+    speeds = tuple(
+        ReadSpeed(point.length, point.depth, figure) for point, figure in figures.items()
     )
     if sum(length for _, length in reads.files) < SMALL:
         notes.append("less than 1 GiB to read from: a drive's own memory may hold much of it")
     folder = os.path.abspath(reads.folder)
-    drive = Drive(folder if folder.isprintable() else None, None, speeds)
+    drive = Drive(folder if folder.isprintable() else None, None, speeds, in_order)
     return _MeasuredDrive(drive, backend.name, notes + _drive_notes(drive))
 
 

@@ -24,7 +24,7 @@ _OFFLOADED_TOKENS = 32
 (op offload, `GGML_OP_OFFLOAD_MIN_BATCH`)."""
 _OPERATIONS = 2
 """Of a parameter and a token: a product and a sum."""
-_REACHED = {"measured": 0.7, "read": 0.4, "typed": 0.4}
+_REACHED = {"measured": 0.6, "read": 0.4, "typed": 0.4}
 """Of what products of matrices get, quantised experts: 0.5 by a build for any processor, 1.4 by one
 for this (AVX-512 with VNNI); of data sheets less."""
 _COMPUTE_DOUBT = {"measured": 0.45, "read": 0.6, "typed": 0.6}

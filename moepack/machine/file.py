@@ -106,7 +106,7 @@ class _MachineDecoder:
         )
 
     def drive(self, value: object) -> Drive:
-        drive = self.table(value, "drive", ("path", "bandwidth", "reads"))
+        drive = self.table(value, "drive", ("path", "bandwidth", "sequential", "reads"))
         reads: dict[tuple[int, int], ReadSpeed] = {}
         for table, place in self.tables(drive, "drive.reads", "[[drive.reads]]"):
             read = self.read(table, place)
@@ -119,7 +119,9 @@ class _MachineDecoder:
             expected = "a bandwidth, or [[drive.reads]]"
             hint = "leave [drive] out where neither is known"
             self.fail("drive", "it says nothing about speed", expected, hint=hint)
-        return Drive(self.text(drive, "drive.path"), bandwidth, tuple(reads.values()))
+        sequential = self.figure(drive, "drive.sequential", _DRIVE_BANDWIDTH)
+        path = self.text(drive, "drive.path")
+        return Drive(path, bandwidth, tuple(reads.values()), sequential)
 
     def read(self, value: object, place: str) -> ReadSpeed:
         read = self.table(value, place, ("length", "depth", "bandwidth"))
@@ -295,6 +297,8 @@ def _lines(machine: Machine) -> Iterator[str]:
         yield _NO_DRIVE.rstrip("\n")
         return
     yield from ("", "[drive]", *_text("path", drive.path), *_bandwidth(drive.bandwidth))
+    if drive.sequential is not None:
+        yield f"sequential = {_figure(drive.sequential, speed_text)}"
     for length, depth, bandwidth in drive.reads:
         yield from ("", "[[drive.reads]]", f'length = "{length_text(length)}"', f"depth = {depth}")
         yield from _bandwidth(bandwidth)

@@ -75,12 +75,14 @@ class Drive(NamedTuple):
     """A drive, or several that are read as one.
 
     `bandwidth` is for reads of any length, where only one figure is known; `reads` are measured.
-    `path` is where it was measured. One of both is known at least.
+    `path` is where it was measured. One of both is known at least. `sequential` is for reads that
+    come one after another in a file.
     """
 
     path: str | None
     bandwidth: Figure | None
     reads: tuple[ReadSpeed, ...] = ()
+    sequential: Figure | None = None
 
     @property
     def unsteady(self) -> list[float]:
