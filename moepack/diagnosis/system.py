@@ -156,7 +156,7 @@ def _by_folder(path: Path, mounts: Iterable[re.Match[str]]) -> str | None:
     """Return the kind of the innermost mount: file systems such as btrfs make numbers up."""
     real = os.path.realpath(path)
     points = {match["point"].replace("\\040", " "): match["kind"] for match in mounts}
-    inside = [one for one in points if real.startswith(one.rstrip("/") + "/") or one == "/"]
+    inside = [one for one in points if f"{real}/".startswith(one.rstrip("/") + "/")]
     return points[max(inside, key=len)] if inside else None
 
 
