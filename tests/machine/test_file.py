@@ -99,7 +99,7 @@ BASIS = 'is = "measured", lowest'
         ("[memory]", "[memory", "m.toml: not TOML (Expected ']' at the end of a table"),
         ("[memory]", "colour = 1\n[memory]", "m.toml: colour: unknown key, expected name, memory"),
         (FIGURE, "speed = 1", "gpus[0].speed: unknown key, expected name, length, bandwidth"),
-        ("path =", "paths =", "drive.paths: unknown key, expected path, bandwidth, reads"),
+        ("path =", "paths =", "drive.paths: unknown key, expected path, bandwidth, sequential, reads"),
         (BASIS, 'by = "me", lowest', "memory.bandwidth.by: unknown key, expected value, is, low"),
         ("depth = 4", "deep = 4", "drive.reads[1].deep: unknown key, expected length, depth, ban"),
         ('length = "23.5 GiB"', "", 'memory.length: missing, expected such as "24 GiB"'),
@@ -226,9 +226,13 @@ READS = st.lists(
     unique_by=lambda read: read[:2],
     max_size=3,
 ).map(tuple)
-DRIVES = st.builds(Drive, st.none() | TEXTS, st.none() | DRIVE_BANDWIDTHS, READS).filter(
-    lambda drive: bool(drive.bandwidth or drive.reads)
-)
+DRIVES = st.builds(
+    Drive,
+    st.none() | TEXTS,
+    st.none() | DRIVE_BANDWIDTHS,
+    READS,
+    st.none() | DRIVE_BANDWIDTHS,
+).filter(lambda drive: bool(drive.bandwidth or drive.reads))
 COMPUTES = figures(10**6, 10**18)
 GPUS = st.lists(
     st.builds(
