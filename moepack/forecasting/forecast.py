@@ -251,6 +251,7 @@ class _Forecasts:
             prompt=forecast_prompt(
                 *(self._model, self._machine, way, calibration.rates),
                 *(self._touched, self._prompt),
+                [receipt for receipt, _ in self._seen],
             ),
             warnings=tuple(warnings_of(self._model, self._machine, way, needs, misses)),
         )

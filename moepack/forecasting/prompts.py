@@ -9,12 +9,15 @@ taken to lie halfway between the longest of them and their sum.
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from moepack.forecasting.facts import PromptFacts
 from moepack.forecasting.rates import READ_DEPTH, SURE, Rates
 from moepack.forecasting.reads import Reads
+from moepack.forecasting.receipts import Receipt
 from moepack.forecasting.touched import Touched
 from moepack.forecasting.ways import Model, Way
 from moepack.machine.model import Figure, Machine
@@ -31,8 +34,9 @@ _COMPUTE_DOUBT = {"measured": 0.45, "read": 0.6, "typed": 0.6}
 _OPERATIONS_A_BYTE = {False: 10, True: 100}
 """What processors and GPUs compute while they read a byte of their memory, roughly, for machines of
 which no more is known: 8 to 12, and 75 (RTX 3090) to 200 (H200)."""
-_GUESS_DOUBT = 0.9
+_GUESS_DOUBT, _RECEIPT_DOUBT = 0.9, 0.15
 _RUN_DOUBT = 0.2
+_WITH_GPU = ("gpu", "offload", "gpu-stream")
 
 
 class _Lengths(NamedTuple):
@@ -59,11 +63,18 @@ class _Seconds(NamedTuple):
 
 
 def forecast_prompt(
-    model: Model, machine: Machine, way: Way, rates: Rates, touched: Touched | None, count: int
+    model: Model,
+    machine: Machine,
+    way: Way,
+    rates: Rates,
+    touched: Touched | None,
+    count: int,
+    receipts: Sequence[Receipt] = (),
 ) -> PromptFacts:
     """Forecast a prompt of `count` tokens, of which none is there already.
 
     `rates` are what reading takes. Nothing of the model's experts is in a cache in memory yet.
+    `receipts` of this model say how fast it is computed.
     """
     batch = min(count, model.micro_batch(way.kind))
     passes = math.ceil(count / batch)
@@ -72,8 +83,8 @@ def forecast_prompt(
     if touched is not None:
         share = touched.shares(batch).likely
         likely, least, most = (_lengths(model, way, touched, count, n) for n in range(3))
-    speed, doubt = _compute_speed(machine, way)
-    reason = _reason(model, machine, rates, likely, speed)
+    each, doubt = _token_seconds(model, machine, way, receipts)
+    reason = _reason(rates, likely, each)
     facts = PromptFacts(
         token_count=count,
         micro_batch=batch,
@@ -84,11 +95,9 @@ def forecast_prompt(
         read_length=None if likely is None else round(likely.drive),
         reason=reason,
     )
-    counted = model.weights.parameters
-    active = None if counted is None else counted.active
-    if reason is not None or not (likely and least and most and speed and active):
+    if reason is not None or not (likely and least and most and each):
         return facts
-    computing = _OPERATIONS * active * count / speed
+    computing = each * count
     times = [_seconds(rates, one, computing) for one in (likely, least, most)]
     middle, fastest, slowest = (one.together for one in times)
     factor = math.exp(SURE * _doubt(times[0], machine, doubt))
@@ -113,7 +122,7 @@ def _lengths(model: Model, way: Way, touched: Touched, count: int, which: int) -
     dense = float(model.weights.read_dense_length or 0)
     in_vram = model.weights.expert_length - kept
     shares = [touched.shares(size)[which] for size in sizes]
-    has_gpu = way.kind in ("gpu", "offload", "gpu-stream")
+    has_gpu = way.kind in _WITH_GPU
     drive = 0.0
     if way.budget is not None:
         drive = sum(shares) * kept
@@ -156,9 +165,27 @@ def _over(length: float, figure: Figure | None) -> float:
     return length / figure.value if figure is not None else 0.0
 
 
+def _token_seconds(
+    model: Model, machine: Machine, way: Way, receipts: Sequence[Receipt]
+) -> tuple[float | None, float]:
+    """Return the seconds that computing a token takes, and how sure that is."""
+    alike = ("gpu",) if way.kind in _WITH_GPU else ("cpu", "stream")
+    measured = [
+        one.prompt_seconds
+        for one in receipts
+        if one.kind in alike and one.prompt_seconds is not None
+    ]
+    if measured:
+        return statistics.median(measured), _RECEIPT_DOUBT
+    counted = model.weights.parameters
+    active = None if counted is None else counted.active
+    speed, doubt = _compute_speed(machine, way)
+    return (_OPERATIONS * active / speed if speed and active else None), doubt
+
+
 def _compute_speed(machine: Machine, way: Way) -> tuple[float | None, float]:
     """Return the operations a second that an engine gets, and how sure that is."""
-    has_gpu = way.kind in ("gpu", "offload", "gpu-stream")
+    has_gpu = way.kind in _WITH_GPU
     speeds = [gpu.compute for gpu in machine.gpus] if has_gpu else [machine.compute]
     known = [figure for figure in speeds if figure is not None]
     if known and len(known) == len(speeds):
@@ -179,14 +206,11 @@ def _doubt(seconds: _Seconds, machine: Machine, computing: float) -> float:
     return math.hypot(*terms, overlap, _RUN_DOUBT * seconds.together) / seconds.together
 
 
-def _reason(
-    model: Model, machine: Machine, rates: Rates, lengths: _Lengths | None, speed: float | None
-) -> str | None:
+def _reason(rates: Rates, lengths: _Lengths | None, token_seconds: float | None) -> str | None:
     """Return why the time is not known; None where it is."""
-    counted = model.weights.parameters
-    if lengths is None or counted is None or counted.active is None:
+    if lengths is None:
         return "it is not known what a token uses"
-    if speed is None:
+    if token_seconds is None:
         return "nothing is known of how fast the machine computes"
     reads = Reads(0, lengths.vram, lengths.memory, lengths.drive, lengths.link)
     if None in rates.terms(reads):

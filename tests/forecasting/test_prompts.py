@@ -1,10 +1,12 @@
 """How long prompts take: passes, what they read and copy, and prompts that others measured."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moepack.footprint.weights import weights_of
 from moepack.forecasting.facts import PromptFacts, SpeedFacts
 from moepack.forecasting.forecast import forecast
 from moepack.forecasting.ways import MARGIN, Model, Way
@@ -155,6 +157,29 @@ def test_micro_batches_shrink_where_there_is_no_room_for_them(gpt_oss: Path) -> 
     for memory, micro_batch in ((needed + MARGIN, 4096), (needed + MARGIN - 1, 2048)):
         tight = GPU._replace(memory=Figure(memory, "typed"))
         assert speed(gpt_oss, box(gpu=tight), prompt=10_000).prompt.micro_batch == micro_batch
+
+
+def test_a_receipt_says_how_fast_prompts_are_computed(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    length = weights_of(model).length
+    prompt = {"step_count": 100, "seconds": 30.0, "read_seconds": 10.0}
+    path.write_text(
+        json.dumps(
+            {
+                **{"model_length": length, "step_count": 100, "seconds": 100.0, "misses": 1},
+                **{"read_length": 100 * GB, "read_seconds": 40.0, "prefetched": 0},
+                **{"prompt_count": 100, "memory": {"experts": 2 * GB}, "prompt": prompt},
+            }
+        )
+    )
+    guessed, known = (
+        streamed(model, box(drive=1000), receipts=paths) for paths in ([], [str(path)])
+    )
+    assert known.binding == "computing"
+    assert known.limit == pytest.approx(5)
+    assert (known.longest or 0) / (known.shortest or 1) < (guessed.longest or 0) / (
+        guessed.shortest or 1
+    )
 
 
 PUBLISHED = [

@@ -99,7 +99,11 @@ BASIS = 'is = "measured", lowest'
         ("[memory]", "[memory", "m.toml: not TOML (Expected ']' at the end of a table"),
         ("[memory]", "colour = 1\n[memory]", "m.toml: colour: unknown key, expected name, memory"),
         (FIGURE, "speed = 1", "gpus[0].speed: unknown key, expected name, length, bandwidth"),
-        ("path =", "paths =", "drive.paths: unknown key, expected path, bandwidth, sequential, reads"),
+        (
+            "path =",
+            "paths =",
+            "drive.paths: unknown key, expected path, bandwidth, sequential",
+        ),
         (BASIS, 'by = "me", lowest', "memory.bandwidth.by: unknown key, expected value, is, low"),
         ("depth = 4", "deep = 4", "drive.reads[1].deep: unknown key, expected length, depth, ban"),
         ('length = "23.5 GiB"', "", 'memory.length: missing, expected such as "24 GiB"'),
