@@ -49,8 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("trace", "trace.formats", "hotness", "machine"),
     },
     "diagnosis": {
-        *("moepack", "storage", "llama_cpp", "pager", "machine", "footprint", "forecasting"),
-        "bench",
+        *("moepack", "storage", "llama_cpp", "pager", "programs", "machine", "footprint"),
+        *("forecasting", "bench"),
     },
     "report": {
         *("moepack", "format", "storage", "source", "reading", "verifying", "trace", "hotness"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moepack.bench.machine import measure_machine
 from moepack.bench.model_reads import find_reads
-from moepack.diagnosis import drive, memory, processor, system
+from moepack.diagnosis import drive, memory, options, processor, system
 from moepack.diagnosis.finding import Finding
 from moepack.diagnosis.prognosis import Prognosis, prognosis
 from moepack.errors import write_failure
@@ -60,6 +60,7 @@ def doctor(
         processor.check_processors(measured.machine.compute, load),
         memory.check_bandwidth(measured.machine.memory_bandwidth),
         build,
+        options.check_variables(os.environ),
         processor.check_gpus(measured.machine.gpus, measured.notes),
         drive.check_drive(measured.machine.drive, measured.notes),
     ]

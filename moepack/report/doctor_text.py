@@ -44,6 +44,10 @@ def _prognosis(model: str, prognosis: Prognosis) -> Iterator[str]:
     yield f"{model}: {size_text(facts.expert_length)} of experts, {where}"
     yield f"  decode: {speed_words(speed)}; the limit: {prognosis.decode_limit or UNKNOWN}"
     yield f"  prompt: {prompt_words(speed.prompt)}; the limit: {prognosis.prompt_limit or UNKNOWN}"
+    yield (
+        f"  `run` would have {size_text(held or facts.expert_length)} of memory for experts, and "
+        f"compute prompts in micro-batches of up to {speed.prompt.micro_batch:,} tokens"
+    )
     if prognosis.seconds is None:
         return
     asked = f"{speed.prompt.token_count:,} tokens and {count_text(ANSWER_TOKENS, 'token')}"

@@ -10,8 +10,8 @@ from moepack.report import doctor_text
 from moepack.report.json_text import json_text
 
 NAMES = [
-    *("memory", "memory pressure", "processors", "memory bandwidth", "llama.cpp", "GPU", "drive"),
-    "file system",
+    *("memory", "memory pressure", "processors", "memory bandwidth", "llama.cpp", "variables"),
+    *("GPU", "drive", "file system"),
 ]
 
 
