@@ -129,6 +129,7 @@ def test_a_cache_in_vram_brings_what_it_misses_over_the_link(model: Path) -> Non
     assert cached.vram_hit_rate == pytest.approx(0.25)
     assert [term.name for term in cached.terms] == ["layers", "vram", "link"]
     assert (cached.vram_length or 0) == (plain.vram_length or 0) + 12 * GB
+    assert (cached.highest or 0) > 5 * (cached.tokens_per_second or 0), "as routers come back"
     link = cached.terms[-1]
     assert link.length == cached.uploaded_length
     assert link.bandwidth == 30 * GB

@@ -423,6 +423,15 @@ def test_vram_memory_and_drive_are_one_plan(gpt_oss: Path, three_tiers: Placemen
     assert server[server.index("-ub") + 1] == str(option.micro_batch) == "4096"
 
 
+def test_memory_is_asked_for_no_more_than_vram_leaves(gpt_oss: Path) -> None:
+    facts = place(gpt_oss, engine="pack", vram=[24 * GIB], memory=128 * GIB)
+    option, memory = facts.option, facts.devices[-1]
+    assert option.streamed_length == 0
+    assert memory.expert_length == option.memory_expert_length
+    assert memory.expert_length + option.vram_expert_length == load(gpt_oss).expert_length
+    assert value(option, "--memory") is None
+
+
 def test_the_forecast_of_three_tiers_knows_them_all(three_tiers: PlacementFacts) -> None:
     option, speed = three_tiers.option, three_tiers.option.forecast
     assert speed is not None
