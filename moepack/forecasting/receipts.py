@@ -101,7 +101,7 @@ def _read(path: str) -> list[Receipt]:
             "no test that generates tokens and computes no prompt",
             path=path,
             expected="n_gen of 1 or more, and n_prompt 0",
-            hint="llama-bench -p 0 -n 128 -o json",
+            hint="llama-bench -p 512 -n 128 -o json",
         )
     return [
         receipt._replace(prompt_seconds=prompts.get(_setting(receipt), receipt.prompt_seconds))

@@ -26,10 +26,10 @@ class DeviceFacts:
 class OptionFacts:
     """A command line, and where it puts experts: bytes in VRAM, in memory, and read as needed.
 
-    `cpu_layer_count` is N of `--n-cpu-moe N`, where that is said so. Of the bytes in VRAM,
-    `vram_cache_length` are a cache, whose experts are in memory or on the drive as well.
-    `micro_batch` is how many tokens of a prompt it computes at once. `forecast` is None where no
-    machine was given to forecast for.
+    `cpu_layer_count` is N of `--n-cpu-moe N`, all with `--cpu-moe`, None where neither is said. Of
+    the bytes in VRAM, `vram_cache_length` are a cache, whose experts are in memory or on the drive
+    as well. `micro_batch` is how many tokens of a prompt it computes at once. `forecast` is None
+    where no machine was given to forecast for.
     """
 
     command: str

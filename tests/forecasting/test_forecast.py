@@ -453,7 +453,7 @@ def test_a_receipt_of_a_model_of_which_too_little_is_known(tmp_path: Path) -> No
     assert facts.forecasts[0].receipt_count == 0
 
 
-BENCH = f"llama-bench -m {MODEL} -p 0 -n 128 -o json"
+BENCH = f"llama-bench -m {MODEL} -p 512 -n 128 -o json"
 RUN = f'moepack run {MODEL} -p "…" -n 100'
 
 
@@ -515,7 +515,7 @@ def test_llama_bench_is_given_no_pack(tmp_path: Path) -> None:
     pack = tmp_path / "a model.moepack"
     pack_model(MODEL, pack)
     command = forecast_of(path=pack).next_receipt
-    assert command == "llama-bench -m MODEL.gguf -p 0 -n 128 -o json -ngl 99 -ncmoe 0"
+    assert command == "llama-bench -m MODEL.gguf -p 512 -n 128 -o json -ngl 99 -ncmoe 0"
     command = forecast_of(path=pack, budget=HALF, dense_in_memory=True).next_receipt
     assert command is not None
     assert command.startswith(f"moepack run '{pack}' ")
