@@ -25,8 +25,6 @@ from moepack.machine.model import Figure, Machine
 _OFFLOADED_TOKENS = 32
 """From so many tokens in a micro-batch on llama.cpp has a GPU compute experts that lie in memory
 (op offload, `GGML_OP_OFFLOAD_MIN_BATCH`)."""
-_OPERATIONS = 2
-"""Of a parameter and a token: a product and a sum."""
 _REACHED = {"measured": 0.6, "read": 0.4, "typed": 0.4}
 """Of what products of matrices get, quantised experts: 0.5 by a build for any processor, 1.4 by one
 for this (AVX-512 with VNNI); of data sheets less."""
@@ -83,8 +81,8 @@ def forecast_prompt(
     if touched is not None:
         share = touched.shares(batch).likely
         likely, least, most = (_lengths(model, way, touched, count, n) for n in range(3))
-    each, doubt = _token_seconds(model, machine, way, receipts)
-    reason = _reason(rates, likely, each)
+    computing, doubt = _computing(model, machine, way, count, receipts)
+    reason = _reason(rates, likely, computing)
     facts = PromptFacts(
         token_count=count,
         micro_batch=batch,
@@ -95,9 +93,8 @@ def forecast_prompt(
         read_length=None if likely is None else round(likely.drive),
         reason=reason,
     )
-    if reason is not None or not (likely and least and most and each):
+    if reason is not None or not (likely and least and most and computing):
         return facts
-    computing = each * count
     times = [_seconds(rates, one, computing) for one in (likely, least, most)]
     middle, fastest, slowest = (one.together for one in times)
     factor = math.exp(SURE * _doubt(times[0], machine, doubt))
@@ -165,10 +162,10 @@ def _over(length: float, figure: Figure | None) -> float:
     return length / figure.value if figure is not None else 0.0
 
 
-def _token_seconds(
-    model: Model, machine: Machine, way: Way, receipts: Sequence[Receipt]
+def _computing(
+    model: Model, machine: Machine, way: Way, count: int, receipts: Sequence[Receipt]
 ) -> tuple[float | None, float]:
-    """Return the seconds that computing a token takes, and how sure that is."""
+    """Return the seconds that computing a prompt takes, and how sure that is."""
     alike = ("gpu",) if way.kind in _WITH_GPU else ("cpu", "stream")
     measured = [
         one.prompt_seconds
@@ -176,11 +173,10 @@ def _token_seconds(
         if one.kind in alike and one.prompt_seconds is not None
     ]
     if measured:
-        return statistics.median(measured), _RECEIPT_DOUBT
-    counted = model.weights.parameters
-    active = None if counted is None else counted.active
+        return count * statistics.median(measured), _RECEIPT_DOUBT
+    operations = model.prompt_operations(count)
     speed, doubt = _compute_speed(machine, way)
-    return (_OPERATIONS * active / speed if speed and active else None), doubt
+    return (operations / speed if speed and operations else None), doubt
 
 
 def _compute_speed(machine: Machine, way: Way) -> tuple[float | None, float]:
@@ -206,11 +202,11 @@ def _doubt(seconds: _Seconds, machine: Machine, computing: float) -> float:
     return math.hypot(*terms, overlap, _RUN_DOUBT * seconds.together) / seconds.together
 
 
-def _reason(rates: Rates, lengths: _Lengths | None, token_seconds: float | None) -> str | None:
+def _reason(rates: Rates, lengths: _Lengths | None, computing: float | None) -> str | None:
     """Return why the time is not known; None where it is."""
     if lengths is None:
         return "it is not known what a token uses"
-    if token_seconds is None:
+    if computing is None:
         return "nothing is known of how fast the machine computes"
     reads = Reads(0, lengths.vram, lengths.memory, lengths.drive, lengths.link)
     if None in rates.terms(reads):

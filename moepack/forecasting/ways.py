@@ -112,6 +112,17 @@ class Model:
         lengths = self._lengths[kind]
         return None if lengths is None else lengths[0]
 
+    def prompt_operations(self, count: int) -> float | None:
+        """Return the operations that a prompt takes; None where it is not known.
+
+        Two for each active parameter and token, a product and a sum, and those of attention.
+        """
+        counted, attention = self.weights.parameters, self._footprint.attention
+        if counted is None or counted.active is None:
+            return None
+        attending = 0.0 if attention is None else attention.operations(count)
+        return 2.0 * counted.active * count + attending
+
     def micro_batch(self, kind: Kind) -> int:
         """Return how many tokens of a prompt are computed at once."""
         return self._micro_batches[kind]

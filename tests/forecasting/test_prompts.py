@@ -160,6 +160,19 @@ def test_micro_batches_shrink_where_there_is_no_room_for_them(gpt_oss: Path) -> 
         assert speed(gpt_oss, box(gpu=tight), prompt=10_000).prompt.micro_batch == micro_batch
 
 
+def test_long_prompts_take_longer_to_attend_to(gpt_oss: Path) -> None:
+    """But for windows: half of the layers of gpt-oss look back on 128 tokens."""
+    known = Model(gpt_oss, CONTEXT)
+    counted = known.weights.parameters
+    assert counted is not None
+    assert counted.active is not None
+    short, long = (known.prompt_operations(count) or 0 for count in (1, 16384))
+    assert short == pytest.approx(2 * counted.active, rel=0.01)
+    attending = long - 2 * counted.active * 16384
+    full, windowed = 18 * 16384**2 / 2, 18 * 16384 * 128
+    assert attending == pytest.approx(4 * 64 * 64 * (full + windowed))
+
+
 def test_a_receipt_says_how_fast_prompts_are_computed(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     length = weights_of(model).length
