@@ -74,6 +74,14 @@ class ServerClient:
         """Return the text that the model's template makes of messages."""
         return str(self._json("POST", "/apply-template", {"messages": messages})["prompt"])
 
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of a text, without those that begin and end one."""
+        return list(self._json("POST", "/tokenize", {"content": text})["tokens"])
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return str(self._json("POST", "/detokenize", {"tokens": list(tokens)})["content"])
+
     def complete(
         self,
         prompt: str,
@@ -108,8 +116,9 @@ class ServerClient:
         read_event: Callable[[Mapping[str, Any]], tuple[str, str, str]],
         count: int | None,
     ) -> Answer:
+        began = time.monotonic()
         connection, response = self._request("POST", path, fields)
-        return Answer(response, connection.close, self._lost, read_event, count)
+        return Answer(response, connection.close, self._lost, read_event, count, began)
 
     def _json(self, method: str, path: str, fields: Mapping[str, Any] | None) -> Any:
         connection, response = self._request(method, path, fields)
