@@ -20,6 +20,8 @@ full; nobody wanted more of it."""
 _THOUGHTS_BEGIN, _THOUGHTS_END = "<think>\n", "\n</think>\n\n"
 _TEMPLATE_ERROR = "Jinja Exception: "
 _MAX_LINE_LENGTH = 1 << 24
+_NOT_IMPLEMENTED = 501
+"""A status for what an option of the server has to allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,6 @@ def error_of(status: int, body: bytes) -> MoepackError:
     if _TEMPLATE_ERROR in message:  # after several lines of the template's text
         words = message.rpartition(_TEMPLATE_ERROR)[2]
         return RequestError(f"the model's chat template refuses the messages: {words}")
-    if 400 <= status < 500:
+    if 400 <= status < 500 or status == _NOT_IMPLEMENTED:
         return RequestError(f"the server refuses: {message or status}")
     return MachineError(f"the server failed: {message or status}")

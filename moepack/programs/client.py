@@ -74,6 +74,20 @@ class ServerClient:
         """Return the text that the model's template makes of messages."""
         return str(self._json("POST", "/apply-template", {"messages": messages})["prompt"])
 
+    def save_slot(self, slot: int, name: str) -> int:
+        """Save what a slot has computed to a file in the folder of `--slot-save-path`.
+
+        Returns how many tokens that is. Raises RequestError where the server has no such folder.
+        """
+        return int(self._act(slot, "save", name)["n_saved"])
+
+    def restore_slot(self, slot: int, name: str) -> int:
+        """Have a slot go on with what was saved from the same model; return how many tokens."""
+        return int(self._act(slot, "restore", name)["n_restored"])
+
+    def _act(self, slot: int, action: str, name: str) -> Any:
+        return self._json("POST", f"/slots/{slot}?action={action}", {"filename": name})
+
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text, without those that begin and end one."""
         return list(self._json("POST", "/tokenize", {"content": text})["tokens"])
