@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import moepack
-from benchmarks import fio
+from benchmarks import fio, resuming, several_texts
 from benchmarks.measure import MOEPACK, Side, against, limit_row
 from benchmarks.runnable import STEADY, write_runnable
 from benchmarks.table import Row
@@ -21,6 +21,7 @@ from moepack.bench.spread import Spread, spread
 from moepack.bench.turns import in_turns
 from moepack.programs.run_facts import RunFacts, measure
 from moepack.programs.sampling import Sampling
+from moepack.sizes import size_text
 
 _LAYERS = 8
 _TOKENS = 40
@@ -71,6 +72,8 @@ def models(folder: Path, rounds: int) -> Iterator[Row]:
         yield from _rows(f"run, {name}, all of it", speed, peers)
         if not options:
             yield _reading(pack, rounds)
+            yield from several_texts.rows(name, pack, source, rounds)
+            yield from resuming.rows(name, pack, rounds)
             yield _starting_a_program(pack, rounds)
             yield _starting_the_server(pack, source, rounds)
         source.unlink()
@@ -156,6 +159,8 @@ def _rows(name: str, speed: EngineSpeed, peers: Mapping[str, float | None]) -> I
     assert speed.same_text, "they gave different texts"
     for peer, limit in {**peers, "shards": None}.items():
         yield _row(f"{name}: {peer}", sides["pack"], sides[peer], limit)
+        prompt = f"{name}, {speed.prompt_count:,} tokens to the first: {peer}"
+        yield _first_token_row(prompt, sides["pack"], sides[peer])
 
 
 def _row(name: str, ours: SideFacts, theirs: SideFacts, limit: float | None) -> Row:
@@ -168,6 +173,19 @@ def _row(name: str, ours: SideFacts, theirs: SideFacts, limit: float | None) -> 
         limit=limit,
         higher_is_better=True,
     )
+
+
+def _first_token_row(name: str, ours: SideFacts, theirs: SideFacts) -> Row:
+    seconds = ours.first_token_seconds, theirs.first_token_seconds
+    return Row(name, _first_token(ours), _first_token(theirs), _ratio(*seconds))
+
+
+def _first_token(side: SideFacts) -> str:
+    seconds, length = side.first_token_seconds, side.prompt.read_length
+    if seconds is None:
+        return "killed"
+    read = "" if length is None else f", {size_text(length)} read"
+    return f"{seconds.median:.3g} s{read}"
 
 
 def _ratio(ours: Spread | None, theirs: Spread | None) -> Spread | None:
