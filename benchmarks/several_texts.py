@@ -151,6 +151,11 @@ def _decode(
             for number, prompt in enumerate(prompts)
         ]
         texts = [job.result() for job in jobs]
+    return summarise(texts)
+
+
+def summarise(texts: Sequence[Sequence[Moment]]) -> Decoding:
+    """Return what all texts did between the last one's first token and the first one's last."""
     first = max((moments[0] for moments in texts), key=lambda moment: moment.seconds)
     last = min((moments[-1] for moments in texts), key=lambda moment: moment.seconds)
     counts = [_count(moments, last.seconds) - _count(moments, first.seconds) for moments in texts]
