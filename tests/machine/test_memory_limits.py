@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.bench.memory_group import memory_group
+from moepack.bench.control_group import control_group
 from moepack.machine import memory_limits
 from moepack.machine.memory_limits import available_memory, read_memory
 
@@ -103,7 +103,7 @@ def test_a_real_limit_is_found() -> None:
     length = 1 << 30
     code = "from moepack.machine import memory_limits as found; "
     code += "print(found.available_memory(), int(found.read_memory().value))"
-    with memory_group(length) as group:
+    with control_group(length) as group:
         if group is None:
             pytest.skip("no control group can be made here")
         command = group.command([sys.executable, "-c", code])
