@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.bench.memory_group import memory_group
+from moepack.bench.control_group import control_group
 from moepack.diagnosis import memory
 from moepack.machine.model import Figure
 from tests.support.machines import GB
@@ -21,7 +21,7 @@ def test_what_is_free_is_said() -> None:
 
 
 def test_a_control_group_that_leaves_less_is_the_limit() -> None:
-    with memory_group(LIMIT) as group:
+    with control_group(LIMIT) as group:
         if group is None:
             pytest.skip("no control group can be made here")
         command = group.command([sys.executable, "-c", CHECK])
