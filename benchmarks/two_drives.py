@@ -10,7 +10,8 @@ import moepack
 from benchmarks import models
 from benchmarks.measure import fresh
 from benchmarks.slow_drives import SlowDrives, slow_drives
-from benchmarks.table import Row, spread
+from benchmarks.table import Row
+from moepack.bench.spread import spread
 
 SPEED = 120 << 20
 """Bytes a second of the faster drive: far below what the machine's own drive gives."""

@@ -40,7 +40,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "mounting": {"moepack", "format", "storage", "reading"},
     "pager": {"moepack", "format", "storage", "reading", "caching", "machine", "engines"},
-    "programs": {"moepack", "storage", "reading", "packing", "engines", "trace", "pager"},
+    "programs": {
+        *("moepack", "storage", "reading", "packing", "engines", "trace", "machine", "footprint"),
+        "pager",
+    },
     "trace.recording": {
         *("moepack", "source", "reading", "llama_cpp", "trace", "packing", "pager", "programs"),
     },
@@ -48,11 +51,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("moepack", "storage", "source", "reading", "footprint", "pager", "programs"),
         *("trace", "trace.formats", "hotness", "machine"),
     },
+    "diagnosis": {
+        *("moepack", "storage", "llama_cpp", "pager", "programs", "machine", "footprint"),
+        *("forecasting", "bench"),
+    },
     "report": {
         *("moepack", "format", "storage", "source", "reading", "verifying", "trace", "hotness"),
         *("analysis", "packing", "engines", "mounting", "machine", "bench"),
         *("pager", "programs"),
-        *("simulation", "forecasting", "placing"),
+        *("simulation", "forecasting", "placing", "diagnosis"),
     },
     "cli": {"*"},
 }
@@ -78,7 +85,7 @@ DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
         *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
-        *("simulation", "forecasting", "placing", "programs"),
+        *("simulation", "forecasting", "placing", "programs", "diagnosis"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

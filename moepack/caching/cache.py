@@ -131,6 +131,10 @@ class ExpertCache:
             self.held_length -= self._lengths[key]
         return key
 
+    def evictable(self) -> set[ExpertKey]:
+        """Return what is held and not pinned."""
+        return self._held - self._pinned
+
     def resize(self, budget: int) -> list[ExpertKey]:
         """Have another budget, of at least what is pinned; return what has to go for it."""
         self.budget = budget
@@ -181,6 +185,10 @@ class LayerCaches:
     def step(self, chosen: Sequence[ExpertKey], tally: Tally) -> Step:
         """Look up what a step of one layer chose; see `ExpertCache.step`."""
         return self._caches[chosen[0].layer].step(chosen, tally)
+
+    def evictable(self) -> set[ExpertKey]:
+        """Return what is held and not pinned."""
+        return set[ExpertKey]().union(*(cache.evictable() for cache in self._caches.values()))
 
     def resize(self, budget: int) -> list[ExpertKey]:
         """Have another budget, shared as the first one; return what has to go for it."""

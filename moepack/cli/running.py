@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -11,6 +11,7 @@ from moepack.cli.chat import chat, print_text
 from moepack.cli.model_options import engine_options, sampling_options
 from moepack.cli.parameters import InputFile
 from moepack.cli.program import CommandWithRest, check_options, run_command, trace_to
+from moepack.cli.prompt_file import read_prompt
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from moepack.programs.sampling import Sampling
     from moepack.programs.trace_writer import TraceWriter
     from moepack.reading.pack import Pack
-
-
-MAX_PROMPT = 1 << 24
-"""Characters of a prompt from a file: no context that there is has room for more."""
 
 
 @click.command(cls=CommandWithRest, rest="PROGRAM ARGUMENTS")
@@ -135,17 +132,21 @@ def _start(
     *,
     context: int,
     threads: int | None,
-    micro_batch: int,
+    micro_batch: int | None,
+    memory: int | Literal["floor"] | None,
     pin: int,
     **options: Any,
 ) -> ModelServer:
     """Serve a model for this process alone: nobody else has the key."""
     from moepack.pager.pager import PagerOptions
     from moepack.programs.command import single_text_options
+    from moepack.programs.micro_batch import choose_micro_batch
     from moepack.programs.model_server import ModelServer
 
+    if micro_batch is None:
+        micro_batch = choose_micro_batch(pack, context=context, memory=memory, pinned=pin)
     words = single_text_options(context, threads, micro_batch)
-    pager_options = PagerOptions(pinned=pin, micro_batch=micro_batch, **options)
+    pager_options = PagerOptions(memory=memory, pinned=pin, micro_batch=micro_batch, **options)
     key = secrets.token_urlsafe()
     return ModelServer(pack, pager_options, options=words, api_key=key, trace=trace)
 
@@ -153,14 +154,4 @@ def _start(
 def _prompt(text: str | None, path: str | None) -> str | None:
     if text is not None and path is not None:
         raise click.UsageError("-p and -f at once")
-    if path is None:
-        return text
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            prompt = file.read(MAX_PROMPT + 1)
-    except OSError as error:
-        raise RequestError(f"cannot read the prompt: {error.strerror}", path=path) from None
-    if len(prompt) > MAX_PROMPT:
-        expected = f"up to {MAX_PROMPT:,} characters"
-        raise RequestError("the prompt is too long", path=path, expected=expected)
-    return prompt
+    return text if path is None else read_prompt(path)

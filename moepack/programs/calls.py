@@ -12,6 +12,7 @@ from moepack.packing.opening import open_model
 from moepack.pager.pager import PagerOptions
 from moepack.paths import AnyPath, PathOrPaths
 from moepack.programs.command import llama_variables, micro_batch
+from moepack.programs.micro_batch import server_options
 from moepack.programs.model_server import ModelServer
 from moepack.programs.runner import ProgramEnd, run_program
 from moepack.programs.trace_writer import TraceWriter
@@ -33,6 +34,9 @@ class ServedModel(ModelServer):
         with ExitStack() as stack:
             pack = stack.enter_context(open_model(path))
             writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
+            options = server_options(pack, options, pager_options.memory, pager_options.pinned)
+            count = micro_batch(options, os.environ)
+            pager_options = pager_options._replace(micro_batch=count)
             super().__init__(pack, pager_options, options=options, api_key=api_key, trace=writer)
             self._opened = stack.pop_all()
 
