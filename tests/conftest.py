@@ -35,6 +35,9 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # others, they are not to wait busily. It is read when the library is loaded, in children as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# What tests have chosen is not counted for the user who runs them, and changes no other test.
+os.environ["MOEPACK_LEARN"] = "0"
+
 LONG_FOLDERS = {
     *("faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"),
     *("running", "simulation", "programs", "pager"),

@@ -10,7 +10,13 @@ import click
 from moepack.cli.chat import chat, print_text
 from moepack.cli.model_options import engine_options, sampling_options
 from moepack.cli.parameters import InputFile
-from moepack.cli.program import CommandWithRest, check_options, run_command, trace_to
+from moepack.cli.program import (
+    CommandWithRest,
+    check_options,
+    learner_of,
+    run_command,
+    trace_to,
+)
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
@@ -136,7 +142,8 @@ def _start(
     context: int,
     threads: int | None,
     micro_batch: int,
-    pin: int,
+    pin: int | None,
+    no_learn: bool,
     **options: Any,
 ) -> ModelServer:
     """Serve a model for this process alone: nobody else has the key."""
@@ -147,7 +154,8 @@ def _start(
     words = single_text_options(context, threads, micro_batch)
     pager_options = PagerOptions(pinned=pin, micro_batch=micro_batch, **options)
     key = secrets.token_urlsafe()
-    return ModelServer(pack, pager_options, options=words, api_key=key, trace=trace)
+    writers: Any = {"trace": trace, "learner": learner_of(pack, no_learn)}
+    return ModelServer(pack, pager_options, options=words, api_key=key, **writers)
 
 
 def _prompt(text: str | None, path: str | None) -> str | None:

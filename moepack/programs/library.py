@@ -1,7 +1,6 @@
 """Find the preloaded library: with the package, in the user's cache, or compiled now."""
 
 import atexit
-import os
 import platform
 import shutil
 import tempfile
