@@ -125,9 +125,9 @@ class UseCounter:
         while len(latest) > capacity:
             latest.popitem(last=False)
 
-    def take(self) -> list[Window]:
-        """Return what was counted since the last time."""
-        if self._token_counts:
+    def take(self, *, is_last: bool = False) -> list[Window]:
+        """Return the windows that are whole since the last time; the last one as it is."""
+        if is_last and self._token_counts:
             self._end_window()
         windows, self._windows = self._windows, []
         return windows

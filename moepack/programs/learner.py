@@ -54,7 +54,7 @@ class Learner:
         """Count what was chosen since the last time; write it now and then, and what is last."""
         for choice in pager.take_uses():
             self._counter.add(choice.layer, choice.token_count, choice.experts)
-        self._pending.add(self._counter.take())
+        self._pending.add(self._counter.take(is_last=is_last))
         now = time.monotonic()
         if self._pending.windows and (is_last or now >= self._next_writing):
             self._next_writing = now + _SECONDS_BETWEEN
