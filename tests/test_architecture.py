@@ -40,7 +40,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "mounting": {"moepack", "format", "storage", "reading"},
     "pager": {"moepack", "format", "storage", "reading", "caching", "machine", "engines"},
-    "programs": {"moepack", "storage", "reading", "packing", "engines", "trace", "pager"},
+    "programs": {
+        *("moepack", "storage", "reading", "hotness", "analysis", "packing", "engines"),
+        *("trace", "pager"),
+    },
     "trace.recording": {
         *("moepack", "source", "reading", "llama_cpp", "trace", "packing", "pager", "programs"),
     },
