@@ -2,7 +2,6 @@
 
 import os
 import random
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,15 +19,6 @@ from tests.support.pagers import Paging, Program, paging
 Form = Callable[[str, str], Path]
 Graph = tuple[int, int, list[list[int]], int]
 EXPERT_COUNT = 16
-
-
-@pytest.fixture(scope="session")
-def ggml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile as much of ggml as routers need."""
-    library = tmp_path_factory.mktemp("ggml") / "libggml.so"
-    source = Path(__file__).parent / "chooser.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
-    return library
 
 
 @pytest.fixture
