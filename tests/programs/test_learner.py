@@ -98,7 +98,7 @@ def choose(process: "subprocess.Popen[str]", chosen: list[Any]) -> None:
 
 def run_once(ggml: Path, chosen: list[Any], *options: str, **names: str) -> str:
     """Run a program that chooses something; return what the command says in the end."""
-    options = options or ("--memory", "900KB")
+    options = options or ("--memory", "880KiB")
     with running(ggml, *options, **names) as process:
         time.sleep(0.3)  # it loads
         choose(process, chosen)
@@ -124,7 +124,7 @@ def test_the_next_run_begins_with_what_was_used_most(ggml: Path) -> None:
     assert {key.expert for key in learned().hottest_first()[:6]} == set(HOT)
     short = graphs(3, hot=60, seed=9)
     warm = run_once(ggml, short)
-    cold = run_once(ggml, short, "--memory", "900KB", "--no-learn")
+    cold = run_once(ggml, short, "--memory", "880KiB", "--no-learn")
     assert misses(warm) < misses(cold) - 0.15
     assert misses(first) < misses(cold)
     assert learned().token_count == 203
@@ -139,7 +139,7 @@ def test_of_an_even_router_nothing_is_used(ggml: Path) -> None:
     assert learner.most_used == ((), False)
     short = graphs(3, hot=1, seed=9)
     assert misses(run_once(ggml, short)) == misses(
-        run_once(ggml, short, "--memory", "900KB", "--no-learn")
+        run_once(ggml, short, "--memory", "880KiB", "--no-learn")
     )
 
 
@@ -166,7 +166,7 @@ def test_where_all_experts_stay_in_memory_nothing_more_is_counted(ggml: Path) ->
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_told_to_end_has_learned(ggml: Path, number: int) -> None:
-    with running(ggml, "--memory", "900KB") as process:
+    with running(ggml, "--memory", "880KiB") as process:
         choose(process, graphs(80, hot=9))
         os.killpg(process.pid, number)
         process.communicate(timeout=PATIENCE)
@@ -215,7 +215,7 @@ def test_it_is_written_now_and_then_so_that_a_kill_loses_little(
     with open_model(MODEL) as pack:
         store = LearnedStore(pack)
         learner = Learner(store, pytest.fail)
-        for seed, (seconds, expected) in enumerate([(60, 0), (61, 64), (60, 64), (61, 160)]):
+        for seed, (seconds, expected) in enumerate([(60, 0), (61, 64), (60, 64), (61, 128)]):
             clock[0] += seconds
             chosen = graphs(40, hot=9, seed=seed)
             learner.write(FewUses(chosen))  # type: ignore[arg-type]
@@ -244,12 +244,12 @@ def test_a_served_model_learns_in_python_too(state: Path) -> None:
     assert 50 <= learned().token_count <= 80
 
 
-def test_shards_that_are_renamed_are_the_same_model(ggml: Path, tmp_path: Path) -> None:
+def test_shards_in_another_folder_are_the_same_model(ggml: Path, tmp_path: Path) -> None:
     run_once(ggml, graphs(60, hot=9))
     (tmp_path / "other").mkdir()
-    for shard in shards_of("qwen3moe"):
+    for shard in map(Path, shards_of("qwen3moe")):
         (tmp_path / "other" / shard.name).symlink_to(shard)
-    facts = moepack.learned_facts(tmp_path / "other" / MODEL.name)
+    facts = moepack.learned_facts(tmp_path / "other" / Path(MODEL).name)
     assert facts.token_count == 60
 
 
@@ -278,7 +278,7 @@ def test_it_is_shown_written_used_to_rank_and_forgotten(
     again = moepack_command("rank", pack_copy, "--hotness", tmp_path / "hot.csv", "--json")
     assert not json.loads(again.stdout)["is_changed"], "they are the same counts"
     with moepack.open(pack_copy) as pack:
-        assert {key.expert for key in pack.hottest(300_000)} <= set(HOT)
+        assert {key.expert for key in pack.hottest(250_000)} <= set(HOT)
     assert moepack_command("hotness", "--learned", MODEL, "--forget").stdout == "forgotten\n"
     assert moepack.learned_facts(MODEL).since is None
     assert not moepack.forget_learned(MODEL)
