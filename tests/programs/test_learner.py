@@ -72,7 +72,7 @@ def running(ggml: Path, *options: str, **names: str) -> Any:
     with open_model([MODEL]) as pack:
         shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
     command = [sys.executable, "-m", "moepack", "run", str(MODEL), *options, "--"]
-    command += [sys.executable, "-m", "tests.support.chooser", shard, str(ggml)]
+    command += [sys.executable, "-m", "tests.support.chooser", str(shard), str(ggml)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     environment = {**os.environ, "LLAMA_ARG_UBATCH": "1", **names}
     with subprocess.Popen(
@@ -211,7 +211,7 @@ def test_it_is_written_now_and_then_so_that_a_kill_loses_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(learning.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("moepack.programs.learner.time.monotonic", lambda: clock[0])
     with open_model(MODEL) as pack:
         store = LearnedStore(pack)
         learner = Learner(store, pytest.fail)
