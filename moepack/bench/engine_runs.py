@@ -85,7 +85,8 @@ def run_moepack(
     if request.threads is not None:
         options["--threads"] = request.threads
     words = [str(word) for pair in options.items() for word in pair]
-    command = [sys.executable, "-m", "moepack", "run", "--raw", "--json", *words, *paths]
+    flags = ("--raw", "--json", "--no-learn")  # each run begins alike
+    command = [sys.executable, "-m", "moepack", "run", *flags, *words, *paths]
 
     def run() -> EngineRun:
         return _of_facts(json.loads(_output([*_prefix(group), *command])))

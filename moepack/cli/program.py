@@ -153,7 +153,8 @@ class _Watcher:
             return
         from moepack.report import program_text
 
-        say(program_text.beginning(pager.budget, pager.floor), err=True)
+        line = program_text.beginning(pager.budget, pager.floor, is_warming=pager.is_warming)
+        say(line, err=True)
         if self._variables:
             words = ", ".join(f"{name}={value}" for name, value in self._variables.items())
             say(f"set for the program: {words}", err=True)

@@ -104,7 +104,11 @@ def run(
             check_chats(pack)
         with _start(pack, trace, **engine) as server:
             if not is_quiet() and not as_json:
-                say(program_text.beginning(server.pager.budget, server.pager.floor), err=True)
+                pager = server.pager
+                line = program_text.beginning(
+                    pager.budget, pager.floor, is_warming=pager.is_warming
+                )
+                say(line, err=True)
             options: Any = {"sampling": sampling, "count": tokens}
             client = server.client
             conversation = Conversation(client, system, **options)

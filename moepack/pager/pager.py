@@ -194,6 +194,11 @@ class Pager:
         return self._residents.budget + self._reserve
 
     @property
+    def is_warming(self) -> bool:
+        """Whether it reads experts that runs before have used most, as nothing was chosen yet."""
+        return self._warm_up.is_due
+
+    @property
     def model_path(self) -> str:
         """What programs open."""
         return self._model.path
