@@ -43,7 +43,8 @@ def wait_warm(run: Paging) -> None:
 def warm(model: Path, *, is_pinning: bool = False, **options: Any) -> Iterator[Paging]:
     """Have a pager that has read what was used most."""
     options = {"memory": MEMORY, "micro_batch": 1} | options
-    with paging(model, most_used=MostUsed(MOST_USED, is_pinning), **options) as run:
+    most_used = MostUsed(options.pop("keys", MOST_USED), is_pinning)
+    with paging(model, most_used=most_used, **options) as run:
         wait_warm(run)
         yield run
 
@@ -90,10 +91,23 @@ def test_no_more_is_read_than_there_is_memory_for_and_the_first_first(form: Form
 
 
 def test_of_memory_that_is_merely_free_half_is_left_to_the_program(form: Form) -> None:
-    with warm(form("qwen3moe", "gguf"), memory=None) as run:
+    every = [ExpertKey(layer, expert) for layer in range(2) for expert in range(16)]
+    with warm(form("qwen3moe", "gguf"), memory=None, keys=every) as run:
         residents = run.pager._residents
         taken = sum(slot_room(residents.spans[key]) for key in resident(run))
         assert 0 < taken <= residents.budget // 2
+
+
+def test_what_was_used_least_is_evicted_first(form: Form, ggml: Path) -> None:
+    model = form("qwen3moe", "gguf")
+    with warm(model, memory=900_000) as run:
+        there = [key for key in MOST_USED if key in resident(run)]
+        with choosing(run, ggml, model) as program:
+            assert program.call([(0, 0, [[1, 3]], 2)]) == [[0]]
+            run.do(lambda _: None)
+        kept = [key for key in there if key in resident(run)]
+        assert 0 < len(kept) < len(there)
+        assert kept == there[: len(kept)]
 
 
 def test_it_ends_when_a_router_chooses(form: Form, ggml: Path) -> None:
