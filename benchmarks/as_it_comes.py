@@ -22,7 +22,8 @@ import moepack
 from benchmarks import fio, models
 from benchmarks.fio import Usage
 from benchmarks.measure import limit_row
-from benchmarks.table import Row, spread
+from benchmarks.table import Row
+from moepack.bench.spread import spread
 from moepack.reading.locations import BlobLocation
 from moepack.reading.pack import Pack
 from moepack.storage import page_cache

@@ -21,7 +21,8 @@ import numpy as np
 import zstandard
 
 import moepack
-from benchmarks.table import HEADING, Row, Spread, cells, line, spread
+from benchmarks.table import HEADING, Row, cells, line
+from moepack.bench.spread import Spread, spread
 from moepack.bench.turns import in_turns
 from moepack.reading.locations import PartLocation
 from moepack.storage import page_cache

@@ -11,7 +11,8 @@ from random import Random
 
 import xxhash
 
-from benchmarks.table import Row, spread
+from benchmarks.table import Row
+from moepack.bench.spread import spread
 from moepack.bench.turns import in_turns
 
 LIMIT = 0.06

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.table import Row, spread
+from benchmarks.table import Row
+from moepack.bench.spread import spread
 from moepack.bench.turns import in_turns
 
 MOEPACK = (sys.executable, "-m", "moepack")

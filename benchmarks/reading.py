@@ -10,8 +10,9 @@ import moepack
 from benchmarks import fio
 from benchmarks.fio import Usage
 from benchmarks.measure import fresh, limit_row
-from benchmarks.table import Row, Spread, spread
+from benchmarks.table import Row
 from moepack.bench import drive
+from moepack.bench.spread import Spread, spread
 from moepack.bench.timed_reads import in_flight
 from moepack.bench.turns import in_turns
 from moepack.storage import probe

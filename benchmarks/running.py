@@ -10,21 +10,24 @@ from pathlib import Path
 from statistics import median
 
 import moepack
-from benchmarks import fio
+from benchmarks import fio, resuming, several_texts
 from benchmarks.measure import MOEPACK, Side, against, limit_row
 from benchmarks.runnable import STEADY, write_runnable
-from benchmarks.table import Row, Spread, spread
+from benchmarks.table import Row
 from moepack.bench.engine_runs import DEFAULTS, MAPPED, READ
-from moepack.bench.engine_speed import PROMPT, EngineSpeed, SideFacts, bench_run
+from moepack.bench.engine_speed import EngineSpeed, SideFacts, bench_run
 from moepack.bench.run_memory import PROGRAM_LENGTH
+from moepack.bench.spread import Spread, spread
 from moepack.bench.turns import in_turns
 from moepack.programs.run_facts import RunFacts, measure
 from moepack.programs.sampling import Sampling
+from moepack.sizes import size_text
 
 _LAYERS = 8
 _TOKENS = 40
 _SHARES = (0.25, 0.45)
 """Of the model, what memory holds."""
+_PROMPT = "Once upon a time there was a small town by the sea, and in that town"
 _GREEDY = Sampling(temperature=0)
 _LEAST_GAIN = 15
 _LEAST_SHARE = 0.98
@@ -69,6 +72,8 @@ def models(folder: Path, rounds: int) -> Iterator[Row]:
         yield from _rows(f"run, {name}, all of it", speed, peers)
         if not options:
             yield _reading(pack, rounds)
+            yield from several_texts.rows(name, pack, source, rounds)
+            yield from resuming.rows(name, pack, rounds)
             yield _starting_a_program(pack, rounds)
             yield _starting_the_server(pack, source, rounds)
         source.unlink()
@@ -102,7 +107,7 @@ def _reading(pack: Path, rounds: int) -> Row:
 
 def _generate(pack: Path) -> RunFacts:
     with moepack.serve(pack, memory=_MEMORY, learn=False, options=_OPTIONS) as server:
-        ask = partial(server.client.complete, PROMPT, count=_TOKENS, sampling=_GREEDY)
+        ask = partial(server.client.complete, _PROMPT, count=_TOKENS, sampling=_GREEDY)
         with measure(server, ask) as answer:
             for _ in answer:
                 pass
@@ -154,25 +159,46 @@ def _rows(name: str, speed: EngineSpeed, peers: Mapping[str, float | None]) -> I
     assert speed.same_text, "they gave different texts"
     for peer, limit in {**peers, "shards": None}.items():
         yield _row(f"{name}: {peer}", sides["pack"], sides[peer], limit)
+        prompt = f"{name}, {speed.prompt_count:,} tokens to the first: {peer}"
+        yield _first_token_row(prompt, sides["pack"], sides[peer])
 
 
 def _row(name: str, ours: SideFacts, theirs: SideFacts, limit: float | None) -> Row:
-    value = None
-    if ours.tokens_per_second is not None and theirs.tokens_per_second is not None:
-        assert ours.tokens_per_second_lowest is not None
-        assert ours.tokens_per_second_highest is not None
-        assert theirs.tokens_per_second_lowest is not None
-        assert theirs.tokens_per_second_highest is not None
-        value = Spread(
-            ours.tokens_per_second / theirs.tokens_per_second,
-            ours.tokens_per_second_lowest / theirs.tokens_per_second_highest,
-            ours.tokens_per_second_highest / theirs.tokens_per_second_lowest,
-        )
-    return Row(name, _text(ours), _text(theirs), value, limit=limit, higher_is_better=True)
+    speeds = ours.decode.tokens_per_second, theirs.decode.tokens_per_second
+    return Row(
+        name,
+        _text(ours),
+        _text(theirs),
+        _ratio(*speeds),
+        limit=limit,
+        higher_is_better=True,
+    )
+
+
+def _first_token_row(name: str, ours: SideFacts, theirs: SideFacts) -> Row:
+    seconds = ours.first_token_seconds, theirs.first_token_seconds
+    return Row(name, _first_token(ours), _first_token(theirs), _ratio(*seconds))
+
+
+def _first_token(side: SideFacts) -> str:
+    seconds, length = side.first_token_seconds, side.prompt.read_length
+    if seconds is None:
+        return "killed"
+    read = "" if length is None else f", {size_text(length)} read"
+    return f"{seconds.median:.3g} s{read}"
+
+
+def _ratio(ours: Spread | None, theirs: Spread | None) -> Spread | None:
+    if ours is None or theirs is None:
+        return None
+    return Spread(
+        ours.median / theirs.median, ours.lowest / theirs.highest, ours.highest / theirs.lowest
+    )
 
 
 def _text(side: SideFacts) -> str:
-    if side.tokens_per_second is None:
+    speed = side.decode.tokens_per_second
+    if speed is None:
         return "killed"
-    hits = "" if side.hit_rate is None else f", {side.hit_rate:.0%} hits"
-    return f"{side.tokens_per_second:.3g} tok/s{hits}"
+    hits = "" if side.decode.hit_rate is None else f", {side.decode.hit_rate:.0%} hits"
+    return f"{speed.median:.3g} tok/s{hits}"

@@ -1,25 +1,12 @@
 """The rows of a benchmark: what was measured, its limit, and how all of them are printed."""
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from moepack.bench.spread import Spread
 
 _WIDTHS = (40, 21, 21, 22, 12, 0)
 HEADING = ("what: against what", "moepack", "peer", "ratio (spread)", "limit", "")
-
-
-class Spread(NamedTuple):
-    """What several rounds gave; in seconds, bytes a second, or as many times as the peer's."""
-
-    median: float
-    lowest: float
-    highest: float
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return the median and the ends of what several rounds gave."""
-    return Spread(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from moepack.analysis.statistics import trace_statistics
     from moepack.bench.machine import measure_machine
     from moepack.bench.run import bench_pack
+    from moepack.diagnosis.doctor import doctor
     from moepack.engines.stock_gguf import export_gguf
     from moepack.forecasting.forecast import forecast
     from moepack.forecasting.misses import WorkingSet
@@ -100,6 +101,7 @@ _ROOMS = {
     "__version__": "version",
     "bench_pack": "bench.run",
     "concentration": "analysis.concentration",
+    "doctor": "diagnosis.doctor",
     "export_gguf": "engines.stock_gguf",
     "forecast": "forecasting.forecast",
     "forget_learned": "programs.learned",
@@ -152,6 +154,7 @@ __all__ = [
     "__version__",
     "bench_pack",
     "concentration",
+    "doctor",
     "export_gguf",
     "forecast",
     "forget_learned",

@@ -4,6 +4,7 @@ It is the same type wherever the facts come from: a source or a pack. Whoever ne
 them (a trace that is checked, a report, a simulation) takes a shape and asks nothing else.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple, Self
 
 ROUTED_FAMILY = "ffn_exps"
@@ -89,6 +90,11 @@ class ModelShape(NamedTuple):
         """Return the shape of what llama.cpp runs."""
         families = (family for family in self.families if family.layer not in self.mtp_layers)
         return self._replace(families=tuple(families), mtp_layers=())
+
+    def of_layers(self, layers: Collection[int]) -> Self:
+        """Return the shape of some layers alone."""
+        families = (family for family in self.families if family.layer in layers)
+        return self._replace(families=tuple(families))
 
     def __str__(self) -> str:
         """Say in a few words what a router may choose."""

@@ -51,11 +51,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("moepack", "storage", "source", "reading", "footprint", "pager", "programs"),
         *("trace", "trace.formats", "hotness", "machine"),
     },
+    "diagnosis": {
+        *("moepack", "storage", "llama_cpp", "pager", "programs", "machine", "footprint"),
+        *("forecasting", "bench"),
+    },
     "report": {
         *("moepack", "format", "storage", "source", "reading", "verifying", "trace", "hotness"),
         *("analysis", "packing", "engines", "mounting", "machine", "bench"),
         *("pager", "programs"),
-        *("simulation", "forecasting", "placing"),
+        *("simulation", "forecasting", "placing", "diagnosis"),
     },
     "cli": {"*"},
 }
@@ -81,7 +85,7 @@ DOORS = {
     "__init__": {
         *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
         *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
-        *("simulation", "forecasting", "placing", "programs"),
+        *("simulation", "forecasting", "placing", "programs", "diagnosis"),
     },
     "__main__": {"cli"},
     "aio": {"reading", "storage"},

@@ -54,7 +54,7 @@ class Others:
     """Tells what others did since it was last asked, to the drives that `paths` lie on."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._drives = {drive for path in paths if (drive := _drive_of(path)) is not None}
+        self._drives = {drive for path in paths if (drive := drive_of(path)) is not None}
         self._last = self._now()
 
     def __call__(self) -> Disturbance:
@@ -84,7 +84,7 @@ class Others:
         return _Counters(drives, ours, _waited(), time.perf_counter())
 
 
-def _drive_of(path: Path) -> Path | None:
+def drive_of(path: Path) -> Path | None:
     """Return where sysfs tells of the drive that a file lies on; None where it does not."""
     number = path.stat().st_dev
     drive = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")

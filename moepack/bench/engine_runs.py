@@ -1,8 +1,9 @@
 """One run of a model by a program of its own: `moepack run`, or llama.cpp's server alone.
 
-All are asked the same by the same server, which says how long its tokens took. Threads wait for
-each other as users get it: under `moepack run` those of OpenMP sleep soon (OMP_WAIT_POLICY and
-GOMP_SPINCOUNT), alone they spin for milliseconds, unless a variable says otherwise.
+All are asked the same by the same server, which says how long its tokens took; the first token is
+timed where it arrives. Each server is new, so that nothing of the prompt is there before. Threads
+wait for each other as users get it: under `moepack run` those of OpenMP sleep soon (OMP_WAIT_POLICY
+and GOMP_SPINCOUNT), alone they spin for milliseconds, unless a variable says otherwise.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from moepack.bench.memory_group import MemoryGroup, kill_count
+from moepack.bench.control_group import ControlGroup, kill_count
 from moepack.bench.run_memory import RunMemory
 from moepack.errors import MachineError
+from moepack.programs.answer import Answer, AnswerFacts, PhaseFacts
 from moepack.programs.command import single_text_options
 from moepack.programs.sampling import Sampling
 from moepack.programs.server_process import ServerProcess
@@ -52,14 +56,28 @@ class Request(NamedTuple):
     threads: int | None
 
 
+class PhaseRun(NamedTuple):
+    """How fast a phase was, and what it read; None is what is not known.
+
+    `token_count` is tokens that were computed, `read_length` the bytes that experts missing in
+    memory have, of llama.cpp alone what its process read of all files.
+    """
+
+    token_count: int
+    tokens_per_second: float | None
+    read_length: int | None = None
+    misses: int | None = None
+    hit_rate: float | None = None
+    read_share: float | None = None
+
+
 class EngineRun(NamedTuple):
-    """What a run made, and how fast; None is what is not known, as of llama.cpp alone."""
+    """What a run made: a prompt, and the tokens after the first."""
 
     text: str
-    tokens_per_second: float | None
-    hit_rate: float | None = None
-    read_length_per_token: float | None = None
-    read_share: float | None = None
+    first_token_seconds: float | None
+    prompt: PhaseRun
+    decode: PhaseRun
 
 
 def run_moepack(
@@ -67,14 +85,13 @@ def run_moepack(
     request: Request,
     memory: RunMemory,
     pinned: int,
-    group: MemoryGroup | None,
+    group: ControlGroup | None,
 ) -> EngineRun | None:
     """Run a pack or shards by `moepack run`, with `pinned` bytes of experts brought in before.
 
     None where it was killed for want of memory. Raises MachineError with its words where it fails.
     """
     options = {
-        "--prompt": request.prompt,
         "--tokens": request.token_count,
         "--context": request.context,
         "--micro-batch": memory.micro_batch,
@@ -86,16 +103,20 @@ def run_moepack(
         options["--threads"] = request.threads
     words = [str(word) for pair in options.items() for word in pair]
     flags = ("--raw", "--json", "--no-learn")  # each run begins alike
-    command = [sys.executable, "-m", "moepack", "run", *flags, *words, *paths]
+    command = [sys.executable, "-m", "moepack", "run", *flags, *words]
 
     def run() -> EngineRun:
-        return _of_facts(json.loads(_output([*_prefix(group), *command])))
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:  # no argument is as long
+            file.write(request.prompt)
+            file.flush()
+            words = [*command, "--file", file.name, *paths]
+            return _of_facts(json.loads(_output([*_prefix(group), *words])))
 
     return _unless_killed(run, group)
 
 
 def run_alone(
-    path: str, loading: str, request: Request, micro_batch: int, group: MemoryGroup | None
+    path: str, loading: str, request: Request, micro_batch: int, group: ControlGroup | None
 ) -> EngineRun | None:
     """Run a GGUF by llama.cpp's server without a pager, loaded as LOADINGS says.
 
@@ -111,18 +132,55 @@ def run_alone(
                 request.prompt, count=request.token_count, sampling=_GREEDY
             ) as answer,
         ):
-            for _ in answer:
-                pass
-            return EngineRun(answer.text, answer.facts.tokens_per_second)
+            return _read_answer(answer, server.process_id)
 
     return _unless_killed(run, group)
 
 
-def _prefix(group: MemoryGroup | None) -> list[str]:
+def _read_answer(answer: Answer, process_id: int) -> EngineRun:
+    """Read an answer to its end, and how much the server reads for it."""
+    before = _read_length(process_id)
+    first: list[int | None] = []
+
+    def note(facts: AnswerFacts) -> None:
+        if facts.token_count and not first:
+            first.append(_read_length(process_id))
+
+    answer.on_event = note
+    for _ in answer:
+        pass
+    at_first, at_end = first[0] if first else None, _read_length(process_id)
+    facts = answer.facts
+    return EngineRun(
+        answer.text,
+        facts.first_token_seconds,
+        _phase(facts.prompt, before, at_first),
+        _phase(facts, at_first, at_end),
+    )
+
+
+def _phase(phase: PhaseFacts, before: int | None, after: int | None) -> PhaseRun:
+    length = None if before is None or after is None else after - before
+    return PhaseRun(phase.step_count, phase.tokens_per_second, length)
+
+
+def _read_length(process_id: int) -> int | None:
+    """Return the bytes that a process has had read from drives (proc_pid_io(5)).
+
+    Pages of mapped files count as well. None where the system does not tell.
+    """
+    try:
+        lines = Path(f"/proc/{process_id}/io").read_text().splitlines()
+        return int(dict(line.split(": ") for line in lines)["read_bytes"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _prefix(group: ControlGroup | None) -> list[str]:
     return [] if group is None else group.command([])
 
 
-def _unless_killed(run: Callable[[], EngineRun], group: MemoryGroup | None) -> EngineRun | None:
+def _unless_killed(run: Callable[[], EngineRun], group: ControlGroup | None) -> EngineRun | None:
     """Run something; None where it failed since the system killed a process for want of memory."""
     count = kill_count(group)
     try:
@@ -143,12 +201,20 @@ def _output(command: Sequence[str]) -> str:
 
 
 def _of_facts(facts: dict[str, Any]) -> EngineRun:
-    """Take what `moepack run --json` prints of the tokens after the first."""
-    steps, seconds = facts["step_count"], facts["seconds"]
-    return EngineRun(
-        facts["text"],
-        facts["tokens_per_second"],
-        facts["hit_rate"],
-        facts["read_length"] / steps if steps else None,
-        facts["read_seconds"] / seconds if seconds else None,
+    """Take what `moepack run --json` prints."""
+    # A new server has no prompt from before: of such a one, less would be computed than is counted.
+    assert not facts["kept_count"]
+    prompt, decode = (_of_phase(phase) for phase in (facts["prompt"], facts))
+    return EngineRun(facts["text"], facts["first_token_seconds"], prompt, decode)
+
+
+def _of_phase(phase: dict[str, Any]) -> PhaseRun:
+    seconds = phase["seconds"]
+    return PhaseRun(
+        phase["step_count"],
+        phase["tokens_per_second"],
+        phase["read_length"],
+        phase["misses"],
+        phase["hit_rate"],
+        min(1.0, phase["read_seconds"] / seconds) if seconds else None,
     )

@@ -3,48 +3,66 @@
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from moepack.bench.control_group import ControlGroup, ReadLimit, control_group
 from moepack.bench.engine_runs import (
     DEFAULTS,
     LOADINGS,
     EngineRun,
+    PhaseRun,
     Request,
     run_alone,
     run_moepack,
 )
-from moepack.bench.memory_group import MemoryGroup, memory_group
+from moepack.bench.prompt_text import beginning_of, reference_text
 from moepack.bench.run_memory import PROGRAM_LENGTH, RunMemory, divide_memory
+from moepack.bench.spread import Spread, spread
 from moepack.bench.turns import in_turns
 from moepack.paths import AnyPath, PathOrPaths
 from moepack.reading.pack import Pack
 from moepack.source.shards import open_source
 from moepack.storage import page_cache
 
-PROMPT = "Once upon a time there was a small town by the sea, and in that town"
+PROMPT_TOKENS = 1000
 _SHARE = 0.5
 """Of the model, what a limit is where none is given."""
+_SPARE_TOKENS = 64
+"""Of a context, beyond the prompt and what follows: tokens that begin and end a text."""
+_LEAST_CONTEXT = 1024
 _PACK, _SHARDS = "pack", "shards"
 
 
 @dataclass(frozen=True, slots=True)
-class SideFacts:
-    """What one way to run the model did, by rounds; the median, and the means of the last round.
+class PhaseSpeed:
+    """How fast a phase was, over all rounds; what it read, in the last one.
 
-    `tokens_per_second` is None where the program was killed, out of memory.
+    `read_length_per_token` is bytes, of experts that were missing; of llama.cpp alone, of all files
+    that its process read. None is what is not known.
+    """
+
+    tokens_per_second: Spread | None
+    hit_rate: float | None
+    misses: int | None
+    read_length: int | None
+    read_length_per_token: float | None
+    read_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SideFacts:
+    """What one way to run the model did, by rounds: until the first token, and after it.
+
+    Speeds are None where the program was killed, out of memory.
     """
 
     name: str
-    tokens_per_second: float | None
-    tokens_per_second_lowest: float | None
-    tokens_per_second_highest: float | None
-    hit_rate: float | None
-    read_length_per_token: float | None
-    read_share: float | None
+    first_token_seconds: Spread | None
+    prompt: PhaseSpeed
+    decode: PhaseSpeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +70,8 @@ class EngineSpeed:
     """How fast a model runs. `is_limited` says whether there was a limit on memory at all.
 
     Of the limit the experts of the pack, and of the shards, get `expert_memory` bytes. Prompts are
-    computed in batches of `micro_batch` tokens.
+    computed in batches of `micro_batch` tokens. `read_limit` is bytes a second, None for whatever
+    the drive gives.
 
     `same_text` says whether all ways gave the same text, but for llama.cpp with its defaults, which
     rounds otherwise; None where there was one alone.
@@ -63,7 +82,9 @@ class EngineSpeed:
     memory_limit: int
     is_limited: bool
     expert_memory: int
+    read_limit: int | None
     micro_batch: int
+    prompt_count: int | None
     token_count: int
     round_count: int
     sides: tuple[SideFacts, ...]
@@ -75,12 +96,14 @@ def bench_run(
     *,
     source: PathOrPaths | None = None,
     memory: int | None = None,
+    read_limit: int | None = None,
     pinned: int = 0,
+    prompt: str | None = None,
+    prompt_tokens: int = PROMPT_TOKENS,
     tokens: int = 60,
+    micro_batch: int | None = None,
     rounds: int = 3,
-    context: int = 1024,
     threads: int | None = None,
-    prompt: str = PROMPT,
     progress: Callable[[int, int], None] | None = None,
 ) -> EngineSpeed:
     """Run the model of a pack in programs of their own, in turns, each within `memory` bytes.
@@ -89,22 +112,32 @@ def bench_run(
     what is left by the programs, the dense part and the context. `pinned` bytes of them are brought
     in at the start, and stay. With `source`, also from the shards as they lie, and by llama.cpp's
     server alone: mapped, read, and with its defaults, which may repack weights. All get the same
-    prompt, threads (by default as many as llama.cpp takes) and batches.
+    prompt, threads (by default as many as llama.cpp takes) and micro-batches (by default up to 512
+    tokens, as memory allows). With `read_limit` each reads up to so many bytes a second, as from a
+    slower drive.
 
-    Raises RequestError for a limit that is too small, MachineError where a program fails, and what
-    opening raises.
+    The prompt is the first `prompt_tokens` tokens of a text, by default of Python's reference;
+    `tokens` follow.
+
+    Raises RequestError for a limit that is too small, MachineError where a program fails or reads
+    cannot be limited, and what opening raises.
     """
     shards = [] if source is None else [shard.path for shard in open_source(source).shards]
+    context = max(_LEAST_CONTEXT, prompt_tokens + tokens + _SPARE_TOKENS)
     with Pack(pack) as opened:
         shape, files = opened.shape, [*opened.file_paths, *map(Path, shards)]
         model_length = (shape.dense_length or 0) + shape.expert_length
         limit = int(model_length * _SHARE) + PROGRAM_LENGTH if memory is None else memory
-        division = divide_memory(opened, limit, context=context, pinned=pinned)
-    request = Request(prompt, tokens, context, threads)
+        division = divide_memory(
+            opened, limit, context=context, pinned=pinned, micro_batch=micro_batch
+        )
+        text = beginning_of(prompt or reference_text(), prompt_tokens, opened)
+    request = Request(text, tokens, context, threads)
     programs = _Programs(os.fspath(pack), shards, files, request, division, pinned)
     names = programs.names
     advance = progress or (lambda count, total: None)
-    with memory_group(limit) as group:
+    reads = None if read_limit is None else ReadLimit(read_limit, files)
+    with control_group(limit, reads) as group:
 
         def measure(name: str) -> EngineRun | None:
             run = programs.measure(name, group)
@@ -112,18 +145,21 @@ def bench_run(
             return run
 
         results = in_turns({name: partial(measure, name) for name in names}, rounds)
-    exact = [runs for name, runs in results.items() if name != DEFAULTS]
-    texts = {run.text for runs in exact for run in runs if run is not None}
+    runs = [run for some in results.values() for run in some if run is not None]
+    exact = [some for name, some in results.items() if name != DEFAULTS]
+    texts = {run.text for some in exact for run in some if run is not None}
     return EngineSpeed(
         pack=os.fspath(pack),
         model_length=model_length,
         memory_limit=limit,
         is_limited=group is not None,
         expert_memory=division.experts,
+        read_limit=read_limit,
         micro_batch=division.micro_batch,
+        prompt_count=runs[0].prompt.token_count if runs else None,
         token_count=tokens,
         round_count=rounds,
-        sides=tuple(_facts(name, runs) for name, runs in results.items()),
+        sides=tuple(_facts(name, some) for name, some in results.items()),
         same_text=len(texts) == 1 if texts and len(names) > 1 else None,
     )
 
@@ -144,7 +180,7 @@ class _Programs:
         """What they are called, ours first."""
         return (_PACK, _SHARDS, *LOADINGS) if self.shards else (_PACK,)
 
-    def measure(self, name: str, group: MemoryGroup | None) -> EngineRun | None:
+    def measure(self, name: str, group: ControlGroup | None) -> EngineRun | None:
         """Run one of them, while none of the model is cached; None where it was killed."""
         page_cache.drop(self.files)
         if name in LOADINGS:
@@ -156,14 +192,29 @@ class _Programs:
 
 def _facts(name: str, runs: Sequence[EngineRun | None]) -> SideFacts:
     ended = [run for run in runs if run is not None]
-    speeds = [run.tokens_per_second for run in ended if run.tokens_per_second is not None]
-    last = ended[-1] if ended else EngineRun("", None)
     return SideFacts(
         name=name,
-        tokens_per_second=statistics.median(speeds) if speeds else None,
-        tokens_per_second_lowest=min(speeds, default=None),
-        tokens_per_second_highest=max(speeds, default=None),
+        first_token_seconds=_spread([run.first_token_seconds for run in ended]),
+        prompt=_speed([run.prompt for run in ended]),
+        decode=_speed([run.decode for run in ended]),
+    )
+
+
+def _speed(phases: Sequence[PhaseRun]) -> PhaseSpeed:
+    last = phases[-1] if phases else PhaseRun(0, None)
+    per_token = None
+    if last.read_length is not None and last.token_count:
+        per_token = last.read_length / last.token_count
+    return PhaseSpeed(
+        tokens_per_second=_spread([phase.tokens_per_second for phase in phases]),
         hit_rate=last.hit_rate,
-        read_length_per_token=last.read_length_per_token,
+        misses=last.misses,
+        read_length=last.read_length,
+        read_length_per_token=per_token,
         read_share=last.read_share,
     )
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    numbers = [value for value in values if value is not None]
+    return spread(numbers) if numbers else None

@@ -16,6 +16,7 @@ from moepack.bench.verdict import NO_DIRECT_READS, SMALL
 from moepack.bench.ways import COLD_ENOUGH
 from moepack.errors import RequestError
 from moepack.machine.bandwidth import measure_bandwidth
+from moepack.machine.compute import measure_compute
 from moepack.machine.gpus import find_gpus
 from moepack.machine.memory_limits import read_memory
 from moepack.machine.model import STEADY, Drive, Figure, Machine, ReadSpeed, measured
@@ -27,9 +28,10 @@ LENGTHS = [256 << 10, 1 << 20, 4 << 20, 16 << 20]
 """Bytes of reads, where no model says which it takes."""
 
 DEPTHS = (1, 2, 4, 8)
+SEQUENTIAL_DEPTH = 4
 SCRATCH_LENGTH = 1 << 30
 ROUNDS = 5
-MEMORY_SHARE = 0.15
+MEMORY_SHARE, COMPUTE_SHARE = 0.15, 0.05
 """Of the time: the drive takes the rest."""
 
 _WRITING_SECONDS = 2.0
@@ -64,7 +66,7 @@ def measure_machine(
     scratch_length: int = SCRATCH_LENGTH,
     progress: Progress | None = None,
 ) -> MeasuredMachine:
-    """Measure memory bandwidth and drive; read memory, limits and GPUs.
+    """Measure memory bandwidth, processors and drive; read memory, limits and GPUs.
 
     The drive is read as a `model` is, a source or a pack, and from its files; without one from a
     file of `scratch_length` bytes, which is written in `directory` (by default the current one) and
@@ -82,12 +84,13 @@ def measure_machine(
     meter = Meter(first + seconds, time.perf_counter, progress)
     with _reads(model, Path(directory or "."), scratch_length, meter.advance) as reads:
         meter.begin(seconds)
-        found = _measure_drive(reads, seconds * (1 - MEMORY_SHARE), meter.advance)
+        found = _measure_drive(reads, seconds * (1 - MEMORY_SHARE - COMPUTE_SHARE), meter.advance)
     bandwidth = measure_bandwidth(seconds * MEMORY_SHARE, progress=meter.advance)
+    compute = measure_compute(seconds * COMPUTE_SHARE, progress=meter.advance)
     meter.finish()
     gpus = find_gpus()
     notes = [*found.notes, *_memory_notes(bandwidth), *([] if gpus.note is None else [gpus.note])]
-    machine = Machine(None, read_memory(), bandwidth, gpus.found, found.drive)
+    machine = Machine(None, read_memory(), bandwidth, gpus.found, found.drive, compute)
     return MeasuredMachine(machine, found.backend, tuple(notes))
 
 
@@ -114,6 +117,7 @@ def _measure_drive(
         for depth in DEPTHS
         if depth == 1 or length * depth <= MAX_IN_FLIGHT
     ]
+    sequential = Point(max(reads.lengths), SEQUENTIAL_DEPTH, "sequential")
     backend, why = probe.choose("auto", paths, max(DEPTHS))
     notes = []
     with closing(backend):
@@ -122,17 +126,20 @@ def _measure_drive(
                 note = f"the drive was not measured: what is read of it comes from memory ({why})"
                 return _MeasuredDrive(None, None, [note])
             notes.append(f"{NO_DIRECT_READS} ({why})")
+        points.append(sequential)
         usages = measure_in_rounds(backend, reads.files, points, seconds, ROUNDS, progress)
-    speeds = tuple(
-        ReadSpeed(
-            point.length, point.depth, measured([one.length / one.seconds for one in several])
-        )
+    figures = {
+        point: measured([one.length / one.seconds for one in several])
         for point, several in usages.items()
+    }
+    in_order = figures.pop(sequential)
+    speeds = tuple(
+        ReadSpeed(point.length, point.depth, figure) for point, figure in figures.items()
     )
     if sum(length for _, length in reads.files) < SMALL:
         notes.append("less than 1 GiB to read from: a drive's own memory may hold much of it")
     folder = os.path.abspath(reads.folder)
-    drive = Drive(folder if folder.isprintable() else None, None, speeds)
+    drive = Drive(folder if folder.isprintable() else None, None, speeds, in_order)
     return _MeasuredDrive(drive, backend.name, notes + _drive_notes(drive))
 
 

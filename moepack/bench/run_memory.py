@@ -30,22 +30,25 @@ class RunMemory(NamedTuple):
     micro_batch: int
 
 
-def divide_memory(pack: Pack, limit: int, *, context: int, pinned: int) -> RunMemory:
+def divide_memory(
+    pack: Pack, limit: int, *, context: int, pinned: int, micro_batch: int | None = None
+) -> RunMemory:
     """Return what experts get of `limit` bytes for all that `moepack run` takes.
 
     Dense tensors count, which lie in the page cache, and a context of so many tokens; tables that
-    are looked up by row do not. `pinned` bytes of the hottest experts stay in memory. Raises
-    RequestError where the experts of one token do not fit, and what reading metadata raises.
+    are looked up by row do not. `pinned` bytes of the hottest experts stay in memory. With a
+    `micro_batch` prompts are computed in such, whatever that leaves for experts. Raises
+    RequestError where the experts of one micro-batch do not fit, and what reading metadata raises.
     """
     dense = sum(one.length for one in pack.dense() if not is_row_table(one.name))
     footprint = footprint_of(pack.path)
     rooms = dict(_rooms(pack))
-    for micro_batch in MICRO_BATCHES:
-        computing = _context_length(footprint, context, micro_batch)
+    for count in MICRO_BATCHES if micro_batch is None else (micro_batch,):
+        computing = _context_length(footprint, context, count)
         experts = limit - PROGRAM_LENGTH - dense - computing
-        least = _least_length(pack, rooms, micro_batch, pinned)
+        least = _least_length(pack, rooms, count, pinned)
         if experts >= least:
-            return RunMemory(experts, micro_batch)
+            return RunMemory(experts, count)
     raise RequestError(
         "too little memory to run the model",
         expected=f"{size_text(PROGRAM_LENGTH + dense + computing + least)} "

@@ -177,6 +177,10 @@ class ExpertCache:
         else:
             self._policy.forget(key)
 
+    def evictable(self) -> set[ExpertKey]:
+        """Return what is held, and neither pinned nor favoured."""
+        return self._held - self._unordered
+
     def resize(self, budget: int) -> list[ExpertKey]:
         """Have another budget, of at least what is pinned; return what has to go for it."""
         self.budget = budget
@@ -227,6 +231,10 @@ class LayerCaches:
     def step(self, chosen: Sequence[ExpertKey], tally: Tally) -> Step:
         """Look up what a step of one layer chose; see `ExpertCache.step`."""
         return self._caches[chosen[0].layer].step(chosen, tally)
+
+    def evictable(self) -> set[ExpertKey]:
+        """Return what is held, and neither pinned nor favoured."""
+        return set[ExpertKey]().union(*(cache.evictable() for cache in self._caches.values()))
 
     def resize(self, budget: int) -> list[ExpertKey]:
         """Have another budget, shared as the first one; return what has to go for it."""

@@ -8,6 +8,7 @@ import moepack
 from moepack.cli.files import force_option, picture_file
 from moepack.cli.parameters import Counts, InputFile, Length, OutputFile, PathName
 from moepack.cli.progress import is_terminal, progress
+from moepack.cli.prompt_file import read_prompt
 from moepack.cli.terminal import (
     complain,
     draw,
@@ -19,9 +20,14 @@ from moepack.cli.terminal import (
     verbose_option,
 )
 from moepack.errors import RequestError
+from moepack.llama_cpp.bounds import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from moepack.bench.pace import Schedule
+
+_RUN_SETTINGS = (
+    *("memory", "read_limit", "prompt_file", "prompt_tokens", "tokens", "micro_batch", "rounds"),
+)
 
 
 @click.command()
@@ -81,13 +87,47 @@ if TYPE_CHECKING:
     "--run",
     "runs",
     is_flag=True,
-    help="Run the model instead, within a limit of memory: tokens a second.",
+    help="Run the model instead, within a limit of memory: first token, tokens a second.",
 )
 @click.option(
     "--memory",
     type=Length(),
     metavar="SIZE",
     help="The limit with --run; by default half of the model.",
+)
+@click.option(
+    "--read-limit",
+    type=Length(),
+    metavar="SIZE",
+    help="With --run, bytes read in a second at most, as on a slower drive: 500MiB.",
+)
+@click.option(
+    "--prompt-file",
+    type=InputFile(),
+    metavar="FILE",
+    help="Text of the prompt with --run; by default Python's reference.",
+)
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1, MAX_CONTEXT),
+    metavar="N",
+    help="Tokens of the prompt with --run; by default 1,000.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(2, MAX_CONTEXT),
+    metavar="N",
+    help="Tokens after the prompt with --run; by default 60.",
+)
+@click.option(
+    "-ub",
+    "--micro-batch",
+    type=click.IntRange(1, MAX_CONTEXT),
+    metavar="N",
+    help="Tokens of the prompt computed at once with --run; by default up to 512, if they fit.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), help="Turns of each program with --run; by default 3."
 )
 @click.option(
     "--plot",
@@ -107,7 +147,6 @@ def bench(
     hotness_path: str | None,
     point_seconds: float,
     runs: bool,
-    memory: int | None,
     plot_path: str | None,
     force: bool,
     as_json: bool,
@@ -117,17 +156,20 @@ def bench(
 
     Reads experts, those of a trace or drawn by hotness, from the pack and, with --source, from the
     shards: through moepack's reader, with a bare backend and memory-mapped, in paired rounds. With
-    --run, tokens a second: from the pack, from the shards, and under llama.cpp alone.
+    --run, how long a prompt takes and how fast tokens come: from the pack, from the shards, and
+    under llama.cpp alone.
 
     Example: moepack bench model.moepack --source model-00001-of-00004.gguf
     """
     from moepack.report import bench_text, chart
 
+    run_settings = {name: settings.pop(name) for name in _RUN_SETTINGS}
+    given = {name: value for name, value in run_settings.items() if value is not None}
     if runs:
-        _run(pack_path, source_paths, memory, as_json)
+        _run(pack_path, source_paths, given, as_json)
         return
-    if memory is not None:
-        raise RequestError("--memory is for --run")
+    if given:
+        raise RequestError(f"--{next(iter(given)).replace('_', '-')} is for --run")
     if plot_path and not point_seconds:
         raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
     inputs = [path for path in (trace_path, hotness_path) if path]
@@ -162,11 +204,13 @@ def _announce(schedule: "Schedule") -> None:
     complain("note", bench_text.announced(schedule))
 
 
-def _run(pack: str, source: tuple[str, ...], memory: int | None, as_json: bool) -> None:
+def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any], as_json: bool) -> None:
     """Measure whole programs that run the model."""
     from moepack.bench.engine_speed import bench_run
     from moepack.report import speed_text
 
+    path = settings.pop("prompt_file", None)
+    prompt = None if path is None else read_prompt(path)
     with progress(None, "running", "runs") as advance:
-        speed = bench_run(pack, source=source or None, memory=memory, progress=advance)
+        speed = bench_run(pack, source=source or None, prompt=prompt, progress=advance, **settings)
     show(speed, as_json, speed_text.text)

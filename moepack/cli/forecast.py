@@ -9,6 +9,7 @@ import click
 
 import moepack
 from moepack.cli.files import force_option, picture_file
+from moepack.cli.model_options import prompt_options
 from moepack.cli.parameters import InputFile, Length, OutputFile, PathName
 from moepack.cli.terminal import json_option, machine_option, quiet_option, show
 from moepack.errors import RequestError
@@ -39,10 +40,19 @@ def _formula_options(command: Callable[..., None]) -> Callable[..., None]:
     "cpu_layer_count",
     type=click.IntRange(0),
     metavar="N",
-    help="Experts of the first N layers in memory, the rest in VRAM.",
+    help="Layers, the first of all, whose experts are in memory; VRAM has the rest.",
 )
 @click.option(
-    "--budget", type=Length(), metavar="SIZE", help="Experts from the drive through such a cache."
+    "--budget",
+    type=Length(),
+    metavar="SIZE",
+    help="Memory for a cache of experts that come from the drive.",
+)
+@click.option(
+    "--vram-cache",
+    type=Length(),
+    metavar="SIZE",
+    help="VRAM for a cache of experts that come from memory (--moe-cache-mib).",
 )
 @click.option(
     "--all", "sweep", is_flag=True, help="Every N with a GPU, without one a dozen budgets."
@@ -58,14 +68,12 @@ def _formula_options(command: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     type=InputFile(),
     metavar="FILE",
-    help="What a cache misses is simulated with it.",
+    help="Routing trace, which says what caches miss and what prompts use.",
 )
 @click.option(
     "--working-set", metavar="U,D", help="Experts used in 128 tokens, and new ones, instead."
 )
-@click.option(
-    "--batch", "batch_count", type=click.IntRange(1), help="Tokens of a prompt computed at once."
-)
+@prompt_options
 @click.option(
     "--receipt",
     "receipts",
@@ -102,7 +110,7 @@ def forecast(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Say how fast a model will be on a machine, and how sure that is.
+    """Forecast how fast a model decodes on a machine, how long a prompt takes, how sure that is.
 
     Example: moepack forecast model.gguf --machine machine.toml --all
     """

@@ -14,6 +14,7 @@ import moepack
 from moepack import installed
 from moepack.cli import packing, packs
 from moepack.cli.bench import bench
+from moepack.cli.doctor import doctor
 from moepack.cli.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.files import force_option, output_file, output_option
 from moepack.cli.forecast import forecast
@@ -261,6 +262,7 @@ cli.add_command(simulate)
 cli.add_command(forecast)
 cli.add_command(place)
 cli.add_command(machine)
+cli.add_command(doctor)
 
 
 def _terminated(_signal: int, _frame: object) -> NoReturn:

@@ -126,6 +126,25 @@ _SAMPLING = (
 )
 
 
+_PROMPT = (
+    click.option(
+        "--prompt",
+        type=click.IntRange(1, 1 << 24),
+        default=1000,
+        show_default=True,
+        metavar="N",
+        help="Number of tokens of a prompt.",
+    ),
+    click.option(
+        "-ub",
+        "--micro-batch",
+        type=click.IntRange(1, MAX_CONTEXT),
+        metavar="N",
+        help="Number of tokens of a prompt that are computed at once.  [default: what suits]",
+    ),
+)
+
+
 def pager_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say how experts are held in memory and read."""
     return _with(_PAGER, command)
@@ -134,6 +153,11 @@ def pager_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say how a model is held in memory and computed."""
     return _with(_ENGINE, command)
+
+
+def prompt_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say which prompt is forecast, and how it is computed."""
+    return _with(_PROMPT, command)
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 import moepack
+from moepack.cli.model_options import prompt_options
 from moepack.cli.parameters import InputFile, Length
 from moepack.cli.terminal import (
     json_option,
@@ -69,6 +70,7 @@ from moepack.errors import RequestError
 @click.option(
     "--hotness", type=InputFile(), metavar="FILE", help="Says the same, without the order in time."
 )
+@prompt_options
 @quiet_option
 @json_option
 def place(

@@ -17,6 +17,7 @@ from moepack.cli.program import (
     run_command,
     trace_to,
 )
+from moepack.cli.prompt_file import read_prompt
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from moepack.programs.sampling import Sampling
     from moepack.programs.trace_writer import TraceWriter
     from moepack.reading.pack import Pack
-
-
-MAX_PROMPT = 1 << 24
-"""Characters of a prompt from a file: no context that there is has room for more."""
 
 
 @click.command(cls=CommandWithRest, rest="PROGRAM ARGUMENTS")
@@ -165,14 +162,4 @@ def _start(
 def _prompt(text: str | None, path: str | None) -> str | None:
     if text is not None and path is not None:
         raise click.UsageError("-p and -f at once")
-    if path is None:
-        return text
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            prompt = file.read(MAX_PROMPT + 1)
-    except OSError as error:
-        raise RequestError(f"cannot read the prompt: {error.strerror}", path=path) from None
-    if len(prompt) > MAX_PROMPT:
-        expected = f"up to {MAX_PROMPT:,} characters"
-        raise RequestError("the prompt is too long", path=path, expected=expected)
-    return prompt
+    return text if path is None else read_prompt(path)

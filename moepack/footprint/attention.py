@@ -14,6 +14,11 @@ from moepack.source.shards import Source
 MAX_LAYERS = 512
 """LLAMA_MAX_LAYERS of llama.cpp b11549."""
 
+_WIDTHS = 3
+"""Of queries, keys and values: alike in most models."""
+_INDEXED_COUNT = 2048
+"""Tokens that an indexer chooses (DeepSeek-V3.2 and those after it)."""
+
 
 class LayerAttention(NamedTuple):
     """What a layer keeps of each token: elements of keys and of values, and an indexer's.
@@ -58,6 +63,20 @@ class Attention(NamedTuple):
     def has_indexer(self) -> bool:
         """Whether any layer chooses the tokens that it attends to."""
         return any(layer.index_key_count for layer in self.layers)
+
+    def operations(self, count: int) -> float:
+        """Return about how many operations the tokens of a prompt take to attend to each other.
+
+        Four for each element of a query, and each token that it looks at: half of the prompt, or as
+        many as a window, or an indexer's usual choice, has.
+        """
+        total = 0.0
+        for layer in self.layers:
+            if layer.key_count:
+                most = self.window if layer.has_window else count
+                most = min(most, _INDEXED_COUNT) if layer.index_key_count else most
+                total += 4 * self.width / _WIDTHS * min(count / 2, most) * count
+        return total
 
 
 def attention_of(source: Source) -> Attention:

@@ -23,6 +23,7 @@ from moepack.source.parameters import (
     TOKEN_EMBEDDING,
     Parameters,
     count_parameters,
+    is_row_table,
     layer_of,
 )
 from moepack.source.shards import Source, open_source
@@ -71,6 +72,9 @@ class Weights(NamedTuple):
     `layers` are those that llama.cpp runs, by number, and `block_count` is how many those are;
     `mtp_length` is what the file has of those that it does not run; of some architectures it loads
     a part of them all the same, `loaded_mtp_length`. `shape` is of all layers.
+    `table_length` is of row tables, which are left on the drive, wherever they stand; a token reads
+    one row of each, `table_row_length` in all. `staged_length` is of the longest expert tensor: a
+    GPU that computes prompts with experts from memory has room for a copy of it.
     Of a pack of experts alone only `shape`, and what experts take, is known.
     """
 
@@ -83,10 +87,13 @@ class Weights(NamedTuple):
     loaded_mtp_length: int | None
     shape: ModelShape
     parameters: Parameters | None
+    table_length: int = 0
+    table_row_length: int = 0
+    staged_length: int = 0
 
     @property
     def dense_length(self) -> int | None:
-        """What all that is no expert takes on one device."""
+        """What all that is no expert takes on one device, but for row tables."""
         lengths = _sum(layer.dense_length for layer in self.layers)
         return None if lengths is None or self.outer is None else lengths + self.outer.length
 
@@ -97,8 +104,9 @@ class Weights(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """What llama.cpp loads on one device."""
-        return _sum((self.dense_length, self.expert_length, self.loaded_mtp_length))
+        """What llama.cpp loads on one device, and maps."""
+        lengths = (self.dense_length, self.expert_length, self.loaded_mtp_length)
+        return _sum((*lengths, self.table_length))
 
     @property
     def read_dense_length(self) -> int | None:
@@ -106,7 +114,8 @@ class Weights(NamedTuple):
         lengths, outer = _sum(layer.dense_length for layer in self.layers), self.outer
         if lengths is None or outer is None:
             return None
-        return lengths + outer.embedding_row_length + outer.output_length + outer.other_length
+        rows = outer.embedding_row_length + self.table_row_length
+        return lengths + rows + outer.output_length + outer.other_length
 
     @property
     def read_expert_length(self) -> int | None:
@@ -144,8 +153,11 @@ def weights_of_source(source: Source, experts: Experts) -> Weights:
     first_mtp = mtp_start(source)
     dense: Counter[int] = Counter()
     outside: dict[str, Tensor] = {}
+    tables = [tensor for _, tensor in source.tensors() if is_row_table(tensor.name)]
     for _, tensor in source.tensors():
         layer = layer_of(tensor.name)
+        if is_row_table(tensor.name):
+            continue
         if layer is None:
             outside[tensor.name] = tensor
         elif tensor.name not in experts.names:
@@ -167,6 +179,16 @@ def weights_of_source(source: Source, experts: Experts) -> Weights:
         loaded_mtp_length=_loaded_of_mtp(source, {held.layer for held in left_out}),
         shape=shape,
         parameters=count_parameters(source, experts, shape),
+        table_length=sum(table.length for table in tables),
+        table_row_length=sum(map(_row_length, tables)),
+        staged_length=max(
+            (
+                part.length * family.expert_count
+                for family in experts.families
+                for part in family.parts
+            ),
+            default=0,
+        ),
     )
 
 
@@ -232,13 +254,15 @@ def _outer(tensors: dict[str, Tensor]) -> OuterWeights:
     others = tensors.keys() - {OUTPUT, *EMBEDDINGS}
     return OuterWeights(
         embedding_length=sum(tensor.length for tensor in embeddings),
-        embedding_row_length=sum(
-            tensor.length // max(1, split_rows(tensor.dims)[1]) for tensor in embeddings
-        ),
+        embedding_row_length=sum(map(_row_length, embeddings)),
         output_length=0 if output is None else output.length,
         is_tied=is_tied,
         other_length=sum(tensors[name].length for name in others),
     )
+
+
+def _row_length(tensor: Tensor) -> int:
+    return tensor.length // max(1, split_rows(tensor.dims)[1])
 
 
 def _sum(lengths: Iterable[int | None]) -> int | None:

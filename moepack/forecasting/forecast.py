@@ -9,34 +9,32 @@ from typing import NamedTuple
 import numpy as np
 
 from moepack.errors import RequestError
+from moepack.forecasting.cache_misses import CacheMisses
 from moepack.forecasting.calibration import DOUBTS, Calibration, calibrate, check_model
 from moepack.forecasting.facts import ForecastFacts, ReceiptFacts, SpeedFacts, TermFacts
 from moepack.forecasting.misses import (
     Misses,
     WorkingSet,
-    by_even_router,
-    by_trace,
-    by_working_set,
-    check_working_set,
 )
 from moepack.forecasting.next_receipt import next_receipt
+from moepack.forecasting.prompts import forecast_prompt
 from moepack.forecasting.rates import READ_DEPTH, Rates, ceiling_seconds
-from moepack.forecasting.reads import Kind, Reads
+from moepack.forecasting.reads import KIND_WORDS, Kind, Reads
 from moepack.forecasting.receipts import Receipt, read_receipts
+from moepack.forecasting.touched import Touched, touched_of
 from moepack.forecasting.warnings import warnings_of
 from moepack.forecasting.ways import Model, Way
 from moepack.machine.file import read_machine
 from moepack.machine.model import Figure, Machine
 from moepack.paths import AnyPath, PathOrPaths
 from moepack.sizes import size_text
-from moepack.trace.formats.registry import ReadOptions
 
 _BUDGET_COUNT = 12
 _NO_CACHE = (
     "nothing is read of the drive here, so what a trace or a working set says was not used: "
     "--budget asks for a cache"
 )
-_MEMORIES = {"vram": "VRAM", "memory": "memory", "drive": "drive"}
+_MEMORIES = {"vram": "VRAM", "memory": "memory", "drive": "drive", "link": "GPU's link"}
 _MOST_OF_CEILING = 1.2
 """Figures are that far off without being wrong, and caches of CPUs help a little."""
 
@@ -51,21 +49,26 @@ def forecast(
     dense_in_memory: bool = False,
     traces: Sequence[str] = (),
     working_set: WorkingSet | None = None,
-    batch_count: int | None = None,
+    vram_cache: int | None = None,
+    micro_batch: int | None = None,
+    prompt: int = 1000,
     receipts: Sequence[str] = (),
     context: int = 4096,
     depth: int = 0,
 ) -> ForecastFacts:
-    """Say how fast a model will decode on a machine.
+    """Forecast how fast a model decodes on a machine, and how long a prompt takes.
 
     `paths` is a source or a pack, `machine` is one or the path of its file. With `cpu_layer_count`
     the experts of the first so many layers are in memory, the rest in VRAM; with `budget` experts
     come from the drive through a cache of so many bytes, the rest is in VRAM if it has room, unless
-    `dense_in_memory`; with `sweep` it is every count of layers if the machine has a GPU and any of
-    them fits, else a dozen budgets. By default it is what is fastest of what fits. What
-    a cache misses is simulated with `traces`, whose prompts are computed in batches of
-    `batch_count` tokens, or follows from `working_set`, else from an even router. `receipts` are
-    files of runs. `context` tokens have room, of which `depth` are there already.
+    `dense_in_memory`; with both the cache is for these layers alone. With `vram_cache` a GPU caches
+    so many bytes of the experts that it does not hold for good. With `sweep` it is every count of
+    layers if the machine has a GPU and any of them fits, else a dozen budgets. By default it is
+    what is fastest of what fits. What a cache misses is simulated with `traces`, or follows from
+    `working_set`, else from an even router. Prompts, those of traces too, are computed in batches
+    of `micro_batch` tokens, by default of as many as suit the way of running; one of `prompt`
+    tokens is forecast. `receipts` are files of runs. `context` tokens have room, of which `depth`
+    are there already.
 
     Raises RequestError for options that are none, for too little memory, for a machine that lacks
     what is asked for, and for receipts that are none or of another model; and what opening the
@@ -81,15 +84,19 @@ def forecast(
     if traces and working_set is not None:
         raise RequestError("either a trace or a working set says what is missed")
     known = machine if isinstance(machine, Machine) else read_machine(machine)
-    model = Model(paths, context)
+    model = Model(paths, context, micro_batch)
+    model.fit_micro_batches(known)
     streams = Way("stream") if dense_in_memory else model.stream(known)
     ways = _ways(model, known, streams, cpu_layer_count, budget, sweep)
+    if vram_cache is not None:
+        ways = [_with_cache(way, vram_cache) for way in ways]
     found = read_receipts(receipts)
     check_model(found, model.weights, model.path)
-    misses = _misses(model, ways, traces, working_set, batch_count)
-    forecasts = _Forecasts(model, known, found, depth)
-    speeds = tuple(forecasts.speed(way, misses.get(way.budget)) for way in ways)
-    if (traces or working_set is not None) and all(way.budget is None for way in ways):
+    missed = CacheMisses(model, traces, working_set, micro_batch)
+    touched = touched_of(model.weights.shape.without_mtp(), traces)
+    forecasts = _Forecasts(model, known, found, depth, touched, prompt)
+    speeds = tuple(forecasts.speed(way, *missed.of(way, ways)) for way in ways)
+    if working_set is not None and all(way.budget is way.vram_cache is None for way in ways):
         speeds = tuple(replace(one, warnings=(*one.warnings, _NO_CACHE)) for one in speeds)
     judged = forecasts.receipts()
     used = [one for one, facts in zip(found, judged, strict=True) if facts.refusal is None]
@@ -99,6 +106,7 @@ def forecast(
         machine=known.name,
         dense_length=weights.dense_length,
         expert_length=weights.expert_length,
+        table_length=weights.table_length,
         read_dense_length=weights.read_dense_length,
         read_expert_length=weights.read_expert_length,
         context=context,
@@ -121,16 +129,19 @@ def _ways(
 
     Raises RequestError.
     """
-    if sum((cpu_layer_count is not None, budget is not None, sweep)) > 1:
-        raise RequestError("either layers in memory, or a budget, or all of them")
-    if cpu_layer_count is not None:
-        if not machine.gpus:
-            hint = "a [[gpus]] with `length` and `bandwidth` says what there is"
-            raise RequestError("the machine has no GPU", place="--n-cpu-moe", hint=hint)
-        return [model.offload(cpu_layer_count)]
+    if sweep and (cpu_layer_count is not None or budget is not None):
+        raise RequestError("either layers in memory, or a budget, or both, or all of them")
+    if cpu_layer_count is not None and not machine.gpus:
+        hint = "a [[gpus]] with `length` and `bandwidth` says what there is"
+        raise RequestError("the machine has no GPU", place="--n-cpu-moe", hint=hint)
     if budget is not None:
         _check_budget(model, budget)
-        return [streams._replace(budget=budget)]
+        if cpu_layer_count is not None and streams.kind == "stream":
+            problem = "VRAM has no room for what is no expert's, or is not to be used"
+            raise RequestError(problem, place="--n-cpu-moe", found=cpu_layer_count)
+        return [streams._replace(budget=budget, cpu_layer_count=cpu_layer_count)]
+    if cpu_layer_count is not None:
+        return [model.offload(cpu_layer_count)]
     if not sweep:
         return [model.best(machine, streams)]
     offloads = model.offloads()
@@ -139,7 +150,20 @@ def _ways(
     most = model.weights.expert_length
     least = min(most, model.step_length or most // _BUDGET_COUNT)
     lengths = {int(length) for length in np.geomspace(least, most, _BUDGET_COUNT)}
+    streams = streams._replace(cpu_layer_count=None)
     return [streams._replace(budget=length) for length in sorted(lengths)]
+
+
+def _with_cache(way: Way, length: int) -> Way:
+    """Return a way with a cache in VRAM. Raises RequestError where nothing would be cached."""
+    if way.kind not in ("offload", "gpu-stream"):
+        raise RequestError(
+            "a cache in VRAM needs a GPU, and experts that are not there for good",
+            place="--vram-cache",
+            found=KIND_WORDS[way.kind],
+            hint="--n-cpu-moe says which layers' experts are in memory",
+        )
+    return way._replace(vram_cache=length)
 
 
 def _check_budget(model: Model, budget: int) -> None:
@@ -151,28 +175,6 @@ def _check_budget(model: Model, budget: int) -> None:
             expected=f"at least {size_text(least)}",
             found=size_text(budget),
         )
-
-
-def _misses(
-    model: Model,
-    ways: Sequence[Way],
-    traces: Sequence[str],
-    working_set: WorkingSet | None,
-    batch_count: int | None,
-) -> dict[int | None, Misses]:
-    """Return what is missed at each budget."""
-    budgets = [way.budget for way in ways if way.budget is not None]
-    shape, step = model.weights.shape.without_mtp(), model.step_length
-    if not budgets or step is None:
-        return {}
-    if traces:
-        found = by_trace(traces, budgets, ReadOptions(shape=shape), batch_count)
-    elif working_set is not None:
-        check_working_set(shape, working_set)
-        found = [by_working_set(shape, step, budget, working_set) for budget in budgets]
-    else:
-        found = [by_even_router(shape, step, budget) for budget in budgets]
-    return {one.budget: one for one in found}
 
 
 def _reason(terms: Sequence[TermFacts]) -> str | None:
@@ -196,23 +198,31 @@ class _Forecasts:
     """Makes forecasts for one model on one machine, and keeps what became of receipts."""
 
     def __init__(
-        self, model: Model, machine: Machine, receipts: Sequence[Receipt], depth: int
+        self,
+        model: Model,
+        machine: Machine,
+        receipts: Sequence[Receipt],
+        depth: int,
+        touched: Touched | None,
+        prompt: int,
     ) -> None:
         self._model = model
         self._machine = machine
         self._depth = depth
+        self._touched, self._prompt = touched, prompt
         self._seen = [self._with_reads(receipt) for receipt in receipts]
         self._calibrations: dict[Kind, Calibration] = {}
 
-    def speed(self, way: Way, misses: Misses | None) -> SpeedFacts:
-        """Forecast one way."""
+    def speed(self, way: Way, misses: Misses | None, uploads: Misses | None) -> SpeedFacts:
+        """Forecast one way; `uploads` are what a cache in VRAM misses."""
         calibration = self._calibration(way.kind)
-        reads = self._model.reads(way, 0.0 if misses is None else misses.length, self._depth)
+        lengths = [0.0 if one is None else one.length for one in (misses, uploads)]
+        reads = self._model.reads(way, lengths[0], self._depth, lengths[1])
         needs = self._model.needs(way)
         terms: tuple[TermFacts, ...] = ()
         speeds = None
         if reads is not None:
-            speeds = self._speeds(calibration.rates, DOUBTS[way.kind], reads, misses)
+            speeds = self._speeds(calibration.rates, DOUBTS[way.kind], reads, misses, uploads)
             terms = tuple(self._terms(calibration.rates, reads))
         binding = None
         if speeds is not None and speeds.likely is not None:
@@ -235,15 +245,32 @@ class _Forecasts:
             vram_length=needs.vram,
             memory_length=needs.memory,
             fits=needs.fit(self._machine),
+            vram_cache_length=way.vram_cache,
+            vram_hit_rate=None if uploads is None else uploads.hit_rate,
+            uploaded_length=None if uploads is None else round(uploads.length),
+            prompt=forecast_prompt(
+                *(self._model, self._machine, way, calibration.rates),
+                *(self._touched, self._prompt),
+                [receipt for receipt, _ in self._seen],
+            ),
             warnings=tuple(warnings_of(self._model, self._machine, way, needs, misses)),
         )
 
-    def _speeds(self, rates: Rates, doubt: float, reads: Reads, misses: Misses | None) -> _Speeds:
+    def _speeds(
+        self,
+        rates: Rates,
+        doubt: float,
+        reads: Reads,
+        misses: Misses | None,
+        uploads: Misses | None,
+    ) -> _Speeds:
         """Return the speeds with what is likely to be missed, with the most and with the least."""
         length, machine = self._model.read_length, self._machine
         least, most = reads, reads
         if misses is not None:
             least, most = (reads._replace(drive=missed) for missed in (misses.least, misses.most))
+        if uploads is not None:
+            least, most = least._replace(link=uploads.least), most._replace(link=uploads.most)
         ceilings = [ceiling_seconds(machine, one, length) for one in (reads, most, least)]
         likely, low, high = (
             rates.estimate(one, doubt, ceiling or 0.0)
@@ -304,6 +331,7 @@ class _Forecasts:
             ("vram", reads.vram, machine.vram_bandwidth),
             ("memory", reads.memory, machine.memory_bandwidth),
             ("drive", reads.drive, drive and drive.speed(self._model.read_length, READ_DEPTH)),
+            ("link", reads.link, machine.link),
         ]
         facts = [TermFacts("layers", None, reads.layer_count, None, None, None, seconds[0])]
         for (name, length, figure), taken in zip(figures, seconds[1:], strict=True):

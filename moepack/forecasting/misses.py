@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
 from moepack.errors import RequestError, TraceError
@@ -56,16 +56,28 @@ traces of 64 to 128 decoded tokens."""
 
 
 def by_trace(
-    paths: Sequence[str], budgets: Sequence[int], options: ReadOptions, batch_count: int | None
+    paths: Sequence[str],
+    budgets: Sequence[int],
+    options: ReadOptions,
+    batch_count: int | None,
+    layers: Collection[int] | None = None,
 ) -> list[Misses]:
-    """Say what LRU misses of traces.
+    """Return what LRU misses of traces, in some layers or in all.
 
     Raises what `simulate` raises, and TraceError for a trace of another model.
     """
     facts = simulate(
-        paths, budgets=budgets, policies=("lru",), batch_count=batch_count, options=options
+        paths,
+        budgets=budgets,
+        policies=("lru",),
+        batch_count=batch_count,
+        layers=layers,
+        options=options,
     )
-    check_trace(facts, options.shape, paths[0])
+    shape = options.shape
+    if shape is not None and layers is not None:
+        shape = shape.of_layers(layers)
+    check_trace(facts, shape, paths[0])
     found = {}
     for one in facts.results:
         if one.bytes_per_token is None:

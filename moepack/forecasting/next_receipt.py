@@ -34,7 +34,7 @@ def next_receipt(
         options = f"-n 100{memory} --json"
         return f'moepack run {path} -p "…" {options} > receipt-{count + 1}.json'
     gguf = "MODEL.gguf" if named_pack(model.path) else path
-    bench = f"llama-bench -m {gguf} -p 0 -n 128 -o json"
+    bench = f"llama-bench -m {gguf} -p 512 -n 128 -o json"
     if kinds == {"cpu"}:
         return None if any(one.kind == "cpu" for one in receipts) else f"{bench} -ngl 0"
     if kinds == {"gpu"}:

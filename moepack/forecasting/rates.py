@@ -1,10 +1,10 @@
 """What reading takes on a machine: from its figures by what is known of engines, then by receipts.
 
-The time of a token is a sum: of bytes from VRAM, memory and drive, each over what is reached of
-that bandwidth, and a fixed cost for each layer. What is reached is known with a doubt, as a normal
-distribution of four factors; a receipt narrows it (Bayesian linear regression, exact and in any
-order). So one receipt, two, or a sweep need no rules of their own, and the doubt about a forecast
-follows from how far it is from them.
+The time of a token is a sum: of bytes from VRAM, memory, drive and a GPU's link, each over what is
+reached of that bandwidth, and a fixed cost for each layer. What is reached is known with a doubt,
+as a normal distribution of five factors; a receipt narrows it (Bayesian linear regression, exact
+and in any order). So one receipt, two, or a sweep need no rules of their own, and the doubt about a
+forecast follows from how far it is from them.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ _MEMORY: dict[tuple[Kind, bool], Reached] = {  # by whether the bandwidth was me
     ("stream", False): Reached(0.4, 0.7),
 }
 _DRIVE = {True: Reached(0.8, 0.3), False: Reached(0.7, 0.5)}
+_LINK = Reached(0.4, 0.5)
+_LINK_BANDWIDTH = 25e9
+"""Bytes a second where nobody says more, PCIe 4.0 of 16 lanes or a little less: pages of a file
+that is mapped go through the driver's own buffer, which takes half of it or more."""
 _LAYER_SECONDS: dict[Kind, tuple[float, float]] = {  # and the doubt as a share of it
     "gpu": (100e-6, 0.85),
     "offload": (100e-6, 0.85),
@@ -53,7 +57,7 @@ _LAYER_SECONDS: dict[Kind, tuple[float, float]] = {  # and the doubt as a share 
     "stream": (50e-6, 1.0),
     "gpu-stream": (100e-6, 0.85),
 }
-_UNKNOWN_RATES = Reads(0, vram=1 / 300e9, memory=1 / 20e9, drive=1 / 2e9)
+_UNKNOWN_RATES = Reads(0, vram=1 / 300e9, memory=1 / 20e9, drive=1 / 2e9, link=0.0)
 """Seconds a byte where no figure is known: only so that receipts have something to correct."""
 _UNKNOWN_DOUBT = 3.0
 _LEAST_SHARE = 1e-3
@@ -78,9 +82,9 @@ class Estimate(NamedTuple):
 class Rates:
     """What reading takes.
 
-    `units` are seconds a layer, and seconds a byte of VRAM, memory and drive: the best guess from
-    figures. `factors` says by how much each of them is to be corrected, `covariance` [4, 4] how
-    sure that is. `is_known` [4] are those that a figure, or a receipt, says something about.
+    `units` are seconds a layer, and seconds a byte of VRAM, memory, drive and link: the best guess
+    from figures. `factors` says by how much each of them is to be corrected, `covariance` [5, 5]
+    how sure that is. `is_known` [5] are those that a figure, or a receipt, says something about.
     """
 
     def __init__(
@@ -106,10 +110,11 @@ class Rates:
             _guess(gpu, _VRAM, _UNKNOWN_RATES.vram),
             _guess(memory, _memory(kind, memory), _UNKNOWN_RATES.memory),
             _guess(drive, _DRIVE[_is_measured(drive)], _UNKNOWN_RATES.drive),
+            _guess(machine.link or Figure(_LINK_BANDWIDTH, "typed"), _LINK, 0.0),
         ]
         units, doubts = (np.array(values) for values in zip(*guesses, strict=True))
-        known = (True, gpu is not None, memory is not None, drive is not None)
-        return cls(units, np.ones(4), np.diag(doubts**2), known)
+        known = (True, gpu is not None, memory is not None, drive is not None, True)
+        return cls(units, np.ones(len(units)), np.diag(doubts**2), known)
 
     def learned(self, reads: Reads, seconds: float, doubt: float) -> Self:
         """Return the rates after a receipt: what was read, and the seconds that a token took.
@@ -130,7 +135,7 @@ class Rates:
         )
 
     def terms(self, reads: Reads) -> tuple[float | None, ...]:
-        """Return the seconds of each term of a token: of the layers, VRAM, memory, drive.
+        """Return the seconds of each term of a token: of the layers, VRAM, memory, drive, link.
 
         None where nothing is known of what it needs.
         """
@@ -157,10 +162,11 @@ class Rates:
 def ceiling_seconds(machine: Machine, reads: Reads, read_length: int) -> float | None:
     """Return the time of a token if each bandwidth were reached, and nothing else took any.
 
-    None where one of them is not known.
+    None where one of them is not known; a link that is not known takes no time.
     """
     drive = None if machine.drive is None else machine.drive.speed(read_length, READ_DEPTH)
-    bandwidths = (machine.highest_vram_bandwidth, machine.memory_bandwidth, drive)
+    link = machine.link or Figure(math.inf, "typed")
+    bandwidths = (machine.highest_vram_bandwidth, machine.memory_bandwidth, drive, link)
     seconds = 0.0
     for length, bandwidth in zip(reads[1:], bandwidths, strict=True):
         if length:

@@ -22,10 +22,12 @@ KIND_WORDS: dict[Kind, str] = {
 class Reads(NamedTuple):
     """What a decoded token reads of each memory, in bytes, and how many layers have experts.
 
-    What is missed is read of `drive`, and of `memory` as well.
+    What is missed is read of `drive`, and of `memory` as well. `link` is what goes from memory to a
+    GPU that computes with it.
     """
 
     layer_count: int
     vram: float = 0.0
     memory: float = 0.0
     drive: float = 0.0
+    link: float = 0.0

@@ -33,7 +33,8 @@ class Receipt(NamedTuple):
     memory. `depth` is how many tokens were there before those that were measured. `budget` is the
     bytes of a cache of experts, `floor` what one step needs of them, `read_length` what a token
     read of the drive, `read_seconds` how long it waited for it. `fields` are those of the file that
-    say so. `flaw` says why it can calibrate nothing.
+    say so. `flaw` says why it can calibrate nothing. `prompt_seconds` are those that a token of the
+    prompt took to compute, without waiting for the drive: None where that is not said.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Receipt(NamedTuple):
     read_seconds: float = 0.0
     fields: tuple[str, ...] = ()
     flaw: str | None = None
+    prompt_seconds: float | None = None
 
     @property
     def is_near_floor(self) -> bool:
@@ -80,6 +82,7 @@ def read_receipts(paths: Sequence[str]) -> list[Receipt]:
 
 def _read(path: str) -> list[Receipt]:
     found = []
+    prompts: dict[_Setting, float] = {}
     entries = _entries(path)
     for place, body in entries:
         entry = _Entry(path, place, body)
@@ -88,6 +91,9 @@ def _read(path: str) -> list[Receipt]:
         elif "n_gen" in body:
             if entry.count("n_gen") and not entry.count("n_prompt"):
                 found.append(_of_bench(entry))
+            elif entry.count("n_prompt") and not entry.count("n_gen"):
+                test = _of_bench(entry)
+                prompts[_setting(test)] = 1 / test.tokens_per_second
         else:
             raise RequestError("not a receipt", path=path, place=place, expected=_WHO)
     if not found:
@@ -95,9 +101,20 @@ def _read(path: str) -> list[Receipt]:
             "no test that generates tokens and computes no prompt",
             path=path,
             expected="n_gen of 1 or more, and n_prompt 0",
-            hint="llama-bench -p 0 -n 128 -o json",
+            hint="llama-bench -p 512 -n 128 -o json",
         )
-    return found
+    return [
+        receipt._replace(prompt_seconds=prompts.get(_setting(receipt), receipt.prompt_seconds))
+        for receipt in found
+    ]
+
+
+_Setting = tuple[Kind, int, tuple[str, ...]]
+"""What tests of llama-bench have in common that were done in the same way: a prompt, and tokens."""
+
+
+def _setting(receipt: Receipt) -> _Setting:
+    return receipt.kind, receipt.cpu_layer_count, receipt.overrides
 
 
 def _entries(path: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -234,6 +251,13 @@ def _of_run(entry: _Entry) -> Receipt:
     if entry.count("prefetched") > _FEW * entry.count("misses"):
         flaw = "experts were read ahead, which helps at some budgets only"
     memory = entry.part("memory")
+    prompt_seconds = None
+    if isinstance(entry.get("prompt"), dict):
+        phase = entry.part("prompt")
+        count = phase.count("step_count")
+        if count:
+            waited = phase.amount("read_seconds")
+            prompt_seconds = max(0.0, phase.amount("seconds") - waited) / count or None
     return Receipt(
         entry.path,
         entry.place,
@@ -247,11 +271,12 @@ def _of_run(entry: _Entry) -> Receipt:
         read_seconds=read_seconds / steps,
         fields=tuple(entry.used),
         flaw=flaw,
+        prompt_seconds=prompt_seconds,
     )
 
 
 def _of_bench(entry: _Entry) -> Receipt:
-    """Take one test of llama-bench."""
+    """Take one test of llama-bench, of generating tokens or of computing a prompt."""
     length = entry.number("model_size")
     if not length or length < 1:
         entry.fail("model_size", "the receipt does not say which model was run", None)
@@ -283,7 +308,8 @@ def _speed(entry: _Entry) -> float:
     """Return the tokens a second of a test."""
     if entry.get("avg_ts") is not None:
         return entry.speed("avg_ts", entry.positive("avg_ts"))
-    return entry.speed("avg_ns", entry.count("n_gen") / entry.positive("avg_ns") * 1e9)
+    count = entry.count("n_gen") or entry.count("n_prompt")
+    return entry.speed("avg_ns", count / entry.positive("avg_ns") * 1e9)
 
 
 def _has_gpu(entry: _Entry) -> bool:

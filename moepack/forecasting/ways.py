@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from moepack.errors import RequestError
-from moepack.footprint.context import DEFAULTS, LLAMA_SERVER, MOEPACK_RUN, ContextOptions
-from moepack.footprint.model import Footprint, footprint_of
+from moepack.footprint.context import LLAMA_SERVER, MOEPACK_RUN, ContextOptions
+from moepack.footprint.model import footprint_of
 from moepack.footprint.weights import LayerWeights
 from moepack.forecasting.reads import Kind, Reads
 from moepack.forecasting.receipts import Receipt
@@ -29,17 +29,34 @@ _CONTEXTS: dict[Kind, ContextOptions] = {
     "offload": LLAMA_SERVER,
     "cpu": LLAMA_SERVER,
     "stream": MOEPACK_RUN,
-    "gpu-stream": DEFAULTS,
+    "gpu-stream": LLAMA_SERVER,
 }
 """What engines that run so make a context for."""
 
 
+MICRO_BATCHES: dict[Kind, int] = {
+    "gpu": 512,
+    "offload": 4096,
+    "cpu": 512,
+    "stream": 2048,
+    "gpu-stream": 4096,
+}
+"""Tokens of a prompt that are computed at once: llama.cpp's default where nothing comes to them,
+and where experts do, as many as let a prompt read them once."""
+_SMALLER = (2048, 1024, 512)
+
+
 class Way(NamedTuple):
-    """A way of running: `cpu_layer_count` is N of `--n-cpu-moe N`, `budget` a cache's bytes."""
+    """A way of running: `cpu_layer_count` is N of `--n-cpu-moe N`, `budget` a cache's bytes.
+
+    `vram_cache` is the bytes of a cache in VRAM, of experts that are computed there
+    (`--moe-cache-mib`).
+    """
 
     kind: Kind
     cpu_layer_count: int | None = None
     budget: int | None = None
+    vram_cache: int | None = None
 
     def keeps_in_memory(self, layer: int) -> bool:
         """Say whether the experts of a layer are in memory: llama.cpp counts all blocks."""
@@ -63,19 +80,22 @@ class Needs(NamedTuple):
 class Model:
     """A model to be run, with room for so many tokens.
 
-    `paths` is a source or a pack. Raises what opening it does, and RequestError for a model without
-    experts and for a context that llama.cpp refuses.
+    `paths` is a source or a pack. `micro_batch` is how many tokens of a prompt are computed at
+    once, by default as MICRO_BATCHES has it. Raises what opening it does, and RequestError for a
+    model without experts and for a context that llama.cpp refuses.
     """
 
-    def __init__(self, paths: PathOrPaths, context: int) -> None:
+    def __init__(self, paths: PathOrPaths, context: int, micro_batch: int | None = None) -> None:
         self.path = str(listed(paths)[0])
         footprint = footprint_of(paths)
         self.weights = footprint.weights
         self._context = footprint.context(ContextOptions(context))
-        self._lengths: dict[Kind, tuple[int, int] | None] = {
-            kind: _lengths(footprint, options._replace(token_count=context))
-            for kind, options in _CONTEXTS.items()
+        self._footprint, self._token_count = footprint, context
+        self._is_stated = micro_batch is not None
+        self._micro_batches = {
+            kind: min(context, micro_batch or count) for kind, count in MICRO_BATCHES.items()
         }
+        self._lengths = {kind: self._taken(kind) for kind in _CONTEXTS}
         self.layers: list[LayerWeights] = [
             layer for layer in self.weights.layers if layer.expert_length
         ]
@@ -92,6 +112,49 @@ class Model:
         lengths = self._lengths[kind]
         return None if lengths is None else lengths[0]
 
+    def prompt_operations(self, count: int) -> float | None:
+        """Return the operations that a prompt takes; None where it is not known.
+
+        Two for each active parameter and token, a product and a sum, and those of attention.
+        """
+        counted, attention = self.weights.parameters, self._footprint.attention
+        if counted is None or counted.active is None:
+            return None
+        attending = 0.0 if attention is None else attention.operations(count)
+        return 2.0 * counted.active * count + attending
+
+    def micro_batch(self, kind: Kind) -> int:
+        """Return how many tokens of a prompt are computed at once."""
+        return self._micro_batches[kind]
+
+    def fit_micro_batches(self, machine: Machine) -> None:
+        """Choose smaller micro-batches where a machine has no room for them otherwise.
+
+        Those that were asked for stay as they are.
+        """
+        endless = machine._replace(memory=_ENDLESS)
+        last = self.offloads()[-1].cpu_layer_count
+        ways = [
+            (Way("offload", last), endless),
+            (Way("gpu-stream", last, budget=0), endless),
+            (Way("stream", budget=self.step_length or 0), machine),
+        ]
+        for way, room in ways:
+            for smaller in () if self._is_stated else _SMALLER:
+                if self.needs(way).fit(room) is not False:
+                    break
+                self._micro_batches[way.kind] = min(smaller, self._micro_batches[way.kind])
+                self._lengths[way.kind] = self._taken(way.kind)
+
+    def _taken(self, kind: Kind) -> tuple[int, int] | None:
+        """Return the bytes of a context, and those to compute in; None where not known."""
+        options = _CONTEXTS[kind]._replace(
+            token_count=self._token_count, batch_count=self._micro_batches[kind]
+        )
+        context = self._footprint.context(options)
+        computing = self._footprint.compute_length(options)
+        return None if context is None or computing is None else (context.length, computing)
+
     @property
     def layer_count(self) -> int:
         """How many layers there are, with experts or without."""
@@ -102,12 +165,21 @@ class Model:
         """The bytes of the experts that a token uses in all layers."""
         return self.weights.read_expert_length
 
-    def reads(self, way: Way, missed: float, depth: float) -> Reads | None:
+    def step_of(self, layers: Collection[int]) -> int | None:
+        """Return the bytes of the experts that a token uses in some layers; None if not known."""
+        lengths = [one.used_expert_length for one in self.layers if one.layer in layers]
+        return None if None in lengths else sum(length or 0 for length in lengths)
+
+    def reads(self, way: Way, missed: float, depth: float, uploaded: float = 0.0) -> Reads | None:
         """Return what a token reads, `missed` bytes of it of the drive, after `depth` tokens.
 
-        None where it is not known how many experts, or which other bytes, it reads.
+        `uploaded` bytes are missed by a cache in VRAM, where there is one. None where it is not
+        known how many experts, or which other bytes, it reads.
         """
-        return self._reads(way.kind, way.keeps_in_memory, missed, depth)
+        reads = self._reads(way.kind, way.keeps_in_memory, missed, depth)
+        if reads is None or way.vram_cache is None:
+            return reads
+        return reads._replace(vram=reads.vram + reads.memory, memory=0.0, link=uploaded)
 
     def read_by(self, receipt: Receipt) -> Reads | None:
         """Return what a token read in a run that was measured."""
@@ -124,10 +196,8 @@ class Model:
         count = len(self.layers)
         if kind in ("cpu", "stream"):
             return Reads(count, memory=rest + experts, drive=missed)
-        if kind == "gpu-stream":
-            return Reads(count, vram=rest, memory=experts, drive=missed)
         kept = sum(one.used_expert_length or 0 for one in self.layers if keeps(one.layer))
-        return Reads(count, vram=rest + experts - kept, memory=kept)
+        return Reads(count, vram=rest + experts - kept, memory=kept, drive=missed)
 
     def needs(self, way: Way) -> Needs:
         """Return what a way takes."""
@@ -137,17 +207,22 @@ class Model:
             return Needs(None, None)
         rest = dense + sum(lengths)
         experts = self.weights.expert_length
-        held = experts if way.budget is None else min(way.budget, experts)
+        kept = self.kept_length(way)
+        held = kept if way.budget is None else min(way.budget, kept)
         if way.kind in ("cpu", "stream"):
             return Needs(0, rest + held)
         # Embeddings are looked up in memory, whatever is offloaded (llama-model.cpp, b11549).
         embeddings = outer.embedding_length
         tied = outer.output_length if outer.is_tied else 0
-        on_gpu = rest - embeddings + tied
-        if way.kind == "gpu-stream":
-            return Needs(on_gpu, embeddings + held)
-        kept = sum(one.expert_length for one in self.layers if way.keeps_in_memory(one.layer))
-        return Needs(on_gpu + experts - kept, embeddings + kept)
+        on_gpu = rest - embeddings + tied + experts - kept + (way.vram_cache or 0)
+        # For a prompt llama.cpp copies the experts of a tensor that are used into one as long as
+        # it, in the GPU's compute buffer (op offload; one at a time, as its allocator shares it).
+        staged = self.weights.staged_length if kept else 0
+        return Needs(on_gpu + staged, embeddings + held)
+
+    def kept_length(self, way: Way) -> int:
+        """Return the bytes of experts that are not in VRAM for good."""
+        return sum(one.expert_length for one in self.layers if way.keeps_in_memory(one.layer))
 
     def offload(self, cpu_layer_count: int) -> Way:
         """Return the way in which the experts of the first so many blocks are in memory."""
@@ -174,14 +249,21 @@ class Model:
         fits = self.needs(way).fit(machine)
         if fits is not None:
             return fits
-        kept = sum(one.expert_length for one in self.layers if way.keeps_in_memory(one.layer))
+        kept = self.kept_length(way)
         return Needs(self.weights.expert_length - kept, kept).fit(machine)
 
     def stream(self, machine: Machine) -> Way:
-        """Return the way with experts from the drive, and the rest in VRAM where that has room."""
-        way = Way("gpu-stream", budget=0)
-        fits = machine.gpus and self.needs(way).fit(machine._replace(memory=_ENDLESS))
-        return way if fits else Way("stream", budget=0)
+        """Return the way with experts from the drive, and all that VRAM has room for there.
+
+        That is what is no expert's, then the experts of as many layers as fit: those need no room
+        in memory.
+        """
+        ends = [one.layer + 1 for one in self.layers]
+        for end in ends if machine.gpus else ():
+            way = Way("gpu-stream", end, budget=0)
+            if self.needs(way).fit(machine._replace(memory=_ENDLESS)):
+                return way
+        return Way("stream", budget=0)
 
     def _fullest(self, way: Way, machine: Machine) -> Way:
         """Return a way with all the memory that is left for experts.
@@ -189,7 +271,8 @@ class Model:
         Raises RequestError below the floor.
         """
         fixed = self.needs(way._replace(budget=0)).memory or 0
-        memory, step = int(machine.memory.value), self.step_length or 0
+        layers = [one.layer for one in self.layers if way.keeps_in_memory(one.layer)]
+        memory, step = int(machine.memory.value), self.step_of(layers) or 0
         left = memory - MARGIN - fixed
         if left < step:
             raise RequestError(
@@ -200,10 +283,4 @@ class Model:
                 found=size_text(memory),
                 hint=f"{size_text(step - left)} are missing",
             )
-        return way._replace(budget=min(left, self.weights.expert_length))
-
-
-def _lengths(footprint: Footprint, options: ContextOptions) -> tuple[int, int] | None:
-    """Return the bytes of a context, and those to compute in; None where they are not known."""
-    context, computing = footprint.context(options), footprint.compute_length(options)
-    return None if context is None or computing is None else (context.length, computing)
+        return way._replace(budget=min(left, self.kept_length(way)))

@@ -42,7 +42,7 @@ def measure_bandwidth(
         return None
     end = clock() + seconds
     walk = _Walk(length, clock, progress)
-    trials = {threads: walk.rounds(threads, _TRIALS) for threads in thread_counts(_cpu_count())}
+    trials = {threads: walk.rounds(threads, _TRIALS) for threads in thread_counts(cpu_count())}
     fastest = max(trials, key=lambda threads: measured(trials[threads]).value)
     return measured(walk.rounds(fastest, _LEAST_ROUNDS, end))
 
@@ -57,8 +57,8 @@ class _Walk:
         self._clock = clock
         self._progress = progress
         self._buffer = np.empty(length, np.uint8)
-        with ThreadPoolExecutor(_cpu_count()) as pool:
-            list(pool.map(lambda piece: piece.fill(1), self._pieces(_cpu_count())))
+        with ThreadPoolExecutor(cpu_count()) as pool:
+            list(pool.map(lambda piece: piece.fill(1), self._pieces(cpu_count())))
 
     def rounds(self, threads: int, least: int, end: float = 0) -> list[float]:
         """Read all of it `least` times, and until the clock says `end`; return bytes a second."""
@@ -89,7 +89,8 @@ def thread_counts(cpu_count: int) -> list[int]:
     return [*(1 << n for n in range((cpu_count - 1).bit_length())), cpu_count]
 
 
-def _cpu_count() -> int:
+def cpu_count() -> int:
+    """Return how many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn, get_args
 from moepack.errors import RequestError, read_failure
 from moepack.escaping import one_line
 from moepack.machine.model import Basis, Drive, Figure, Gpu, Machine, ReadSpeed
-from moepack.machine.units import Amount, length_text, parse_amount, speed_text
+from moepack.machine.units import Amount, compute_text, length_text, parse_amount, speed_text
 from moepack.sizes import size_text
 
 MAX_FILE_LENGTH = 1 << 18
@@ -25,15 +25,21 @@ _BY_TRANSFERS = "channels × 8 bytes × MT/s: two channels of 6400 MT/s are 102.
 
 
 class _Kind(NamedTuple):
-    """What a figure may be: a `noun`, in bytes of a second or not, between two bounds."""
+    """What a figure may be: a `noun`, in bytes of a second or not, between two bounds.
+
+    `is_compute` says that it is operations a second instead.
+    """
 
     noun: str
     is_speed: bool
     least: int
     most: int
     example: str
+    is_compute: bool = False
 
     def text(self, value: float) -> str:
+        if self.is_compute:
+            return compute_text(value)
         return speed_text(value) if self.is_speed else length_text(value)
 
 
@@ -42,6 +48,9 @@ _READ_LENGTH = _Kind("length", False, 1 << 9, 1 << 40, "2 MiB")
 _BANDWIDTH = _Kind("bandwidth", True, 10**6, 10**15, "31.5 GB/s")
 _DRIVE_BANDWIDTH = _Kind("bandwidth", True, 1, 10**15, "7 GB/s")
 """Short reads of a drive that others keep busy may take a second."""
+
+
+_COMPUTE = _Kind("speed of computing", True, 10**6, 10**18, "245 GFLOP/s", is_compute=True)
 
 
 def read_machine(path: str | os.PathLike[str]) -> Machine:
@@ -70,10 +79,11 @@ class _MachineDecoder:
             body = tomllib.loads(data.decode())
         except (ValueError, RecursionError) as error:
             self.fail("", f"not TOML ({str(error)[:80]})")
-        self.known(body, "", ("name", "memory", "gpus", "drive"))
+        self.known(body, "", ("name", "memory", "processor", "gpus", "drive"))
         if "memory" not in body:
             self.fail("memory", "missing", "[memory] with a length")
         memory = self.table(body["memory"], "memory", ("length", "bandwidth"))
+        processor = self.table(body.get("processor", {}), "processor", ("compute",))
         return Machine(
             name=self.text(body, "name"),
             memory=self.required(memory, "memory.length", _LENGTH),
@@ -82,18 +92,21 @@ class _MachineDecoder:
                 self.gpu(gpu, place) for gpu, place in self.tables(body, "gpus", "[[gpus]]")
             ),
             drive=self.drive(body["drive"]) if "drive" in body else None,
+            compute=self.figure(processor, "processor.compute", _COMPUTE),
         )
 
     def gpu(self, value: object, place: str) -> Gpu:
-        gpu = self.table(value, place, ("name", "length", "bandwidth"))
+        gpu = self.table(value, place, ("name", "length", "bandwidth", "link", "compute"))
         return Gpu(
             self.text(gpu, f"{place}.name"),
             self.required(gpu, f"{place}.length", _LENGTH),
             self.figure(gpu, f"{place}.bandwidth", _BANDWIDTH),
+            self.figure(gpu, f"{place}.link", _BANDWIDTH),
+            self.figure(gpu, f"{place}.compute", _COMPUTE),
         )
 
     def drive(self, value: object) -> Drive:
-        drive = self.table(value, "drive", ("path", "bandwidth", "reads"))
+        drive = self.table(value, "drive", ("path", "bandwidth", "sequential", "reads"))
         reads: dict[tuple[int, int], ReadSpeed] = {}
         for table, place in self.tables(drive, "drive.reads", "[[drive.reads]]"):
             read = self.read(table, place)
@@ -106,7 +119,9 @@ class _MachineDecoder:
             expected = "a bandwidth, or [[drive.reads]]"
             hint = "leave [drive] out where neither is known"
             self.fail("drive", "it says nothing about speed", expected, hint=hint)
-        return Drive(self.text(drive, "drive.path"), bandwidth, tuple(reads.values()))
+        sequential = self.figure(drive, "drive.sequential", _DRIVE_BANDWIDTH)
+        path = self.text(drive, "drive.path")
+        return Drive(path, bandwidth, tuple(reads.values()), sequential)
 
     def read(self, value: object, place: str) -> ReadSpeed:
         read = self.table(value, place, ("length", "depth", "bandwidth"))
@@ -170,6 +185,10 @@ class _MachineDecoder:
         return found
 
     def bytes_of(self, amount: Amount, place: str, kind: _Kind, written: str) -> float:
+        if kind.is_compute:
+            if amount.flops is None:
+                self.fail(place, "unknown unit", "GFLOP/s, TFLOP/s or PFLOP/s", written)
+            return amount.flops
         if amount.unit in ("MT/s", "GT/s"):
             self.fail(place, "transfers, not bytes", f'"{kind.example}"', written, _BY_TRANSFERS)
         if amount.bytes is None:
@@ -239,6 +258,8 @@ _NO_GPU = """\
 # name = "…"
 # length = "24 GiB"
 # bandwidth = "936 GB/s"
+# link = "31.5 GB/s"  # from memory: 31.5 GB/s is PCIe 4.0 with 16 lanes
+# compute = "71 TFLOP/s"
 """
 _NO_DRIVE = """\
 
@@ -259,10 +280,16 @@ def _lines(machine: Machine) -> Iterator[str]:
     if machine.memory_bandwidth is None:
         yield f'# bandwidth = "51.2 GB/s"  # {_BY_TRANSFERS}'
     yield from _bandwidth(machine.memory_bandwidth)
+    if machine.compute is not None:
+        yield from ("", "[processor]", f"compute = {_figure(machine.compute, compute_text)}")
     for gpu in machine.gpus:
         yield from ("", "[[gpus]]", *_text("name", gpu.name))
         yield f"length = {_figure(gpu.memory, length_text)}"
         yield from _bandwidth(gpu.bandwidth)
+        if gpu.link is not None:
+            yield f"link = {_figure(gpu.link, speed_text)}"
+        if gpu.compute is not None:
+            yield f"compute = {_figure(gpu.compute, compute_text)}"
     if not machine.gpus:
         yield _NO_GPU.rstrip("\n")
     drive = machine.drive
@@ -270,6 +297,8 @@ def _lines(machine: Machine) -> Iterator[str]:
         yield _NO_DRIVE.rstrip("\n")
         return
     yield from ("", "[drive]", *_text("path", drive.path), *_bandwidth(drive.bandwidth))
+    if drive.sequential is not None:
+        yield f"sequential = {_figure(drive.sequential, speed_text)}"
     for length, depth, bandwidth in drive.reads:
         yield from ("", "[[drive.reads]]", f'length = "{length_text(length)}"', f"depth = {depth}")
         yield from _bandwidth(bandwidth)

@@ -12,6 +12,10 @@ _TRANSFERS = 2
 """A clock: all of their memory is double data rate, counted in the driver's clock."""
 
 
+_LANES = {3: 985e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}
+"""Bytes a second of a lane of PCIe, by its generation."""
+
+
 class Gpus(NamedTuple):
     """The GPUs that were found; `note` says why there is none, or what is not known of them."""
 
@@ -75,7 +79,16 @@ def _gpu(nvml: Any, handle: Any) -> Gpu | None:
         text if text and text.isprintable() else None,
         Figure(memory.total, "read"),
         Figure(bandwidth, "read") if bandwidth else None,
+        _link(nvml, handle),
     )
+
+
+def _link(nvml: Any, handle: Any) -> Figure | None:
+    """Return what PCIe carries to a GPU: lanes, by what one of them does in its generation."""
+    generation = _answer(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    lane_count = _answer(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+    lane = _LANES.get(generation)
+    return Figure(lane * lane_count, "read") if lane and lane_count else None
 
 
 def _answer(nvml: Any, ask: Callable[..., Any], *arguments: Any) -> Any:

@@ -24,7 +24,7 @@ def available_memory() -> int:
 def spare_memory() -> int:
     """Return what `available_memory` does; where the margin is touched, what lacks, below 0."""
     lefts = [left for group in _groups() if (left := _left(*group)) is not None]
-    least = min([_system_memory("MemAvailable"), *lefts])
+    least = min([_system_field("MemAvailable"), *lefts])
     return least - max(_LEAST_MARGIN, least // 10)
 
 
@@ -33,12 +33,23 @@ def read_memory() -> Figure:
 
     Of what the system has and each limit of this process's control groups, the least.
     """
-    limits = [most for limit, _ in _groups() if (most := _limit(limit)) is not None]
-    least = min([_system_memory("MemTotal"), *limits])
+    limit = limited_memory()
+    least = system_memory() if limit is None else min(system_memory(), limit)
     return Figure(least - least % _MIB, "read")
 
 
-def _system_memory(field: str) -> int:
+def system_memory() -> int:
+    """Return the bytes of memory that the system has."""
+    return _system_field("MemTotal")
+
+
+def limited_memory() -> int | None:
+    """Return the least limit in bytes of this process's control groups, None without any."""
+    limits = [most for limit, _ in _groups() if (most := _limit(limit)) is not None]
+    return min(limits, default=None)
+
+
+def _system_field(field: str) -> int:
     """Return a field of /proc/meminfo in bytes; all of the memory where that is not known."""
     try:
         fields = Path("/proc/meminfo").read_text().split()

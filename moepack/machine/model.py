@@ -20,7 +20,7 @@ clocks and widths, so it is the same. Neither is ever reached.
 
 
 class Figure(NamedTuple):
-    """A figure of a machine: bytes, or bytes a second.
+    """A figure of a machine: bytes, bytes a second, or floating-point operations a second.
 
     `lowest` and `highest` are the least and the most of what was measured, None where it was not.
     """
@@ -50,11 +50,17 @@ def measured(values: Sequence[float]) -> Figure:
 
 
 class Gpu(NamedTuple):
-    """A GPU: its memory in bytes, and the bytes a second it reads of it, None if not known."""
+    """A GPU: its memory in bytes, and the bytes a second it reads of it.
+
+    `link` is the bytes a second that come to it from main memory, `compute` the operations a second
+    of its matrix products. None is what is not known.
+    """
 
     name: str | None
     memory: Figure
     bandwidth: Figure | None
+    link: Figure | None = None
+    compute: Figure | None = None
 
 
 class ReadSpeed(NamedTuple):
@@ -69,12 +75,14 @@ class Drive(NamedTuple):
     """A drive, or several that are read as one.
 
     `bandwidth` is for reads of any length, where only one figure is known; `reads` are measured.
-    `path` is where it was measured. One of both is known at least.
+    `path` is where it was measured. One of both is known at least. `sequential` is for reads that
+    come one after another in a file.
     """
 
     path: str | None
     bandwidth: Figure | None
     reads: tuple[ReadSpeed, ...] = ()
+    sequential: Figure | None = None
 
     @property
     def unsteady(self) -> list[float]:
@@ -104,7 +112,8 @@ class Machine(NamedTuple):
     """A computer.
 
     `memory` is what all programs together may take, in bytes: the system's, or the limit of a
-    control group. `memory_bandwidth` is what all CPUs together read of it, in bytes a second.
+    control group. `memory_bandwidth` is what all CPUs together read of it, in bytes a second;
+    `compute` is the operations a second of their matrix products.
     """
 
     name: str | None
@@ -112,6 +121,7 @@ class Machine(NamedTuple):
     memory_bandwidth: Figure | None
     gpus: tuple[Gpu, ...] = ()
     drive: Drive | None = None
+    compute: Figure | None = None
 
     @property
     def vram_bandwidth(self) -> Figure | None:
@@ -125,6 +135,14 @@ class Machine(NamedTuple):
     def highest_vram_bandwidth(self) -> Figure | None:
         """What the fastest GPU reads: all that is read of VRAM may lie there. None as above."""
         return max(self._vram_bandwidths(), key=lambda figure: figure.value, default=None)
+
+    @property
+    def link(self) -> Figure | None:
+        """The slowest way from memory to a GPU; None where one of them is not known."""
+        known = [gpu.link for gpu in self.gpus if gpu.link is not None]
+        if len(known) < len(self.gpus):
+            return None
+        return min(known, key=lambda figure: figure.value, default=None)
 
     def _vram_bandwidths(self) -> list[Figure]:
         known = [gpu.bandwidth for gpu in self.gpus if gpu.bandwidth is not None]

@@ -1,4 +1,4 @@
-"""Bytes, and bytes a second, as people write them in a machine's file: `23.5 GiB`, `31.5 GB/s`.
+"""Amounts as people write them in a machine's file: `23.5 GiB`, `31.5 GB/s`, `245 GFLOP/s`.
 
 Exact both ways: what is written is read as the same number.
 """
@@ -12,6 +12,7 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _UNITS = {unit: 1024**n for n, unit in enumerate(_BINARY)} | {
     unit: 1000**n for n, unit in enumerate(_DECIMAL)
 }
+_FLOPS = {f"{prefix}FLOP/s": 1000**n for n, prefix in enumerate("GTP", 3)}
 _AMOUNT = re.compile(r"(\d{1,25}(?:\.\d{1,25})?) ?([A-Za-z]{1,5}(?:/s)?)\Z", re.ASCII)
 
 
@@ -30,6 +31,12 @@ class Amount(NamedTuple):
     def bytes(self) -> float | None:
         """The bytes, of a second or not; None where the unit is of something else."""
         factor = _UNITS.get(self.unit.removesuffix("/s"))
+        return None if factor is None else float(self.number * factor)
+
+    @property
+    def flops(self) -> float | None:
+        """The operations a second; None where the unit is of something else."""
+        factor = _FLOPS.get(self.unit)
         return None if factor is None else float(self.number * factor)
 
 
@@ -51,6 +58,13 @@ def speed_text(speed: float) -> str:
     number = _exact(speed)
     unit = next(unit for unit in reversed(_DECIMAL) if number >= _UNITS[unit] or unit == "B")
     return f"{_plain(number.scaleb(-3 * _DECIMAL.index(unit)))} {unit}/s"
+
+
+def compute_text(speed: float) -> str:
+    """Write floating-point operations a second."""
+    number = _exact(speed)
+    unit = next((unit for unit in reversed(_FLOPS) if number >= _FLOPS[unit]), "GFLOP/s")
+    return f"{_plain(number / _FLOPS[unit])} {unit}"
 
 
 def _exact(value: float) -> Decimal:

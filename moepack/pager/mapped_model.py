@@ -14,6 +14,7 @@ from moepack.keys import ExpertKey
 from moepack.pager.messages import Do, op
 from moepack.pager.page_faults import check_page_faults
 from moepack.reading.pack import Pack
+from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import align
 
 _PAGE = mmap.PAGESIZE
@@ -104,6 +105,10 @@ class MappedShards:
         """Return whether parts lie in pages as in the files that they are read from."""
         return True
 
+    def position(self, key: ExpertKey) -> tuple[object, ...]:
+        """Return by what experts are sorted that are read in the order of their files."""
+        return key
+
     def prepare(self, file: int) -> Iterator[bytes]:
         """Yield what a program is to do with a file that it has just mapped: to read dense tensors.
 
@@ -188,6 +193,11 @@ class MappedImage:
     def lies_alike(self, spans: Iterable[PartSpan]) -> bool:
         """Return whether parts lie in pages as in the pack, where each begins on one."""
         return all(span.offset % _PAGE == span.length % _PAGE == 0 for span in spans)
+
+    def position(self, key: ExpertKey) -> tuple[object, ...]:
+        """Return by what experts are sorted that are read in the order of their files."""
+        blob = self._pack.locate(key.layer, key.expert, family=ROUTED_FAMILY)
+        return blob.path, blob.offset
 
     def prepare(self, file: int) -> Iterator[bytes]:
         """Yield what a program is to do with the image: to map dense tensors.

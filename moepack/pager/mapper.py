@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 
@@ -10,6 +11,7 @@ from moepack.pager.client import Choice, Client, ProgramEndedError
 from moepack.pager.mapped_model import MappedModel
 from moepack.pager.messages import Do, Said, op
 from moepack.pager.page_faults import copy_page, read_faults, wake
+from moepack.pager.prompts import MANY, Prompts
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
 from moepack.shape import ROUTED_FAMILY
@@ -39,6 +41,7 @@ class Mapper:
     ) -> None:
         self._model, self._residents, self._shared = model, residents, shared
         self._chosen, self._watches_all = chosen, watches_all
+        self._prompts = Prompts(residents, model.position)
         self.clients: list[Client] = []
         self.fault_count = 0
         """Page faults on experts that nobody had announced."""
@@ -57,6 +60,14 @@ class Mapper:
             for context, choice in client.choices():
                 self._count(client, context, choice)
 
+    def follow(self, client: Client) -> None:
+        """Count what was chosen, and read ahead of a prompt that found all of it mapped."""
+        last: Choice | None = None
+        for context, last in client.choices():
+            self._count(client, context, last)
+        if last is not None and last.token_count >= MANY and self._is_brought(last):
+            self._prefetch(last)
+
     def take_awaited(self, client: Client, context: int) -> Choice | None:
         """Return the choice that a context waits for; count those before it."""
         awaited: Choice | None = None
@@ -69,7 +80,8 @@ class Mapper:
         return awaited
 
     def _count(self, client: Client, context: int, choice: Choice) -> None:
-        if not choice.is_copied:
+        if self._is_brought(choice):
+            self._begin_step(choice)
             self._residents.count(_keys(choice))
         self._record(client, context, choice)
 
@@ -78,16 +90,33 @@ class Mapper:
 
     def bring(self, client: Client, choice: Choice, sequence: int) -> None:
         """Have what a layer chose read, and mapped by the process; answer its request then."""
-        keys = _keys(choice)
-        if not all(key in self._residents.spans for key in keys):
+        if not self._is_brought(choice):
             raise UnknownExpertsError
+        keys = _keys(choice)
+        self._begin_step(choice)
         self._bring(client, keys, [op(Do.ANSWER, source=sequence)])
+        self._prefetch(choice)
+
+    def _is_brought(self, choice: Choice) -> bool:
+        """Return whether what was chosen are experts of the model, and computed with in place."""
+        spans = self._residents.spans
+        keys = _keys(choice)
+        return bool(keys) and not choice.is_copied and all(key in spans for key in keys)
+
+    def _begin_step(self, choice: Choice) -> None:
+        self._prompts.begin_step(choice.layer, Counter(choice.experts), choice.token_count)
+
+    def _prefetch(self, choice: Choice) -> None:
+        """Begin to read what the next layer may choose, while this one computes."""
+        expected = self._prompts.expect(choice.layer, Counter(choice.experts), choice.token_count)
+        self._evict_but(set(_keys(choice)))
+        self._residents.prefetcher.begin(expected)
 
     def _bring(self, client: Client, keys: Sequence[ExpertKey], then: Sequence[bytes]) -> None:
         """Have experts read and mapped, and have the process do something more at last."""
-        chosen = dict.fromkeys(keys)
+        chosen = frozenset(keys)
         lacking = dict.fromkeys(self._residents.look_up(keys))
-        others = [key for key in chosen if key not in client.resident and key not in lacking]
+        others = [key for key in keys if key not in client.resident and key not in lacking]
         if not lacking:
             self._map(client, others, then)
         else:
@@ -198,4 +227,6 @@ class Mapper:
 
 
 def _keys(choice: Choice) -> list[ExpertKey]:
-    return [ExpertKey(choice.layer, expert) for expert in choice.experts]
+    """Return the experts that a step chose, each once, in the order of their last choice."""
+    last = list(dict.fromkeys(reversed(choice.experts)))
+    return [ExpertKey(choice.layer, expert) for expert in reversed(last)]

@@ -22,6 +22,7 @@ from moepack.pager.client import Choice, Client, ProgramEndedError
 from moepack.pager.mapped_model import map_model, slot_room
 from moepack.pager.mapper import Mapper, UnknownExpertsError
 from moepack.pager.messages import Do, Said, Say, op
+from moepack.pager.prefetcher import Prefetcher
 from moepack.pager.record import Call, ChoiceRecord
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
@@ -143,6 +144,9 @@ class Pager:
         self._listener.bind(f"\0{self._name}")
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(
+            self._residents.prefetcher, selectors.EVENT_READ, self._residents.prefetcher
+        )
         stack.callback(self.disconnect)
 
     def _divide_memory(
@@ -285,9 +289,11 @@ class Pager:
             self._mapper.resize(self._budget())
         self._mapper.evict_aside()
 
-    def _serve_one(self, client: Client | None) -> None:
+    def _serve_one(self, client: Client | Prefetcher | None) -> None:
         if client is None:
             self._accept()
+        elif isinstance(client, Prefetcher):
+            client.advance()
         elif client in self._mapper.clients:  # an event before may have ended it
             try:
                 for said in client.told():
@@ -338,7 +344,7 @@ class Pager:
                 if status := self._bring(client, said):
                     client.do([op(Do.ANSWER, expert=status, source=said.sequence)])
             case Say.HALF_FULL:
-                self._mapper.count_choices()
+                self._mapper.follow(client)
                 if said.sequence:
                     client.do([op(Do.ANSWER, source=said.sequence)])
             case Say.CONTEXT:

@@ -50,6 +50,7 @@ enum {
     MAX_REGIONS = 16384,
     RING_WORDS = 1 << 18,
     MAX_OPS = 2000,
+    MANY_ROWS = 64,      /* of tokens: the pager reads ahead, so it is told at once */
     TYPE_I32 = 26,       /* GGML_TYPE_I32 */
     STATUS_FAILED = -1,  /* GGML_STATUS_FAILED */
     STATUS_FOREIGN = 2,  /* of an answer: these are no experts of the model */
@@ -585,7 +586,8 @@ static bool write_choice(struct context *context, uint32_t layer, size_t rows, s
     for (uint64_t i = 0; i < count; i++) ring->words[head++ % RING_WORDS] = (uint32_t)context->ids[i];
     bool was_half = ring->head - ring->tail > RING_WORDS / 2;
     ring->head = head;
-    if (!was_half && head - ring->tail > RING_WORDS / 2) tell(message, -1);
+    bool is_at_once = rows >= MANY_ROWS && !(layer & AWAITED);
+    if (is_at_once || (!was_half && head - ring->tail > RING_WORDS / 2)) tell(message, -1);
     return true;
 }
 

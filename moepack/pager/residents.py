@@ -11,8 +11,9 @@ from moepack.caching.cache import Cache, Tally
 from moepack.keys import ExpertKey
 from moepack.pager.mapped_model import PartSpan, slot_places
 from moepack.pager.messages import Do, op
+from moepack.pager.prefetcher import Prefetcher
 from moepack.pager.slots import SlotPool
-from moepack.reading.batch import Batch
+from moepack.reading.batch import Batch, ExpertBytes
 from moepack.reading.reader import Reader
 from moepack.shape import ROUTED_FAMILY
 
@@ -39,6 +40,7 @@ class Residents:
         self.spans = spans
         self._cache = cache
         self._reserve = reserve
+        self._budget = cache.budget
         self._layers_in_place = {
             key.layer for key, parts in spans.items() if not key.expert and reads_in_place(parts)
         }
@@ -49,6 +51,9 @@ class Residents:
         self._slot_counts: Counter[int] = Counter()
         """By their length, how many of these there are."""
         self._aside: dict[ExpertKey, None] = {}
+        self._coming: dict[ExpertKey, int] = {}
+        """Slots of experts that are being read, and of those that were prefetched."""
+        self.prefetcher = Prefetcher(reader, rooms, self._allocate, self._receive, self._discard)
         self.tally = Tally()
         self.read_length = 0
         """The bytes of what was read."""
@@ -68,12 +73,12 @@ class Residents:
 
     @property
     def budget(self) -> int:
-        """The bytes that the cache may hold."""
-        return self._cache.budget
+        """The bytes that the cache may hold, and what prefetching borrows of it."""
+        return self._budget
 
     @property
     def length(self) -> int:
-        """The bytes of all experts that have slots, and of slots that are kept for others."""
+        """The bytes of all slots: those of experts, and those that are kept for others."""
         return self._taken_length + self._pool.spare_length
 
     @property
@@ -100,6 +105,7 @@ class Residents:
         self._set_aside(step.given_up)
         for key in step.misses:
             self._aside.pop(key, None)
+        self.prefetcher.drop(step.misses)
         lacking = [key for key in step.misses if key not in self._slots]
         self._evict_alike(lacking, frozenset(keys))
         return lacking
@@ -124,14 +130,13 @@ class Residents:
 
     def _missing_slots(self, keys: Iterable[ExpertKey]) -> dict[int, int]:
         """Return by their length how many slots have to be released for experts."""
-        limit = self._cache.budget + self._reserve - self.length
-        return self._pool.missing_counts(Counter(self._rooms[key] for key in keys), limit)
+        limit = self._budget + self._reserve - self.length
+        counts = Counter(self._rooms[key] for key in keys if key not in self._coming)
+        return self._pool.missing_counts(counts, limit)
 
     def count(self, keys: Sequence[ExpertKey]) -> None:
         """Count what a layer chose that was mapped already."""
-        keys = [key for key in keys if key in self.spans]
-        if keys:
-            self._cache.drop(self.look_up(keys))
+        self._cache.drop(self.look_up(keys))
 
     def admit(self, keys: Iterable[ExpertKey]) -> list[ExpertKey]:
         """Have experts in the cache that nothing chose, where there is room; return those."""
@@ -152,7 +157,35 @@ class Residents:
 
     def resize(self, budget: int) -> None:
         """Have another budget; what is beyond it is aside then."""
+        self._budget = budget
         self._set_aside(self._cache.resize(budget))
+
+    def lend(self, length: int) -> None:
+        """Lend so many bytes of the budget to what is prefetched."""
+        if self._cache.budget != self._budget - length:
+            self._set_aside(self._cache.resize(self._budget - length))
+
+    @property
+    def free_length(self) -> int:
+        """The bytes of the cache that nothing takes."""
+        return self._cache.budget - self._cache.held_length
+
+    def evictable(self) -> Iterable[ExpertKey]:
+        """Return what the cache has and may evict."""
+        return self._cache.evictable()
+
+    def is_cached(self, key: ExpertKey) -> bool:
+        """Return whether the cache has an expert, which is a hit if it is chosen."""
+        return key in self._cache
+
+    def length_of(self, keys: Iterable[ExpertKey]) -> int:
+        """Return the bytes of the slots that experts take."""
+        return sum(self._rooms[key] for key in keys)
+
+    def set_aside(self, keys: Sequence[ExpertKey]) -> None:
+        """Evict experts of the cache."""
+        self._cache.drop(keys)
+        self._set_aside(keys)
 
     def _set_aside(self, keys: Iterable[ExpertKey]) -> None:
         self._aside.update((key, None) for key in keys if key in self._slots)
@@ -165,45 +198,73 @@ class Residents:
         """
         started = time.perf_counter()
         coming = dict.fromkeys(keys)
-        for key in keys:
-            self._slots[key] = self._pool.take(self._rooms[key])
-            self._taken_length += self._rooms[key]
-            self._slot_counts[self._rooms[key]] += 1
-        self._trim()
+        prefetched = dict.fromkeys(key for key in keys if key in self.prefetcher)
         try:
-            in_place = all(key.layer in self._layers_in_place for key in keys)
-            into = [self._views(key) for key in keys] if in_place else None
-            with self._reader.submit(keys, family=ROUTED_FAMILY, into=into) as batch:
-                yield self._completions(batch, coming, copies=not in_place)
+            with self._demand([key for key in keys if key not in prefetched]) as batch:
+                yield self._completions(prefetched, batch, coming)
         finally:
             self.read_seconds += time.perf_counter() - started
             if coming:
+                self.prefetcher.drop(())
                 self._cache.drop(coming)
-                self.release(coming)
+
+    @contextlib.contextmanager
+    def _demand(self, keys: Sequence[ExpertKey]) -> Iterator[Batch]:
+        """Begin to read experts into slots, which those that do not come give back at the end."""
+        try:
+            into = [self._allocate(key) for key in keys]
+            buffers = None if None in into else into
+            with self._reader.submit(keys, family=ROUTED_FAMILY, into=buffers) as batch:
+                yield batch
+        finally:
+            self._discard([key for key in keys if key in self._coming])
 
     def _completions(
-        self, batch: Batch, coming: dict[ExpertKey, None], *, copies: bool
+        self, prefetched: Iterable[ExpertKey], batch: Batch, coming: dict[ExpertKey, None]
     ) -> Iterator[ExpertKey]:
+        for key in self.prefetcher.take(prefetched):
+            self._slots[key] = self._coming.pop(key)
+            del coming[key]
+            yield key
+        yield from self._received(batch, coming)
+        failed = [key for key in prefetched if key in coming]
+        if failed:  # now the error is met, if it is still there
+            with self._demand(failed) as batch:
+                yield from self._received(batch, coming)
+
+    def _received(self, batch: Batch, coming: dict[ExpertKey, None]) -> Iterator[ExpertKey]:
         for expert in batch.completions():
             key = ExpertKey(expert.layer, expert.expert)
-            if copies:
-                for part, view in self._views(key).items():
-                    view[:] = expert.part(part)
-            expert.release()
-            self.read_length += sum(span.length for span in self.spans[key])
+            self._receive(key, expert)
+            self._slots[key] = self._coming.pop(key)
             del coming[key]
             yield key
 
-    def _views(self, key: ExpertKey) -> dict[str, memoryview]:
-        slot, spans = self._slots[key], self.spans[key]
+    def _allocate(self, key: ExpertKey) -> Mapping[str, memoryview] | None:
+        """Take a slot; return where its parts are read to, None where they are copied."""
+        slot = self._coming[key] = self._pool.take(self._rooms[key])
+        self._taken_length += self._rooms[key]
+        self._slot_counts[self._rooms[key]] += 1
+        self._trim()
+        return self._views(key, slot) if key.layer in self._layers_in_place else None
+
+    def _receive(self, key: ExpertKey, expert: ExpertBytes) -> None:
+        if key.layer not in self._layers_in_place:
+            for part, view in self._views(key, self._coming[key]).items():
+                view[:] = expert.part(part)
+        expert.release()
+        self.read_length += sum(span.length for span in self.spans[key])
+
+    def _views(self, key: ExpertKey, slot: int) -> dict[str, memoryview]:
+        spans = self.spans[key]
         places = slot_places(spans)
         return {
             span.part: self._pool.view[slot + places[span.part] :][: span.length] for span in spans
         }
 
     def part(self, key: ExpertKey, part: str) -> memoryview:
-        """Return the bytes of a part of an expert that has a slot."""
-        return self._views(key)[part]
+        """Return the bytes of a part of an expert that is resident."""
+        return self._views(key, self._slots[key])[part]
 
     def mapping(self, key: ExpertKey) -> Iterator[bytes]:
         """Yield what a program is to do to have an expert, the last of which says that it has."""
@@ -221,18 +282,28 @@ class Residents:
         """Give the slots of experts back, which no program maps any more."""
         for key in keys:
             self._aside.pop(key, None)
-            room = self._rooms[key]
-            self._pool.give_back(self._slots.pop(key), room)
-            self._taken_length -= room
-            self._slot_counts[room] -= 1
+            self._give_back(key, self._slots.pop(key))
         self._trim()
+
+    def _discard(self, keys: Iterable[ExpertKey]) -> None:
+        """Give the slots of experts back that were being read, or prefetched in vain."""
+        for key in keys:
+            self._give_back(key, self._coming.pop(key))
+        self._trim()
+
+    def _give_back(self, key: ExpertKey, slot: int) -> None:
+        room = self._rooms[key]
+        self._pool.give_back(slot, room)
+        self._taken_length -= room
+        self._slot_counts[room] -= 1
 
     def _trim(self) -> None:
         """Free spare slots beyond the budget: those of lengths that nothing needed."""
-        self._pool.trim(self._cache.budget + self._reserve - self._taken_length)
+        self._pool.trim(self._budget + self._reserve - self._taken_length)
 
     def close(self) -> None:
         """Free the memory."""
+        self.prefetcher.close()
         self._pool.close()
 
 

@@ -26,7 +26,10 @@ class DeviceFacts:
 class OptionFacts:
     """A command line, and where it puts experts: bytes in VRAM, in memory, and read as needed.
 
-    `cpu_layer_count` is N of `--n-cpu-moe N`, where that is said so.
+    `cpu_layer_count` is N of `--n-cpu-moe N`, all with `--cpu-moe`, None where neither is said. Of
+    the bytes in VRAM, `vram_cache_length` are a cache, whose experts are in memory or on the drive
+    as well. `micro_batch` is how many tokens of a prompt it computes at once. `forecast` is None
+    where no machine was given to forecast for.
     """
 
     command: str
@@ -34,6 +37,9 @@ class OptionFacts:
     vram_expert_length: int
     memory_expert_length: int
     streamed_length: int
+    micro_batch: int
+    vram_cache_length: int | None = None
+    forecast: SpeedFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,8 @@ class PlacementFacts:
     """Where everything goes, as command lines to paste.
 
     `option` is what the engine can be told; `alternatives` hold more experts in VRAM, or cache
-    them. `notes` say what has to be known of both. `forecast` is of `option`, None where no machine
-    was given to forecast for.
+    them. `notes` say what has to be known of both. Row tables of `table_length` bytes stay on the
+    drive.
     """
 
     model: str
@@ -66,9 +72,9 @@ class PlacementFacts:
     context: int
     margin_length: int
     parameters: Parameters
+    table_length: int
     devices: tuple[DeviceFacts, ...]
     option: OptionFacts
     alternatives: tuple[OptionFacts, ...]
     notes: tuple[str, ...]
     pins: PinFacts | None
-    forecast: SpeedFacts | None

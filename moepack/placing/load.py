@@ -41,7 +41,7 @@ class Load(NamedTuple):
 
     `embedding_length` stays in memory, `output_length` is what follows the last layer;
     `compute_length` is room to compute in, on each device that computes. `step_length` are the
-    experts that a token uses.
+    experts that a token uses. Prompts are computed in batches of `micro_batch` tokens.
     """
 
     path: str
@@ -51,6 +51,7 @@ class Load(NamedTuple):
     output_length: int
     compute_length: int
     step_length: int
+    micro_batch: int
 
     @property
     def parameters(self) -> Parameters:
@@ -58,6 +59,16 @@ class Load(NamedTuple):
         counted = self.weights.parameters
         assert counted is not None, "whoever knows the dense part has counted it"
         return counted
+
+    @property
+    def staged_length(self) -> int:
+        """The bytes of a GPU's copy of an expert tensor that lies in memory, for prompts."""
+        return self.weights.staged_length
+
+    @property
+    def floor(self) -> int:
+        """The least bytes of experts in memory: those of a token, and of a layer for prompts."""
+        return max(self.step_length, *(layer.expert_length for layer in self.layers))
 
     @property
     def expert_length(self) -> int:
@@ -105,6 +116,7 @@ def load_of(paths: PathOrPaths, options: ContextOptions) -> Load:
         output_length=outer.output_length + outer.other_length + (weights.loaded_mtp_length or 0),
         compute_length=computing,
         step_length=step,
+        micro_batch=options.batch_count,
     )
 
 

@@ -44,12 +44,12 @@ def offload(load: Load, rooms: Sequence[int]) -> Offload | None:
     """
     ends = [0, *(layer.layer + 1 for layer in load.layers if layer.expert_length)]
     for end in ends:
-        if _deal(load, rooms, end).left_lengths:
+        if not _deal(load, rooms, end).is_whole:
             continue
         least = bisect_left(
             range(_PARTS),
             True,
-            key=lambda part: not _deal(load, _parts(rooms, part), end).left_lengths,
+            key=lambda part: _deal(load, _parts(rooms, part), end).is_whole,
         )
         dealt = _deal(load, _parts(rooms, least), end)
         tensors = (one for held in load.layers if held.layer < end for one in held.tensors)
@@ -60,7 +60,7 @@ def offload(load: Load, rooms: Sequence[int]) -> Offload | None:
 def missing_length(load: Load, rooms: Sequence[int]) -> int:
     """Return how many bytes of VRAM are missing, with all experts in memory."""
     computing_count = sum(room > load.compute_length for room in rooms) or 1
-    needed = load.fixed_length + load.compute_length * computing_count
+    needed = load.fixed_length + load.compute_length * computing_count + load.staged_length
     if needed > sum(rooms):
         return needed - sum(rooms)
     # Together there would be room, but layers are not divided.
@@ -104,19 +104,32 @@ def _parts(rooms: Sequence[int], part: int) -> list[int]:
 
 
 class _Deal(NamedTuple):
-    """How many layers each GPU has, and how many bytes; the bytes of each that has no room."""
+    """How many layers each GPU has, and how many bytes; the bytes of each that has no room.
+
+    `is_whole` says that all have room.
+    """
 
     layer_counts: tuple[int, ...]
     used_lengths: tuple[int, ...]
     left_lengths: tuple[int, ...]
 
+    @property
+    def is_whole(self) -> bool:
+        return not self.left_lengths
+
 
 def _deal(load: Load, rooms: Sequence[int], end: int) -> _Deal:
-    """Deal layers out to GPUs in their order, as many as have room."""
+    """Deal layers out to GPUs in their order, as many as have room.
+
+    For a prompt the first of them computes with all experts that are in memory, and has room for a
+    copy of the longest tensor of them (ggml-backend.cpp: op offload).
+    """
     items = [_on_gpu(layer, end) for layer in load.layers] + [load.output_length]
-    counts, used = [], []
+    counts: list[int] = []
+    used: list[int] = []
+    staged = load.staged_length if end else 0
     for room in rooms:
-        count, length = 0, load.compute_length
+        count, length = 0, load.compute_length + (0 if any(counts) else staged)
         while items and length + items[0] <= room:
             length += items.pop(0)
             count += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from moepack.analysis.concentration import concentration
 from moepack.analysis.verdict import CLEAR
@@ -16,27 +16,35 @@ from moepack.simulation.simulate import simulate
 from moepack.trace.formats.registry import ReadOptions
 
 
-def pins_by_trace(traces: Sequence[str], shape: ModelShape, budget: int, room: int) -> PinFacts:
+def pins_by_trace(
+    traces: Sequence[str], shape: ModelShape, budget: int, room: int, layers: Collection[int]
+) -> PinFacts:
     """Judge by traces what pinning is worth at a budget, of which up to `room` may be pinned.
 
-    Raises what `simulate` and `concentration` raise, and TraceError for a trace of another model.
+    Experts of `layers` alone are cached. Raises what `simulate` and `concentration` raise, and
+    TraceError for a trace of another model.
     """
     options = ReadOptions(shape=shape)
     gate = concentration(traces, options)
-    facts = simulate(traces, budgets=[budget], policies=("lru", "static"), options=options)
-    check_trace(facts, shape, traces[0])
+    facts = simulate(
+        traces, budgets=[budget], policies=("lru", "static"), layers=layers, options=options
+    )
+    check_trace(facts, shape.of_layers(layers), traces[0])
     rates = {one.policy: one.decode_hit_rate for one in facts.results}
     return _judged(gate.verdict, gate.reason, rates["static"], rates["lru"], room)
 
 
-def pins_by_hotness(path: str, shape: ModelShape, budget: int, room: int) -> PinFacts:
+def pins_by_hotness(
+    path: str, shape: ModelShape, budget: int, room: int, layers: Collection[int]
+) -> PinFacts:
     """Judge by hotness, which does not know what an LRU cache would do.
 
     Raises what reading it raises.
     """
     gate = concentration([path], ReadOptions(shape=shape))
     hotness = measure.load(path, shape)
-    return _judged(gate.verdict, gate.reason, _covered(hotness, shape, budget), None, room)
+    covered = _covered(hotness, shape.of_layers(layers), budget)
+    return _judged(gate.verdict, gate.reason, covered, None, room)
 
 
 def _judged(
@@ -54,13 +62,16 @@ def _covered(hotness: Hotness, shape: ModelShape, budget: int) -> float | None:
     None where nothing is held out: by the counts that rank them, experts always look better.
     """
     held = hotness.held_out
-    total = 0 if held is None else sum(held.counts.values())
+    routed = shape.routed
+    total = 0
+    if held is not None:
+        total = sum(count for key, count in held.counts.items() if key.layer in routed)
     if held is None or not total:
         return None
     learned = hotness.learned()
     lengths = {
         ExpertKey(family.layer, expert): family.expert_length
-        for family in shape.routed.values()
+        for family in routed.values()
         for expert in range(family.expert_count)
     }
     covered = 0

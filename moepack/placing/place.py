@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from moepack.errors import RequestError
-from moepack.footprint.context import IK_LLAMA_SERVER, LLAMA_SERVER, MOEPACK_RUN
+from moepack.footprint.context import IK_LLAMA_SERVER, LLAMA_SERVER, MOEPACK_RUN, ContextOptions
 from moepack.forecasting.facts import SpeedFacts
 from moepack.forecasting.forecast import forecast
 from moepack.machine.file import read_machine
 from moepack.machine.model import Figure, Gpu, Machine
 from moepack.paths import AnyPath, PathOrPaths, listed
-from moepack.placing.facts import PlacementFacts
+from moepack.placing.facts import OptionFacts, PlacementFacts
 from moepack.placing.load import load_of
+from moepack.placing.offload import offload
 from moepack.placing.request import Request
-from moepack.placing.stock import IK_LLAMA, LLAMA, Placement, place_stock
-from moepack.placing.streamed import PACK, expert_budget, pins, run_option
+from moepack.placing.stock import IK_LLAMA, LLAMA, place_stock
+from moepack.placing.streamed import PACK, place_streamed
 from moepack.reading.directory import named_pack
 
 _CONTEXTS = {LLAMA: LLAMA_SERVER, IK_LLAMA: IK_LLAMA_SERVER, PACK: MOEPACK_RUN}
 ENGINES = tuple(_CONTEXTS)
+_LEAST_BATCH = 512
+"""Tokens of a prompt that are computed at once where more are of no use: llama.cpp's default."""
+_GPU_BATCHES, _BATCHES = (4096, 2048, 1024), (2048, 1024)
+"""Those where experts come from memory or the drive: as many as there is room for."""
 
 
 def place(
@@ -34,6 +40,8 @@ def place(
     hotness: str | None = None,
     traces: Sequence[str] = (),
     cache_types: tuple[str, str] = ("f16", "f16"),
+    prompt: int = 1000,
+    micro_batch: int | None = None,
 ) -> PlacementFacts:
     """Say what of a model goes where, and how that is said to an engine.
 
@@ -41,7 +49,8 @@ def place(
     llama.cpp. `machine` is one or the path of its file; `vram` (bytes of each GPU) and `memory`
     stand in for what it says. `margin` bytes of each are left free. `context` is in tokens, its
     keys and values are of `cache_types`. `traces`, or a file of `hotness`, say whether single
-    experts are worth pinning.
+    experts are worth pinning. Prompts are computed in batches of `micro_batch` tokens, by
+    default of as many as suit what lies where; one of `prompt` tokens is forecast.
 
     Raises RequestError for options that are none and below the floor, with what is missing; and
     what opening the model, the machine and the traces raises.
@@ -50,42 +59,103 @@ def place(
     _check(paths, engine, margin, hotness, traces)
     known = _machine(machine, vram, memory)
     type_k, type_v = cache_types
-    options = _CONTEXTS[engine]._replace(token_count=context, type_k=type_k, type_v=type_v)
-    load = load_of(paths, options)
-    request = Request(load, known, engine, context, margin, cache_types)
-    pinned, budget = None, None
-    if engine == PACK:
-        budget = expert_budget(request)
-        pinned = pins(request, budget, hotness, traces)
-        device, option = request.memory_device(budget), run_option(request, budget, pinned)
-        placed = Placement((device,), option)
-    else:
-        placed = place_stock(request)
-        if placed.cpu_layer_count is None:
-            known = known._replace(gpus=())
-    speed: SpeedFacts | None = None
-    if machine is not None:
-        speed = forecast(
-            *(paths, known),
-            cpu_layer_count=placed.cpu_layer_count,
-            budget=budget,
-            dense_in_memory=engine == PACK,
-            traces=traces,
-            context=context,
-        ).forecasts[0]
+
+    def request_for(machine: Machine, defaults: ContextOptions) -> Request:
+        options = defaults._replace(token_count=context, type_k=type_k, type_v=type_v)
+
+        def requested(batch: int) -> Request:
+            load = load_of(paths, options._replace(batch_count=min(batch, context)))
+            return Request(load, machine, engine, context, margin, cache_types)
+
+        return _fitting(requested, micro_batch)
+
+    has_server = engine == PACK and bool(known.gpus)
+    request = request_for(known, _CONTEXTS[LLAMA if has_server else engine])
+    placed = place_streamed(request, hotness, traces) if engine == PACK else place_stock(request)
+    alternatives = placed.alternatives
+    if has_server and placed.option.cpu_layer_count is not None:
+        plain = request_for(known._replace(gpus=()), _CONTEXTS[PACK])
+        if _has_room(plain, is_offloaded=False):
+            alternatives += (place_streamed(plain, hotness, traces).option,)
+
+    def with_forecast(option: OptionFacts) -> OptionFacts:
+        if machine is None:
+            return option
+        speed = _forecast(paths, known, engine, option, traces, context, prompt)
+        return replace(option, forecast=speed)
+
+    load = request.load
     return PlacementFacts(
         model=load.path,
         engine=engine,
         context=context,
         margin_length=margin,
         parameters=load.parameters,
+        table_length=load.weights.table_length,
         devices=placed.devices,
-        option=placed.option,
-        alternatives=placed.alternatives,
+        option=with_forecast(placed.option),
+        alternatives=tuple(map(with_forecast, alternatives)),
         notes=placed.notes,
-        pins=pinned,
-        forecast=speed,
+        pins=placed.pins,
     )
+
+
+def _fitting(requested: Callable[[int], Request], micro_batch: int | None) -> Request:
+    """Return what is to be placed, with the micro-batch that suits it.
+
+    It is llama.cpp's default where all experts are in VRAM, or in memory beside a stock engine.
+    """
+    if micro_batch is not None:
+        return requested(micro_batch)
+    least = requested(_LEAST_BATCH)
+    has_gpu = bool(least.machine.gpus)
+    whole = offload(least.load, least.rooms) if has_gpu else None
+    is_in_memory = least.engine != PACK and (not has_gpu or whole is None)
+    if is_in_memory or (whole is not None and not whole.cpu_layer_count):
+        return least
+    for batch in _GPU_BATCHES if whole is not None else _BATCHES:
+        request = requested(batch)
+        if _has_room(request, is_offloaded=whole is not None):
+            return request
+    return least
+
+
+def _has_room(request: Request, *, is_offloaded: bool) -> bool:
+    load, room = request.load, request.memory_room
+    if not is_offloaded:
+        return room - request.working_length >= load.floor
+    placed = offload(load, request.rooms)
+    if placed is None:
+        return False
+    experts = min(load.floor, placed.memory_length) if request.engine == PACK else None
+    return load.embedding_length + (placed.memory_length if experts is None else experts) <= room
+
+
+def _forecast(
+    paths: PathOrPaths,
+    machine: Machine,
+    engine: str,
+    option: OptionFacts,
+    traces: Sequence[str],
+    context: int,
+    prompt: int,
+) -> SpeedFacts | None:
+    """Forecast an option; None where a forecast has no words for what lies where."""
+    has_gpu = option.cpu_layer_count is not None
+    if not has_gpu and option.vram_expert_length:
+        return None
+    streams = engine == PACK and (option.streamed_length or not has_gpu)
+    return forecast(
+        *(paths, machine if has_gpu else machine._replace(gpus=())),
+        cpu_layer_count=option.cpu_layer_count,
+        budget=option.memory_expert_length if streams else None,
+        dense_in_memory=engine == PACK and not has_gpu,
+        traces=traces,
+        vram_cache=option.vram_cache_length,
+        micro_batch=option.micro_batch,
+        prompt=prompt,
+        context=context,
+    ).forecasts[0]
 
 
 def _machine(machine: Machine | AnyPath | None, vram: Sequence[int], memory: int | None) -> Machine:

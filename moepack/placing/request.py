@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moepack.machine.model import Machine
-from moepack.placing.facts import DeviceFacts
+from moepack.placing.facts import DeviceFacts, OptionFacts, PinFacts
 from moepack.placing.load import Load
 
 
@@ -49,6 +49,20 @@ class Request(NamedTuple):
             expert_length,
             load.compute_length,
         )
+
+
+class Placement(NamedTuple):
+    """What lies where, how to say so, and what else one could say.
+
+    `notes` are what a reader has to know. `pins` says what pinning is worth, None where nothing is
+    known of that.
+    """
+
+    devices: tuple[DeviceFacts, ...]
+    option: OptionFacts
+    alternatives: tuple[OptionFacts, ...] = ()
+    notes: tuple[str, ...] = ()
+    pins: PinFacts | None = None
 
 
 def device_facts(

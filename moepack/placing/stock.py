@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from moepack.errors import RequestError
 from moepack.escaping import shell_words
 from moepack.placing.facts import DeviceFacts, OptionFacts
 from moepack.placing.offload import Offload, filled, missing_length, offload, pattern
-from moepack.placing.request import Request, device_facts
+from moepack.placing.request import Placement, Request, device_facts
 from moepack.sizes import size_text
 
 LLAMA, IK_LLAMA = "llama.cpp", "ik_llama.cpp"
 
 _LESS = "a shorter --context, or another --cache-type, takes less"
+_BATCH, _MICRO_BATCH = 2048, 512
+"""What llama-server takes for `-b` and `-ub` where it is not told."""
 _LEAST_GAIN = 0.01
 """Of the experts: what a pattern has to bring into VRAM to be worth its length."""
-
-
-class Placement(NamedTuple):
-    """What lies where, how to say so, and what else one could say; N where a GPU is used.
-
-    `notes` are what a reader has to know.
-    """
-
-    devices: tuple[DeviceFacts, ...]
-    option: OptionFacts
-    alternatives: tuple[OptionFacts, ...] = ()
-    cpu_layer_count: int | None = None
-    notes: tuple[str, ...] = ()
 
 
 def place_stock(request: Request) -> Placement:
@@ -39,15 +27,18 @@ def place_stock(request: Request) -> Placement:
     if placed is None:
         return _in_memory(request)
     _check_memory(request, load.embedding_length + placed.memory_length)
-    count = placed.cpu_layer_count
-    words = [*_split(placed), *(["--n-cpu-moe", str(count)] if count else [])]
     return Placement(
-        tuple(_devices(request, placed)),
-        _option(request, placed, words, count),
+        tuple(gpu_devices(request, placed, placed.memory_length)),
+        _option(request, placed, layer_words(placed), placed.cpu_layer_count),
         tuple(_alternatives(request, placed)),
-        count,
-        tuple(_of_order(request)),
+        tuple(notes_of_order(request)),
     )
+
+
+def layer_words(placed: Offload) -> list[str]:
+    """Return the options that say which layers and experts lie where."""
+    count = placed.cpu_layer_count
+    return [*_split(placed), *(["--n-cpu-moe", str(count)] if count else [])]
 
 
 def _in_memory(request: Request) -> Placement:
@@ -60,14 +51,19 @@ def _in_memory(request: Request) -> Placement:
     if gpus and needed > request.memory_room:
         raise _too_little_vram(request)
     _check_memory(request, needed)
-    unused = [
-        device_facts(_name(request, number), int(gpu.memory.value), 0, 0, 0, 0)
-        for number, gpu in enumerate(gpus)
-    ]
     words = ["-ngl", "0"] if gpus else []
-    option = OptionFacts(_command(request, *words), None, 0, load.expert_length, 0)
-    devices = (*unused, request.memory_device(load.expert_length))
+    command = _command(request, *words)
+    option = OptionFacts(command, None, 0, load.expert_length, 0, load.micro_batch)
+    devices = (*unused_gpus(request), request.memory_device(load.expert_length))
     return Placement(devices, option, notes=tuple(_of_unused(request)))
+
+
+def unused_gpus(request: Request) -> list[DeviceFacts]:
+    """Return the GPUs, with nothing on them."""
+    return [
+        device_facts(_name(request, number), int(gpu.memory.value), 0, 0, 0, 0)
+        for number, gpu in enumerate(request.machine.gpus)
+    ]
 
 
 def _of_unused(request: Request) -> Iterator[str]:
@@ -80,7 +76,7 @@ def _of_unused(request: Request) -> Iterator[str]:
         )
 
 
-def _of_order(request: Request) -> Iterator[str]:
+def notes_of_order(request: Request) -> Iterator[str]:
     """Yield which GPU is which, where there are several."""
     gpus = request.machine.gpus
     if len(gpus) > 1:
@@ -106,19 +102,32 @@ def _alternatives(request: Request, placed: Offload) -> Iterator[OptionFacts]:
         words = ["-ot", pattern(fuller.in_memory)] if fuller.in_memory else []
         yield _option(request, fuller, [*_split(placed), *words], None)
     if count and len(request.rooms) == 1 and request.engine == LLAMA:
-        # Of host memory, where all experts are then, b11549 caches the latest in VRAM.
-        room = request.rooms[0] - load.fixed_length - load.compute_length
+        # Of host memory, where all experts are then, b11480 and later cache the latest in VRAM.
+        room = cache_room(request)
+        if room <= 0 or load.embedding_length + load.expert_length > request.memory_room:
+            return
         words = ["--cpu-moe", "--moe-cache-mib", str(room >> 20)]
         command = _command(request, "-ngl", "999", *words)
-        yield OptionFacts(command, None, room >> 20 << 20, load.expert_length, 0)
+        yield OptionFacts(
+            command,
+            load.layers[-1].layer + 1,
+            *(room >> 20 << 20, load.expert_length, 0, load.micro_batch),
+            vram_cache_length=room >> 20 << 20,
+        )
+
+
+def cache_room(request: Request) -> int:
+    """Return what the first GPU has for a cache of experts beside all else."""
+    load = request.load
+    return request.rooms[0] - load.fixed_length - load.compute_length - load.staged_length
 
 
 def _option(
     request: Request, placed: Offload, words: Sequence[str], count: int | None
 ) -> OptionFacts:
     command = _command(request, "-ngl", "999", *words)
-    kept = placed.memory_length
-    return OptionFacts(command, count, request.load.expert_length - kept, kept, 0)
+    load, kept = request.load, placed.memory_length
+    return OptionFacts(command, count, load.expert_length - kept, kept, 0, load.micro_batch)
 
 
 def _split(placed: Offload) -> list[str]:
@@ -128,19 +137,33 @@ def _split(placed: Offload) -> list[str]:
 
 
 def _command(request: Request, *words: str) -> str:
+    server = ["llama-server", "-m", request.load.path, *words, *context_words(request)]
+    return shell_words(server)
+
+
+def context_words(request: Request) -> list[str]:
+    """Return the options that say how long a context is, and how many tokens come at once."""
     keys, values = request.cache_types
     types = [] if keys == values == "f16" else ["-ctk", keys, "-ctv", values]
-    length = ["-c", str(request.context)]
-    return shell_words(["llama-server", "-m", request.load.path, *words, *length, *types])
+    batch = request.load.micro_batch
+    batches = ["-b", str(batch)] if batch > _BATCH else []
+    if batch != _MICRO_BATCH:
+        batches += ["-ub", str(batch)]
+    return ["-c", str(request.context), *types, *batches]
 
 
-def _devices(request: Request, placed: Offload) -> Iterator[DeviceFacts]:
-    """Yield what lies on each GPU, and in memory."""
+def gpu_devices(
+    request: Request, placed: Offload, memory_expert_length: int
+) -> Iterator[DeviceFacts]:
+    """Yield what lies on each GPU, and in memory with so many bytes of experts."""
     load = request.load
+    staged = load.staged_length if placed.cpu_layer_count else 0
     layers = list(load.layers)
     gpus = zip(request.machine.gpus, placed.layer_counts, strict=True)
     for number, (gpu, count) in enumerate(gpus):
         held, layers = layers[:count], layers[count:]
+        computing = load.compute_length + staged if count else 0
+        staged = 0 if count else staged
         output = load.output_length if count > len(held) else 0
         yield device_facts(
             _name(request, number),
@@ -148,10 +171,10 @@ def _devices(request: Request, placed: Offload) -> Iterator[DeviceFacts]:
             sum(layer.dense_length for layer in held) + output,
             sum(layer.context_length for layer in held),
             sum(one.expert_length for one in held if one.layer >= placed.cpu_layer_count),
-            load.compute_length if count else 0,
+            computing,
         )
     memory = int(request.machine.memory.value)
-    yield device_facts("memory", memory, load.embedding_length, 0, placed.memory_length, 0)
+    yield device_facts("memory", memory, load.embedding_length, 0, memory_expert_length, 0)
 
 
 def _too_little_vram(request: Request) -> RequestError:

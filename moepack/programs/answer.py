@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from http.client import HTTPException, HTTPResponse
@@ -19,6 +20,8 @@ full; nobody wanted more of it."""
 _THOUGHTS_BEGIN, _THOUGHTS_END = "<think>\n", "\n</think>\n\n"
 _TEMPLATE_ERROR = "Jinja Exception: "
 _MAX_LINE_LENGTH = 1 << 24
+_NOT_IMPLEMENTED = 501
+"""A status for what an option of the server has to allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class AnswerFacts(PhaseFacts):
 
     `kept_count` tokens of the prompt were there from before. `token_count` are those of the text,
     of which the last needs no step. `thoughts` are what the model wrote before its answer.
+    `first_token_seconds` went by from the request until the first token was here.
     """
 
     text: str = ""
@@ -47,14 +51,16 @@ class AnswerFacts(PhaseFacts):
     token_count: int = 0
     prompt_count: int = 0
     kept_count: int = 0
+    first_token_seconds: float | None = None
     prompt: PhaseFacts = PhaseFacts()
 
 
 class Answer:
     """A text piece by piece; to be iterated over once. A context manager, which leaves it.
 
-    `count` is how many tokens were asked for; `read_event` takes what an event adds to the
-    thoughts and to the text, and why it ends. Thoughts come between `<think>` and `</think>`.
+    `count` is how many tokens were asked for, `began` when that was (`time.monotonic`);
+    `read_event` takes what an event adds to the thoughts and to the text, and why it ends. Thoughts
+    come between `<think>` and `</think>`.
 
     While iterating, raises RequestError or MachineError with the server's own words, and what
     `lost` returns where the connection ends.
@@ -67,12 +73,14 @@ class Answer:
         lost: Callable[[], MoepackError],
         read_event: Callable[[Mapping[str, Any]], tuple[str, str, str]],
         count: int | None,
+        began: float,
     ) -> None:
         self._response = response
         self._close = close
         self._lost = lost
         self._read_event = read_event
         self._count = count
+        self._began = began
         self._facts = AnswerFacts()
         self.on_event: Callable[[AnswerFacts], None] = lambda facts: None
         """Called with the facts so far, whenever the server has sent something."""
@@ -115,6 +123,8 @@ class Answer:
             reason = ended or reason
             shown = self._shown(thought, text)
             facts = _with_timings(self._facts, event)
+            if facts.token_count and facts.first_token_seconds is None:
+                facts = replace(facts, first_token_seconds=time.monotonic() - self._began)
             self._facts = replace(facts, text=facts.text + text, thoughts=facts.thoughts + thought)
             self.on_event(self._facts)
             if shown:
@@ -195,6 +205,6 @@ def error_of(status: int, body: bytes) -> MoepackError:
     if _TEMPLATE_ERROR in message:  # after several lines of the template's text
         words = message.rpartition(_TEMPLATE_ERROR)[2]
         return RequestError(f"the model's chat template refuses the messages: {words}")
-    if 400 <= status < 500:
+    if 400 <= status < 500 or status == _NOT_IMPLEMENTED:
         return RequestError(f"the server refuses: {message or status}")
     return MachineError(f"the server failed: {message or status}")

@@ -74,6 +74,28 @@ class ServerClient:
         """Return the text that the model's template makes of messages."""
         return str(self._json("POST", "/apply-template", {"messages": messages})["prompt"])
 
+    def save_slot(self, slot: int, name: str) -> int:
+        """Save what a slot has computed to a file in the folder of `--slot-save-path`.
+
+        Returns how many tokens that is. Raises RequestError where the server has no such folder.
+        """
+        return int(self._act(slot, "save", name)["n_saved"])
+
+    def restore_slot(self, slot: int, name: str) -> int:
+        """Have a slot go on with what was saved from the same model; return how many tokens."""
+        return int(self._act(slot, "restore", name)["n_restored"])
+
+    def _act(self, slot: int, action: str, name: str) -> Any:
+        return self._json("POST", f"/slots/{slot}?action={action}", {"filename": name})
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of a text, without those that begin and end one."""
+        return list(self._json("POST", "/tokenize", {"content": text})["tokens"])
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return str(self._json("POST", "/detokenize", {"tokens": list(tokens)})["content"])
+
     def complete(
         self,
         prompt: str,
@@ -108,8 +130,9 @@ class ServerClient:
         read_event: Callable[[Mapping[str, Any]], tuple[str, str, str]],
         count: int | None,
     ) -> Answer:
+        began = time.monotonic()
         connection, response = self._request("POST", path, fields)
-        return Answer(response, connection.close, self._lost, read_event, count)
+        return Answer(response, connection.close, self._lost, read_event, count, began)
 
     def _json(self, method: str, path: str, fields: Mapping[str, Any] | None) -> Any:
         connection, response = self._request(method, path, fields)

@@ -61,10 +61,10 @@ class RunFacts(RunPhase):
     """What became of a text. Besides `prompt`, phases are about the tokens after its first.
 
     `kept_count` tokens of the prompt were there from before, the others were computed in batches of
-    up to `batch_count`. `token_count` are those of the text, of which the last needs no step.
-    `thoughts` are what the model wrote before its answer. `model_length` is the bytes of all
-    tensors, `held_length` of the experts in memory, `fault_count` page faults on experts that
-    nobody announced.
+    up to `batch_count`; the first token was here `first_token_seconds` after it was asked for.
+    `token_count` are those of the text, of which the last needs no step. `thoughts` are what the
+    model wrote before its answer. `model_length` is the bytes of all tensors, `held_length` of the
+    experts in memory, `fault_count` page faults on experts that nobody announced.
     """
 
     text: str
@@ -74,6 +74,7 @@ class RunFacts(RunPhase):
     prompt_count: int
     kept_count: int
     batch_count: int
+    first_token_seconds: float | None
     prompt: RunPhase
     model_length: int
     memory: ExpertMemory
@@ -148,6 +149,7 @@ class MeasuredAnswer:
             prompt_count=answer.prompt_count,
             kept_count=answer.kept_count,
             batch_count=options.micro_batch,
+            first_token_seconds=answer.first_token_seconds,
             prompt=RunPhase(**_phase(answer.prompt, self._before, first)),
             model_length=sum(one.length for one in pack.dense()) + shape.expert_length,
             memory=ExpertMemory(max(floor, min(now.budget, shape.expert_length)), floor),

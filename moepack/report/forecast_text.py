@@ -2,14 +2,26 @@
 
 from collections.abc import Iterator
 
-from moepack.forecasting.facts import ForecastFacts, ReceiptFacts, SpeedFacts, TermFacts
+from moepack.forecasting.facts import (
+    ForecastFacts,
+    PromptFacts,
+    ReceiptFacts,
+    SpeedFacts,
+    TermFacts,
+)
 from moepack.forecasting.published import PublishedFacts
 from moepack.forecasting.reads import KIND_WORDS
 from moepack.report.table import aligned
 from moepack.report.values import UNKNOWN, length_text, share_text
 from moepack.sizes import count_text, size_text
 
-_NAMES = {"layers": "layers", "vram": "VRAM", "memory": "memory", "drive": "drive"}
+_NAMES = {
+    "layers": "layers",
+    "vram": "VRAM",
+    "memory": "memory",
+    "drive": "drive",
+    "link": "GPU's link",
+}
 
 
 def text(facts: ForecastFacts) -> str:
@@ -20,8 +32,10 @@ def text(facts: ForecastFacts) -> str:
         f"{length_text(facts.dense_length)} dense; a token reads "
         f"{length_text(facts.read_expert_length)} of experts, and "
         f"{length_text(facts.read_dense_length)} besides",
-        "",
     ]
+    if facts.table_length:
+        lines.append(table_words(facts.table_length))
+    lines.append("")
     if len(facts.forecasts) == 1:
         lines += _single(facts.forecasts[0])
     else:
@@ -43,6 +57,12 @@ def _single(one: SpeedFacts) -> Iterator[str]:
             f"{share_text(one.hit_rate)} of lookups hit, and a token reads "
             f"{length_text(one.missed_length)} of the drive (from: {one.misses_from})"
         )
+    if one.vram_cache_length is not None:
+        yield (
+            f"the cache in VRAM finds {share_text(one.vram_hit_rate)} of lookups; a token brings "
+            f"{length_text(one.uploaded_length)} to it"
+        )
+    yield f"prompt of {prompt_words(one.prompt)}"
     fits = {True: ", which fits", False: ", which does not fit", None: ""}[one.fits]
     vram = f"{length_text(one.vram_length)} of VRAM and " if one.vram_length != 0 else ""
     yield f"takes {vram}{length_text(one.memory_length)} of memory{fits}"
@@ -62,9 +82,47 @@ def _notes(forecasts: tuple[SpeedFacts, ...]) -> Iterator[str]:
 
 def _way(one: SpeedFacts) -> str:
     words = KIND_WORDS[one.kind]
+    if one.cpu_layer_count is not None:
+        words = f"--n-cpu-moe {one.cpu_layer_count} ({words})"
     if one.budget_length is not None:
-        return f"{words}; a cache of {size_text(one.budget_length)}"
-    return words if one.cpu_layer_count is None else f"--n-cpu-moe {one.cpu_layer_count} ({words})"
+        words += f"; a cache of {size_text(one.budget_length)}"
+    if one.vram_cache_length is not None:
+        words += f"; one of {size_text(one.vram_cache_length)} in VRAM"
+    return words
+
+
+def table_words(length: int) -> str:
+    """Say where row tables are."""
+    return f"row tables of {size_text(length)} stay on the drive: a token reads few of their rows"
+
+
+def prompt_words(one: PromptFacts) -> str:
+    """Say how long a prompt takes, and what of it."""
+    start = f"{one.token_count:,} tokens: {seconds_text(one.seconds)} to the first token"
+    if one.seconds is None:
+        return f"{start}: {one.reason}"
+    words = (
+        f"{start}, {seconds_text(one.shortest)} to {seconds_text(one.longest)}; "
+        f"{count_text(one.pass_count, 'sweep')} of up to {one.micro_batch:,} tokens"
+    )
+    if one.pass_length:
+        words += (
+            f", which reads {size_text(one.pass_length)} of the drive "
+            f"({share_text(one.touched_share)} of the experts, from: {one.touched_from})"
+        )
+    return f"{words}; at most {_number(one.limit)} tok/s ({_LIMITS[one.binding or '']})"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Write seconds as people say them."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+_LIMITS = {"drive": "the drive", "link": "the GPU's link", "computing": "computing"}
 
 
 def speed_words(one: SpeedFacts) -> str:
@@ -102,7 +160,9 @@ def _table(forecasts: tuple[SpeedFacts, ...]) -> list[str]:
     """Write a row for each forecast."""
     streams = forecasts[0].budget_length is not None
     columns = ["budget", "hits", "read a token"] if streams else ["--n-cpu-moe"]
-    rows = [[*columns, "VRAM", "memory", "tok/s", "from", "to", "at most", "longest", ""]]
+    count = f"{forecasts[0].prompt.token_count:,} tokens"
+    speed_columns = ["tok/s", "from", "to", "at most", "longest"]
+    rows = [[*columns, "VRAM", "memory", *speed_columns, count, "from", "to", ""]]
     for one in forecasts:
         if streams:
             held, read = length_text(one.budget_length), length_text(one.missed_length)
@@ -115,6 +175,7 @@ def _table(forecasts: tuple[SpeedFacts, ...]) -> list[str]:
             [
                 *(*cells, *map(length_text, lengths), *map(_number, speeds)),
                 UNKNOWN if one.binding is None else _NAMES[one.binding],
+                *map(seconds_text, (one.prompt.seconds, one.prompt.shortest, one.prompt.longest)),
                 "does not fit" if one.fits is False else "",
             ]
         )

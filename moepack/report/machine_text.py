@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from moepack.bench.machine import MeasuredMachine
 from moepack.machine.model import Drive, Figure
+from moepack.machine.units import compute_text
 from moepack.sizes import size_text
 
 _GB, _MB = 10**9, 10**6
@@ -13,6 +14,8 @@ def text(measured: MeasuredMachine) -> str:
     """Write memory, GPUs and the drive."""
     machine = measured.machine
     lines = [f"memory  {size_text(int(machine.memory.value))}, {_speed(machine.memory_bandwidth)}"]
+    if machine.compute is not None:
+        lines.append(f"CPUs    {compute_text(machine.compute.value)} in products of matrices")
     for gpu in machine.gpus:
         length = size_text(int(gpu.memory.value))
         lines.append(f"GPU     {gpu.name or '–'}: {length}, {_speed(gpu.bandwidth)}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from moepack.placing.facts import OptionFacts, PinFacts, PlacementFacts
-from moepack.report.forecast_text import speed_words
+from moepack.report.forecast_text import prompt_words, speed_words, table_words
 from moepack.report.table import aligned
 from moepack.report.text import amount
 from moepack.report.values import share_text
@@ -22,6 +22,8 @@ def _lines(facts: PlacementFacts) -> Iterator[str]:
         f"{amount(counts.dense)} dense, {amount(counts.embedding)} in embeddings; "
         f"{amount(counts.active)} are active in a token, but all take memory"
     )
+    if facts.table_length:
+        yield table_words(facts.table_length)
     rows = [["", "size", "dense", "context", "experts", "computing", "left"]]
     for device in facts.devices:
         lengths = (
@@ -39,10 +41,9 @@ def _lines(facts: PlacementFacts) -> Iterator[str]:
     yield from (f"note: {line}" for line in facts.notes)
     if facts.pins is not None:
         yield from _pins(facts.pins)
-    speed = facts.forecast
-    if speed is not None:
-        yield f"forecast{' of the first' if facts.alternatives else ''}: {speed_words(speed)}"
-        yield from (f"note: {line}" for line in speed.warnings)
+    speeds = [one.forecast for one in (facts.option, *facts.alternatives)]
+    lines = (line for speed in speeds if speed is not None for line in speed.warnings)
+    yield from (f"note: {line}" for line in dict.fromkeys(lines))
 
 
 def _left(length: int) -> str:
@@ -54,7 +55,12 @@ def _option(option: OptionFacts) -> Iterator[str]:
     parts = [(option.vram_expert_length, "in VRAM"), (option.memory_expert_length, "in memory")]
     parts.append((option.streamed_length, "on the drive"))
     said = [f"{size_text(length)} {where}" for length, where in parts if length]
+    if option.vram_cache_length is not None:
+        said[0] += ", a cache"
     yield f"  experts: {', '.join(said)}"
+    if option.forecast is not None:
+        yield f"  decode: {speed_words(option.forecast)}"
+        yield f"  prompt: {prompt_words(option.forecast.prompt)}"
 
 
 def _pins(pins: PinFacts) -> Iterator[str]:

@@ -1,22 +1,29 @@
 """How fast a model runs, for people."""
 
-from moepack.bench.engine_speed import EngineSpeed, SideFacts
+from moepack.bench.engine_speed import EngineSpeed, PhaseSpeed, SideFacts
+from moepack.bench.spread import Spread
+from moepack.report.table import aligned
 from moepack.report.values import UNKNOWN, length_text, share_text
-from moepack.sizes import size_text
+from moepack.sizes import count_text, size_text
+
+_SPEEDS = ("", "first token, s", "prompt, tok/s", "tok/s")
+_READS = (
+    *("", "prompt: read", "misses", "waiting"),
+    *("a token: read", "hits", "waiting"),
+)
 
 
 def text(speed: EngineSpeed) -> str:
-    """Write the table, and what it is about."""
-    limit = f"within {size_text(speed.memory_limit)}, page cache included"
-    if not speed.is_limited:
-        limit = "with no limit on memory: control groups cannot be made here"
+    """Write the tables, and what they are about."""
     lines = [
-        f"{speed.pack}: a model of {size_text(speed.model_length)}, {limit}",
+        f"{speed.pack}: a model of {size_text(speed.model_length)}, {_limits(speed)}",
         f"{size_text(speed.expert_memory)} of it for experts under moepack",
-        f"{speed.token_count} tokens, {speed.round_count} rounds in turns: median (least to most)",
+        f"a prompt of {_prompt(speed)}, then {count_text(speed.token_count, 'token')}; "
+        f"{count_text(speed.round_count, 'round')} in turns: median (least to most)",
         "",
-        f"{'':19}  {'tok/s':22}  {'hits':>7}  {'read a token':>12}  {'waiting':>7}",
-        *map(_line, speed.sides),
+        *aligned([_SPEEDS, *map(_speeds, speed.sides)], "llll"),
+        "",
+        *aligned([_READS, *map(_reads, speed.sides)], "l"),
     ]
     if speed.same_text is not None:
         same = "All gave the same text." if speed.same_text else "They gave different texts."
@@ -24,11 +31,42 @@ def text(speed: EngineSpeed) -> str:
     return "\n".join(lines)
 
 
-def _line(side: SideFacts) -> str:
-    speed = "killed: out of memory"
-    if side.tokens_per_second is not None:
-        low, high = side.tokens_per_second_lowest, side.tokens_per_second_highest
-        speed = f"{side.tokens_per_second:.3g} ({low:.3g} to {high:.3g})"
-    hits, read = share_text(side.hit_rate), length_text(side.read_length_per_token)
-    share = UNKNOWN if side.read_share is None else f"{side.read_share:.0%}"
-    return f"{side.name:19}  {speed:22}  {hits:>7}  {read:>12}  {share:>7}"
+def _limits(speed: EngineSpeed) -> str:
+    if not speed.is_limited:
+        return "with no limit on memory: control groups cannot be made here"
+    memory = f"within {size_text(speed.memory_limit)}, page cache included"
+    if speed.read_limit is None:
+        return memory
+    return f"{memory}, reads limited to {size_text(speed.read_limit)}/s"
+
+
+def _prompt(speed: EngineSpeed) -> str:
+    count = speed.prompt_count
+    tokens = f"{UNKNOWN} tokens" if count is None else count_text(count, "token")
+    return f"{tokens}, {speed.micro_batch} at once"
+
+
+def _speeds(side: SideFacts) -> tuple[str, ...]:
+    if side.first_token_seconds is None:
+        return side.name, "killed: out of memory", "", ""
+    speeds = side.prompt.tokens_per_second, side.decode.tokens_per_second
+    return side.name, *map(_spread, (side.first_token_seconds, *speeds))
+
+
+def _spread(value: Spread | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value.median:.3g} ({value.lowest:.3g} to {value.highest:.3g})"
+
+
+def _reads(side: SideFacts) -> tuple[str, ...]:
+    prompt, decode = side.prompt, side.decode
+    misses = UNKNOWN if prompt.misses is None else f"{prompt.misses:,}"
+    return (
+        *(side.name, length_text(prompt.read_length), misses, _waiting(prompt)),
+        *(length_text(decode.read_length_per_token), share_text(decode.hit_rate), _waiting(decode)),
+    )
+
+
+def _waiting(phase: PhaseSpeed) -> str:
+    return UNKNOWN if phase.read_share is None else f"{phase.read_share:.0%}"

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ def simulate(
     batch_count: int | None = None,
     sessions: int = 1,
     prefetch: int | None = None,
+    layers: Collection[int] | None = None,
     options: ReadOptions = ReadOptions(),
     progress: Callable[[int, int], None] | None = None,
 ) -> Simulation:
@@ -49,7 +50,8 @@ def simulate(
     a token uses to the whole model. `policies` are some of POLICIES, by default all. `slots` are
     experts of each layer, of which LRU caches are simulated too. Prompts are computed in batches of
     `batch_count` tokens, by default at once. `sessions` requests run at a time, in turns call by
-    call. With `prefetch` so many experts a layer are read ahead: those that it used last. The bytes
+    call. With `prefetch` so many experts a layer are read ahead: those that it used last. With
+    `layers` all others are left out. The bytes
     of experts are those of the shape in `options`, else those that the traces state. `progress` is
     called with the replays that are done, one at a time, and how many there are of a policy.
 
@@ -62,7 +64,7 @@ def simulate(
     counts = {"sessions": sessions, "batch_count": batch_count, "prefetch": prefetch}
     _check_counts({**counts, "slots": min(slots, default=None)})
     stated = options.shape or stated_shape(paths)
-    shape = _run_shape(stated)
+    shape = _run_shape(stated if stated is None or layers is None else stated.of_layers(layers))
     routed, total = shape.routed, shape.routed_length
     asked = [_budget(budget, total) for budget in budgets]
     with ExitStack() as stack:

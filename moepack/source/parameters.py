@@ -1,6 +1,7 @@
 """How many parameters a model has: in all, in its experts, and for one token."""
 
 import math
+import re
 from dataclasses import dataclass
 
 from moepack.shape import ModelShape
@@ -16,14 +17,17 @@ EMBEDDINGS = (
 )
 """What is looked up by row: LLM_TENSOR_LAYER_INPUT with GGML_OP_GET_ROWS in llama-arch.cpp."""
 
+_ROW_TABLE = re.compile(r"(per_layer_token_embd|blk\.\d+\.engram_embd)\.weight")
+
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """Numbers of parameters: of all tensors, those of experts, of embeddings, and of all else.
 
-    An embedding that is the output as well counts as dense. `active` are those that one token is
-    computed with, without multi-token-prediction layers, as llama.cpp decodes, and without
-    embeddings, of which it is but a row; None where it is not known how many experts are used.
+    Row tables count as embeddings; an embedding that is the output as well counts as dense.
+    `active` are those that one token is computed with, without multi-token-prediction layers, as
+    llama.cpp decodes, and without embeddings, of which it is but a row; None where it is not known
+    how many experts are used.
     """
 
     total: int
@@ -38,9 +42,10 @@ def count_parameters(source: Source, experts: Experts, shape: ModelShape) -> Par
     counts = {tensor.name: math.prod(tensor.dims) for _, tensor in source.tensors()}
     total, expert = sum(counts.values()), sum(map(_elements, experts.families))
     embedding = sum(
-        counts.get(name, 0)
-        for name in EMBEDDINGS
-        if name != TOKEN_EMBEDDING or OUTPUT in counts  # or else it is the output
+        count
+        for name, count in counts.items()
+        if is_row_table(name)
+        or (name in EMBEDDINGS and (name != TOKEN_EMBEDDING or OUTPUT in counts))  # the output then
     )
     dense = total - expert - embedding
     used = [
@@ -73,8 +78,19 @@ def _elements_of_dense_mtp(source: Source, experts: Experts) -> int:
     return sum(
         math.prod(tensor.dims)
         for _, tensor in source.tensors()
-        if tensor.name not in experts.names and (layer_of(tensor.name) or 0) >= first_layer
+        if tensor.name not in experts.names
+        and not is_row_table(tensor.name)
+        and (layer_of(tensor.name) or 0) >= first_layer
     )
+
+
+def is_row_table(name: str) -> bool:
+    """Return whether a tensor is a table of rows for n-grams or layers, of which a token reads few.
+
+    Such tables are longer than all that is dense, and are left on the drive: llama.cpp maps them
+    (`--lazy-mode`). Their rows follow from the tokens alone.
+    """
+    return _ROW_TABLE.fullmatch(name) is not None
 
 
 def layer_of(name: str) -> int | None:

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks import everything, header
 from benchmarks.measure import Run, limit_row, ratio_row
-from benchmarks.table import HEADING, Machine, Outcome, Row, Spread, cells, ending, line
+from benchmarks.table import HEADING, Machine, Outcome, Row, cells, ending, line
+from moepack.bench.spread import Spread
 from moepack.report.json_text import json_text
 
 ROOT = Path(__file__).parents[2]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -12,10 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from moepack.bench import engine_runs, engine_speed
-from moepack.bench.engine_runs import DEFAULTS, LOADINGS, MAPPED, READ, EngineRun, Request
+from moepack.bench import engine_runs, engine_speed, prompt_text
+from moepack.bench.control_group import ReadLimit, control_group, kill_count
+from moepack.bench.engine_runs import DEFAULTS, LOADINGS, MAPPED, READ, EngineRun, PhaseRun, Request
 from moepack.bench.engine_speed import SideFacts, bench_run
-from moepack.bench.memory_group import kill_count, memory_group
 from moepack.bench.run_memory import PROGRAM_LENGTH, RunMemory, divide_memory
 from moepack.cli.bench import bench
 from moepack.errors import MachineError, RequestError, SourceError
@@ -26,7 +27,7 @@ from moepack.report import speed_text
 from moepack.storage import page_cache
 from tests.support.gguf_builder import moe
 from tests.support.models import first_shard, pack_model, shards_of
-from tests.support.needs import needs_llama
+from tests.support.needs import needs_llama, require_disk
 
 MIB = 1 << 20
 
@@ -48,14 +49,14 @@ def test_all_ways_give_the_same_text_and_are_compared(
     for shard in shards:
         (tmp_path / shard.name).symlink_to(shard)
     done: list[int] = []
-    limit = least_limit(packs["qwen3moe"], context=512) + (1 << 18)
+    limit = least_limit(packs["qwen3moe"], context=1024) + (1 << 18)
     speed = bench_run(
         packs["qwen3moe"],
         source=tmp_path,
         memory=limit,
+        prompt_tokens=40,
         tokens=400,  # of fewer, a busy machine may have none left when the first is seen
         rounds=1,
-        context=512,
         threads=1,
         progress=lambda count, total: done.append(total),
     )
@@ -64,15 +65,25 @@ def test_all_ways_give_the_same_text_and_are_compared(
     assert done == [5] * 5
     assert len(dropped) == 5
     assert all(names[-len(shards) :] == [shard.name for shard in shards] for names in dropped)
+    assert speed.prompt_count == 40
     ours, _, mapped, *_ = speed.sides
-    assert all((side.tokens_per_second or 0) > 0 for side in speed.sides)
-    assert 0 < (ours.hit_rate or 0) < 1
-    assert (ours.read_length_per_token or 0) > 0
-    assert (mapped.hit_rate, mapped.read_length_per_token, mapped.read_share) == (None, None, None)
+    for side in speed.sides:
+        assert side.prompt.tokens_per_second is not None
+        assert side.decode.tokens_per_second is not None
+        assert side.first_token_seconds is not None
+        # Whoever waits for the first token waits for the whole prompt.
+        assert side.first_token_seconds.median >= 40 / side.prompt.tokens_per_second.median
+    assert 0 < (ours.decode.hit_rate or 0) < 1
+    assert (ours.decode.read_length_per_token or 0) > 0
+    assert (ours.prompt.misses or 0) > 0
+    assert (ours.prompt.read_length or 0) > 0
+    assert (mapped.prompt.misses, mapped.decode.hit_rate, mapped.decode.read_share) == (None,) * 3
+    assert mapped.prompt.read_length is not None
     text = speed_text.text(speed)
     assert "All gave the same text." in text
+    assert f"a prompt of 40 tokens, {speed.micro_batch} at once" in text
     assert text.splitlines()[-3].startswith("llama.cpp, defaults")
-    assert text.splitlines()[-3].split()[-3:] == ["–", "–", "–"]
+    assert text.splitlines()[-3].split()[-2:] == ["–", "–"]
 
 
 def least_limit(path: Path, context: int) -> int:
@@ -95,11 +106,13 @@ def test_the_command_prints_it(packs: dict[str, Path], monkeypatch: pytest.Monke
     monkeypatch.setattr(
         engine_speed, "bench_run", partial(bench_run, rounds=1, tokens=4, threads=1)
     )
-    words = [str(packs["qwen3moe"]), "--run", "--memory", "320MiB"]
+    words = [str(packs["qwen3moe"]), "--run", "--memory", "320MiB", "--prompt-tokens", "30"]
+    words += ["--prompt-file", "fixtures/prompt.txt", "--micro-batch", "16"]
     run = CliRunner().invoke(bench, words, catch_exceptions=False)
     assert run.exit_code == 0, run.output
     assert "320.0 MiB" in run.stdout or "no limit" in run.stdout
     assert "MiB of it for experts under moepack" in run.stdout
+    assert "a prompt of 30 tokens, 16 at once" in run.stdout
     assert "pack " in run.stdout
     with pytest.raises(RequestError, match="--memory is for --run"):
         CliRunner().invoke(bench, [words[0], *words[2:]], catch_exceptions=False)
@@ -150,6 +163,45 @@ def test_smaller_micro_batches_are_taken_where_others_do_not_fit(
     assert max(micro_batches) == 512
 
 
+def test_a_micro_batch_that_was_asked_for_is_taken_or_refused(packs: dict[str, Path]) -> None:
+    with Pack(packs["qwen3moe"]) as pack:
+        division = divide_memory(pack, 1 << 30, context=64, pinned=0, micro_batch=2048)
+        assert division.micro_batch == 2048
+        limit = least_limit(packs["qwen3moe"], 64)
+        with pytest.raises(RequestError, match="too little memory to run the model"):
+            divide_memory(pack, limit, context=64, pinned=0, micro_batch=512)
+
+
+@needs_llama
+def test_a_prompt_is_the_beginning_of_a_text_and_has_as_many_tokens(packs: dict[str, Path]) -> None:
+    with Pack(packs["qwen3moe"]) as pack:
+        text = prompt_text.reference_text()
+        beginning = prompt_text.beginning_of(text, 700, pack)
+        assert text.startswith(beginning)
+        assert len(beginning) >= 700
+        assert prompt_text.beginning_of("Short.", 700, pack) == "Short."
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_programs_read_no_faster_than_a_limit(is_direct: bool, tmp_path: Path) -> None:
+    require_disk(tmp_path)
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(8 * MIB))
+    os.sync()
+    page_cache.drop([path])
+    try:
+        with control_group(reads=ReadLimit(16 * MIB, [path])) as group:
+            assert group is not None
+            options = ["iflag=direct"] if is_direct else []
+            command = ["dd", f"if={path}", "of=/dev/null", "bs=1M", *options]
+            began = time.monotonic()
+            subprocess.run(group.command(command), check=True, capture_output=True)
+            seconds = time.monotonic() - began
+    except MachineError as error:
+        pytest.skip(str(error))
+    assert seconds > 0.35
+
+
 def test_too_small_a_limit_is_refused_with_what_there_is_to_hold(packs: dict[str, Path]) -> None:
     with pytest.raises(RequestError, match="too little memory to run the model") as refusal:
         bench_run(packs["qwen3moe"], memory=PROGRAM_LENGTH)
@@ -169,7 +221,7 @@ def test_a_program_that_fails_is_an_error_with_its_words() -> None:
 def test_programs_that_the_limit_is_too_small_for_were_killed() -> None:
     """A whole Python does not fit: neither the server's alone, nor that of the pager."""
     request, shards = Request("a", 1, 64, 1), shards_of("qwen3moe")
-    with memory_group(12 * MIB) as group:
+    with control_group(12 * MIB) as group:
         if group is None:
             pytest.skip("no control group can be made here")
         assert engine_runs.run_alone(shards[0], READ, request, 1, group) is None
@@ -181,7 +233,7 @@ def test_programs_that_the_limit_is_too_small_for_were_killed() -> None:
 
 def test_a_program_that_takes_more_than_the_limit_is_killed() -> None:
     code = "import sys; held = bytearray(int(sys.argv[1])); sys.stdout.write('{}')"
-    with memory_group(100 * MIB) as group:
+    with control_group(100 * MIB) as group:
         if group is None:
             pytest.skip("no control group can be made here")
         small, large = (
@@ -200,22 +252,28 @@ def test_kills_are_counted_where_the_system_says_so() -> None:
     )
 
 
+def run_of(text: str, speed: float) -> EngineRun:
+    """Return a run as fast as that, of a prompt that was twice as fast."""
+    return EngineRun(text, 20 / speed, PhaseRun(10, 2 * speed), PhaseRun(59, speed))
+
+
 def facts_of(*speeds: float | None) -> SideFacts:
     """Return the facts of runs, of which one without a speed was killed."""
-    runs = [None if speed is None else EngineRun("text", speed) for speed in speeds]
+    runs = [None if speed is None else run_of("text", speed) for speed in speeds]
     return engine_speed._facts("pack", runs)
 
 
 def test_a_run_that_was_killed_has_no_speed() -> None:
-    assert facts_of(None).tokens_per_second is None
-    assert facts_of(3.0, None).tokens_per_second == 3
+    killed, once = facts_of(None), facts_of(3.0, None)
+    assert (killed.first_token_seconds, killed.decode.tokens_per_second) == (None, None)
+    assert once.decode.tokens_per_second == (3, 3, 3)
 
 
 def test_several_runs_have_a_median_and_its_bounds() -> None:
-    facts = facts_of(5.0, 2.0, 3.0)
-    assert facts.tokens_per_second_lowest == 2
-    assert facts.tokens_per_second == 3
-    assert facts.tokens_per_second_highest == 5
+    facts = facts_of(5.0, 2.0, 4.0)
+    assert facts.decode.tokens_per_second == (4, 2, 5)
+    assert facts.prompt.tokens_per_second == (8, 4, 10)
+    assert facts.first_token_seconds == (5, 4, 10)
 
 
 @pytest.mark.parametrize(
@@ -225,15 +283,16 @@ def test_llama_cpp_may_round_otherwise_with_its_defaults_alone(
     other: str | None, is_same: bool | None, packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_moepack(paths: Sequence[str], *_: Any) -> EngineRun | None:
-        return None if other == "all" else EngineRun("text", 1.0)
+        return None if other == "all" else run_of("text", 1.0)
 
     def run_alone(path: str, loading: str, *_: Any) -> EngineRun | None:
         if other in ("all", None):
             return None
-        return EngineRun("other" if loading == other else "text", 1.0)
+        return run_of("other" if loading == other else "text", 1.0)
 
     monkeypatch.setattr(engine_speed, "run_moepack", run_moepack)
     monkeypatch.setattr(engine_speed, "run_alone", run_alone)
+    monkeypatch.setattr(engine_speed, "beginning_of", lambda text, count, pack: text)
     limit, source = PROGRAM_LENGTH + 40 * MIB, first_shard("qwen3moe")
     speed = bench_run(packs["qwen3moe"], source=source, memory=limit, rounds=1)
     assert speed.same_text is is_same

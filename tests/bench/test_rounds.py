@@ -179,7 +179,7 @@ def test_what_others_read_disturbs_as_long_as_the_drive_works_for_them(
     """A drive that rests nine tenths of the time is not disturbed by who reads as much as we."""
     work = [disturbance._Work(0, 0.0)]
     ours, now = [0], [0.0]
-    monkeypatch.setattr(disturbance, "_drive_of", lambda path: path)
+    monkeypatch.setattr(disturbance, "drive_of", lambda path: path)
     monkeypatch.setattr(disturbance, "_work_of", lambda drive: work[0])
     monkeypatch.setattr(disturbance, "_our_bytes", lambda: ours[0])
     monkeypatch.setattr("time.perf_counter", lambda: now[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.bench.memory_group import memory_group
+from moepack.bench.control_group import control_group
 from tests.support.big_model import LENGTH, write_big_model
 from tests.support.children import PATIENCE
 from tests.support.needs import needs_llama
@@ -37,7 +37,7 @@ def test_a_model_that_is_bigger_runs_to_its_end(model: Path) -> None:
     assert LENGTH > LIMIT
     program = [sys.executable, "-m", "tests.support.llama_program"]
     expected = run([*program, str(model)]).stdout
-    with memory_group(LIMIT) as group:
+    with control_group(LIMIT) as group:
         if group is None:
             pytest.skip("no control group can be made here")
         command = [sys.executable, "-m", "moepack", "run", str(model), "--", *program, "{}"]

@@ -72,14 +72,17 @@ def test_one_forecast_in_words(box: Path, tmp_path: Path, moepack_command: Run) 
     assert lines[3].endswith("takes longest")
     assert " of 936 GB/s typed  " in lines[4]
     assert " of 40 GB/s typed  " in lines[5]
-    assert lines[6].startswith("takes 1")
-    assert lines[6].endswith(" of memory, which fits")
-    assert lines[7] == "the range holds nine of ten runs; it stands on 1 receipt"
-    assert lines[8].startswith(f"receipt {paths[0]}, entry 1: 2900 tok/s (n_gen, ")
+    assert lines[6].startswith("prompt of 1,000 tokens: ")
+    assert "to the first token" in lines[6]
+    assert lines[6].endswith("; 1 sweep of up to 1,000 tokens; at most 25621934 tok/s (computing)")
+    assert lines[7].startswith("takes ")
+    assert lines[7].endswith(" of memory, which fits")
+    assert lines[8] == "the range holds nine of ten runs; it stands on 1 receipt"
+    assert lines[9].startswith(f"receipt {paths[0]}, entry 1: 2900 tok/s (n_gen, ")
     refused = f"receipt {paths[1]}, entry 1: 2900 tok/s, not used: it ran another way ("
-    assert lines[9].startswith(refused)
-    assert lines[10].startswith("a run of this model here says it better: llama-bench -m ")
-    assert len(lines) == 11
+    assert lines[10].startswith(refused)
+    assert lines[11].startswith("a run of this model here says it better: llama-bench -m ")
+    assert len(lines) == 12
 
 
 def test_a_forecast_from_the_drive_in_words(no_gpu: Path, moepack_command: Run) -> None:
@@ -97,7 +100,8 @@ def test_a_forecast_from_the_drive_in_words(no_gpu: Path, moepack_command: Run) 
 def test_a_table_of_layers(box: Path, moepack_command: Run) -> None:
     lines = lines_of(moepack_command("forecast", MODEL, "--machine", box, "--all"))
     assert lines[2].split() == [
-        *("--n-cpu-moe", "VRAM", "memory", "tok/s", "from", "to", "at", "most", "longest")
+        *("--n-cpu-moe", "VRAM", "memory", "tok/s", "from", "to", "at", "most", "longest"),
+        *("1,000", "tokens", "from", "to"),
     ]
     assert [line.split()[0] for line in lines[3:6]] == ["0", "1", "2"]
     assert lines[6] == ""

@@ -29,8 +29,11 @@ def test_it_prints_memories_and_a_command(moepack_command: Run, model: Path) -> 
     assert done.returncode == 0
     assert "114.7B in experts, 1.5B dense" in done.stdout
     assert "5.1B are active in a token, but all take memory" in done.stdout
-    assert f"  llama-server -m {model} -ngl 999 --n-cpu-moe 23 -c 8192\n" in done.stdout
-    assert "  experts: 20.5 GiB in VRAM, 36.3 GiB in memory" in done.stdout
+    assert (
+        f"  llama-server -m {model} -ngl 999 --n-cpu-moe 26 -c 8192 -b 4096 -ub 4096\n"
+        in done.stdout
+    )
+    assert "  experts: 15.8 GiB in VRAM, 41.1 GiB in memory" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if "GiB" in line]
     assert ["memory", "64.0", "GiB"] in [row[:3] for row in rows]
 
@@ -40,7 +43,7 @@ def test_two_gpus_and_a_smaller_cache(moepack_command: Run, model: Path) -> None
     done = moepack_command(
         "place", str(model), *gpus, "--cache-type", "q8_0,q4_0", "--engine", "ik_llama.cpp"
     )
-    assert "-ts 23,14 " in done.stdout
+    assert "-ts 25,12 " in done.stdout
     assert "-ctk q8_0 -ctv q4_0" in done.stdout
     assert "moe-cache" not in done.stdout
 
@@ -53,11 +56,14 @@ def test_json_has_it_all(moepack_command: Run, model: Path, tmp_path: Path) -> N
     assert facts["engine"] == "llama.cpp"
     assert facts["context"] == 32768
     assert [device["name"] for device in facts["devices"]] == ["GPU", "memory"]
-    assert facts["option"]["cpu_layer_count"] == facts["forecast"]["cpu_layer_count"] > 0
-    assert facts["forecast"]["lowest"] < facts["forecast"]["tokens_per_second"]
+    speed = facts["option"]["forecast"]
+    assert facts["option"]["cpu_layer_count"] == speed["cpu_layer_count"] > 0
+    assert speed["lowest"] < speed["tokens_per_second"]
+    assert speed["prompt"]["shortest"] < speed["prompt"]["seconds"] < speed["prompt"]["longest"]
     assert facts["pins"] is None
     text = moepack_command("place", str(model), "--machine", str(box)).stdout
-    assert "forecast of the first: " in text
+    assert "  decode: " in text
+    assert "  prompt: 1,000 tokens: " in text
 
 
 def test_a_forecast_that_cannot_be_says_why(
@@ -72,7 +78,7 @@ def test_a_forecast_that_cannot_be_says_why(
 def test_pins_follow_the_trace(moepack_command: Run) -> None:
     source = first_shard("qwen3moe")
     trace = source.parent / "qwen3moe-trace.csv"
-    small = ("--engine", "pack", "--context", "64", "--margin", "0", "--ram", "3MiB")
+    small = ("--engine", "pack", "--context", "64", "--margin", "0", "--ram", "1700KiB")
     done = moepack_command("place", str(source), *small, "--trace", str(trace))
     assert done.returncode == 0, done.stderr
     assert "hits at this budget: the hottest that fit " in done.stdout

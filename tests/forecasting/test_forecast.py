@@ -300,7 +300,7 @@ def test_misses_come_from_the_best_that_is_known() -> None:
     assert sources == ["even router", "working set", "trace"]
     assert router.hit_rate == 0.5
     assert len({one.missed_length for one in (router, formula, traced)}) == 3
-    by_batch = only(budget=HALF, traces=[TRACE], batch_count=1)
+    by_batch = only(budget=HALF, traces=[TRACE], micro_batch=1)
     assert by_batch.missed_length is not None
 
 
@@ -453,7 +453,7 @@ def test_a_receipt_of_a_model_of_which_too_little_is_known(tmp_path: Path) -> No
     assert facts.forecasts[0].receipt_count == 0
 
 
-BENCH = f"llama-bench -m {MODEL} -p 0 -n 128 -o json"
+BENCH = f"llama-bench -m {MODEL} -p 512 -n 128 -o json"
 RUN = f'moepack run {MODEL} -p "…" -n 100'
 
 
@@ -515,7 +515,7 @@ def test_llama_bench_is_given_no_pack(tmp_path: Path) -> None:
     pack = tmp_path / "a model.moepack"
     pack_model(MODEL, pack)
     command = forecast_of(path=pack).next_receipt
-    assert command == "llama-bench -m MODEL.gguf -p 0 -n 128 -o json -ngl 99 -ncmoe 0"
+    assert command == "llama-bench -m MODEL.gguf -p 512 -n 128 -o json -ngl 99 -ncmoe 0"
     command = forecast_of(path=pack, budget=HALF, dense_in_memory=True).next_receipt
     assert command is not None
     assert command.startswith(f"moepack run '{pack}' ")
@@ -551,12 +551,11 @@ def test_what_cannot_be_is_refused(box: Machine, options: dict[str, Any], messag
         forecast_of(box, **options)
 
 
-@pytest.mark.parametrize("told", [{"traces": [TRACE]}, {"working_set": WorkingSet(9, 1)}], ids=str)
-def test_a_trace_without_a_cache_is_called_unused(told: dict[str, Any]) -> None:
+def test_a_working_set_without_a_cache_is_called_unused() -> None:
     for options in ({"cpu_layer_count": 1}, {"sweep": True}):
-        for one in forecast_of(BOX, **options, **told).forecasts:
+        for one in forecast_of(BOX, **options, working_set=WorkingSet(9, 1)).forecasts:
             assert one.warnings[-1].startswith("nothing is read of the drive here")
-    (cached,) = forecast_of(BOX, budget=HALF, **told).forecasts
+    (cached,) = forecast_of(BOX, budget=HALF, working_set=WorkingSet(9, 1)).forecasts
     assert not any("nothing is read" in warning for warning in cached.warnings)
     (plain,) = forecast_of(BOX, cpu_layer_count=1).forecasts
     assert not any("nothing is read" in warning for warning in plain.warnings)

@@ -72,6 +72,16 @@ def test_an_array_as_llama_bench_writes_it(tmp_path: Path) -> None:
     assert "cpu_info" not in receipt.fields
 
 
+def test_a_prompt_beside_it_says_how_fast_the_same_way_computes(tmp_path: Path) -> None:
+    prompt = {**NOW, "n_prompt": 512, "n_gen": 0, "avg_ts": 400.0}
+    whole = {**NOW, "n_cpu_moe": 0}
+    found = read_receipts([write(tmp_path / "bench.json", [prompt, NOW, whole])])
+    assert [one.prompt_seconds for one in found] == [1 / 400, None]
+    ours = {**RUN, "prompt": {"step_count": 200, "seconds": 4.0, "read_seconds": 1.0}}
+    assert only(tmp_path, ours).prompt_seconds == 3.0 / 200
+    assert only(tmp_path, RUN).prompt_seconds is None
+
+
 def test_an_object_in_each_line(tmp_path: Path) -> None:
     lines = f"{json.dumps(NOW)}\n\n{json.dumps({**NOW, 'n_cpu_moe': 0})}\n"
     found = read_receipts([write(tmp_path / "bench.jsonl", lines)])

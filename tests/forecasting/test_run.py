@@ -76,7 +76,7 @@ def test_misses_are_those_of_a_run_with_the_same_trace(
     token_count = import_trace([str(trace)], tmp_path / "copy").token_count
     box = machine(bandwidth=20, drive=2)
     (found,) = forecast(
-        path, box, budget=count * length, traces=[str(trace)], batch_count=1
+        path, box, budget=count * length, traces=[str(trace)], micro_batch=1
     ).forecasts
     lookups = usage.hit_count + usage.miss_count
     assert found.hit_rate == pytest.approx(usage.hit_count / lookups)

@@ -41,8 +41,8 @@ def test_what_a_token_reads_is_somewhere(model: Model) -> None:
     last = model.reads(model.offloads()[-1], 0, 0)
     assert last is not None
     assert last.memory == weights.read_expert_length
-    assert model.reads(Way("stream", budget=1), 5, 0) == (len(model.layers), 0, whole.vram, 5)
-    assert model.reads(Way("cpu"), 0, 0) == (len(model.layers), 0, whole.vram, 0)
+    assert model.reads(Way("stream", budget=1), 5, 0) == (len(model.layers), 0, whole.vram, 5, 0)
+    assert model.reads(Way("cpu"), 0, 0) == (len(model.layers), 0, whole.vram, 0, 0)
 
 
 def test_a_context_is_read_as_well(model: Model) -> None:
@@ -62,7 +62,9 @@ def test_what_it_takes_is_somewhere(model: Model) -> None:
         vram, memory = model.needs(way)
         assert vram is not None
         assert memory is not None
-        assert vram + memory == whole + twice
+        # A GPU that computes with experts from memory has room for a copy of a tensor of them.
+        staged = model.weights.staged_length if way.kind == "offload" else 0
+        assert vram + memory == whole + twice + staged
     assert model.needs(model.offloads()[0]).memory == outer.embedding_length
     experts = model.weights.expert_length
     assert model.needs(Way("stream", budget=experts)) == (0, whole)

@@ -60,7 +60,7 @@ def test_all_caches_of_the_last_level_count_once(
 def test_a_round_is_all_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock on which each round takes 10 ms."""
     monkeypatch.setattr(bandwidth, "buffer_length", lambda *_: 4 * MIB)
-    monkeypatch.setattr(bandwidth, "_cpu_count", lambda: 2)
+    monkeypatch.setattr(bandwidth, "cpu_count", lambda: 2)
     ticks = itertools.count()
     rounds: list[None] = []
     figure = measure_bandwidth(
@@ -76,7 +76,7 @@ def test_the_figure_is_what_lasts_with_the_number_of_threads_that_is_fastest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     speeds = {1: [9e9, 8e9, 1e9], 2: [10e9, 12e9, 11e9], 4: [5e9, 30e9, 6e9]}
-    monkeypatch.setattr(bandwidth, "_cpu_count", lambda: 4)
+    monkeypatch.setattr(bandwidth, "cpu_count", lambda: 4)
     monkeypatch.setattr(
         bandwidth._Walk, "rounds", lambda _walk, threads, *_bounds: list(speeds[threads])
     )

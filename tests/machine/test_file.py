@@ -99,7 +99,11 @@ BASIS = 'is = "measured", lowest'
         ("[memory]", "[memory", "m.toml: not TOML (Expected ']' at the end of a table"),
         ("[memory]", "colour = 1\n[memory]", "m.toml: colour: unknown key, expected name, memory"),
         (FIGURE, "speed = 1", "gpus[0].speed: unknown key, expected name, length, bandwidth"),
-        ("path =", "paths =", "drive.paths: unknown key, expected path, bandwidth, reads"),
+        (
+            "path =",
+            "paths =",
+            "drive.paths: unknown key, expected path, bandwidth, sequential",
+        ),
         (BASIS, 'by = "me", lowest', "memory.bandwidth.by: unknown key, expected value, is, low"),
         ("depth = 4", "deep = 4", "drive.reads[1].deep: unknown key, expected length, depth, ban"),
         ('length = "23.5 GiB"', "", 'memory.length: missing, expected such as "24 GiB"'),
@@ -157,7 +161,10 @@ def test_what_breaks_a_rule_is_refused_by_its_place(old: str, new: str, message:
         ("", "memory: missing, expected [memory] with a length"),
         ("memory = 24", "memory: not a table, expected length, bandwidth, found 24"),
         ("gpus = {}", "gpus: not a list of tables, expected [[gpus]]"),
-        ("gpus = [7]", "gpus[0]: not a table, expected name, length, bandwidth, found 7"),
+        (
+            "gpus = [7]",
+            "gpus[0]: not a table, expected name, length, bandwidth, link, compute, found 7",
+        ),
         ("drive = 7", "drive: not a table"),
         ("drive.reads = 7", "drive.reads: not a list of tables, expected [[drive.reads]]"),
         ("[drive]", "drive: it says nothing about speed, expected a bandwidth, or [[drive.reads]]"),
@@ -223,10 +230,25 @@ READS = st.lists(
     unique_by=lambda read: read[:2],
     max_size=3,
 ).map(tuple)
-DRIVES = st.builds(Drive, st.none() | TEXTS, st.none() | DRIVE_BANDWIDTHS, READS).filter(
-    lambda drive: bool(drive.bandwidth or drive.reads)
+DRIVES = st.builds(
+    Drive,
+    st.none() | TEXTS,
+    st.none() | DRIVE_BANDWIDTHS,
+    READS,
+    st.none() | DRIVE_BANDWIDTHS,
+).filter(lambda drive: bool(drive.bandwidth or drive.reads))
+COMPUTES = figures(10**6, 10**18)
+GPUS = st.lists(
+    st.builds(
+        Gpu,
+        st.none() | TEXTS,
+        LENGTHS,
+        st.none() | BANDWIDTHS,
+        st.none() | BANDWIDTHS,
+        st.none() | COMPUTES,
+    ),
+    max_size=3,
 )
-GPUS = st.lists(st.builds(Gpu, st.none() | TEXTS, LENGTHS, st.none() | BANDWIDTHS), max_size=3)
 MACHINES = st.builds(
     Machine,
     st.none() | TEXTS,
@@ -234,6 +256,7 @@ MACHINES = st.builds(
     st.none() | BANDWIDTHS,
     GPUS.map(tuple),
     st.none() | DRIVES,
+    st.none() | COMPUTES,
 )
 
 

@@ -99,6 +99,19 @@ def test_the_bandwidth_is_that_of_data_sheets(
     assert not driver.is_open
 
 
+@pytest.mark.parametrize(
+    ("generation", "lane_count", "link"),
+    [(4, 16, 31.5e9), (5, 16, 63e9), (3, 4, 3.94e9), (None, 16, None), (9, 16, None)],
+)
+def test_the_link_is_what_its_lanes_carry(
+    generation: int | None, lane_count: int, link: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"MaxPcieLinkGeneration": generation, "MaxPcieLinkWidth": lane_count}
+    monkeypatch.setitem(sys.modules, "pynvml", Driver(gpu(8 * GIB) | known))
+    (found,), _ = find_gpus()
+    assert (found.link and found.link.value) == (link and pytest.approx(link, rel=0.01))
+
+
 @pytest.mark.parametrize(("clock", "bits"), [(None, 384), (9751, None), (0, 384), (9751, 0)])
 def test_without_clock_or_width_the_bandwidth_is_not_known(
     clock: int | None, bits: int | None, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.bench.memory_group import memory_group
+from moepack.bench.control_group import control_group
 from moepack.machine import memory_limits
 from moepack.machine.memory_limits import available_memory, read_memory
 
@@ -52,7 +52,7 @@ def test_limits_of_all_groups_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     system = 1 << 50
-    monkeypatch.setattr(memory_limits, "_system_memory", lambda _: system)
+    monkeypatch.setattr(memory_limits, "_system_field", lambda _: system)
     lay_groups(tmp_path, groups, files, monkeypatch)
     least = system if left is None else left
     assert available_memory() == max(0, least - max(512 * MIB, least // 10))
@@ -82,7 +82,7 @@ def test_the_memory_of_a_machine_is_the_least_limit_and_not_what_is_left_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     system = {"MemTotal": (64 << 30) + 8192, "MemAvailable": 1 << 30}
-    monkeypatch.setattr(memory_limits, "_system_memory", system.__getitem__)
+    monkeypatch.setattr(memory_limits, "_system_field", system.__getitem__)
     lay_groups(tmp_path, groups, files, monkeypatch)
     assert read_memory() == (least, "read", None, None)
 
@@ -103,7 +103,7 @@ def test_a_real_limit_is_found() -> None:
     length = 1 << 30
     code = "from moepack.machine import memory_limits as found; "
     code += "print(found.available_memory(), int(found.read_memory().value))"
-    with memory_group(length) as group:
+    with control_group(length) as group:
         if group is None:
             pytest.skip("no control group can be made here")
         command = group.command([sys.executable, "-c", code])
@@ -115,4 +115,4 @@ def test_a_real_limit_is_found() -> None:
 
 def test_a_system_that_says_nothing_has_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda _: "")
-    assert memory_limits._system_memory("MemTotal") > 0
+    assert memory_limits._system_field("MemTotal") > 0

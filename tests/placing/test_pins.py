@@ -2,10 +2,12 @@
 
 import pytest
 
+from moepack.footprint.weights import weights_of
 from moepack.hotness.model import HeldOut, Hotness
 from moepack.keys import ExpertKey
-from moepack.placing.pins import _covered, _judged
+from moepack.placing.pins import _covered, _judged, pins_by_trace
 from moepack.shape import ROUTED_FAMILY, FamilyShape, ModelShape
+from tests.support.models import FIXTURES, first_shard
 
 SHAPE = ModelShape((FamilyShape(0, ROUTED_FAMILY, 4, 10, 2),))
 
@@ -53,3 +55,13 @@ def test_what_is_ranked_is_not_what_is_measured() -> None:
 def test_without_a_half_held_out_nothing_is_said() -> None:
     assert _covered(hotness((1, 8, 4, 5), None), SHAPE, 20) is None
     assert _covered(hotness((1, 8, 4, 5), (0, 0, 0, 0)), SHAPE, 20) is None
+
+
+def test_experts_of_other_layers_take_no_room_from_those_that_are_cached() -> None:
+    shape = weights_of(first_shard("qwen3moe")).shape
+    budget = shape.routed_length // 4
+    whole, part = (
+        pins_by_trace([str(FIXTURES / "qwen3moe-trace.csv")], shape, budget, 0, layers)
+        for layers in ((0, 1), (0,))
+    )
+    assert (part.lru_hit_rate or 0) > (whole.lru_hit_rate or 0)

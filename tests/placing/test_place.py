@@ -12,7 +12,7 @@ import pytest
 import moepack
 from moepack.errors import RequestError, TraceError
 from moepack.footprint.context import LLAMA_SERVER, MOEPACK_RUN
-from moepack.placing.facts import OptionFacts, PlacementFacts
+from moepack.placing.facts import DeviceFacts, OptionFacts, PlacementFacts
 from moepack.placing.load import Load, load_of
 from moepack.placing.offload import filled, offload, pattern
 from moepack.report.facts import SourceFacts
@@ -20,6 +20,7 @@ from moepack.sizes import size_text
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
 from tests.support import large_models, llama_cpp_memory
+from tests.support.gguf_builder import F32, moe
 from tests.support.machines import machine
 from tests.support.models import REAL_MODELS, first_shard
 from tests.support.needs import needs_llama
@@ -50,7 +51,8 @@ def value(option: OptionFacts, name: str) -> str | None:
 
 
 def place(path: Path, **options: Any) -> PlacementFacts:
-    return moepack.place(path, **{"memory": 1 << 40, **options})
+    """Place a model in a terabyte of memory, with the micro-batches of `load`."""
+    return moepack.place(path, **{"memory": 1 << 40, "micro_batch": 512, **options})
 
 
 @needs_llama
@@ -82,7 +84,10 @@ def test_a_forecast_and_a_placement_of_a_pack_agree_on_what_it_takes(
     (device,) = facts.devices
     box = machine(memory=48, bandwidth=80, drive=7)
     budget = facts.option.memory_expert_length
-    (speed,) = moepack.forecast(gpt_oss, box, budget=budget, context=context).forecasts
+    batch = facts.option.micro_batch
+    (speed,) = moepack.forecast(
+        gpt_oss, box, budget=budget, context=context, micro_batch=batch
+    ).forecasts
     assert speed.memory_length == device.length - device.left_length
 
 
@@ -172,7 +177,7 @@ def test_without_vram_worth_using_all_is_in_memory(gpt_oss: Path, vram: list[int
 def test_what_is_placed_in_memory_is_forecast_there(gpt_oss: Path) -> None:
     # Together they would have room, if each of them needed none to compute in.
     box = machine(memory=80, bandwidth=80, vram=1.8, vram_bandwidth=936, gpu_count=4)
-    speed = moepack.place(gpt_oss, box, context=8192).forecast
+    speed = moepack.place(gpt_oss, box, context=8192).option.forecast
     assert speed is not None
     assert speed.kind == "cpu"
 
@@ -264,7 +269,7 @@ def test_a_pattern_names_just_what_is_in_memory(deepseek: Path) -> None:
 def test_a_pattern_is_offered_where_it_brings_enough(gpt_oss: Path) -> None:
     whole = load(gpt_oss)
     first = whole.layers[0]
-    fixed = whole.fixed_length + whole.compute_length + GIB
+    fixed = whole.fixed_length + whole.compute_length + whole.staged_length + GIB
     up, down = first.tensors[0].length, first.tensors[-1].length
     for extra, is_offered in ((up + down, True), (up, False)):
         facts = place(gpt_oss, vram=[fixed + first.expert_length + extra])
@@ -283,7 +288,7 @@ def test_latest_experts_may_be_cached_in_vram(gpt_oss: Path) -> None:
     cached = next(one for one in facts.alternatives if "--moe-cache-mib" in one.command)
     room = int(value(cached, "--moe-cache-mib") or 0) << 20
     whole = load(gpt_oss)
-    taken = whole.fixed_length + whole.compute_length + facts.margin_length
+    taken = whole.fixed_length + whole.compute_length + whole.staged_length + facts.margin_length
     assert 0 <= 24 * GIB - taken - room < 1 << 20
     assert cached.vram_expert_length == room
     assert cached.memory_expert_length == whole.expert_length
@@ -301,13 +306,14 @@ def test_a_shorter_context_takes_less(gpt_oss: Path) -> None:
 
 def test_below_the_floor_it_says_what_is_missing(gpt_oss: Path) -> None:
     whole = load(gpt_oss)
-    enough = whole.fixed_length + whole.compute_length + GIB
+    working = whole.compute_length + whole.staged_length
+    enough = whole.fixed_length + working + GIB
     assert place(gpt_oss, vram=[enough]).option.cpu_layer_count == 36
     (note,) = place(gpt_oss, vram=[enough - (2 << 20)]).notes
     assert "VRAM lacks 2.0 MiB beside the margin" in note
     # Two that have the room together, but the output fits into neither beside what is before it.
-    half = (enough - GIB - whole.compute_length) // 2 + whole.compute_length + GIB
-    (note,) = place(gpt_oss, vram=[half, half]).notes
+    half = (enough - GIB - working) // 2 + whole.compute_length + GIB
+    (note,) = place(gpt_oss, vram=[half + whole.staged_length, half]).notes
     assert f"VRAM lacks {size_text(whole.output_length)} beside the margin" in note
     with pytest.raises(RequestError, match="too little VRAM") as caught:
         place(gpt_oss, vram=[enough - (2 << 20)], memory=48 * GIB)
@@ -328,9 +334,9 @@ def test_a_pack_is_run_with_what_there_is(gpt_oss: Path) -> None:
     whole = place(gpt_oss, engine="pack", memory=128 * GIB)
     assert (whole.option.streamed_length, value(whole.option, "--memory")) == (0, None)
     needed = device.dense_length + device.context_length + device.compute_length
-    floor = needed + load(gpt_oss).step_length + GIB
+    floor = needed + load(gpt_oss).floor + GIB
     least = place(gpt_oss, engine="pack", memory=floor).option
-    assert least.memory_expert_length == load(gpt_oss).step_length
+    assert least.memory_expert_length == load(gpt_oss).floor
     with pytest.raises(RequestError, match="too little memory") as caught:
         place(gpt_oss, engine="pack", memory=floor - (1 << 20))
     assert (caught.value.hint or "").startswith("1.0 MiB are missing")
@@ -351,7 +357,7 @@ def test_hotness_decides_whether_experts_are_pinned() -> None:
     whole = load_of(source, MOEPACK_RUN._replace(token_count=64))
     fixed = place(source, engine="pack", context=64).devices[0]
     working = fixed.dense_length + fixed.context_length + fixed.compute_length
-    memory = working + whole.expert_length // 2
+    memory = working + whole.floor + 1000
     facts = place(source, engine="pack", context=64, margin=0, memory=memory, traces=[str(trace)])
     assert facts.pins is not None
     assert facts.pins.lru_hit_rate is not None
@@ -377,15 +383,122 @@ def test_a_trace_of_another_model_says_nothing_of_pins(gpt_oss: Path) -> None:
 def test_a_forecast_comes_with_a_machine(gpt_oss: Path) -> None:
     box = machine(memory=64, bandwidth=80, vram=24, vram_bandwidth=936)
     facts = moepack.place(gpt_oss, box, context=8192)
-    assert facts.forecast is not None
-    assert facts.forecast.cpu_layer_count == facts.option.cpu_layer_count
-    assert facts.forecast.tokens_per_second is not None
-    with_gpu = machine(memory=32, bandwidth=80, drive=7, vram=24, vram_bandwidth=936)
-    streamed = moepack.place(gpt_oss, with_gpu, engine="pack")
-    assert streamed.forecast is not None
-    assert streamed.forecast.kind == "stream", "which leaves GPUs alone"
-    assert streamed.forecast.budget_length == streamed.option.memory_expert_length
-    assert place(gpt_oss).forecast is None
+    first, cached = facts.option.forecast, facts.alternatives[-1].forecast
+    assert first is not None
+    assert first.cpu_layer_count == facts.option.cpu_layer_count
+    assert first.tokens_per_second is not None
+    assert cached is not None
+    assert cached.vram_cache_length == facts.alternatives[-1].vram_cache_length
+    assert cached.uploaded_length
+    assert place(gpt_oss).option.forecast is None
+
+
+@pytest.fixture
+def three_tiers(gpt_oss: Path) -> PlacementFacts:
+    box = machine(memory=32, bandwidth=80, drive=7, vram=24, vram_bandwidth=936)
+    return moepack.place(gpt_oss, box, engine="pack")
+
+
+def test_vram_memory_and_drive_are_one_plan(gpt_oss: Path, three_tiers: PlacementFacts) -> None:
+    """What VRAM holds for good needs no room in memory, and no byte is there twice."""
+    gpu, memory = three_tiers.devices
+    option, whole = three_tiers.option, load(gpt_oss)
+    assert (option.vram_expert_length, option.memory_expert_length) == (
+        *(gpu.expert_length, memory.expert_length),
+    )
+    assert option.streamed_length > 0
+    assert whole.expert_length == (
+        option.vram_expert_length + option.memory_expert_length + option.streamed_length
+    )
+    kept = sum(
+        one.expert_length for one in whole.layers if one.layer < (option.cpu_layer_count or 0)
+    )
+    assert option.vram_expert_length == whole.expert_length - kept
+    assert memory.dense_length == whole.embedding_length, "the rest is on the GPU"
+    command = shlex.split(option.command)
+    assert command[:2] == ["moepack", "run"]
+    server = command[command.index("--") + 1 :]
+    assert server[:3] == ["llama-server", "-m", "{}"]
+    assert server[server.index("--n-cpu-moe") + 1] == str(option.cpu_layer_count)
+    assert server[server.index("-ub") + 1] == str(option.micro_batch) == "4096"
+
+
+def test_memory_is_asked_for_no_more_than_vram_leaves(gpt_oss: Path) -> None:
+    facts = place(gpt_oss, engine="pack", vram=[24 * GIB], memory=128 * GIB)
+    option, memory = facts.option, facts.devices[-1]
+    assert option.streamed_length == 0
+    assert memory.expert_length == option.memory_expert_length
+    assert memory.expert_length + option.vram_expert_length == load(gpt_oss).expert_length
+    assert value(option, "--memory") is None
+
+
+def test_the_forecast_of_three_tiers_knows_them_all(three_tiers: PlacementFacts) -> None:
+    option, speed = three_tiers.option, three_tiers.option.forecast
+    assert speed is not None
+    assert (speed.kind, speed.fits) == ("gpu-stream", True)
+    assert speed.budget_length == option.memory_expert_length
+    assert speed.cpu_layer_count == option.cpu_layer_count
+    gpu, memory = three_tiers.devices
+    assert speed.vram_length == gpu.length - gpu.left_length
+    assert speed.memory_length == memory.length - memory.left_length
+    cached, plain = three_tiers.alternatives
+    assert cached.forecast is not None
+    assert plain.forecast is not None
+    assert plain.forecast.kind == "stream", "which leaves the GPU alone"
+    assert (cached.cpu_layer_count, plain.cpu_layer_count) == (36, None)
+    # A cache in VRAM keeps a second copy of what memory has; whole layers do not.
+    assert (cached.forecast.missed_length or 0) > (speed.missed_length or 0)
+    assert (speed.tokens_per_second or 0) > (cached.forecast.tokens_per_second or 0)
+
+
+def test_a_gpu_has_room_for_a_copy_of_a_tensor_of_experts(gpt_oss: Path) -> None:
+    whole = load(gpt_oss)
+    longest = max(tensor.length for layer in whole.layers for tensor in layer.tensors)
+    assert longest - whole.staged_length < 2 << 20, "the biases beside it"
+    all_there, *_ = place(gpt_oss, vram=[128 * GIB]).devices
+    some_there, *_ = place(gpt_oss, vram=[24 * GIB]).devices
+    assert some_there.compute_length - all_there.compute_length == whole.staged_length
+    first, second, _ = place(gpt_oss, vram=[24 * GIB] * 2).devices
+    assert first.compute_length - second.compute_length == whole.staged_length
+
+
+@pytest.mark.parametrize(
+    ("vram", "engine", "micro_batch"),
+    [
+        ([128], "llama.cpp", 512),
+        ([24], "llama.cpp", 4096),
+        ([6], "llama.cpp", 2048),
+        ([], "llama.cpp", 512),
+        ([], "pack", 2048),
+        ([24], "pack", 4096),
+    ],
+)
+def test_prompts_come_in_as_large_a_batch_as_pays(
+    gpt_oss: Path, vram: list[int], engine: str, micro_batch: int
+) -> None:
+    """As many tokens as there is room for where experts come from elsewhere."""
+    gpus = [length * GIB for length in vram]
+    facts = place(gpt_oss, vram=gpus, engine=engine, micro_batch=None, context=8192)
+    assert facts.option.micro_batch == micro_batch
+    stated = value(facts.option, "-ub")
+    assert stated == (None if micro_batch == 512 else str(micro_batch))
+
+
+def test_row_tables_stay_on_the_drive(tmp_path: Path) -> None:
+    def device(*tables: str) -> DeviceFacts:
+        builder = moe()
+        keys = ("embedding_length", "attention.head_count", "attention.head_count_kv")
+        for key, number in zip(keys, (64, 1, 1), strict=True):
+            builder.put(f"qwen3moe.{key}", "u32", number)
+        for name in tables:
+            builder.tensor(name, (64, 1000), F32, 4 * 64)
+        path = builder.write(tmp_path / "model.gguf")
+        facts = place(path, context=256, engine="pack")
+        assert facts.table_length == len(tables) * 4 * 64 * 1000
+        return facts.devices[0]
+
+    plain = device()
+    assert device("per_layer_token_embd.weight", "blk.1.engram_embd.weight") == plain
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
 """Which backend is chosen, and why: on real file systems, under real limits and filters."""
 
 import contextlib
-import ctypes
 import errno
 import os
 import platform
 import resource
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ from moepack.storage.open_files import lies_in_memory, open_direct
 from moepack.storage.probe import choose
 from moepack.storage.threaded import ThreadedQueue
 from tests.support.machine_faults import Room
+from tests.support.seccomp import IO_URING_SETUP, OPENAT, forbid, forbid_direct
 
 if sys.platform != "linux":
     pytest.skip("seccomp, mounts and io_uring are Linux's", allow_module_level=True)
@@ -30,13 +29,6 @@ from moepack.storage.ring import Ring
 from tests.support.reads import ALIGNED_DATA, ARENA, DATA, in_child, nothing_left
 
 DEPTH = 4
-_IO_URING_SETUP = 425
-_OPENAT = {"x86_64": 257, "aarch64": 56}
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
-_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-_ALLOW, _FAIL = 0x7FFF0000, 0x00050000
-_OPEN_FLAGS_AT = 16 + 2 * 8
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture
@@ -64,26 +56,6 @@ def in_memory() -> Iterator[Path]:
         pytest.skip("there is no /dev/shm")
     yield path
     path.unlink()
-
-
-def forbid(number: int, code: int, open_flags: int = 0) -> None:
-    """Have the kernel answer a system call with an error from now on, in this process.
-
-    With `open_flags`, only where one of them is in the third argument.
-    """
-    steps = [(_LOAD, 0, 0, 0), (_EQUAL, 0, 3 if open_flags else 1, number)]
-    if open_flags:
-        steps += [(_LOAD, 0, 0, _OPEN_FLAGS_AT), (_ANY_BIT, 0, 1, open_flags)]
-    steps += [(_RETURN, 0, 0, _FAIL | code), (_RETURN, 0, 0, _ALLOW)]
-    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in steps))
-    header = struct.pack("@HP", len(steps), ctypes.addressof(program))
-    assert not _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    if _libc.prctl(_SET_SECCOMP, _FILTER, ctypes.create_string_buffer(header), 0, 0):
-        raise OSError(ctypes.get_errno(), "this kernel has no seccomp filters")
-
-
-def forbid_direct() -> None:
-    forbid(_OPENAT[platform.machine()], errno.EINVAL, os.O_DIRECT)
 
 
 def chosen(name: str, path: Path) -> tuple[str, str]:
@@ -138,7 +110,7 @@ def test_who_asks_for_direct_reads_of_memory_gets_them_or_an_error(
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS])
 def test_where_io_uring_is_forbidden_direct_reads_are_taken(on_disk: Path, code: int) -> None:
     def work() -> None:
-        forbid(_IO_URING_SETUP, code)
+        forbid(IO_URING_SETUP, code)
         with pytest.raises(OSError, match=os.strerror(code)):
             Ring(1)
         name, why = chosen("auto", on_disk)
@@ -153,7 +125,7 @@ def test_where_io_uring_is_forbidden_direct_reads_are_taken(on_disk: Path, code:
     in_child(work)
 
 
-@pytest.mark.skipif(platform.machine() not in _OPENAT, reason="the number of openat is not known")
+@pytest.mark.skipif(platform.machine() not in OPENAT, reason="the number of openat is not known")
 def test_where_opening_directly_is_refused_reads_are_plain(on_disk: Path) -> None:
     def work() -> None:
         forbid_direct()

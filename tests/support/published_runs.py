@@ -122,11 +122,11 @@ class _Models:
         key = layers, experts, used, length, dense
         if key not in self._written:
             path = self._folder / f"model-{len(self._written)}.gguf"
-            self._written[key] = _write(path, *key)
+            self._written[key] = write_model(path, *key)
         return self._written[key]
 
 
-def _write(path: Path, layers: int, experts: int, used: int, length: int, dense: int) -> Path:
+def write_model(path: Path, layers: int, experts: int, used: int, length: int, dense: int) -> Path:
     """Write a model by the bytes of an expert's projection and of all that is dense."""
     builder = GgufBuilder().put("general.architecture", "str", "qwen3moe")
     numbers = {"block_count": layers, "expert_count": experts, "expert_used_count": used}

@@ -1,0 +1,231 @@
+"""Steps of many tokens: the next layer is read ahead, and what is read is used."""
+
+import errno
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moepack.caching import cache as caching
+from moepack.caching.cache import Tally
+from moepack.keys import ExpertKey
+from moepack.packing.opening import open_model
+from moepack.pager.mapped_model import slot_room
+from moepack.pager.prompts import MANY
+from tests.support import faulty_backend
+from tests.support.children import PATIENCE
+from tests.support.faulty_backend import FaultyBackend, fault_at
+from tests.support.gguf_builder import moe
+from tests.support.llama_program import Answer
+from tests.support.models import first_shard
+from tests.support.pagers import Paging, Program, paging
+
+LAYERS, EXPERTS = 6, 16
+ROOM = 3 * 8192
+"""The bytes that an expert takes in memory: each of its parts lies on two pages."""
+ALL = list(range(EXPERTS))
+Call = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a model of six layers that have sixteen experts each."""
+    return moe(tuple(range(LAYERS)), EXPERTS).write(tmp_path_factory.mktemp("layers") / "m.gguf")
+
+
+@contextmanager
+def running(
+    model: Path, ggml: Path, layers: float, **options: Any
+) -> Iterator[tuple[Paging, Call]]:
+    """Have a program whose routers choose, with room for so many layers; give how it is asked."""
+    memory = int(layers * EXPERTS * ROOM) + 2 * ROOM
+    with (
+        paging(model, memory=memory, micro_batch=MANY, **options) as run,
+        program_of(run, model, ggml) as program,
+    ):
+        yield run, lambda *graphs: program.call([step(*graph) for graph in graphs])
+
+
+def program_of(run: Paging, model: Path, ggml: Path) -> Program:
+    return Program(model, ggml, os.path.getsize(model), module="chooser", **run.environment)
+
+
+def step(layer: int, experts: list[int], token_count: int = MANY) -> tuple[Any, ...]:
+    """Return a graph in which each of `experts` is chosen, by two for each token."""
+    order = random.Random(layer)
+    rows = [experts[n : n + 2] for n in range(0, len(experts) - 1, 2)][:token_count]
+    rows += [order.sample(experts, 2) for _ in range(token_count - len(rows))]
+    return 0, layer, rows, 2
+
+
+def expert_length(run: Paging) -> int:
+    return sum(span.length for span in run.pager._residents.spans[ExpertKey(0, 0)])
+
+
+def read_count(run: Paging) -> float:
+    """Return how many experts were read."""
+    return run.pager.usage.read_length / expert_length(run)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def has_read(run: Paging, count: int) -> Callable[[], bool]:
+    return lambda: read_count(run) == count
+
+
+def test_the_next_layer_is_read_while_one_computes(model: Path, ggml: Path) -> None:
+    with running(model, ggml, 2) as (run, call):
+        for layer in range(LAYERS):
+            assert call((layer, ALL)) == [[0]]
+            wait_until(has_read(run, EXPERTS * min(layer + 2, LAYERS)))
+        assert run.pager.usage.miss_count == EXPERTS * LAYERS
+        assert run.pager.usage.resident_length <= run.pager.usage.budget
+
+
+def test_a_prompt_that_hits_has_the_next_layer_read_as_well(model: Path, ggml: Path) -> None:
+    with running(model, ggml, 3) as (run, call):
+        assert call((0, ALL, 8)) == [[0]]
+        assert call((0, ALL)) == [[0]]
+        wait_until(has_read(run, 2 * EXPERTS))
+
+
+def test_a_few_tokens_have_nothing_read_ahead(model: Path, ggml: Path) -> None:
+    with running(model, ggml, 3) as (run, call):
+        assert call((0, ALL, MANY - 1), (1, [0, 1], 1)) == [[0, 0]]
+        run.do(lambda _: None)
+        assert read_count(run) == EXPERTS + 2
+
+
+def test_what_the_next_layer_does_not_choose_is_hardly_read(model: Path, ggml: Path) -> None:
+    """Cold, by how many experts a layer chose; later by which."""
+    order = random.Random(5)
+    chosen = [sorted(order.sample(ALL, 8)) for _ in range(LAYERS)]
+    with running(model, ggml, 2) as (run, call):
+        for _ in range(4):
+            for layer in range(LAYERS):
+                assert call((layer, chosen[layer])) == [[0]]
+        assert read_count(run) <= 1.05 * 4 * LAYERS * 8
+
+
+def test_a_prompt_of_many_passes_hits_where_the_least_recently_used_is_always_gone(
+    model: Path, ggml: Path
+) -> None:
+    passes = 5
+    with running(model, ggml, 4) as (run, call):
+        for _ in range(passes):
+            for layer in range(LAYERS):
+                assert call((layer, ALL)) == [[0]]
+        usage = run.pager.usage
+        residents = run.pager._residents
+        rooms = {key: slot_room(spans) for key, spans in residents.spans.items()}
+        cache, lru = caching.make("lru", residents.budget, rooms), Tally()
+        for layer in range(passes * LAYERS):
+            cache.step([ExpertKey(layer % LAYERS, expert) for expert in ALL], lru)
+    assert lru.hit_count == 0
+    # Two of four layers stay: one is computed with, one is read.
+    assert usage.hit_count >= (passes - 2) * EXPERTS * 1.5
+
+
+def test_what_single_tokens_choose_most_often_survives_a_prompt(model: Path, ggml: Path) -> None:
+    hot = [0, 3, 5, 9]
+    with running(model, ggml, 3) as (run, call):
+        for _ in range(100):
+            assert call(*((layer, hot, 2) for layer in range(LAYERS))) == [[0] * LAYERS]
+        assert call(*((layer, ALL) for layer in range(LAYERS))) == [[0] * LAYERS]
+        before = run.pager.usage.miss_count
+        assert call(*((layer, hot, 2) for layer in range(LAYERS))) == [[0] * LAYERS]
+        assert run.pager.usage.miss_count == before
+
+
+@contextmanager
+def slowed(model: Path, ggml: Path, **fault: Any) -> Iterator[tuple[Paging, Call]]:
+    """Have reads of an expert of layer 1 go wrong."""
+    with open_model([model]) as pack:
+        backend = FaultyBackend(
+            faulty_backend.make("buffered"), fault_at(pack, 1, 7, "ffn_up_exps.weight", **fault)
+        )
+    with running(model, ggml, 2, backend=backend) as both:
+        yield both
+
+
+def test_what_cannot_be_read_ahead_is_read_once_more(model: Path, ggml: Path) -> None:
+    with slowed(model, ggml, code=errno.EIO, times=1) as (run, call):
+        assert call((0, ALL)) == [[0]]
+        wait_until(has_read(run, 2 * EXPERTS - 1))
+        assert call((1, ALL)) == [[0]]
+        assert not run.failures
+        assert read_count(run) == 2 * EXPERTS or read_count(run) == 3 * EXPERTS
+
+
+def test_what_can_be_read_neither_ahead_nor_then_fails_the_step_alone(
+    model: Path, ggml: Path
+) -> None:
+    with slowed(model, ggml, code=errno.EIO) as (run, call):
+        assert call((0, ALL)) == [[0]]
+        assert not run.failures
+        assert call((1, ALL)) == [[-1]]
+        assert len(run.failures) == 1
+        assert call((1, ALL[:6]), (2, ALL)) == [[0, 0]]
+
+
+def test_a_program_that_comes_meanwhile_maps_nothing_that_is_being_read(
+    model: Path, ggml: Path
+) -> None:
+    gate = threading.Event()
+    with slowed(model, ggml, until=gate) as (run, call):
+        assert call((0, ALL)) == [[0]]
+        with program_of(run, model, ggml):
+            mapped: set[ExpertKey] = set()
+            run.do(lambda pager: mapped.update(pager._mapper.clients[-1].resident))
+            assert mapped == {ExpertKey(0, expert) for expert in ALL}
+        gate.set()
+        assert call((1, ALL)) == [[0]]
+
+
+def test_what_is_demanded_while_it_comes_unwanted_is_waited_for(model: Path, ggml: Path) -> None:
+    """A single token of another layer comes between: what is in flight is not wanted any more."""
+    gate = threading.Event()
+    with slowed(model, ggml, until=gate) as (_, call):
+        assert call((0, ALL), (5, [1, 2], 1)) == [[0, 0]]
+        threading.Timer(0.2, gate.set).start()
+        assert call((1, [6, 7], 1)) == [[0]]
+        assert gate.is_set()
+
+
+def test_a_pager_ends_while_experts_come(model: Path, ggml: Path) -> None:
+    gate = threading.Event()
+    with slowed(model, ggml, until=gate) as (_, call):
+        assert call((0, ALL)) == [[0]]
+        threading.Timer(0.2, gate.set).start()
+
+
+@pytest.mark.parametrize("memory", ["floor", 1_150_000])
+@pytest.mark.parametrize("kind", ["gguf", "pack"])
+@pytest.mark.parametrize("name", ["qwen3moe", "mixtral"])
+def test_long_prompts_are_answered_as_by_the_program_alone(
+    form: Callable[[str, str], Path], name: str, kind: str, memory: int | str
+) -> None:
+    texts = [[(31 * n * n + 5 * text) % 500 for n in range(300)] for text in range(2)]
+    slots = ("--slots", 2, "--micro-batch", 128)
+    with Program(first_shard(name), *slots) as program:
+        expected: list[list[Answer] | str] = [program.ask(text) for text in texts]
+        expected.append(program.ask(*texts))
+    if name == "mixtral" and memory != "floor":
+        memory = 1_900_000
+    with paging(form(name, kind), memory=memory, micro_batch=128) as run:
+        with run.program(*slots) as program:
+            answers = [program.ask(text) for text in texts]
+            answers.append(program.ask(*texts))
+        assert answers == expected
+        assert run.pager.usage.fault_count == 0
