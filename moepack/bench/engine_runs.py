@@ -151,12 +151,18 @@ def _read_answer(answer: Answer, process_id: int) -> EngineRun:
         pass
     at_first, at_end = first[0] if first else None, _read_length(process_id)
     facts = answer.facts
+    _check_computed(facts.kept_count)
     return EngineRun(
         answer.text,
         facts.first_token_seconds,
         _phase(facts.prompt, before, at_first),
         _phase(facts, at_first, at_end),
     )
+
+
+def _check_computed(kept_count: int) -> None:
+    """Make sure that no prompt was there from before, as a new server has none."""
+    assert not kept_count
 
 
 def _phase(phase: PhaseFacts, before: int | None, after: int | None) -> PhaseRun:
@@ -202,8 +208,7 @@ def _output(command: Sequence[str]) -> str:
 
 def _of_facts(facts: dict[str, Any]) -> EngineRun:
     """Take what `moepack run --json` prints."""
-    # A new server has no prompt from before: of such a one, less would be computed than is counted.
-    assert not facts["kept_count"]
+    _check_computed(facts["kept_count"])
     prompt, decode = (_of_phase(phase) for phase in (facts["prompt"], facts))
     return EngineRun(facts["text"], facts["first_token_seconds"], prompt, decode)
 

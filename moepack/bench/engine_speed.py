@@ -112,9 +112,9 @@ def bench_run(
     what is left by the programs, the dense part and the context. `pinned` bytes of them are brought
     in at the start, and stay. With `source`, also from the shards as they lie, and by llama.cpp's
     server alone: mapped, read, and with its defaults, which may repack weights. All get the same
-    prompt, threads (by default as many as llama.cpp takes) and micro-batches (by default up to 512
-    tokens, as memory allows). With `read_limit` each reads up to so many bytes a second, as from a
-    slower drive.
+    prompt, threads (by default as many as llama.cpp takes) and micro-batches (by default up to
+    2,048 tokens, as memory allows). With `read_limit` each reads up to so many bytes a second, as
+    from a slower drive.
 
     The prompt is the first `prompt_tokens` tokens of a text, by default of Python's reference;
     `tokens` follow.

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from moepack.errors import RequestError
 from moepack.footprint.context import MOEPACK_RUN, ContextOptions
 from moepack.footprint.model import Footprint, footprint_of
-from moepack.keys import ExpertKey
-from moepack.pager.budget import step_length
 from moepack.pager.mapped_model import is_row_table
+from moepack.programs.micro_batch import floor_length, micro_batches
 from moepack.reading.pack import Pack
-from moepack.shape import ROUTED_FAMILY
-from moepack.sizes import align, size_text
+from moepack.sizes import size_text
 
 PROGRAM_LENGTH = 256 << 20
 """Bytes that `moepack run` takes beside the model and its context: two processes of Python, each
 30 to 45 MiB, llama.cpp's code, up to 128 MiB that experts are read into, and tables of pages."""
-MICRO_BATCHES = tuple(512 >> shift for shift in range(10))
-"""Tokens of a prompt that are computed at once: as many of these as memory allows."""
 
 
 class RunMemory(NamedTuple):
@@ -42,11 +36,11 @@ def divide_memory(
     """
     dense = sum(one.length for one in pack.dense() if not is_row_table(one.name))
     footprint = footprint_of(pack.path)
-    rooms = dict(_rooms(pack))
-    for count in MICRO_BATCHES if micro_batch is None else (micro_batch,):
+    counts = micro_batches(footprint, context, limit) if micro_batch is None else (micro_batch,)
+    for count in counts:
         computing = _context_length(footprint, context, count)
         experts = limit - PROGRAM_LENGTH - dense - computing
-        least = _least_length(pack, rooms, count, pinned)
+        least = floor_length(pack, count, pinned)
         if experts >= least:
             return RunMemory(experts, count)
     raise RequestError(
@@ -63,19 +57,3 @@ def _context_length(footprint: Footprint, context: int, micro_batch: int) -> int
     options: ContextOptions = MOEPACK_RUN._replace(token_count=context, batch_count=micro_batch)
     cells = footprint.context(options)
     return (0 if cells is None else cells.length) + (footprint.compute_length(options) or 0)
-
-
-def _rooms(pack: Pack) -> Iterator[tuple[ExpertKey, int]]:
-    """Yield the bytes that experts take at most, in whole pages wherever they begin in a page."""
-    for layer, family in pack.shape.without_mtp().routed.items():
-        parts = pack.parts(layer)
-        room = sum(align(part.length, mmap.PAGESIZE) + mmap.PAGESIZE for part in parts)
-        yield from ((ExpertKey(layer, expert), room) for expert in range(family.expert_count))
-
-
-def _least_length(pack: Pack, rooms: Mapping[ExpertKey, int], micro_batch: int, pinned: int) -> int:
-    """Return the bytes that the pager needs: for a step, for the one after it, and for pins."""
-    shape = pack.shape.without_mtp()
-    keys = pack.hottest(pinned, family=ROUTED_FAMILY, layers=shape.routed)
-    steps = step_length(shape, rooms, micro_batch) + step_length(shape, rooms, 1)
-    return steps + sum(rooms[key] for key in keys)

@@ -124,7 +124,7 @@ _RUN_SETTINGS = (
     "--micro-batch",
     type=click.IntRange(1, MAX_CONTEXT),
     metavar="N",
-    help="Tokens of the prompt computed at once with --run; by default up to 512, if they fit.",
+    help="Tokens of the prompt computed at once with --run; by default up to 2,048.",
 )
 @click.option(
     "--rounds", type=click.IntRange(1, 100), help="Turns of each program with --run; by default 3."

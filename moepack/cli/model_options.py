@@ -78,9 +78,7 @@ _ENGINE = (
         "-ub",
         "--micro-batch",
         type=click.IntRange(1, MAX_CONTEXT),
-        default=512,
-        show_default=True,
-        help="Tokens of a prompt that are computed at once; fewer need less memory.",
+        help="Tokens of a prompt computed at once; by default up to 2,048, as memory allows.",
     ),
 )
 

@@ -84,6 +84,7 @@ def run_command(
     from moepack.packing.opening import open_model
     from moepack.pager.pager import PagerOptions
     from moepack.programs.command import llama_variables, micro_batch
+    from moepack.programs.micro_batch import server_options
     from moepack.programs.process import end_like
     from moepack.programs.runner import Listener, run_program
     from moepack.report import program_text
@@ -92,6 +93,8 @@ def run_command(
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
     trace_path = options["trace_path"]
     with open_model(source_or_pack) as pack, trace_to(trace_path, pack) as trace:
+        if is_ours:
+            command = server_options(pack, command, options["memory"], options["pin"] or 0)
         pager_options = PagerOptions(
             memory=options["memory"],
             policy=options["policy"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -142,7 +142,8 @@ def _start(
     *,
     context: int,
     threads: int | None,
-    micro_batch: int,
+    micro_batch: int | None,
+    memory: int | Literal["floor"] | None,
     pin: int | None,
     no_learn: bool,
     **options: Any,
@@ -150,10 +151,13 @@ def _start(
     """Serve a model for this process alone: nobody else has the key."""
     from moepack.pager.pager import PagerOptions
     from moepack.programs.command import single_text_options
+    from moepack.programs.micro_batch import choose_micro_batch
     from moepack.programs.model_server import ModelServer
 
+    if micro_batch is None:
+        micro_batch = choose_micro_batch(pack, context=context, memory=memory, pinned=pin or 0)
     words = single_text_options(context, threads, micro_batch)
-    pager_options = PagerOptions(pinned=pin, micro_batch=micro_batch, **options)
+    pager_options = PagerOptions(memory=memory, pinned=pin, micro_batch=micro_batch, **options)
     key = secrets.token_urlsafe()
     writers: Any = {"trace": trace, "learner": learner_of(pack, no_learn)}
     return ModelServer(pack, pager_options, options=words, api_key=key, **writers)

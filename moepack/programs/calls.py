@@ -13,6 +13,7 @@ from moepack.pager.pager import PagerOptions
 from moepack.paths import AnyPath, PathOrPaths
 from moepack.programs.command import llama_variables, micro_batch
 from moepack.programs.learner import make_learner
+from moepack.programs.micro_batch import server_options
 from moepack.programs.model_server import ModelServer
 from moepack.programs.runner import ProgramEnd, run_program
 from moepack.programs.trace_writer import TraceWriter
@@ -38,6 +39,9 @@ class ServedModel(ModelServer):
                 "trace": None if trace is None else stack.enter_context(TraceWriter(trace, pack)),
                 "learner": make_learner(pack, learn=learn),
             }
+            options = server_options(pack, options, pager_options.memory, pager_options.pinned or 0)
+            count = micro_batch(options, os.environ)
+            pager_options = pager_options._replace(micro_batch=count)
             super().__init__(pack, pager_options, options=options, api_key=api_key, **writers)
             self._opened = stack.pop_all()
 

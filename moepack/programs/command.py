@@ -93,13 +93,30 @@ def micro_batch(arguments: Sequence[str], environment: Mapping[str, str]) -> int
 
     It is the least of the batch and the micro-batch, each its default where nothing is said.
     """
+    return min(
+        _said_number(arguments, environment, words, name) or default
+        for words, name, default in _BATCHES
+    )
+
+
+def says_micro_batch(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether it is said how many tokens a command of llama.cpp computes at once."""
+    return any(_said_number(arguments, environment, words, name) for words, name, _ in _BATCHES)
+
+
+def context_length(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """Return the tokens of a command's context; None where it is what the model says."""
+    return _said_number(arguments, environment, {"-c", "--ctx-size"}, "LLAMA_ARG_CTX_SIZE")
+
+
+def _said_number(
+    arguments: Sequence[str], environment: Mapping[str, str], options: set[str], name: str
+) -> int | None:
+    """Return the number of an option, or else of a variable; None for none, and for 0."""
     words = [word for argument in arguments for word in argument.replace("=", " ").split()]
-    sizes = []
-    for options, name, default in _BATCHES:
-        said = [value for word, value in pairwise(words) if word in options and value.isdecimal()]
-        value = said[-1] if said else environment.get(name, "")
-        sizes.append(int(value) if value.isdecimal() and int(value) else default)
-    return min(sizes)
+    said = [value for word, value in pairwise(words) if word in options and value.isdecimal()]
+    value = said[-1] if said else environment.get(name, "")
+    return int(value) or None if value.isdecimal() else None
 
 
 def find_reading_option(arguments: Sequence[str], environment: Mapping[str, str]) -> str | None:

@@ -125,7 +125,7 @@ def test_experts_get_what_programs_dense_tensors_and_the_context_leave(
     footprint = footprint_of(path)
     with Pack(path) as pack:
         memory = divide_memory(pack, 1 << 30, context=512, pinned=0)
-        longer = divide_memory(pack, 1 << 30, context=1024, pinned=0)
+        longer = divide_memory(pack, 1 << 30, context=1024, pinned=0, micro_batch=512)
         dense = sum(tensor.length for tensor in pack.dense())
     assert memory.micro_batch == 512
     rest = (1 << 30) - PROGRAM_LENGTH - dense - memory.experts
@@ -160,7 +160,7 @@ def test_smaller_micro_batches_are_taken_where_others_do_not_fit(
             with Pager(pack, options, lambda error: None):
                 pass
     assert min(micro_batches) < 16
-    assert max(micro_batches) == 512
+    assert max(micro_batches) == 64  # the whole context
 
 
 def test_a_micro_batch_that_was_asked_for_is_taken_or_refused(packs: dict[str, Path]) -> None:
