@@ -53,11 +53,11 @@ def rows(name: str, pack: Path, rounds: int) -> Iterator[Row]:
 
         def answer(prompt: str, restores: bool) -> Turn:
             page_cache.drop([*files, Path(folder, _STATE)])
-            with moepack.serve(pack, memory=memory, options=options) as server:
+            with moepack.serve(pack, memory=memory, learn=False, options=options) as server:
                 return _turn(server.client, prompt, restores)
 
         page_cache.drop(files)
-        with moepack.serve(pack, memory=memory, options=options) as server:
+        with moepack.serve(pack, memory=memory, learn=False, options=options) as server:
             client = server.client
             tokens = client.tokenize(reference_text())[:_PROMPT_TOKENS]
             prompt = client.detokenize(tokens)

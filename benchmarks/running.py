@@ -106,7 +106,7 @@ def _reading(pack: Path, rounds: int) -> Row:
 
 
 def _generate(pack: Path) -> RunFacts:
-    with moepack.serve(pack, memory=_MEMORY, options=_OPTIONS) as server:
+    with moepack.serve(pack, memory=_MEMORY, learn=False, options=_OPTIONS) as server:
         ask = partial(server.client.complete, _PROMPT, count=_TOKENS, sampling=_GREEDY)
         with measure(server, ask) as answer:
             for _ in answer:

@@ -122,7 +122,7 @@ def _in_group(
 
 def _within(pack: Path, memory: RunMemory, count: int) -> Decoding:
     options = _options(memory.micro_batch)
-    with moepack.serve(pack, memory=memory.experts, options=options) as server:
+    with moepack.serve(pack, memory=memory.experts, learn=False, options=options) as server:
         return _decode(server.client, count, _TOKENS, lambda: server.usage)
 
 

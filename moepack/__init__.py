@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from moepack.packing.shard_index import index_model
     from moepack.placing.place import place
     from moepack.programs.calls import run, serve
+    from moepack.programs.learned import forget_learned, learned_facts, learned_hotness
     from moepack.programs.sampling import Sampling
     from moepack.report.inspection import inspect, shape_of
     from moepack.report.listing import list_pack
@@ -106,9 +107,12 @@ _ROOMS = {
     "doctor": "diagnosis.doctor",
     "export_gguf": "engines.stock_gguf",
     "forecast": "forecasting.forecast",
+    "forget_learned": "programs.learned",
     "import_trace": "trace.formats.importing",
     "index_model": "packing.shard_index",
     "inspect": "report.inspection",
+    "learned_facts": "programs.learned",
+    "learned_hotness": "programs.learned",
     "list_pack": "report.listing",
     "measure_hotness": "hotness.measure",
     "measure_machine": "bench.machine",
@@ -159,9 +163,12 @@ __all__ = [
     "doctor",
     "export_gguf",
     "forecast",
+    "forget_learned",
     "import_trace",
     "index_model",
     "inspect",
+    "learned_facts",
+    "learned_hotness",
     "list_pack",
     "measure_hotness",
     "measure_machine",

@@ -35,6 +35,9 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # others, they are not to wait busily. It is read when the library is loaded, in children as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# What tests have chosen is not counted for the user who runs them, and changes no other test.
+os.environ["MOEPACK_LEARN"] = "0"
+
 LONG_FOLDERS = {
     *("faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"),
     *("running", "simulation", "programs", "pager"),
@@ -119,3 +122,12 @@ def pack(packs: dict[str, Path]) -> Iterator[Pack]:
 def pack_copy(packs: dict[str, Path], tmp_path: Path) -> Path:
     """Copy the pack of qwen3moe, for a test that damages it."""
     return Path(shutil.copytree(packs["qwen3moe"], tmp_path / "pack"))
+
+
+@pytest.fixture(scope="session")
+def ggml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile as much of ggml as routers need."""
+    library = tmp_path_factory.mktemp("ggml") / "libggml.so"
+    source = Path(__file__).parent / "support" / "chooser.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    return library

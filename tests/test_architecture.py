@@ -41,8 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mounting": {"moepack", "format", "storage", "reading"},
     "pager": {"moepack", "format", "storage", "reading", "caching", "machine", "engines"},
     "programs": {
-        *("moepack", "storage", "reading", "packing", "engines", "trace", "machine", "footprint"),
-        "pager",
+        *("moepack", "storage", "reading", "hotness", "analysis", "packing", "engines", "trace"),
+        *("machine", "footprint", "pager"),
     },
     "trace.recording": {
         *("moepack", "source", "reading", "llama_cpp", "trace", "packing", "pager", "programs"),

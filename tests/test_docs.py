@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 
 import moepack
 from moepack import digest
 from moepack.cli import exit_codes, main
+from moepack.hotness.learned import Window
+from moepack.hotness.learned_store import LearnedStore
 from moepack.packing import layout
 from moepack.trace.formats import registry
 from tests.support.models import FIXTURES, first_shard
@@ -235,8 +238,12 @@ def section(name: str) -> str:
 
 
 def test_the_json_fields_are_those_in_the_section_of_the_command(
-    example: Path, tmp_path: Path, moepack_command: Command
+    example: Path, tmp_path: Path, moepack_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with moepack.open(example) as pack:
+        store = LearnedStore(pack)
+    store.add([Window(20_000, 40, 0, 0, np.ones(store.new().place_count, np.int64))])
     shard = first_shard("qwen3moe")
     at = ("--layer", "0", "--expert", "2")
     damaged = Path(shutil.copytree(example, tmp_path / "damaged"))
@@ -263,6 +270,7 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
         ("trace stats", tmp_path / "trace", "--pack", example),
         ("trace concentration", tmp_path / "trace"),
         ("hotness", tmp_path / "trace", "-o", tmp_path / "hot.csv"),
+        ("hotness", "--learned", example),
     )
 
 

@@ -23,6 +23,7 @@ from moepack.analysis.skew import (
     entropy,
     even_share,
     gini,
+    top_counts,
 )
 from moepack.analysis.verdict import GATE_PERCENT, Evidence, explain, judge
 from moepack.errors import TraceError
@@ -267,8 +268,7 @@ def concentration(paths: Sequence[str], options: ReadOptions = ReadOptions()) ->
 
 
 def _tops(layers: Sequence[LayerCounts], percent: int) -> list[int]:
-    """Return how many experts are the top of each layer."""
-    return [max(1, round(layer.expert_count * percent / 100)) for layer in layers]
+    return top_counts((layer.expert_count for layer in layers), percent)
 
 
 def _not_stated(expert_count: int) -> str:

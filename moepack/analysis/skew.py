@@ -3,7 +3,7 @@
 All of it is arithmetic on the counts of layers, learned on one half and measured on the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +61,11 @@ def curve(layers: Sequence[tuple[Ints, Ints]]) -> list[float]:
     places = np.rint(np.linspace(0, width, CURVE_POINTS)).astype(np.int64)
     shares: list[float] = (reached[places] / max(reached[-1], 1)).tolist()
     return shares
+
+
+def top_counts(expert_counts: Iterable[int], percent: int) -> list[int]:
+    """Return how many experts are the top of each layer."""
+    return [max(1, round(count * percent / 100)) for count in expert_counts]
 
 
 def covered(layers: Sequence[LayerCounts], tops: Sequence[int]) -> float | None:

@@ -102,7 +102,8 @@ def run_moepack(
     if request.threads is not None:
         options["--threads"] = request.threads
     words = [str(word) for pair in options.items() for word in pair]
-    command = [sys.executable, "-m", "moepack", "run", "--raw", "--json", *words]
+    flags = ("--raw", "--json", "--no-learn")  # each run begins alike
+    command = [sys.executable, "-m", "moepack", "run", *flags, *words]
 
     def run() -> EngineRun:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:  # no argument is as long

@@ -66,6 +66,11 @@ class ExpertCache:
         self._lengths = lengths
         self._policy = policy()
         self._pinned = frozenset(pinned)
+        self._favoured: dict[ExpertKey, None] = {}
+        """What is evicted only where nothing else can be, the first last."""
+        self._favoured_length = 0
+        self._unordered: set[ExpertKey] = set(self._pinned)
+        """What the policy does not know."""
         self._held: set[ExpertKey] = set(self._pinned)
         self.held_length = sum(lengths[key] for key in self._pinned)
         """The bytes of what is held."""
@@ -102,8 +107,8 @@ class ExpertCache:
             self._add(misses, tally)
         tally.hit_count += len(keys) - len(misses)
         layer = keys[0].layer
-        if self._pinned:
-            keys = [key for key in keys if key not in self._pinned]
+        if self._unordered:
+            keys = [key for key in keys if key not in self._unordered]
         self._policy.use(layer, keys, misses)
         return Step(misses, self._shrink(used))
 
@@ -126,14 +131,55 @@ class ExpertCache:
     def evict(self, kept: Container[ExpertKey]) -> ExpertKey | None:
         """Evict an expert that is not among `kept`; return it, None where there is none."""
         key = self._policy.give_up(kept)
+        if key is None:
+            key = next((one for one in reversed(self._favoured) if one not in kept), None)
+            if key is not None:
+                self._ignore(key)
         if key is not None:
             self._held.remove(key)
             self.held_length -= self._lengths[key]
         return key
 
+    def admit(self, key: ExpertKey) -> bool:
+        """Hold an expert that nothing chose, where there is room; return whether it is new."""
+        if key in self._held or self.held_length + self._lengths[key] > self.budget:
+            return False
+        self._held.add(key)
+        self.held_length += self._lengths[key]
+        self._policy.use(key.layer, [key], [key])
+        return True
+
+    def refresh(self, keys: Iterable[ExpertKey]) -> None:
+        """Order experts as if steps had used them now, in turn, as far as they are held."""
+        for key in keys:
+            if key in self._held and key not in self._unordered:
+                self._policy.use(key.layer, [key], [])
+
+    def favour(self, key: ExpertKey) -> None:
+        """Evict an expert that is held only where nothing else can be evicted.
+
+        The first that are favoured go last. They take half of the budget at most.
+        """
+        length = self._lengths[key]
+        is_ordered = key in self._held and key not in self._unordered
+        if is_ordered and 2 * (self._favoured_length + length) <= self.budget:
+            self._policy.forget(key)
+            self._favoured[key] = None
+            self._unordered.add(key)
+            self._favoured_length += length
+
+    def _ignore(self, key: ExpertKey) -> None:
+        """Order an expert no more, in whichever way it was."""
+        if key in self._favoured:
+            del self._favoured[key]
+            self._unordered.remove(key)
+            self._favoured_length -= self._lengths[key]
+        else:
+            self._policy.forget(key)
+
     def evictable(self) -> set[ExpertKey]:
-        """Return what is held and not pinned."""
-        return self._held - self._pinned
+        """Return what is held, and neither pinned nor favoured."""
+        return self._held - self._unordered
 
     def resize(self, budget: int) -> list[ExpertKey]:
         """Have another budget, of at least what is pinned; return what has to go for it."""
@@ -143,7 +189,7 @@ class ExpertCache:
     def drop(self, keys: Iterable[ExpertKey]) -> None:
         """Let experts go that could not be read after all."""
         for key in keys:
-            self._policy.forget(key)
+            self._ignore(key)
             self._held.remove(key)
             self.held_length -= self._lengths[key]
 
@@ -187,7 +233,7 @@ class LayerCaches:
         return self._caches[chosen[0].layer].step(chosen, tally)
 
     def evictable(self) -> set[ExpertKey]:
-        """Return what is held and not pinned."""
+        """Return what is held, and neither pinned nor favoured."""
         return set[ExpertKey]().union(*(cache.evictable() for cache in self._caches.values()))
 
     def resize(self, budget: int) -> list[ExpertKey]:
@@ -203,6 +249,19 @@ class LayerCaches:
             if key is not None:
                 return key
         return None
+
+    def admit(self, key: ExpertKey) -> bool:
+        """Hold an expert that nothing chose; see `ExpertCache.admit`."""
+        return self._caches[key.layer].admit(key)
+
+    def refresh(self, keys: Iterable[ExpertKey]) -> None:
+        """Order experts as if steps had used them; see `ExpertCache.refresh`."""
+        for key in keys:
+            self._caches[key.layer].refresh([key])
+
+    def favour(self, key: ExpertKey) -> None:
+        """Evict an expert last; see `ExpertCache.favour`."""
+        self._caches[key.layer].favour(key)
 
     def drop(self, keys: Iterable[ExpertKey]) -> None:
         """Let experts go that could not be read after all."""

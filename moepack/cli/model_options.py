@@ -26,7 +26,10 @@ _PAGER = (
         help="Which experts are evicted.",
     ),
     click.option(
-        "--pin", type=Length(), metavar="SIZE", default="0", help="Keep the hottest experts: 2GiB."
+        "--pin",
+        type=Length(),
+        metavar="SIZE",
+        help="Keep the hottest experts: 2GiB; by default what was learned says.",
     ),
     click.option(
         "--backend",
@@ -48,6 +51,11 @@ _PAGER = (
         type=PathName(),
         metavar="FILE",
         help="Record what routers choose, as far as it is computed.",
+    ),
+    click.option(
+        "--no-learn",
+        is_flag=True,
+        help="Count no choices for the next run, and use no counts of earlier ones.",
     ),
 )
 

@@ -61,13 +61,13 @@ def list_(
 @click.option(
     "--hotness",
     "hotness_path",
-    required=True,
     type=InputFile(),
     metavar="FILE",
     help="Counts, a trace, or an imatrix.",
 )
+@click.option("--learned", is_flag=True, help="What runs of it have chosen lately.")
 @json_option
-def rank(pack_path: str, hotness_path: str, as_json: bool) -> None:
+def rank(pack_path: str, hotness_path: str | None, learned: bool, as_json: bool) -> None:
     """Rank the experts of PACK anew, by other hotness; blobs stay where they are.
 
     What is hottest decides what is pinned, warmed and listed first.
@@ -76,7 +76,10 @@ def rank(pack_path: str, hotness_path: str, as_json: bool) -> None:
     """
     from moepack.report import pack_text
 
-    show(moepack.rank_pack(pack_path, hotness_path), as_json, pack_text.ranked)
+    if (hotness_path is None) != learned:
+        raise click.UsageError("Give --hotness FILE, or --learned.")
+    hotness = moepack.learned_hotness(pack_path) if hotness_path is None else hotness_path
+    show(moepack.rank_pack(pack_path, hotness), as_json, pack_text.ranked)
 
 
 @click.command()

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,11 +17,13 @@ from moepack.errors import MoepackError, RequestError
 
 if TYPE_CHECKING:
     from moepack.pager.pager import Pager
+    from moepack.programs.learner import Learner
     from moepack.programs.trace_writer import TraceWriter
     from moepack.reading.pack import Pack
 
 _PAGERS = {
-    *("source_or_pack", "memory", "policy", "pin", "backend", "check", "trace_path", "stats"),
+    *("source_or_pack", "memory", "policy", "pin", "backend", "check", "trace_path"),
+    *("no_learn", "stats"),
 }
 """The parameters of `run` that are not the program's own matter."""
 _SECONDS_BETWEEN = 5.0
@@ -91,7 +94,7 @@ def run_command(
     trace_path = options["trace_path"]
     with open_model(source_or_pack) as pack, trace_to(trace_path, pack) as trace:
         if is_ours:
-            command = server_options(pack, command, options["memory"], options["pin"])
+            command = server_options(pack, command, options["memory"], options["pin"] or 0)
         pager_options = PagerOptions(
             memory=options["memory"],
             policy=options["policy"],
@@ -103,7 +106,8 @@ def run_command(
         variables = {} if is_ours else llama_variables(command, os.environ)
         watcher = _Watcher(stats, variables)
         listener = Listener(watcher.begun, _say_failed, watcher.tick)
-        end = run_program(pack, command, pager_options, listener, variables, trace)
+        learner = learner_of(pack, options["no_learn"])
+        end = run_program(pack, command, pager_options, listener, variables, trace, learner)
     if end.has_mapped and not is_quiet():
         say(program_text.usage(end.usage), err=True)
     elif not end.has_mapped and not is_ours:
@@ -131,6 +135,13 @@ def trace_to(
         complain("note", "no router has chosen anything: no trace was written")
 
 
+def learner_of(pack: Pack, no_learn: bool) -> Learner | None:
+    """Return what learns from a run, None where nothing does; it says what goes wrong."""
+    from moepack.programs.learner import make_learner
+
+    return make_learner(pack, learn=not no_learn, notice=partial(complain, "note"))
+
+
 class _Watcher:
     """Prints what is done, and now and then what was needed."""
 
@@ -145,7 +156,8 @@ class _Watcher:
             return
         from moepack.report import program_text
 
-        say(program_text.beginning(pager.budget, pager.floor), err=True)
+        line = program_text.beginning(pager.budget, pager.floor, is_warming=pager.is_warming)
+        say(line, err=True)
         if self._variables:
             words = ", ".join(f"{name}={value}" for name, value in self._variables.items())
             say(f"set for the program: {words}", err=True)

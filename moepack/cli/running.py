@@ -10,7 +10,13 @@ import click
 from moepack.cli.chat import chat, print_text
 from moepack.cli.model_options import engine_options, sampling_options
 from moepack.cli.parameters import InputFile
-from moepack.cli.program import CommandWithRest, check_options, run_command, trace_to
+from moepack.cli.program import (
+    CommandWithRest,
+    check_options,
+    learner_of,
+    run_command,
+    trace_to,
+)
 from moepack.cli.prompt_file import read_prompt
 from moepack.cli.terminal import (
     is_quiet,
@@ -95,7 +101,11 @@ def run(
             check_chats(pack)
         with _start(pack, trace, **engine) as server:
             if not is_quiet() and not as_json:
-                say(program_text.beginning(server.pager.budget, server.pager.floor), err=True)
+                pager = server.pager
+                line = program_text.beginning(
+                    pager.budget, pager.floor, is_warming=pager.is_warming
+                )
+                say(line, err=True)
             options: Any = {"sampling": sampling, "count": tokens}
             client = server.client
             conversation = Conversation(client, system, **options)
@@ -134,7 +144,8 @@ def _start(
     threads: int | None,
     micro_batch: int | None,
     memory: int | Literal["floor"] | None,
-    pin: int,
+    pin: int | None,
+    no_learn: bool,
     **options: Any,
 ) -> ModelServer:
     """Serve a model for this process alone: nobody else has the key."""
@@ -144,11 +155,12 @@ def _start(
     from moepack.programs.model_server import ModelServer
 
     if micro_batch is None:
-        micro_batch = choose_micro_batch(pack, context=context, memory=memory, pinned=pin)
+        micro_batch = choose_micro_batch(pack, context=context, memory=memory, pinned=pin or 0)
     words = single_text_options(context, threads, micro_batch)
     pager_options = PagerOptions(memory=memory, pinned=pin, micro_batch=micro_batch, **options)
     key = secrets.token_urlsafe()
-    return ModelServer(pack, pager_options, options=words, api_key=key, trace=trace)
+    writers: Any = {"trace": trace, "learner": learner_of(pack, no_learn)}
+    return ModelServer(pack, pager_options, options=words, api_key=key, **writers)
 
 
 def _prompt(text: str | None, path: str | None) -> str | None:

@@ -9,7 +9,15 @@ import moepack
 from moepack.cli.files import force_option, output_file, output_option, picture_file
 from moepack.cli.parameters import InputFile, Length, OutputFile, PathName
 from moepack.cli.progress import progress
-from moepack.cli.terminal import json_option, quiet_option, show, sum_up, verbose_option
+from moepack.cli.terminal import (
+    is_quiet,
+    json_option,
+    quiet_option,
+    say,
+    show,
+    sum_up,
+    verbose_option,
+)
 from moepack.cli.trace_options import format_option, lenient_option
 from moepack.errors import RequestError
 from moepack.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
@@ -245,8 +253,14 @@ def record(
 
 
 @click.command()
-@_files_argument
-@output_option
+@click.argument("paths", nargs=-1, type=InputFile(), metavar="FILE...")
+@click.option(
+    "-o",
+    "--output",
+    type=OutputFile(),
+    metavar="FILE",
+    help="The file to write; - is standard output.",
+)
 @force_option
 @click.option("--weights", "weight_text", metavar="LIST", help="What each file counts: 2,1,0.5.")
 @click.option(
@@ -260,11 +274,19 @@ def record(
 @lenient_option
 @_model_option
 @_pack_option
+@click.option(
+    "--learned",
+    "learned_path",
+    type=PathName(),
+    metavar="SOURCE_OR_PACK",
+    help="Show, or write, what runs of this model have chosen lately.",
+)
+@click.option("--forget", is_flag=True, help="Remove that.")
 @quiet_option
 @json_option
 def hotness(
     paths: tuple[str, ...],
-    output: str,
+    output: str | None,
     force: bool,
     weight_text: str | None,
     phases: Literal["all", "decode"],
@@ -272,15 +294,29 @@ def hotness(
     lenient: bool,
     model_path: str | None,
     pack_path: str | None,
+    learned_path: str | None,
+    forget: bool,
     as_json: bool,
 ) -> None:
     """Count how often each expert was chosen, in traces, imatrices and hotness files together.
 
+    With --learned it is what run and serve counted: shown, and written where -o is given.
+
     Example: moepack hotness chat.moetrace imatrix.gguf --weights 3,1 -o hot.csv
+
+    Example: moepack hotness --learned model.gguf
     """
     from moepack.hotness.file import save
     from moepack.report import trace_text
 
+    if learned_path is not None:
+        if paths or (forget and output is not None):
+            raise click.UsageError("--learned goes with no FILE, and with -o or --forget.")
+        _learned(learned_path, output, force, forget, as_json)
+        return
+    if not paths or output is None or forget:
+        missing = "argument 'FILE...'" if not paths else "option '-o' / '--output'"
+        raise click.UsageError("--forget goes with --learned." if forget else f"Missing {missing}.")
     with output_file(output, force=force, inputs=paths) as target:
         measured = moepack.measure_hotness(
             paths,
@@ -290,6 +326,23 @@ def hotness(
         )
         save(measured.hotness, target)
     sum_up(measured.facts(output), as_json, trace_text.hotness)
+
+
+def _learned(path: str, output: str | None, force: bool, forget: bool, as_json: bool) -> None:
+    """Show, write or remove what was learned of a model."""
+    from moepack.hotness.file import save
+    from moepack.report import trace_text
+
+    if forget:
+        was_there = moepack.forget_learned(path)
+        if not as_json:
+            if not is_quiet():
+                say("forgotten" if was_there else "nothing was learned of this model yet")
+            return
+    if output is not None:
+        with output_file(output, force=force) as target:
+            save(moepack.learned_hotness(path), target)
+    sum_up(moepack.learned_facts(path), as_json, trace_text.learned)
 
 
 def _options(

@@ -77,6 +77,17 @@ def step_length(shape: ModelShape, rooms: Rooms, token_count: int) -> int:
     )
 
 
+def token_length(shape: ModelShape, rooms: Rooms) -> int:
+    """Return the most bytes of experts that one token may choose, in all layers together."""
+    longest: dict[int, int] = {}
+    for key, room in rooms.items():
+        longest[key.layer] = max(room, longest.get(key.layer, 0))
+    return sum(
+        longest[layer] * (family.experts_used or family.expert_count)
+        for layer, family in shape.routed.items()
+    )
+
+
 def check_memory(memory: int, floor: int, micro_batch: int) -> None:
     """Raise RequestError where a step's experts do not fit into `memory`."""
     if memory < floor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 
 from moepack.keys import ExpertKey
 from moepack.pager.client import Choice, Client, ProgramEndedError
@@ -24,8 +25,9 @@ class Mapper:
     """Maps experts of `residents` in the processes `clients`.
 
     `shared` has the pages of an image that parts share; None where programs map the shards.
-    `chosen` is called with each choice, its process and context: choices are announced then even
-    where all experts are in memory. Methods raise what reading raises, and ProgramEndedError.
+    `chosen` is called with each choice, its process and context. With `watches_all` choices are
+    announced even where all experts stay in memory. Methods raise what reading raises, and
+    ProgramEndedError.
     """
 
     def __init__(
@@ -33,10 +35,12 @@ class Mapper:
         model: MappedModel,
         residents: Residents,
         shared: SharedPages | None,
-        chosen: Callable[[Client, int, Choice], None] | None,
+        chosen: Callable[[Client, int, Choice], None],
+        *,
+        watches_all: bool,
     ) -> None:
         self._model, self._residents, self._shared = model, residents, shared
-        self._chosen = chosen
+        self._chosen, self._watches_all = chosen, watches_all
         self._prompts = Prompts(residents, model.position)
         self.clients: list[Client] = []
         self.fault_count = 0
@@ -82,8 +86,7 @@ class Mapper:
         self._record(client, context, choice)
 
     def _record(self, client: Client, context: int, choice: Choice) -> None:
-        if self._chosen is not None:
-            self._chosen(client, context, choice)
+        self._chosen(client, context, choice)
 
     def bring(self, client: Client, choice: Choice, sequence: int) -> None:
         """Have what a layer chose read, and mapped by the process; answer its request then."""
@@ -132,6 +135,21 @@ class Mapper:
     def _evict_but(self, chosen: Container[ExpertKey]) -> None:
         self.evict([key for key in self._residents.aside if key not in chosen])
 
+    def warm_up(self, keys: Sequence[ExpertKey]) -> None:
+        """Have experts read that nothing chose, where there is room, and mapped by all."""
+        lacking = self._residents.admit(keys)
+        if lacking:
+            waited = self._residents.read_seconds
+            with self._residents.read(lacking) as coming:
+                for key in coming:
+                    for client in self.clients:
+                        with suppress(ProgramEndedError):  # its connection says so once more
+                            if client.regions:
+                                self._map(client, [key])
+            self._residents.read_seconds = waited  # nobody waits for these
+            with suppress(ProgramEndedError):
+                self._watch()
+
     def evict_aside(self) -> None:
         """Have nobody map what the cache has evicted, but for what is computed with."""
         if self._residents.aside:
@@ -149,7 +167,7 @@ class Mapper:
         """Have choices announced, but where all experts stay in memory whatever is chosen."""
         for client in self.clients:
             holds_all = self._residents.holds_all and len(client.resident) == len(self._residents)
-            is_watching = self._chosen is not None or not holds_all
+            is_watching = self._watches_all or not holds_all
             if client.is_watching != is_watching:
                 client.is_watching = is_watching
                 client.do([op(Do.WATCH, expert=is_watching)])

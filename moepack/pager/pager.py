@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple, Self
 from moepack.caching import cache as caching
 from moepack.errors import MoepackError, SourceError
 from moepack.machine.memory_limits import available_memory
-from moepack.pager.budget import FreeMemory, Rooms, check_memory, step_length
-from moepack.pager.client import Client, ProgramEndedError
+from moepack.pager.budget import FreeMemory, Rooms, check_memory, step_length, token_length
+from moepack.pager.client import Choice, Client, ProgramEndedError
 from moepack.pager.mapped_model import map_model, slot_room
 from moepack.pager.mapper import Mapper, UnknownExpertsError
 from moepack.pager.messages import Do, Said, Say, op
@@ -26,6 +26,7 @@ from moepack.pager.prefetcher import Prefetcher
 from moepack.pager.record import Call, ChoiceRecord
 from moepack.pager.residents import Residents
 from moepack.pager.shared_pages import SharedPages
+from moepack.pager.warm_up import MostUsed, WarmUp, first_within
 from moepack.reading.pack import Pack
 from moepack.shape import ROUTED_FAMILY, ModelShape
 from moepack.storage.backend import Backend
@@ -33,6 +34,9 @@ from moepack.storage.backend import Backend
 _FAILED, _FOREIGN = 1, 2
 _SECONDS_BETWEEN = 1.0
 """How often it looks at what memory is free."""
+_FEW = 16
+"""Tokens of a step that are taken for decoding, of several texts maybe; a prompt's step of more
+uses most experts, and says little of what is used most."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -40,17 +44,20 @@ class PagerOptions(NamedTuple):
     """How experts are held in memory.
 
     `memory` is the bytes for experts, in whole pages, `floor` for the least that works; by default
-    what is free, from second to second. Of the hottest, up to `pinned` bytes are never evicted.
+    what is free, from second to second. Of the hottest, up to `pinned` bytes are never evicted;
+    None leaves it to what was learned.
     `policy` is one of `moepack.caching`'s, `backend` and `check` are the reader's. `micro_batch` is
-    how many tokens programs compute at once: the experts of one such step have to fit.
+    how many tokens programs compute at once: the experts of one such step have to fit. `most_used`
+    are read before any is chosen, as far as there is room.
     """
 
     memory: int | Literal["floor"] | None = None
     policy: str = "lru"
-    pinned: int = 0
+    pinned: int | None = None
     backend: str | Backend = "auto"
     check: str = "first"
     micro_batch: int = 512
+    most_used: MostUsed = MostUsed(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,8 @@ class Pager:
     """Brings the experts of `pack`, which has to stay open. A context manager.
 
     `failed` is called with each error for which a program could not go on. With `records` it keeps
-    what is chosen, until it is taken. Raises SourceError for a model without experts, PackError for
+    what is chosen, until it is taken; with `counts` what steps of few tokens choose, but where all
+    experts stay in memory. Raises SourceError for a model without experts, PackError for
     one that llama.cpp does not run, RequestError for options that are none and for too little
     memory, MachineError and OSError.
     """
@@ -88,8 +96,10 @@ class Pager:
         failed: Callable[[MoepackError], None],
         *,
         records: bool = False,
+        counts: bool = False,
     ) -> None:
         self._failed = failed
+        self._uses: list[Choice] | None = [] if counts else None
         self._lock = threading.Lock()
         self._record = ChoiceRecord(pack.shape.without_mtp()) if records else None
         self._memory: int | None = None
@@ -111,7 +121,7 @@ class Pager:
         spans = places[ROUTED_FAMILY]
         rooms = {key: slot_room(parts) for key, parts in spans.items()}
         shape = pack.shape.without_mtp()
-        pinned = pack.hottest(options.pinned, family=ROUTED_FAMILY, layers=shape.routed)
+        pinned = pack.hottest(options.pinned or 0, family=ROUTED_FAMILY, layers=shape.routed)
         self._divide_memory(shape, rooms, sum(rooms[key] for key in pinned), options)
         cache = caching.make(options.policy, self._budget(), rooms, pinned)
         self._residents = Residents(
@@ -121,8 +131,11 @@ class Pager:
         with self._residents.read(pinned) as coming:
             for _ in coming:
                 pass
-        chosen = None if self._record is None else self._record.add
-        self._mapper = Mapper(self._model, self._residents, shared, chosen)
+        watches_all = self._record is not None
+        self._mapper = Mapper(
+            self._model, self._residents, shared, self._add_choice, watches_all=watches_all
+        )
+        self._warm_up = self._plan_warm_up(shape, rooms, options)
         self._counts = max(spans)[0] + 1, max(key.expert for key in spans) + 1
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._name = f"moepack-{os.getpid()}-{secrets.token_hex(8)}"
@@ -148,6 +161,22 @@ class Pager:
         check_memory(given, least, options.micro_batch)
         self._free = FreeMemory(least, sum(rooms.values()) + self._reserve)
 
+    def _plan_warm_up(self, shape: ModelShape, rooms: Rooms, options: PagerOptions) -> WarmUp:
+        """Plan what is read while a program loads, which is yet to take memory of its own."""
+        budget = self._residents.budget
+        limit = budget if self._memory is not None else budget // 2
+        is_pinning = options.most_used.is_pinning and options.pinned is None
+        pinned_length = budget - token_length(shape, rooms) if is_pinning else 0
+        keys = first_within(options.most_used.keys, rooms, limit)
+        return WarmUp(self._mapper, self._residents, rooms, keys, pinned_length)
+
+    def _add_choice(self, client: Client, context: int, choice: Choice) -> None:
+        self._warm_up.end()
+        if self._record is not None:
+            self._record.add(client, context, choice)
+        if self._uses is not None and choice.token_count <= _FEW and not choice.is_copied:
+            self._uses.append(choice)
+
     def _budget(self) -> int:
         memory = self._free.budget if self._memory is None else self._memory
         return memory - self._reserve
@@ -167,6 +196,11 @@ class Pager:
     def budget(self) -> int:
         """The bytes that experts may take."""
         return self._residents.budget + self._reserve
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether it reads experts that runs before have used most, as nothing was chosen yet."""
+        return self._warm_up.is_due
 
     @property
     def model_path(self) -> str:
@@ -215,6 +249,14 @@ class Pager:
             self._mapper.count_choices()
             return self._record.take(with_open=with_open)
 
+    def take_uses(self) -> list[Choice]:
+        """Take what steps of few tokens chose since the last time; in any thread."""
+        assert self._uses is not None
+        with self._lock:
+            self._mapper.count_choices()
+            uses, self._uses = self._uses, []
+            return uses
+
     def serve(self, ending: int, tick: Callable[[], None] = lambda: None) -> None:
         """Serve programs until the descriptor `ending` is readable; call `tick` each second."""
         self._selector.register(ending, selectors.EVENT_READ)
@@ -226,10 +268,13 @@ class Pager:
                     with self._lock:
                         self._follow_memory()
                     tick()
-                events = self._selector.select(max(0.0, next_tick - time.monotonic()))
+                wait = 0.0 if self._warm_up.is_due else max(0.0, next_tick - time.monotonic())
+                events = self._selector.select(wait)
                 if any(key.fd == ending for key, _ in events):
                     return
                 with self._lock:
+                    if not events and self._warm_up.is_due:
+                        self._warm_up.advance()
                     for key, _ in events:
                         self._serve_one(key.data)
                     while waiting := [one for one in self._mapper.clients if one.has_messages]:

@@ -138,6 +138,19 @@ class Residents:
         """Count what a layer chose that was mapped already."""
         self._cache.drop(self.look_up(keys))
 
+    def admit(self, keys: Iterable[ExpertKey]) -> list[ExpertKey]:
+        """Have experts in the cache that nothing chose, where there is room; return those."""
+        return [key for key in keys if key not in self._slots and self._cache.admit(key)]
+
+    def favour(self, keys: Iterable[ExpertKey]) -> None:
+        """Evict experts last, of these the first ones last, as far as they are in the cache."""
+        for key in keys:
+            self._cache.favour(key)
+
+    def refresh(self, keys: Iterable[ExpertKey]) -> None:
+        """Order experts in the cache as if they had been used now, in turn."""
+        self._cache.refresh(keys)
+
     def has_room(self, keys: Iterable[ExpertKey]) -> bool:
         """Return whether experts can be read before others are released."""
         return not self._missing_slots(keys)

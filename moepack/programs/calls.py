@@ -12,6 +12,7 @@ from moepack.packing.opening import open_model
 from moepack.pager.pager import PagerOptions
 from moepack.paths import AnyPath, PathOrPaths
 from moepack.programs.command import llama_variables, micro_batch
+from moepack.programs.learner import make_learner
 from moepack.programs.micro_batch import server_options
 from moepack.programs.model_server import ModelServer
 from moepack.programs.runner import ProgramEnd, run_program
@@ -30,14 +31,18 @@ class ServedModel(ModelServer):
         options: Sequence[str],
         api_key: str | None,
         trace: AnyPath | None,
+        learn: bool,
     ) -> None:
         with ExitStack() as stack:
             pack = stack.enter_context(open_model(path))
-            writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
-            options = server_options(pack, options, pager_options.memory, pager_options.pinned)
+            writers: Any = {
+                "trace": None if trace is None else stack.enter_context(TraceWriter(trace, pack)),
+                "learner": make_learner(pack, learn=learn),
+            }
+            options = server_options(pack, options, pager_options.memory, pager_options.pinned or 0)
             count = micro_batch(options, os.environ)
             pager_options = pager_options._replace(micro_batch=count)
-            super().__init__(pack, pager_options, options=options, api_key=api_key, trace=writer)
+            super().__init__(pack, pager_options, options=options, api_key=api_key, **writers)
             self._opened = stack.pop_all()
 
     def close(self) -> None:
@@ -51,10 +56,11 @@ def serve(
     *,
     memory: int | str | None = None,
     policy: str = "lru",
-    pin: int | str = 0,
+    pin: int | str | None = None,
     backend: str | Backend = "auto",
     check: str = "first",
     trace: AnyPath | None = None,
+    learn: bool = True,
     options: Sequence[str] = (),
     api_key: str | None = None,
 ) -> ServedModel:
@@ -70,7 +76,7 @@ def serve(
     pager_options = _pager_options(
         options, memory=memory, policy=policy, pin=pin, backend=backend, check=check
     )
-    return ServedModel(path, pager_options, options, api_key, trace)
+    return ServedModel(path, pager_options, options, api_key, trace, learn)
 
 
 def run(
@@ -79,10 +85,11 @@ def run(
     *,
     memory: int | str | None = None,
     policy: str = "lru",
-    pin: int | str = 0,
+    pin: int | str | None = None,
     backend: str | Backend = "auto",
     check: str = "first",
     trace: AnyPath | None = None,
+    learn: bool = True,
 ) -> ProgramEnd:
     """Run a program that uses llama.cpp with a model that may be larger than memory.
 
@@ -101,15 +108,19 @@ def run(
         pack = stack.enter_context(open_model(path))
         writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
         variables = llama_variables(command, os.environ)
-        return run_program(pack, command, pager_options, variables=variables, trace=writer)
+        learner = make_learner(pack, learn=learn)
+        return run_program(
+            pack, command, pager_options, variables=variables, trace=writer, learner=learner
+        )
 
 
 def _pager_options(
-    arguments: Sequence[str], *, memory: int | str | None, pin: int | str, **options: Any
+    arguments: Sequence[str], *, memory: int | str | None, pin: int | str | None, **options: Any
 ) -> PagerOptions:
     batch = micro_batch(arguments, os.environ)
     limit = memory_limit(memory)
-    return PagerOptions(memory=limit, pinned=_length(pin, "pin"), micro_batch=batch, **options)
+    pinned = None if pin is None else _length(pin, "pin")
+    return PagerOptions(memory=limit, pinned=pinned, micro_batch=batch, **options)
 
 
 def memory_limit(memory: int | str | None) -> int | Literal["floor"] | None:

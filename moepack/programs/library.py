@@ -1,7 +1,6 @@
 """Find the preloaded library: with the package, in the user's cache, or compiled now."""
 
 import atexit
-import os
 import platform
 import shutil
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 from moepack import extras
 from moepack.errors import MachineError
 from moepack.programs.compiling import CompileError, compile_library, find_compiled
+from moepack.storage.user_folder import is_ours, user_folder
 
 _SEPARATORS = " :$\t\n"
 """What the dynamic linker reads in LD_PRELOAD as something else than a part of a path."""
@@ -33,7 +33,7 @@ def find_library(source: Path, *, compilers: Sequence[Sequence[str]] | None = No
     cache = _user_cache()
     if cache is not None:
         cached = find_compiled(source, cache, machine)
-        if cached is not None and _is_ours(cached):
+        if cached is not None and is_ours(cached):
             return cached
     problem: Exception | None = None
     for folder in _folders(cache):
@@ -48,19 +48,12 @@ def find_library(source: Path, *, compilers: Sequence[Sequence[str]] | None = No
 
 
 def _user_cache() -> Path | None:
-    """Return moepack's folder in the user's cache, made where it is not; None where it cannot be.
+    """Return moepack's folder in the user's cache; None where nothing can be preloaded from it.
 
     A folder that others may write to is not used: what lies there would run in the user's name.
     """
-    # The specification of XDG: a relative path is to be ignored.
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-        folder = folder / "moepack"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
-        return None
-    return folder if _can_be_preloaded(folder) and _is_ours(folder) else None
+    folder = user_folder("XDG_CACHE_HOME", ".cache")
+    return folder if folder is not None and _can_be_preloaded(folder) else None
 
 
 def _folders(cache: Path | None) -> Iterator[Path]:
@@ -81,9 +74,3 @@ def _temporary_folder() -> Path:
 
 def _can_be_preloaded(path: Path) -> bool:
     return not set(_SEPARATORS) & set(str(path))
-
-
-def _is_ours(path: Path) -> bool:
-    """Return whether nobody but this user and root can have written what is at `path`."""
-    status = path.stat()
-    return status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o022

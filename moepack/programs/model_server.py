@@ -10,10 +10,16 @@ from types import TracebackType
 
 from moepack.errors import MoepackError
 from moepack.pager.background import PagerThread
-from moepack.pager.pager import Pager, PagerOptions, PagerUsage
+from moepack.pager.pager import PagerOptions, PagerUsage
 from moepack.programs.client import ServerClient
 from moepack.programs.command import micro_batch
-from moepack.programs.runner import preloaded_library, program_environment
+from moepack.programs.learner import Learner
+from moepack.programs.runner import (
+    open_pager,
+    preloaded_library,
+    program_environment,
+    write_choices,
+)
 from moepack.programs.server_process import ServerProcess
 from moepack.programs.trace_writer import TraceWriter
 from moepack.reading.pack import Pack
@@ -24,8 +30,9 @@ class ModelServer:
 
     `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is
     one that is free. `api_key` is asked of all clients, by default what the variable LLAMA_API_KEY
-    has, if anything. `trace` gets what routers choose. `failed` is called, in another thread, with
-    each error for which the server could not compute; without it `take_failure` has the last one.
+    has, if anything. `trace` and `learner` get what routers choose. `failed` is called, in another
+    thread, with each error for which the server could not compute; without it `take_failure` has
+    the last one.
 
     Raises what `Pager` and `ServerProcess` raise.
     """
@@ -39,6 +46,7 @@ class ModelServer:
         api_key: str | None = None,
         failed: Callable[[MoepackError], None] | None = None,
         trace: TraceWriter | None = None,
+        learner: Learner | None = None,
     ) -> None:
         self._failure: MoepackError | None = None
         self._failed = self._keep if failed is None else failed
@@ -48,13 +56,11 @@ class ModelServer:
         with ExitStack() as stack:
             library = preloaded_library()
             self.pager = stack.enter_context(
-                Pager(pack, pager_options, self._failed, records=trace is not None)
+                open_pager(pack, pager_options, self._failed, trace, learner)
             )
-            if trace is None:
-                stack.enter_context(PagerThread(self.pager))
-            else:
-                stack.callback(trace.write, self.pager, is_last=True)
-                stack.enter_context(PagerThread(self.pager, partial(trace.write, self.pager)))
+            write = partial(write_choices, self.pager, trace, learner)
+            stack.callback(write, is_last=True)
+            stack.enter_context(PagerThread(self.pager, write))
             self._process = stack.enter_context(
                 ServerProcess(
                     self.pager.model_path,

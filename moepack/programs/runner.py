@@ -18,6 +18,7 @@ from moepack.programs.command import (
     waiting_variables,
 )
 from moepack.programs.executable import check_executable, find_executable
+from moepack.programs.learner import Learner
 from moepack.programs.library import find_library
 from moepack.programs.process import Process
 from moepack.programs.signals import SignalRelay
@@ -74,13 +75,15 @@ def run_program(
     listener: Listener = _SILENT,
     variables: Mapping[str, str] = {},
     trace: TraceWriter | None = None,
+    learner: Learner | None = None,
 ) -> ProgramEnd:
     """Run a command in the foreground, with the experts of `pack`; wait until it has ended.
 
     `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL; `variables` are
-    added to its environment; `trace` gets what routers choose. To be called in the main thread:
-    signals that reach this process go to the program. Raises CommandError for what cannot be
-    started, RequestError for options with which llama.cpp maps no model, and what `Pager` raises.
+    added to its environment; `trace` and `learner` get what routers choose. To be called in the
+    main thread: signals that reach this process go to the program. Raises CommandError for what
+    cannot be started, RequestError for options with which llama.cpp maps no model, and what `Pager`
+    raises.
     """
     executable = find_executable(command[0])
     check_executable(executable)
@@ -88,25 +91,48 @@ def run_program(
     library = preloaded_library()
     with (
         SignalRelay() as relay,
-        Pager(pack, options, listener.failed, records=trace is not None) as pager,
+        open_pager(pack, options, listener.failed, trace, learner) as pager,
     ):
         arguments = fill_in(command, pager.model_path)
         environment = program_environment(pager, library, variables)
         listener.begun(pager)
         with Process(executable, arguments, environment, relay.inherited_mask) as process:
             relay.attach(process)
-            pager.serve(process.descriptor, partial(_tick, pager, listener, trace))
+            pager.serve(process.descriptor, partial(_tick, pager, listener, trace, learner))
             returncode = process.wait()
-        if trace is not None:
-            trace.write(pager, is_last=True)
+        write_choices(pager, trace, learner, is_last=True)
         assert returncode is not None
         return ProgramEnd(returncode, pager.usage, pager.has_served)
 
 
-def _tick(pager: Pager, listener: Listener, trace: TraceWriter | None) -> None:
+def open_pager(
+    pack: Pack,
+    options: PagerOptions,
+    failed: Callable[[MoepackError], None],
+    trace: TraceWriter | None,
+    learner: Learner | None,
+) -> Pager:
+    """Return a pager that has for `trace` and `learner` what they take, and what was learned."""
+    if learner is not None:
+        options = options._replace(most_used=learner.most_used)
+    records, counts = trace is not None, learner is not None
+    return Pager(pack, options, failed, records=records, counts=counts)
+
+
+def write_choices(
+    pager: Pager, trace: TraceWriter | None, learner: Learner | None, *, is_last: bool = False
+) -> None:
+    """Have `trace` and `learner` take what was chosen since the last time."""
+    for writer in (trace, learner):
+        if writer is not None:
+            writer.write(pager, is_last=is_last)
+
+
+def _tick(
+    pager: Pager, listener: Listener, trace: TraceWriter | None, learner: Learner | None
+) -> None:
     listener.tick(pager)
-    if trace is not None:
-        trace.write(pager)
+    write_choices(pager, trace, learner)
 
 
 def _check_maps(command: Sequence[str]) -> None:

@@ -5,9 +5,10 @@ from moepack.report.values import length_text, share_text
 from moepack.sizes import count_text, size_text
 
 
-def beginning(budget: int, floor: int) -> str:
-    """Return in one line how much memory experts have, and how much they need."""
-    return f"memory for experts: {size_text(budget)}, at least {size_text(floor)}"
+def beginning(budget: int, floor: int, *, is_warming: bool) -> str:
+    """Return in one line how much memory experts have, how much they need, and what comes first."""
+    first = "; those that earlier runs used most are read first" if is_warming else ""
+    return f"memory for experts: {size_text(budget)}, at least {size_text(floor)}{first}"
 
 
 def usage(usage: PagerUsage) -> str:

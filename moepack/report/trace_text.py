@@ -6,6 +6,7 @@ from moepack.analysis.concentration import Concentration, TopCoverage
 from moepack.analysis.reuse import ReuseFacts
 from moepack.analysis.statistics import TraceStatistics
 from moepack.hotness.measure import HotnessFacts
+from moepack.programs.learned import LearnedFacts
 from moepack.report.values import UNKNOWN, length_text, share_text
 from moepack.sizes import count_text
 from moepack.trace.summary import TraceSummary
@@ -47,6 +48,28 @@ def hotness(facts: HotnessFacts) -> str:
     if len(facts.models) > 1:
         lines.append(f"  counted together, though of different models: {', '.join(facts.models)}")
     return "\n".join([*lines, *left_out(facts.warnings)])
+
+
+def learned(facts: LearnedFacts) -> str:
+    """Write what runs of a model have chosen lately, and what comes of it."""
+    if facts.since is None:
+        return (
+            "nothing was learned of this model yet: run and serve do, with memory for a part of it"
+        )
+    lines = [
+        f"{count_text(facts.selection_count, 'selection')} of {facts.chosen_count:,} of "
+        f"{count_text(facts.expert_count, 'expert')} over {count_text(facts.token_count, 'token')} "
+        f"since {facts.since}"
+    ]
+    if facts.coverage is not None:
+        covered = ", ".join(
+            f"{one.percent} % in {length_text(one.length)}" for one in facts.coverage.lengths
+        )
+        lines.append(f"  covered    {covered}, of {length_text(facts.coverage.total_length)}")
+    begin = "with the experts that were used most" if facts.is_warming else "as if nothing was"
+    pin = "pin some of them" if facts.is_pinning else "pin none"
+    lines.append(f"  runs       begin {begin}, and {pin}")
+    return "\n".join([*lines, f"  kept in    {facts.path}", facts.reason])
 
 
 def stats(facts: TraceStatistics) -> str:

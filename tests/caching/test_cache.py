@@ -268,3 +268,67 @@ def test_what_is_kept_for_a_ranking_does_not_grow_with_a_run() -> None:
     assert len(ranking._queue) < 200
     kept = frozenset([key])
     assert [ranking.take(kept) for _ in range(5)] == [*keys(0, 2, 1, 0, 9), None]
+
+
+ALIKE = dict.fromkeys(LENGTHS, 10)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(
+    choices=CHOICES,
+    budget=st.integers(0, 400),
+    most_used=st.lists(st.sampled_from(sorted(LENGTHS)), max_size=12, unique=True),
+)
+def test_with_experts_that_nothing_chose_a_cache_is_as_large_as_it_may_be(
+    policy: str,
+    choices: list[tuple[int, list[int], bool]],
+    budget: int,
+    most_used: list[ExpertKey],
+) -> None:
+    cache, tally = make(policy, budget, LENGTHS), Tally()
+    held = {key for key in most_used if cache.admit(key)}
+    assert not any(map(cache.admit, held))
+    assert cache.held_length <= budget
+    for key in most_used:
+        cache.favour(key)
+    cache.refresh(reversed(most_used))
+    for number, (layer, experts, fails) in enumerate(choices):
+        chosen = keys(layer, *experts)
+        step = cache.step(chosen, tally)
+        assert set(step.misses) == set(chosen) - held
+        held = (held | set(chosen)) - set(step.given_up)
+        if fails:
+            cache.drop(step.misses)
+            held -= set(step.misses)
+        if number % 3 == 2:
+            held -= set(cache.resize(max(0, budget - 40 * (number % 2))))
+        assert {key for key in LENGTHS if key in cache} == held
+        assert cache.held_length == sum(LENGTHS[key] for key in held)
+    last = [keys(layer, 0)[0] for layer in range(LAYERS)]
+    for key in last:
+        cache.step([key], tally)
+    cache.resize(0)
+    assert {key for key in LENGTHS if key in cache} <= set(last), "what is favoured goes as well"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_favoured_goes_last_and_the_first_of_it_last_of_all(policy: str) -> None:
+    budget = 120 if policy.startswith("layer") else 40
+    cache, tally = make(policy, budget, ALIKE), Tally()
+    assert all(map(cache.admit, keys(0, 0, 1, 2)))
+    for key in keys(0, 0, 1, 2):
+        cache.favour(key)  # the third would be more than half
+    for expert in (3, 4, 5, 6, 7):
+        cache.step(keys(0, expert), tally)
+    assert {key for key in LENGTHS if key in cache} >= set(keys(0, 0, 1))
+    assert keys(0, 2)[0] not in cache
+    assert cache.step(keys(0, 2, 3, 4), tally).given_up[-1] == keys(0, 1)[0]
+    assert keys(0, 0)[0] in cache
+
+
+def test_what_nothing_chose_is_evicted_in_the_order_in_which_it_was_refreshed() -> None:
+    cache = ExpertCache(40, ALIKE, LeastRecentlyUsed)
+    assert all(map(cache.admit, keys(0, 0, 1, 2, 3)))
+    assert not cache.admit(keys(0, 4)[0]), "there is no room"
+    cache.refresh(keys(0, 3, 2, 1, 0))
+    assert cache.step(keys(1, 0, 1), Tally()).given_up == keys(0, 3, 2)

@@ -1,6 +1,5 @@
 """The fixture models in the forms that a pager takes, and what programs answer without one."""
 
-import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -44,12 +43,3 @@ def form(packs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Ca
         return folder
 
     return path
-
-
-@pytest.fixture(scope="session")
-def ggml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile as much of ggml as routers need."""
-    library = tmp_path_factory.mktemp("ggml") / "libggml.so"
-    source = Path(__file__).parent / "chooser.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
-    return library

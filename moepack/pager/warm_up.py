@@ -1,0 +1,85 @@
+"""Reads the experts that were used most in runs before, while a program loads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, takewhile
+from typing import NamedTuple
+
+from moepack.errors import MoepackError
+from moepack.keys import ExpertKey
+from moepack.pager.mapper import Mapper
+from moepack.pager.residents import Residents
+
+_PIECE_LENGTH = 32 << 20
+"""The bytes that are read at once: what is demanded meanwhile waits for these at most."""
+
+
+class MostUsed(NamedTuple):
+    """The experts that were used in runs before, those first that were used most.
+
+    `is_pinning` is whether the first of them are worth to be evicted last.
+    """
+
+    keys: Sequence[ExpertKey]
+    is_pinning: bool = False
+
+
+class WarmUp:
+    """Reads experts, those first that were used most, until a router chooses any.
+
+    `lengths` are their bytes in memory. The first are evicted last from then on, up to
+    `pinned_length` bytes. What cannot be read is left to who demands it, who meets the error.
+    """
+
+    def __init__(
+        self,
+        mapper: Mapper,
+        residents: Residents,
+        lengths: Mapping[ExpertKey, int],
+        keys: Sequence[ExpertKey],
+        pinned_length: int,
+    ) -> None:
+        self._mapper, self._residents, self._lengths = mapper, residents, lengths
+        self._waiting = deque(keys)
+        self._pinned_length = pinned_length
+        self._read: list[ExpertKey] = []
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is anything more to read."""
+        return bool(self._waiting)
+
+    def advance(self) -> None:
+        """Read a piece."""
+        piece: list[ExpertKey] = []
+        length = 0
+        while self._waiting and length < _PIECE_LENGTH:
+            piece.append(self._waiting.popleft())
+            length += self._lengths[piece[-1]]
+        try:
+            self._mapper.warm_up(piece)
+        except MoepackError:
+            self._waiting.clear()
+        else:
+            self._read += piece
+        if not self._waiting:
+            self.end()
+
+    def end(self) -> None:
+        """Read no more. Have what was used most evicted after the others, though it came first."""
+        self._waiting.clear()
+        if self._read:
+            pinned = first_within(self._read, self._lengths, self._pinned_length)
+            self._residents.favour(pinned)
+            self._residents.refresh(reversed(self._read))
+            self._read = []
+
+
+def first_within(
+    keys: Sequence[ExpertKey], lengths: Mapping[ExpertKey, int], limit: int
+) -> Sequence[ExpertKey]:
+    """Return the first experts that take up to `limit` bytes together."""
+    ends = accumulate(lengths[key] for key in keys)
+    return keys[: sum(1 for _ in takewhile(lambda end: end <= limit, ends))]

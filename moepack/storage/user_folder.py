@@ -1,0 +1,27 @@
+"""moepack's own folders among the user's, as the XDG Base Directory Specification names them."""
+
+import os
+from pathlib import Path
+
+
+def user_folder(variable: str, default: str) -> Path | None:
+    """Return moepack's folder below that which `variable` names, or below `default` of the home.
+
+    It is made where it is not. None where it cannot be, and for a folder that others may write to:
+    what lies there is trusted.
+    """
+    # The specification: a relative path is to be ignored.
+    base = os.environ.get(variable, "")
+    try:
+        folder = Path(base) if os.path.isabs(base) else Path.home() / default
+        folder = folder / "moepack"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder if is_ours(folder) else None
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return None
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether nobody but this user and root can have written what is at `path`."""
+    status = path.stat()
+    return status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o022
