@@ -105,6 +105,22 @@ class MappedShards:
         """Return whether parts lie in pages as in the files that they are read from."""
         return True
 
+    def begin_edges(self, spans: Iterable[PartSpan]) -> None:
+        """Have the system read the pages that parts share with others: programs have its own.
+
+        Else these would be read when a program comes to them, one after another.
+        """
+        for span in spans:
+            start, end = span.whole_pages
+            for offset, length in (
+                (span.first_page, start - span.first_page),
+                (end, span.first_page + span.room - end),
+            ):
+                if length:
+                    os.posix_fadvise(
+                        self._descriptors[span.file], offset, length, os.POSIX_FADV_WILLNEED
+                    )
+
     def position(self, key: ExpertKey) -> tuple[object, ...]:
         """Return by what experts are sorted that are read in the order of their files."""
         return key
@@ -193,6 +209,9 @@ class MappedImage:
     def lies_alike(self, spans: Iterable[PartSpan]) -> bool:
         """Return whether parts lie in pages as in the pack, where each begins on one."""
         return all(span.offset % _PAGE == span.length % _PAGE == 0 for span in spans)
+
+    def begin_edges(self, spans: Iterable[PartSpan]) -> None:
+        """Do nothing: pages that parts share are copied for programs."""
 
     def position(self, key: ExpertKey) -> tuple[object, ...]:
         """Return by what experts are sorted that are read in the order of their files."""

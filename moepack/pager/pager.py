@@ -124,9 +124,7 @@ class Pager:
         pinned = pack.hottest(options.pinned or 0, family=ROUTED_FAMILY, layers=shape.routed)
         self._divide_memory(shape, rooms, sum(rooms[key] for key in pinned), options)
         cache = caching.make(options.policy, self._budget(), rooms, pinned)
-        self._residents = Residents(
-            reader, spans, rooms, cache, self._reserve, self._model.lies_alike
-        )
+        self._residents = Residents(reader, spans, rooms, cache, self._reserve, self._model)
         stack.callback(self._residents.close)
         with self._residents.read(pinned) as coming:
             for _ in coming:

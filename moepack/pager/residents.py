@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from moepack.caching.cache import Cache, Tally
 from moepack.keys import ExpertKey
-from moepack.pager.mapped_model import PartSpan, slot_places
+from moepack.pager.mapped_model import MappedModel, PartSpan, slot_places
 from moepack.pager.messages import Do, op
 from moepack.pager.prefetcher import Prefetcher
 from moepack.pager.slots import SlotPool
@@ -23,8 +23,7 @@ class Residents:
 
     What the cache evicts is `aside`, in its slot, until it is released: a program may still compute
     with it. So that reading need not wait for that, `reserve` bytes are kept beside the cache.
-    `reads_in_place` says of an expert's parts whether they are read into slots as they lie there,
-    without a copy.
+    Parts that lie in the files of `model` as in those that are read come into slots without a copy.
     """
 
     def __init__(
@@ -34,15 +33,16 @@ class Residents:
         rooms: Mapping[ExpertKey, int],
         cache: Cache,
         reserve: int,
-        reads_in_place: Callable[[Iterable[PartSpan]], bool],
+        model: MappedModel,
     ) -> None:
         self._reader = reader
+        self._model = model
         self.spans = spans
         self._cache = cache
         self._reserve = reserve
         self._budget = cache.budget
         self._layers_in_place = {
-            key.layer for key, parts in spans.items() if not key.expert and reads_in_place(parts)
+            key.layer for key, parts in spans.items() if not key.expert and model.lies_alike(parts)
         }
         self._rooms = rooms
         self._pool = SlotPool(rooms.values())
@@ -246,6 +246,7 @@ class Residents:
         self._taken_length += self._rooms[key]
         self._slot_counts[self._rooms[key]] += 1
         self._trim()
+        self._model.begin_edges(self.spans[key])
         return self._views(key, slot) if key.layer in self._layers_in_place else None
 
     def _receive(self, key: ExpertKey, expert: ExpertBytes) -> None:

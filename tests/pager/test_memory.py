@@ -171,13 +171,12 @@ def test_spare_slots_of_other_lengths_make_room_for_what_is_read(packs: dict[str
     with Pack(packs["qwen3moe"]) as pack, pack.reader() as reader:
         model = map_model(pack)
         spans = model.places()[ROUTED_FAMILY]
-        model.close()
         first, second = ([key for key in spans if key.layer == layer] for layer in (0, 1))
         rooms = {key: slot_room(parts) for key, parts in spans.items()}
         budget = sum(rooms[key] for key in second)
         assert rooms[first[0]] < rooms[second[0]]
         cache = caching.make("lru", budget, rooms, ())
-        residents = Residents(reader, spans, rooms, cache, 0, lambda parts: False)
+        residents = Residents(reader, spans, rooms, cache, 0, model)
         for keys in (first, second):
             lacking = residents.look_up(keys)
             residents.release(residents.aside)
@@ -185,6 +184,7 @@ def test_spare_slots_of_other_lengths_make_room_for_what_is_read(packs: dict[str
                 assert list(coming) == lacking
             assert length_on_disk(residents._pool) <= budget
         residents.close()
+        model.close()
 
 
 def floor_of(model: Path, micro_batch: int) -> int:

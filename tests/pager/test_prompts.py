@@ -14,10 +14,12 @@ import pytest
 
 from moepack.caching import cache as caching
 from moepack.caching.cache import Tally
+from moepack.errors import MachineError
 from moepack.keys import ExpertKey
 from moepack.packing.opening import open_model
 from moepack.pager.mapped_model import slot_room
 from moepack.pager.prompts import MANY
+from moepack.storage import page_cache
 from tests.support import faulty_backend
 from tests.support.children import PATIENCE
 from tests.support.faulty_backend import FaultyBackend, fault_at
@@ -146,6 +148,23 @@ def test_what_single_tokens_choose_most_often_survives_a_prompt(model: Path, ggm
         before = run.pager.usage.miss_count
         assert call(*((layer, hot, 2) for layer in range(LAYERS))) == [[0] * LAYERS]
         assert run.pager.usage.miss_count == before
+
+
+def test_pages_that_experts_share_with_others_are_read_along(model: Path, ggml: Path) -> None:
+    """No part of the model has a page of its own: a program would read them one by one."""
+    with open_model([model]) as pack:
+        try:
+            pack.reader(backend="direct").close()
+        except MachineError as error:
+            pytest.skip(str(error))
+    with running(model, ggml, 3, backend="direct") as (_, call):
+        page_cache.drop([model])
+        before = page_cache.cached_share([model])
+        if before is None or before > 0.5:
+            pytest.skip("the system does not say what is cached, or keeps it")
+        assert call((1, ALL, 8)) == [[0]]
+        expected = before + 0.9 * 3 * EXPERTS * 2176 / model.stat().st_size
+        wait_until(lambda: (page_cache.cached_share([model]) or 0) >= expected)
 
 
 @contextmanager
