@@ -4,6 +4,7 @@ It is the same type wherever the facts come from: a source or a pack. Whoever ne
 them (a trace that is checked, a report, a simulation) takes a shape and asks nothing else.
 """
 
+import re
 from collections.abc import Collection
 from typing import NamedTuple, Self
 
@@ -11,6 +12,7 @@ ROUTED_FAMILY = "ffn_exps"
 """The family that a layer's router chooses from: its experts are what traces name."""
 CHUNK_FAMILY = "ffn_chexps"
 """Experts that groups of the routed ones share: number C serves C * G to C * G + G - 1."""
+_ROW_TABLE = re.compile(r"(per_layer_token_embd|blk\.\d+\.engram_embd)\.weight")
 
 
 class FamilyShape(NamedTuple):
@@ -102,3 +104,12 @@ class ModelShape(NamedTuple):
         if not counts:
             return "no layers with experts"
         return f"layers {min(counts)} to {max(counts)}, up to {max(counts.values())} experts"
+
+
+def is_row_table(name: str) -> bool:
+    """Return whether a tensor is a table of rows for n-grams or layers, of which a token reads few.
+
+    Such tables are longer than all that is dense, and are left on the drive: llama.cpp maps them
+    (`--lazy-mode`). Their rows follow from the tokens alone.
+    """
+    return _ROW_TABLE.fullmatch(name) is not None

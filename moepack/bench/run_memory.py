@@ -7,9 +7,9 @@ from typing import NamedTuple
 from moepack.errors import RequestError
 from moepack.footprint.context import MOEPACK_RUN, ContextOptions
 from moepack.footprint.model import Footprint, footprint_of
-from moepack.pager.mapped_model import is_row_table
 from moepack.programs.micro_batch import floor_length, micro_batches
 from moepack.reading.pack import Pack
+from moepack.shape import is_row_table
 from moepack.sizes import size_text
 
 PROGRAM_LENGTH = 256 << 20

@@ -15,7 +15,7 @@ from moepack.footprint import rules
 from moepack.paths import PathOrPaths
 from moepack.reading.directory import named_pack
 from moepack.reading.pack import Pack
-from moepack.shape import FamilyShape, ModelShape
+from moepack.shape import FamilyShape, ModelShape, is_row_table
 from moepack.source.experts import Experts, find_experts, mtp_start, shape_of
 from moepack.source.parameters import (
     EMBEDDINGS,
@@ -23,7 +23,6 @@ from moepack.source.parameters import (
     TOKEN_EMBEDDING,
     Parameters,
     count_parameters,
-    is_row_table,
     layer_of,
 )
 from moepack.source.shards import Source, open_source

@@ -14,12 +14,10 @@ from moepack.keys import ExpertKey
 from moepack.pager.messages import Do, op
 from moepack.pager.page_faults import check_page_faults
 from moepack.reading.pack import Pack
-from moepack.shape import ROUTED_FAMILY
+from moepack.shape import ROUTED_FAMILY, is_row_table
 from moepack.sizes import align
 
 _PAGE = mmap.PAGESIZE
-_ROW_TABLES = ("per_layer_token_embd.", "engram_embd.")
-"""In names of tensors of which a token needs some rows; the others stay on the drive."""
 
 
 class PartSpan(NamedTuple):
@@ -257,11 +255,6 @@ MappedModel = MappedShards | MappedImage
 def _families(pack: Pack) -> Iterator[PackedFamily]:
     layers = pack.shape.without_mtp().layers
     return (family for family in pack.index.families if family.layer in layers)
-
-
-def is_row_table(name: str) -> bool:
-    """Return whether a tensor is looked up by row: it stays on the drive."""
-    return any(part in name for part in _ROW_TABLES)
 
 
 def _on_page(tensor: LaidTensor) -> bool:

@@ -74,7 +74,7 @@ class Mapper:
         for number, choice in client.choices(context):
             if choice.is_awaited:
                 awaited = choice
-                self._record(client, number, choice)
+                self._chosen(client, number, choice)
             else:
                 self._count(client, number, choice)
         return awaited
@@ -83,9 +83,6 @@ class Mapper:
         if self._is_brought(choice):
             self._begin_step(choice)
             self._residents.count(_keys(choice))
-        self._record(client, context, choice)
-
-    def _record(self, client: Client, context: int, choice: Choice) -> None:
         self._chosen(client, context, choice)
 
     def bring(self, client: Client, choice: Choice, sequence: int) -> None:

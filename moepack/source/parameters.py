@@ -1,10 +1,9 @@
 """How many parameters a model has: in all, in its experts, and for one token."""
 
 import math
-import re
 from dataclasses import dataclass
 
-from moepack.shape import ModelShape
+from moepack.shape import ModelShape, is_row_table
 from moepack.source.experts import Experts, SourceFamily, mtp_start
 from moepack.source.shards import Source
 
@@ -16,8 +15,6 @@ EMBEDDINGS = (
     "token_types.weight",
 )
 """What is looked up by row: LLM_TENSOR_LAYER_INPUT with GGML_OP_GET_ROWS in llama-arch.cpp."""
-
-_ROW_TABLE = re.compile(r"(per_layer_token_embd|blk\.\d+\.engram_embd)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +79,6 @@ def _elements_of_dense_mtp(source: Source, experts: Experts) -> int:
         and not is_row_table(tensor.name)
         and (layer_of(tensor.name) or 0) >= first_layer
     )
-
-
-def is_row_table(name: str) -> bool:
-    """Return whether a tensor is a table of rows for n-grams or layers, of which a token reads few.
-
-    Such tables are longer than all that is dense, and are left on the drive: llama.cpp maps them
-    (`--lazy-mode`). Their rows follow from the tokens alone.
-    """
-    return _ROW_TABLE.fullmatch(name) is not None
 
 
 def layer_of(name: str) -> int | None:
