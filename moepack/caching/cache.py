@@ -174,7 +174,7 @@ class ExpertCache:
             del self._favoured[key]
             self._unordered.remove(key)
             self._favoured_length -= self._lengths[key]
-        else:
+        elif key not in self._unordered:
             self._policy.forget(key)
 
     def evictable(self) -> set[ExpertKey]:
@@ -187,7 +187,7 @@ class ExpertCache:
         return self._shrink(frozenset())
 
     def drop(self, keys: Iterable[ExpertKey]) -> None:
-        """Let experts go that could not be read after all."""
+        """Evict experts, as those that could not be read after all."""
         for key in keys:
             self._ignore(key)
             self._held.remove(key)
@@ -264,7 +264,7 @@ class LayerCaches:
         self._caches[key.layer].favour(key)
 
     def drop(self, keys: Iterable[ExpertKey]) -> None:
-        """Let experts go that could not be read after all."""
+        """Evict experts, as those that could not be read after all."""
         for key in keys:
             self._caches[key.layer].drop([key])
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 
+from moepack.errors import MoepackError
 from moepack.keys import ExpertKey
 from moepack.pager.client import Choice, Client, ProgramEndedError
 from moepack.pager.mapped_model import MappedModel
@@ -42,6 +43,8 @@ class Mapper:
         self._model, self._residents, self._shared = model, residents, shared
         self._chosen, self._watches_all = chosen, watches_all
         self._prompts = Prompts(residents, model.position)
+        self._mapped_prompt: Choice | None = None
+        """What a step of many tokens chose last, where all was mapped and nothing is read ahead."""
         self.clients: list[Client] = []
         self.fault_count = 0
         """Page faults on experts that nobody had announced."""
@@ -62,11 +65,10 @@ class Mapper:
 
     def follow(self, client: Client) -> None:
         """Count what was chosen, and read ahead of a prompt that found all of it mapped."""
-        last: Choice | None = None
-        for context, last in client.choices():
-            self._count(client, context, last)
-        if last is not None and last.token_count >= MANY and self._is_brought(last):
-            self._prefetch(last)
+        for context, choice in client.choices():
+            self._count(client, context, choice)
+        if self._mapped_prompt is not None:  # maybe counted before
+            self._prefetch(self._mapped_prompt)
 
     def take_awaited(self, client: Client, context: int) -> Choice | None:
         """Return the choice that a context waits for; count those before it."""
@@ -83,6 +85,8 @@ class Mapper:
         if self._is_brought(choice):
             self._begin_step(choice)
             self._residents.count(_keys(choice))
+            if choice.token_count >= MANY:
+                self._mapped_prompt = choice
         self._chosen(client, context, choice)
 
     def bring(self, client: Client, choice: Choice, sequence: int) -> None:
@@ -104,10 +108,14 @@ class Mapper:
         self._prompts.begin_step(choice.layer, Counter(choice.experts), choice.token_count)
 
     def _prefetch(self, choice: Choice) -> None:
-        """Begin to read what the next layer may choose, while this one computes."""
+        """Begin to read what the next layer may choose, where many tokens compute this one."""
+        self._mapped_prompt = None
+        if choice.token_count < MANY:
+            return
         expected = self._prompts.expect(choice.layer, Counter(choice.experts), choice.token_count)
         self._evict_but(set(_keys(choice)))
-        self._residents.prefetcher.begin(expected)
+        with suppress(MoepackError):  # whoever demands what did not come meets the error
+            self._residents.prefetcher.begin(expected)
 
     def _bring(self, client: Client, keys: Sequence[ExpertKey], then: Sequence[bytes]) -> None:
         """Have experts read and mapped, and have the process do something more at last."""
@@ -144,8 +152,7 @@ class Mapper:
                             if client.regions:
                                 self._map(client, [key])
             self._residents.read_seconds = waited  # nobody waits for these
-            with suppress(ProgramEndedError):
-                self._watch()
+            self._watch()
 
     def evict_aside(self) -> None:
         """Have nobody map what the cache has evicted, but for what is computed with."""
@@ -167,7 +174,8 @@ class Mapper:
             is_watching = self._watches_all or not holds_all
             if client.is_watching != is_watching:
                 client.is_watching = is_watching
-                client.do([op(Do.WATCH, expert=is_watching)])
+                with suppress(ProgramEndedError):  # its connection says so once more
+                    client.do([op(Do.WATCH, expert=is_watching)])
 
     def _map(self, client: Client, keys: Sequence[ExpertKey], then: Sequence[bytes] = ()) -> None:
         self._share_pages(client, keys)

@@ -266,8 +266,10 @@ class Pager:
                     with self._lock:
                         self._follow_memory()
                     tick()
-                wait = 0.0 if self._warm_up.is_due else max(0.0, next_tick - time.monotonic())
-                events = self._selector.select(wait)
+                is_due = self._warm_up.is_due or any(
+                    client.has_messages for client in self._mapper.clients
+                )
+                events = self._selector.select(0 if is_due else next_tick - time.monotonic())
                 if any(key.fd == ending for key, _ in events):
                     return
                 with self._lock:
@@ -291,7 +293,8 @@ class Pager:
         if client is None:
             self._accept()
         elif isinstance(client, Prefetcher):
-            client.advance()
+            with suppress(MoepackError):  # whoever demands what did not come meets the error
+                client.advance()
         elif client in self._mapper.clients:  # an event before may have ended it
             try:
                 for said in client.told():

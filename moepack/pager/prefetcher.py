@@ -82,21 +82,21 @@ class Prefetcher:
     def _end(self, pending: PendingRead) -> None:
         key = self._in_flight.pop(pending)
         self._in_flight_length -= self._lengths[key]
-        if key not in self._unwanted:
-            try:
-                self._check(pending)
-            except MoepackError:
-                self._unwanted.add(key)
-        if key in self._unwanted:
-            self._unwanted.remove(key)
-            self._discard([key])
-        else:
+        pending.settle()  # what is discarded may be decoded into its slot yet
+        is_wanted = key not in self._unwanted
+        self._unwanted.discard(key)
+        if is_wanted and self._is_sound(pending):
             self._receive(key, ExpertBytes(None, pending))
             self._come[key] = None
+        else:
+            self._discard([key])
 
-    def _check(self, pending: PendingRead) -> None:
-        pending.settle()
-        self._reader.finish(pending)
+    def _is_sound(self, pending: PendingRead) -> bool:
+        try:
+            self._reader.finish(pending)
+        except MoepackError:
+            return False
+        return True
 
     def take(self, keys: Iterable[ExpertKey]) -> Iterator[ExpertKey]:
         """Wait for experts that are in flight, and yield each that has come, as it comes."""

@@ -586,7 +586,7 @@ static bool write_choice(struct context *context, uint32_t layer, size_t rows, s
     for (uint64_t i = 0; i < count; i++) ring->words[head++ % RING_WORDS] = (uint32_t)context->ids[i];
     bool was_half = ring->head - ring->tail > RING_WORDS / 2;
     ring->head = head;
-    bool is_at_once = rows >= MANY_ROWS && !(layer & AWAITED);
+    bool is_at_once = rows >= MANY_ROWS && !(layer & (AWAITED | COPIED));
     if (is_at_once || (!was_half && head - ring->tail > RING_WORDS / 2)) tell(message, -1);
     return true;
 }

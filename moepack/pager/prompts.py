@@ -31,6 +31,7 @@ class Prompts:
         self._position = position
         counts = Counter(key.layer for key in residents.spans)
         self._numbers = sorted(counts)
+        self._places = {layer: place for place, layer in enumerate(self._numbers)}
         self._history = RoutingHistory(counts)
 
     def begin_step(self, layer: int, choices: Counter[int], token_count: int) -> None:
@@ -52,10 +53,11 @@ class Prompts:
         lacking = length - self._residents.free_length
         if lacking <= 0:
             return
+        places = self._places
         evicted: list[ExpertKey] = []
 
         def value(key: ExpertKey) -> tuple[float, int]:
-            return self._history.share(key), (layer - key.layer) % len(self._numbers)
+            return self._history.share(key), (places[layer] - places[key.layer]) % len(places)
 
         for key in sorted(self._residents.evictable(), key=value):
             if lacking <= 0:
@@ -66,17 +68,16 @@ class Prompts:
         self._residents.set_aside(evicted)
 
     def expect(self, layer: int, choices: Counter[int], token_count: int) -> list[ExpertKey]:
-        """Return what the next layer likely chooses and lacks; there is room for it then."""
-        if token_count < MANY:
-            return []
+        """Return what the next layer likely chooses and lacks, having made room for it."""
         chosen = frozenset(ExpertKey(layer, expert) for expert in choices)
         expected: list[ExpertKey] = []
-        following = self._numbers.index(layer) + 1
+        following = self._places[layer] + 1
         if following < len(self._numbers):
             likelihoods = self._history.likelihoods(
                 layer, choices, token_count, self._numbers[following]
             )
-            room = self._residents.budget - self._residents.length_of(chosen)
+            room = self._residents.free_length
+            room += self._residents.length_of(set(self._residents.evictable()) - chosen)
             expected = self._likely(self._numbers[following], likelihoods, room)
         self._history.add(layer, choices, token_count)
         length = self._residents.length_of(expected)

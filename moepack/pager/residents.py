@@ -51,9 +51,12 @@ class Residents:
         self._slot_counts: Counter[int] = Counter()
         """By their length, how many of these there are."""
         self._aside: dict[ExpertKey, None] = {}
+        self._lent = 0
         self._coming: dict[ExpertKey, int] = {}
         """Slots of experts that are being read, and of those that were prefetched."""
-        self.prefetcher = Prefetcher(reader, rooms, self._allocate, self._receive, self._discard)
+        self.prefetcher = Prefetcher(
+            reader, rooms, self._allocate, self._receive_prefetched, self._discard
+        )
         self.tally = Tally()
         self.read_length = 0
         """The bytes of what was read."""
@@ -157,18 +160,19 @@ class Residents:
 
     def resize(self, budget: int) -> None:
         """Have another budget; what is beyond it is aside then."""
+        self.prefetcher.drop(())
+        self._lent = 0
         self._budget = budget
         self._set_aside(self._cache.resize(budget))
 
     def lend(self, length: int) -> None:
-        """Lend so many bytes of the budget to what is prefetched."""
-        if self._cache.budget != self._budget - length:
-            self._set_aside(self._cache.resize(self._budget - length))
+        """Lend so many bytes of those that are free to what is prefetched."""
+        self._lent = length
 
     @property
     def free_length(self) -> int:
-        """The bytes of the cache that nothing takes."""
-        return self._cache.budget - self._cache.held_length
+        """The bytes of the cache that nothing takes; below 0 where a step takes more."""
+        return self._cache.budget - self._cache.held_length - self._lent
 
     def evictable(self) -> Iterable[ExpertKey]:
         """Return what the cache has and may evict."""
@@ -200,8 +204,8 @@ class Residents:
         coming = dict.fromkeys(keys)
         prefetched = dict.fromkeys(key for key in keys if key in self.prefetcher)
         try:
-            with self._demand([key for key in keys if key not in prefetched]) as batch:
-                yield self._completions(prefetched, batch, coming)
+            with self._demand([key for key in keys if key not in prefetched]) as demanded:
+                yield self._completions(prefetched, demanded, coming)
         finally:
             self.read_seconds += time.perf_counter() - started
             if coming:
@@ -209,35 +213,42 @@ class Residents:
                 self._cache.drop(coming)
 
     @contextlib.contextmanager
-    def _demand(self, keys: Sequence[ExpertKey]) -> Iterator[Batch]:
+    def _demand(self, keys: Sequence[ExpertKey]) -> Iterator[Iterator[ExpertKey]]:
         """Begin to read experts into slots, which those that do not come give back at the end."""
         try:
             into = [self._allocate(key) for key in keys]
-            buffers = None if None in into else into
+            is_in_place = None not in into
+            buffers = into if is_in_place else None
             with self._reader.submit(keys, family=ROUTED_FAMILY, into=buffers) as batch:
-                yield batch
+                yield self._received(batch, is_in_place)
         finally:
             self._discard([key for key in keys if key in self._coming])
 
     def _completions(
-        self, prefetched: Iterable[ExpertKey], batch: Batch, coming: dict[ExpertKey, None]
+        self,
+        prefetched: Iterable[ExpertKey],
+        demanded: Iterator[ExpertKey],
+        coming: dict[ExpertKey, None],
     ) -> Iterator[ExpertKey]:
         for key in self.prefetcher.take(prefetched):
             self._slots[key] = self._coming.pop(key)
             del coming[key]
             yield key
-        yield from self._received(batch, coming)
-        failed = [key for key in prefetched if key in coming]
+        for key in demanded:
+            del coming[key]
+            yield key
+        failed = list(coming)
         if failed:  # now the error is met, if it is still there
-            with self._demand(failed) as batch:
-                yield from self._received(batch, coming)
+            with self._demand(failed) as demanded:
+                for key in demanded:
+                    del coming[key]
+                    yield key
 
-    def _received(self, batch: Batch, coming: dict[ExpertKey, None]) -> Iterator[ExpertKey]:
+    def _received(self, batch: Batch, is_in_place: bool) -> Iterator[ExpertKey]:
         for expert in batch.completions():
             key = ExpertKey(expert.layer, expert.expert)
-            self._receive(key, expert)
+            self._receive(key, expert, is_in_place)
             self._slots[key] = self._coming.pop(key)
-            del coming[key]
             yield key
 
     def _allocate(self, key: ExpertKey) -> Mapping[str, memoryview] | None:
@@ -249,8 +260,11 @@ class Residents:
         self._model.begin_edges(self.spans[key])
         return self._views(key, slot) if key.layer in self._layers_in_place else None
 
-    def _receive(self, key: ExpertKey, expert: ExpertBytes) -> None:
-        if key.layer not in self._layers_in_place:
+    def _receive_prefetched(self, key: ExpertKey, expert: ExpertBytes) -> None:
+        self._receive(key, expert, key.layer in self._layers_in_place)
+
+    def _receive(self, key: ExpertKey, expert: ExpertBytes, is_in_place: bool) -> None:
+        if not is_in_place:
             for part, view in self._views(key, self._coming[key]).items():
                 view[:] = expert.part(part)
         expert.release()

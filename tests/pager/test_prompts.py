@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import moepack
 from moepack.caching import cache as caching
 from moepack.caching.cache import Tally
 from moepack.errors import MachineError
@@ -23,9 +24,9 @@ from moepack.storage import page_cache
 from tests.support import faulty_backend
 from tests.support.children import PATIENCE
 from tests.support.faulty_backend import FaultyBackend, fault_at
-from tests.support.gguf_builder import moe
+from tests.support.gguf_builder import add_experts, moe
 from tests.support.llama_program import Answer
-from tests.support.models import first_shard
+from tests.support.models import first_shard, pack_model
 from tests.support.pagers import Paging, Program, paging
 
 LAYERS, EXPERTS = 6, 16
@@ -248,3 +249,34 @@ def test_long_prompts_are_answered_as_by_the_program_alone(
             answers.append(program.ask(*texts))
         assert answers == expected
         assert run.pager.usage.fault_count == 0
+
+
+def test_what_is_pinned_leaves_prompts_the_rest(model: Path, ggml: Path) -> None:
+    """Nothing is read beyond the budget, and what is computed with is not evicted for it."""
+    with running(model, ggml, 3, pinned=20 * 6528) as (run, call):
+        budget = run.pager.usage.budget
+        for _ in range(3):
+            for layer in range(LAYERS):
+                assert call((layer, ALL)) == [[0]]
+                run.do(lambda _: None)
+                assert run.pager.usage.resident_length <= budget
+
+
+def test_layers_of_which_one_is_read_in_place_come_together(tmp_path: Path) -> None:
+    """The parts of layer 0 fill whole pages, those of layer 1 do not; pins are read at once."""
+    builder = moe((0,), 4, ne=(64, 64), type_id=0, block=(1, 4), block_count=2)
+    add_experts(builder, 1, 4, (64, 32), 8, (32, 34))
+    source = builder.write(tmp_path / "m.gguf")
+    pack_model([source], tmp_path / "pack")
+    with (
+        moepack.open(tmp_path / "pack") as pack,
+        pack.reader() as reader,
+        paging(tmp_path / "pack", memory=1 << 20, micro_batch=1, pinned=1 << 20) as run,
+    ):
+        residents = run.pager._residents
+        assert len(residents) == 8
+        assert residents._layers_in_place == {0}
+        for key, spans in residents.spans.items():
+            for span in spans:
+                expected = reader.read(key.layer, key.expert, span.part)
+                assert residents.part(key, span.part) == expected
