@@ -45,6 +45,8 @@ class Prefetcher:
         self._come: dict[ExpertKey, None] = {}
         self._unwanted: set[ExpertKey] = set()
         """Of those in flight, what is discarded when it comes."""
+        self.wasted_length = 0
+        """The bytes of what came and was discarded at once."""
 
     def fileno(self) -> int:
         """Return what is readable when reads have ended: `advance` is due then."""
@@ -89,6 +91,7 @@ class Prefetcher:
             self._receive(key, ExpertBytes(None, pending))
             self._come[key] = None
         else:
+            self.wasted_length += sum(one.length for one in pending.read.file_reads)
             self._discard([key])
 
     def _is_sound(self, pending: PendingRead) -> bool:

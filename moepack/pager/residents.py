@@ -58,8 +58,7 @@ class Residents:
             reader, rooms, self._allocate, self._receive_prefetched, self._discard
         )
         self.tally = Tally()
-        self.read_length = 0
-        """The bytes of what was read."""
+        self._received_length = 0
         self.read_seconds = 0.0
         """How long programs waited for what was read."""
 
@@ -83,6 +82,11 @@ class Residents:
     def length(self) -> int:
         """The bytes of all slots: those of experts, and those that are kept for others."""
         return self._taken_length + self._pool.spare_length
+
+    @property
+    def read_length(self) -> int:
+        """The bytes of what was read, also of what was prefetched in vain."""
+        return self._received_length + self.prefetcher.wasted_length
 
     @property
     def holds_all(self) -> bool:
@@ -268,7 +272,7 @@ class Residents:
             for part, view in self._views(key, self._coming[key]).items():
                 view[:] = expert.part(part)
         expert.release()
-        self.read_length += sum(span.length for span in self.spans[key])
+        self._received_length += sum(span.length for span in self.spans[key])
 
     def _views(self, key: ExpertKey, slot: int) -> dict[str, memoryview]:
         spans = self.spans[key]
