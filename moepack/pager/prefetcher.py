@@ -91,7 +91,8 @@ class Prefetcher:
             self._receive(key, ExpertBytes(None, pending))
             self._come[key] = None
         else:
-            self.wasted_length += sum(one.length for one in pending.read.file_reads)
+            if pending.error is None:
+                self.wasted_length += sum(one.length for one in pending.read.file_reads)
             self._discard([key])
 
     def _is_sound(self, pending: PendingRead) -> bool:
