@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from moepack.errors import RequestError
 from moepack.forecasting.facts import ForecastFacts, SpeedFacts
 from moepack.forecasting.forecast import forecast
-from moepack.forecasting.ways import MARGIN
+from moepack.forecasting.ways import MARGIN, MICRO_BATCHES
 from moepack.machine.model import Drive, Figure, Machine, ReadSpeed
 from moepack.paths import PathOrPaths
 
@@ -96,7 +96,12 @@ def prognosis(
 
 
 def _forecast(paths: PathOrPaths, machine: Machine, prompt: int) -> ForecastFacts:
-    return forecast(paths, machine, dense_in_memory=True, prompt=prompt)
+    facts = forecast(paths, machine, dense_in_memory=True, prompt=prompt)
+    if facts.forecasts[0].budget_length is not None:
+        return facts
+    # `run` computes prompts in such micro-batches wherever the experts lie, llama.cpp does not.
+    batch = MICRO_BATCHES["stream"]
+    return forecast(paths, machine, dense_in_memory=True, prompt=prompt, micro_batch=batch)
 
 
 def _seconds(speed: SpeedFacts) -> float | None:
