@@ -3,26 +3,21 @@
 import click
 
 import moepack
-from moepack.cli.parameters import OutputFolder, PathName
+from moepack.cli.machine import model_argument, seconds_option
+from moepack.cli.parameters import OutputFolder
 from moepack.cli.progress import progress
 from moepack.cli.terminal import json_option, quiet_option, show, verbose_option
 
 
 @click.command()
-@click.argument("model", nargs=-1, type=PathName(), metavar="[SOURCE_OR_PACK]")
+@model_argument
 @click.option(
     "--directory",
     type=OutputFolder(),
     metavar="DIR",
     help="Folder on the drive to measure, where no model is named.  [default: the current one]",
 )
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0, 3600),
-    default=20,
-    show_default=True,
-    help="Time for measuring; more makes it surer.",
-)
+@seconds_option
 @click.option(
     "--prompt",
     type=click.IntRange(1, 1 << 24),

@@ -22,8 +22,18 @@ from moepack.storage.atomic import write_whole
 from moepack.storage.regular_file import is_stream
 
 
+model_argument = click.argument("model", nargs=-1, type=PathName(), metavar="[SOURCE_OR_PACK]")
+seconds_option = click.option(
+    "--seconds",
+    type=click.FloatRange(0, 3600),
+    default=20,
+    show_default=True,
+    help="Time for measuring; more makes it surer.",
+)
+
+
 @click.command()
-@click.argument("model", nargs=-1, type=PathName(), metavar="[SOURCE_OR_PACK]")
+@model_argument
 @click.option(
     "-o",
     "--output",
@@ -37,13 +47,7 @@ from moepack.storage.regular_file import is_stream
     metavar="DIR",
     help="Write the file to read from here, where no model is named.",
 )
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0, 3600),
-    default=20,
-    show_default=True,
-    help="Time for measuring; more makes it surer.",
-)
+@seconds_option
 @force_option
 @quiet_option
 @verbose_option

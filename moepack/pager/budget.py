@@ -67,21 +67,25 @@ def step_length(shape: ModelShape, rooms: Rooms, token_count: int) -> int:
     A token chooses as many as the model says, or all where that is not known. What a step chose is
     in memory at once.
     """
-    most: dict[int, int] = {}
-    for key, room in rooms.items():
-        most[key.layer] = max(room, most.get(key.layer, 0))
+    longest = _longest_rooms(rooms)
     return max(
-        most[layer]
+        longest[layer]
         * min(family.expert_count, token_count * (family.experts_used or family.expert_count))
         for layer, family in shape.routed.items()
     )
 
 
-def token_length(shape: ModelShape, rooms: Rooms) -> int:
-    """Return the most bytes of experts that one token may choose, in all layers together."""
+def _longest_rooms(rooms: Rooms) -> dict[int, int]:
+    """Return the bytes that the longest expert of each layer takes."""
     longest: dict[int, int] = {}
     for key, room in rooms.items():
         longest[key.layer] = max(room, longest.get(key.layer, 0))
+    return longest
+
+
+def token_length(shape: ModelShape, rooms: Rooms) -> int:
+    """Return the most bytes of experts that one token may choose, in all layers together."""
+    longest = _longest_rooms(rooms)
     return sum(
         longest[layer] * (family.experts_used or family.expert_count)
         for layer, family in shape.routed.items()

@@ -82,38 +82,39 @@ class Mapper:
         return awaited
 
     def _count(self, client: Client, context: int, choice: Choice) -> None:
-        if self._is_brought(choice):
-            self._begin_step(choice)
-            self._residents.count(_keys(choice))
+        if keys := self._keys(choice):
+            self._prompts.begin_step(choice.layer, Counter(choice.experts), choice.token_count)
+            self._residents.count(keys)
             if choice.token_count >= MANY:
                 self._mapped_prompt = choice
         self._chosen(client, context, choice)
 
     def bring(self, client: Client, choice: Choice, sequence: int) -> None:
         """Have what a layer chose read, and mapped by the process; answer its request then."""
-        if not self._is_brought(choice):
+        keys = self._keys(choice)
+        if not keys:
             raise UnknownExpertsError
-        keys = _keys(choice)
-        self._begin_step(choice)
-        self._bring(client, keys, [op(Do.ANSWER, source=sequence)])
-        self._prefetch(choice)
-
-    def _is_brought(self, choice: Choice) -> bool:
-        """Return whether what was chosen are experts of the model, and computed with in place."""
-        spans = self._residents.spans
-        keys = _keys(choice)
-        return bool(keys) and not choice.is_copied and all(key in spans for key in keys)
-
-    def _begin_step(self, choice: Choice) -> None:
         self._prompts.begin_step(choice.layer, Counter(choice.experts), choice.token_count)
+        self._bring(client, keys, [op(Do.ANSWER, source=sequence)])
+        if choice.token_count >= MANY:
+            self._prefetch(choice)
+
+    def _keys(self, choice: Choice) -> list[ExpertKey]:
+        """Return the experts that a step chose, each once, in the order of their last choice.
+
+        None where they are copies, of which nothing is brought, or another model's.
+        """
+        last = list(dict.fromkeys(reversed(choice.experts)))
+        keys = [ExpertKey(choice.layer, expert) for expert in reversed(last)]
+        is_brought = not choice.is_copied and all(key in self._residents.spans for key in keys)
+        return keys if is_brought else []
 
     def _prefetch(self, choice: Choice) -> None:
-        """Begin to read what the next layer may choose, where many tokens compute this one."""
+        """Begin to read what the next layer may choose, while many tokens compute this one."""
         self._mapped_prompt = None
-        if choice.token_count < MANY:
-            return
-        expected = self._prompts.expect(choice.layer, Counter(choice.experts), choice.token_count)
-        self._evict_but(set(_keys(choice)))
+        choices = Counter(choice.experts)
+        expected = self._prompts.expect(choice.layer, choices, choice.token_count)
+        self._evict_but({ExpertKey(choice.layer, expert) for expert in choices})
         with suppress(MoepackError):  # whoever demands what did not come meets the error
             self._residents.prefetcher.begin(expected)
 
@@ -229,9 +230,3 @@ class Mapper:
                     self._bring(client, [parts[0].key], ())
                 client.finish()
                 wake(faults, address)
-
-
-def _keys(choice: Choice) -> list[ExpertKey]:
-    """Return the experts that a step chose, each once, in the order of their last choice."""
-    last = list(dict.fromkeys(reversed(choice.experts)))
-    return [ExpertKey(choice.layer, expert) for expert in reversed(last)]

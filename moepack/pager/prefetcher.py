@@ -62,7 +62,7 @@ class Prefetcher:
     def begin(self, keys: Iterable[ExpertKey]) -> None:
         """Read experts, one after another, instead of those that were wanted before."""
         keys = list(keys)
-        self.drop(frozenset(keys))
+        self.keep_only(frozenset(keys))
         self._wanted.extend(key for key in keys if key not in self)
         self.advance()
 
@@ -114,7 +114,7 @@ class Prefetcher:
             if missing and missing.isdisjoint(self._come):
                 self.advance(wait=True)
 
-    def drop(self, kept: Container[ExpertKey]) -> None:
+    def keep_only(self, kept: Container[ExpertKey]) -> None:
         """Want nothing more but `kept` of what is read; discard the rest, or when it has come."""
         self._wanted.clear()
         unneeded = [key for key in self._come if key not in kept]

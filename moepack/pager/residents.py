@@ -112,7 +112,7 @@ class Residents:
         self._set_aside(step.given_up)
         for key in step.misses:
             self._aside.pop(key, None)
-        self.prefetcher.drop(step.misses)
+        self.prefetcher.keep_only(step.misses)
         lacking = [key for key in step.misses if key not in self._slots]
         self._evict_alike(lacking, frozenset(keys))
         return lacking
@@ -164,7 +164,7 @@ class Residents:
 
     def resize(self, budget: int) -> None:
         """Have another budget; what is beyond it is aside then."""
-        self.prefetcher.drop(())
+        self.prefetcher.keep_only(())
         self._lent = 0
         self._budget = budget
         self._set_aside(self._cache.resize(budget))
@@ -213,7 +213,7 @@ class Residents:
         finally:
             self.read_seconds += time.perf_counter() - started
             if coming:
-                self.prefetcher.drop(())
+                self.prefetcher.keep_only(())
                 self._cache.drop(coming)
 
     @contextlib.contextmanager
