@@ -21,7 +21,6 @@ from moepack.cli.terminal import (
 from moepack.storage.atomic import write_whole
 from moepack.storage.regular_file import is_stream
 
-
 model_argument = click.argument("model", nargs=-1, type=PathName(), metavar="[SOURCE_OR_PACK]")
 seconds_option = click.option(
     "--seconds",

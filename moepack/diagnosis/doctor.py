@@ -79,16 +79,16 @@ def doctor(
         system.check_open_files(shard_count),
         system.check_locked_memory(),
     ]
-    found = None
+    outlook = None
     if model is not None:
         is_slow = build.verdict == "limit"
-        found = prognosis(model, measured.machine, available, prompt, is_slow_build=is_slow)
+        outlook = prognosis(model, measured.machine, available, prompt, is_slow_build=is_slow)
     return DoctorFacts(
         tuple(findings),
         measured.machine,
         measured.notes,
         None if model is None else os.fspath(listed(model)[0]),
-        found,
+        outlook,
     )
 
 

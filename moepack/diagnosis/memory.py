@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from moepack.diagnosis.finding import Finding
-from moepack.machine.memory_limits import available_memory, limited_memory, system_memory
+from moepack.machine.memory_limits import (
+    MOST_STALLED,
+    PRESSURE,
+    available_memory,
+    limited_memory,
+    stalled_percent,
+    system_memory,
+)
 from moepack.machine.model import STEADY, Figure
 from moepack.sizes import size_text
 
-_PRESSURE = Path("/proc/pressure/memory")
-_MOST_STALLED = 10.0
-"""Percent of the last ten seconds; from there on `run` gives memory back."""
 _LITTLE = 0.25
 """Of all memory: with less of it free, something else has the rest."""
 _NODES = Path("/sys/devices/system/node")
@@ -33,14 +37,13 @@ def check_free_memory() -> Finding:
     return Finding("memory", measured, "fine")
 
 
-def check_pressure(path: Path = _PRESSURE) -> Finding:
+def check_pressure(path: Path = PRESSURE) -> Finding:
     """Look whether anything waited for memory in the last ten seconds (PSI)."""
-    try:
-        share = float(path.read_text().split()[1].removeprefix("avg10="))
-    except (OSError, ValueError, IndexError):
+    percent = stalled_percent(path)
+    if percent is None:
         return Finding("memory pressure", None, "unknown")
-    measured = f"something waited for memory in {share:.0f} % of the last ten seconds"
-    if share <= _MOST_STALLED:
+    measured = f"something waited for memory in {percent:.0f} % of the last ten seconds"
+    if percent <= MOST_STALLED:  # beyond, `run` gives memory back
         return Finding("memory pressure", measured, "fine")
     hint = "another program takes memory now: end it, or give `run` less by --memory"
     return Finding("memory pressure", measured, "limit", hint)

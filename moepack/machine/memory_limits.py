@@ -10,6 +10,9 @@ _MIB = 1 << 20
 _LEAST_MARGIN = 512 * _MIB
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
+PRESSURE = Path("/proc/pressure/memory")
+MOST_STALLED = 10.0
+"""Percent of the last ten seconds in which something may wait for memory, before it is short."""
 
 
 def available_memory() -> int:
@@ -47,6 +50,17 @@ def limited_memory() -> int | None:
     """Return the least limit in bytes of this process's control groups, None without any."""
     limits = [most for limit, _ in _groups() if (most := _limit(limit)) is not None]
     return min(limits, default=None)
+
+
+def stalled_percent(path: Path = PRESSURE) -> float | None:
+    """Return in what part of the last ten seconds something waited for memory, in percent.
+
+    None where the system does not tell (PSI, `some avg10`; psi of the kernel's documentation).
+    """
+    try:
+        return float(path.read_text().split()[1].removeprefix("avg10="))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _system_field(field: str) -> int:

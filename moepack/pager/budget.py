@@ -7,13 +7,15 @@ from pathlib import Path
 
 from moepack.errors import RequestError
 from moepack.keys import ExpertKey
-from moepack.machine.memory_limits import spare_memory
+from moepack.machine.memory_limits import (
+    MOST_STALLED,
+    PRESSURE,
+    spare_memory,
+    stalled_percent,
+)
 from moepack.shape import ModelShape
 from moepack.sizes import size_text
 
-_PRESSURE = Path("/proc/pressure/memory")
-_MOST_STALLED = 10.0
-"""Percent of the last ten seconds in which something waited for memory (PSI, `some avg10`)."""
 _SHRINK_SHARE = 8
 """An eighth of what is there goes when the system waits for memory."""
 _LEAST_CHANGE = 64 << 20
@@ -34,7 +36,7 @@ class FreeMemory:
         floor: int,
         most: int,
         spare: Callable[[], int] = spare_memory,
-        pressure: Path = _PRESSURE,
+        pressure: Path = PRESSURE,
     ) -> None:
         self._floor, self._most = floor, most
         self._spare, self._pressure = spare, pressure
@@ -43,7 +45,7 @@ class FreeMemory:
     def follow(self, resident_length: int) -> int:
         """Look at the system again, and return the budget for `resident_length` bytes and more."""
         budget = self._bounded(resident_length + self._spare())
-        if self._is_stalled():
+        if (stalled_percent(self._pressure) or 0) > MOST_STALLED:
             budget = min(budget, self._bounded(resident_length - resident_length // _SHRINK_SHARE))
         if budget < self.budget or budget >= self.budget + _LEAST_CHANGE or budget == self._most:
             self.budget = budget
@@ -51,14 +53,6 @@ class FreeMemory:
 
     def _bounded(self, length: int) -> int:
         return max(self._floor, min(self._most, length))
-
-    def _is_stalled(self) -> bool:
-        """Return whether the system waits for memory (psi of the kernel's documentation)."""
-        try:
-            some = self._pressure.read_text().split()
-            return float(some[1].removeprefix("avg10=")) > _MOST_STALLED
-        except (OSError, ValueError, IndexError):
-            return False
 
 
 def step_length(shape: ModelShape, rooms: Rooms, token_count: int) -> int:
