@@ -14,9 +14,13 @@ from moepack.escaping import one_line, short
 class MoepackError(Exception):
     """The base of every error that moepack raises on purpose.
 
-    `path` is the file, `place` the spot in it (a tensor, a field, `byte 1234`), `hint` the next
-    step for a person. `str(error)` is one line without the hint. `expected` and `found` are values
-    or their text; lengths are text, with their unit.
+    `path` is the file, `place` the spot in it (a tensor, a field, `byte 1234`), `argument` the one
+    of the call that is at fault, `hint` the next step for a person. `str(error)` is one line
+    without the hint. `expected` and `found` are values or their text; lengths are text, with their
+    unit.
+
+    Texts name arguments of the call in backquotes, with a value or without: `resume=True`,
+    `memory`. The command line says in their place how these are typed there.
     """
 
     def __init__(
@@ -25,6 +29,7 @@ class MoepackError(Exception):
         *,
         path: str | os.PathLike[str] | None = None,
         place: str | None = None,
+        argument: str | None = None,
         expected: Any = None,
         found: Any = None,
         hint: str | None = None,
@@ -33,12 +38,15 @@ class MoepackError(Exception):
         self.problem = problem
         self.path = None if path is None else os.fspath(path)
         self.place = place
+        self.argument = argument
         self.expected = expected
         self.found = found
         self.hint = hint
 
     def __str__(self) -> str:
         where = [] if self.path is None else [one_line(self.path)]
+        if self.argument is not None:
+            where.append(self.argument)
         if self.place is not None:
             where.append(short(self.place))
         message = ": ".join([*where, short(self.problem)])

@@ -1,11 +1,26 @@
 """Lengths, alignments and runs of numbers, as arithmetic and as people write them."""
 
+import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import SupportsIndex, TypeVar
 
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+from moepack.errors import RequestError
+
+Item = TypeVar("Item", bound=int | str)
+
+Size = int | str
+"""Bytes, or a text such as `8GiB`; where there is a whole to be had of, such as `25%` as well."""
+
+_PREFIXES = "kmgt"
+_MAX_SIZE = 1 << 63
+LEAST_BARE = 1 << 12
+"""A text below that, without a unit, is a unit that was forgotten."""
+_MOST_GIB = 1 << 8
+"""Below that it was probably GiB."""
+_EXAMPLES = "such as 8GiB, 512M or 1.5G"
 # Compiled when they are needed: whoever only reads packs waits for neither.
-_SIZE = r"(\d{1,18}) ?(B|KiB|MiB|GiB|TiB)?\Z"
+_SIZE = r"(\d{1,20}|\d{1,3}(?:_\d{3}){1,6})(?:\.(\d{1,25}))? ?(%|[A-Za-z]{0,9})\Z"
 _RANGE = r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*\Z"
 
 
@@ -40,14 +55,102 @@ def count_text(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def parse_size(text: str) -> int:
-    """Read a length in bytes, such as `4096`, `64 KiB` or `4GiB`; raise ValueError."""
-    match = re.match(_SIZE, text, re.ASCII)
-    if not match:
-        raise ValueError(
-            f"expected a whole number of bytes, KiB, MiB, GiB or TiB, found {text[:40]!r}"
-        )
-    return int(match[1]) * _UNITS[match[2] or "B"]
+def unit_length(unit: str) -> int | None:
+    """Return the bytes of a unit: K, KB and KiB are 1024, in small letters too; None for others."""
+    unit = unit.lower()
+    if unit in ("", "b"):
+        return 1
+    prefix, rest = unit[:1], unit[1:]
+    if rest not in ("", "b", "ib") or prefix not in _PREFIXES:
+        return None
+    return 1 << 10 * (_PREFIXES.index(prefix) + 1)
+
+
+def parse_size(
+    size: Size | SupportsIndex,
+    argument: str | None = None,
+    *,
+    whole: int | None = None,
+    least: int = LEAST_BARE,
+) -> int:
+    """Return the bytes of a size, whether it is a number of them or a text.
+
+    8G, 8GB and 8GiB are the same: 8 × 1024³ bytes. `50%` is of `whole` bytes. Parts of a byte are
+    left out. A text without a unit is bytes, but 0 or no fewer than `least`. Raises RequestError,
+    which names `argument`.
+    """
+    if not isinstance(size, str):
+        return _whole_number(size, argument)
+    match = re.match(_SIZE, size.strip(), re.ASCII)
+    unit = None if match is None else 1 if match[3] == "%" else unit_length(match[3])
+    if match is None or unit is None:
+        raise _no_size(size, argument, _hint(size))
+    fraction = match[2] or ""
+    amount = int(match[1] + fraction) * unit
+    divisor: int = 10 ** len(fraction)
+    if match[3] == "%":
+        return _share(size, argument, amount, divisor * 100, whole)
+    length = amount // divisor
+    if not match[3] and fraction:
+        raise _no_size(size, argument, _forgotten_unit(match[1], fraction))
+    if not match[3] and 0 < length < least:
+        problem = f"{count_text(length, 'byte')} {'is' if length == 1 else 'are'} too few"
+        hint = _forgotten_unit(match[1], "")
+        raise RequestError(problem, argument=argument, expected=_EXAMPLES, hint=hint)
+    if length >= _MAX_SIZE:
+        raise RequestError("too large a size", argument=argument, found=size.strip()[:40])
+    return length
+
+
+def as_list(items: Item | Sequence[Item]) -> list[Item]:
+    """Return several numbers or texts as a list, also where it is one: a text is one of them."""
+    return [items] if isinstance(items, str | int) else list(items)
+
+
+def is_share(size: object) -> bool:
+    """Return whether a size is a text such as `25%`, which says nothing without its whole."""
+    return isinstance(size, str) and size.rstrip().endswith("%")
+
+
+def _whole_number(size: SupportsIndex, argument: str | None) -> int:
+    try:
+        length = operator.index(size)
+    except TypeError:
+        raise _no_size(size, argument, "bytes are a whole number") from None
+    if isinstance(size, bool) or length < 0:
+        raise _no_size(size, argument, None)
+    return length
+
+
+def _share(size: str, argument: str | None, amount: int, divisor: int, whole: int | None) -> int:
+    if amount > divisor:
+        found = size.strip()
+        raise RequestError("more than all", argument=argument, expected="up to 100%", found=found)
+    if whole is None:
+        hint = "a percentage says nothing here: give a size such as 8GiB"
+        raise _no_size(size, argument, hint)
+    return whole * amount // divisor
+
+
+def _forgotten_unit(whole: str, fraction: str) -> str:
+    unit = "GiB" if int(whole) < _MOST_GIB else "MiB"
+    return f"a number without a unit is bytes: {whole}{'.' * bool(fraction)}{fraction}{unit}?"
+
+
+def _no_size(size: object, argument: str | None, hint: str | None) -> RequestError:
+    found = repr(size[:40]) if isinstance(size, str) else size
+    return RequestError("not a size", argument=argument, expected=_EXAMPLES, found=found, hint=hint)
+
+
+def _hint(text: str) -> str | None:
+    """Return what to type in place of a text that is no size, where that can be told."""
+    match = re.match(r"\s*(\d{1,3}(?:,\d{3})+|\d+,\d+) ?([A-Za-z]{0,3})\s*\Z", text, re.ASCII)
+    if match is None or unit_length(match[2]) is None:
+        return None
+    number, unit = match.groups()
+    if re.fullmatch(r"\d{1,3}(?:,\d{3})+", number):
+        return f"without commas: {number.replace(',', '')}{unit}"
+    return f"with a point: {number.replace(',', '.')}{unit or 'GiB'}"
 
 
 def ranges_text(numbers: Iterable[int]) -> str:

@@ -45,7 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("machine", "footprint", "pager"),
     },
     "trace.recording": {
-        *("moepack", "source", "reading", "llama_cpp", "trace", "packing", "pager", "programs"),
+        *("moepack", "source", "reading", "llama_cpp", "trace", "packing", "machine", "pager"),
+        "programs",
     },
     "bench": {
         *("moepack", "storage", "source", "reading", "footprint", "pager", "programs"),

@@ -22,8 +22,10 @@ from moepack.bench.prompt_text import beginning_of, reference_text
 from moepack.bench.run_memory import PROGRAM_LENGTH, RunMemory, divide_memory
 from moepack.bench.spread import Spread, spread
 from moepack.bench.turns import in_turns
+from moepack.machine.memory_limits import read_memory
 from moepack.paths import AnyPath, PathOrPaths
 from moepack.reading.pack import Pack
+from moepack.sizes import Size, parse_size
 from moepack.source.shards import open_source
 from moepack.storage import page_cache
 
@@ -95,8 +97,8 @@ def bench_run(
     pack: AnyPath,
     *,
     source: PathOrPaths | None = None,
-    memory: int | None = None,
-    read_limit: int | None = None,
+    memory: Size | None = None,
+    read_limit: Size | None = None,
     pinned: int = 0,
     prompt: str | None = None,
     prompt_tokens: int = PROMPT_TOKENS,
@@ -127,7 +129,9 @@ def bench_run(
     with Pack(pack) as opened:
         shape, files = opened.shape, [*opened.file_paths, *map(Path, shards)]
         model_length = (shape.dense_length or 0) + shape.expert_length
-        limit = int(model_length * _SHARE) + PROGRAM_LENGTH if memory is None else memory
+        limit = int(model_length * _SHARE) + PROGRAM_LENGTH
+        if memory is not None:
+            limit = parse_size(memory, "memory", whole=int(read_memory().value))
         division = divide_memory(
             opened, limit, context=context, pinned=pinned, micro_batch=micro_batch
         )
@@ -136,6 +140,8 @@ def bench_run(
     programs = _Programs(os.fspath(pack), shards, files, request, division, pinned)
     names = programs.names
     advance = progress or (lambda count, total: None)
+    if read_limit is not None:
+        read_limit = parse_size(read_limit, "read_limit")
     reads = None if read_limit is None else ReadLimit(read_limit, files)
     with control_group(limit, reads) as group:
 

@@ -5,6 +5,7 @@ shards, and where that makes no difference the verdict says so.
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -32,6 +33,7 @@ from moepack.hotness.stored import stored_counts
 from moepack.keys import ExpertKey
 from moepack.paths import AnyPath, PathOrPaths
 from moepack.reading.pack import Pack
+from moepack.sizes import Size, as_list, parse_size
 from moepack.source.experts import Experts, find_experts, shape_of
 from moepack.source.shards import Source, open_source
 from moepack.storage import probe
@@ -84,13 +86,13 @@ def bench_pack(
     path: AnyPath,
     *,
     source: PathOrPaths | None = None,
-    trace: str | None = None,
-    hotness: str | None = None,
+    trace: AnyPath | None = None,
+    hotness: AnyPath | None = None,
     experts_used: int | None = None,
     backend: str = "auto",
-    depths: Sequence[int] = (1, 4, 16),
+    depths: int | Sequence[int] = (1, 4, 16),
     seconds: float | None = None,
-    length: int = 256 << 20,
+    length: Size = 256 << 20,
     point_seconds: float = 0.25,
     progress: Progress | None = None,
     announce: Announce | None = None,
@@ -106,7 +108,9 @@ def bench_pack(
     `announce` is told how long before it begins. Raises RequestError for what cannot be, and what
     opening and reading raise.
     """
-    settings = Settings(tuple(sorted(set(depths))), seconds, length, point_seconds)
+    trace, hotness = (None if path is None else os.fspath(path) for path in (trace, hotness))
+    known_depths = tuple(sorted(set(as_list(depths))))
+    settings = Settings(known_depths, seconds, parse_size(length, "length"), point_seconds)
     settings.check()
     if trace is not None and hotness is not None:
         raise RequestError("a trace and hotness at once: give one of them")

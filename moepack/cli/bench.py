@@ -91,9 +91,9 @@ _RUN_SETTINGS = (
 )
 @click.option(
     "--memory",
-    type=Length(),
+    type=Length(share_of="memory"),
     metavar="SIZE",
-    help="The limit with --run; by default half of the model.",
+    help="The limit with --run: 8GiB, 50% of this machine's memory; by default half of the model.",
 )
 @click.option(
     "--read-limit",

@@ -2,6 +2,9 @@
 
 from enum import IntEnum
 
+import click
+
+from moepack.cli.argument_names import as_typed, option_name
 from moepack.cli.terminal import complain
 from moepack.errors import (
     MachineError,
@@ -43,14 +46,20 @@ class TerminatedError(KeyboardInterrupt):
     """The program is told to end (SIGTERM), not merely interrupted."""
 
 
-def report(error: MoepackError) -> int:
-    """Print what went wrong and what to do about it; return its exit code."""
-    complain("error", str(error))
+def report(error: MoepackError, command: click.Command | None = None) -> int:
+    """Print what went wrong and what to do about it; return its exit code.
+
+    `command` is what went wrong, by default what is running.
+    """
+    command = command or click.get_current_context().command
+    if error.argument is not None:
+        error.argument = option_name(error.argument, command)
+    complain("error", as_typed(str(error), command))
     shortage = shortage_behind(error) if isinstance(error, MachineError) else None
     first = None if shortage is None else shortage.hint
     for hint in dict.fromkeys((first, error.hint, *getattr(error, "__notes__", ()))):
         if hint:
-            complain("hint", hint)
+            complain("hint", as_typed(hint, command))
     if isinstance(error, CommandError):
         return error.exit_code
     return next(code for kind, code in _CODES if isinstance(error, kind))

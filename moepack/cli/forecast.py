@@ -44,9 +44,9 @@ def _formula_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--budget",
-    type=Length(),
+    type=Length(share_of="experts"),
     metavar="SIZE",
-    help="Memory for a cache of experts that come from the drive.",
+    help="Memory for a cache of experts that come from the drive: 8GiB, 25% of them.",
 )
 @click.option(
     "--vram-cache",

@@ -14,6 +14,7 @@ import click
 import moepack
 from moepack import installed
 from moepack.cli import packing, packs
+from moepack.cli.argument_names import as_typed
 from moepack.cli.bench import bench
 from moepack.cli.doctor import doctor
 from moepack.cli.exit_codes import ExitCode, TerminatedError, report
@@ -301,7 +302,7 @@ def run(arguments: list[str]) -> int:
     except MoepackError as error:
         if os.environ.get("MOEPACK_TRACEBACK"):
             raise
-        return report(error)
+        return report(error, _command(arguments))
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.UsageError as error:
@@ -309,15 +310,25 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort) as stop:
         complain("error", "interrupted")
         for note in getattr(stop.__cause__ or stop, "__notes__", ()):
-            complain("hint", note)
+            complain("hint", as_typed(note, _command(arguments)))
         return ExitCode.INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILED
     except Exception as error:
         if os.environ.get("MOEPACK_TRACEBACK"):
             raise
-        return report(_translated(error))
+        return report(_translated(error), _command(arguments))
     return result if isinstance(result, int) else 0
+
+
+def _command(arguments: list[str]) -> click.Command:
+    """Return the command that `arguments` name, so far as they do."""
+    command: click.Command = cli
+    for word in arguments:
+        if not isinstance(command, click.Group):
+            break
+        command = command.commands.get(word, command)
+    return command
 
 
 def _translated(error: Exception) -> MoepackError:

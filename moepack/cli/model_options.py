@@ -14,9 +14,10 @@ _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 _PAGER = (
     click.option(
         "--memory",
-        type=Length(word="floor"),
+        type=Length(word="floor", share_of="memory"),
         metavar="SIZE",
-        help="For experts: 8GiB, or floor for the least; by default what is free, as it changes.",
+        help="For experts: 8GiB, 50% of this machine's memory, or floor for the least; by default "
+        "what is free, as it changes.",
     ),
     click.option(
         "--policy",
@@ -27,9 +28,9 @@ _PAGER = (
     ),
     click.option(
         "--pin",
-        type=Length(),
+        type=Length(share_of="experts"),
         metavar="SIZE",
-        help="Keep the hottest experts: 2GiB; by default what was learned says.",
+        help="Keep the hottest experts: 2GiB, 10%; by default what was learned says.",
     ),
     click.option(
         "--backend",

@@ -79,7 +79,10 @@ def _directory_option(help_text: str, *, required: bool = True) -> Callable[[Com
     help="How blobs are grouped and ordered: layers, hot-first, natural, or a file.",
 )
 @click.option(
-    "--alignment", type=Length(), metavar="SIZE", help="Of blobs, weights and tensors: 16KiB."
+    "--alignment",
+    type=Length(least=0),
+    metavar="SIZE",
+    help="Of blobs, weights and tensors: 16KiB.",
 )
 @click.option("--codec", metavar="zstd[:LEVEL]", help="Compress parts that it shortens by 5 %.")
 @_hotness_option
@@ -314,7 +317,7 @@ def export() -> None:
 )
 @click.option(
     "--alignment",
-    type=Length(),
+    type=Length(least=0),
     default="4KiB",
     show_default=True,
     metavar="SIZE",

@@ -20,19 +20,22 @@ from moepack.cli.terminal import (
 )
 from moepack.errors import MoepackError, RequestError
 from moepack.escaping import one_line
-from moepack.sizes import size_text
+from moepack.sizes import Size, size_text
 
 
 @click.command("list")
 @click.argument("pack_path", type=PathName(), metavar="PACK")
 @click.option(
-    "--hottest", type=Length(), metavar="SIZE", help="Only the hottest blobs of up to 8GiB, say."
+    "--hottest",
+    type=Length(share_of="experts"),
+    metavar="SIZE",
+    help="Only the hottest blobs of up to 8GiB, say, or 25% of the experts.",
 )
 @click.option("--layers", "layer_text", metavar="LIST", help="Only these layers: 0-3,7.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
 def list_(
-    pack_path: str, hottest: int | None, layer_text: str | None, as_csv: bool, as_json: bool
+    pack_path: str, hottest: Size | None, layer_text: str | None, as_csv: bool, as_json: bool
 ) -> None:
     """List every blob and dense tensor: what it is, where it lies, how hot it is.
 
@@ -53,7 +56,8 @@ def list_(
     pass_on([first])
     pass_on(lines)
     if not first and hottest is not None:
-        complain("note", f"no blob fits into {size_text(hottest)}")
+        fitting = hottest if isinstance(hottest, str) else size_text(hottest)
+        complain("note", f"no blob fits into {fitting}")
 
 
 @click.command()
@@ -86,14 +90,17 @@ def rank(pack_path: str, hotness_path: str | None, learned: bool, as_json: bool)
 @click.argument("pack_path", type=PathName(), metavar="PACK")
 @click.argument("target", required=False, type=OutputFolder(), metavar="[TARGET]")
 @click.option(
-    "--hottest", type=Length(), metavar="SIZE", help="Only the hottest experts of up to 64GiB, say."
+    "--hottest",
+    type=Length(share_of="experts"),
+    metavar="SIZE",
+    help="Only the hottest experts of up to 64GiB, say, or 25% of them.",
 )
 @click.option("--remove", is_flag=True, help="Remove the mirror that PACK has.")
 @quiet_option
 @verbose_option
 @json_option
 def mirror(
-    pack_path: str, target: str | None, hottest: int | None, remove: bool, as_json: bool
+    pack_path: str, target: str | None, hottest: Size | None, remove: bool, as_json: bool
 ) -> None:
     """Copy the experts of PACK into the folder TARGET on another drive; then both are read.
 

@@ -2,13 +2,13 @@
 
 import os
 import sys
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import click
 from click.shell_completion import CompletionItem
 
 from moepack.errors import RequestError
-from moepack.sizes import parse_size
+from moepack.sizes import LEAST_BARE, is_share, parse_size
 
 STANDARD_STREAM = "-"
 _STANDARD_INPUT = "/dev/stdin"
@@ -112,23 +112,46 @@ class LayoutName(InputFile):
 
 
 class Length(click.ParamType):  # type: ignore[type-arg]
-    """A length in bytes, as people write it: `8GiB`; or `word`, which stays as it is."""
+    """A size, as people write it: `8GiB`; or `word`, which stays as it is.
+
+    `share_of` says what `50%` is half of: of this machine's "memory" it is resolved at once; of
+    "experts" it stays a text, since only the model says how long they are.
+    """
 
     name = "size"
 
-    def __init__(self, word: str | None = None) -> None:
+    def __init__(
+        self,
+        word: str | None = None,
+        *,
+        share_of: Literal["memory", "experts"] | None = None,
+        least: int = LEAST_BARE,
+    ) -> None:
         self._word = word
+        self._share_of = share_of
+        self._least = least
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
         """Return the bytes. Raises RequestError."""
+        if value == self._word:
+            return str(value)
+        is_later = self._share_of == "experts" and is_share(value)
         try:
-            return value if isinstance(value, int) or value == self._word else parse_size(value)
-        except ValueError as error:
-            hint = f"`{self._word}` is the only word" if self._word else None
-            problem = f"not a length: {error}"
-            raise RequestError(problem, place=_option(param), hint=hint) from None
+            length = parse_size(value, _option(param), whole=self._whole(value), least=self._least)
+        except RequestError as error:
+            if self._word and value.isalpha():
+                error.hint = f"`{self._word}` is the only word"
+            raise
+        return str(value) if is_later else length
+
+    def _whole(self, value: Any) -> int | None:
+        if self._share_of is None or not is_share(value):
+            return None
+        from moepack.machine.memory_limits import read_memory
+
+        return int(read_memory().value)
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]
@@ -145,7 +168,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
         except ValueError:
             expected = "such as 1,4,16"
             raise RequestError(
-                "not a list of numbers", place=_option(param), expected=expected, found=value
+                "not a list of numbers", argument=_option(param), expected=expected, found=value
             ) from None
 
 

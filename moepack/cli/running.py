@@ -28,6 +28,7 @@ from moepack.cli.terminal import (
     verbose_option,
 )
 from moepack.errors import RequestError
+from moepack.sizes import Size
 
 if TYPE_CHECKING:
     from moepack.programs.model_server import ModelServer
@@ -144,7 +145,7 @@ def _start(
     threads: int | None,
     micro_batch: int | None,
     memory: int | Literal["floor"] | None,
-    pin: int | None,
+    pin: Size | None,
     no_learn: bool,
     **options: Any,
 ) -> ModelServer:

@@ -195,9 +195,9 @@ def concentration(
 )
 @click.option(
     "--memory",
-    type=Length(word="floor"),
+    type=Length(word="floor", share_of="memory"),
     metavar="SIZE",
-    help="Read experts when they are chosen, and keep so much: 8GiB, floor.",
+    help="Read experts when they are chosen, and keep so much: 8GiB, 50% of memory, floor.",
 )
 @quiet_option
 @verbose_option

@@ -26,8 +26,8 @@ from moepack.forecasting.warnings import warnings_of
 from moepack.forecasting.ways import Model, Way
 from moepack.machine.file import read_machine
 from moepack.machine.model import Figure, Machine
-from moepack.paths import AnyPath, PathOrPaths
-from moepack.sizes import size_text
+from moepack.paths import AnyPath, PathOrPaths, path_texts
+from moepack.sizes import Size, parse_size, size_text
 
 _BUDGET_COUNT = 12
 _NO_CACHE = (
@@ -44,15 +44,15 @@ def forecast(
     machine: Machine | AnyPath,
     *,
     cpu_layer_count: int | None = None,
-    budget: int | None = None,
+    budget: Size | None = None,
     sweep: bool = False,
     dense_in_memory: bool = False,
-    traces: Sequence[str] = (),
+    traces: PathOrPaths = (),
     working_set: WorkingSet | None = None,
-    vram_cache: int | None = None,
+    vram_cache: Size | None = None,
     micro_batch: int | None = None,
     prompt: int = 1000,
-    receipts: Sequence[str] = (),
+    receipts: PathOrPaths = (),
     context: int = 4096,
     depth: int = 0,
 ) -> ForecastFacts:
@@ -60,15 +60,15 @@ def forecast(
 
     `paths` is a source or a pack, `machine` is one or the path of its file. With `cpu_layer_count`
     the experts of the first so many layers are in memory, the rest in VRAM; with `budget` experts
-    come from the drive through a cache of so many bytes, the rest is in VRAM if it has room, unless
-    `dense_in_memory`; with both the cache is for these layers alone. With `vram_cache` a GPU caches
-    so many bytes of the experts that it does not hold for good. With `sweep` it is every count of
-    layers if the machine has a GPU and any of them fits, else a dozen budgets. By default it is
-    what is fastest of what fits. What a cache misses is simulated with `traces`, or follows from
-    `working_set`, else from an even router. Prompts, those of traces too, are computed in batches
-    of `micro_batch` tokens, by default of as many as suit the way of running; one of `prompt`
-    tokens is forecast. `receipts` are files of runs. `context` tokens have room, of which `depth`
-    are there already.
+    come from the drive through a cache of so many bytes (`8GiB`, or `25%` of the experts), the rest
+    is in VRAM if it has room, unless `dense_in_memory`; with both the cache is for these layers
+    alone. With `vram_cache` a GPU caches so many bytes of the experts that it does not hold for
+    good. With `sweep` it is every count of layers if the machine has a GPU and any of them fits,
+    else a dozen budgets. By default it is what is fastest of what fits. What a cache misses is
+    simulated with `traces`, or follows from `working_set`, else from an even router. Prompts, those
+    of traces too, are computed in batches of `micro_batch` tokens, by default of as many as suit
+    the way of running; one of `prompt` tokens is forecast. `receipts` are files of runs. `context`
+    tokens have room, of which `depth` are there already.
 
     Raises RequestError for options that are none, for too little memory, for a machine that lacks
     what is asked for, and for receipts that are none or of another model; and what opening the
@@ -77,19 +77,23 @@ def forecast(
     if depth > context:
         raise RequestError(
             "more tokens than the context has room for",
-            place="--depth",
+            argument="depth",
             expected=f"up to {context:,}",
             found=f"{depth:,}",
         )
+    traces, receipts = path_texts(traces), path_texts(receipts)
     if traces and working_set is not None:
         raise RequestError("either a trace or a working set says what is missed")
     known = machine if isinstance(machine, Machine) else read_machine(machine)
     model = Model(paths, context, micro_batch)
     model.fit_micro_batches(known)
+    whole = model.weights.expert_length
+    budget = None if budget is None else parse_size(budget, "budget", whole=whole)
     streams = Way("stream") if dense_in_memory else model.stream(known)
     ways = _ways(model, known, streams, cpu_layer_count, budget, sweep)
     if vram_cache is not None:
-        ways = [_with_cache(way, vram_cache) for way in ways]
+        cache_length = parse_size(vram_cache, "vram_cache")
+        ways = [_with_cache(way, cache_length) for way in ways]
     found = read_receipts(receipts)
     check_model(found, model.weights, model.path)
     missed = CacheMisses(model, traces, working_set, micro_batch)
@@ -133,12 +137,12 @@ def _ways(
         raise RequestError("either layers in memory, or a budget, or both, or all of them")
     if cpu_layer_count is not None and not machine.gpus:
         hint = "a [[gpus]] with `length` and `bandwidth` says what there is"
-        raise RequestError("the machine has no GPU", place="--n-cpu-moe", hint=hint)
+        raise RequestError("the machine has no GPU", argument="cpu_layer_count", hint=hint)
     if budget is not None:
         _check_budget(model, budget)
         if cpu_layer_count is not None and streams.kind == "stream":
             problem = "VRAM has no room for what is no expert's, or is not to be used"
-            raise RequestError(problem, place="--n-cpu-moe", found=cpu_layer_count)
+            raise RequestError(problem, argument="cpu_layer_count", found=cpu_layer_count)
         return [streams._replace(budget=budget, cpu_layer_count=cpu_layer_count)]
     if cpu_layer_count is not None:
         return [model.offload(cpu_layer_count)]
@@ -159,9 +163,9 @@ def _with_cache(way: Way, length: int) -> Way:
     if way.kind not in ("offload", "gpu-stream"):
         raise RequestError(
             "a cache in VRAM needs a GPU, and experts that are not there for good",
-            place="--vram-cache",
+            argument="vram_cache",
             found=KIND_WORDS[way.kind],
-            hint="--n-cpu-moe says which layers' experts are in memory",
+            hint="`cpu_layer_count` says which layers' experts are in memory",
         )
     return way._replace(vram_cache=length)
 
@@ -171,7 +175,7 @@ def _check_budget(model: Model, budget: int) -> None:
     if budget < least:
         raise RequestError(
             "the budget holds less than a token uses in a layer",
-            place="--budget",
+            argument="budget",
             expected=f"at least {size_text(least)}",
             found=size_text(budget),
         )

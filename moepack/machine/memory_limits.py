@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from moepack.machine.model import Figure
+from moepack.sizes import Size, is_share, parse_size
 
 _MIB = 1 << 20
 _LEAST_MARGIN = 512 * _MIB
@@ -39,6 +41,17 @@ def read_memory() -> Figure:
     limit = limited_memory()
     least = system_memory() if limit is None else min(system_memory(), limit)
     return Figure(least - least % _MIB, "read")
+
+
+def memory_length(memory: Size | None) -> int | Literal["floor"] | None:
+    """Return the bytes of a memory limit: `50%` is of what `read_memory` says.
+
+    `floor` and None are left to who knows the model. Raises RequestError for what is no size.
+    """
+    if memory is None or memory == "floor":
+        return None if memory is None else "floor"
+    whole = int(read_memory().value) if is_share(memory) else None
+    return parse_size(memory, "memory", whole=whole)
 
 
 def system_memory() -> int:

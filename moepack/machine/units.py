@@ -7,11 +7,13 @@ import re
 from decimal import Decimal
 from typing import NamedTuple
 
+from moepack.sizes import unit_length
+
 _DECIMAL = ("B", "KB", "MB", "GB", "TB")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
-_UNITS = {unit: 1024**n for n, unit in enumerate(_BINARY)} | {
-    unit: 1000**n for n, unit in enumerate(_DECIMAL)
-}
+_LENGTHS = {unit: 1024**n for n, unit in enumerate(_BINARY)}
+_SPEEDS = _LENGTHS | {unit: 1000**n for n, unit in enumerate(_DECIMAL)}
+"""Of speeds a GB is 10⁹ bytes, as drives and memory are sold; of lengths it is a GiB."""
 _FLOPS = {f"{prefix}FLOP/s": 1000**n for n, prefix in enumerate("GTP", 3)}
 _AMOUNT = re.compile(r"(\d{1,25}(?:\.\d{1,25})?) ?([A-Za-z]{1,5}(?:/s)?)\Z", re.ASCII)
 
@@ -30,7 +32,10 @@ class Amount(NamedTuple):
     @property
     def bytes(self) -> float | None:
         """The bytes, of a second or not; None where the unit is of something else."""
-        factor = _UNITS.get(self.unit.removesuffix("/s"))
+        if self.is_speed:
+            factor = _SPEEDS.get(self.unit.removesuffix("/s"))
+        else:
+            factor = unit_length(self.unit)
         return None if factor is None else float(self.number * factor)
 
     @property
@@ -49,14 +54,14 @@ def parse_amount(text: str) -> Amount | None:
 def length_text(length: float) -> str:
     """Write bytes in the unit that gives the shortest text: it has no quotient that was rounded."""
     number = _exact(length)
-    fitting = [unit for unit in _UNITS if number >= _UNITS[unit] or unit == "B"]
-    return min((f"{_plain(number / _UNITS[unit])} {unit}" for unit in reversed(fitting)), key=len)
+    fitting = [unit for unit in _BINARY if number >= _LENGTHS[unit] or unit == "B"]
+    return min((f"{_plain(number / _LENGTHS[unit])} {unit}" for unit in reversed(fitting)), key=len)
 
 
 def speed_text(speed: float) -> str:
     """Write bytes a second, in a decimal unit."""
     number = _exact(speed)
-    unit = next(unit for unit in reversed(_DECIMAL) if number >= _UNITS[unit] or unit == "B")
+    unit = next(unit for unit in reversed(_DECIMAL) if number >= _SPEEDS[unit] or unit == "B")
     return f"{_plain(number.scaleb(-3 * _DECIMAL.index(unit)))} {unit}/s"
 
 

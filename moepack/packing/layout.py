@@ -214,9 +214,9 @@ class _LayoutDecoder:
         if type(value) is int:
             return value
         try:
-            return parse_size(self.text(table, place))
-        except ValueError as error:
-            self.fail(place, f"not a length: {error}")
+            return parse_size(self.text(table, place), least=0)
+        except RequestError as error:
+            self.fail(place, error.problem, error.expected, error.found)
 
     def alignment(self, table: dict[str, Any], place: str) -> int:
         value = self.size(table, place)

@@ -29,6 +29,7 @@ from moepack.reading import mirror
 from moepack.reading.directory import read_manifest
 from moepack.reading.mirror import Coverage, Description
 from moepack.reading.pack import Pack
+from moepack.sizes import Size
 from moepack.storage.atomic import make_folder, publish, sync_directory, write_synced
 from moepack.storage.lock import lock
 from moepack.storage.space import check_space
@@ -69,14 +70,14 @@ def mirror_pack(
     pack: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    hottest: int | None = None,
+    hottest: Size | None = None,
     progress: Progress | None = None,
 ) -> MirrorSummary:
     """Put a verified copy of a pack's experts into a folder in `target`; readers then use both.
 
     `target` is a folder on another drive. With `hottest`, only the hottest experts are copied, up
-    to so many bytes. What is there already is kept. `progress` is called with the bytes done since
-    its last call, and those to do in all.
+    to so many bytes, `8GiB` or `25%` of the experts. What is there already is kept. `progress` is
+    called with the bytes done since its last call, and those to do in all.
 
     Raises PackError for a pack that is damaged or has no digests, RequestError where the pack has
     another mirror or the folder is not this pack's, MachineError for a machine that fails.
@@ -87,15 +88,16 @@ def mirror_pack(
         raise RequestError("no such folder", path=target, hint="name a folder on the other drive")
     folder = parent / (Path(os.path.abspath(path)).name + SUFFIX)
     with Pack(path) as opened:
-        copy = MirrorCopy(opened, folder, hottest)
+        length = None if hottest is None else opened.budget_length(hottest, "hottest")
+        copy = MirrorCopy(opened, folder, length)
         if not copy.experts:
             raise RequestError("no expert fits", path=path, expected="more bytes", found=hottest)
         _check_link(path, folder)
         try:
             with _locked(folder):
-                _prepare(path, folder, copy, hottest)
+                _prepare(path, folder, copy, length)
                 kept_length = copy.run(progress)
-                _write(folder, copy.description(_name_of(path), hottest))
+                _write(folder, copy.description(_name_of(path), length))
             _link(path, folder)
         except OSError as error:
             raise write_failure(error, folder, "run the same command again: it goes on") from error

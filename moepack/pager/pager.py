@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from moepack.caching import cache as caching
 from moepack.errors import MoepackError, SourceError
-from moepack.machine.memory_limits import available_memory
+from moepack.machine.memory_limits import available_memory, memory_length
 from moepack.pager.budget import FreeMemory, Rooms, check_memory, step_length, token_length
 from moepack.pager.client import Choice, Client, ProgramEndedError
 from moepack.pager.mapped_model import map_model, slot_room
@@ -29,6 +29,7 @@ from moepack.pager.shared_pages import SharedPages
 from moepack.pager.warm_up import MostUsed, WarmUp, first_within
 from moepack.reading.pack import Pack
 from moepack.shape import ROUTED_FAMILY, ModelShape
+from moepack.sizes import Size
 from moepack.storage.backend import Backend
 
 _FAILED, _FOREIGN = 1, 2
@@ -43,17 +44,17 @@ _CREDENTIALS = struct.Struct("3i")
 class PagerOptions(NamedTuple):
     """How experts are held in memory.
 
-    `memory` is the bytes for experts, in whole pages, `floor` for the least that works; by default
-    what is free, from second to second. Of the hottest, up to `pinned` bytes are never evicted;
-    None leaves it to what was learned.
-    `policy` is one of `moepack.caching`'s, `backend` and `check` are the reader's. `micro_batch` is
-    how many tokens programs compute at once: the experts of one such step have to fit. `most_used`
-    are read before any is chosen, as far as there is room.
+    `memory` is the bytes for experts, in whole pages, or a text: `8GiB`, `50%` of this machine's
+    memory, `floor` for the least that works; by default what is free, from second to second. Of the
+    hottest, up to `pinned` bytes (`2GiB`, `10%` of the experts) are never evicted; None leaves it
+    to what was learned. `policy` is one of `moepack.caching`'s, `backend` and `check` are the
+    reader's. `micro_batch` is how many tokens programs compute at once: the experts of one such
+    step have to fit. `most_used` are read before any is chosen, as far as there is room.
     """
 
-    memory: int | Literal["floor"] | None = None
+    memory: Size | None = None
     policy: str = "lru"
-    pinned: int | None = None
+    pinned: Size | None = None
     backend: str | Backend = "auto"
     check: str = "first"
     micro_batch: int = 512
@@ -121,7 +122,9 @@ class Pager:
         spans = places[ROUTED_FAMILY]
         rooms = {key: slot_room(parts) for key, parts in spans.items()}
         shape = pack.shape.without_mtp()
-        pinned = pack.hottest(options.pinned or 0, family=ROUTED_FAMILY, layers=shape.routed)
+        chosen: Any = {"family": ROUTED_FAMILY, "layers": shape.routed}
+        pinned_length = pack.budget_length(options.pinned or 0, "pin", **chosen)
+        pinned = pack.hottest(pinned_length, **chosen)
         self._divide_memory(shape, rooms, sum(rooms[key] for key in pinned), options)
         cache = caching.make(options.policy, self._budget(), rooms, pinned)
         self._residents = Residents(reader, spans, rooms, cache, self._reserve, self._model)
@@ -154,7 +157,8 @@ class Pager:
         self._reserve = step_length(shape, rooms, 1)
         self.floor = least = step + self._reserve + pinned_length
         """The least bytes for experts: of a step, of one token beside it, and what is pinned."""
-        self._memory = least if options.memory == "floor" else options.memory
+        memory = memory_length(options.memory)
+        self._memory = least if memory == "floor" else memory
         given = available_memory() if self._memory is None else self._memory
         check_memory(given, least, options.micro_batch)
         self._free = FreeMemory(least, sum(rooms.values()) + self._reserve)

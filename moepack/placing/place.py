@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from moepack.forecasting.facts import SpeedFacts
 from moepack.forecasting.forecast import forecast
 from moepack.machine.file import read_machine
 from moepack.machine.model import Figure, Gpu, Machine
-from moepack.paths import AnyPath, PathOrPaths, listed
+from moepack.paths import AnyPath, PathOrPaths, listed, path_texts
 from moepack.placing.facts import OptionFacts, PlacementFacts
 from moepack.placing.load import load_of
 from moepack.placing.offload import offload
@@ -19,6 +20,7 @@ from moepack.placing.request import Request
 from moepack.placing.stock import IK_LLAMA, LLAMA, place_stock
 from moepack.placing.streamed import PACK, place_streamed
 from moepack.reading.directory import named_pack
+from moepack.sizes import Size, as_list, parse_size
 
 _CONTEXTS = {LLAMA: LLAMA_SERVER, IK_LLAMA: IK_LLAMA_SERVER, PACK: MOEPACK_RUN}
 ENGINES = tuple(_CONTEXTS)
@@ -34,11 +36,11 @@ def place(
     *,
     engine: str | None = None,
     context: int = 32768,
-    vram: Sequence[int] = (),
-    memory: int | None = None,
-    margin: int = 1 << 30,
-    hotness: str | None = None,
-    traces: Sequence[str] = (),
+    vram: Size | Sequence[Size] = (),
+    memory: Size | None = None,
+    margin: Size = 1 << 30,
+    hotness: AnyPath | None = None,
+    traces: PathOrPaths = (),
     cache_types: tuple[str, str] = ("f16", "f16"),
     prompt: int = 1000,
     micro_batch: int | None = None,
@@ -56,6 +58,9 @@ def place(
     what opening the model, the machine and the traces raises.
     """
     engine = engine or (PACK if named_pack(paths) else LLAMA)
+    hotness = None if hotness is None else os.fspath(hotness)
+    traces = path_texts(traces)
+    margin = parse_size(margin, "margin")
     _check(paths, engine, margin, hotness, traces)
     known = _machine(machine, vram, memory)
     type_k, type_v = cache_types
@@ -158,8 +163,12 @@ def _forecast(
     ).forecasts[0]
 
 
-def _machine(machine: Machine | AnyPath | None, vram: Sequence[int], memory: int | None) -> Machine:
+def _machine(
+    machine: Machine | AnyPath | None, vram: Size | Sequence[Size], memory: Size | None
+) -> Machine:
     """Return the machine, with what was said instead of its own figures."""
+    memory = None if memory is None else parse_size(memory, "memory")
+    lengths = [parse_size(length, "vram") for length in as_list(vram)]
     if machine is not None:
         known = machine if isinstance(machine, Machine) else read_machine(machine)
     elif memory is not None:
@@ -169,12 +178,12 @@ def _machine(machine: Machine | AnyPath | None, vram: Sequence[int], memory: int
         raise RequestError("it is not known how much memory there is", hint=hint)
     if memory is not None:
         known = known._replace(memory=Figure(memory, "typed"))
-    if vram:
+    if lengths:
         stated = dict(enumerate(known.gpus))
         unknown = Gpu(None, Figure(0, "typed"), None)
         gpus = (
             stated.get(number, unknown)._replace(memory=Figure(length, "typed"))
-            for number, length in enumerate(vram)
+            for number, length in enumerate(lengths)
         )
         known = known._replace(gpus=tuple(gpus))
     return known

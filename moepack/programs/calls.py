@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any
 
 from moepack.errors import RequestError
+from moepack.machine.memory_limits import memory_length
 from moepack.packing.opening import open_model
 from moepack.pager.pager import PagerOptions
 from moepack.paths import AnyPath, PathOrPaths
@@ -17,7 +18,7 @@ from moepack.programs.micro_batch import server_options
 from moepack.programs.model_server import ModelServer
 from moepack.programs.runner import ProgramEnd, run_program
 from moepack.programs.trace_writer import TraceWriter
-from moepack.sizes import parse_size
+from moepack.sizes import Size
 from moepack.storage.backend import Backend
 
 
@@ -54,9 +55,9 @@ class ServedModel(ModelServer):
 def serve(
     path: PathOrPaths,
     *,
-    memory: int | str | None = None,
+    memory: Size | None = None,
     policy: str = "lru",
-    pin: int | str | None = None,
+    pin: Size | None = None,
     backend: str | Backend = "auto",
     check: str = "first",
     trace: AnyPath | None = None,
@@ -67,9 +68,10 @@ def serve(
     """Serve a model that may be larger than memory by llama.cpp's own server.
 
     `path` is a pack, or any shard of a GGUF: then experts are read from the shards as they lie.
-    `memory` and `pin` are bytes for experts or a text such as `8GiB`, `memory` also `floor`;
-    `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is one
-    that is free. `api_key` is asked of all clients. What routers choose is written to `trace`.
+    `memory` and `pin` are bytes for experts or a text such as `8GiB`. `memory` may be `floor`, or
+    `50%` of the memory of this machine or its container, `pin` `10%` of the experts. `options` are
+    those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is one that is free.
+    `api_key` is asked of all clients. What routers choose is written to `trace`.
 
     Raises what opening a source or a pack raises, and what `ModelServer` does.
     """
@@ -83,9 +85,9 @@ def run(
     path: PathOrPaths,
     command: Sequence[str],
     *,
-    memory: int | str | None = None,
+    memory: Size | None = None,
     policy: str = "lru",
-    pin: int | str | None = None,
+    pin: Size | None = None,
     backend: str | Backend = "auto",
     check: str = "first",
     trace: AnyPath | None = None,
@@ -115,27 +117,7 @@ def run(
 
 
 def _pager_options(
-    arguments: Sequence[str], *, memory: int | str | None, pin: int | str | None, **options: Any
+    arguments: Sequence[str], *, memory: Size | None, pin: Size | None, **options: Any
 ) -> PagerOptions:
     batch = micro_batch(arguments, os.environ)
-    limit = memory_limit(memory)
-    pinned = None if pin is None else _length(pin, "pin")
-    return PagerOptions(memory=limit, pinned=pinned, micro_batch=batch, **options)
-
-
-def memory_limit(memory: int | str | None) -> int | Literal["floor"] | None:
-    """Return a limit as `PagerOptions` has it. Raises RequestError for a text that is none."""
-    if memory is None:
-        return None
-    if memory == "floor":
-        return "floor"
-    return _length(memory, "memory")
-
-
-def _length(length: int | str, option: str) -> int:
-    if not isinstance(length, str):
-        return length
-    try:
-        return parse_size(length)
-    except ValueError as error:
-        raise RequestError(f"not a length: {error}", place=option) from None
+    return PagerOptions(memory=memory_length(memory), pinned=pin, micro_batch=batch, **options)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any
 
 from moepack.footprint.context import MOEPACK_RUN
 from moepack.footprint.model import Footprint, footprint_of
 from moepack.keys import ExpertKey
-from moepack.machine.memory_limits import available_memory
+from moepack.machine.memory_limits import available_memory, memory_length
 from moepack.pager.budget import step_length
 from moepack.programs.command import context_length, says_micro_batch
 from moepack.reading.pack import Pack
 from moepack.shape import ROUTED_FAMILY
-from moepack.sizes import align
+from moepack.sizes import Size, align
 
 MICRO_BATCHES = tuple(2048 >> shift for shift in range(12))
 """What is tried, the most first: more than 2,048 tokens gain little on processors."""
@@ -26,7 +26,7 @@ _MOST_COMPUTING = 8
 
 
 def server_options(
-    pack: Pack, options: Sequence[str], memory: int | Literal["floor"] | None, pinned: int
+    pack: Pack, options: Sequence[str], memory: Size | None, pinned: Size
 ) -> list[str]:
     """Return options of llama-server, with a micro-batch where they and variables say none."""
     if says_micro_batch(options, os.environ):
@@ -37,7 +37,7 @@ def server_options(
 
 
 def choose_micro_batch(
-    pack: Pack, *, context: int | None, memory: int | Literal["floor"] | None, pinned: int
+    pack: Pack, *, context: int | None, memory: Size | None, pinned: Size
 ) -> int:
     """Return the largest micro-batch that a context of so many tokens and memory allow.
 
@@ -45,9 +45,9 @@ def choose_micro_batch(
     `PagerOptions`; `pinned` of them stay.
     """
     footprint = footprint_of(pack.path)
-    available = available_memory()
+    available, limit = available_memory(), memory_length(memory)
     for count in micro_batches(footprint, context, available):
-        room = available if memory is None else memory
+        room = available if limit is None else limit
         if room == "floor" or floor_length(pack, count, pinned) <= room:
             return count
     return 1
@@ -68,11 +68,12 @@ def micro_batches(footprint: Footprint, context: int | None, memory: int) -> Ite
             yield count
 
 
-def floor_length(pack: Pack, micro_batch: int, pinned: int) -> int:
+def floor_length(pack: Pack, micro_batch: int, pinned: Size) -> int:
     """Return the bytes that a pager needs: for a step, for a token beside it, and for pins."""
     shape = pack.shape.without_mtp()
     rooms = dict(_rooms(pack))
-    keys = pack.hottest(pinned, family=ROUTED_FAMILY, layers=shape.routed)
+    options: Any = {"family": ROUTED_FAMILY, "layers": shape.routed}
+    keys = pack.hottest(pack.budget_length(pinned, "pin", **options), **options)
     steps = step_length(shape, rooms, micro_batch) + step_length(shape, rooms, 1)
     return steps + sum(rooms[key] for key in keys)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from moepack.errors import PackError, RequestError
+from moepack.errors import RequestError
 from moepack.format.dense import DenseTensor
 from moepack.format.index import Index
 from moepack.format.names import short_name
@@ -24,7 +24,8 @@ from moepack.reading.locations import (
     TensorLocation,
     new_span,
 )
-from moepack.sizes import ranges_text
+from moepack.reading.part_faults import part_apart, part_outside
+from moepack.sizes import Size, is_share, parse_size, ranges_text
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -205,7 +206,7 @@ class Catalog:
                 return None
             if part_file != file or not 0 <= start <= length - stored_length:
                 place = (part_file, part_offset, stored_length)
-                raise self._outside(layer, expert, kind, place, blob)
+                raise part_outside(self.index.path, (layer, expert, kind), place, blob)
             known = part_digest if has_digests else None
             spans.append(new_span((kind.name, start, kind.length, known)))
         return self.file_paths[file], offset, length, tuple(spans)
@@ -223,9 +224,10 @@ class Catalog:
         if not blob[1]:
             blob_offset = None
             if not self.index.files[file].is_shard:
-                raise self._apart(layer, expert, kind, file)
+                raise part_apart(self.index.path, (layer, expert, kind), file)
         elif file != blob[4] or not 0 <= offset - blob[0] <= blob[1] - stored_length:
-            raise self._outside(layer, expert, kind, (file, offset, stored_length), blob)
+            part = (file, offset, stored_length)
+            raise part_outside(self.index.path, (layer, expert, kind), part, blob)
         path, length = self.file_paths[file], kind.length
         return PartLocation(
             layer,
@@ -240,31 +242,6 @@ class Catalog:
             self.index.codecs[codec - 1] if codec else None,
         )
 
-    def _apart(self, layer: int, expert: int, kind: PartKind, file: int) -> PackError:
-        return PackError(
-            "a part of an expert without a blob lies in no shard",
-            path=self.index.path,
-            place=f"layer {layer} expert {expert} {kind.name}",
-            found=f"file {file}, which is a data file",
-        )
-
-    def _outside(
-        self,
-        layer: int,
-        expert: int,
-        kind: PartKind,
-        part: tuple[int, int, int],
-        blob: tuple[int, int, int, int, int],
-    ) -> PackError:
-        file, offset, length = part
-        return PackError(
-            "a part lies outside its blob",
-            path=self.index.path,
-            place=f"layer {layer} expert {expert} {kind.name}",
-            expected=f"file {blob[4]}, bytes {blob[0]:,} to {blob[0] + blob[1]:,}",
-            found=f"file {file}, bytes {offset:,} to {offset + length:,}",
-        )
-
     def part_names(self, layer: int, *, family: str | None = None) -> PartNames:
         """Return what `locate` takes as the name of a part in `layer`; not to be changed."""
         try:
@@ -274,24 +251,22 @@ class Catalog:
 
     def hottest(
         self,
-        byte_budget: int,
+        byte_budget: Size,
         *,
         family: str | None = None,
         layers: Container[int] | None = None,
     ) -> list[ExpertKey]:
         """List experts, hottest first, until the next blob would exceed `byte_budget`.
 
-        Counts blobs with their padding, or their parts if these are more, as `hotness` does: of
-        each layer's main family or of the `family` named, in all layers or in `layers`. Without
-        measured hotness the order is the source's.
+        That is bytes, or a text: `8GiB`, or `25%` of all that may be listed. Counts blobs with
+        their padding, or their parts if these are more, as `hotness` does: of each layer's main
+        family or of the `family` named, in all layers or in `layers`. Without measured hotness the
+        order is the source's. Raises RequestError for what is no size.
         """
         self.check_open()
+        length = self.budget_length(byte_budget, "byte_budget", family=family, layers=layers)
         index = self.index
-        is_asked = [
-            (self._main_families[owner.layer].name if family is None else family) == owner.name
-            and (layers is None or owner.layer in layers)
-            for owner in index.families
-        ]
+        is_asked = self._are_asked(family, layers)
         families, first_blobs = index.families, self._first_blobs
         pairs = []
         for rank in range(index.blob_count):
@@ -299,11 +274,43 @@ class Catalog:
             number = bisect_right(first_blobs, blob) - 1
             if not is_asked[number]:
                 continue
-            byte_budget -= self._length_in_memory(families[number], index.blob(blob)[1])
-            if byte_budget < 0:
+            length -= self._length_in_memory(families[number], index.blob(blob)[1])
+            if length < 0:
                 break
             pairs.append((families[number].layer, blob - first_blobs[number]))
         return list(map(ExpertKey._make, pairs))
+
+    def budget_length(
+        self,
+        size: Size,
+        argument: str,
+        *,
+        family: str | None = None,
+        layers: Container[int] | None = None,
+    ) -> int:
+        """Return the bytes of a budget for experts, of which `25%` is of all that `hottest` lists.
+
+        Raises RequestError for what is no size, which names `argument`.
+        """
+        if not is_share(size):
+            return parse_size(size, argument)
+        whole = sum(
+            self._length_in_memory(owner, self.index.blob(blob)[1])
+            for owner, asked in zip(
+                self.index.families, self._are_asked(family, layers), strict=True
+            )
+            if asked
+            for blob in range(owner.first_blob, owner.first_blob + owner.expert_count)
+        )
+        return parse_size(size, argument, whole=whole)
+
+    def _are_asked(self, family: str | None, layers: Container[int] | None) -> list[bool]:
+        """Return of each family whether its experts are those that `hottest` lists."""
+        return [
+            (self._main_families[owner.layer].name if family is None else family) == owner.name
+            and (layers is None or owner.layer in layers)
+            for owner in self.index.families
+        ]
 
     def dense(self) -> tuple[TensorLocation, ...]:
         """List the dense tensors, in the order of the source; none of a pack of experts alone.

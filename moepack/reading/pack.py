@@ -23,7 +23,7 @@ from moepack.reading.directory import map_index, read_manifest
 from moepack.reading.read_plan import plan_blob
 from moepack.reading.reader import Reader
 from moepack.reading.shard_check import check_shards
-from moepack.sizes import ranges_text
+from moepack.sizes import Size, ranges_text
 from moepack.storage.backend import Backend
 from moepack.storage.buffers import BufferPool
 
@@ -118,16 +118,17 @@ class Pack(Catalog):
 
     def warm(
         self,
-        byte_budget: int,
+        byte_budget: Size,
         *,
         family: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Bring the hottest blobs, up to `byte_budget` bytes, into the page cache.
+        """Bring the hottest blobs, up to `byte_budget`, into the page cache.
 
-        For engines that map the pack or read it buffered. Reads in the order of the files, so that
-        neighbours are one sequential read. Returns the bytes read, and calls `progress` with those
-        of each blob. Raises what reading raises.
+        `byte_budget` is bytes, or a text: `8GiB`, or `25%` of the experts. For engines that map the
+        pack or read it buffered. Reads in the order of the files, so that neighbours are one
+        sequential read. Returns the bytes read, and calls `progress` with those of each blob.
+        Raises what reading raises.
         """
         keys = self.hottest(byte_budget, family=family)
         with self.reader(backend="buffered", check="never") as reader:

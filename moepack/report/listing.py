@@ -15,7 +15,7 @@ from moepack.errors import RequestError
 from moepack.format.tables import PackedFamily
 from moepack.reading.locations import TensorLocation
 from moepack.reading.pack import Pack
-from moepack.sizes import parse_ranges, ranges_text
+from moepack.sizes import Size, parse_ranges, ranges_text
 
 _LAYER = re.compile(r"blk\.(\d{1,5})\.")
 
@@ -70,14 +70,14 @@ Row = BlobRow | TensorRow
 def list_pack(
     path: str | os.PathLike[str],
     *,
-    hottest: int | None = None,
+    hottest: Size | None = None,
     layers: str | Iterable[int] | None = None,
 ) -> Iterator[Row]:
     """Return the rows of a pack: its blobs by layer and expert, then its dense tensors.
 
-    With `hottest` they are the hottest blobs of up to so many bytes alone, hottest first, as
-    `Pack.hottest` chooses them. `layers` (numbers, or `0-3,7`) leaves out all others, and tensors
-    of no layer. The pack stays open until the rows have come.
+    With `hottest` they are the hottest blobs of up to so many bytes alone (`8GiB`, or `25%` of the
+    experts), hottest first, as `Pack.hottest` chooses them. `layers` (numbers, or `0-3,7`) leaves
+    out all others, and tensors of no layer. The pack stays open until the rows have come.
 
     Raises RequestError for layers that the pack does not hold and for hotness that nobody measured,
     PackError for a pack that is damaged; for single records that are, when their row comes.
@@ -86,12 +86,14 @@ def list_pack(
     pack = Pack(path)
     try:
         _check_layers(pack, chosen)
+        length = None
         if hottest is not None:
             _check_measured(pack)
+            length = pack.budget_length(hottest, "hottest", layers=chosen)
     except BaseException:
         pack.close()
         raise
-    return _rows(pack, hottest, chosen)
+    return _rows(pack, length, chosen)
 
 
 def _chosen(layers: str | Iterable[int] | None) -> frozenset[int] | None:

@@ -1,6 +1,5 @@
 """Simulation: traces run through caches of every policy, at the budgets that are asked for."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from moepack.simulation.lookups import LookupStream
 from moepack.simulation.one_pass import OnePass
 from moepack.simulation.sessions import interleaved
 from moepack.simulation.spool import Spool
-from moepack.sizes import parse_size, size_text
+from moepack.sizes import Size, as_list, parse_size, size_text
 from moepack.trace.formats.registry import ReadOptions, feed, stated_shape
 
 POLICIES = (BELADY, *caching.POLICIES, STATIC, PROMPT_STATIC)
@@ -27,16 +26,14 @@ POLICIES = (BELADY, *caching.POLICIES, STATIC, PROMPT_STATIC)
 _BUDGET_COUNT = 12
 _CURVE_COUNT = 64
 _LEAST_LOSS = 0.01
-_MOST_SHOWN = 40
-_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%", re.ASCII)
 
 
 def simulate(
     paths: Sequence[str],
     *,
-    budgets: Sequence[int | str] = (),
-    slots: Sequence[int] = (),
-    policies: Sequence[str] | None = None,
+    budgets: Size | Sequence[Size] = (),
+    slots: int | Sequence[int] = (),
+    policies: str | Sequence[str] | None = None,
     batch_count: int | None = None,
     sessions: int = 1,
     prefetch: int | None = None,
@@ -46,27 +43,28 @@ def simulate(
 ) -> Simulation:
     """Say what caches of experts would have done with traces.
 
-    `budgets` are bytes, texts such as `2GiB`, or `25%` of all experts; by default a dozen from what
-    a token uses to the whole model. `policies` are some of POLICIES, by default all. `slots` are
-    experts of each layer, of which LRU caches are simulated too. Prompts are computed in batches of
-    `batch_count` tokens, by default at once. `sessions` requests run at a time, in turns call by
-    call. With `prefetch` so many experts a layer are read ahead: those that it used last. With
-    `layers` all others are left out. The bytes
-    of experts are those of the shape in `options`, else those that the traces state. `progress` is
-    called with the replays that are done, one at a time, and how many there are of a policy.
+    `budgets` are bytes, texts such as `2GiB`, or `25%` of all experts, one or several; by default a
+    dozen from what a token uses to the whole model. `policies` are some of POLICIES, by default
+    all. `slots` are experts of each layer, of which LRU caches are simulated too. Prompts are
+    computed in batches of `batch_count` tokens, by default at once. `sessions` requests run at a
+    time, in turns call by call. With `prefetch` so many experts a layer are read ahead: those that
+    it used last. With `layers` all others are left out. The bytes of experts are those of the shape
+    in `options`, else those that the traces state. `progress` is called with the replays that are
+    done, one at a time, and how many there are of a policy.
 
     Raises TraceError for what is wrong in a file, and for counts without tokens; RequestError for
     options that are none, for budgets that hold less than a token uses in a layer, and where no
     bytes are known.
     """
-    policies = POLICIES if policies is None else policies
+    policies = POLICIES if policies is None else as_list(policies)
+    slots = as_list(slots)
     _check_policies(policies)
     counts = {"sessions": sessions, "batch_count": batch_count, "prefetch": prefetch}
     _check_counts({**counts, "slots": min(slots, default=None)})
     stated = options.shape or stated_shape(paths)
     shape = _run_shape(stated if stated is None or layers is None else stated.of_layers(layers))
     routed, total = shape.routed, shape.routed_length
-    asked = [_budget(budget, total) for budget in budgets]
+    asked = [parse_size(one, "budgets", whole=total) for one in as_list(budgets)]
     with ExitStack() as stack:
         seen = _look_up(paths, options._replace(shape=stated), routed, batch_count, sessions, stack)
         one_pass, lookups, in_order, warnings = seen
@@ -166,7 +164,7 @@ def _check_sessions(sessions: int, request_count: int) -> None:
     if sessions > request_count:
         raise RequestError(
             "fewer requests than sessions",
-            place="--sessions",
+            argument="sessions",
             expected=f"up to {request_count:,}",
             found=sessions,
             hint="a trace that does not tell its requests has one",
@@ -176,7 +174,7 @@ def _check_sessions(sessions: int, request_count: int) -> None:
 def _check_counts(counts: Mapping[str, int | None]) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
-            raise RequestError("not a count", place=name, expected="1 or more", found=count)
+            raise RequestError("not a count", argument=name, expected="1 or more", found=count)
 
 
 def _check_slots(
@@ -186,7 +184,7 @@ def _check_slots(
     if min(slots, default=least) < least:
         problem = "slots for fewer experts than a token uses in a layer"
         expected = f"at least {least}"
-        raise RequestError(problem, place="--slots", expected=expected, found=min(slots))
+        raise RequestError(problem, argument="slots", expected=expected, found=min(slots))
 
 
 def _budgets(asked: Sequence[int], needed: Sequence[int], total: int) -> list[int]:
@@ -197,28 +195,11 @@ def _budgets(asked: Sequence[int], needed: Sequence[int], total: int) -> list[in
     if min(asked) < least:
         raise RequestError(
             "the budget holds less than a token uses in a layer",
-            place="--budgets",
+            argument="budgets",
             expected=f"at least {size_text(least)}",
             found=size_text(min(asked)),
         )
     return sorted(set(asked))
-
-
-def _budget(given: int | str, total: int) -> int:
-    if isinstance(given, int):
-        return given
-    share = _SHARE.fullmatch(given)
-    if share is not None and float(share[1]) <= 100:
-        return int(total * float(share[1]) / 100)
-    try:
-        return parse_size(given)
-    except ValueError:
-        raise RequestError(
-            "not a budget",
-            place="--budgets",
-            expected="a length such as 2GiB, or a share up to 100%",
-            found=given[:_MOST_SHOWN],
-        ) from None
 
 
 def _curve(

@@ -431,7 +431,7 @@ def test_a_call_that_cannot_be_is_refused_before_anything_is_opened(
         (("--depths", "0"), "not a list of depths"),
         (("--depths", "1,,2"), "--depths: not a list of numbers"),
         (("--depths", "9" * 5000), "--depths: not a list of numbers"),
-        (("--length", "many"), "not a length"),
+        (("--length", "many"), "not a size"),
         (("--length", "0"), "not a length"),
         (("--plot", "s.pdf"), "not a picture"),
         (("--plot", "s.svg", "--point-seconds", "0"), "no surface to draw"),

@@ -179,7 +179,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "two ways": (("MODEL", "--machine", "BOX", "--all", "--n-cpu-moe", "1"), "either layers in"),
     "less than none": (("MODEL", "--machine", "BOX", "--n-cpu-moe", "-1"), "x>=0"),
     "no GPU": (("MODEL", "--machine", "NO_GPU", "--n-cpu-moe", "1"), "the machine has no GPU"),
-    "no size": (("MODEL", "--machine", "BOX", "--budget", "8 pages"), "--budget: not a length"),
+    "no size": (("MODEL", "--machine", "BOX", "--budget", "8 pages"), "--budget: not a size"),
     "a short budget": (("MODEL", "--machine", "BOX", "--budget", "1KiB"), "at least 140.0 KiB"),
     "one number": (("MODEL", "--machine", "BOX", "--working-set", "20"), "found 20\n"),
     "three": (("MODEL", "--machine", "BOX", "--working-set", "20,4,1"), "found 20,4,1\n"),

@@ -61,7 +61,7 @@ def test_what_is_wrong_with_a_mirror_is_said(
         (("--hottest", "1MiB"), "--hottest goes with a TARGET"),
         (("nowhere", "--remove"), "--remove takes no TARGET"),
         (("nowhere",), "no such folder"),
-        (("--hottest", "much", "nowhere"), "not a length"),
+        (("--hottest", "much", "nowhere"), "not a size"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -77,7 +77,7 @@ def test_what_is_no_alignment_is_refused(size: str, tmp_path: Path, moepack_comm
     pack = tmp_path / "pack"
     run = moepack_command("pack", SHARD, "-o", pack, f"--alignment={size}")
     assert run.returncode == 2, run.stderr
-    assert "not an alignment" in run.stderr or "not a length" in run.stderr
+    assert "not an alignment" in run.stderr or "not a size" in run.stderr
     assert not pack.exists()
 
 

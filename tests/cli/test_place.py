@@ -89,7 +89,7 @@ def test_pins_follow_the_trace(moepack_command: Run) -> None:
     ("options", "message"),
     [
         ((), "it is not known how much memory there is"),
-        (("--ram", "64GB"), "not a length"),
+        (("--ram", "64XB"), "not a size"),
         (("--ram", "8GiB", "--vram", "2GiB"), "too little VRAM"),
         (("--ram", "8GiB"), "too little memory for this model"),
         (("--ram", "64GiB", "--cache-type", "q8_0,"), "not a type"),

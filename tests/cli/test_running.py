@@ -142,8 +142,8 @@ def test_a_chat_answers_line_by_line(moepack_command: Command, chat_path: Path) 
     [
         (["-p", "x", "--memory", "300KiB"], 2, "too little memory"),
         (["-p", "x", "--memory", "lots"], 2, "`floor` is the only word"),
-        (["-p", "x", "--memory", "1.5GiB"], 2, "--memory: not a length"),
-        (["-p", "x", "--pin", "floor"], 2, "--pin: not a length"),
+        (["-p", "x", "--memory", "1,5GiB"], 2, "--memory: not a size"),
+        (["-p", "x", "--pin", "floor"], 2, "--pin: not a size"),
         (["-p", ""], 2, "the prompt is empty"),
         (["-p", "x", "--raw", "--system", "y"], 2, "--system needs"),
         (["-f", "/dev/zero"], 2, "the prompt is too long"),

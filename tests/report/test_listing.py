@@ -150,7 +150,7 @@ def test_the_command_prints_a_pinning_list(hot_pack: Path, moepack_command: Run)
     assert all(len(line) <= 80 for line in text)
     for options, word in (
         (("--json", "--csv"), "CSV and JSON at once"),
-        (("--hottest", "much"), "not a length"),
+        (("--hottest", "much"), "not a size"),
         (("--layers", "77"), "nothing of layer 77"),
     ):
         run = moepack_command("list", hot_pack, *options)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from moepack.errors import MachineError, MoepackError
 from moepack.pager.background import PagerThread
@@ -18,6 +18,7 @@ from moepack.programs.process import Process
 from moepack.programs.runner import preloaded_library, program_environment
 from moepack.programs.trace_writer import origin_of_pack
 from moepack.reading.pack import Pack
+from moepack.sizes import Size
 from moepack.trace.model import Tokens
 from moepack.trace.recording.recorder import BATCH_COUNT
 
@@ -34,7 +35,7 @@ class PagedRecorder:
     def __init__(
         self,
         pack: Pack,
-        memory: int | Literal["floor"] | None,
+        memory: Size | None,
         *,
         context_length: int,
         threads: int | None,

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Self
 
 from moepack import digest
 from moepack.errors import RequestError
+from moepack.machine.memory_limits import memory_length
 from moepack.packing.opening import open_model
-from moepack.programs.calls import memory_limit
 from moepack.programs.trace_writer import origin_of_pack
 from moepack.reading.directory import named_pack
+from moepack.sizes import Size
 from moepack.source.shards import open_source
 from moepack.trace.file import CUT
 from moepack.trace.file_records import encode_origin, join
@@ -52,7 +53,7 @@ def record_trace(
     temperature: float = 0.8,
     seed: int = 0,
     repack: bool = True,
-    memory: int | str | None = None,
+    memory: Size | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TraceSummary:
     """Run `model` on each prompt, and on up to `tokens` tokens after it; write what was chosen.
@@ -111,9 +112,9 @@ def record_trace(
 class _Model:
     """What is recorded: in this process, or, of a pack or with a limit of memory, in another."""
 
-    def __init__(self, path: str, memory: int | str | None, repack: bool) -> None:
+    def __init__(self, path: str, memory: Size | None, repack: bool) -> None:
         self._path = path
-        self._memory = memory_limit(memory)
+        self._memory = memory_length(memory)
         is_paged = memory is not None or named_pack(path) is not None
         self._pack = open_model(path) if is_paged else None
         self.repack = repack and not is_paged

@@ -119,7 +119,7 @@ def test_damaged_experts_are_named_and_the_recorder_can_be_used_again(pack_copy:
     ("options", "error", "words"),
     [
         ({"memory": "100KiB"}, RequestError, "too little memory"),
-        ({"memory": "much"}, RequestError, "memory: not a length"),
+        ({"memory": "much"}, RequestError, "memory: not a size"),
         ({"memory": "floor", "temperature": -1}, RequestError, "temperature out of bounds"),
         ({"memory": "floor", "context": 4}, RequestError, "prompt 1 does not fit"),
     ],
