@@ -2,7 +2,7 @@
 
     import moepack
 
-    pack = moepack.open("model.moepack")
+    pack = moepack.open("model.moepack")  # or a GGUF
     where = pack.locate(layer=3, expert=17)
     with pack.reader() as reader:
         view = reader.read(3, 17, "up")
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from moepack.packing.ranking import rank_pack
     from moepack.packing.restore import restore
     from moepack.packing.shard_index import index_model
+    from moepack.paths import PathOrPaths
     from moepack.placing.place import place
     from moepack.programs.calls import run, serve
     from moepack.programs.learned import forget_learned, learned_facts, learned_hotness
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from moepack.verifying.verifier import verify
 
 if TYPE_CHECKING or not _STARTS_PROGRAM:
-    import os
-
     from moepack.errors import (
         MachineError,
         MirrorWarning,
@@ -207,12 +206,22 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def open(path: "str | os.PathLike[str]") -> "Pack":
-    """Open the pack in the directory `path`.
+def open(path: "PathOrPaths") -> "Pack":
+    """Open the pack in the directory `path`, or a GGUF as it lies.
 
-    Checks the manifest, the index's digest and its tables. Raises PackError where the pack is not
-    whole, damaged, or of a version that this reader does not know.
+    Of a pack it checks the manifest, the index's digest and its tables. A GGUF is named by any of
+    its shards, its folder or a list of all shards; its index is made in memory, so that it is used
+    as a pack made by `index_model`, without digests.
+
+    Raises PackError where the pack is not whole, damaged, or of a version that this reader does not
+    know; SourceError for a GGUF that is at fault; RequestError for what is no path.
     """
+    from moepack.reading.directory import pack_path
     from moepack.reading.pack import Pack
 
-    return Pack(path)
+    folder = pack_path(path)
+    if folder is not None:
+        return Pack(folder)
+    from moepack.packing.shard_index import open_as_they_lie  # here, since packs do without it
+
+    return open_as_they_lie(path)

@@ -95,7 +95,7 @@ DOORS = {
 
 LIBRARIES = {
     "click": ("cli",),
-    "gguf": ("verifying.gguf_py",),
+    "gguf": ("verifying.gguf_py", "reading.tensors"),
     "tqdm": ("cli.progress",),
     "xxhash": ("digest",),
     "zstandard": ("trace", "storage.frames"),

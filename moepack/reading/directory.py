@@ -14,6 +14,7 @@ from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
 from moepack.paths import PathOrPaths, listed
 from moepack.storage.regular_file import NotRegularError, open_regular
 
+_SUFFIX, _MAGIC = ".gguf", b"GGUF"
 _HINT = "a pack is the directory that `moepack pack` made"
 
 
@@ -24,6 +25,30 @@ def named_pack(named: PathOrPaths) -> Path | None:
         return None
     names = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME, IN_PLACE_NAME)
     return paths[0] if any((paths[0] / name).exists() for name in names) else None
+
+
+def pack_path(named: PathOrPaths) -> Path | None:
+    """Return the path that is to be opened as a pack; None where GGUFs are named.
+
+    These are several paths, a file that is a GGUF or is called one, and a folder with any.
+    """
+    paths = [Path(path) for path in listed(named)]
+    if len(paths) != 1:
+        return None
+    path = paths[0]
+    if named_pack(path) is not None:
+        return path
+    if path.is_dir():
+        return None if any(path.glob(f"*{_SUFFIX}")) else path
+    return None if path.suffix == _SUFFIX or _begins_as_gguf(path) else path
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
 
 
 def read_manifest(path: Path) -> bytes:

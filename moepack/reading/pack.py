@@ -28,7 +28,12 @@ from moepack.storage.backend import Backend
 from moepack.storage.buffers import BufferPool
 
 if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
     from moepack.reading.mirror import Mirror
+    from moepack.reading.tensors import Mappings
     from moepack.shape import ModelShape
 
 
@@ -44,6 +49,7 @@ class Pack(Catalog):
 
     def __init__(self, path: str | os.PathLike[str], *, shards: Sequence[Path] = ()) -> None:
         self._folder = folder = Path(path)
+        self._mappings: Mappings | None = None
         try:
             self._open(folder, shards)
         except MemoryError:
@@ -113,8 +119,55 @@ class Pack(Catalog):
     def close(self) -> None:
         """Unmap the index; every call of the pack raises RequestError afterwards."""
         self.forget()
+        self._mappings = None
         if isinstance(self._mapped, mmap.mmap):
             self._mapped.close()
+
+    def tensor(
+        self,
+        layer: int,
+        expert: int,
+        part: str,
+        *,
+        family: str | None = None,
+        dequantize: bool = False,
+    ) -> NDArray[Any]:
+        """Return a part of an expert as a numpy array, read-only; names are those of `locate`.
+
+        F32, F16, F64 and integers have their dtype, BF16 is uint16 (its bits), and the shape of a
+        matrix is [rows, columns]. Of other types it is the uint8 of the blocks, [rows, bytes of a
+        row], where types that interleave rows have a group of them in each. Nothing is copied, or
+        compared with a digest: it is a view of the mapped file, and stays one after the pack is
+        closed. A part that is stored by a codec is read, checked and decoded.
+
+        With `dequantize` it is float32 [rows, columns], new memory unless it was F32.
+
+        Raises what `locate` raises, PackError for a file that is missing or too short, RequestError
+        for a type that gguf-py does not dequantize.
+        """
+        from moepack.reading.tensors import part_array  # here, since it brings numpy
+
+        location = self.locate(layer, expert, part, family=family)
+        owner, number = self.part_names(layer, family=family)[part]
+        kind = owner.part_kinds[number]
+        return part_array(self, self._mapped_files(), location, kind, dequantize=dequantize)
+
+    def dense_tensor(self, name: str, *, dequantize: bool = False) -> NDArray[Any]:
+        """Return a dense tensor by its name in the source, as `tensor` does a part.
+
+        The slowest axis is the first. Raises as `locate_dense` and `tensor`.
+        """
+        from moepack.reading.tensors import dense_array  # here, since it brings numpy
+
+        location = self.locate_dense(name)
+        return dense_array(self._mapped_files(), location, dequantize=dequantize)
+
+    def _mapped_files(self) -> Mappings:
+        from moepack.reading.tensors import Mappings
+
+        if self._mappings is None:
+            self._mappings = Mappings()
+        return self._mappings
 
     def warm(
         self,
