@@ -44,12 +44,14 @@ if TYPE_CHECKING:
     from moepack.programs.calls import run, serve
     from moepack.programs.learned import forget_learned, learned_facts, learned_hotness
     from moepack.programs.sampling import Sampling
-    from moepack.report.inspection import inspect, shape_of
+    from moepack.report.inspection import inspect
     from moepack.report.listing import list_pack
     from moepack.shape import ModelShape
     from moepack.simulation.simulate import simulate
     from moepack.trace.formats.importing import import_trace
     from moepack.trace.formats.registry import ReadOptions
+    from moepack.trace.formats.routing import Routing, Token, Trace, open_trace
+    from moepack.trace.formats.traced_model import shape_of
     from moepack.trace.recording.recording import record_trace
     from moepack.verifying.verifier import verify
 
@@ -94,10 +96,13 @@ _ROOMS = {
     "ReadOptions": "trace.formats.registry",
     "Reader": "reading.reader",
     "RequestError": "errors",
+    "Routing": "trace.formats.routing",
     "Sampling": "programs.sampling",
     "SourceError": "errors",
     "Statistics": "reading.budget",
     "TensorLocation": "reading.locations",
+    "Token": "trace.formats.routing",
+    "Trace": "trace.formats.routing",
     "TraceError": "errors",
     "WorkingSet": "forecasting.misses",
     "__version__": "version",
@@ -118,6 +123,7 @@ _ROOMS = {
     "mirror_pack": "packing.mirror",
     "mount": "mounting.mount",
     "pack_model": "packing.pack_model",
+    "open_trace": "trace.formats.routing",
     "place": "placing.place",
     "published_formula": "forecasting.published",
     "rank_pack": "packing.ranking",
@@ -126,7 +132,7 @@ _ROOMS = {
     "restore": "packing.restore",
     "run": "programs.calls",
     "serve": "programs.calls",
-    "shape_of": "report.inspection",
+    "shape_of": "trace.formats.traced_model",
     "simulate": "simulation.simulate",
     "trace_statistics": "analysis.statistics",
     "verify": "verifying.verifier",
@@ -150,10 +156,13 @@ __all__ = [
     "ReadOptions",
     "Reader",
     "RequestError",
+    "Routing",
     "Sampling",
     "SourceError",
     "Statistics",
     "TensorLocation",
+    "Token",
+    "Trace",
     "TraceError",
     "WorkingSet",
     "__version__",
@@ -174,6 +183,7 @@ __all__ = [
     "mirror_pack",
     "mount",
     "open",
+    "open_trace",
     "pack_model",
     "place",
     "published_formula",

@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verifying": {"moepack", "format", "storage", "source", "reading"},
     "llama_cpp": {"moepack"},
     "trace": {"moepack", "storage"},
-    "trace.formats": {"moepack", "source", "trace"},
+    "trace.formats": {"moepack", "source", "reading", "trace"},
     "hotness": {"moepack", "storage", "reading", "trace", "trace.formats"},
     "caching": {"moepack"},
     "simulation": {"moepack", "trace", "trace.formats", "caching"},

@@ -28,8 +28,10 @@ from moepack.analysis.skew import (
 from moepack.analysis.verdict import GATE_PERCENT, Evidence, explain, judge
 from moepack.errors import TraceError
 from moepack.hotness.counter import Halves, SelectionCounter
+from moepack.paths import PathOrPaths, path_texts
 from moepack.shape import ModelShape
 from moepack.trace.formats.registry import ReadOptions, feed
+from moepack.trace.formats.traced_model import TracedModel, options_of
 from moepack.trace.model import Ints, Item, Origin
 from moepack.trace.stated_experts import StatedExperts
 from moepack.trace.steps import DECODE_PHASES
@@ -259,12 +261,18 @@ def read_sample(paths: Sequence[str], options: ReadOptions = ReadOptions()) -> R
     return sample
 
 
-def concentration(paths: Sequence[str], options: ReadOptions = ReadOptions()) -> Concentration:
+def concentration(
+    paths: PathOrPaths,
+    options: ReadOptions = ReadOptions(),
+    *,
+    model: TracedModel | None = None,
+) -> Concentration:
     """Judge traces, imatrices and hotness files together.
 
-    Raises TraceError for what is wrong in a file, and where nothing was chosen.
+    `model` (a source, a pack, open or not, or a shape) says how many experts there are. Raises
+    TraceError for what is wrong in a file, and where nothing was chosen.
     """
-    return read_sample(paths, options).concentration()
+    return read_sample(path_texts(paths, "paths"), options_of(options, model)).concentration()
 
 
 def _tops(layers: Sequence[LayerCounts], percent: int) -> list[int]:

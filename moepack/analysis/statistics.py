@@ -1,12 +1,13 @@
 """The statistics of traces: the working set, and how soon experts are chosen again."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moepack.analysis.reuse import Reuse, ReuseFacts
 from moepack.analysis.working_set import FittingWindow, WorkingSet, WorkingSetRow
+from moepack.paths import PathOrPaths, path_texts
 from moepack.trace.formats.registry import ReadOptions, feed, stated_shape
+from moepack.trace.formats.traced_model import TracedModel, options_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,20 @@ class TraceStatistics:
 
 
 def trace_statistics(
-    paths: Sequence[str], *, window: int | None = None, options: ReadOptions = ReadOptions()
+    paths: PathOrPaths,
+    *,
+    model: TracedModel | None = None,
+    window: int | None = None,
+    options: ReadOptions = ReadOptions(),
 ) -> TraceStatistics:
     """Measure the working set and the reuse of traces, in one pass over them.
 
     `window` is in tokens; by default it is the longest that fits, of 128 at most. The working set
-    has lengths in bytes where `options` have a shape, or else the traces state one. Raises
+    has lengths in bytes with a `model` (a source, a pack, open or not, or a shape), or where the
+    traces state its shape. Raises
     TraceError for what is wrong in a file, RequestError for traces of different shapes.
     """
+    paths, options = path_texts(paths, "paths"), options_of(options, model)
     shape = options.shape or stated_shape(paths)
     fitting, reuse = FittingWindow(shape), Reuse()
     chosen = None if window is None else WorkingSet(window, shape)

@@ -1,5 +1,6 @@
 """Measure hotness from whatever was counted: traces of all formats, imatrices, hotness files."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from moepack.errors import RequestError, TraceError
 from moepack.hotness import file
 from moepack.hotness.counter import SelectionCounter
 from moepack.hotness.model import HeldOut, Hotness
+from moepack.paths import AnyPath, PathOrPaths, path_texts
 from moepack.shape import ModelShape
 from moepack.trace.compressed import TraceStream
 from moepack.trace.contents import Contents
 from moepack.trace.formats import registry
 from moepack.trace.formats.registry import ReadOptions
+from moepack.trace.formats.traced_model import TracedModel, options_of
 from moepack.trace.model import MAX_COUNT, Item
 from moepack.trace.steps import ALL_PHASES, DECODE_PHASES
 from moepack.trace.validation import Checks
@@ -75,11 +78,12 @@ class MeasuredHotness:
         )
 
 
-def load(path: str, shape: ModelShape | None = None) -> Hotness:
+def load(path: AnyPath, shape: ModelShape | None = None) -> Hotness:
     """Read hotness from a file: a hotness file as it is, or counted from a trace or an imatrix.
 
     `shape` is the model's; what it cannot have chosen is refused.
     """
+    path = os.fspath(path)
     checks = Checks(path, shape)
     with TraceStream(path) as stream:
         form = registry.format_of(stream)
@@ -92,21 +96,23 @@ def load(path: str, shape: ModelShape | None = None) -> Hotness:
 
 
 def measure_hotness(
-    paths: Sequence[str],
+    paths: PathOrPaths,
     *,
-    weights: Sequence[float] | None = None,
+    model: TracedModel | None = None,
+    weights: float | Sequence[float] | None = None,
     phases: Literal["all", "decode"] = "all",
     options: ReadOptions = ReadOptions(),
 ) -> MeasuredHotness:
     """Count the selections of all files together, each as often as its weight says.
 
-    With `phases` of `decode` prefill is left out; a phase that is unknown always counts. Raises
-    TraceError for what is wrong in a file, and where nothing was counted; RequestError for weights
-    that are none, and for a file whose selections were counted already.
+    With `model` (a source, a pack, open or not, or a shape) selections that it cannot have made are
+    refused. With `phases` of `decode` prefill is left out; a phase that is unknown always counts.
+    Raises TraceError for what is wrong in a file, and where nothing was counted; RequestError for
+    weights that are none, and for a file whose selections were counted already.
     """
-    if not paths:
-        raise RequestError("no files to count")
+    paths, options = path_texts(paths, "paths"), options_of(options, model)
     weights = [1.0] * len(paths) if weights is None else weights
+    weights = [weights] if isinstance(weights, int | float) else weights
     if len(weights) != len(paths) or not all(0 < weight <= MAX_WEIGHT for weight in weights):
         expected = f"{len(paths)} numbers above 0, one for each file"
         raise RequestError(

@@ -150,7 +150,12 @@ class Pack(Catalog):
         location = self.locate(layer, expert, part, family=family)
         owner, number = self.part_names(layer, family=family)[part]
         kind = owner.part_kinds[number]
-        return part_array(self, self._mapped_files(), location, kind, dequantize=dequantize)
+
+        def read() -> memoryview:
+            with self.reader(backend="buffered") as reader:
+                return reader.read(layer, expert, part, family=family)
+
+        return part_array(self._mapped_files(), location, kind, read, dequantize=dequantize)
 
     def dense_tensor(self, name: str, *, dequantize: bool = False) -> NDArray[Any]:
         """Return a dense tensor by its name in the source, as `tensor` does a part.

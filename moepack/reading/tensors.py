@@ -18,9 +18,10 @@ from moepack.errors import PackError, RequestError, read_failure
 from moepack.storage.regular_file import NotRegularError, open_regular
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from moepack.format.tables import PartKind
     from moepack.reading.locations import PartLocation, TensorLocation
-    from moepack.reading.pack import Pack
 
 Array = NDArray[Any]
 
@@ -66,14 +67,20 @@ class Mappings:
 
 
 def part_array(
-    pack: Pack, mappings: Mappings, part: PartLocation, kind: PartKind, *, dequantize: bool
+    mappings: Mappings,
+    part: PartLocation,
+    kind: PartKind,
+    read: Callable[[], memoryview],
+    *,
+    dequantize: bool,
 ) -> Array:
-    """Return a part of an expert: see `Pack.tensor`."""
+    """Return a part of an expert: see `Pack.tensor`. `read` reads what is stored by a codec."""
     place = f"layer {part.layer} expert {part.expert} {part.part}"
     if part.codec is None:
         data = mappings.bytes_at(part.path, part.offset, part.length, place)
     else:
-        data = _decoded(pack, part)
+        data = np.frombuffer(read(), np.uint8)
+        data.flags.writeable = False
     rows = kind.interleaved_row_count
     array = _typed(data, kind.type_name, kind.shape, rows)
     return _values(array, kind.type_id, kind.type_name, place) if dequantize else array
@@ -100,19 +107,6 @@ def _map(path: Path, place: str) -> mmap.mmap:
         raise PackError("not a regular file", path=path, place=place, found=error.kind) from None
     except OSError as error:
         raise read_failure(error, path, PackError, place) from None
-
-
-def _decoded(pack: Pack, part: PartLocation) -> NDArray[np.uint8]:
-    family = next(
-        name
-        for name in pack.families(part.layer)
-        if any(kind.name == part.part for kind in pack.parts(part.layer, family=name))
-    )
-    with pack.reader(backend="buffered") as reader:
-        view = reader.read(part.layer, part.expert, part.part, family=family)
-    data = np.frombuffer(view, np.uint8)
-    data.flags.writeable = False
-    return data
 
 
 def _typed(data: NDArray[np.uint8], type_name: str, shape: tuple[int, ...], rows: int) -> Array:

@@ -24,7 +24,6 @@ from moepack.report.facts import (
     ShardFacts,
     SourceFacts,
 )
-from moepack.shape import ModelShape
 from moepack.source import ggml_types
 from moepack.source.experts import Experts, SourcePart, find_experts
 from moepack.source.experts import shape_of as shape_of_source
@@ -43,15 +42,6 @@ def inspect(paths: PathOrPaths) -> SourceFacts | PackFacts:
             return describe_pack(pack)
     source = open_source(paths)
     return describe_source(source, find_experts(source))
-
-
-def shape_of(paths: PathOrPaths) -> ModelShape:
-    """Return the shape of a model, or of what a pack holds of it; see `inspect`."""
-    if (path := named_pack(paths)) is not None:
-        with Pack(path) as pack:
-            return pack.shape
-    source = open_source(paths)
-    return shape_of_source(source, find_experts(source))
 
 
 def describe_source(source: Source, experts: Experts) -> SourceFacts:

@@ -9,6 +9,7 @@ import numpy as np
 
 from moepack.caching import cache as caching
 from moepack.errors import RequestError, TraceError
+from moepack.paths import PathOrPaths, path_texts
 from moepack.shape import FamilyShape, ModelShape
 from moepack.simulation.caches import BELADY, PROMPT_STATIC, STATIC, Caches
 from moepack.simulation.curves import LruCurves
@@ -19,6 +20,7 @@ from moepack.simulation.sessions import interleaved
 from moepack.simulation.spool import Spool
 from moepack.sizes import Size, as_list, parse_size, size_text
 from moepack.trace.formats.registry import ReadOptions, feed, stated_shape
+from moepack.trace.formats.traced_model import TracedModel, options_of
 
 POLICIES = (BELADY, *caching.POLICIES, STATIC, PROMPT_STATIC)
 """What can be simulated; what `moepack.caching` has can be run as well."""
@@ -29,8 +31,9 @@ _LEAST_LOSS = 0.01
 
 
 def simulate(
-    paths: Sequence[str],
+    paths: PathOrPaths,
     *,
+    model: TracedModel | None = None,
     budgets: Size | Sequence[Size] = (),
     slots: int | Sequence[int] = (),
     policies: str | Sequence[str] | None = None,
@@ -48,14 +51,15 @@ def simulate(
     all. `slots` are experts of each layer, of which LRU caches are simulated too. Prompts are
     computed in batches of `batch_count` tokens, by default at once. `sessions` requests run at a
     time, in turns call by call. With `prefetch` so many experts a layer are read ahead: those that
-    it used last. With `layers` all others are left out. The bytes of experts are those of the shape
-    in `options`, else those that the traces state. `progress` is called with the replays that are
-    done, one at a time, and how many there are of a policy.
+    it used last. With `layers` all others are left out. The bytes of experts are those of `model`
+    (a source, a pack, open or not, or a shape), else those that the traces state. `progress` is
+    called with the replays that are done, one at a time, and how many there are of a policy.
 
     Raises TraceError for what is wrong in a file, and for counts without tokens; RequestError for
     options that are none, for budgets that hold less than a token uses in a layer, and where no
     bytes are known.
     """
+    paths, options = path_texts(paths, "paths"), options_of(options, model)
     policies = POLICIES if policies is None else as_list(policies)
     slots = as_list(slots)
     _check_policies(policies)
@@ -141,7 +145,7 @@ def _run_shape(shape: ModelShape | None) -> ModelShape:
     """Return the shape of what llama.cpp runs. Raises RequestError where there is none."""
     if shape is None:
         problem = "the bytes of an expert are not known"
-        hint = "--model names the source or the pack that was traced; a pipe cannot state them"
+        hint = "`model` names the source or the pack that was traced; a pipe cannot state them"
         raise RequestError(problem, hint=hint)
     run = shape.without_mtp()
     if not run.routed:

@@ -72,7 +72,7 @@ def test_an_alignment_overrules_the_layouts(tmp_path: Path, moepack_command: Run
         assert opened.manifest.layout["blobs"]["alignment"] == 16384
 
 
-@pytest.mark.parametrize("size", ["0", "3000", "16KB", "-4096", "", "2TiB", "4 K"])
+@pytest.mark.parametrize("size", ["0", "3000", "16XB", "-4096", "", "2TiB", "4 pages"])
 def test_what_is_no_alignment_is_refused(size: str, tmp_path: Path, moepack_command: Run) -> None:
     pack = tmp_path / "pack"
     run = moepack_command("pack", SHARD, "-o", pack, f"--alignment={size}")

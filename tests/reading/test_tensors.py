@@ -85,7 +85,7 @@ def test_types_that_numpy_has_keep_their_type(tmp_path: Path) -> None:
     builder.tensors.append(TensorSpec("integers", (3, 2, 2), 26, values.astype("<i4").tobytes()))
     with moepack.open(write_shards(split(builder, 2), tmp_path)[0]) as pack:
         up = pack.tensor(0, 1, "up")
-        assert (up.dtype, up.shape) == (np.uint16, (4, 8))
+        assert (up.dtype.str, up.shape) == ("<u2", (4, 8))
         floats = pack.tensor(0, 1, "up", dequantize=True)
         assert np.array_equal(floats.view("<u4") >> 16, up)
         assert np.array_equal(pack.dense_tensor("doubles"), values.reshape(3, 4))

@@ -96,16 +96,6 @@ def test_a_source_may_be_named_by_one_path_or_by_all() -> None:
         inspection.inspect([])
 
 
-@pytest.mark.parametrize("model", REAL_MODELS)
-def test_a_model_and_a_pack_of_it_have_the_same_shape(model: str, packs: dict[str, Path]) -> None:
-    of_source = inspection.shape_of(first_shard(model))
-    of_pack = inspection.shape_of(packs[model])
-    assert of_pack.expert_counts == of_source.expert_counts
-    assert of_pack.expert_length == of_source.expert_length
-    assert of_source.experts_used is not None
-    assert of_source.dense_length is not None
-
-
 def test_metadata_of_another_kind_is_not_known(tmp_path: Path) -> None:
     builder = moe((0,)).put("general.name", "u32", 5)
     builder.put("qwen3moe.expert_used_count", "str", "two")

@@ -139,19 +139,28 @@ def feed(
     """
     warnings: Counter[str] = Counter()
     contents = contents or Contents()
-    takers = (contents.add, *takers)
     for path in paths:
-        checks = Checks(path, options.shape, options.lenient)
         try:
-            for item in read(path, checks, options.format):
+            for item in read_file(path, options, contents, warnings):
                 for take in takers:
                     take(item)
         except TraceError as error:
             error.path = error.path or path
             raise
-        contents.end(path)
-        warnings += checks.warnings
     return warnings
+
+
+def read_file(path: str, options: ReadOptions, contents: Contents, warnings: Counter[str]) -> Items:
+    """Read one of the files that belong together; `warnings` counts what is left out, by problem.
+
+    Raises what `read` raises, and RequestError where its selections came before in `contents`.
+    """
+    checks = Checks(path, options.shape, options.lenient)
+    for item in read(path, checks, options.format):
+        contents.add(item)
+        yield item
+    contents.end(path)
+    warnings += checks.warnings
 
 
 def recognise(path: str) -> str:
