@@ -103,7 +103,7 @@ _OF_LIBRARIES = {
 }
 """What the loader of libraries says (dlopen(3)), which has no numbers for it."""
 _NO_THREADS = "can't start new thread"
-NO_THREADS_HINT = "use fewer --threads, or raise the limits on processes and memory (ulimit -a)"
+NO_THREADS_HINT = "use fewer `threads`, or raise the limits on processes and memory (ulimit -a)"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -282,7 +282,7 @@ def _tops(layers: Sequence[LayerCounts], percent: int) -> list[int]:
 def _not_stated(expert_count: int) -> str:
     return (
         f"the files do not say how many experts a layer has: {expert_count} are assumed, one more "
-        "than the highest number that was chosen; --model or --pack says it"
+        "than the highest number that was chosen; `model` says it"
     )
 
 

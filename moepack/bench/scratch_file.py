@@ -38,7 +38,7 @@ def scratch_file(
             path=directory,
             expected=f"{exact_size_text(2 * least)} free",
             found=exact_size_text(2 * room),
-            hint="free some, choose another --directory, or name a model on the drive",
+            hint="free some, choose another `directory`, or name a model on the drive",
         )
     with contextlib.ExitStack() as stack:
         try:

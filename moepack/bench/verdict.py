@@ -130,7 +130,7 @@ def verdict(
     """Say what packing gains at the best depth, and between which bounds, or why that is open."""
     best = at_best_depth(gains, rounds)
     if best is None:
-        text = "No verdict: without --source there is nothing to compare the pack with."
+        text = "No verdict: without a `source` there is nothing to compare the pack with."
         return Verdict(None, text)
     if backend == "buffered" and not was_cold:
         text = "No verdict: what was read may have come out of the page cache."
@@ -213,7 +213,7 @@ def _rounded(seconds: float) -> float:
 def _deciding(seconds: float | None) -> str:
     if seconds is None or seconds > LONGEST:
         return "Deciding would take more than an hour."
-    return f"Deciding takes about {seconds:.0f} s: --seconds {seconds:.0f}."
+    return f"Deciding takes about {seconds:.0f} s: `seconds={seconds:.0f}`."
 
 
 def _of(gains: Sequence[Gain], way: str, state: str) -> list[Gain]:

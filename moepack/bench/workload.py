@@ -50,7 +50,7 @@ def from_trace(path: str, shape: ModelShape, token_count: int) -> Workload:
         if stream.is_full:
             break
     if not layers:
-        raise TraceError("no tokens in it", path=path, hint="counts alone are for --hotness")
+        raise TraceError("no tokens in it", path=path, hint="counts alone are for `hotness`")
     return Workload(layers, stream.token_count, f"trace {path}")
 
 

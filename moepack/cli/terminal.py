@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from moepack import escaping
+from moepack.cli.argument_names import as_typed
 from moepack.cli.parameters import InputFile, PathName, output_is_taken
 
 Facts = TypeVar("Facts")
@@ -118,7 +119,10 @@ def show(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
     from moepack.report.json_text import json_text
     from moepack.report.printable import printable
 
-    text = json_text(facts) if as_json else render(printable(facts))
+    if as_json:
+        text = json_text(facts)
+    else:
+        text = as_typed(render(printable(facts)), click.get_current_context().command)
     say(text, err=output_is_taken())
 
 

@@ -45,7 +45,10 @@ def check_pressure(path: Path = PRESSURE) -> Finding:
     measured = f"something waited for memory in {percent:.0f} % of the last ten seconds"
     if percent <= MOST_STALLED:  # beyond, `run` gives memory back
         return Finding("memory pressure", measured, "fine")
-    hint = "another program takes memory now: end it, or give `run` less by --memory"
+    hint = (
+        "another program takes memory now: end it, or give the model less: "
+        "`moepack run MODEL --memory SIZE`"
+    )
     return Finding("memory pressure", measured, "limit", hint)
 
 

@@ -40,14 +40,14 @@ def check_processors(compute: Figure | None, load: float, quota: Path = _QUOTA) 
     allowed = _allowed(quota)
     if allowed is not None and allowed < count:
         measured += f"; a control group allows {allowed:.1f} of them"
-        hint = "give the container more (cpu.max), or fewer threads: -t"
+        hint = "give the container more (cpu.max), or use fewer threads"
         return Finding("processors", measured, "limit", hint)
     if count < all_of_them:
         measured += f"; the machine has {all_of_them}"
         return Finding("processors", measured, "limit", "let it use them all (taskset, cpuset)")
     if load > _BUSY * count:
         measured += f"; {load:.1f} are busy"
-        hint = "other programs compute: end them, or use fewer threads (-t)"
+        hint = "other programs compute: end them, or use fewer threads"
         return Finding("processors", measured, "limit", hint)
     return Finding("processors", measured, "fine")
 

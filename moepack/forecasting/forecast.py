@@ -32,7 +32,7 @@ from moepack.sizes import Size, parse_size, size_text
 _BUDGET_COUNT = 12
 _NO_CACHE = (
     "nothing is read of the drive here, so what a trace or a working set says was not used: "
-    "--budget asks for a cache"
+    "`budget` asks for a cache"
 )
 _MEMORIES = {"vram": "VRAM", "memory": "memory", "drive": "drive", "link": "GPU's link"}
 _MOST_OF_CEILING = 1.2

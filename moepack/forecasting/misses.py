@@ -97,7 +97,7 @@ def check_working_set(shape: ModelShape, known: WorkingSet) -> None:
     if not least <= known.expert_count <= most:
         raise RequestError(
             "not a working set of this model",
-            place="--working-set",
+            argument="working_set",
             expected=f"U of {least:,} (what one token uses in all layers) to {most:,}",
             found=f"{known.expert_count:,.10g}",
             hint="U and D count the experts of all layers together",

@@ -28,7 +28,9 @@ def _of_room(model: Model, machine: Machine, way: Way, needs: Needs) -> Iterator
     if needs.vram and needs.vram > vram:
         fitting = (way for way in model.offloads() if model.needs(way).fit(machine))
         first = next(fitting, None)
-        least = f"; --n-cpu-moe {first.cpu_layer_count} is the least that fits" if first else ""
+        least = (
+            f"; `cpu_layer_count={first.cpu_layer_count}` is the least that fits" if first else ""
+        )
         yield (
             f"takes {size_text(needs.vram)} of {size_text(vram)} of VRAM: where a driver then uses "
             f"memory instead, speed falls to a fraction{least}"

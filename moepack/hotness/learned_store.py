@@ -77,7 +77,7 @@ class LearnedStore:
                 self._write(codec.encode(learned, self._identity))
                 self._forget_others()
         except OSError as error:
-            raise write_failure(error, self.path, "--no-learn goes without it") from None
+            raise write_failure(error, self.path, "`learn=False` goes without it") from None
         return True
 
     def forget(self) -> bool:
@@ -134,7 +134,7 @@ def _default_folder() -> Path:
     try:
         learned.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise write_failure(error, learned, "--no-learn goes without it") from None
+        raise write_failure(error, learned, "`learn=False` goes without it") from None
     return learned
 
 

@@ -51,8 +51,8 @@ from moepack.source.shards import Source
 from moepack.storage import holes
 from moepack.storage.regular_file import FileStamp
 
-_MEANWHILE = "pack without --in-place, or copy the model first"
-_INSTEAD = "restore without --in-place"
+_MEANWHILE = "pack without `in_place`, or copy the model first"
+_INSTEAD = "restore without `in_place`"
 
 
 class InPlacePlan(NamedTuple):
@@ -90,7 +90,7 @@ def examine(
 def _of_plan(plan: Plan, path: Path) -> Iterator[MoepackError]:
     if not plan.is_whole:
         problem = "in place all of the model is packed: what is left out would be lost"
-        hint = "leave out --experts-only, --layers and --no-mtp, or --in-place"
+        hint = "leave out `experts_only`, `layers` and `mtp=False`, or `in_place`"
         yield RequestError(problem, hint=hint)
     if plan.layout.codec is not None:
         yield in_place_refusals.of_codec(plan.layout.codec)
@@ -252,7 +252,7 @@ def restore_in_place(
         names = [shard.name for shard in draft.manifest.source.shards]
         if shard_folder is None:
             problem = "no folder is given for the shards"
-            raise RequestError(problem, hint="name one with --output: where they were, if known")
+            raise RequestError(problem, hint="name one with `target`: where they were, if known")
         return [os.path.abspath(shard_folder / name) for name in names]
 
     with translated(path):
@@ -267,13 +267,13 @@ def _restore_whole(
 ) -> InPlaceRestored:
     """Turn a whole pack into its shards."""
     if folder is None:
-        raise RequestError("no folder is given for the shards", hint="name one with --output")
+        raise RequestError("no folder is given for the shards", hint="name one with `target`")
     with Pack(path) as pack:
         if any(file.is_second for file in pack.index.files):
-            hint = "restore without --in-place"
+            hint = "restore without `in_place`"
             raise PackError("has files of second places, which stay behind", path=path, hint=hint)
         if os.path.lexists(path / MIRROR_NAME):
-            hint = f"remove it first: moepack mirror {path} --remove"
+            hint = f"remove it first: `moepack mirror {path} --remove`"
             raise RequestError("has a mirror, which stays behind", path=path, hint=hint)
         in_place_refusals.check_plain(pack)
         maps = map_shards(pack)

@@ -63,9 +63,9 @@ def check_open(path: Path) -> MoepackError | None:
 def of_codec(codec: Codec) -> MoepackError:
     """Return the error for packing in place with a codec."""
     return RequestError(
-        "a codec does not go with --in-place: how long parts become is known too late",
+        "a codec does not go with `in_place`: how long parts become is known too late",
         found=str(codec),
-        hint="leave out the codec; or pack without --in-place, where there is room for both",
+        hint="leave out the codec; or pack without `in_place`, where there is room for both",
     )
 
 
@@ -76,7 +76,7 @@ def check_plain(pack: Pack) -> None:
             "parts are stored by a codec: in place there is no room for them to become longer",
             path=pack.path,
             found=", ".join(pack.index.codecs),
-            hint="restore it without --in-place",
+            hint="restore it without `in_place`",
         )
 
 
@@ -131,7 +131,7 @@ def _of_blocks(path: Path, instead: str) -> Iterator[MoepackError]:
     try:
         hole = holes.hole_in(descriptor, 0, os.fstat(descriptor).st_size)
         if hole is not None:
-            hint = "make a full copy (cp --sparse=never), or download it again"
+            hint = "make a full copy (`cp --sparse=never`), or download it again"
             place = f"byte {hole:,}"
             yield RequestError("the file has holes already", path=path, place=place, hint=hint)
         elif sharing.shares_blocks(descriptor):

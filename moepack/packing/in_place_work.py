@@ -177,7 +177,7 @@ class Work:
         homes = [home for home in self._unfinished.journal.homes if home is not None]
         if len(homes) < len(self._maps):
             problem = "nobody knows any more where the shards were"
-            raise RequestError(problem, hint="name a folder for them with --output")
+            raise RequestError(problem, hint="name a folder for them with `target`")
         return homes
 
     def _conversion(

@@ -159,7 +159,7 @@ def _check_link(pack: Path, folder: Path) -> None:
         raise RequestError("has the name of a mirror's link, and is none", path=link)
     linked = mirror.linked_folder(pack)
     if linked is not None and os.path.realpath(linked) != os.path.realpath(folder):
-        hint = f"remove that first: moepack mirror {pack} --remove"
+        hint = f"remove that first: `moepack mirror {pack} --remove`"
         raise RequestError("the pack has a mirror already", path=pack, found=linked, hint=hint)
 
 

@@ -75,7 +75,7 @@ class MirrorCopy:
         paths = {read.path for expert in self.experts for read in expert.file_reads}
         for file, path in zip(pack.index.files, pack.file_paths, strict=False):
             if path in paths and not file.has_digests:
-                hint = "make the index with --digests"
+                hint = "make the index anew, with digests: `moepack index --digests`"
                 raise PackError("has no digests to check a mirror by", path=pack.path, hint=hint)
         self.ranges = _merged(read for expert in self.experts for read in expert.file_reads)
         self.length = sum(end - start for of in self.ranges.values() for start, end in of)

@@ -106,7 +106,7 @@ def _translated(path: Path) -> Iterator[None]:
         hint = next(iter(getattr(error, "__notes__", ())), None)  # from `abandon`
         raise write_failure(error, path, hint) from error
     except MemoryError as error:
-        hint = "use fewer --threads, and continue with --resume"
+        hint = "use fewer `threads`, and continue with `resume=True`"
         raise MachineError("not enough memory", path=path, hint=hint) from error
 
 
@@ -253,7 +253,7 @@ class _UnfinishedPack:
                 raise MachineError(
                     "the file was changed or removed after it was written",
                     path=self.path / name,
-                    hint="let nothing else write there, and run the same command with --resume",
+                    hint="let nothing else write there, and run the same again with `resume=True`",
                 )
 
     def commit(self, strong_threads: int | None) -> None:
@@ -304,7 +304,7 @@ class _UnfinishedPack:
             if self.journal.is_new and not self.journal.finished:
                 self.journal.remove()
                 _remove_if_empty(self.path, self.created)
-        hint = "run the same command with --resume to continue"
+        hint = "run the same again with `resume=True` to continue"
         if isinstance(error, MoepackError):
             error.hint = error.hint or hint
         else:

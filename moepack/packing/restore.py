@@ -82,7 +82,7 @@ def restore(
             pack, target, force=force, recover=recover, threads=threads, progress=progress
         )
     if target is None:
-        raise RequestError("no folder is given for the shards", hint="name one with --output")
+        raise RequestError("no folder is given for the shards", hint="name one with `target`")
     folder = Path(target)
     with Pack(pack) as opened:
         shards = map_shards(opened)

@@ -33,10 +33,13 @@ def check_existing(path: Path, resume: bool) -> None:
         raise RequestError("a whole pack is here already", path=path, hint=hint)
     if IN_PLACE_NAME in names:
         problem = "a pack that is made in place is here, unfinished: it may hold the only copy"
-        hint = "go on with --in-place --resume, or back with `moepack restore`; do not remove it"
+        hint = (
+            "go on with `in_place=True` and `resume=True`, or back with `moepack restore`; do not "
+            "remove it"
+        )
         raise RequestError(problem, path=path, hint=hint)
     if JOURNAL_NAME in names and not resume:
-        hint = "continue it with --resume, or remove the directory"
+        hint = "continue it with `resume=True`, or remove the directory"
         problem = "an interrupted pack is here, or one that is being written"
         raise RequestError(problem, path=path, hint=hint)
     if names and JOURNAL_NAME not in names:

@@ -211,19 +211,19 @@ def check_homes(
         make_folder(folder)
         if folder.stat().st_dev != beside.stat().st_dev:
             problem = "on another file system: the shards cannot be moved there"
-            raise RequestError(problem, path=folder, hint="choose a folder beside the pack with -o")
+            raise RequestError(problem, path=folder, hint="choose a folder beside the pack")
     if len(set(homes)) != len(homes):
         problem = "two shards had the same name, in different folders"
-        raise RequestError(problem, hint="leave out --output: each goes back where it was")
+        raise RequestError(problem, hint="leave out `target`: each goes back where it was")
     for home in map(Path, homes):
         if not os.path.lexists(home) or home in own:
             continue
         if is_in_pack(home):
-            hint = "choose another place; --force changes nothing"
+            hint = "choose another place; `force` changes nothing"
             raise RequestError("a file of a pack is never written over", path=home, hint=hint)
         if not stat.S_ISREG(os.stat(home, follow_symlinks=False).st_mode):
-            hint = "choose another place; --force changes nothing"
+            hint = "choose another place; `force` changes nothing"
             raise RequestError("exists already, and is no regular file", path=home, hint=hint)
         if not force:
-            hint = "choose another place, or replace it with --force"
+            hint = "choose another place, or replace it with `force=True`"
             raise RequestError("exists already", path=home, hint=hint)

@@ -93,6 +93,10 @@ def check_memory(memory: int, floor: int, micro_batch: int) -> None:
             "too little memory for the experts of one step",
             expected=f"{size_text(floor)}, for {micro_batch:,} tokens at once",
             found=size_text(memory),
-            hint="give more --memory"
-            + (", or a smaller micro-batch (-ub): fewer tokens at once" if micro_batch > 1 else ""),
+            hint="give more `memory`"
+            + (
+                ", or a smaller micro-batch (`-ub`): fewer tokens at once"
+                if micro_batch > 1
+                else ""
+            ),
         )

@@ -174,7 +174,7 @@ def _machine(
     elif memory is not None:
         known = Machine(None, Figure(memory, "typed"), None)
     else:
-        hint = "--machine FILE says it, or --ram SIZE and --vram SIZE do"
+        hint = "`machine` says it, or `memory` and `vram` do"
         raise RequestError("it is not known how much memory there is", hint=hint)
     if memory is not None:
         known = known._replace(memory=Figure(memory, "typed"))
@@ -195,10 +195,10 @@ def _check(
     if engine not in ENGINES:
         raise RequestError("no such engine", expected=", ".join(ENGINES), found=engine)
     if engine != PACK and named_pack(paths):
-        hint = "name the source, or place for --engine pack"
+        hint = "name the source, or place for `engine=pack`"
         raise RequestError(f"{engine} reads GGUF, not packs", path=listed(paths)[0], hint=hint)
     if engine != PACK and (hotness or traces):
-        hint = "--engine pack places single experts"
+        hint = "`engine=pack` places single experts"
         raise RequestError(f"{engine} places whole layers: hotness is of no use", hint=hint)
     if hotness and traces:
         raise RequestError("either traces or hotness")

@@ -13,7 +13,7 @@ from moepack.sizes import size_text
 
 LLAMA, IK_LLAMA = "llama.cpp", "ik_llama.cpp"
 
-_LESS = "a shorter --context, or another --cache-type, takes less"
+_LESS = "a shorter `context`, or other `cache_types`, take less"
 _BATCH, _MICRO_BATCH = 2048, 512
 """What llama-server takes for `-b` and `-ub` where it is not told."""
 _LEAST_GAIN = 0.01
@@ -85,7 +85,7 @@ def notes_of_order(request: Request) -> Iterator[str]:
             for number, gpu in enumerate(gpus)
         )
         yield (
-            f"-ts counts layers GPU by GPU, in the order of `llama-server --list-devices`: that "
+            f"`-ts` counts layers GPU by GPU, in the order of `llama-server --list-devices`: that "
             f"has to be {', '.join(names)}"
         )
 
@@ -183,7 +183,7 @@ def _too_little_vram(request: Request) -> RequestError:
         "too little VRAM even with all experts in memory, and too little memory to do without",
         expected=f"{size_text(sum(request.rooms) + missing)} of VRAM beside the margin",
         found=size_text(sum(request.rooms)),
-        hint=f"{size_text(missing)} are missing; {_LESS}; --engine pack reads experts from the "
+        hint=f"{size_text(missing)} are missing; {_LESS}; `engine=pack` reads experts from the "
         "drive when they are needed",
     )
 
@@ -195,6 +195,6 @@ def _check_memory(request: Request, needed: int) -> None:
             "too little memory for this model",
             expected=f"{size_text(needed)} beside the margin",
             found=size_text(room),
-            hint=f"{size_text(needed - room)} are missing; --engine pack reads experts from the "
+            hint=f"{size_text(needed - room)} are missing; `engine=pack` reads experts from the "
             "drive when they are needed",
         )

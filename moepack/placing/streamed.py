@@ -87,7 +87,7 @@ def _checked(request: Request, working_length: int, most: int) -> int:
             expected=f"{size_text(floor)} beside the margin ({size_text(least)} of them experts "
             "of one token, or of one layer for prompts)",
             found=size_text(room),
-            hint=f"{size_text(floor - room)} are missing; a shorter --context takes less",
+            hint=f"{size_text(floor - room)} are missing; a shorter `context` takes less",
         )
     return budget
 

@@ -195,7 +195,7 @@ def error_of(status: int, body: bytes) -> MoepackError:
         error = json.loads(body)["error"]
         message, kind, status = error["message"], error.get("type", ""), error.get("code", status)
     if kind == "exceed_context_size_error":
-        hint = "give it more with --context"
+        hint = "give it more with `context`"
         return RequestError(
             "the prompt does not fit into the context",
             expected=f"up to {error['n_ctx']:,} tokens",

@@ -19,5 +19,5 @@ def check_chats(pack: Pack) -> None:
         raise RequestError(
             "the model has no template for chats",
             path=pack.path,
-            hint="give it a text to go on with: --raw -p TEXT",
+            hint="give it a text to go on with: `moepack run MODEL --raw -p TEXT`",
         )

@@ -102,7 +102,7 @@ class TraceWriter:
 def check_new(path: str | os.PathLike[str]) -> None:
     """Raise RequestError where something is at the path of a new trace."""
     if os.path.lexists(path):
-        raise RequestError("exists already", path=path, hint="give --trace the name of a new file")
+        raise RequestError("exists already", path=path, hint="give `trace` the name of a new file")
 
 
 def origin_of_pack(pack: Pack) -> Origin:

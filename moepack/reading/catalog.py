@@ -331,7 +331,7 @@ class Catalog:
             return (self._tensors or {})[name]
         except KeyError:
             problem = f"the pack has no dense tensor {name}"
-            hint = None if tensors else "it holds experts alone: it was packed with --experts-only"
+            hint = None if tensors else "it holds experts alone: it was packed without the rest"
             raise RequestError(problem, path=self.path, hint=hint) from None
 
     def _tensor(self, tensor: DenseTensor) -> TensorLocation:

@@ -90,7 +90,7 @@ def _not_a_pack(path: Path) -> PackError:
         )
         return PackError("not a whole pack: no manifest.json", path=path, hint=hint)
     if (path / JOURNAL_NAME).exists():
-        hint = "it was interrupted: run the same `moepack pack` again with --resume"
+        hint = "it was interrupted: `moepack pack … --resume` goes on with it"
         return PackError("not a whole pack: no manifest.json", path=path, hint=hint)
     return PackError("not a pack: no manifest.json", path=path, hint=_HINT)
 

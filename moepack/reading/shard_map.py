@@ -117,7 +117,7 @@ def check_whole(pack: Described) -> None:
         f"not a whole pack: it lacks {lacks}",
         path=pack.path,
         found=None if layers is None else f"layers {ranges_text(layers)}",
-        hint="pack the source again, without --layers, --no-mtp and --experts-only",
+        hint="pack the source again, with all layers and the dense tensors",
     )
 
 

@@ -119,7 +119,7 @@ def _check_layers(pack: Pack, chosen: frozenset[int] | None) -> None:
 
 def _check_measured(pack: Pack) -> None:
     if not any(family.hotness_measured for family in pack.index.families):
-        hint = "pack or index the model with --hotness"
+        hint = f"`moepack rank {pack.path} --hotness FILE` gives it one"
         raise RequestError("no hotness was measured for this pack", path=pack.path, hint=hint)
 
 

@@ -85,10 +85,10 @@ def refuse_existing(
     `append` is None where adding is not possible at all.
     """
     if force and append:
-        raise RequestError("--force and --append at once", path=path)
+        raise RequestError("`force` and `append` at once", path=path)
     if not os.path.exists(path) or force or append:
         return
-    hint = "--force writes over it" + ("" if append is None else ", --append adds to it")
+    hint = "`force=True` writes over it" + ("" if append is None else ", `append=True` adds to it")
     raise RequestError("exists already", path=path, hint=hint)
 
 

@@ -123,7 +123,7 @@ def _check_targets(
         if not os.path.lexists(partial) or resume:
             continue
         if not force:
-            hint = "continue it with --resume, or begin again with --force"
+            hint = "continue it with `resume=True`, or begin again with `force=True`"
             raise RequestError("an interrupted run left this file", path=partial, hint=hint)
         _remove(partial)
 
@@ -148,11 +148,11 @@ def _check_target(path: Path, inputs: Sequence[Path], resume: bool, force: bool)
     if path.exists() and any(held.exists() and path.samefile(held) for held in inputs):
         raise RequestError("belongs to what is read", path=path, hint="choose another place")
     if is_in_pack(path):
-        hint = "choose another place; --force changes nothing"
+        hint = "choose another place; `force` changes nothing"
         raise RequestError("a file of a pack is never written over", path=path, hint=hint)
     if not force:
         problem = "exists already" + (", and is not the file that would be written" * resume)
-        hint = "choose another place, or replace it with --force"
+        hint = "choose another place, or replace it with `force=True`"
         raise RequestError(problem, path=path, hint=hint)
 
 
@@ -183,7 +183,7 @@ def _resumable(folder: Path, names: Sequence[str]) -> Iterator[None]:
 
     Where nothing was begun, there is nothing to go on with.
     """
-    hint = "run the same command with --resume to continue"
+    hint = "run the same again with `resume=True` to continue"
     partials = [partial_name(name) for name in names]
     try:
         yield
@@ -197,5 +197,5 @@ def _resumable(folder: Path, names: Sequence[str]) -> Iterator[None]:
         left = [name for name in partials if (folder / name).exists()]
         if left:
             shown = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
-            error.add_note(f"what was written stays, for --resume: {shown} in {folder}")
+            error.add_note(f"what was written stays, for `resume=True`: {shown} in {folder}")
         raise

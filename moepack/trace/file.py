@@ -124,7 +124,7 @@ def read(stream: TraceStream, checks: Checks) -> Items:
         "the file has no end: it was cut, or is still being written",
         path=stream.path,
         place=f"byte {reader.position.offset}",
-        hint="--lenient reads what is before that",
+        hint="`lenient=True` reads what is before that",
     )
 
 

@@ -81,7 +81,7 @@ class Writer:
             raise RequestError(
                 "the file of an earlier run that did not end is in the way",
                 path=self._partial,
-                hint="trace record --resume goes on with it; or rename it, or delete it",
+                hint="`moepack trace record --resume` goes on with it; or rename it, or delete it",
             )
         try:
             self._file.truncate(0)

@@ -188,7 +188,7 @@ class Checks:
         again = _repeated(keys << 16 | tokens.expert, 1)
         if len(again):
             problem, expected = "an expert twice in one layer of a token", "each expert once"
-            hint = "were the borders of tokens lost? --lenient counts such experts once"
+            hint = "were the borders of tokens lost? `lenient=True` counts such experts once"
             kept = self._without(tokens, again, place_of, problem, expected=expected, hint=hint)
             return self.tokens(kept, place_of)  # lenient: no place will be asked for again
         more = _repeated(keys, used or MAX_NUMBER + 1)

@@ -78,9 +78,9 @@ def verify(
     """
     options = _Options(layers, sample, seed, sha256, with_gguf_py, threads, progress)
     if sha256 and source is None:
-        raise RequestError("the SHA-256 of the shards needs the shards", hint="give a --source")
+        raise RequestError("the SHA-256 of the shards needs the shards", hint="give a `source`")
     if with_gguf_py and source is None:
-        raise RequestError("gguf-py reads the source, and there is none", hint="give a --source")
+        raise RequestError("gguf-py reads the source, and there is none", hint="give a `source`")
     try:
         data = read_manifest(Path(path))
         try:
@@ -91,7 +91,7 @@ def verify(
             return _without_manifest(Path(path), error)
         return _Verification(Path(path), described).run(source, options)
     except MemoryError:
-        raise MachineError("not enough memory", path=path, hint="use fewer --threads") from None
+        raise MachineError("not enough memory", path=path, hint="use fewer `threads`") from None
 
 
 def _without_manifest(path: Path, error: PackError) -> Report:

@@ -123,7 +123,7 @@ class ExpertLog:
                 f"line {self._began_line}",
                 expected=_PROMPT_END,
                 found=found,
-                hint="--lenient takes counts alone; without `---began prompt processing---` they "
+                hint="`lenient=True` takes counts; without `---began prompt processing---` they "
                 "are tokens, of a phase that is not known",
             )
 

@@ -203,7 +203,7 @@ def format_of(stream: TraceStream, name: str | None = None) -> Format:
     fitting = [form for form in FORMATS if form.recognise(head)]
     if len(fitting) == 1:
         return fitting[0]
-    hint = "--format says what it is: " + ", ".join(NAMES)
+    hint = "`format` says what it is: " + ", ".join(NAMES)
     if fitting:
         names = " or ".join(form.name for form in fitting)
         raise TraceError(f"its content fits {names}", path=stream.path, hint=hint)

@@ -94,7 +94,7 @@ def report(checks: Checks, text: Text, faults: Sequence[Fault]) -> None:
             f"line {text.line_of(fault.place)}",
             expected=fault.expected,
             found=fault.found or repr(text.line_at(fault.place)),
-            hint="--lenient leaves out and counts such lines",
+            hint="`lenient=True` leaves out and counts such lines",
         )
 
 

@@ -218,5 +218,5 @@ def _check_fits_memory(source: Source) -> None:
             path=source.shards[0].path,
             expected=f"up to {size_text(memory_length)}",
             found=size_text(length),
-            hint="--memory reads experts when they are chosen, --no-repack maps the files",
+            hint="`memory` reads experts when they are chosen, `repack=False` maps the files",
         )

@@ -103,7 +103,7 @@ def record_trace(
         except BaseException as error:
             if count := first + added.totals.request_count:
                 kept = f"{count} of {len(texts)} prompts are kept in {writer.path}"
-                error.add_note(f"{kept}; --resume records the others")
+                error.add_note(f"{kept}; `resume=True` records the others")
             raise
     left_out = [CUT] * (writer.was_cut and not resume)
     return whole.summary(path, added.totals, Counter(left_out))
@@ -155,7 +155,7 @@ class _Done:
         """Return how many prompts are done. Raises RequestError for another recording."""
         if self.origin is not None and encode_origin(self.origin) != encode_origin(origin):
             problem = "what was recorded last is of other prompts or options, or another model"
-            hint = "--append adds another recording to it"
+            hint = "`append=True` adds another recording to it"
             raise RequestError(problem, path=path, hint=hint)
         return self._request_count
 
@@ -206,13 +206,15 @@ class _Run:
 def _check_target(path: str, append: bool, resume: bool, force: bool) -> None:
     if append and resume:
         problem = "to append and to resume at once"
-        hint = "--resume goes on with a recording, --append begins another in the same file"
+        hint = (
+            "`resume=True` goes on with a recording, `append=True` begins another in the same file"
+        )
         raise RequestError(problem, path=path, hint=hint)
     try:
         check_target(path, append=append or resume, force=force)
     except RequestError as error:
         if error.hint is not None:
-            error.hint += ", --resume records the prompts that are missing"
+            error.hint += ", `resume=True` records the prompts that are missing"
         raise
 
 
@@ -224,6 +226,6 @@ def _tokenize(recorder: Recorder | PagedRecorder, prompts: Sequence[str]) -> lis
                 f"prompt {number} does not fit into the context",
                 expected=f"1 to {recorder.context_length} tokens",
                 found=len(tokens),
-                hint="--context makes it longer",
+                hint="a larger `context` has room for it",
             )
     return requests

@@ -1,0 +1,112 @@
+"""The words of the library: its messages name arguments, and the command line says options."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import moepack
+from moepack.cli.argument_names import as_typed, option_name
+from moepack.cli.main import cli
+
+PACKAGE = Path(moepack.__file__).parent
+OPTION = re.compile(r"(?<![\w-])--[a-z]")
+COMMAND = re.compile(r"`[a-z0-9][\w-]* [^`]*`")
+"""A whole command, which serves both: `moepack restore PACK --recover`, `cp --sparse=never`."""
+ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)=([^`]+)`")
+
+OTHER_WORDS = {
+    "bench/engine_runs.py": "the command lines of the programs that are measured",
+    "mounting/mount.py": "options of docker",
+    "placing/stock.py": "llama.cpp's command line",
+    "placing/streamed.py": "the command line of `moepack run`, and llama.cpp's",
+    "forecasting/next_receipt.py": "a command line",
+    "forecasting/receipts.py": "a command line",
+    "programs/access.py": "what is typed for llama-server, whose options it parses itself",
+    "programs/command.py": "llama.cpp's command line",
+    "programs/executable.py": "options of env(1)",
+    "programs/llama_server_options.py": "what is typed for llama-server",
+    "programs/runner.py": "llama.cpp's command line",
+    "programs/server.py": "what is typed for llama-server",
+    "programs/server_process.py": "what is typed for llama-server",
+}
+"""Modules whose texts are typed elsewhere, and where."""
+
+
+def modules() -> list[str]:
+    """List the modules whose texts are the library's: not the command line, nor what it prints."""
+    names = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+    return sorted(name for name in names if not re.match(r"cli/|report/(.*_)?text\.py", name))
+
+
+def texts(module: str) -> Iterator[str]:
+    """Yield the texts in a module that are no docstrings; `…` stands for what is put into them."""
+    tree = ast.parse((PACKAGE / module).read_text())
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            skipped.add(node.value)
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(ast.walk(node))
+            pieces = [
+                str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+            ]
+            yield "".join(pieces)
+        elif isinstance(node, ast.Constant) and node not in skipped and type(node.value) is str:
+            yield node.value
+
+
+@pytest.mark.parametrize("module", modules())
+def test_messages_of_the_library_name_no_options(module: str) -> None:
+    if module in OTHER_WORDS:
+        assert any(OPTION.search(text) for text in texts(module)), "no exception is needed"
+        return
+    for text in texts(module):
+        assert not OPTION.search(COMMAND.sub("", text)), text
+
+
+def commands(group: click.Group = cli) -> Iterator[click.Command]:
+    """Yield all commands, those of groups as well."""
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            yield from commands(command)
+        else:
+            yield command
+
+
+def test_arguments_with_values_are_options_of_some_command() -> None:
+    """Else a message of the command line would show how Python writes it."""
+    found = {match[0] for module in modules() for text in texts(module) for match in
+             ARGUMENT.finditer(text)}  # fmt: skip
+    assert len(found) > 8
+    for text in found:
+        assert any(as_typed(text, command).startswith("--") for command in commands()), text
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "typed"),
+    [
+        ("pack", "continue with `resume=True`", "continue with --resume"),
+        ("pack", "leave out `in_place`, `mtp=False`", "leave out --in-place, --no-mtp"),
+        ("pack", "name one with `target`", "name one with --output"),
+        ("pack", "give a `source`", "give a SOURCE"),
+        ("pack", "`moepack restore x --recover`", "`moepack restore x --recover`"),
+        ("forecast", "`cpu_layer_count=4` fits", "--n-cpu-moe 4 fits"),
+        ("place", "`machine` says it, or `memory`", "--machine says it, or --ram"),
+        ("run", "`learn=False`, `trace`", "--no-learn, --trace"),
+        ("simulate", "`format` says it", "--format says it"),
+        ("verify", "give a `source`", "give a --source"),
+        ("list", "`resume=True`, `unzstd`", "`resume=True`, `unzstd`"),
+    ],
+)
+def test_the_command_line_says_what_is_typed_there(command: str, text: str, typed: str) -> None:
+    assert as_typed(text, cli.commands[command]) == typed
+
+
+def test_an_argument_at_fault_is_named_as_it_is_typed() -> None:
+    assert option_name("memory", cli.commands["place"]) == "--ram"
+    assert option_name("memory", cli.commands["run"]) == "--memory"
+    assert option_name("layer", cli.commands["pack"]) == "layer"
