@@ -52,7 +52,7 @@ def test_experts_alone_are_packed_when_asked(tmp_path: Path, moepack_command: Ru
         run = moepack_command(*command, tmp_path / "pack", "-o", tmp_path / "out")
         assert run.returncode not in (0, 1, 2)
         assert "not a whole pack: it lacks the dense part" in run.stderr
-        assert "--experts-only" in run.stderr
+        assert "with all layers and the dense tensors" in run.stderr
         assert not (tmp_path / "out").exists()
 
 

@@ -1074,7 +1074,7 @@ def test_a_finished_file_that_is_damaged_before_the_commit_is_not_committed_but_
     with pytest.raises(MachineError, match="changed or removed after it was written") as caught:
         change_before_the_commit(small, target, damage, resume=resumed)
     assert caught.value.path == str(target / small.data_files[0])
-    assert "--resume" in (caught.value.hint or "")
+    assert "`resume=True`" in (caught.value.hint or "")
     assert not is_whole(target, small)
     resume(small, target, small.data_files[1:])
 

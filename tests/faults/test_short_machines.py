@@ -278,7 +278,7 @@ def test_verifying_without_memory_says_what_to_do(
     monkeypatch.setattr(digest, "of", allocate)
     with pytest.raises(MachineError, match="not enough memory") as caught:
         verify(model / "pack", threads=1)
-    assert caught.value.hint == "use fewer --threads"
+    assert caught.value.hint == "use fewer `threads`"
 
 
 def test_pipes_in_place_of_files_are_not_waited_for(

@@ -246,7 +246,7 @@ def test_the_least_number_of_layers_that_fits_is_named(tmp_path: Path) -> None:
     box = machine(vram=12, vram_bandwidth=936, bandwidth=40)
     (warning,) = only(box, path, cpu_layer_count=0).warnings
     best = only(box, path)
-    assert warning.endswith(f"; --n-cpu-moe {best.cpu_layer_count} is the least that fits")
+    assert warning.endswith(f"; `cpu_layer_count={best.cpu_layer_count}` is the least that fits")
     assert best.fits is True
     assert best.warnings == ()
     assert only(box, path, cpu_layer_count=(best.cpu_layer_count or 0) - 1).fits is False
@@ -522,7 +522,7 @@ def test_llama_bench_is_given_no_pack(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[Machine, dict[str, Any], str]] = {
-    "no GPU": (machine(), {"cpu_layer_count": 1}, "--n-cpu-moe: the machine has no GPU"),
+    "no GPU": (machine(), {"cpu_layer_count": 1}, "cpu_layer_count: the machine has no GPU"),
     "two ways": (BOX, {"cpu_layer_count": 1, "sweep": True}, "either layers in memory, or"),
     "two sources": (
         BOX,
@@ -539,8 +539,8 @@ BAD: dict[str, tuple[Machine, dict[str, Any], str]] = {
         {"budget": HALF, "working_set": WorkingSet(33, 1)},
         "--working-set: .*U of 8 .* to 32, found 33",
     ),
-    "a short budget": (BOX, {"budget": 1 << 17}, "--budget: .*at least 140.0 KiB, found 128.0 KiB"),
-    "too deep": (BOX, {"depth": CONTEXT + 1}, "--depth: .*up to 256, found 257"),
+    "a short budget": (BOX, {"budget": 1 << 17}, "budget: .*at least 140.0 KiB, found 128.0 KiB"),
+    "too deep": (BOX, {"depth": CONTEXT + 1}, "depth: .*up to 256, found 257"),
     "too little": (machine(memory=1), {}, "too little memory for this model"),
 }
 

@@ -296,7 +296,7 @@ def test_other_codecs_and_levels_are_refused(text: str, model: Path, tmp_path: P
 def test_a_codec_is_refused_in_place(model: Path, tmp_path: Path) -> None:
     shards = Path(shutil.copytree(model.parent, tmp_path / "shards"))
     before = tree(shards)
-    with pytest.raises(RequestError, match="codec does not go with --in-place"):
+    with pytest.raises(RequestError, match="codec does not go with `in_place`"):
         pack_model(shards, shards / "pack", codec="zstd", in_place=True)
     assert tree(shards) == before
 
@@ -321,7 +321,7 @@ def test_restoring_in_place_and_mounting_are_refused_and_nothing_is_touched(
     before = tree(pack)
     with pytest.raises(RequestError, match="stored by a codec") as caught:
         moepack.restore(pack, tmp_path / "shards", in_place=True)
-    assert "without --in-place" in (caught.value.hint or "")
+    assert "without `in_place`" in (caught.value.hint or "")
     assert tree(pack) == before
     assert not (tmp_path / "shards").exists()
     monkeypatch.setattr(mounting, "_fuse_server", lambda: None)

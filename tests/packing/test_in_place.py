@@ -167,7 +167,7 @@ def test_the_command_says_where_an_interrupted_model_is_and_what_comes_next(
     assert main.run([*packing, str(source), "--yes-delete-source"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"error: {target}: a pack that is made in place is here, unfinished")
-    assert "hint: go on with --in-place --resume" in told
+    assert "hint: go on with --in-place and --resume" in told
     assert main.run([*packing, "--resume"]) == 0
     assert capsys.readouterr().out.endswith(f"\nnext: moepack verify {target}\n")
 

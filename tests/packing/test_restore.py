@@ -319,7 +319,7 @@ def test_an_interrupted_run_is_continued_only_when_asked(
     left.write_bytes(shards[1].read_bytes()[:5000])
     with pytest.raises(RequestError, match="an interrupted run left this file") as raised:
         restore(pack, target)
-    assert "--resume" in str(raised.value.hint)
+    assert "`resume=True`" in str(raised.value.hint)
     assert left.stat().st_size == 5000
     assert restore(pack, target, force=True).kept_length == 0
     assert same_bytes(shards, target)

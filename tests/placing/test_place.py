@@ -505,7 +505,7 @@ def test_row_tables_stay_on_the_drive(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"engine": "vllm"}, "no such engine, expected llama.cpp, ik_llama.cpp, pack"),
-        ({"margin": -1}, "not a margin"),
+        ({"margin": -1}, "margin: not a size"),
         ({"memory": None}, "not known how much memory"),
         ({"traces": ["x"]}, "places whole layers"),
         ({"engine": "pack", "traces": ["x"], "hotness": "y"}, "either traces or hotness"),

@@ -37,7 +37,7 @@ def test_what_a_pack_of_experts_alone_does_not_know_is_unknown(tmp_path: Path) -
         assert (pack.shape.dense_length, pack.dense()) == (None, ())
         with pytest.raises(RequestError, match="no dense tensor output_norm.weight") as caught:
             pack.locate_dense("output_norm.weight")
-        assert caught.value.hint == "it holds experts alone: it was packed with --experts-only"
+        assert caught.value.hint == "it holds experts alone: it was packed without the rest"
 
 
 def test_the_hottest_experts_are_keys_by_name(pack: Pack) -> None:

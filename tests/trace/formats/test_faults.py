@@ -400,7 +400,7 @@ def test_a_prompt_has_an_end(log: str, place: str, found: str, tmp_path: Path) -
             error = refused(path)
             assert (error.problem, error.place, error.found) == (NO_END, place, found)
             assert error.expected == ENDED.strip()
-            assert "--lenient" in str(error.hint)
+            assert "`lenient=True`" in str(error.hint)
             _, seen, warnings = read(path, lenient=True)
             assert warnings == {NO_END: 1}
             assert sum(seen.counts.values()) + len(seen.tokens) * 2 == log.count("expert")

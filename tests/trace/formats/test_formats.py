@@ -397,7 +397,7 @@ def test_what_is_ambiguous_or_unknown_is_refused(data: bytes, problem: str, tmp_
         with pytest.raises(TraceError, match=problem) as caught:
             read(path)
         assert caught.value.hint is not None
-        assert all(name in caught.value.hint for name in ("--format", *registry.NAMES))
+        assert all(name in caught.value.hint for name in ("`format`", *registry.NAMES))
 
 
 def test_format_overrules_the_content(tmp_path: Path) -> None:

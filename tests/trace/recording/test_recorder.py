@@ -144,7 +144,7 @@ def test_a_model_larger_than_memory_is_recorded_without_a_copy_of_its_weights(
     path = larger_than_memory(tmp_path / "model.gguf")
     with pytest.raises(MachineError, match="does not fit into memory") as caught:
         Recorder(str(path))
-    assert "--no-repack" in (caught.value.hint or "")
+    assert "`repack=False`" in (caught.value.hint or "")
     with pytest.raises(MachineError, match="llama.cpp cannot load the model"):
         Recorder(str(path), repack=False)
 
@@ -641,10 +641,10 @@ def test_another_recording_is_not_gone_on_with(other: dict[str, Any], tmp_path: 
     before = path.read_bytes()
     with pytest.raises(RequestError, match="other prompts or options, or another model") as caught:
         record_to(path, **other, resume=True)
-    assert "--append" in str(caught.value.hint)
+    assert "`append=True`" in str(caught.value.hint)
     with pytest.raises(RequestError, match="exists already") as caught:
         record_to(path)
-    assert "--resume records the prompts that are missing" in str(caught.value.hint)
+    assert "`resume=True` records the prompts that are missing" in str(caught.value.hint)
     with pytest.raises(RequestError, match="to append and to resume at once"):
         record_to(path, append=True, resume=True)
     assert path.read_bytes() == before
