@@ -26,7 +26,7 @@ _ZSTD_WINDOW = 128 << 20
 """Of a frame, in bytes: what `unzstd` takes unasked, and `zstd --ultra -22` needs."""
 _HINTS = {
     "Memory usage limit": f"it takes more than {_XZ_MEMORY >> 20} MiB to unpack; unxz does that",
-    "too much memory": f"its window is above {_ZSTD_WINDOW >> 20} MiB: `unzstd --long=31`",
+    "too much memory": f"window above {_ZSTD_WINDOW >> 20} MiB: `unzstd --long=31` unpacks it",
 }
 """What helps, by words of the error."""
 

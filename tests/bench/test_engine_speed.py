@@ -212,7 +212,7 @@ def test_too_small_a_limit_is_refused_with_what_there_is_to_hold(packs: dict[str
 def test_a_program_that_fails_is_an_error_with_its_words() -> None:
     request = Request("a", 1, 64, 1)
     with pytest.raises(MachineError, match="/no/such/pack: no such file"):
-        engine_runs.run_moepack(["/no/such/pack"], request, RunMemory(1, 1), 0, None)
+        engine_runs.run_moepack(["/no/such/pack"], request, RunMemory(4096, 1), 0, None)
     with pytest.raises(SourceError, match="cannot read the model"):
         engine_runs.run_alone("/no/such.gguf", MAPPED, request, 1, None)
 

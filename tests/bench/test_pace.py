@@ -158,7 +158,7 @@ def test_what_is_not_decided_names_a_time_that_decides_it(packs: dict[str, Path]
     assert report.packing_gains is None
     assert planned.round_count < 9
     assert report.needed_seconds is not None
-    assert f"--seconds {report.needed_seconds:.0f}." in report.verdict
+    assert f"`seconds={report.needed_seconds:.0f}`." in report.verdict
     again, took, _ = benched(packs["qwen3moe"], 0.1, report.needed_seconds)
     assert again.outcome == "gain"
     assert took < 1.5 * report.needed_seconds

@@ -414,26 +414,26 @@ def test_a_verdict_is_one_of_four(
     assert found.packing_gains is {GAIN: True, OPEN: None}.get(headline, False)
     if headline == OPEN:
         assert ", and a gain is more than 1.05. Deciding " in found.text
-        said = f"about {needed} s: --seconds {needed}." if needed else "more than an hour."
+        said = f"about {needed} s: `seconds={needed}`." if needed else "more than an hour."
         assert said in found.text
 
 
 def test_a_verdict_that_cannot_be_says_why() -> None:
     found = said_of([], [])
     assert (found.outcome, found.packing_gains) == (None, None)
-    assert "--source" in found.text
+    assert "`source`" in found.text
     few = [Gain("reader", "cold", 4, None, None, None, 2, "unproven")]
     found = said_of(few, rounds_of(1, 1), schedule=SCHEDULE._replace(needed_seconds=280))
     assert (found.outcome, found.packing_gains, found.needed_seconds) == ("undecided", None, 300)
     assert found.text == (
         f"{OPEN}: there was time for 2 rounds, and it takes 9. "
-        "Deciding takes about 300 s: --seconds 300."
+        "Deciding takes about 300 s: `seconds=300`."
     )
     crowded = [one._replace(disturbance=Disturbance(0.5, None)) for one in rounds_of(1, 1, 1)]
     found = said_of(few, [*crowded, *rounds_of(1, 1)])
     assert found.text == (
         f"{OPEN}: in 3 of 5 rounds other processes used the drive or the CPUs, 2 are left, and it "
-        "takes 9; measure when they rest. Deciding takes about 300 s: --seconds 300."
+        "takes 9; measure when they rest. Deciding takes about 300 s: `seconds=300`."
     )
     found = said_of(few, crowded)
     assert found.needed_seconds is None

@@ -368,7 +368,7 @@ def test_bench_without_a_source_gives_no_verdict(
     facts = json.loads(run.stdout)
     assert facts["surface"] == []
     assert facts["gains"] == []
-    assert "--source" in facts["verdict"]
+    assert "`source`" in facts["verdict"]
     assert "2 experts a layer" in facts["routing"]["origin"]
 
 

@@ -532,12 +532,12 @@ BAD: dict[str, tuple[Machine, dict[str, Any], str]] = {
     "less than a token uses": (
         BOX,
         {"budget": HALF, "working_set": WorkingSet(7, 1)},
-        "--working-set: .*U of 8 .* to 32, found 7",
+        "working_set: .*U of 8 .* to 32, found 7",
     ),
     "more than there are": (
         BOX,
         {"budget": HALF, "working_set": WorkingSet(33, 1)},
-        "--working-set: .*U of 8 .* to 32, found 33",
+        "working_set: .*U of 8 .* to 32, found 33",
     ),
     "a short budget": (BOX, {"budget": 1 << 17}, "budget: .*at least 140.0 KiB, found 128.0 KiB"),
     "too deep": (BOX, {"depth": CONTEXT + 1}, "depth: .*up to 256, found 257"),

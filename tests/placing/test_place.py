@@ -320,7 +320,7 @@ def test_below_the_floor_it_says_what_is_missing(gpt_oss: Path) -> None:
     assert (caught.value.hint or "").startswith("2.0 MiB are missing")
     with pytest.raises(RequestError, match="too little memory") as caught:
         place(gpt_oss, vram=[24 * GIB], memory=32 * GIB)
-    assert "--engine pack" in (caught.value.hint or "")
+    assert "`engine=pack`" in (caught.value.hint or "")
 
 
 def test_a_pack_is_run_with_what_there_is(gpt_oss: Path) -> None:

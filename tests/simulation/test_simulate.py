@@ -168,7 +168,7 @@ def test_where_no_lengths_are_known_the_model_is_asked_for(tmp_path: Path) -> No
     path.write_text(rows)
     with pytest.raises(RequestError, match="bytes of an expert are not known") as refused:
         simulate([str(path)])
-    assert "--model" in (refused.value.hint or "")
+    assert "`model`" in (refused.value.hint or "")
     stated = "# model=m.gguf n_layer=6 n_expert=4 n_expert_used=1\n"
     stated += "".join(f"# layer={n} expert_bytes={100 if n in (3, 5) else 0}\n" for n in range(6))
     path.write_text(stated + rows)

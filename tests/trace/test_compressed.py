@@ -63,6 +63,6 @@ def test_a_window_that_takes_too_much_memory_has_a_hint(tmp_path: Path) -> None:
         data = packer.compress(TEXT) + packer.flush()
         if is_refused:
             error = refused(tmp_path / "trace", data)
-            assert error.hint == "its window is above 128 MiB; unzstd --long=31 unpacks it"
+            assert error.hint == "window above 128 MiB: `unzstd --long=31` unpacks it"
         else:
             assert read(tmp_path / "trace", data) == TEXT

@@ -615,7 +615,7 @@ def test_an_interrupted_recording_goes_on_with_the_prompts_that_are_missing(
             with pytest.raises(KeyboardInterrupt) as caught:
                 record_to(path, append=append, resume=not append)
         assert caught.value.__notes__ == [
-            f"{request} of 3 prompts are kept in {path}; --resume records the others"
+            f"{request} of 3 prompts are kept in {path}; `resume=True` records the others"
         ]
         assert path.exists()
     calls: list[tuple[int, int]] = []
@@ -678,7 +678,7 @@ record_to(Path({str(path)!r}))
     assert np.array_equal(kept.expert, whole.expert[: len(kept.expert)])
     with pytest.raises(RequestError, match="earlier run") as caught:
         record_to(path)
-    assert "--resume goes on with it" in str(caught.value.hint)
+    assert "--resume` goes on with it" in str(caught.value.hint)
     assert record_to(path, resume=True).added.request_count == 1
     assert path.read_bytes() == (tmp_path / "whole").read_bytes()
     assert sorted(os.listdir(tmp_path)) == ["trace", "whole"]
