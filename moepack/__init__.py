@@ -213,7 +213,7 @@ if not TYPE_CHECKING:  # whom it would tell that any name exists
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def open(path: "PathOrPaths") -> "Pack":

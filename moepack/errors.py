@@ -75,7 +75,7 @@ class PackError(MoepackError):
 
 
 class RequestError(MoepackError):
-    """The caller asked for what does not exist or cannot be: an option, a layout, a key."""
+    """The caller asked for what does not exist or cannot be: an argument, a layout, a key."""
 
 
 class MachineError(MoepackError):

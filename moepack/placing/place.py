@@ -45,7 +45,7 @@ def place(
     prompt: int = 1000,
     micro_batch: int | None = None,
 ) -> PlacementFacts:
-    """Say what of a model goes where, and how that is said to an engine.
+    """Place a model on the memories of a machine, and give the command line that does so.
 
     `paths` is a source or a pack, `engine` one of ENGINES: by default `pack` for a pack, else
     llama.cpp. `machine` is one or the path of its file; `vram` (bytes of each GPU) and `memory`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -75,6 +76,7 @@ def serve(
 
     Raises what opening a source or a pack raises, and what `ModelServer` does.
     """
+    options = _words(options, "options")
     pager_options = _pager_options(
         options, memory=memory, policy=policy, pin=pin, backend=backend, check=check
     )
@@ -101,6 +103,7 @@ def run(
 
     Raises what opening a source or a pack raises, and what `run_program` does.
     """
+    command = _words(command, "command")
     if not command:
         raise RequestError("no program is named")
     pager_options = _pager_options(
@@ -114,6 +117,18 @@ def run(
         return run_program(
             pack, command, pager_options, variables=variables, trace=writer, learner=learner
         )
+
+
+def _words(words: Sequence[str], argument: str) -> list[str]:
+    """Return words as a list. Raises RequestError for one text, which a shell would cut."""
+    if isinstance(words, str):
+        raise RequestError(
+            "a text, not a list of words",
+            argument=argument,
+            expected=shlex.split(words),
+            found=repr(words),
+        )
+    return list(words)
 
 
 def _pager_options(

@@ -43,7 +43,7 @@ class LearnedFacts:
 
 
 def learned_facts(path: PathOrPaths) -> LearnedFacts:
-    """Say what runs of a model have chosen lately; `path` is a pack, or any shard of a GGUF.
+    """Return what runs of a model chose lately; `path` is a pack, or any shard of a GGUF.
 
     Raises what opening it raises, TraceError for a damaged file, and MachineError.
     """

@@ -222,7 +222,7 @@ class Reader:
         self,
         keys: Iterable[tuple[int, int]],
         *,
-        parts: Sequence[str] | None = None,
+        parts: str | Sequence[str] | None = None,
         family: str | None = None,
         into: Sequence[Any] | None = None,
         in_order: bool = True,
@@ -247,19 +247,19 @@ class Reader:
         self,
         keys: Iterable[tuple[int, int]],
         *,
-        parts: Sequence[str] | None = None,
+        parts: str | Sequence[str] | None = None,
         family: str | None = None,
         into: Sequence[Any] | None = None,
     ) -> Batch:
         """Begin to read several experts and return at once; `Batch.completions` yields them.
 
-        `keys` are (layer, expert). `parts` names what is read of each, the whole blob by default;
-        neighbouring parts are one read. `into` has a buffer of the caller's for each key, which is
-        the system's until its expert is taken or the batch is closed; without it, memory comes from
-        the pool or is new. In place of a buffer may stand several, by the names of the parts: then
-        one read brings each part to a place of its own, and what is padding goes nowhere. Raises
-        RequestError for what the pack does not hold and for buffers that do not fit, before
-        anything is read.
+        `keys` are (layer, expert). `parts` names what is read of each, one or several, the whole
+        blob by default; neighbouring parts are one read. `into` has a buffer of the caller's for
+        each key, which is the system's until its expert is taken or the batch is closed; without
+        it, memory comes from the pool or is new. In place of a buffer may stand several, by the
+        names of the parts: then one read brings each part to a place of its own, and what is
+        padding goes nowhere. Raises RequestError for what the pack does not hold and for buffers
+        that do not fit, before anything is read.
         """
         pending = self.plan(keys, parts=parts, family=family, into=into)
         return self._begin(pending, self._pool if into is None else None)
@@ -284,12 +284,14 @@ class Reader:
         self,
         keys: Iterable[tuple[int, int]],
         *,
-        parts: Sequence[str] | None = None,
+        parts: str | Sequence[str] | None = None,
         family: str | None = None,
         into: Sequence[Any] | None = None,
     ) -> list[PendingRead]:
         """Plan the reads of `submit` without beginning any; for those who drive a scheduler."""
         self._open_work.enter()
+        if isinstance(parts, str):
+            parts = (parts,)
         reads = [plan_read(self._catalog, layer, expert, parts, family) for layer, expert in keys]
         if into is None:
             if self._pool is not None:

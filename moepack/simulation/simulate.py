@@ -18,7 +18,7 @@ from moepack.simulation.lookups import LookupStream
 from moepack.simulation.one_pass import OnePass
 from moepack.simulation.sessions import interleaved
 from moepack.simulation.spool import Spool
-from moepack.sizes import Size, as_list, parse_size, size_text
+from moepack.sizes import Size, as_list, parse_ranges, parse_size, size_text
 from moepack.trace.formats.registry import ReadOptions, feed, stated_shape
 from moepack.trace.formats.traced_model import TracedModel, options_of
 
@@ -40,20 +40,21 @@ def simulate(
     batch_count: int | None = None,
     sessions: int = 1,
     prefetch: int | None = None,
-    layers: Collection[int] | None = None,
+    layers: str | Collection[int] | None = None,
     options: ReadOptions = ReadOptions(),
     progress: Callable[[int, int], None] | None = None,
 ) -> Simulation:
-    """Say what caches of experts would have done with traces.
+    """Simulate caches of experts on traces.
 
     `budgets` are bytes, texts such as `2GiB`, or `25%` of all experts, one or several; by default a
     dozen from what a token uses to the whole model. `policies` are some of POLICIES, by default
     all. `slots` are experts of each layer, of which LRU caches are simulated too. Prompts are
     computed in batches of `batch_count` tokens, by default at once. `sessions` requests run at a
     time, in turns call by call. With `prefetch` so many experts a layer are read ahead: those that
-    it used last. With `layers` all others are left out. The bytes of experts are those of `model`
-    (a source, a pack, open or not, or a shape), else those that the traces state. `progress` is
-    called with the replays that are done, one at a time, and how many there are of a policy.
+    it used last. With `layers` (numbers, or `0-3,7`) all others are left out. The bytes of experts
+    are those of `model` (a source, a pack, open or not, or a shape), else those that the traces
+    state. `progress` is called with the replays that are done, one at a time, and how many there
+    are of a policy.
 
     Raises TraceError for what is wrong in a file, and for counts without tokens; RequestError for
     options that are none, for budgets that hold less than a token uses in a layer, and where no
@@ -65,6 +66,7 @@ def simulate(
     _check_policies(policies)
     counts = {"sessions": sessions, "batch_count": batch_count, "prefetch": prefetch}
     _check_counts({**counts, "slots": min(slots, default=None)})
+    layers = None if layers is None else _layers(layers)
     stated = options.shape or stated_shape(paths)
     shape = _run_shape(stated if stated is None or layers is None else stated.of_layers(layers))
     routed, total = shape.routed, shape.routed_length
@@ -151,6 +153,13 @@ def _run_shape(shape: ModelShape | None) -> ModelShape:
     if not run.routed:
         raise RequestError("the model has no layer whose router chooses experts")
     return run
+
+
+def _layers(layers: str | Collection[int]) -> Collection[int]:
+    try:
+        return parse_ranges(layers) if isinstance(layers, str) else layers
+    except ValueError as error:
+        raise RequestError(f"not a list of layers: {error}", argument="layers") from None
 
 
 def _needed(routed: Mapping[int, FamilyShape], lookups: LookupStream) -> list[int]:

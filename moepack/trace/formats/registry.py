@@ -72,7 +72,11 @@ class Format(NamedTuple):
 
 
 class ReadOptions(NamedTuple):
-    """How files are read: see `read` and `Checks`."""
+    """How traces are read.
+
+    `format` is the name of a format, where the content shall not decide. `shape` is the model's,
+    whose selections alone are taken. With `lenient` what is wrong is left out, and counted.
+    """
 
     format: str | None = None
     shape: ModelShape | None = None

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -78,7 +78,7 @@ class Trace:
     """
 
     paths: tuple[str, ...]
-    options: ReadOptions
+    options: ReadOptions = field(repr=False)
     unknown: frozenset[str] = frozenset()
     expert_counts: Mapping[int, int] | None = None
     counted_selections: int = 0

@@ -1,0 +1,237 @@
+"""The door of the library: what its functions take, however it is named, and what they refuse."""
+
+import contextlib
+import inspect
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moepack
+from moepack.errors import PackError, RequestError, SourceError
+from moepack.machine.memory_limits import memory_length, read_memory
+from moepack.machine.model import Figure, Machine
+from moepack.paths import listed
+from moepack.reading.pack import Pack
+from tests.support.models import FIXTURES, REAL_MODELS, contents, first_shard, shards_of
+
+TRACE = FIXTURES / "qwen3moe-trace.csv"
+MODEL = first_shard("qwen3moe")
+MACHINE = Machine(None, Figure(64 << 30, "typed"), None)
+DOCUMENT = (FIXTURES.parent / "docs" / "library.md").read_text()
+
+Call = Callable[[Any], object]
+TAKE_TRACES: dict[str, Call] = {
+    "open_trace": lambda paths: sum(1 for _ in moepack.open_trace(paths).tokens()),
+    "concentration": moepack.concentration,
+    "trace_statistics": lambda paths: moepack.trace_statistics(paths, model=MODEL),
+    "simulate": lambda paths: moepack.simulate(paths, model=MODEL, budgets="50%", policies="lru"),
+    "measure_hotness": lambda paths: moepack.measure_hotness(paths).hotness,
+    "forecast": lambda paths: moepack.forecast(MODEL, MACHINE, traces=paths, budget="50%"),
+    "place": lambda paths: moepack.place(MODEL, MACHINE, engine="pack", traces=paths, context=512),
+}
+TAKE_SOURCES: dict[str, Call] = {
+    "open": lambda paths: moepack.open(paths).shape,
+    "inspect": moepack.inspect,
+    "shape_of": moepack.shape_of,
+    "forecast": lambda paths: moepack.forecast(paths, MACHINE).forecasts,
+    "place": lambda paths: moepack.place(paths, MACHINE, context=512).option.command[3:],
+    "simulate": lambda paths: moepack.simulate(TRACE, model=paths, policies="lru", budgets="1MiB"),
+}
+
+
+@pytest.mark.parametrize("name", TAKE_TRACES)
+def test_one_trace_is_named_by_itself_or_in_a_list(name: str) -> None:
+    call = TAKE_TRACES[name]
+    expected = call([str(TRACE)])
+    for paths in (str(TRACE), TRACE, (TRACE,)):
+        assert call(paths) == expected
+    for wrong in ((path for path in [TRACE]), {TRACE}, [1], 7, b"trace"):
+        with pytest.raises(RequestError, match="not a path, expected a path, or a list or tuple"):
+            call(wrong)
+
+
+@pytest.mark.parametrize("name", sorted(TAKE_TRACES.keys() - {"forecast", "place"}))
+def test_no_trace_at_all_is_refused(name: str) -> None:
+    with pytest.raises(RequestError, match="paths: no file is named"):
+        TAKE_TRACES[name]([])
+
+
+@pytest.mark.parametrize("name", TAKE_SOURCES)
+def test_a_source_is_named_by_one_path_or_by_all(name: str) -> None:
+    call = TAKE_SOURCES[name]
+    expected = call(str(MODEL))
+    for paths in (MODEL, [MODEL], shards_of("qwen3moe"), tuple(map(Path, shards_of("qwen3moe")))):
+        assert call(paths) == expected
+    for wrong in (iter([MODEL]), b"model", [b"model"]):
+        with pytest.raises(RequestError, match="not a path"):
+            call(wrong)
+
+
+def test_receipts_and_hotness_are_named_by_a_path_of_any_kind(tmp_path: Path) -> None:
+    empty = tmp_path / "receipts.json"
+    empty.write_text("")
+    refusals = []
+    for receipts in (empty, str(empty), [empty]):
+        with pytest.raises(RequestError) as refused:
+            moepack.forecast(MODEL, MACHINE, receipts=receipts)
+        refusals.append(str(refused.value))
+    assert len(set(refusals)) == 1
+    assert str(empty) in refusals[0]
+    hotness = FIXTURES / "qwen3moe-hotness.csv"
+    placed = [
+        moepack.place(MODEL, MACHINE, engine="pack", hotness=path, context=512)
+        for path in (hotness, str(hotness))
+    ]
+    assert placed[0] == placed[1]
+
+
+def test_several_traces_and_their_hotness_are_imported_from_one_path(tmp_path: Path) -> None:
+    one = moepack.import_trace(TRACE, tmp_path / "one", model=MODEL)
+    other = moepack.import_trace([str(TRACE)], tmp_path / "other", model=moepack.shape_of(MODEL))
+    assert one.token_count == other.token_count == 192
+    assert contents(tmp_path)["one"] == contents(tmp_path)["other"]
+
+
+def test_a_model_is_a_path_or_what_is_open(packs: dict[str, Path]) -> None:
+    options: Any = {"policies": "lru", "budgets": ["300KiB", "50%"], "slots": 8}
+    with moepack.open(packs["qwen3moe"]) as pack:
+        found = [
+            moepack.simulate(TRACE, model=model, **options)
+            for model in (MODEL, packs["qwen3moe"], pack, pack.shape)
+        ]
+    assert len({repr(one) for one in found}) == 1
+    total = moepack.shape_of(MODEL).routed_length
+    lengths = sorted({one.budget_length for one in found[0].results if one.slots is None})
+    assert lengths == [300 << 10, total // 2]
+
+
+def test_layers_are_a_text_or_numbers() -> None:
+    options: Any = {"model": MODEL, "policies": "lru", "budgets": "1MiB"}
+    expected = moepack.simulate(TRACE, layers=(0,), **options)
+    assert moepack.simulate(TRACE, layers="0", **options) == expected
+    with pytest.raises(RequestError, match="layers: not a list of layers"):
+        moepack.simulate(TRACE, layers="all", **options)
+
+
+def test_experts_are_counted_by_a_size_or_a_share(packs: dict[str, Path]) -> None:
+    with moepack.open(packs["qwen3moe"]) as pack:
+        total = sum(pack.locate(*key).length for key in pack.hottest(1 << 40))
+        assert pack.hottest("100%") == pack.hottest(total) == pack.hottest("1GiB")
+        quarter = pack.hottest("25%")
+        assert quarter == pack.hottest(total // 4)
+        assert 0 < len(quarter) < pack.index.blob_count
+        assert pack.hottest("100%", layers=[1]) == pack.hottest(total, layers=[1])
+        assert pack.warm("25%") == sum(pack.locate(*key).length for key in quarter)
+        with pytest.raises(RequestError, match="byte_budget: not a size"):
+            pack.hottest("much")
+
+
+def test_a_mirror_holds_a_share(packs: dict[str, Path], pack_copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "drive").mkdir()
+    summary = moepack.mirror_pack(pack_copy, tmp_path / "drive", hottest="25%")
+    with moepack.open(packs["qwen3moe"]) as pack:
+        assert summary.expert_count == len(pack.hottest("25%"))
+
+
+def test_a_share_of_memory_is_of_what_programs_may_have() -> None:
+    whole = int(read_memory().value)
+    assert memory_length("50%") == whole // 2
+    assert memory_length("8G") == memory_length(8 << 30) == 8 << 30
+    assert memory_length("floor") == "floor"
+    assert memory_length(None) is None
+
+
+def test_sizes_of_a_machine_are_texts_too() -> None:
+    by_text = moepack.place(MODEL, vram="24GB", memory="64G", margin="512M", context=512)
+    by_number = moepack.place(MODEL, vram=[24 << 30], memory=64 << 30, margin=1 << 29, context=512)
+    assert by_text == by_number
+    with pytest.raises(RequestError, match="vram: not a size"):
+        moepack.place(MODEL, vram="50%", memory="64G")
+
+
+@pytest.mark.parametrize("call", [moepack.run, moepack.serve])
+def test_words_in_one_text_are_refused_with_the_list(call: Callable[..., object]) -> None:
+    name = "command" if call is moepack.run else "options"
+    arguments: dict[str, Any] = {name: "llama-server -m '{}'"}
+    with pytest.raises(RequestError, match=rf"^{name}: a text, not a list of words") as refused:
+        call(MODEL, **arguments)
+    assert refused.value.expected == ["llama-server", "-m", "{}"]
+
+
+def test_one_part_is_named_by_itself(pack: Pack) -> None:
+    with pack.reader() as reader:
+        (one,) = reader.read_many([(0, 1)], parts="up")
+        (same,) = reader.read_many([(0, 1)], parts=["up"])
+        assert one.view == same.view == reader.read(0, 1, "up")
+
+
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_a_gguf_opens_as_it_lies(model: str, packs: dict[str, Path]) -> None:
+    with (
+        moepack.open(first_shard(model)) as source,
+        moepack.open(packs[model]) as pack,
+        source.reader() as theirs,
+        pack.reader() as ours,
+    ):
+        assert source.shape == pack.shape
+        layer = pack.layers[-1]
+        part = pack.parts(layer)[0].name
+        assert theirs.read(layer, 1, part) == ours.read(layer, 1, part)
+        assert source.path == first_shard(model)
+
+
+def test_a_folder_of_shards_opens_and_what_is_none_is_refused(tmp_path: Path) -> None:
+    for shard in shards_of("mixtral"):
+        (tmp_path / Path(shard).name).symlink_to(shard)
+    with moepack.open(tmp_path) as opened:
+        assert opened.layers == moepack.shape_of(first_shard("mixtral")).layers
+    renamed = tmp_path / "no-suffix"
+    renamed.symlink_to(FIXTURES / "mixtral-vocab-only.gguf")
+    with pytest.raises(SourceError):
+        moepack.open(renamed)
+    for name, problem in (("nothing", "no such pack"), ("text", "not a pack")):
+        (tmp_path / "text").write_text("no model")
+        with pytest.raises(PackError, match=problem):
+            moepack.open(tmp_path / name)
+    with pytest.raises(SourceError, match=r"missing.gguf"):
+        moepack.open(tmp_path / "missing.gguf")
+    with pytest.raises(RequestError, match="no source"):
+        moepack.open([])
+
+
+def test_paths_are_not_gone_through_twice() -> None:
+    assert listed("abc") == ["abc"]
+    assert listed([Path("a"), "b"]) == [Path("a"), "b"]
+
+
+def test_every_public_name_has_words_and_is_listed() -> None:
+    names = {name for name in dir(moepack) if not name.startswith("_")}
+    assert names | {"__version__"} == set(moepack.__all__)
+    for name in names:
+        words = inspect.getdoc(getattr(moepack, name))
+        assert words, name
+        assert re.match(r"[A-Z(`].*[.:]", words.splitlines()[0]), name
+        assert not words.startswith("Say "), name
+
+
+def test_the_example_of_a_trace_in_the_document_gives_the_entropy(
+    tmp_path: Path, packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = DOCUMENT[DOCUMENT.index("## Traces, token by token") :]
+    code = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    moepack.import_trace(TRACE, tmp_path / "mine.moetrace", model=MODEL)
+    (tmp_path / "model.moepack").symlink_to(packs["qwen3moe"])
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    rows = (line.split() for line in printed.getvalue().splitlines())
+    layers = moepack.concentration(TRACE, model=MODEL).layers
+    assert {int(layer): float(bits) for layer, bits in rows} == pytest.approx(
+        {one.layer: one.entropy * np.log2(one.expert_count) for one in layers}
+    )
