@@ -108,6 +108,18 @@ def test_an_array_outlives_its_pack_and_is_no_copy(packs: dict[str, Path]) -> No
         pack.dense_tensor("output.weight")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
+def test_a_mapping_ends_with_the_pack_and_its_last_array(packs: dict[str, Path]) -> None:
+    maps = Path("/proc/self/maps")
+    name = "mixtral/experts-"
+    with moepack.open(packs["mixtral"]) as pack:
+        array = pack.tensor(0, 1, "up")
+        assert name in maps.read_text()
+    assert name in maps.read_text()
+    del array
+    assert name not in maps.read_text()
+
+
 def test_what_is_not_there_is_refused(pack: Pack) -> None:
     for wrong in ((9, 0, "up"), (0, 99, "up"), (0, 0, "sideways")):
         with pytest.raises(RequestError, match="has no"):
