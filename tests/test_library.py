@@ -20,7 +20,7 @@ from moepack.reading.pack import Pack
 from tests.support.models import FIXTURES, REAL_MODELS, contents, first_shard, shards_of
 
 TRACE = FIXTURES / "qwen3moe-trace.csv"
-MODEL = first_shard("qwen3moe")
+MODEL, MIXTRAL = first_shard("qwen3moe"), first_shard("mixtral")
 MACHINE = Machine(None, Figure(64 << 30, "typed"), None)
 DOCUMENT = (FIXTURES.parent / "docs" / "library.md").read_text()
 
@@ -203,6 +203,12 @@ def test_a_folder_of_shards_opens_and_what_is_none_is_refused(tmp_path: Path) ->
         moepack.open(tmp_path / "missing.gguf")
     with pytest.raises(RequestError, match="no source"):
         moepack.open([])
+
+
+def test_the_rows_of_a_gguf_are_those_of_its_pack(packs: dict[str, Path]) -> None:
+    ours, theirs = (list(moepack.list_pack(path)) for path in (packs["mixtral"], MIXTRAL))
+    assert [(row.kind, row.layer) for row in ours] == [(row.kind, row.layer) for row in theirs]
+    assert all(row.path.suffix == ".gguf" for row in theirs if row.path is not None)
 
 
 def test_paths_are_not_gone_through_twice() -> None:

@@ -5,7 +5,6 @@ Nothing is collected but the keys of the hottest: a pack may have millions of bl
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,9 @@ from typing import NamedTuple
 
 from moepack.errors import RequestError
 from moepack.format.tables import PackedFamily
+from moepack.packing.shard_index import open_as_they_lie
+from moepack.paths import PathOrPaths
+from moepack.reading.directory import pack_path
 from moepack.reading.locations import TensorLocation
 from moepack.reading.pack import Pack
 from moepack.sizes import Size, parse_ranges, ranges_text
@@ -68,12 +70,12 @@ Row = BlobRow | TensorRow
 
 
 def list_pack(
-    path: str | os.PathLike[str],
+    path: PathOrPaths,
     *,
     hottest: Size | None = None,
     layers: str | Iterable[int] | None = None,
 ) -> Iterator[Row]:
-    """Return the rows of a pack: its blobs by layer and expert, then its dense tensors.
+    """Return the rows of a pack, or of a GGUF as it lies: blobs by expert, then dense tensors.
 
     With `hottest` they are the hottest blobs of up to so many bytes alone (`8GiB`, or `25%` of the
     experts), hottest first, as `Pack.hottest` chooses them. `layers` (numbers, or `0-3,7`) leaves
@@ -83,7 +85,8 @@ def list_pack(
     PackError for a pack that is damaged; for single records that are, when their row comes.
     """
     chosen = _chosen(layers)
-    pack = Pack(path)
+    folder = pack_path(path)
+    pack = open_as_they_lie(path) if folder is None else Pack(folder)
     try:
         _check_layers(pack, chosen)
         length = None
