@@ -96,7 +96,7 @@ def parse_size(
     if not match[3] and 0 < length < least:
         problem = f"{count_text(length, 'byte')} {'is' if length == 1 else 'are'} too few"
         hint = _forgotten_unit(match[1], "")
-        raise RequestError(problem, argument=argument, expected=_EXAMPLES, hint=hint)
+        raise RequestError(problem, argument=argument, hint=hint)
     if length >= _MAX_SIZE:
         raise RequestError("too large a size", argument=argument, found=size.strip()[:40])
     return length
