@@ -124,7 +124,7 @@ class AsyncReader:
         self,
         keys: Iterable[tuple[int, int]],
         *,
-        parts: Sequence[str] | None = None,
+        parts: str | Sequence[str] | None = None,
         family: str | None = None,
         into: Sequence[Any] | None = None,
         in_order: bool = True,
@@ -143,7 +143,7 @@ class AsyncReader:
     def _begin(
         self,
         keys: Iterable[tuple[int, int]],
-        parts: Sequence[str] | None,
+        parts: str | Sequence[str] | None,
         family: str | None,
         into: Sequence[Any] | None,
     ) -> list[asyncio.Future[PendingRead]]:

@@ -9,6 +9,7 @@ import pytest
 from moepack.caching import cache as caching
 from moepack.errors import RequestError
 from moepack.keys import ExpertKey
+from moepack.machine.memory_limits import read_memory
 from moepack.packing.opening import open_model
 from moepack.pager.budget import FreeMemory
 from moepack.pager.mapped_model import map_model, slot_room
@@ -218,6 +219,19 @@ def test_pinned_experts_are_there_from_the_start(tmp_path: Path) -> None:
         residents = run.pager._residents
         assert all(ExpertKey(layer, expert) in residents for layer in (0, 1) for expert in (0, 1))
         assert len(residents) == 4
+
+
+def test_memory_and_pins_are_texts_too(form: Form) -> None:
+    model = form("qwen3moe", "pack")
+    with open_model([model]) as pack:
+        pinned = len(pack.hottest("25%"))
+    whole = int(read_memory().value)
+    for memory, budget in (("64M", 64 << 20), ("50%", whole // 2)):
+        with paging(model, memory=memory, pinned="25%", micro_batch=1) as run:
+            assert run.pager.budget == budget
+            assert len(run.pager._residents) == pinned > 0
+    with open_model([model]) as pack, pytest.raises(RequestError, match="pin: not a size"):
+        Pager(pack, PagerOptions(pinned="much", micro_batch=1), lambda error: None)
 
 
 @needs_llama
