@@ -1,6 +1,7 @@
 """The words of the library: its messages name arguments, and the command line says options."""
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ PACKAGE = Path(moepack.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
 COMMAND = re.compile(r"`[a-z0-9][\w-]* [^`]*`")
 """A whole command, which serves both: `moepack restore PACK --recover`, `cp --sparse=never`."""
+WORD = re.compile(r"`([a-z][a-z0-9_]*)`")
 ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)=([^`]+)`")
 
 OTHER_WORDS = {
@@ -84,6 +86,18 @@ def test_arguments_with_values_are_options_of_some_command() -> None:
     assert len(found) > 8
     for text in found:
         assert any(as_typed(text, command).startswith("--") for command in commands()), text
+
+
+def test_arguments_that_messages_name_are_options_of_some_command() -> None:
+    calls = (getattr(moepack, name) for name in moepack.__all__)
+    signatures = [inspect.signature(call) for call in calls if inspect.isfunction(call)]
+    arguments = {name for signature in signatures for name in signature.parameters}
+    words = {
+        word for module in modules() for text in texts(module) for word in WORD.findall(text)
+    } & arguments
+    assert len(words) > 15
+    for word in words:
+        assert any(as_typed(f"`{word}`", command)[0] != "`" for command in commands()), word
 
 
 @pytest.mark.parametrize(

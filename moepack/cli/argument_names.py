@@ -5,7 +5,7 @@ import re
 import click
 
 _NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]+))?`", re.ASCII)
-_OTHER_NAMES = {"target": "output", "format": "form"}
+_OTHER_NAMES = {"target": "output", "cache_types": "cache_type"}
 
 
 def as_typed(text: str, command: click.Command) -> str:
