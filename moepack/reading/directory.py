@@ -39,8 +39,13 @@ def pack_path(named: PathOrPaths) -> Path | None:
     if named_pack(path) is not None:
         return path
     if path.is_dir():
-        return None if any(path.glob(f"*{_SUFFIX}")) else path
+        return None if any(not _is_link_of_index(one) for one in path.glob(f"*{_SUFFIX}")) else path
     return None if path.suffix == _SUFFIX or _begins_as_gguf(path) else path
+
+
+def _is_link_of_index(path: Path) -> bool:
+    """Return whether this is what `index_model` makes first, and leaves where it is killed."""
+    return path.name.startswith("shard-") and path.is_symlink()
 
 
 def _begins_as_gguf(path: Path) -> bool:
