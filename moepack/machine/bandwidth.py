@@ -22,6 +22,8 @@ _PIECES = 4
 
 Clock = Callable[[], float]
 """Gives the time in seconds, counted from anywhere."""
+_SPARE_LENGTH = 32 << 20
+"""For a thread: its stack and its first objects."""
 
 
 def measure_bandwidth(
@@ -56,7 +58,10 @@ class _Walk:
     def __init__(self, length: int, clock: Clock, progress: Callable[[], None]) -> None:
         self._clock = clock
         self._progress = progress
+        # Python waits forever for a thread that has no memory to begin with: that is left to them.
+        spare = np.empty(_SPARE_LENGTH * cpu_count(), np.uint8)
         self._buffer = np.empty(length, np.uint8)
+        del spare
         with ThreadPoolExecutor(cpu_count()) as pool:
             list(pool.map(lambda piece: piece.fill(1), self._pieces(cpu_count())))
 
