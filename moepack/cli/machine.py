@@ -68,6 +68,7 @@ def machine(
     """
     from moepack.machine.file import toml_text
     from moepack.report import machine_text
+    from moepack.report.page import Page, Verbatim
 
     is_file = output not in (None, STANDARD_STREAM) and not is_stream(output or "")
     if directory is None and not model and is_file:
@@ -85,6 +86,6 @@ def machine(
         for note in measured.notes:
             complain("note", note)
     if output is None:
-        show(measured, as_json, lambda found: toml_text(found.machine).rstrip("\n"))
+        show(measured, as_json, lambda found: Page(Verbatim(toml_text(found.machine).rstrip("\n"))))
     else:
         sum_up(measured, as_json, machine_text.text)

@@ -23,6 +23,7 @@ from moepack.cli.progress import progress
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
+    lay_out,
     quiet_option,
     say,
     sum_up,
@@ -135,7 +136,7 @@ def pack(
 
     def planned(summary: PackSummary) -> None:
         if not as_json and not is_quiet():
-            say(pack_text.plan(printable(summary)))
+            lay_out(pack_text.plan(printable(summary)))
 
     call = partial(
         pack_model,

@@ -9,6 +9,7 @@ import moepack
 from moepack.cli.parameters import InputFile, Length, OutputFolder, PathName
 from moepack.cli.progress import progress
 from moepack.cli.terminal import (
+    columns,
     complain,
     json_option,
     pass_on,
@@ -43,12 +44,12 @@ def list_(
     if as_csv and as_json:
         raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
     rows = moepack.list_pack(pack_path, hottest=hottest, layers=layer_text)
-    write = listing_text.table
     if as_csv:
-        write = listing_text.csv_text
-    if as_json:
-        write = listing_text.json_text
-    lines = write(rows)
+        lines = listing_text.csv_text(rows)
+    elif as_json:
+        lines = listing_text.json_text(rows)
+    else:
+        lines = listing_text.table(rows, columns())
     first = next(lines, "")
     pass_on([first])
     pass_on(lines)

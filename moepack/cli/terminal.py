@@ -4,15 +4,21 @@ Here alone text goes to the streams. Names come from files, so that nothing that
 obey is printed, but for what moepack draws itself.
 """
 
+from __future__ import annotations
+
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from moepack import escaping
 from moepack.cli.parameters import InputFile, PathName, output_is_taken
+
+if TYPE_CHECKING:
+    from moepack.report.page import Page
 
 Facts = TypeVar("Facts")
 
@@ -110,7 +116,21 @@ def draw(text: str) -> None:
     click.echo(text, nl=False, err=True)
 
 
-def show(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
+def columns(*, err: bool = False) -> int | None:
+    """Return the columns of the terminal that is printed to; None for pipes and files."""
+    stream = sys.stderr if err else sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def lay_out(page: Page | str, *, err: bool = False) -> None:
+    """Print a page in lines that a terminal does not break."""
+    from moepack.report.page import Page
+
+    laid_out = page if isinstance(page, Page) else Page(page)
+    say(laid_out.text(columns(err=err)), err=err)
+
+
+def show(facts: Facts, as_json: bool, render: Callable[[Facts], Page | str]) -> None:
     """Print what was asked for: as one JSON object, or as `render` writes it for people.
 
     Where standard output is for a file, it goes to standard error.
@@ -118,11 +138,14 @@ def show(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
     from moepack.report.json_text import json_text
     from moepack.report.printable import printable
 
-    text = json_text(facts) if as_json else render(printable(facts))
-    say(text, err=output_is_taken())
+    err = output_is_taken()
+    if as_json:
+        say(json_text(facts), err=err)
+    else:
+        lay_out(render(printable(facts)), err=err)
 
 
-def sum_up(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
+def sum_up(facts: Facts, as_json: bool, render: Callable[[Facts], Page | str]) -> None:
     """Print, as `show` does, what a command has done; quiet ones print it only as JSON."""
     if as_json or not is_quiet():
         show(facts, as_json, render)

@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from moepack.errors import RequestError, SourceError
-from moepack.format.source_entry import SourceEntry
 from moepack.format.tables import DataFile
 from moepack.hotness.model import Hotness
 from moepack.packing import packer
 from moepack.packing.chosen_hotness import load_hotness
 from moepack.packing.codec import parse as parse_codec
-from moepack.packing.in_place import examine, pack_in_place, resume_in_place
+from moepack.packing.in_place import InPlacePlan, examine, pack_in_place, resume_in_place
 from moepack.packing.layout import DEFAULT, Layout, load
 from moepack.packing.pack_summary import (
     InPlaceFacts,
@@ -25,7 +24,7 @@ from moepack.packing.pack_summary import (
     of_plan,
 )
 from moepack.packing.packer import DEFAULT_THREADS, Progress
-from moepack.packing.plan import Plan, make
+from moepack.packing.plan import make
 from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import check_as_if_packing, check_existing
 from moepack.packing.unfinished import is_unfinished
@@ -98,12 +97,17 @@ def pack_model(
         layers=_chosen_layers(layers, shape, mtp),
     )
     summary = of_plan(plan, target, dry_run)
+    if not (in_place or dry_run):  # before the source is read for its SHA-256, too
+        check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
     shards = describe_shards(
         model, sha256=sha256 and not dry_run, threads=threads, progress=progress
     )
     described = describe_source(model, shape, shards)
     if in_place:
-        summary = replace(summary, in_place=_in_place_facts(model, described, plan, target))
+        found = examine(model, described, plan, target)
+        if not dry_run:
+            found.check()
+        summary = replace(summary, in_place=_in_place_facts(model, found))
     if planned is not None:
         planned(summary)
     if dry_run:
@@ -144,10 +148,7 @@ def _layout(
     return chosen if codec is None else chosen.with_codec(parse_codec(codec))
 
 
-def _in_place_facts(
-    source: Source, described: SourceEntry, plan: Plan, target: str | os.PathLike[str]
-) -> InPlaceFacts:
-    found = examine(source, described, plan, target)
+def _in_place_facts(source: Source, found: InPlacePlan) -> InPlaceFacts:
     return InPlaceFacts(
         shards=tuple(DataFile(header.path, header.file_length) for header in source.shards),
         unit_count=found.unit_count,

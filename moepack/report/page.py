@@ -1,0 +1,41 @@
+"""What is written for people: lines and tables, laid out for a terminal or as wide as they are."""
+
+from collections.abc import Iterator
+
+from moepack.report.table import Table
+from moepack.report.widths import wrapped
+
+
+class Verbatim(str):
+    """A command to paste, or a file's text: never wrapped, whatever a terminal's width."""
+
+    __slots__ = ()
+
+
+Block = str | Table
+
+
+class Page:
+    """Blocks under one another: lines of text, commands and tables."""
+
+    def __init__(self, *blocks: Block) -> None:
+        self.blocks = blocks
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """Return the page in lines of up to `width` columns; without, nothing is wrapped.
+
+        Longer are only verbatim texts, and words that are longer by themselves.
+        """
+        return "\n".join(line for block in self.blocks for line in _lines(block, width))
+
+
+def _lines(block: Block, width: int | None) -> Iterator[str]:
+    lines = block.lines(width) if isinstance(block, Table) else block.split("\n")
+    for line in lines:
+        if width is None or isinstance(block, Verbatim):
+            yield line
+        else:
+            yield from wrapped(line, width)
