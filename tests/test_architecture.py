@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("moepack", "source", "reading", "llama_cpp", "trace", "packing", "pager", "programs"),
     },
     "bench": {
-        *("moepack", "storage", "source", "reading", "footprint", "pager", "programs"),
+        *("moepack", "storage", "source", "reading", "packing", "footprint", "pager", "programs"),
         *("trace", "trace.formats", "hotness", "machine"),
     },
     "diagnosis": {

@@ -113,6 +113,9 @@ class Verdict(NamedTuple):
         return None if self.outcome in (None, "undecided") else self.outcome == "gain"
 
 
+NO_SOURCE = "No verdict: without --source there is nothing to compare the pack with."
+NO_PACK = "No verdict: these are shards as they lie, and there is no pack to compare them with."
+
 _HEADLINES = {
     "gain": "Packing gains here",
     "loss": "Packing loses here",
@@ -130,8 +133,7 @@ def verdict(
     """Say what packing gains at the best depth, and between which bounds, or why that is open."""
     best = at_best_depth(gains, rounds)
     if best is None:
-        text = "No verdict: without --source there is nothing to compare the pack with."
-        return Verdict(None, text)
+        return Verdict(None, NO_SOURCE)
     if backend == "buffered" and not was_cold:
         text = "No verdict: what was read may have come out of the page cache."
         return Verdict(None, text)

@@ -6,6 +6,7 @@ import os
 import click
 
 import moepack
+from moepack.cli import next_steps
 from moepack.cli.files import force_option, output_file
 from moepack.cli.parameters import STANDARD_STREAM, OutputFile, OutputFolder, PathName
 from moepack.cli.progress import progress
@@ -88,4 +89,5 @@ def machine(
     if output is None:
         show(measured, as_json, lambda found: Page(Verbatim(toml_text(found.machine).rstrip("\n"))))
     else:
-        sum_up(measured, as_json, machine_text.text)
+        next_step = next_steps.after_machine(model, output)
+        sum_up(measured, as_json, machine_text.text, next_step)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from moepack.cli import next_steps
 from moepack.cli.files import force_option
 from moepack.cli.parameters import (
     InputFile,
@@ -160,7 +161,8 @@ def pack(
         _ask_for_shards(call(dry_run=True))
     with progress(None, "packing") as advanced:
         summary = call(dry_run=dry_run, planned=planned, progress=advanced)
-    sum_up(summary, as_json, partial(pack_text.packed, is_in_place=in_place))
+    next_step = next_steps.after_pack(summary, source, is_in_place=in_place)
+    sum_up(summary, as_json, pack_text.packed, next_step)
     if dry_run and summary.in_place and summary.in_place.refusals:
         raise RequestError("it would be refused", hint="see above")
 
@@ -226,7 +228,7 @@ def index(
             threads=threads,
             progress=advanced,
         )
-    sum_up(summary, as_json, pack_text.indexed)
+    sum_up(summary, as_json, pack_text.indexed, next_steps.run(target))
 
 
 @click.command()
@@ -353,4 +355,4 @@ def gguf(
             threads=threads,
             progress=advanced,
         )
-    sum_up(summary, as_json, pack_text.exported)
+    sum_up(summary, as_json, pack_text.exported, next_steps.after_export(summary))

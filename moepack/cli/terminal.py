@@ -130,10 +130,16 @@ def lay_out(page: Page | str, *, err: bool = False) -> None:
     say(laid_out.text(columns(err=err)), err=err)
 
 
-def show(facts: Facts, as_json: bool, render: Callable[[Facts], Page | str]) -> None:
+def show(
+    facts: Facts,
+    as_json: bool,
+    render: Callable[[Facts], Page | str],
+    next_step: str | None = None,
+) -> None:
     """Print what was asked for: as one JSON object, or as `render` writes it for people.
 
-    Where standard output is for a file, it goes to standard error.
+    Where standard output is for a file, it goes to standard error. People on a terminal are told
+    the `next_step`, a command line to paste; programs that read the answer are not.
     """
     from moepack.report.json_text import json_text
     from moepack.report.printable import printable
@@ -141,24 +147,48 @@ def show(facts: Facts, as_json: bool, render: Callable[[Facts], Page | str]) -> 
     err = output_is_taken()
     if as_json:
         say(json_text(facts), err=err)
-    else:
-        lay_out(render(printable(facts)), err=err)
+        return
+    lay_out(render(printable(facts)), err=err)
+    if columns(err=err) is not None:
+        suggest(next_step)
 
 
-def sum_up(facts: Facts, as_json: bool, render: Callable[[Facts], Page | str]) -> None:
-    """Print, as `show` does, what a command has done; quiet ones print it only as JSON."""
+def sum_up(
+    facts: Facts,
+    as_json: bool,
+    render: Callable[[Facts], Page | str],
+    next_step: str | None = None,
+) -> None:
+    """Print, as `show` does, what a command has done; quiet ones print it only as JSON.
+
+    The `next_step` is told wherever that is, as in the log of a job.
+    """
     if as_json or not is_quiet():
         show(facts, as_json, render)
+    if not as_json:
+        suggest(next_step)
+
+
+def suggest(command_line: str | None) -> None:
+    """Print a command line to paste, `next: …`, if there is one; quiet commands do not."""
+    if command_line is not None and not is_quiet():
+        say(f"next: {command_line}", err=output_is_taken())
 
 
 def complain(word: str, text: str) -> None:
     """Print `error: …`, `hint: …` or `note: …` to standard error, in colour where wanted.
 
-    It is one line, whatever is in it.
+    It is one line, whatever is in it; a terminal gets it in lines that it does not break.
     """
-    label = click.style(f"{word}:", fg="red" if word == "error" else "cyan", bold=True)
-    label = label if _has_colours() else f"{word}:"
-    click.echo(f"{label} {escaping.one_line(text)}", err=True)
+    line = f"{word}: {escaping.one_line(text)}"
+    if (width := columns(err=True)) is not None:
+        from moepack.report.widths import wrapped
+
+        line = "\n".join(wrapped(line, width))
+    if _has_colours():
+        label = click.style(f"{word}:", fg="red" if word == "error" else "cyan", bold=True)
+        line = label + line.removeprefix(f"{word}:")
+    click.echo(line, err=True)
 
 
 def _has_colours() -> bool:

@@ -1,6 +1,7 @@
 """What `bench` measured, as text for people."""
 
 import math
+from collections.abc import Sequence
 
 from moepack.bench.pace import Schedule
 from moepack.bench.report import BenchReport, MeasuredReads
@@ -8,7 +9,7 @@ from moepack.bench.verdict import Gain
 from moepack.report.page import Block, Page
 from moepack.report.surface import mib_text, surface
 from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN, seconds_text
+from moepack.report.values import UNKNOWN, rate_text, seconds_text
 from moepack.sizes import count_text, size_text
 
 _LAYOUTS = {
@@ -56,7 +57,7 @@ def text(report: BenchReport) -> Page:
         f"{size_text(routing.useful_length)} of experts ({routing.origin})",
         f"{count_text(report.round_count, 'round')}; raw and mapped reads go to {held}, "
         f"in huge pages: {huge}",
-        Table(_READS, [_reads(reads) for reads in report.readings], indent=2),
+        Table(_READS, _reads(report.readings), indent=2),
         "  ms/token: reading all experts that a token uses; a model computes with them as well",
     ]
     if report.gains:
@@ -77,14 +78,22 @@ def _tokens(count: float) -> str:
     return count_text(int(count), "token") if count == int(count) else f"{count:,.1f} tokens"
 
 
-def _reads(reads: MeasuredReads) -> list[str]:
-    speeds = (reads.bytes_per_second, reads.bytes_per_second_lowest, reads.bytes_per_second_highest)
-    median, lowest, highest = map(mib_text, speeds)
-    return [
-        *(_LAYOUTS[reads.layout], f"{reads.way}, {reads.state}", str(reads.depth), median),
-        *(f"{lowest} to {highest}", f"{reads.cpu_seconds_per_gib:.3f}"),
-        *(f"{reads.reads_per_token:,.0f}", f"{reads.seconds_per_token * 1e3:,.1f}"),
-    ]
+def _reads(readings: Sequence[MeasuredReads]) -> list[list[str]]:
+    has_blobs = any(reads.layout == "parts" for reads in readings)
+    names = _LAYOUTS if has_blobs else _LAYOUTS | {"blobs": "shards, part by part"}
+    rows = []
+    for reads in readings:
+        speeds = (reads.bytes_per_second_lowest, reads.bytes_per_second_highest)
+        lowest, highest = map(mib_text, speeds)
+        name, median = names[reads.layout], mib_text(reads.bytes_per_second)
+        rows.append(
+            [
+                *(name, f"{reads.way}, {reads.state}", str(reads.depth), median),
+                *(f"{lowest} to {highest}", f"{reads.cpu_seconds_per_gib:.3f}"),
+                *(f"{reads.reads_per_token:,.0f}", rate_text(reads.seconds_per_token * 1e3)),
+            ]
+        )
+    return rows
 
 
 def _gain(gain: Gain) -> list[str]:

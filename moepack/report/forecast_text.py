@@ -11,7 +11,7 @@ from moepack.forecasting.facts import (
 )
 from moepack.forecasting.published import PublishedFacts
 from moepack.forecasting.reads import KIND_WORDS
-from moepack.report.page import Block, Page, Verbatim
+from moepack.report.page import Block, Page
 from moepack.report.table import Column, Table
 from moepack.report.values import (
     UNKNOWN,
@@ -51,7 +51,7 @@ def text(facts: ForecastFacts) -> Page:
     blocks += [f"note: {line}" for line in _notes(facts.forecasts)]
     blocks += list(map(_receipt, facts.receipts))
     if facts.next_receipt is not None:
-        blocks += ["a run of this model here says it better:", Verbatim(facts.next_receipt)]
+        blocks.append("a run of this model here says it better")
     return Page(*blocks)
 
 

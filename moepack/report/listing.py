@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from moepack.errors import RequestError
 from moepack.format.tables import PackedFamily
+from moepack.packing.opening import open_model
 from moepack.reading.locations import TensorLocation
 from moepack.reading.pack import Pack
 from moepack.sizes import parse_ranges, ranges_text
@@ -73,7 +74,7 @@ def list_pack(
     hottest: int | None = None,
     layers: str | Iterable[int] | None = None,
 ) -> Iterator[Row]:
-    """Return the rows of a pack: its blobs by layer and expert, then its dense tensors.
+    """Return the rows of a pack, or of a GGUF: blobs by layer and expert, then dense tensors.
 
     With `hottest` they are the hottest blobs of up to so many bytes alone, hottest first, as
     `Pack.hottest` chooses them. `layers` (numbers, or `0-3,7`) leaves out all others, and tensors
@@ -83,7 +84,7 @@ def list_pack(
     PackError for a pack that is damaged; for single records that are, when their row comes.
     """
     chosen = _chosen(layers)
-    pack = Pack(path)
+    pack = open_model(path)
     try:
         _check_layers(pack, chosen)
         if hottest is not None:

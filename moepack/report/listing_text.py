@@ -46,11 +46,11 @@ _BLOBS = (
     *(Column("layer"), Column("expert"), Column("rank", rank=4), Column("hotness", rank=2)),
     Column("length", rank=1),
 )
-_PLACED_BLOBS = (*_BLOBS, Column("offset", rank=3), Column("file", "l", rank=3, least=12))
+_PLACED_BLOBS = (*_BLOBS, Column("offset", rank=3), Column("file", "l", rank=3, least=24))
 _FAMILY = Column("family", "l", rank=5)
 _TENSOR_COLUMNS = (
     *(Column("tensor", "l", least=16), Column("type", "l", rank=2), Column("length", rank=1)),
-    *(Column("offset", rank=4), Column("file", "l", rank=4, least=12)),
+    *(Column("offset", rank=4), Column("file", "l", rank=4, least=24)),
     Column("shape", "l", rank=3),
 )
 

@@ -102,8 +102,8 @@ def _hotness(summary: PackSummary) -> str:
     return f"{share} measured, over {over}"
 
 
-def packed(summary: PackSummary, is_in_place: bool = False) -> str:
-    """Write how packing went, and what comes next."""
+def packed(summary: PackSummary) -> str:
+    """Write how packing went."""
     if summary.written_length is None:
         return "nothing was written"
     resumed = summary.resumed_file_count or 0
@@ -114,8 +114,6 @@ def packed(summary: PackSummary, is_in_place: bool = False) -> str:
     ]
     if summary.codec is not None and summary.stored_length is not None:
         lines.append(f"  {_saved(summary.expert_length, summary.stored_length, summary.codec)}")
-    source = "" if is_in_place else " --source SOURCE"
-    lines.append(f"next: moepack verify {summary.path}{source}")
     return "\n".join(lines)
 
 

@@ -216,7 +216,7 @@ _PLACED = (
     *(Column("part", "l", least=20), Column("type", "l", rank=3)),
     *(Column("offset"), Column("length", rank=1)),
 )
-_APART = (*_PLACED, Column("file", "l", least=12))
+_APART = (*_PLACED, Column("file", "l", rank=2, least=24))
 _IN_BLOB = (*_PLACED, Column("digest, xxh3", "l", rank=2))
 
 

@@ -23,7 +23,7 @@ def seconds_text(seconds: float | None) -> str:
     if seconds is None:
         return UNKNOWN
     if seconds < 59.5:
-        digits = 2 if seconds < 0.995 else 1 if seconds < 9.95 else 0
+        digits = 2 if 0 < seconds < 0.995 else 1 if 0 < seconds < 9.95 else 0
         return f"{seconds:.{digits}f} s"
     if seconds < 600:
         return _in_units(round(seconds), "min", "s")

@@ -30,10 +30,13 @@ def padded(text: str, width: int, *, is_right: bool = False) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Return a text in up to `width` columns, its middle replaced by `…` where it takes more."""
+    """Return a text in up to `width` columns, its middle replaced by `…` where it takes more.
+
+    More is left of the end, where names of files have their numbers.
+    """
     if text_width(text) <= width:
         return text
-    end = _start_of(text[::-1], (width - 1) // 2)[::-1]
+    end = _start_of(text[::-1], (width - 1) * 3 // 4)[::-1]
     return f"{_start_of(text, width - 1 - text_width(end))}…{end}"
 
 

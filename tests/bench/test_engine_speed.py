@@ -79,7 +79,7 @@ def test_all_ways_give_the_same_text_and_are_compared(
     assert (ours.prompt.read_length or 0) > 0
     assert (mapped.prompt.misses, mapped.decode.hit_rate, mapped.decode.read_share) == (None,) * 3
     assert mapped.prompt.read_length is not None
-    text = speed_text.text(speed)
+    text = str(speed_text.text(speed))
     assert "All gave the same text." in text
     assert f"a prompt of 40 tokens, {speed.micro_batch} at once" in text
     assert text.splitlines()[-3].startswith("llama.cpp, defaults")

@@ -74,7 +74,9 @@ def test_one_forecast_in_words(box: Path, tmp_path: Path, moepack_command: Run) 
     assert " of 37.3 GiB/s typed  " in lines[5]
     assert lines[6].startswith("prompt of 1,000 tokens: ")
     assert "to the first token" in lines[6]
-    assert lines[6].endswith("; 1 sweep of up to 1,000 tokens; computing limits it to 19,000,000 tok/s")
+    assert lines[6].endswith(
+        "; 1 sweep of up to 1,000 tokens; computing limits it to 19,000,000 tok/s"
+    )
     assert lines[7].startswith("takes ")
     assert lines[7].endswith(" of memory, which fits")
     assert lines[8] == "the range holds nine of ten runs; it stands on 1 receipt"

@@ -173,7 +173,7 @@ def test_the_plan_says_what_is_left_out(
     assert ("blobs of layer 0," if "--layers" in options else "blobs of layers 0-1,") in told
     line = f"\n  whole     no, {missing}: nothing can be restored from it\n"
     assert line in told if missing else "  whole " not in told
-    assert told.endswith(f"\nnext: moepack verify {tmp_path / 'pack'} --source SOURCE\n")
+    assert told.endswith(f"\nnext: moepack verify {tmp_path / 'pack'} --source {SHARD}\n")
 
 
 def test_the_hottest_of_nothing_is_said(

@@ -287,7 +287,9 @@ def test_places_in_large_packs_fit_80_columns() -> None:
         digest=digest,
     )
     facts = BlobFacts(61, 255, "ffn_exps", path, offset, 2 * length, 15_615, 12_345_678, (part,))
-    assert max(map(len, str(text.blob(facts)).splitlines())) <= 80
+    lines = text.blob(facts).text(80)
+    assert max(map(len, lines.splitlines())) <= 80
+    assert "left out" not in lines
 
 
 def test_one_is_not_many() -> None:

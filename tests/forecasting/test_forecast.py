@@ -599,7 +599,9 @@ def test_large_bandwidths_are_written_out() -> None:
     box = machine(vram=192, vram_bandwidth=5300)
     assert " of 4.8 TiB/s typed" in str(forecast_text.text(forecast_of(box)))
     measured = BOX._replace(memory_bandwidth=Figure(40e9, "measured", 39e9, 41e9))
-    assert "37.3 GiB/s measured" in str(forecast_text.text(forecast_of(measured, cpu_layer_count=1)))
+    assert "37.3 GiB/s measured" in str(
+        forecast_text.text(forecast_of(measured, cpu_layer_count=1))
+    )
 
 
 def test_a_receipt_faster_than_the_bandwidths_is_not_used(tmp_path: Path) -> None:
