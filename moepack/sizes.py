@@ -29,6 +29,11 @@ def size_text(length: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def speed_text(bytes_per_second: float) -> str:
+    """Write bytes a second for people: `1.5 GiB/s`."""
+    return f"{size_text(round(bytes_per_second))}/s"
+
+
 def exact_size_text(length: int) -> str:
     """Write a length for people, and to the byte: `1.5 GiB (1,610,612,736 bytes)`."""
     exact = count_text(length, "byte")

@@ -29,6 +29,7 @@ from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import check_as_if_packing, check_existing
 from moepack.packing.unfinished import is_unfinished
 from moepack.paths import PathOrPaths
+from moepack.phases import Phases
 from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
 from moepack.source.dense import find_dense
@@ -99,8 +100,12 @@ def pack_model(
     summary = of_plan(plan, target, dry_run)
     if not (in_place or dry_run):  # before the source is read for its SHA-256, too
         check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
+    phases = Phases(progress)
     shards = describe_shards(
-        model, sha256=sha256 and not dry_run, threads=threads, progress=progress
+        model,
+        sha256=sha256 and not dry_run,
+        threads=threads,
+        progress=phases.begin(later=plan.data_length),
     )
     described = describe_source(model, shape, shards)
     if in_place:
@@ -117,11 +122,11 @@ def pack_model(
     began = time.monotonic()
     what = (model, described, plan, target)
     if in_place:
-        pack_in_place(*what, threads=threads, progress=progress)
+        pack_in_place(*what, threads=threads, progress=phases.begin())
         written, resumed = plan.data_length, 0
     else:
         _, written, resumed = packer.pack(
-            *what, resume=resume, strong=strong, threads=threads, progress=progress
+            *what, resume=resume, strong=strong, threads=threads, progress=phases.begin()
         )
     seconds = time.monotonic() - began
     summary = as_written(summary, target) if plan.layout.codec else summary

@@ -2,6 +2,7 @@
 
 import math
 
+from moepack import sizes
 from moepack.sizes import size_text
 
 UNKNOWN = "–"
@@ -15,7 +16,7 @@ def length_text(length: float | None) -> str:
 
 def speed_text(bytes_per_second: float | None) -> str:
     """Write bytes a second: `1.5 GiB/s`."""
-    return UNKNOWN if bytes_per_second is None else f"{length_text(bytes_per_second)}/s"
+    return UNKNOWN if bytes_per_second is None else sizes.speed_text(bytes_per_second)
 
 
 def seconds_text(seconds: float | None) -> str:

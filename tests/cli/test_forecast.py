@@ -83,8 +83,9 @@ def test_one_forecast_in_words(box: Path, tmp_path: Path, moepack_command: Run) 
     assert lines[9].startswith(f"receipt {paths[0]}, entry 1: 2,900 tok/s (n_gen, ")
     refused = f"receipt {paths[1]}, entry 1: 2,900 tok/s, not used: it ran another way ("
     assert lines[10].startswith(refused)
-    assert lines[11].startswith("next: llama-bench -m ")
-    assert len(lines) == 12
+    assert lines[11] == "a run of this model here says it better"
+    assert lines[12].startswith("next: llama-bench -m ")
+    assert len(lines) == 13
 
 
 def test_a_forecast_from_the_drive_in_words(no_gpu: Path, moepack_command: Run) -> None:
