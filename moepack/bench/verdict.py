@@ -226,7 +226,7 @@ def _too_few(rounds: Sequence[Round]) -> str:
     count = len(rounds) - len(quiet(rounds))
     if count:
         return (
-            f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}, "
+            f"in {count} of {count_text(len(rounds), 'round')} other processes {_DISTURBED}, "
             f"{len(rounds) - count} are left, and it takes {STRETCHES}; measure when they rest"
         )
     return f"there was time for {count_text(len(rounds), 'round')}, and it takes {STRETCHES}"
@@ -266,6 +266,6 @@ def notes(
         )
     count = len(rounds) - len(quiet(rounds))
     if count:
-        left_out = f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}"
+        left_out = f"in {count} of {count_text(len(rounds), 'round')} other processes {_DISTURBED}"
         sentences.append(f"{left_out}: the comparison leaves them out")
     return tuple(sentences)

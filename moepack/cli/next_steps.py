@@ -46,10 +46,10 @@ def after_pack(summary: PackSummary, source: Sequence[str], *, is_in_place: bool
 
 
 def after_verify(report: Report) -> str | None:
-    """Run a pack that is sound, and a whole model."""
+    """Run a pack in which nothing is wrong, if it is a whole model."""
     import moepack
 
-    if not report.passed:
+    if report.findings:
         return None
     with moepack.open(report.path) as pack:
         return run(report.path) if pack.manifest.is_whole else None

@@ -13,9 +13,9 @@ from moepack.report.values import UNKNOWN, rate_text, seconds_text
 from moepack.sizes import count_text, size_text
 
 _LAYOUTS = {
-    "blobs": "pack, whole blobs",
-    "parts": "pack, part by part",
-    "slices": "shards, slice by slice",
+    "blobs": "pack, blobs",
+    "parts": "pack, parts",
+    "slices": "shards",
 }
 _WORDS = {
     "gain": "a gain",
@@ -57,8 +57,9 @@ def text(report: BenchReport) -> Page:
         f"{size_text(routing.useful_length)} of experts ({routing.origin})",
         f"{count_text(report.round_count, 'round')}; raw and mapped reads go to {held}, "
         f"in huge pages: {huge}",
-        Table(_READS, _reads(report.readings), indent=2),
-        "  ms/token: reading all experts that a token uses; a model computes with them as well",
+        Table(_READS, _reads(report.readings)),
+        "blobs are read whole, parts and the slices of shards one by one; ms/token: reading all "
+        "experts that a token uses, with which a model has to compute as well",
     ]
     if report.gains:
         blocks += ["", "blobs of the pack, times as fast as slices of the shards (interval)"]
@@ -80,7 +81,7 @@ def _tokens(count: float) -> str:
 
 def _reads(readings: Sequence[MeasuredReads]) -> list[list[str]]:
     has_blobs = any(reads.layout == "parts" for reads in readings)
-    names = _LAYOUTS if has_blobs else _LAYOUTS | {"blobs": "shards, part by part"}
+    names = _LAYOUTS if has_blobs else _LAYOUTS | {"blobs": "shards"}
     rows = []
     for reads in readings:
         speeds = (reads.bytes_per_second_lowest, reads.bytes_per_second_highest)

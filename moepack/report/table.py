@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from moepack.report.widths import padded, shortened, text_width
+from moepack.report.widths import padded, shortened, text_width, wrapped
 from moepack.sizes import count_text
 
 _GAP = "  "
@@ -30,6 +30,7 @@ class Fitted(NamedTuple):
     widths: dict[int, int]
     left_out_count: int
     indent: int
+    width: int | None
 
     def heading(self) -> list[str]:
         """Return the line of headings; none where no column has one."""
@@ -49,14 +50,12 @@ class Fitted(NamedTuple):
         return padded(text, width, is_right=column.side == "r")
 
     def note(self) -> list[str]:
-        """Return the line that tells of columns that were left out."""
-        if not self.left_out_count:
+        """Return what tells of columns that were left out."""
+        if not self.left_out_count or self.width is None:
             return []
         them = "it" if self.left_out_count == 1 else "them"
-        return [
-            f"{' ' * self.indent}{count_text(self.left_out_count, 'column')} left out: "
-            f"--json or a wider terminal shows {them}"
-        ]
+        columns = f"{' ' * self.indent}{count_text(self.left_out_count, 'column')} left out"
+        return wrapped(f"{columns}: --json or a wider terminal shows {them}", self.width)
 
 
 class Table(NamedTuple):
@@ -90,7 +89,7 @@ class Table(NamedTuple):
         if width is not None:
             self._leave_out(widths, width)
             self._narrow(widths, width)
-        return Fitted(self.columns, widths, count - len(widths), self.indent)
+        return Fitted(self.columns, widths, count - len(widths), self.indent, width)
 
     def _leave_out(self, widths: dict[int, int], width: int) -> None:
         """Leave out columns until the others fit, with their names as short as can be."""
