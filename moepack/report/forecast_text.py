@@ -172,6 +172,7 @@ def _table(forecasts: tuple[SpeedFacts, ...]) -> Table:
         *(Column("longest", rank=4), Column(count, rank=1), Column("from", rank=9)),
         *(Column("to", rank=9), Column("", "l")),
     ]
+    has_vram = any(one.vram_length != 0 for one in forecasts)
     rows = []
     for one in forecasts:
         if streams:
@@ -179,11 +180,11 @@ def _table(forecasts: tuple[SpeedFacts, ...]) -> Table:
             cells = [held, share_text(one.hit_rate), read]
         else:
             cells = [str(one.cpu_layer_count)]
-        lengths = (one.vram_length, one.memory_length)
+        vram = length_text(one.vram_length) if has_vram else ""
         speeds = (one.tokens_per_second, one.lowest, one.highest, one.ceiling)
         rows.append(
             [
-                *(*cells, *map(length_text, lengths), *map(rate_text, speeds)),
+                *(*cells, vram, length_text(one.memory_length), *map(rate_text, speeds)),
                 UNKNOWN if one.binding is None else _NAMES[one.binding],
                 *map(seconds_text, (one.prompt.seconds, one.prompt.shortest, one.prompt.longest)),
                 "does not fit" if one.fits is False else "",

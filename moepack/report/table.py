@@ -13,7 +13,7 @@ class Column(NamedTuple):
     """A column of a table.
 
     `side` is where its cells stand, `l` or `r`. Where there is too little room, columns are left
-    out, that of the highest `rank` first; those of rank 0 stay. A column with `least` has names,
+    out, those of the highest `rank` first; those of rank 0 stay. A column with `least` has names,
     which are shortened in the middle before that, down to so many columns of a terminal.
     """
 
@@ -94,10 +94,11 @@ class Table(NamedTuple):
     def _leave_out(self, widths: dict[int, int], width: int) -> None:
         """Leave out columns until the others fit, with their names as short as can be."""
         while self._total({n: self._least(n, wide) for n, wide in widths.items()}) > width:
-            number = max(widths, key=lambda n: (self.columns[n].rank, n))
-            if not self.columns[number].rank:
+            highest = max(self.columns[n].rank for n in widths)
+            if not highest:
                 return
-            del widths[number]
+            for number in [n for n in widths if self.columns[n].rank == highest]:
+                del widths[number]
 
     def _narrow(self, widths: dict[int, int], width: int) -> None:
         """Take from columns that may be narrower what a line is too long, the widest first."""
