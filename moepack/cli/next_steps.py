@@ -85,7 +85,9 @@ def after_trace(output: str) -> str | None:
     """Count the choices of a trace."""
     if output == STANDARD_STREAM:
         return None
-    return _moepack("hotness", output, "-o", f"{os.path.splitext(output)[0]}.csv")
+    stem = os.path.splitext(output)[0]
+    counts = f"{stem}-hotness.csv" if os.path.exists(f"{stem}.csv") else f"{stem}.csv"
+    return _moepack("hotness", output, "-o", counts)
 
 
 def after_hotness(output: str, model: str | None) -> str | None:

@@ -33,9 +33,10 @@ class Page:
 
 
 def _lines(block: Block, width: int | None) -> Iterator[str]:
-    lines = block.lines(width) if isinstance(block, Table) else block.split("\n")
-    for line in lines:
-        if width is None or isinstance(block, Verbatim):
-            yield line
-        else:
+    if isinstance(block, Table):
+        yield from block.lines(width)
+    elif width is None or isinstance(block, Verbatim):
+        yield block
+    else:
+        for line in block.split("\n"):
             yield from wrapped(line, width)

@@ -1,7 +1,5 @@
 """Values as text, for people: what is not known is a dash, never 0."""
 
-import math
-
 from moepack import sizes
 from moepack.sizes import size_text
 
@@ -45,9 +43,4 @@ def share_text(share: float | None) -> str:
 
 def rate_text(value: float | None) -> str:
     """Write a rate with three digits and no exponent: `1,010`, `23.4`, `0.52`."""
-    if value is None:
-        return UNKNOWN
-    rounded = float(f"{value:.3g}")
-    decimals = max(0, 2 - math.floor(math.log10(abs(rounded)))) if rounded else 0
-    text = f"{rounded:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if decimals else text
+    return UNKNOWN if value is None else sizes.rate_text(value)
