@@ -86,6 +86,23 @@ def test_all_ways_give_the_same_text_and_are_compared(
     assert text.splitlines()[-3].split()[-2:] == ["–", "–"]
 
 
+@needs_llama
+def test_a_model_that_is_not_packed_is_compared_with_llama_cpp_alone(tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    speed = bench_run(
+        first_shard("qwen3moe"),
+        prompt="Why is the sky blue?",
+        memory=512 * MIB,
+        tokens=4,
+        rounds=1,
+        threads=1,
+        progress=lambda *step: done.append(step),
+    )
+    assert [side.name for side in speed.sides] == ["shards", *LOADINGS]
+    assert speed.same_text is True
+    assert done == [(1, 4)] * 4
+
+
 def least_limit(path: Path, context: int) -> int:
     """Return the least limit within which a pack may run."""
     limits = range(PROGRAM_LENGTH, 1 << 30)

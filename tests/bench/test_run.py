@@ -26,7 +26,7 @@ from moepack.errors import MachineError, RequestError, TraceError
 from moepack.hotness import file
 from moepack.keys import ExpertKey
 from moepack.reading.expert_read import PAGE, FileRead
-from moepack.report import chart
+from moepack.report import bench_text, chart
 from moepack.shape import ROUTED_FAMILY, FamilyShape, ModelShape
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
@@ -370,6 +370,21 @@ def test_bench_without_a_source_gives_no_verdict(
     assert facts["gains"] == []
     assert "--source" in facts["verdict"]
     assert "2 experts a layer" in facts["routing"]["origin"]
+
+
+def test_bench_of_a_model_measures_its_shards_and_compares_nothing() -> None:
+    shard = first_shard("qwen3moe")
+    report = moepack.bench_pack(shard, seconds=0, point_seconds=0, length=100 << 10)
+    assert report.pack == str(shard)
+    assert (report.gains, report.packing_gains) == ((), None)
+    assert report.verdict.startswith("No verdict: these are shards as they lie")
+    assert {reads.layout for reads in report.readings} == {"blobs"}
+    text = str(bench_text.text(report))
+    assert re.search("^shards +reader, cold", text, re.MULTILINE)
+    assert "pack, " not in text
+    with pytest.raises(RequestError, match="not a pack, and nothing to compare") as caught:
+        moepack.bench_pack(shard, source=shard, seconds=0, point_seconds=0)
+    assert "moepack pack" in (caught.value.hint or "")
 
 
 def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:

@@ -93,6 +93,19 @@ def test_an_index_over_shards_has_no_place_for_an_expert(tmp_path: Path) -> None
     assert line.split() == ["2", "0", "0", "–", *size_text(row.length).split()]
 
 
+def test_a_model_that_is_not_packed_is_listed_as_an_index_of_it_is(tmp_path: Path) -> None:
+    source = first_shard("deepseek2")
+    moepack.index_model(source, tmp_path / "index")
+    of_index = list(list_pack(tmp_path / "index"))
+    rows = list(list_pack(source))
+    assert rows[0].layer == 2
+    assert len(rows) == len(of_index)
+    for row, other in zip(rows, of_index, strict=True):
+        is_tensor = isinstance(row, TensorRow)
+        assert row == (other._replace(path=row.path) if is_tensor else other)
+        assert not is_tensor or (row.path is not None and row.path.parent == Path(source).parent)
+
+
 def test_csv_and_json_say_the_same(hot_pack: Path) -> None:
     rows = list(list_pack(hot_pack))
     table = list(csv.DictReader(io.StringIO("".join(listing_text.csv_text(rows)))))

@@ -415,3 +415,16 @@ def test_enough_holds_what_a_token_uses_in_any_layer(tmp_path: Path) -> None:
     nothing = [(step, 3, step) for step in range(4)]
     path = write_route(tmp_path / "new.csv", MODEL + sizes, nothing)
     assert simulate([path], policies=["lru"]).enough_length is None, "nothing comes back"
+
+
+def test_progress_counts_all_caches_and_ends_at_their_number(tmp_path: Path) -> None:
+    done: list[int] = []
+
+    def note(count: int, total: int) -> None:
+        done.append(count)
+        assert sum(done) <= total == len(simulation.POLICIES) * 2 + 2
+
+    path = write_route(tmp_path / "t.csv")
+    options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
+    simulate([path], budgets=["50%", "100%"], prefetch=1, options=options, progress=note)
+    assert sum(done) == len(simulation.POLICIES) * 2 + 2
