@@ -74,6 +74,7 @@ BESIDE = {
     "installed",
     "keys",
     "paths",
+    "phases",
     "shape",
     "sizes",
     "strict_json",
