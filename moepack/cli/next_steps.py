@@ -6,6 +6,7 @@ None where nothing follows, or where a name is missing that only the user knows.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from moepack.verifying.report import Report
 
 _MIB = 1 << 20
+_SHARD = re.compile(r"(-\d{5}-of-\d{5})?\.gguf\Z")
 
 
 def _moepack(*words: str) -> str:
@@ -96,8 +98,8 @@ def after_hotness(output: str, model: str | None) -> str | None:
         return None
     if named_pack(model) is not None:
         return _moepack("rank", model, "--hotness", output)
-    folder = os.path.splitext(model.rstrip("/"))[0]
-    return _moepack("pack", model, "--hotness", output, "-o", f"{folder}.moepack")
+    name = _SHARD.sub("", os.path.basename(model.rstrip("/")))
+    return _moepack("pack", model, "--hotness", output, "-o", f"{name}.moepack")
 
 
 def after_concentration(facts: Concentration, paths: Sequence[str]) -> str | None:

@@ -178,10 +178,11 @@ def suggest(command_line: str | None) -> None:
 def complain(word: str, text: str) -> None:
     """Print `error: …`, `hint: …` or `note: …` to standard error, in colour where wanted.
 
-    It is one line, whatever is in it; a terminal gets it in lines that it does not break.
+    It is one line, whatever is in it; a terminal gets it in lines that it does not break, but for
+    hints, which have commands to paste.
     """
     line = f"{word}: {escaping.one_line(text)}"
-    if (width := columns(err=True)) is not None:
+    if word != "hint" and (width := columns(err=True)) is not None:
         from moepack.report.widths import wrapped
 
         line = "\n".join(wrapped(line, width))

@@ -13,6 +13,7 @@ from moepack.report.widths import text_width
 from tests.support.machines import machine
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import require_disk
+from tests.support.terminals import MOEPACK, on_terminal
 
 MODEL = str(first_shard("qwen3moe"))
 SHORT = "model-00001-of-00006.gguf"
@@ -126,7 +127,7 @@ NEXT = {
     "import": "moepack hotness t.moetrace -o t-hotness.csv",
     "concentration": "moepack hotness t.csv -o t-hotness.csv",
     "simulate": f"moepack run {SHORT} --memory 1MiB",
-    "hotness": f"moepack pack {SHORT} --hotness new.csv -o model-00001-of-00006.moepack",
+    "hotness": f"moepack pack {SHORT} --hotness new.csv -o model.moepack",
     "machine": "moepack place m.moepack --machine new.toml",
     "doctor": "moepack run m.moepack",
 }
@@ -176,3 +177,18 @@ def test_names_of_the_next_step_are_quoted(
 ) -> None:
     assert main.run(["index", SHORT, "-o", "my index", "--threads", "1"]) == 0
     assert capsys.readouterr().out.endswith("\nnext: moepack run 'my index'\n")
+
+
+@pytest.mark.long
+def test_a_real_terminal_is_measured_and_its_errors_break_at_words(folder: Path) -> None:
+    size = 'stty cols 44 rows 24 && unset COLUMNS && exec "$@"'
+    command = ("sh", "-c", size, "sh", *MOEPACK)
+    listed = on_terminal(*command, "list", "m.moepack").splitlines()
+    assert max(map(len, listed)) <= 44
+    assert listed[0].split() == ["layer", "expert", "hotness", "length"]
+    refused = on_terminal(*command, "extract", SHORT, "--layer", "0", "--expert", "0", "-o", "x")
+    lines = re.sub(r"\x1b\[[\d;]*m", "", refused).splitlines()
+    assert max(map(len, lines[:-1])) <= 44
+    words = " ".join(" ".join(lines[:-1]).split())
+    assert words.endswith("no blob here: its parts lie apart in the shards")
+    assert lines[-1].startswith("hint: name a part with --part")

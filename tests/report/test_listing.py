@@ -101,9 +101,11 @@ def test_a_model_that_is_not_packed_is_listed_as_an_index_of_it_is(tmp_path: Pat
     assert rows[0].layer == 2
     assert len(rows) == len(of_index)
     for row, other in zip(rows, of_index, strict=True):
-        is_tensor = isinstance(row, TensorRow)
-        assert row == (other._replace(path=row.path) if is_tensor else other)
-        assert not is_tensor or (row.path is not None and row.path.parent == Path(source).parent)
+        if isinstance(row, TensorRow) and isinstance(other, TensorRow):
+            assert row.path.parent == Path(source).parent
+            assert row == other._replace(path=row.path)
+        else:
+            assert row == other
 
 
 def test_csv_and_json_say_the_same(hot_pack: Path) -> None:
