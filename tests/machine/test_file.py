@@ -301,10 +301,10 @@ def test_what_is_unknown_is_left_out_and_its_form_shown() -> None:
     assert typed.drive == Drive(None, Figure(7 * GB, "typed"))
 
 
-@given(st.floats(1, 10**15))
+@given(st.floats(1 << 20, 10**15))
 def test_what_was_measured_is_written_with_four_digits_in_one_kind_of_unit(speed: float) -> None:
     figure = measured([speed], BYTE_UNITS)
     assert figure.value == pytest.approx(speed, rel=6e-4)
     number, unit = speed_text(figure.value).split()
     assert len(number.replace(".", "").strip("0")) <= 4
-    assert unit in ("B/s", "KiB/s", "MiB/s", "GiB/s", "TiB/s") or figure.value % 1000 == 0
+    assert unit in ("MiB/s", "GiB/s", "TiB/s")
