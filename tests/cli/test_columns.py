@@ -179,6 +179,16 @@ def test_names_of_the_next_step_are_quoted(
     assert capsys.readouterr().out.endswith("\nnext: moepack run 'my index'\n")
 
 
+def test_characters_of_two_columns_count_as_two(folder: Path, prints: Prints) -> None:
+    name = "大きいモデル🚀.moepack"
+    (folder / "m.moepack").rename(folder / name)
+    for columns in (40, 30):
+        *lines, after = prints(f"verify {name}", columns)
+        assert max(map(text_width, lines)) <= columns
+        assert lines[0].startswith(f"{name}: ")
+        assert after == f"next: moepack run '{name}'"
+
+
 @pytest.mark.long
 def test_a_real_terminal_is_measured_and_its_errors_break_at_words(folder: Path) -> None:
     size = 'stty cols 44 rows 24 && unset COLUMNS && exec "$@"'
