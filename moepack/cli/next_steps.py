@@ -59,8 +59,10 @@ def after_verify(report: Report) -> str | None:
 
 def after_inspect(facts: SourceFacts | PackFacts, paths: Sequence[str]) -> str | None:
     """Run a model that has experts."""
-    has_all = facts.is_whole if facts.kind == "pack" else bool(facts.families)  # type: ignore[union-attr]
-    return run(*paths) if has_all else None
+    from moepack.report.facts import PackFacts
+
+    runs = facts.is_whole if isinstance(facts, PackFacts) else bool(facts.families)
+    return run(*paths) if runs else None
 
 
 def after_doctor(facts: DoctorFacts, paths: Sequence[str]) -> str | None:
