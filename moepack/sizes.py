@@ -1,5 +1,6 @@
 """Lengths, alignments and runs of numbers, as arithmetic and as people write them."""
 
+import math
 import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,6 +43,19 @@ def size_text(length: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def speed_text(bytes_per_second: float) -> str:
+    """Write bytes a second for people: `1.5 GiB/s`."""
+    return f"{size_text(round(bytes_per_second))}/s"
+
+
+def rate_text(value: float) -> str:
+    """Write a rate with three digits and no exponent: `1,010`, `23.4`, `0.52`."""
+    rounded = float(f"{value:.3g}")
+    decimals = max(0, 2 - math.floor(math.log10(abs(rounded)))) if rounded else 0
+    text = f"{rounded:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
 
 
 def exact_size_text(length: int) -> str:

@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "programs",
     },
     "bench": {
-        *("moepack", "storage", "source", "reading", "footprint", "pager", "programs"),
+        *("moepack", "storage", "source", "reading", "packing", "footprint", "pager", "programs"),
         *("trace", "trace.formats", "hotness", "machine"),
     },
     "diagnosis": {
@@ -75,6 +75,7 @@ BESIDE = {
     "installed",
     "keys",
     "paths",
+    "phases",
     "shape",
     "sizes",
     "strict_json",

@@ -23,8 +23,9 @@ from moepack.bench.run_memory import PROGRAM_LENGTH, RunMemory, divide_memory
 from moepack.bench.spread import Spread, spread
 from moepack.bench.turns import in_turns
 from moepack.machine.memory_limits import read_memory
+from moepack.packing.opening import open_model
 from moepack.paths import AnyPath, PathOrPaths
-from moepack.reading.pack import Pack
+from moepack.reading.directory import named_pack
 from moepack.sizes import Size, parse_size
 from moepack.source.shards import open_source
 from moepack.storage import page_cache
@@ -113,7 +114,8 @@ def bench_run(
     The page cache counts to the limit, and holds nothing of the model at the start: experts get
     what is left by the programs, the dense part and the context. `pinned` bytes of them are brought
     in at the start, and stay. With `source`, also from the shards as they lie, and by llama.cpp's
-    server alone: mapped, read, and with its defaults, which may repack weights. All get the same
+    server alone: mapped, read, and with its defaults, which may repack weights; so are the shards
+    where `pack` is a GGUF. All get the same
     prompt, threads (by default as many as llama.cpp takes) and micro-batches (by default up to
     2,048 tokens, as memory allows). With `read_limit` each reads up to so many bytes a second, as
     from a slower drive.
@@ -124,9 +126,10 @@ def bench_run(
     Raises RequestError for a limit that is too small, MachineError where a program fails or reads
     cannot be limited, and what opening raises.
     """
-    shards = [] if source is None else [shard.path for shard in open_source(source).shards]
+    named = pack if source is None and named_pack(pack) is None else source
+    shards = [] if named is None else [shard.path for shard in open_source(named).shards]
     context = max(_LEAST_CONTEXT, prompt_tokens + tokens + _SPARE_TOKENS)
-    with Pack(pack) as opened:
+    with open_model(pack) as opened:
         shape, files = opened.shape, [*opened.file_paths, *map(Path, shards)]
         model_length = (shape.dense_length or 0) + shape.expert_length
         limit = int(model_length * _SHARE) + PROGRAM_LENGTH
@@ -137,7 +140,8 @@ def bench_run(
         )
         text = beginning_of(prompt or reference_text(), prompt_tokens, opened)
     request = Request(text, tokens, context, threads)
-    programs = _Programs(os.fspath(pack), shards, files, request, division, pinned)
+    folder = None if named is pack else os.fspath(pack)
+    programs = _Programs(folder, shards, files, request, division, pinned)
     names = programs.names
     advance = progress or (lambda count, total: None)
     if read_limit is not None:
@@ -174,7 +178,7 @@ def bench_run(
 class _Programs:
     """The programs that are measured: one for each way to run the model that is in `files`."""
 
-    pack: str
+    pack: str | None
     shards: Sequence[str]
     files: Sequence[Path]
     request: Request
@@ -184,7 +188,8 @@ class _Programs:
     @property
     def names(self) -> Sequence[str]:
         """What they are called, ours first."""
-        return (_PACK, _SHARDS, *LOADINGS) if self.shards else (_PACK,)
+        ours = (_PACK,) if self.pack is not None else ()
+        return (*ours, _SHARDS, *LOADINGS) if self.shards else ours
 
     def measure(self, name: str, group: ControlGroup | None) -> EngineRun | None:
         """Run one of them, while none of the model is cached; None where it was killed."""
@@ -192,7 +197,7 @@ class _Programs:
         if name in LOADINGS:
             batch = self.memory.micro_batch
             return run_alone(self.shards[0], name, self.request, batch, group)
-        paths = [self.pack] if name == _PACK else self.shards
+        paths = [self.pack] if self.pack is not None and name == _PACK else self.shards
         return run_moepack(paths, self.request, self.memory, self.pinned, group)
 
 

@@ -19,7 +19,7 @@ from moepack.machine.bandwidth import measure_bandwidth
 from moepack.machine.compute import measure_compute
 from moepack.machine.gpus import find_gpus
 from moepack.machine.memory_limits import read_memory
-from moepack.machine.model import STEADY, Drive, Figure, Machine, ReadSpeed, measured
+from moepack.machine.model import BYTE_UNITS, STEADY, Drive, Figure, Machine, ReadSpeed, measured
 from moepack.paths import AnyPath, PathOrPaths
 from moepack.sizes import count_text
 from moepack.storage import page_cache, probe
@@ -129,7 +129,7 @@ def _measure_drive(
         points.append(sequential)
         usages = measure_in_rounds(backend, reads.files, points, seconds, ROUNDS, progress)
     figures = {
-        point: measured([one.length / one.seconds for one in several])
+        point: measured([one.length / one.seconds for one in several], BYTE_UNITS)
         for point, several in usages.items()
     }
     in_order = figures.pop(sequential)

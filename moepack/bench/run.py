@@ -25,13 +25,15 @@ from moepack.bench.report import (
     surface_point,
 )
 from moepack.bench.rounds import Measurement, quiet, readings_of
-from moepack.bench.verdict import cold_is_assured, judge, notes, verdict
+from moepack.bench.verdict import NO_PACK, cold_is_assured, judge, notes, verdict
 from moepack.bench.workload import RoutedLayer, Workload
 from moepack.errors import RequestError
 from moepack.hotness import measure
 from moepack.hotness.stored import stored_counts
 from moepack.keys import ExpertKey
+from moepack.packing.opening import open_model
 from moepack.paths import AnyPath, PathOrPaths
+from moepack.reading.directory import named_pack
 from moepack.reading.pack import Pack
 from moepack.sizes import Size, as_list, parse_size
 from moepack.source.experts import Experts, find_experts, shape_of
@@ -99,6 +101,7 @@ def bench_pack(
 ) -> BenchReport:
     """Measure the drive that the pack at `path` lies on, and what the pack is worth there.
 
+    Of a GGUF at `path` the reads that run from it takes are measured, and nothing is compared.
     `source` is what the pack was made from, to compare with. The experts that are read are those of
     a `trace`; else `experts_used` a layer (by default as many as the model uses) are drawn by a
     file of `hotness`, by the pack's own, or evenly. `depths` are reads in flight, `length` the
@@ -114,7 +117,10 @@ def bench_pack(
     settings.check()
     if trace is not None and hotness is not None:
         raise RequestError("a trace and hotness at once: give one of them")
-    with Pack(path) as pack:
+    if source is not None and named_pack(path) is None:
+        hint = "a source goes with a pack of it: `moepack pack` makes one"
+        raise RequestError("not a pack, and nothing to compare", path=path, hint=hint)
+    with open_model(path) as pack:
         model = None if source is None else _open_model(source)
         reads = _choose_workload(pack, model, trace, hotness, experts_used)
         chosen, why = probe.choose(backend, pack.file_paths, max(settings.depths))
@@ -212,7 +218,7 @@ def measure_pack(
         outcome=said.outcome,
         packing_gains=said.packing_gains,
         needed_seconds=said.needed_seconds,
-        verdict=said.text,
+        verdict=NO_PACK if model is None and _is_apart(pack) else said.text,
         notes=(
             *notes(found.rounds, backend.name, found.was_cold, pack_length),
             *_codec_notes(pack),
@@ -246,9 +252,16 @@ def _length(pack: Pack, routed: RoutedLayer) -> int:
     return sum(pack.hotness(routed.layer, expert).length for expert in routed.experts)
 
 
+def _is_apart(pack: Pack) -> bool:
+    """Return whether the parts of an expert lie apart, as in shards."""
+    return any(file.is_shard for file in pack.index.files)
+
+
 def _layouts(pack: Pack, model: Model | None, layers: Sequence[RoutedLayer]) -> dict[str, Groups]:
     """List what is compared."""
-    layouts = {"blobs": replay.blobs(pack, layers), "parts": replay.parts(pack, layers)}
+    layouts = {"blobs": replay.blobs(pack, layers)}
+    if not _is_apart(pack):  # else a part is read by itself in any case
+        layouts["parts"] = replay.parts(pack, layers)
     if model is not None:
         layouts["slices"] = replay.slices(model.source, model.experts, pack, layers)
     return layouts

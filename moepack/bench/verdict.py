@@ -113,6 +113,9 @@ class Verdict(NamedTuple):
         return None if self.outcome in (None, "undecided") else self.outcome == "gain"
 
 
+NO_SOURCE = "No verdict: without a `source` there is nothing to compare the pack with."
+NO_PACK = "No verdict: these are shards as they lie, and there is no pack to compare them with."
+
 _HEADLINES = {
     "gain": "Packing gains here",
     "loss": "Packing loses here",
@@ -130,8 +133,7 @@ def verdict(
     """Say what packing gains at the best depth, and between which bounds, or why that is open."""
     best = at_best_depth(gains, rounds)
     if best is None:
-        text = "No verdict: without a `source` there is nothing to compare the pack with."
-        return Verdict(None, text)
+        return Verdict(None, NO_SOURCE)
     if backend == "buffered" and not was_cold:
         text = "No verdict: what was read may have come out of the page cache."
         return Verdict(None, text)
@@ -224,7 +226,7 @@ def _too_few(rounds: Sequence[Round]) -> str:
     count = len(rounds) - len(quiet(rounds))
     if count:
         return (
-            f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}, "
+            f"in {count} of {count_text(len(rounds), 'round')} other processes {_DISTURBED}, "
             f"{len(rounds) - count} are left, and it takes {STRETCHES}; measure when they rest"
         )
     return f"there was time for {count_text(len(rounds), 'round')}, and it takes {STRETCHES}"
@@ -264,6 +266,6 @@ def notes(
         )
     count = len(rounds) - len(quiet(rounds))
     if count:
-        left_out = f"in {count} of {len(rounds)} rounds other processes {_DISTURBED}"
+        left_out = f"in {count} of {count_text(len(rounds), 'round')} other processes {_DISTURBED}"
         sentences.append(f"{left_out}: the comparison leaves them out")
     return tuple(sentences)

@@ -21,6 +21,7 @@ from moepack.cli.terminal import (
 )
 from moepack.errors import RequestError
 from moepack.llama_cpp.bounds import MAX_CONTEXT
+from moepack.reading.directory import named_pack
 
 if TYPE_CHECKING:
     from moepack.bench.pace import Schedule
@@ -31,7 +32,7 @@ _RUN_SETTINGS = (
 
 
 @click.command()
-@click.argument("pack_path", type=PathName(), metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="SOURCE_OR_PACK")
 @source_option
 @click.option(
     "--trace",
@@ -152,7 +153,7 @@ def bench(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Measure the drive that PACK lies on, and what the pack is worth there.
+    """Measure the drive that a model lies on, and what a pack of it is worth there.
 
     Reads experts, those of a trace or drawn by hotness, from the pack and, with --source, from the
     shards: through moepack's reader, with a bare backend and memory-mapped, in paired rounds. With
@@ -177,7 +178,7 @@ def bench(
         picture_file(plot_path, force=force, inputs=inputs) as picture,
         progress(None, "measuring", "ms") as advance,
     ):
-        if not source_paths and not as_json and not is_quiet():
+        if not (source_paths or as_json or is_quiet()) and named_pack(pack_path) is not None:
             complain("note", "without --source there is nothing to compare the pack with")
         report = moepack.bench_pack(
             pack_path,

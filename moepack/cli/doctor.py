@@ -3,6 +3,7 @@
 import click
 
 import moepack
+from moepack.cli import next_steps
 from moepack.cli.machine import model_argument, seconds_option
 from moepack.cli.parameters import OutputFolder
 from moepack.cli.progress import progress
@@ -46,4 +47,4 @@ def doctor(
         facts = moepack.doctor(
             model or None, directory=directory, seconds=seconds, prompt=prompt, progress=advance
         )
-    show(facts, as_json, doctor_text.text)
+    show(facts, as_json, doctor_text.text, next_steps.after_doctor(facts, model))

@@ -11,7 +11,7 @@ import moepack
 from moepack.cli.files import force_option, picture_file
 from moepack.cli.model_options import prompt_options
 from moepack.cli.parameters import InputFile, Length, OutputFile, PathName
-from moepack.cli.terminal import json_option, machine_option, quiet_option, show
+from moepack.cli.terminal import json_option, machine_option, quiet_option, show, suggest
 from moepack.errors import RequestError
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ def forecast(
         if picture:
             chart.speeds(facts, picture)
     show(facts, as_json, forecast_text.text)
+    if not as_json:
+        suggest(facts.next_receipt)
 
 
 def _show_formula(given: dict[str, float], as_json: bool) -> None:

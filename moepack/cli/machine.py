@@ -6,6 +6,7 @@ import os
 import click
 
 import moepack
+from moepack.cli import next_steps
 from moepack.cli.files import force_option, output_file
 from moepack.cli.parameters import STANDARD_STREAM, OutputFile, OutputFolder, PathName
 from moepack.cli.progress import progress
@@ -68,6 +69,7 @@ def machine(
     """
     from moepack.machine.file import toml_text
     from moepack.report import machine_text
+    from moepack.report.page import Page, Verbatim
 
     is_file = output not in (None, STANDARD_STREAM) and not is_stream(output or "")
     if directory is None and not model and is_file:
@@ -85,6 +87,7 @@ def machine(
         for note in measured.notes:
             complain("note", note)
     if output is None:
-        show(measured, as_json, lambda found: toml_text(found.machine).rstrip("\n"))
+        show(measured, as_json, lambda found: Page(Verbatim(toml_text(found.machine).rstrip("\n"))))
     else:
-        sum_up(measured, as_json, machine_text.text)
+        next_step = next_steps.after_machine(model, output)
+        sum_up(measured, as_json, machine_text.text, next_step)

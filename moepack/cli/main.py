@@ -7,13 +7,14 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import click
 
 import moepack
 from moepack import installed
-from moepack.cli import packing, packs
+from moepack.cli import next_steps, packing, packs
 from moepack.cli.argument_names import as_typed
 from moepack.cli.bench import bench
 from moepack.cli.doctor import doctor
@@ -107,7 +108,8 @@ def inspect(source_or_pack: tuple[str, ...], as_json: bool) -> None:
     """
     from moepack.report import text
 
-    show(moepack.inspect(source_or_pack), as_json, text.inspected)
+    facts = moepack.inspect(source_or_pack)
+    show(facts, as_json, text.inspected, next_steps.after_inspect(facts, source_or_pack))
 
 
 @cli.command("verify")
@@ -171,13 +173,14 @@ def verify_command(
             write_whole(junit_file, junit.encode(report))
     if as_json or report.findings or not is_quiet():
         shown = None if is_verbose() else verification_text.SHOWN_FINDINGS
-        show(report, as_json, lambda outcome: verification_text.report(outcome, shown))
+        next_step = next_steps.after_verify(report)
+        show(report, as_json, partial(verification_text.report, shown=shown), next_step)
     if report.findings:
         raise SystemExit(ExitCode.DIFFERENCES)
 
 
 @cli.command()
-@click.argument("pack_path", type=PathName(), metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="SOURCE_OR_PACK")
 @_layer_option
 @_expert_option
 @_family_option
@@ -187,15 +190,16 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None, as_json:
 
     Example: moepack locate model.moepack --layer 3 --expert 17
     """
+    from moepack.packing.opening import open_model
     from moepack.report import inspection, text
 
-    with moepack.open(pack_path) as opened:
+    with open_model(pack_path) as opened:
         facts = inspection.describe_blob(opened, layer, expert, family=family)
     show(facts, as_json, text.blob)
 
 
 @cli.command()
-@click.argument("pack_path", type=PathName(), metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="SOURCE_OR_PACK")
 @_layer_option
 @_expert_option
 @click.option("--part", help="A part: ffn_up_exps.weight, or up for short.")
@@ -218,11 +222,12 @@ def extract(
 
     Example: moepack extract m.moepack --layer 3 --expert 17 --part up -o up.bin
     """
+    from moepack.packing.opening import open_model
     from moepack.report import inspection, text
     from moepack.report.facts import ExtractFacts
 
     with output_file(output, force=force) as target:
-        with moepack.open(pack_path) as opened, opened.reader(backend="buffered") as reader:
+        with open_model(pack_path) as opened, opened.reader(backend="buffered") as reader:
             if part is None:
                 facts = inspection.describe_blob(opened, layer, expert, family=family)
                 problem = None

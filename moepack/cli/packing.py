@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from moepack.cli import next_steps
 from moepack.cli.files import force_option
 from moepack.cli.parameters import (
     InputFile,
@@ -23,6 +24,7 @@ from moepack.cli.progress import progress
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
+    lay_out,
     quiet_option,
     say,
     sum_up,
@@ -138,7 +140,7 @@ def pack(
 
     def planned(summary: PackSummary) -> None:
         if not as_json and not is_quiet():
-            say(pack_text.plan(printable(summary)))
+            lay_out(pack_text.plan(printable(summary)))
 
     call = partial(
         pack_model,
@@ -162,7 +164,8 @@ def pack(
         _ask_for_shards(call(dry_run=True))
     with progress(None, "packing") as advanced:
         summary = call(dry_run=dry_run, planned=planned, progress=advanced)
-    sum_up(summary, as_json, partial(pack_text.packed, is_in_place=in_place))
+    next_step = next_steps.after_pack(summary, source, is_in_place=in_place)
+    sum_up(summary, as_json, pack_text.packed, next_step)
     if dry_run and summary.in_place and summary.in_place.refusals:
         raise RequestError("it would be refused", hint="see above")
 
@@ -228,7 +231,7 @@ def index(
             threads=threads,
             progress=advanced,
         )
-    sum_up(summary, as_json, pack_text.indexed)
+    sum_up(summary, as_json, pack_text.indexed, next_steps.run(target))
 
 
 @click.command()
@@ -355,4 +358,4 @@ def gguf(
             threads=threads,
             progress=advanced,
         )
-    sum_up(summary, as_json, pack_text.exported)
+    sum_up(summary, as_json, pack_text.exported, next_steps.after_export(summary))

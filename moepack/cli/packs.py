@@ -2,19 +2,23 @@
 
 import contextlib
 import sys
+from itertools import chain
 
 import click
 
 import moepack
+from moepack.cli import next_steps
 from moepack.cli.parameters import InputFile, Length, OutputFolder, PathName
 from moepack.cli.progress import progress
 from moepack.cli.terminal import (
+    columns,
     complain,
     json_option,
     pass_on,
     quiet_option,
     say,
     show,
+    suggest,
     sum_up,
     verbose_option,
 )
@@ -24,7 +28,7 @@ from moepack.sizes import Size, size_text
 
 
 @click.command("list")
-@click.argument("pack_path", type=PathName(), metavar="PACK")
+@click.argument("pack_path", type=PathName(), metavar="SOURCE_OR_PACK")
 @click.option(
     "--hottest",
     type=Length(share_of="experts"),
@@ -46,18 +50,22 @@ def list_(
     if as_csv and as_json:
         raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
     rows = moepack.list_pack(pack_path, hottest=hottest, layers=layer_text)
-    write = listing_text.table
+    first_row = next(rows, None)
+    rows = rows if first_row is None else chain([first_row], rows)
     if as_csv:
-        write = listing_text.csv_text
-    if as_json:
-        write = listing_text.json_text
-    lines = write(rows)
+        lines = listing_text.csv_text(rows)
+    elif as_json:
+        lines = listing_text.json_text(rows)
+    else:
+        lines = listing_text.table(rows, columns())
     first = next(lines, "")
     pass_on([first])
     pass_on(lines)
     if not first and hottest is not None:
         fitting = hottest if isinstance(hottest, str) else size_text(hottest)
         complain("note", f"no blob fits into {fitting}")
+    if first_row is not None and not (as_csv or as_json) and columns() is not None:
+        suggest(next_steps.after_list(pack_path, first_row))
 
 
 @click.command()
@@ -125,7 +133,7 @@ def mirror(
     else:
         with progress(None, "mirroring") as advanced:
             summary = moepack.mirror_pack(pack_path, target, hottest=hottest, progress=advanced)
-        sum_up(summary, as_json, mirror_text.made)
+        sum_up(summary, as_json, mirror_text.made, next_steps.run(pack_path))
 
 
 @click.command()
@@ -147,7 +155,7 @@ def mount(pack_path: str, target: str, as_json: bool) -> None:
     def started(facts: MountFacts) -> None:
         # Nobody may read it, but the files are there; and click knows no other thread.
         with contextlib.suppress(OSError), context.scope(cleanup=False):
-            show(facts, as_json, pack_text.mounted)
+            show(facts, as_json, pack_text.mounted, next_steps.after_mount(facts))
             sys.stdout.flush()
 
     def failed(error: MoepackError) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from moepack.cli.terminal import is_quiet, is_verbose, say
-from moepack.sizes import size_text
+from moepack.report.values import seconds_text, speed_text
+from moepack.sizes import count_text, size_text
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BEFORE_BAR = 0.3
@@ -78,9 +79,9 @@ class _Lines:
     def summary(self) -> str:
         """Return what was done, in what time."""
         seconds = time.monotonic() - self._began
-        text = f"{self._what}: {self._amount(self._count)} in {seconds:.1f} s"
-        if self._unit == "B" and seconds > 0:
-            text += f", {size_text(round(self._count / seconds))}/s"
+        text = f"{self._what}: {self._amount(self._count)} in {seconds_text(seconds)}"
+        if self._unit == "B" and self._count and seconds > 0:
+            text += f", {speed_text(self._count / seconds)}"
         return text
 
     def _state(self, seconds: float) -> str:
@@ -90,7 +91,7 @@ class _Lines:
         share = min(self._count / self._total, 1.0)
         done, total = self._amount(self._count), self._amount(self._total)
         text = f"{int(100 * share):>3} %  {done} of {total}"
-        if self._unit == "B" and seconds > 0:
+        if self._unit == "B" and self._count and seconds > 0:
             text += f"  {size_text(round(self._count / seconds))}/s"
         if share > 0:
             text += f"  {_duration(seconds / share - seconds)} left"
@@ -101,7 +102,7 @@ class _Lines:
             return size_text(count)
         if self._unit == "ms":
             return _duration(count / 1000)
-        return f"{count:,} {self._unit}"
+        return count_text(count, self._unit.removesuffix("s"))
 
 
 class _Bar(_Lines):

@@ -3,6 +3,7 @@
 import click
 
 import moepack
+from moepack.cli import next_steps
 from moepack.cli.files import force_option, picture_file
 from moepack.cli.parameters import Counts, InputFile, OutputFile, PathName
 from moepack.cli.progress import progress
@@ -97,7 +98,7 @@ def simulate(
         )
         if picture:
             chart.hit_rates(facts, ", ".join(paths), picture)
-    show(facts, as_json, simulation_text.text)
+    show(facts, as_json, simulation_text.text, next_steps.after_simulate(facts, model_path))
 
 
 def _list(text: str | None) -> list[str]:

@@ -4,16 +4,22 @@ Here alone text goes to the streams. Names come from files, so that nothing that
 obey is printed, but for what moepack draws itself.
 """
 
+from __future__ import annotations
+
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from moepack import escaping
 from moepack.cli.argument_names import as_typed
 from moepack.cli.parameters import InputFile, PathName, output_is_taken
+
+if TYPE_CHECKING:
+    from moepack.report.page import Page
 
 Facts = TypeVar("Facts")
 
@@ -111,35 +117,82 @@ def draw(text: str) -> None:
     click.echo(text, nl=False, err=True)
 
 
-def show(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
+def columns(*, err: bool = False) -> int | None:
+    """Return the columns of the terminal that is printed to; None for pipes and files."""
+    stream = sys.stderr if err else sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def lay_out(page: Page | str, *, err: bool = False) -> None:
+    """Print a page in lines that a terminal does not break, with arguments as they are typed."""
+    from moepack.report.page import Page
+
+    command = click.get_current_context().command
+    laid_out = page if isinstance(page, Page) else Page(page)
+    typed = laid_out.with_texts(lambda text: as_typed(text, command))
+    say(typed.text(columns(err=err)), err=err)
+
+
+def show(
+    facts: Facts,
+    as_json: bool,
+    render: Callable[[Facts], Page | str],
+    next_step: str | None = None,
+) -> None:
     """Print what was asked for: as one JSON object, or as `render` writes it for people.
 
-    Where standard output is for a file, it goes to standard error.
+    Where standard output is for a file, it goes to standard error. People on a terminal are told
+    the `next_step`, a command line to paste; programs that read the answer are not.
     """
     from moepack.report.json_text import json_text
     from moepack.report.printable import printable
 
+    err = output_is_taken()
     if as_json:
-        text = json_text(facts)
-    else:
-        text = as_typed(render(printable(facts)), click.get_current_context().command)
-    say(text, err=output_is_taken())
+        say(json_text(facts), err=err)
+        return
+    lay_out(render(printable(facts)), err=err)
+    if columns(err=err) is not None:
+        suggest(next_step)
 
 
-def sum_up(facts: Facts, as_json: bool, render: Callable[[Facts], str]) -> None:
-    """Print, as `show` does, what a command has done; quiet ones print it only as JSON."""
+def sum_up(
+    facts: Facts,
+    as_json: bool,
+    render: Callable[[Facts], Page | str],
+    next_step: str | None = None,
+) -> None:
+    """Print, as `show` does, what a command has done; quiet ones print it only as JSON.
+
+    The `next_step` is told wherever that is, as in the log of a job.
+    """
     if as_json or not is_quiet():
         show(facts, as_json, render)
+    if not as_json:
+        suggest(next_step)
+
+
+def suggest(command_line: str | None) -> None:
+    """Print a command line to paste, `next: …`, if there is one; quiet commands do not."""
+    if command_line is not None and not is_quiet():
+        say(f"next: {command_line}", err=output_is_taken())
 
 
 def complain(word: str, text: str) -> None:
     """Print `error: …`, `hint: …` or `note: …` to standard error, in colour where wanted.
 
-    It is one line, whatever is in it.
+    It is one line, whatever is in it; a terminal gets it in lines that it does not break, but for
+    hints, which have commands to paste.
     """
-    label = click.style(f"{word}:", fg="red" if word == "error" else "cyan", bold=True)
-    label = label if _has_colours() else f"{word}:"
-    click.echo(f"{label} {escaping.one_line(text)}", err=True)
+    line = f"{word}: {escaping.one_line(text)}"
+    if word != "hint" and (width := columns(err=True)) is not None:
+        from moepack.report.widths import wrapped
+
+        line = "\n".join(wrapped(line, width))
+    if _has_colours():
+        label = click.style(f"{word}:", fg="red" if word == "error" else "cyan", bold=True)
+        line = label + line.removeprefix(f"{word}:")
+    click.echo(line, err=True)
 
 
 def _has_colours() -> bool:

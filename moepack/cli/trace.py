@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import moepack
+from moepack.cli import next_steps
 from moepack.cli.files import force_option, output_file, output_option, picture_file
 from moepack.cli.parameters import InputFile, Length, OutputFile, PathName
 from moepack.cli.progress import progress
@@ -75,7 +76,8 @@ def import_(
     options = _options(form, lenient, model_path, None)
     with output_file(output, force=force, append=append, inputs=paths) as target:
         summary = moepack.import_trace(paths, target, append=append, force=force, options=options)
-    sum_up(replace(summary, path=output), as_json, trace_text.imported)
+    next_step = next_steps.after_trace(output)
+    sum_up(replace(summary, path=output), as_json, trace_text.imported, next_step)
 
 
 @trace.command()
@@ -145,7 +147,8 @@ def concentration(
         facts = sample.concentration()
         if picture:
             chart.heat(*sample.heat_table(), sample.curves(), ", ".join(paths), picture)
-    show(facts, as_json, trace_text.concentration)
+    next_step = next_steps.after_concentration(facts, paths)
+    show(facts, as_json, trace_text.concentration, next_step)
 
 
 @trace.command()
@@ -249,7 +252,8 @@ def record(
             memory=memory,
             progress=advanced,
         )
-    sum_up(replace(summary, path=output), as_json, trace_text.imported)
+    next_step = next_steps.after_trace(output)
+    sum_up(replace(summary, path=output), as_json, trace_text.imported, next_step)
 
 
 @click.command()
@@ -325,7 +329,8 @@ def hotness(
             options=_options(form, lenient, model_path, pack_path),
         )
         save(measured.hotness, target)
-    sum_up(measured.facts(output), as_json, trace_text.hotness)
+    next_step = next_steps.after_hotness(output, model_path or pack_path)
+    sum_up(measured.facts(output), as_json, trace_text.hotness, next_step)
 
 
 def _learned(path: str, output: str | None, force: bool, forget: bool, as_json: bool) -> None:
@@ -342,7 +347,8 @@ def _learned(path: str, output: str | None, force: bool, forget: bool, as_json: 
     if output is not None:
         with output_file(output, force=force) as target:
             save(moepack.learned_hotness(path), target)
-    sum_up(moepack.learned_facts(path), as_json, trace_text.learned)
+    next_step = None if output is None else next_steps.after_hotness(output, path)
+    sum_up(moepack.learned_facts(path), as_json, trace_text.learned, next_step)
 
 
 def _options(

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from moepack.diagnosis.finding import Finding
 from moepack.machine.model import STEADY, Drive
-from moepack.sizes import size_text
+from moepack.sizes import size_text, speed_text
 
 _DEPTH = 4
 _SLOW = 0.5e9
 """Bytes a second: below, a token of most models takes seconds."""
 _LITTLE = 0.6
 """Of reads in order: what random ones should reach at least."""
-_GB = 1e9
 
 
 def check_drive(drive: Drive | None, notes: Sequence[str]) -> Finding:
@@ -23,9 +22,9 @@ def check_drive(drive: Drive | None, notes: Sequence[str]) -> Finding:
         return Finding("drive", None, "unknown", reason)
     length = max(read.length for read in drive.reads)
     speed = drive.speed(length, _DEPTH)
-    measured = f"{speed.value / _GB:.2f} GB/s in random reads of {size_text(length)}"
+    measured = f"{speed_text(speed.value)} in random reads of {size_text(length)}"
     if drive.sequential is not None:
-        measured += f", {drive.sequential.value / _GB:.2f} GB/s in order"
+        measured += f", {speed_text(drive.sequential.value)} in order"
     if (speed.spread or 1.0) > STEADY:
         hint = "the drive is shared, throttled or hot: it was much faster a moment before"
         return Finding("drive", measured, "limit", hint)

@@ -14,12 +14,11 @@ from moepack.machine.memory_limits import (
     system_memory,
 )
 from moepack.machine.model import STEADY, Figure
-from moepack.sizes import size_text
+from moepack.sizes import size_text, speed_text
 
 _LITTLE = 0.25
 """Of all memory: with less of it free, something else has the rest."""
 _NODES = Path("/sys/devices/system/node")
-_GB = 1e9
 
 
 def check_free_memory() -> Finding:
@@ -57,9 +56,9 @@ def check_bandwidth(bandwidth: Figure | None, nodes: Path = _NODES) -> Finding:
     if bandwidth is None:
         hint = "too little memory is free to measure it"
         return Finding("memory bandwidth", None, "unknown", hint)
-    measured = f"{bandwidth.value / _GB:.1f} GB/s"
+    measured = speed_text(bandwidth.value)
     if (bandwidth.spread or 1.0) > STEADY:
-        ends = f" ({(bandwidth.lowest or 0) / _GB:.1f} to {(bandwidth.highest or 0) / _GB:.1f})"
+        ends = f" ({speed_text(bandwidth.lowest or 0)} to {speed_text(bandwidth.highest or 0)})"
         hint = "others use the memory as well: tokens take longer meanwhile"
         return Finding("memory bandwidth", measured + ends, "limit", hint)
     node_count = len(list(nodes.glob("node[0-9]*")))

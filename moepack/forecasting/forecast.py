@@ -27,7 +27,7 @@ from moepack.forecasting.ways import Model, Way
 from moepack.machine.file import read_machine
 from moepack.machine.model import Figure, Machine
 from moepack.paths import AnyPath, PathOrPaths, path_texts
-from moepack.sizes import Size, parse_size, size_text
+from moepack.sizes import Size, parse_size, rate_text, size_text
 
 _BUDGET_COUNT = 12
 _NO_CACHE = (
@@ -320,7 +320,7 @@ class _Forecasts:
             return receipt, None
         least = ceiling_seconds(self._machine, reads, self._model.read_length)
         if least and receipt.tokens_per_second * least > _MOST_OF_CEILING and not receipt.flaw:
-            most = f"at most {1 / least:.3g} tok/s"
+            most = f"at most {rate_text(1 / least)} tok/s"
             flaw = (
                 f"the machine's bandwidths allow {most}: one of them is wrong, or it ran elsewhere"
             )

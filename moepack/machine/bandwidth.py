@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from moepack.machine.memory_limits import available_memory
-from moepack.machine.model import Figure, measured
+from moepack.machine.model import BYTE_UNITS, Figure, measured
 
 _CPUS = Path("/sys/devices/system/cpu")
 _LEAST_LENGTH = 256 << 20
@@ -46,7 +46,7 @@ def measure_bandwidth(
     walk = _Walk(length, clock, progress)
     trials = {threads: walk.rounds(threads, _TRIALS) for threads in thread_counts(cpu_count())}
     fastest = max(trials, key=lambda threads: measured(trials[threads]).value)
-    return measured(walk.rounds(fastest, _LEAST_ROUNDS, end))
+    return measured(walk.rounds(fastest, _LEAST_ROUNDS, end), BYTE_UNITS)
 
 
 class _Walk:

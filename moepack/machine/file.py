@@ -249,7 +249,8 @@ class _MachineDecoder:
 _HEADING = """\
 # A machine, as moepack knows it. A figure says where it comes from: it was measured, or read from
 # the kernel or a driver; what you type is a text alone, such as bandwidth = "936 GB/s".
-# What is not known is left out. Lengths: MiB, GiB …; bandwidths: MB/s, GB/s …
+# What is not known is left out. Lengths: MiB, GiB, MB, GB …; bandwidths: MiB/s, GiB/s, and
+# MB/s, GB/s as makers have them.
 """
 _NO_GPU = """\
 

@@ -38,15 +38,24 @@ class Figure(NamedTuple):
         return self.highest / self.lowest
 
 
-def measured(values: Sequence[float]) -> Figure:
+BYTE_UNITS = tuple(1024.0**n for n in range(5))
+"""What bytes are counted in: B, KiB, MiB and so on."""
+
+
+def measured(values: Sequence[float], units: Sequence[float] = (1.0,)) -> Figure:
     """Return what several measurements say: their median, which is what lasts, and their ends.
 
-    With four digits: no two measurements agree on more.
+    With four digits, in the largest of `units` that it has: no two measurements agree on more.
     """
     middle, lowest, highest = (
-        float(f"{value:.4g}") for value in (statistics.median(values), min(values), max(values))
+        _rounded(value, units) for value in (statistics.median(values), min(values), max(values))
     )
     return Figure(middle, "measured", lowest, highest)
+
+
+def _rounded(value: float, units: Sequence[float]) -> float:
+    unit = max((unit for unit in units if unit <= value), default=1.0)
+    return float(f"{value / unit:.4g}") * unit
 
 
 class Gpu(NamedTuple):

@@ -59,10 +59,8 @@ def length_text(length: float) -> str:
 
 
 def speed_text(speed: float) -> str:
-    """Write bytes a second, in a decimal unit."""
-    number = _exact(speed)
-    unit = next(unit for unit in reversed(_DECIMAL) if number >= _SPEEDS[unit] or unit == "B")
-    return f"{_plain(number.scaleb(-3 * _DECIMAL.index(unit)))} {unit}/s"
+    """Write bytes a second, in the unit that gives the shortest text."""
+    return f"{length_text(speed)}/s"
 
 
 def compute_text(speed: float) -> str:

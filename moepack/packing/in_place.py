@@ -66,6 +66,14 @@ class InPlacePlan(NamedTuple):
     extra_length: int
     refusals: tuple[MoepackError, ...]
 
+    def check(self) -> None:
+        """Raise the first refusal, with the others as its notes."""
+        if self.refusals:
+            first, *others = self.refusals
+            for other in others:
+                first.add_note(f"also: {other}")
+            raise first
+
 
 def examine(
     source: Source, described: SourceEntry, plan: Plan, target: str | os.PathLike[str]
@@ -122,11 +130,7 @@ def pack_in_place(
     Raises what `examine` finds before anything is touched. Raises SourceError or MachineError for
     what fails on the way; if no byte of the shards was given up yet, they are put back.
     """
-    refusals = examine(source, described, plan, target).refusals
-    if refusals:
-        for other in refusals[1:]:
-            refusals[0].add_note(f"also: {other}")
-        raise refusals[0]
+    examine(source, described, plan, target).check()
     path = Path(target)
     with translated(path):
         unfinished = _make(path)

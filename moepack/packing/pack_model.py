@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from moepack.errors import RequestError, SourceError
-from moepack.format.source_entry import SourceEntry
 from moepack.format.tables import DataFile
 from moepack.hotness.model import Hotness
 from moepack.packing import packer
 from moepack.packing.chosen_hotness import load_hotness
 from moepack.packing.codec import parse as parse_codec
-from moepack.packing.in_place import examine, pack_in_place, resume_in_place
+from moepack.packing.in_place import InPlacePlan, examine, pack_in_place, resume_in_place
 from moepack.packing.layout import DEFAULT, Layout, load
 from moepack.packing.pack_summary import (
     InPlaceFacts,
@@ -25,11 +24,12 @@ from moepack.packing.pack_summary import (
     of_plan,
 )
 from moepack.packing.packer import DEFAULT_THREADS, Progress
-from moepack.packing.plan import Plan, make
+from moepack.packing.plan import make
 from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import check_as_if_packing, check_existing
 from moepack.packing.unfinished import is_unfinished
 from moepack.paths import PathOrPaths
+from moepack.phases import Phases
 from moepack.shape import ModelShape
 from moepack.sizes import parse_ranges
 from moepack.source.dense import find_dense
@@ -98,12 +98,21 @@ def pack_model(
         layers=_chosen_layers(layers, shape, mtp),
     )
     summary = of_plan(plan, target, dry_run)
+    if not (in_place or dry_run):  # before the source is read for its SHA-256, too
+        check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
+    phases = Phases(progress)
     shards = describe_shards(
-        model, sha256=sha256 and not dry_run, threads=threads, progress=progress
+        model,
+        sha256=sha256 and not dry_run,
+        threads=threads,
+        progress=phases.begin(later=plan.data_length),
     )
     described = describe_source(model, shape, shards)
     if in_place:
-        summary = replace(summary, in_place=_in_place_facts(model, described, plan, target))
+        found = examine(model, described, plan, target)
+        if not dry_run:
+            found.check()
+        summary = replace(summary, in_place=_in_place_facts(model, found))
     if planned is not None:
         planned(summary)
     if dry_run:
@@ -113,11 +122,11 @@ def pack_model(
     began = time.monotonic()
     what = (model, described, plan, target)
     if in_place:
-        pack_in_place(*what, threads=threads, progress=progress)
+        pack_in_place(*what, threads=threads, progress=phases.begin())
         written, resumed = plan.data_length, 0
     else:
         _, written, resumed = packer.pack(
-            *what, resume=resume, strong=strong, threads=threads, progress=progress
+            *what, resume=resume, strong=strong, threads=threads, progress=phases.begin()
         )
     seconds = time.monotonic() - began
     summary = as_written(summary, target) if plan.layout.codec else summary
@@ -144,10 +153,7 @@ def _layout(
     return chosen if codec is None else chosen.with_codec(parse_codec(codec))
 
 
-def _in_place_facts(
-    source: Source, described: SourceEntry, plan: Plan, target: str | os.PathLike[str]
-) -> InPlaceFacts:
-    found = examine(source, described, plan, target)
+def _in_place_facts(source: Source, found: InPlacePlan) -> InPlaceFacts:
     return InPlaceFacts(
         shards=tuple(DataFile(header.path, header.file_length) for header in source.shards),
         unit_count=found.unit_count,

@@ -4,14 +4,18 @@ import math
 from collections.abc import Sequence
 
 from moepack.bench.pace import Schedule
-from moepack.bench.report import BenchReport, MeasuredReads, SurfacePoint
+from moepack.bench.report import BenchReport, MeasuredReads
 from moepack.bench.verdict import Gain
+from moepack.report.page import Block, Page
+from moepack.report.surface import mib_text, surface
+from moepack.report.table import Column, Table
+from moepack.report.values import UNKNOWN, rate_text, seconds_text
 from moepack.sizes import count_text, size_text
 
 _LAYOUTS = {
-    "blobs": "pack, whole blobs",
-    "parts": "pack, part by part",
-    "slices": "shards, slice by slice",
+    "blobs": "pack, blobs",
+    "parts": "pack, parts",
+    "slices": "shards",
 }
 _WORDS = {
     "gain": "a gain",
@@ -25,8 +29,8 @@ def announced(schedule: Schedule) -> str:
     """Write what is going to be done."""
     seconds, rounds = schedule.total_seconds, count_text(schedule.round_count, "round")
     said = (
-        f"the comparison takes about {seconds:.0f} s, up to twice that where others disturb it: "
-        f"{rounds}, each way with {size_text(schedule.portion_length)} of experts"
+        f"the comparison takes about {seconds_text(seconds)}, up to twice that where others "
+        f"disturb it: {rounds}, each way with {size_text(schedule.portion_length)} of experts"
     )
     if schedule.seconds < schedule.needed_seconds:
         needed = schedule.needed_seconds
@@ -34,31 +38,40 @@ def announced(schedule: Schedule) -> str:
     return said
 
 
-def text(report: BenchReport) -> str:
+def text(report: BenchReport) -> Page:
     """Write the whole report: tables, notes, and the verdict last."""
-    lines = [f"{report.pack}, {size_text(report.pack_length)}, read with {report.backend}"]
+    blocks: list[Block] = [
+        f"{report.pack}, {size_text(report.pack_length)}, read with {report.backend}"
+    ]
     for order in dict.fromkeys(point.order for point in report.surface):
-        lines += ["", f"{order} reads, MiB/s by size and reads in flight"]
-        lines += _surface([point for point in report.surface if point.order == order])
+        blocks += ["", f"{order} reads, MiB/s by size and reads in flight"]
+        points = [point for point in report.surface if point.order == order]
+        blocks.append(surface(((p.length, p.depth, p.bytes_per_second) for p in points), indent=2))
     routing, buffers = report.routing, report.raw_buffers
     held = f"{count_text(buffers.count, 'buffer')} of {size_text(buffers.length)}"
     huge = "unknown" if buffers.huge_page_share is None else f"{buffers.huge_page_share:.0%}"
-    lines += [
+    blocks += [
         "",
         f"routed reads: {_tokens(routing.token_count)}, "
         f"{count_text(routing.routed_layer_count, 'layer')}, "
         f"{size_text(routing.useful_length)} of experts ({routing.origin})",
         f"{count_text(report.round_count, 'round')}; raw and mapped reads go to {held}, "
         f"in huge pages: {huge}",
-        f"  {'':<22} {'':<12} {'depth':>5} {'MiB/s':>7} {'(spread)':>15} "
-        f"{'CPU s/GiB':>9} {'reads/token':>11} {'ms/token':>9} {'tok/s':>7}",
+        Table(_READS, _reads(report.readings)),
+        "blobs are read whole, parts and the slices of shards one by one; ms/token: reading all "
+        "experts that a token uses, with which a model has to compute as well",
     ]
-    lines += [_reads(reads) for reads in report.readings]
     if report.gains:
-        lines += ["", "blobs of the pack, times as fast as slices of the shards (interval)"]
-        lines += [_gain(gain) for gain in report.gains]
-    lines += [*(f"note: {note}" for note in report.notes), "", report.verdict]
-    return "\n".join(lines)
+        blocks += ["", "blobs of the pack, times as fast as slices of the shards (interval)"]
+        blocks.append(Table(_GAINS, [_gain(gain) for gain in report.gains], indent=2))
+    return Page(*blocks, *(f"note: {note}" for note in report.notes), "", report.verdict)
+
+
+_READS = (
+    *(Column("", "l"), Column("", "l"), Column("depth"), Column("MiB/s"), Column("spread", rank=2)),
+    *(Column("CPU s/GiB", rank=4), Column("reads/token", rank=3), Column("ms/token", rank=1)),
+)
+_GAINS = (Column("", "l"), Column(""), Column("", "l"), Column("", "l", rank=1))
 
 
 def _tokens(count: float) -> str:
@@ -66,31 +79,26 @@ def _tokens(count: float) -> str:
     return count_text(int(count), "token") if count == int(count) else f"{count:,.1f} tokens"
 
 
-def _surface(points: Sequence[SurfacePoint]) -> list[str]:
-    speeds = {(point.length, point.depth): point.bytes_per_second for point in points}
-    lengths = sorted({point.length for point in points})
-    depths = sorted({point.depth for point in points})
-    lines = ["  " + " " * 10 + "".join(f"{depth:>7}" for depth in depths)]
-    for length in lengths:
-        cells = [speeds.get((length, depth)) for depth in depths]
-        row = "".join(" " * 7 if cell is None else f"{cell / (1 << 20):>7.0f}" for cell in cells)
-        lines.append(f"  {size_text(length):>10}{row}")
-    return lines
+def _reads(readings: Sequence[MeasuredReads]) -> list[list[str]]:
+    has_blobs = any(reads.layout == "parts" for reads in readings)
+    names = _LAYOUTS if has_blobs else _LAYOUTS | {"blobs": "shards"}
+    rows = []
+    for reads in readings:
+        speeds = (reads.bytes_per_second_lowest, reads.bytes_per_second_highest)
+        lowest, highest = map(mib_text, speeds)
+        name, median = names[reads.layout], mib_text(reads.bytes_per_second)
+        rows.append(
+            [
+                *(name, f"{reads.way}, {reads.state}", str(reads.depth), median),
+                *(f"{lowest} to {highest}", f"{reads.cpu_seconds_per_gib:.3f}"),
+                *(f"{reads.reads_per_token:,.0f}", rate_text(reads.seconds_per_token * 1e3)),
+            ]
+        )
+    return rows
 
 
-def _reads(reads: MeasuredReads) -> str:
-    speeds = (reads.bytes_per_second, reads.bytes_per_second_lowest, reads.bytes_per_second_highest)
-    median, lowest, highest = (speed / (1 << 20) for speed in speeds)
-    return (
-        f"  {_LAYOUTS[reads.layout]:<22} {f'{reads.way}, {reads.state}':<12} "
-        f"{reads.depth:>5} {median:>7.0f} {f'({lowest:.0f} to {highest:.0f})':>15} "
-        f"{reads.cpu_seconds_per_gib:>9.3f} {reads.reads_per_token:>11.0f} "
-        f"{reads.seconds_per_token * 1e3:>9.1f} {1 / reads.seconds_per_token:>7.1f}"
-    )
-
-
-def _gain(gain: Gain) -> str:
-    numbers = "–"
+def _gain(gain: Gain) -> list[str]:
+    numbers = UNKNOWN
     if gain.ratio is not None:
         numbers = f"{gain.ratio:.2f} ({gain.low:.2f} to {gain.high:.2f})"
-    return f"  {f'{gain.way}, {gain.state}':<12} {gain.depth:>5}  {numbers:<22} {_WORDS[gain.word]}"
+    return [f"{gain.way}, {gain.state}", str(gain.depth), numbers, _WORDS[gain.word]]

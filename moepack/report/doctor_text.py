@@ -4,13 +4,16 @@ from collections.abc import Iterator
 
 from moepack.diagnosis.doctor import DoctorFacts
 from moepack.diagnosis.prognosis import ANSWER_TOKENS, Prognosis
-from moepack.report.forecast_text import prompt_words, seconds_text, speed_words
-from moepack.report.table import aligned
-from moepack.report.values import UNKNOWN
+from moepack.report.forecast_text import prompt_words, speed_words
+from moepack.report.table import Column, Table
+from moepack.report.values import UNKNOWN, rate_text, seconds_text
 from moepack.sizes import count_text, size_text
 
 _VERDICTS = {"fine": "fine", "limit": "LIMIT", "problem": "PROBLEM", "unknown": UNKNOWN}
 _MOST_CHANGES = 3
+
+
+_FINDINGS = (Column("", "l"), Column("", "l"), Column("", "l"))
 
 
 def text(facts: DoctorFacts) -> str:
@@ -20,14 +23,14 @@ def text(facts: DoctorFacts) -> str:
         [finding.name, _VERDICTS[finding.verdict], finding.measured or UNKNOWN]
         for finding in facts.findings
     ]
-    for line, finding in zip(aligned(rows, "lll"), facts.findings, strict=True):
-        lines.append(line.rstrip())
+    for line, finding in zip(Table(_FINDINGS, rows).lines(), facts.findings, strict=True):
+        lines.append(line)
         if finding.hint is not None:
             lines.append(f"    {finding.hint}")
     if facts.prognosis is not None:
         lines += ["", *_prognosis(facts.model or "", facts.prognosis)]
     else:
-        lines += ["", "a model says more: moepack doctor MODEL"]
+        lines += ["", "a model says more: `moepack doctor MODEL`"]
     return "\n".join(lines)
 
 
@@ -59,6 +62,6 @@ def _prognosis(model: str, prognosis: Prognosis) -> Iterator[str]:
     for change in prognosis.changes[:_MOST_CHANGES]:
         yield (
             f"    {change.what}: {seconds_text(change.seconds)} "
-            f"({change.tokens_per_second:.3g} tok/s, {seconds_text(change.prompt_seconds)} to the "
-            "first token)"
+            f"({rate_text(change.tokens_per_second)} tok/s, "
+            f"{seconds_text(change.prompt_seconds)} to the first token)"
         )

@@ -11,8 +11,16 @@ from moepack.forecasting.facts import (
 )
 from moepack.forecasting.published import PublishedFacts
 from moepack.forecasting.reads import KIND_WORDS
-from moepack.report.table import aligned
-from moepack.report.values import UNKNOWN, length_text, share_text
+from moepack.report.page import Block, Page
+from moepack.report.table import Column, Table
+from moepack.report.values import (
+    UNKNOWN,
+    length_text,
+    rate_text,
+    seconds_text,
+    share_text,
+    speed_text,
+)
 from moepack.sizes import count_text, size_text
 
 _NAMES = {
@@ -24,34 +32,33 @@ _NAMES = {
 }
 
 
-def text(facts: ForecastFacts) -> str:
+def text(facts: ForecastFacts) -> Page:
     """Write what a token reads, the forecasts, and what they stand on."""
     machine = f" on {facts.machine}" if facts.machine else ""
-    lines = [
+    blocks: list[Block] = [
         f"{facts.model}{machine}: {size_text(facts.expert_length)} of experts, "
         f"{length_text(facts.dense_length)} dense; a token reads "
         f"{length_text(facts.read_expert_length)} of experts, and "
         f"{length_text(facts.read_dense_length)} besides",
     ]
     if facts.table_length:
-        lines.append(table_words(facts.table_length))
-    lines.append("")
+        blocks.append(table_words(facts.table_length))
+    blocks.append("")
     if len(facts.forecasts) == 1:
-        lines += _single(facts.forecasts[0])
+        blocks += _single(facts.forecasts[0])
     else:
-        lines += _table(facts.forecasts)
-    lines += [f"note: {line}" for line in _notes(facts.forecasts)]
-    lines += list(map(_receipt, facts.receipts))
+        blocks += [_table(facts.forecasts), ""]
+    blocks += [f"note: {line}" for line in _notes(facts.forecasts)]
+    blocks += list(map(_receipt, facts.receipts))
     if facts.next_receipt is not None:
-        lines.append(f"a run of this model here says it better: {facts.next_receipt}")
-    return "\n".join(lines)
+        blocks.append("a run of this model here says it better")
+    return Page(*blocks)
 
 
-def _single(one: SpeedFacts) -> Iterator[str]:
+def _single(one: SpeedFacts) -> Iterator[Block]:
     """Write one forecast with its terms."""
     yield f"{_way(one)}: {speed_words(one)}"
-    rows = [list(_term(term, one.binding)) for term in one.terms]
-    yield from (f"  {line}" for line in aligned(rows, "lrrrl"))
+    yield Table(_TERMS, [list(_term(term, one.binding)) for term in one.terms], indent=2)
     if one.misses_from is not None:
         yield (
             f"{share_text(one.hit_rate)} of lookups hit, and a token reads "
@@ -68,6 +75,11 @@ def _single(one: SpeedFacts) -> Iterator[str]:
     yield f"takes {vram}{length_text(one.memory_length)} of memory{fits}"
     if one.tokens_per_second is not None:
         yield f"the range holds nine of ten runs; it stands on {_evidence(one)}"
+
+
+_TERMS = (
+    *(Column("", "l"), Column("", rank=1), Column("", rank=2), Column(""), Column("", "l", rank=3)),
+)
 
 
 def _notes(forecasts: tuple[SpeedFacts, ...]) -> Iterator[str]:
@@ -110,16 +122,7 @@ def prompt_words(one: PromptFacts) -> str:
             f", which reads {size_text(one.pass_length)} of the drive "
             f"({share_text(one.touched_share)} of the experts, from: {one.touched_from})"
         )
-    return f"{words}; at most {_number(one.limit)} tok/s ({_LIMITS[one.binding or '']})"
-
-
-def seconds_text(seconds: float | None) -> str:
-    """Write seconds as people say them."""
-    if seconds is None:
-        return UNKNOWN
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return f"{words}; {_LIMITS[one.binding or '']} limits it to {rate_text(one.limit)} tok/s"
 
 
 _LIMITS = {"drive": "the drive", "link": "the GPU's link", "computing": "computing"}
@@ -129,11 +132,11 @@ def speed_words(one: SpeedFacts) -> str:
     """Say how fast, between which bounds, or why that is not known."""
     if one.tokens_per_second is None:
         return f"{UNKNOWN} tok/s: {one.reason}"
-    speeds = f"{_number(one.tokens_per_second)} tok/s, {_number(one.lowest)} to "
+    speeds = f"{rate_text(one.tokens_per_second)} tok/s, {rate_text(one.lowest)} to "
     if one.ceiling is None:
-        return speeds + _number(one.highest)
-    most = f"at most {_number(one.ceiling)}, if every bandwidth were reached"
-    return f"{speeds}{_number(one.highest)}; {most}"
+        return speeds + rate_text(one.highest)
+    most = f"at most {rate_text(one.ceiling)}, if every bandwidth were reached"
+    return f"{speeds}{rate_text(one.highest)}; {most}"
 
 
 def _term(term: TermFacts, binding: str | None) -> Iterator[str]:
@@ -144,8 +147,8 @@ def _term(term: TermFacts, binding: str | None) -> Iterator[str]:
         each = UNKNOWN if seconds is None else f"{seconds / term.count * 1e6:.0f} µs each"
         yield from (str(term.count), each)
     else:
-        stated = "" if term.bandwidth is None else f" of {_bandwidth(term.bandwidth)} {term.basis}"
-        yield from (length_text(term.length), f"{_bandwidth(term.reached)}{stated}")
+        stated = "" if term.bandwidth is None else f" of {speed_text(term.bandwidth)} {term.basis}"
+        yield from (length_text(term.length), f"{speed_text(term.reached)}{stated}")
     yield UNKNOWN if seconds is None else f"{seconds * 1e3:.2f} ms"
     yield "takes longest" if term.name == binding else ""
 
@@ -156,48 +159,45 @@ def _evidence(one: SpeedFacts) -> str:
     return "published runs of other machines"
 
 
-def _table(forecasts: tuple[SpeedFacts, ...]) -> list[str]:
+def _table(forecasts: tuple[SpeedFacts, ...]) -> Table:
     """Write a row for each forecast."""
     streams = forecasts[0].budget_length is not None
-    columns = ["budget", "hits", "read a token"] if streams else ["--n-cpu-moe"]
+    columns = [Column("--n-cpu-moe")]
+    if streams:
+        columns = [Column("budget"), Column("hits", rank=5), Column("read a token", rank=6)]
     count = f"{forecasts[0].prompt.token_count:,} tokens"
-    speed_columns = ["tok/s", "from", "to", "at most", "longest"]
-    rows = [[*columns, "VRAM", "memory", *speed_columns, count, "from", "to", ""]]
+    columns += [
+        *(Column("VRAM", rank=3), Column("memory", rank=7)),
+        *(Column("tok/s"), Column("from", rank=2), Column("to", rank=2), Column("at most", rank=8)),
+        *(Column("longest", rank=4), Column(count, rank=1), Column("from", rank=9)),
+        *(Column("to", rank=9), Column("", "l")),
+    ]
+    has_vram = any(one.vram_length != 0 for one in forecasts)
+    rows = []
     for one in forecasts:
         if streams:
             held, read = length_text(one.budget_length), length_text(one.missed_length)
             cells = [held, share_text(one.hit_rate), read]
         else:
             cells = [str(one.cpu_layer_count)]
-        lengths = (one.vram_length, one.memory_length)
+        vram = length_text(one.vram_length) if has_vram else ""
         speeds = (one.tokens_per_second, one.lowest, one.highest, one.ceiling)
         rows.append(
             [
-                *(*cells, *map(length_text, lengths), *map(_number, speeds)),
+                *(*cells, vram, length_text(one.memory_length), *map(rate_text, speeds)),
                 UNKNOWN if one.binding is None else _NAMES[one.binding],
                 *map(seconds_text, (one.prompt.seconds, one.prompt.shortest, one.prompt.longest)),
                 "does not fit" if one.fits is False else "",
             ]
         )
-    return [*aligned(rows), ""]
+    return Table(columns, rows)
 
 
 def _receipt(receipt: ReceiptFacts) -> str:
-    where = f"{receipt.path}, {receipt.place}: {_number(receipt.tokens_per_second)} tok/s"
+    where = f"{receipt.path}, {receipt.place}: {rate_text(receipt.tokens_per_second)} tok/s"
     if receipt.refusal is not None:
         return f"receipt {where}, not used: {receipt.refusal}"
     return f"receipt {where} ({', '.join(receipt.fields)})"
-
-
-def _bandwidth(bandwidth: float | None) -> str:
-    if bandwidth is None:
-        return UNKNOWN
-    speed = bandwidth / 1e9
-    return f"{speed:,.0f} GB/s" if speed >= 1000 else f"{speed:.3g} GB/s"
-
-
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def published(facts: PublishedFacts) -> str:

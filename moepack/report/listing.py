@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from moepack.errors import RequestError
 from moepack.format.tables import PackedFamily
-from moepack.packing.shard_index import open_as_they_lie
+from moepack.packing.opening import open_model
 from moepack.paths import PathOrPaths
-from moepack.reading.directory import pack_path
 from moepack.reading.locations import TensorLocation
 from moepack.reading.pack import Pack
 from moepack.sizes import Size, parse_ranges, ranges_text
@@ -85,8 +84,7 @@ def list_pack(
     PackError for a pack that is damaged; for single records that are, when their row comes.
     """
     chosen = _chosen(layers)
-    folder = pack_path(path)
-    pack = open_as_they_lie(path) if folder is None else Pack(folder)
+    pack = open_model(path)
     try:
         _check_layers(pack, chosen)
         length = None

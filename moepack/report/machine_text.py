@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from moepack.bench.machine import MeasuredMachine
 from moepack.machine.model import Drive, Figure
 from moepack.machine.units import compute_text
+from moepack.report.page import Block, Page
+from moepack.report.surface import surface
+from moepack.report.values import UNKNOWN, speed_text
 from moepack.sizes import size_text
 
-_GB, _MB = 10**9, 10**6
 
-
-def text(measured: MeasuredMachine) -> str:
+def text(measured: MeasuredMachine) -> Page:
     """Write memory, GPUs and the drive."""
     machine = measured.machine
     lines = [f"memory  {size_text(int(machine.memory.value))}, {_speed(machine.memory_bandwidth)}"]
@@ -18,28 +19,24 @@ def text(measured: MeasuredMachine) -> str:
         lines.append(f"CPUs    {compute_text(machine.compute.value)} in products of matrices")
     for gpu in machine.gpus:
         length = size_text(int(gpu.memory.value))
-        lines.append(f"GPU     {gpu.name or '–'}: {length}, {_speed(gpu.bandwidth)}")
+        lines.append(f"GPU     {gpu.name or UNKNOWN}: {length}, {_speed(gpu.bandwidth)}")
     if machine.drive is None:
-        return "\n".join([*lines, "drive   –"])
-    return "\n".join([*lines, *_drive(machine.drive, measured.backend)])
+        return Page(*lines, f"drive   {UNKNOWN}")
+    return Page(*lines, *_drive(machine.drive, measured.backend))
 
 
-def _drive(drive: Drive, backend: str | None) -> Iterator[str]:
-    speeds = {(read.length, read.depth): read.bandwidth.value for read in drive.reads}
-    depths = sorted({depth for _, depth in speeds})
-    yield f"drive   {drive.path or '–'}, random reads with {backend}, MB/s by reads in flight"
-    yield " " * 18 + "".join(f"{depth:>7}" for depth in depths)
-    for length in sorted({length for length, _ in speeds}):
-        row = (speeds.get((length, depth)) for depth in depths)
-        cells = ("" if speed is None else f"{speed / _MB:,.0f}" for speed in row)
-        yield f"{size_text(length):>18}" + "".join(f"{cell:>7}" for cell in cells)
+def _drive(drive: Drive, backend: str | None) -> Iterator[Block]:
+    path = drive.path or UNKNOWN
+    yield f"drive   {path}, random reads with {backend}, MiB/s by size and reads in flight"
+    points = [(read.length, read.depth, read.bandwidth.value) for read in drive.reads]
+    yield surface(points, indent=8)
 
 
 def _speed(figure: Figure | None) -> str:
-    """Write `18.8 GB/s (17.1 to 20.3)`."""
+    """Write `18.8 GiB/s (17.1 to 20.3 GiB/s)`."""
     if figure is None:
-        return "– GB/s"
+        return f"{UNKNOWN} GiB/s"
     ends = ""
     if figure.lowest is not None and figure.highest is not None:
-        ends = f" ({figure.lowest / _GB:,.1f} to {figure.highest / _GB:,.1f})"
-    return f"{figure.value / _GB:,.1f} GB/s{ends}"
+        ends = f" ({speed_text(figure.lowest)} to {speed_text(figure.highest)})"
+    return f"{speed_text(figure.value)}{ends}"

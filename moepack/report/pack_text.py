@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from moepack.report.page import Page, Verbatim
+from moepack.report.values import seconds_text, speed_text
 from moepack.sizes import count_text, named_text, size_text
 
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
@@ -15,7 +17,6 @@ if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without th
     from moepack.packing.restore import RestoreSummary
     from moepack.packing.shard_index import IndexSummary
 
-UNKNOWN = "–"
 SHOWN_SECONDS = 1.0
 """What took less has no speed worth telling."""
 
@@ -101,8 +102,8 @@ def _hotness(summary: PackSummary) -> str:
     return f"{share} measured, over {over}"
 
 
-def packed(summary: PackSummary, is_in_place: bool = False) -> str:
-    """Write how packing went, and what comes next."""
+def packed(summary: PackSummary) -> str:
+    """Write how packing went."""
     if summary.written_length is None:
         return "nothing was written"
     resumed = summary.resumed_file_count or 0
@@ -113,8 +114,6 @@ def packed(summary: PackSummary, is_in_place: bool = False) -> str:
     ]
     if summary.codec is not None and summary.stored_length is not None:
         lines.append(f"  {_saved(summary.expert_length, summary.stored_length, summary.codec)}")
-    source = "" if is_in_place else " --source SOURCE"
-    lines.append(f"next: moepack verify {summary.path}{source}")
     return "\n".join(lines)
 
 
@@ -130,7 +129,7 @@ def _speed(summary: PackSummary) -> str:
     seconds = summary.seconds
     if seconds is None or seconds < SHOWN_SECONDS or summary.written_length is None:
         return ""
-    return f" in {seconds:.1f} s ({size_text(int(summary.written_length / seconds))}/s)"
+    return f" in {seconds_text(seconds)} ({speed_text(summary.written_length / seconds)})"
 
 
 def indexed(summary: IndexSummary) -> str:
@@ -164,12 +163,12 @@ def _proven(summary: RestoreSummary | ExportSummary) -> str:
     return "every part had its digest" if summary.has_digests else "digests are not known"
 
 
-def mounted(facts: MountFacts) -> str:
+def mounted(facts: MountFacts) -> Page:
     """Write what is served where, and how to end it."""
     count = count_text(len(facts.files), "shard")
-    return (
-        f"{facts.path}: {count}, {size_text(facts.length)}, read-only; nothing is stored\n"
-        f"  Ctrl-C ends it, or: {facts.unmount}"
+    return Page(
+        f"{facts.path}: {count}, {size_text(facts.length)}, read-only; nothing is stored",
+        Verbatim(f"  Ctrl-C ends it, or: {facts.unmount}"),
     )
 
 

@@ -4,18 +4,19 @@ from collections.abc import Iterator
 
 from moepack.placing.facts import OptionFacts, PinFacts, PlacementFacts
 from moepack.report.forecast_text import prompt_words, speed_words, table_words
-from moepack.report.table import aligned
+from moepack.report.page import Block, Page, Verbatim
+from moepack.report.table import Column, Table
 from moepack.report.text import amount
 from moepack.report.values import share_text
 from moepack.sizes import size_text
 
 
-def text(facts: PlacementFacts) -> str:
+def text(facts: PlacementFacts) -> Page:
     """Write the memories with what lies in them, and the command lines."""
-    return "\n".join(_lines(facts))
+    return Page(*_blocks(facts))
 
 
-def _lines(facts: PlacementFacts) -> Iterator[str]:
+def _blocks(facts: PlacementFacts) -> Iterator[Block]:
     counts = facts.parameters
     yield (
         f"{facts.model}: {amount(counts.total)} parameters: {amount(counts.expert)} in experts, "
@@ -24,7 +25,7 @@ def _lines(facts: PlacementFacts) -> Iterator[str]:
     )
     if facts.table_length:
         yield table_words(facts.table_length)
-    rows = [["", "size", "dense", "context", "experts", "computing", "left"]]
+    rows = []
     for device in facts.devices:
         lengths = (
             *(device.length, device.dense_length, device.context_length, device.expert_length),
@@ -32,7 +33,7 @@ def _lines(facts: PlacementFacts) -> Iterator[str]:
         )
         rows.append([device.name, *map(size_text, lengths), _left(device.left_length)])
     yield ""
-    yield from aligned(rows, "l")
+    yield Table(_MEMORIES, rows)
     yield ""
     yield from _option(facts.option)
     for one in facts.alternatives:
@@ -46,12 +47,18 @@ def _lines(facts: PlacementFacts) -> Iterator[str]:
     yield from (f"note: {line}" for line in dict.fromkeys(lines))
 
 
+_MEMORIES = (
+    *(Column("", "l", least=12), Column("size", rank=1), Column("dense", rank=4)),
+    *(Column("context", rank=3), Column("experts"), Column("computing", rank=5), Column("left")),
+)
+
+
 def _left(length: int) -> str:
     return size_text(length) if length >= 0 else f"-{size_text(-length)}"
 
 
-def _option(option: OptionFacts) -> Iterator[str]:
-    yield f"  {option.command}"
+def _option(option: OptionFacts) -> Iterator[Block]:
+    yield Verbatim(f"  {option.command}")
     parts = [(option.vram_expert_length, "in VRAM"), (option.memory_expert_length, "in memory")]
     parts.append((option.streamed_length, "on the drive"))
     said = [f"{size_text(length)} {where}" for length, where in parts if length]

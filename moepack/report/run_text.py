@@ -1,7 +1,7 @@
 """What running a model took, for people."""
 
 from moepack.programs.run_facts import RunFacts, RunPhase
-from moepack.report.values import UNKNOWN, length_text, share_text
+from moepack.report.values import length_text, rate_text, share_text
 from moepack.sizes import count_text, size_text
 
 _ENDS = {
@@ -21,11 +21,7 @@ def generated(facts: RunFacts) -> str:
 def so_far(facts: RunPhase) -> str:
     """Return how fast tokens come, and what is read for them."""
     return (
-        f"{_number(facts.tokens_per_second)} tok/s, {share_text(facts.hit_rate)} hits, "
+        f"{rate_text(facts.tokens_per_second)} tok/s, {share_text(facts.hit_rate)} hits, "
         f"{length_text(facts.length_per_token)} a token, {share_text(facts.read_share)} of the "
         f"time waiting for it, drive {length_text(facts.length_per_second)}/s"
     )
-
-
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3g}"

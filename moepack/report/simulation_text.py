@@ -1,6 +1,9 @@
 """What a simulation says, written for people."""
 
-from moepack.report.table import aligned
+from collections.abc import Iterator
+
+from moepack.report.page import Block, Page
+from moepack.report.table import Column, Table
 from moepack.report.trace_text import left_out
 from moepack.report.values import length_text, share_text
 from moepack.simulation.facts import LEAST_SELECTIONS, CacheFacts, Simulation
@@ -16,7 +19,7 @@ _NOTES = {
 }
 
 
-def text(facts: Simulation) -> str:
+def text(facts: Simulation) -> Page:
     """Write what a trace is, a table of budgets and policies, and what it does not tell."""
     tokens, requests = (
         count_text(count, noun)
@@ -35,11 +38,19 @@ def text(facts: Simulation) -> str:
             f"with {size_text(facts.enough_length)} LRU hits all but 1 % of what it does with "
             "everything in memory"
         )
-    lines += ["", *_table(facts), "", *_notes(facts)]
-    return "\n".join(lines)
+    return Page(*lines, *_tables(facts), "", *_notes(facts))
 
 
-def _table(facts: Simulation) -> list[str]:
+def _tables(facts: Simulation) -> Iterator[Block]:
+    """Yield the tables that there are, with an empty line before each."""
+    tables = (_hit_rates(facts), _slots(facts), _prefetches(facts))
+    for table in tables:
+        if table.rows:
+            yield ""
+            yield table
+
+
+def _hit_rates(facts: Simulation) -> Table:
     """Write the decode hit rates: a row for each budget, a column for each policy."""
     policies = list(dict.fromkeys(one.policy for one in facts.results if one.slots is None))
     even = {point.budget_length: point.even_hit_rate for point in facts.curve}
@@ -47,7 +58,7 @@ def _table(facts: Simulation) -> list[str]:
     for one in facts.results:
         if one.slots is None:
             by_budget.setdefault(one.budget_length, {})[one.policy] = one
-    rows = [["budget", "of all", *policies, "even", "LRU reads a token"]]
+    rows = []
     for budget, found in sorted(by_budget.items()):
         share = next(iter(found.values())).budget_share
         rates = [share_text(found[policy].decode_hit_rate) for policy in policies]
@@ -59,36 +70,49 @@ def _table(facts: Simulation) -> list[str]:
                 length_text(read),
             ]
         )
-    lines = aligned(rows) if by_budget else []
-    slots = [one for one in facts.results if one.slots is not None]
-    if slots:
-        rows = [["slots a layer", "bytes", "of all", "hits", "read a token"]]
-        for one in slots:
-            read = one.bytes_per_token
-            rows.append(
-                [
-                    *(str(one.slots), size_text(one.budget_length), f"{one.budget_share:.0%}"),
-                    share_text(one.decode_hit_rate),
-                    length_text(read),
-                ]
-            )
-        lines += ["", *aligned(rows)] if lines else aligned(rows)
-    if facts.prefetches:
-        lines += ["", *_prefetches(facts)]
-    return lines
+    by_policy = (Column(policy, rank=_RANKS.get(policy, len(_RANKS))) for policy in policies)
+    columns = [Column("budget"), Column("of all", rank=_RANKS["of all"]), *by_policy]
+    columns += [Column("even", rank=_RANKS["even"]), Column("LRU reads a token", rank=1)]
+    return Table(columns, rows)
 
 
-def _prefetches(facts: Simulation) -> list[str]:
-    rows = [["budget", "ahead", "of misses", "useful a token", "in vain a token"]]
-    for one in facts.prefetches:
-        rows.append(
-            [
-                *(size_text(one.budget_length), str(one.guessed_count)),
-                share_text(one.useful_share),
-                *(length_text(one.useful_bytes_per_token), length_text(one.wasted_bytes_per_token)),
-            ]
+_RANKS = {
+    name: rank
+    for rank, name in enumerate(
+        (
+            *("lru", "LRU reads a token", "belady", "even", "static", "lfu", "of all", "layer"),
+            *("least-stale", "layer+lfu", "s3fifo", "static-prompt"),
         )
-    return aligned(rows)
+    )
+}
+"""What is left out last where a terminal is narrow, by columns."""
+
+
+def _slots(facts: Simulation) -> Table:
+    """Write what caches with so many experts of each layer do."""
+    rows = [
+        [
+            *(str(one.slots), size_text(one.budget_length), f"{one.budget_share:.0%}"),
+            *(share_text(one.decode_hit_rate), length_text(one.bytes_per_token)),
+        ]
+        for one in facts.results
+        if one.slots is not None
+    ]
+    columns = (Column("slots a layer"), Column("bytes", rank=2), Column("of all", rank=3))
+    return Table((*columns, Column("hits"), Column("read a token", rank=1)), rows)
+
+
+def _prefetches(facts: Simulation) -> Table:
+    rows = [
+        [
+            *(size_text(one.budget_length), str(one.guessed_count)),
+            share_text(one.useful_share),
+            *(length_text(one.useful_bytes_per_token), length_text(one.wasted_bytes_per_token)),
+        ]
+        for one in facts.prefetches
+    ]
+    columns = (Column("budget"), Column("ahead", rank=1), Column("of misses"))
+    return Table((*columns, Column("useful a token", rank=2), Column("in vain a token")), rows)
 
 
 def _notes(facts: Simulation) -> list[str]:

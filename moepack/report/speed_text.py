@@ -2,33 +2,38 @@
 
 from moepack.bench.engine_speed import EngineSpeed, PhaseSpeed, SideFacts
 from moepack.bench.spread import Spread
-from moepack.report.table import aligned
-from moepack.report.values import UNKNOWN, length_text, share_text
+from moepack.report.page import Block, Page
+from moepack.report.table import Column, Table
+from moepack.report.values import UNKNOWN, length_text, rate_text, share_text
 from moepack.sizes import count_text, size_text
 
-_SPEEDS = ("", "first token, s", "prompt, tok/s", "tok/s")
+_SPEEDS = (
+    *(Column("", "l", least=12), Column("first token, s", "l", rank=1)),
+    *(Column("prompt, tok/s", "l", rank=2), Column("tok/s", "l")),
+)
 _READS = (
-    *("", "prompt: read", "misses", "waiting"),
-    *("a token: read", "hits", "waiting"),
+    *(Column("", "l", least=12), Column("prompt: read", rank=2), Column("misses", rank=4)),
+    *(Column("waiting", rank=5), Column("a token: read"), Column("hits", rank=1)),
+    Column("waiting", rank=3),
 )
 
 
-def text(speed: EngineSpeed) -> str:
+def text(speed: EngineSpeed) -> Page:
     """Write the tables, and what they are about."""
-    lines = [
+    blocks: list[Block] = [
         f"{speed.pack}: a model of {size_text(speed.model_length)}, {_limits(speed)}",
         f"{size_text(speed.expert_memory)} of it for experts under moepack",
         f"a prompt of {_prompt(speed)}, then {count_text(speed.token_count, 'token')}; "
         f"{count_text(speed.round_count, 'round')} in turns: median (least to most)",
         "",
-        *aligned([_SPEEDS, *map(_speeds, speed.sides)], "llll"),
+        Table(_SPEEDS, list(map(_speeds, speed.sides))),
         "",
-        *aligned([_READS, *map(_reads, speed.sides)], "l"),
+        Table(_READS, list(map(_reads, speed.sides))),
     ]
     if speed.same_text is not None:
         same = "All gave the same text." if speed.same_text else "They gave different texts."
-        lines += ["", same]
-    return "\n".join(lines)
+        blocks += ["", same]
+    return Page(*blocks)
 
 
 def _limits(speed: EngineSpeed) -> str:
@@ -56,7 +61,8 @@ def _speeds(side: SideFacts) -> tuple[str, ...]:
 def _spread(value: Spread | None) -> str:
     if value is None:
         return UNKNOWN
-    return f"{value.median:.3g} ({value.lowest:.3g} to {value.highest:.3g})"
+    median, lowest, highest = map(rate_text, value)
+    return f"{median} ({lowest} to {highest})"
 
 
 def _reads(side: SideFacts) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from moepack.escaping import short
@@ -18,20 +17,19 @@ from moepack.report.facts import (
     SourceFacts,
     UsedExpertsFacts,
 )
+from moepack.report.page import Page
+from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN
 from moepack.shape import ROUTED_FAMILY
 from moepack.sizes import count_text, named_text, ranges_text, size_text
 
-WIDTH = 80
-"""The columns of a terminal that nobody made wider."""
 
-
-def inspected(facts: SourceFacts | PackFacts) -> str:
+def inspected(facts: SourceFacts | PackFacts) -> Page:
     """Write the facts of a source or a pack."""
     return pack(facts) if isinstance(facts, PackFacts) else source(facts)
 
 
-def source(facts: SourceFacts) -> str:
+def source(facts: SourceFacts) -> Page:
     """Write the facts of a source."""
     total_length = facts.expert_length + facts.dense_length
     parameters = facts.parameters
@@ -48,9 +46,8 @@ def source(facts: SourceFacts) -> str:
     if facts.mtp_layers:
         layers = ranges_text(facts.mtp_layers)
         lines.append(f"  prediction layers     {layers} (left out with --no-mtp)")
-    for family in facts.families:
-        lines += _family(family)
-    return "\n".join(lines)
+    blocks = [block for family in facts.families for block in _family(family)]
+    return Page(*lines, *blocks)
 
 
 def _model(name: str | None, architecture: str | None) -> str:
@@ -73,19 +70,31 @@ def amount(number: int | None) -> str:
     return f"{number:,}"
 
 
-def _family(family: FamilyFacts) -> list[str]:
-    lines = [
+def _family(family: FamilyFacts) -> tuple[str, Table]:
+    line = (
         f"  {named_text('layer', family.layers)}: {count_text(family.expert_count, 'expert')} of "
         f"{family.bytes_per_expert:,} bytes ({family.family})"
+    )
+    rows = [
+        (
+            part.name,
+            part.type,
+            " x ".join(map(str, part.shape)) or "one value",
+            f"{part.length:,}",
+            "(inferred)" if part.inferred else "",
+        )
+        for part in family.parts
     ]
-    for part in family.parts:
-        shape = " x ".join(map(str, part.shape)) or "one value"
-        mark = " (inferred)" if part.inferred else ""
-        lines.append(f"    {part.name:<28} {part.type:<8} {shape:<14} {part.length:>11,}{mark}")
-    return lines
+    return line, Table(_PARTS, rows, indent=4)
 
 
-def pack(facts: PackFacts) -> str:
+_PARTS = (
+    *(Column("", "l", least=20), Column("", "l"), Column("", "l", rank=2), Column("", rank=1)),
+    Column("", "l"),
+)
+
+
+def pack(facts: PackFacts) -> Page:
     """Write the facts of a pack."""
     source = facts.source
     count = count_text(len(source.shards), "shard")
@@ -108,7 +117,7 @@ def pack(facts: PackFacts) -> str:
     ]
     if facts.mirror is not None:
         lines.append(f"  mirror     {mirror_text.mirror(facts.mirror)}")
-    return "\n".join(lines + _coverage(facts.coverage))
+    return Page(*lines, *_coverage(facts.coverage))
 
 
 def _codec(facts: PackFacts) -> list[str]:
@@ -174,19 +183,16 @@ def _coverage(facts: Coverage | None) -> list[str]:
         f"{item.percent} %: {'not reached' if item.length is None else size_text(item.length)}"
         for item in facts.lengths
     ]
-    label = "  coverage   "
-    return [
-        *textwrap.wrap(", ".join(shares), WIDTH, initial_indent=label, subsequent_indent=" " * 13),
-        f"             of {size_text(facts.total_length)}, by the counts that ranked them",
-    ]
+    total = size_text(facts.total_length)
+    return [f"  coverage   {', '.join(shares)} of {total}, by the counts that ranked them"]
 
 
-def blob(facts: BlobFacts) -> str:
+def blob(facts: BlobFacts) -> Page:
     """Write where a blob and its parts lie."""
     hotness = UNKNOWN if facts.hotness is None else f"{facts.hotness:,}"
     is_apart = facts.path is None
-    rows = [("part", "type", "offset", "length", "file" if is_apart else "digest, xxh3")]
-    rows += [
+    is_apart = facts.path is None
+    rows = [
         (
             part.name,
             part.type,
@@ -196,18 +202,22 @@ def blob(facts: BlobFacts) -> str:
         )
         for part in facts.parts
     ]
-    name, kind, offset, length, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     where = "" if facts.offset is None else f" at byte {facts.offset:,}"
-    lines = [
+    return Page(
         "no blob: its parts lie apart in the shards" if facts.path is None else str(facts.path),
         f"  layer {facts.layer} expert {facts.expert}: {count_text(facts.length, 'byte')}{where}",
         f"  rank {facts.rank:,}, hotness {hotness}",
-    ]
-    lines += [
-        f"  {row[0]:<{name}}  {row[1]:<{kind}} {row[2]:>{offset}} {row[3]:>{length}}  {row[4]}"
-        for row in rows
-    ]
-    return "\n".join(lines + _stored(facts.parts))
+        Table(_APART if is_apart else _IN_BLOB, rows, indent=2),
+        *_stored(facts.parts),
+    )
+
+
+_PLACED = (
+    *(Column("part", "l", least=20), Column("type", "l", rank=3)),
+    *(Column("offset"), Column("length", rank=1)),
+)
+_APART = (*_PLACED, Column("file", "l", rank=2, least=24))
+_IN_BLOB = (*_PLACED, Column("digest, xxh3", "l", rank=2))
 
 
 def _stored(parts: Sequence[PlacedPartFacts]) -> list[str]:
@@ -215,9 +225,7 @@ def _stored(parts: Sequence[PlacedPartFacts]) -> list[str]:
     lines = []
     for codec in dict.fromkeys(part.codec for part in parts if part.codec is not None):
         stored = [f"{part.name} in {part.stored_length:,}" for part in parts if part.codec == codec]
-        text = f"by {codec}: {', '.join(stored)}"
-        label = "  stored "
-        lines += textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * 9)
+        lines.append(f"  stored  by {codec}: {', '.join(stored)}")
     return lines
 
 

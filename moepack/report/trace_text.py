@@ -1,12 +1,14 @@
 """What was found in traces, written for people."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from moepack.analysis.concentration import Concentration, TopCoverage
 from moepack.analysis.reuse import ReuseFacts
 from moepack.analysis.statistics import TraceStatistics
 from moepack.hotness.measure import HotnessFacts
 from moepack.programs.learned import LearnedFacts
+from moepack.report.page import Block, Page
+from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN, length_text, share_text
 from moepack.sizes import count_text
 from moepack.trace.summary import TraceSummary
@@ -72,68 +74,85 @@ def learned(facts: LearnedFacts) -> str:
     return "\n".join([*lines, f"  kept in    {facts.path}", facts.reason])
 
 
-def stats(facts: TraceStatistics) -> str:
+def stats(facts: TraceStatistics) -> Page:
     """Write the working-set table and the reuse of traces."""
     windows = count_text(facts.window_count, "window")
     requests = count_text(facts.request_count, "request")
     tokens = count_text(facts.window, "token")
-    lines = [
-        f"{windows} of {tokens} in {requests}",
-        f"{'share':<8} {'experts (U)':>12} {'new (D)':>12}"
-        + (f" {'bytes':>10} {'new bytes':>10}" if facts.has_lengths else ""),
-    ]
-    for row in facts.working_set:
-        line = f"{row.share:<8.1%} {_average(row.expert_count):>12} {_average(row.new_count):>12}"
-        if facts.has_lengths:
-            lengths = row.length, row.new_length
-            line += "".join(f" {length_text(length):>10}" for length in lengths)
-        lines.append(line)
+    blocks: list[Block] = [f"{windows} of {tokens} in {requests}", _working_set(facts)]
     if not facts.window_count:
-        lines.append("no request has a whole window of tokens that are known one by one")
+        blocks.append("no request has a whole window of tokens that are known one by one")
     elif facts.working_set[-1].new_count is None:
-        lines.append("no request has two windows: what is new in the second is not known")
-    return "\n".join([*lines, *_reuse(facts.reuse), *left_out(facts.warnings)])
+        blocks.append("no request has two windows: what is new in the second is not known")
+    return Page(*blocks, *_reuse(facts.reuse), *left_out(facts.warnings))
 
 
-def _reuse(reuse: ReuseFacts) -> list[str]:
+def _working_set(facts: TraceStatistics) -> Table:
+    columns = [Column("share", "l"), Column("experts (U)"), Column("new (D)", rank=1)]
+    if facts.has_lengths:
+        columns += [Column("bytes", rank=2), Column("new bytes", rank=3)]
+    rows = []
+    for row in facts.working_set:
+        cells = [share_text(row.share), _average(row.expert_count), _average(row.new_count)]
+        if facts.has_lengths:
+            cells += [length_text(row.length), length_text(row.new_length)]
+        rows.append(cells)
+    return Table(columns, rows)
+
+
+def _reuse(reuse: ReuseFacts) -> list[Block]:
     if not reuse.token_count:
         return []
+    half = UNKNOWN if reuse.median_distance is None else count_text(reuse.median_distance, "token")
+    rows = [
+        (str(layer.layer), share_text(layer.repeat_share), _number(layer.median_distance))
+        for layer in reuse.layers
+    ]
     return [
         f"of {count_text(reuse.token_count, 'token')}:",
         f"  chosen by the token before too   {share_text(reuse.repeat_share)}",
-        f"  half of all reuses within        {_number(reuse.median_distance)} tokens",
-        "layer   repeated   half within",
-        *(
-            f"{layer.layer:>5} {share_text(layer.repeat_share):>10} "
-            f"{_number(layer.median_distance):>13}"
-            for layer in reuse.layers
-        ),
+        f"  half of all reuses within        {half}",
+        Table((Column("layer"), Column("repeated"), Column("half within")), rows),
     ]
 
 
-def concentration(facts: Concentration) -> str:
+def concentration(facts: Concentration) -> Page:
     """Write the concentration gate."""
-    lines = [
-        "layer   entropy    Gini   never   top 5 %   top 10 %   top 25 %   top 50 %   "
-        "(learned on the earlier half, measured on the later)"
-    ]
+    tops: Sequence[TopCoverage] = facts.total.coverage
+    rows = []
     for skew in [*facts.layers, facts.total]:
         name = "all" if skew.layer is None else str(skew.layer)
-        lines.append(
-            f"{name:>5} {skew.entropy:>9.3f} {skew.gini:>7.3f} {_number(skew.never_count):>7}"
-            + _shares(top.share for top in skew.coverage)
-        )
-    tops: Sequence[TopCoverage] = facts.total.coverage
+        numbers = (f"{skew.entropy:.3f}", f"{skew.gini:.3f}", _number(skew.never_count))
+        rows.append([name, *numbers, *_shares(top.share for top in skew.coverage)])
     if any(top.interleaved_share is not None for top in tops):
-        shares = _shares(top.interleaved_share for top in tops)
-        lines.append(f"{'learned on every other request':<31}{shares}")
-    lines.append(f"{'even router':<31}" + _shares(top.even_share for top in tops))
-    lines.append(f"{'LRU cache of as many':<31}" + _shares(top.latest_share for top in tops))
-    return "\n".join([*lines, facts.reason, *left_out(facts.warnings)])
+        rows.append(_of_all("other requests", (top.interleaved_share for top in tops)))
+    rows.append(_of_all("even router", (top.even_share for top in tops)))
+    rows.append(_of_all("LRU cache", (top.latest_share for top in tops)))
+    shares = [Column(f"top {top.percent} %", rank=_TOP_RANKS.get(top.percent, 5)) for top in tops]
+    return Page(
+        Table((*_SKEW, *shares), rows),
+        "top: learned on the earlier half, measured on the later; other requests: learned on every "
+        "other one, measured on the rest; LRU cache: one of as many experts",
+        "",
+        facts.reason,
+        *left_out(facts.warnings),
+    )
 
 
-def _shares(shares: Iterable[float | None]) -> str:
-    return "".join(f"{share_text(share):>11}" for share in shares)[1:]
+_SKEW = (
+    *(Column("layer", "l"), Column("entropy", rank=3), Column("Gini", rank=2)),
+    Column("never", rank=6),
+)
+_TOP_RANKS = {25: 0, 50: 1, 10: 4}
+"""The verdict is about the top quarter."""
+
+
+def _of_all(name: str, shares: Iterable[float | None]) -> list[str]:
+    return [name, "", "", "", *_shares(shares)]
+
+
+def _shares(shares: Iterable[float | None]) -> Iterator[str]:
+    return map(share_text, shares)
 
 
 def _average(average: float | None) -> str:

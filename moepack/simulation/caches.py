@@ -35,10 +35,10 @@ class Caches:
         one_pass: OnePass,
         stream: LookupStream,
         in_order: Spool,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[], None] | None = None,
     ) -> None:
         self._routed = shape.routed
-        self._progress = progress or (lambda count, total: None)
+        self._progress = progress or (lambda: None)
         self._pass = one_pass
         self._stream = stream
         self._in_order = in_order
@@ -46,20 +46,26 @@ class Caches:
 
     def of(self, policy: str, budgets: Sequence[int]) -> list[CacheFacts]:
         """Return what caches of a policy would have done, one for each budget."""
-        if policy == STATIC:
-            token_count = self._stream.decode_token_count
-            tallies = static.held_out(self._pass.spool, self._lengths, budgets, token_count)
-            return self._static(policy, budgets, tallies, token_count - token_count // 2)
-        if policy == PROMPT_STATIC:
-            tallies, token_count = static.prompt_alone(self._in_order, self._lengths, budgets)
-            return self._static(policy, budgets, tallies, token_count)
+        if policy in (STATIC, PROMPT_STATIC):
+            return self._of_static(policy, budgets)
         if policy == BELADY:
             return self._belady(budgets)
         facts = []
         for budget in budgets:
             facts.append(self._online(policy, budget))
-            self._progress(1, len(budgets))
+            self._progress()
         return facts
+
+    def _of_static(self, policy: str, budgets: Sequence[int]) -> list[CacheFacts]:
+        if policy == STATIC:
+            token_count = self._stream.decode_token_count
+            tallies = static.held_out(self._pass.spool, self._lengths, budgets, token_count)
+            token_count -= token_count // 2
+        else:
+            tallies, token_count = static.prompt_alone(self._in_order, self._lengths, budgets)
+        for _ in budgets:
+            self._progress()
+        return self._static(policy, budgets, tallies, token_count)
 
     def prefetches(self, count: int, budgets: Sequence[int]) -> list[PrefetchFacts]:
         """Return what guessing `count` experts ahead would have done under LRU."""
@@ -77,6 +83,7 @@ class Caches:
                     wasted_bytes_per_token=_ratio(found.wasted_length, token_count),
                 )
             )
+            self._progress()
         return facts
 
     def of_slots(self, count: int) -> CacheFacts:
@@ -111,7 +118,7 @@ class Caches:
                 policy = partial(Belady, iter(following))
                 found = self._replay(ExpertCache(budget, self._key_lengths, policy))
                 facts.append(self._facts(BELADY, budget, *found))
-                self._progress(1, len(budgets))
+                self._progress()
         return facts
 
     def _replay(self, cache: Cache) -> tuple[Tally, Tally]:

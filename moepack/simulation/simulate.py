@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -53,15 +54,15 @@ def simulate(
     time, in turns call by call. With `prefetch` so many experts a layer are read ahead: those that
     it used last. With `layers` (numbers, or `0-3,7`) all others are left out. The bytes of experts
     are those of `model` (a source, a pack, open or not, or a shape), else those that the traces
-    state. `progress` is called with the replays that are done, one at a time, and how many there
-    are of a policy.
+    state. `progress` is called with the caches that are done, one at a time, and how many there are
+    in all.
 
     Raises TraceError for what is wrong in a file, and for counts without tokens; RequestError for
     options that are none, for budgets that hold less than a token uses in a layer, and where no
     bytes are known.
     """
     paths, options = path_texts(paths, "paths"), options_of(options, model)
-    policies = POLICIES if policies is None else as_list(policies)
+    policies = list(dict.fromkeys(POLICIES if policies is None else as_list(policies)))
     slots = as_list(slots)
     _check_policies(policies)
     counts = {"sessions": sessions, "batch_count": batch_count, "prefetch": prefetch}
@@ -77,10 +78,10 @@ def simulate(
         needed = _needed(routed, lookups)
         lengths = _budgets(asked, needed, total)
         _check_slots(slots, routed, lookups)
-        caches = Caches(shape, one_pass, lookups, in_order, progress)
-        results = [
-            facts for policy in dict.fromkeys(policies) for facts in caches.of(policy, lengths)
-        ]
+        count = len(lengths) * (len(policies) + (prefetch is not None))
+        advance = None if progress is None else partial(progress, 1, count)
+        caches = Caches(shape, one_pass, lookups, in_order, advance)
+        results = [facts for policy in policies for facts in caches.of(policy, lengths)]
         results += [caches.of_slots(count) for count in dict.fromkeys(slots)]
         prefetches = () if prefetch is None else caches.prefetches(prefetch, lengths)
     decode, prefill = one_pass.curves.whole.decode, one_pass.curves.whole.prefill

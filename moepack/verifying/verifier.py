@@ -6,7 +6,7 @@ and stops at none, as long as the manifest and the tables of the index can be re
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from moepack.format.index import Index
 from moepack.format.manifest import Manifest
 from moepack.format.source_entry import ShardEntry
 from moepack.paths import PathOrPaths, listed
+from moepack.phases import Phases, Progress
 from moepack.reading.directory import read_manifest
 from moepack.reading.mirror import Mirror, find_mirror
 from moepack.reading.shard_map import Description, map_shards
@@ -35,9 +36,6 @@ from moepack.verifying.witness import Witness, hear
 
 DEFAULT_THREADS = 4
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes read since its last call, and the bytes that are to be read in all."""
-
 
 class _Options(NamedTuple):
     """What was asked for, as `verify` takes it."""
@@ -48,7 +46,7 @@ class _Options(NamedTuple):
     sha256: bool
     with_gguf_py: bool
     threads: int
-    progress: Progress | None
+    phases: Phases
 
 
 def verify(
@@ -76,7 +74,7 @@ def verify(
     cannot be read, RequestError for options that make no sense, MachineError where the machine has
     not enough memory, threads or open files; everything else that is wrong is a finding.
     """
-    options = _Options(layers, sample, seed, sha256, with_gguf_py, threads, progress)
+    options = _Options(layers, sample, seed, sha256, with_gguf_py, threads, Phases(progress))
     if sha256 and source is None:
         raise RequestError("the SHA-256 of the shards needs the shards", hint="give a `source`")
     if with_gguf_py and source is None:
@@ -279,7 +277,7 @@ class _Verification:
         maps = map_shards(Description(self.path, self.manifest, index))
         shards = [shard for shard in maps if shard.name in names]
         try:
-            computed = sha256_of_shards(paths, shards, options.threads, options.progress)
+            computed = sha256_of_shards(paths, shards, options.threads, options.phases.begin())
         except (OSError, EOFError) as error:
             self.findings.add("file", f"cannot read: {error}")
             return
@@ -320,9 +318,10 @@ class _Verification:
         every = (*work, *(mirrored[1] if mirrored else ()))
         total = sum(run.end - run.start for run in every if isinstance(run, Run))
 
+        progress = options.phases.begin()
+
         def advanced(length: int) -> None:
-            if options.progress is not None:
-                options.progress(length, total)
+            progress(length, total)
 
         shard_paths = [] if witness is None else [shard.path for shard in witness.shards]
         paths = [self.path / file.name for file in index.files]

@@ -225,8 +225,8 @@ def test_where_no_file_says_how_many_there_are_that_is_said() -> None:
     assert not found.has_expert_counts
     assert (found.total.expert_count, found.total.never_count) == (LAYERS * USED, None)
     assert f"{USED} are assumed, one more than the highest number that was chosen" in found.reason
-    text = trace_text.concentration(found)
-    assert re.search(r"^  all +1\.000 +0\.0\d\d +– ", text, re.M), text
+    text = str(trace_text.concentration(found))
+    assert re.search(r"^all +1\.000 +0\.0\d\d +– ", text, re.M), text
     assert "`model` says it" in text
     assert "assumed" not in judged(replace(ORIGIN, expert_count=EXPERTS), FOUR).reason
 

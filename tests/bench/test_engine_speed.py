@@ -79,11 +79,28 @@ def test_all_ways_give_the_same_text_and_are_compared(
     assert (ours.prompt.read_length or 0) > 0
     assert (mapped.prompt.misses, mapped.decode.hit_rate, mapped.decode.read_share) == (None,) * 3
     assert mapped.prompt.read_length is not None
-    text = speed_text.text(speed)
+    text = str(speed_text.text(speed))
     assert "All gave the same text." in text
     assert f"a prompt of 40 tokens, {speed.micro_batch} at once" in text
     assert text.splitlines()[-3].startswith("llama.cpp, defaults")
     assert text.splitlines()[-3].split()[-2:] == ["–", "–"]
+
+
+@needs_llama
+def test_a_model_that_is_not_packed_is_compared_with_llama_cpp_alone(tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    speed = bench_run(
+        first_shard("qwen3moe"),
+        prompt="Why is the sky blue?",
+        memory=512 * MIB,
+        tokens=4,
+        rounds=1,
+        threads=1,
+        progress=lambda *step: done.append(step),
+    )
+    assert [side.name for side in speed.sides] == ["shards", *LOADINGS]
+    assert speed.same_text is True
+    assert done == [(1, 4)] * 4
 
 
 def least_limit(path: Path, context: int) -> int:

@@ -20,6 +20,7 @@ from moepack.bench.report import BenchReport
 from moepack.bench.rounds import Measurement
 from moepack.bench.ways import plan_of
 from moepack.report import bench_text
+from moepack.report.values import seconds_text
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
 from tests.support.models import first_shard
@@ -76,7 +77,7 @@ def test_a_slow_drive_takes_longer_where_that_gives_a_verdict(
     assert not enough or planned.round_count >= min(LEAST_ROUNDS, ROUNDS)
     text = bench_text.announced(planned)
     assert ("a verdict takes more" in text) is not enough
-    assert f"about {1.2 * expected_seconds:.0f} s" in text
+    assert f"about {seconds_text(1.2 * expected_seconds)}, " in text
 
 
 def test_sizes_leave_time_for_rounds() -> None:
@@ -210,7 +211,7 @@ def test_the_command_gives_a_verdict_where_reads_take_5_ms(
     if "direct reads" in done.stderr:
         pytest.skip("no direct reads here")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"the comparison takes about 2 s, .*: \d+ rounds", done.stderr)
+    assert re.search(r"the comparison takes about 2.4 s, .*: \d+ rounds", done.stderr)
     verdict = done.stdout.splitlines()[-1]
     if "other processes" not in verdict:
         assert verdict.startswith("Packing gains here: at depth 1"), done.stdout

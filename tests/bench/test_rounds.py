@@ -451,3 +451,9 @@ def test_what_may_be_memory_is_no_gain_of_a_drive(was_cold: bool | None) -> None
     assert found.text == "No verdict: what was read may have come out of the page cache."
     assert said_of(gains, done, backend="direct", was_cold=was_cold).packing_gains is True
     assert said_of(gains, done, backend="buffered").packing_gains is True
+
+
+def test_one_round_that_was_disturbed_is_not_several() -> None:
+    crowded = [Round({}, Disturbance(0.5, None))]
+    (note,) = notes(crowded, "uring", True, 1 << 40)
+    assert note.startswith("in 1 of 1 round other processes used the drive or the CPUs")

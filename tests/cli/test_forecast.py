@@ -65,24 +65,27 @@ def test_one_forecast_in_words(box: Path, tmp_path: Path, moepack_command: Run) 
         "experts, and 263.3 KiB besides"
     )
     assert lines[1] == ""
-    start = "--n-cpu-moe 1 (experts in memory, the rest in VRAM): 2910 tok/s, "
+    start = "--n-cpu-moe 1 (experts in memory, the rest in VRAM): 2,910 tok/s, "
     assert lines[2].startswith(start)
-    assert lines[2].endswith("; at most 293188, if every bandwidth were reached")
+    assert lines[2].endswith("; at most 293,000, if every bandwidth were reached")
     assert [line.split()[0] for line in lines[3:6]] == ["layers", "VRAM", "memory"]
     assert lines[3].endswith("takes longest")
-    assert " of 936 GB/s typed  " in lines[4]
-    assert " of 40 GB/s typed  " in lines[5]
+    assert " of 871.7 GiB/s typed  " in lines[4]
+    assert " of 37.3 GiB/s typed  " in lines[5]
     assert lines[6].startswith("prompt of 1,000 tokens: ")
     assert "to the first token" in lines[6]
-    assert lines[6].endswith("; 1 sweep of up to 1,000 tokens; at most 18973793 tok/s (computing)")
+    assert lines[6].endswith(
+        "; 1 sweep of up to 1,000 tokens; computing limits it to 19,000,000 tok/s"
+    )
     assert lines[7].startswith("takes ")
     assert lines[7].endswith(" of memory, which fits")
     assert lines[8] == "the range holds nine of ten runs; it stands on 1 receipt"
-    assert lines[9].startswith(f"receipt {paths[0]}, entry 1: 2900 tok/s (n_gen, ")
-    refused = f"receipt {paths[1]}, entry 1: 2900 tok/s, not used: it ran another way ("
+    assert lines[9].startswith(f"receipt {paths[0]}, entry 1: 2,900 tok/s (n_gen, ")
+    refused = f"receipt {paths[1]}, entry 1: 2,900 tok/s, not used: it ran another way ("
     assert lines[10].startswith(refused)
-    assert lines[11].startswith("a run of this model here says it better: llama-bench -m ")
-    assert len(lines) == 12
+    assert lines[11] == "a run of this model here says it better"
+    assert lines[12].startswith("next: llama-bench -m ")
+    assert len(lines) == 13
 
 
 def test_a_forecast_from_the_drive_in_words(no_gpu: Path, moepack_command: Run) -> None:

@@ -173,7 +173,7 @@ def test_the_plan_says_what_is_left_out(
     assert ("blobs of layer 0," if "--layers" in options else "blobs of layers 0-1,") in told
     line = f"\n  whole     no, {missing}: nothing can be restored from it\n"
     assert line in told if missing else "  whole " not in told
-    assert told.endswith(f"\nnext: moepack verify {tmp_path / 'pack'} --source SOURCE\n")
+    assert told.endswith(f"\nnext: moepack verify {tmp_path / 'pack'} --source {SHARD}\n")
 
 
 def test_the_hottest_of_nothing_is_said(
@@ -228,7 +228,7 @@ def test_the_plan_is_said_before_the_work(tmp_path: Path, moepack_command: Run) 
     for words in ("32 blobs of layers 0-1", "32 of 32 blobs measured, over 192 tokens", "3 files"):
         assert words in plan
     assert " written" in done
-    assert done.rstrip().endswith(f"next: moepack verify {pack} --source SOURCE")
+    assert done.rstrip().endswith(f"next: moepack verify {pack} --source {SHARD}")
 
 
 def test_a_natural_layout_has_one_stride(tmp_path: Path, moepack_command: Run) -> None:
@@ -257,11 +257,13 @@ def test_an_index_is_laid_exported_and_restored(tmp_path: Path, moepack_command:
     target = tmp_path / "m.gguf"
     run = moepack_command("export", "gguf", index, "-o", target)
     assert run.returncode == 0
-    assert run.stdout.rstrip().endswith("; digests are not known")
+    lines = run.stdout.splitlines()
+    assert lines[0].endswith("; digests are not known")
+    assert lines[1] == f"next: llama-server -m {target}"
     run = moepack_command("index", SHARD, "-o", tmp_path / "known", "--digests")
     assert "with digests" in run.stdout
     run = moepack_command("export", "gguf", tmp_path / "known", "-o", target, "--force")
-    assert run.stdout.rstrip().endswith("; every part had its digest")
+    assert run.stdout.splitlines()[0].endswith("; every part had its digest")
     run = moepack_command("index", SHARD, "-o", index)
     assert run.returncode == 2
     assert "a whole pack is here already" in run.stderr

@@ -87,6 +87,16 @@ def test_what_is_counted_has_its_unit(
         now[0] += 30
         advance(1_000)
     assert capsys.readouterr().err == "working 1,000 tokens\n"
+    with shown.progress(None, "running", "runs") as advance:
+        assert advance is not None
+        now[0] += 30
+        advance(1, 5)
+    assert capsys.readouterr().err.startswith("running  20 %  1 run of 5 runs  ")
+    with shown.progress(None, "packing") as advance:
+        assert advance is not None
+        now[0] += 30
+        advance(0, 5)
+    assert capsys.readouterr().err == "packing   0 %  0 B of 5 B\n", "no speed of nothing"
 
 
 def test_quiet_commands_say_nothing_but_errors_and_json(
@@ -114,7 +124,7 @@ def test_quiet_commands_say_nothing_but_errors_and_json(
 
 def test_more_is_said_where_that_is_wanted(pack_copy: Path, moepack_command: Run) -> None:
     run = moepack_command("verify", pack_copy, "-v")
-    assert re.fullmatch(r"verifying: 1\.7 MiB in \d+\.\d s, [\d.]+ [MG]iB/s\n", run.stderr)
+    assert re.fullmatch(r"verifying: 1\.7 MiB in \d+(\.\d+)? s, [\d.]+ [MG]iB/s\n", run.stderr)
     for path in pack_copy.glob("*.bin"):
         if path.name != "index.bin":
             path.write_bytes(bytes(path.stat().st_size))
@@ -287,7 +297,9 @@ def test_places_in_large_packs_fit_80_columns() -> None:
         digest=digest,
     )
     facts = BlobFacts(61, 255, "ffn_exps", path, offset, 2 * length, 15_615, 12_345_678, (part,))
-    assert max(map(len, text.blob(facts).splitlines())) <= 80
+    lines = text.blob(facts).text(80)
+    assert max(map(len, lines.splitlines())) <= 80
+    assert "left out" not in lines
 
 
 def test_one_is_not_many() -> None:

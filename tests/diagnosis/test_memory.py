@@ -47,7 +47,7 @@ def test_bandwidth_that_others_use_and_several_nodes_are_limits(tmp_path: Path) 
     steady = Figure(40 * GB, "measured", 38 * GB, 41 * GB)
     assert memory.check_bandwidth(steady, tmp_path).verdict == "fine"
     busy = memory.check_bandwidth(steady._replace(lowest=12 * GB), tmp_path)
-    assert (busy.verdict, busy.measured) == ("limit", "40.0 GB/s (12.0 to 41.0)")
+    assert (busy.verdict, busy.measured) == ("limit", "37.3 GiB/s (11.2 GiB/s to 38.2 GiB/s)")
     (tmp_path / "node1").mkdir()
     assert "numactl" in (memory.check_bandwidth(steady, tmp_path).hint or "")
     assert memory.check_bandwidth(None).verdict == "unknown"

@@ -66,7 +66,7 @@ def test_a_round_is_all_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     figure = measure_bandwidth(
         0.5, clock=lambda: next(ticks) / 100, progress=lambda: rounds.append(None)
     )
-    speed = float(f"{4 * MIB / 0.01:.4g}")
+    speed = 400 * MIB
     assert figure == Figure(speed, "measured", speed, speed)
     assert len(rounds) >= 3 + 3 + 5
     assert 50 <= next(ticks) <= 55, "until the time is over"
@@ -75,12 +75,13 @@ def test_a_round_is_all_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_figure_is_what_lasts_with_the_number_of_threads_that_is_fastest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    speeds = {1: [9e9, 8e9, 1e9], 2: [10e9, 12e9, 11e9], 4: [5e9, 30e9, 6e9]}
+    gibs = {1: [9, 8, 1], 2: [10, 12, 11], 4: [5, 30, 6]}
+    speeds = {threads: [1024**3 * n for n in some] for threads, some in gibs.items()}
     monkeypatch.setattr(bandwidth, "cpu_count", lambda: 4)
     monkeypatch.setattr(
         bandwidth._Walk, "rounds", lambda _walk, threads, *_bounds: list(speeds[threads])
     )
-    assert measure_bandwidth(0) == Figure(11e9, "measured", 10e9, 12e9)
+    assert measure_bandwidth(0) == Figure(11 << 30, "measured", 10 << 30, 12 << 30)
 
 
 def test_without_memory_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:

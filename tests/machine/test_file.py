@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from moepack.errors import RequestError
 from moepack.machine.file import MAX_FILE_LENGTH, decode, read_machine, toml_text
-from moepack.machine.model import Basis, Drive, Figure, Gpu, Machine, ReadSpeed
+from moepack.machine.model import (
+    BYTE_UNITS,
+    Basis,
+    Drive,
+    Figure,
+    Gpu,
+    Machine,
+    ReadSpeed,
+    measured,
+)
+from moepack.machine.units import speed_text
 
 GIB, GB = 1 << 30, 10**9
 SOUND = """
@@ -289,3 +299,12 @@ def test_what_is_unknown_is_left_out_and_its_form_shown() -> None:
     assert typed.memory_bandwidth == Figure(51.2 * GB, "typed")
     assert typed.gpus == (Gpu(None, Figure(24 * GIB, "typed"), Figure(936 * GB, "typed")),)
     assert typed.drive == Drive(None, Figure(7 * GB, "typed"))
+
+
+@given(st.floats(1 << 20, 10**15))
+def test_what_was_measured_is_written_with_four_digits_in_one_kind_of_unit(speed: float) -> None:
+    figure = measured([speed], BYTE_UNITS)
+    assert figure.value == pytest.approx(speed, rel=6e-4)
+    number, unit = speed_text(figure.value).split()
+    assert len(number.replace(".", "").strip("0")) <= 4
+    assert unit in ("MiB/s", "GiB/s", "TiB/s")

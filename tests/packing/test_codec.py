@@ -359,7 +359,7 @@ def test_the_command_says_what_was_saved_and_where_it_is_stored(
     assert "zstd:3 shortens no part enough: the pack is as without it" in nothing.stdout
     assert "zstd: stored in" in moepack_command("inspect", packed).stdout
     located = moepack_command("locate", packed, "--layer", "0", "--expert", "1").stdout
-    assert "stored by zstd: ffn_gate_exps.weight in 8," in located
+    assert "stored  by zstd: ffn_gate_exps.weight in 8," in located
     assert "codec" not in moepack_command("inspect", tmp_path / "other").stdout
 
 

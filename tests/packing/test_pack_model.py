@@ -235,3 +235,44 @@ def test_progress_ends_at_its_total(tmp_path: Path) -> None:
     report = verify(tmp_path / "pack", progress=lambda *step: steps.append(step))
     assert {total for _, total in steps} == {summary.data_length}
     assert sum(done for done, _ in steps) == report.read_length == summary.data_length
+
+
+@pytest.mark.parametrize("strong", [False, True])
+def test_no_more_is_done_than_there_is_to_do_in_several_phases(
+    strong: bool, tmp_path: Path
+) -> None:
+    """The source is read for its SHA-256 first, and a pack that knows them is read twice."""
+    steps: list[tuple[int, int]] = []
+
+    def note(count: int, total: int) -> None:
+        steps.append((count, total))
+        assert sum(done for done, _ in steps) <= total
+
+    path = tmp_path / "pack"
+    pack_model(first_shard("qwen3moe"), path, sha256=True, strong=strong, progress=note)
+    assert sum(done for done, _ in steps) == steps[-1][1]
+    assert len({total for _, total in steps}) == 1, "all of it is known from the beginning"
+    steps.clear()
+    verify(path, progress=note)
+    assert sum(done for done, _ in steps) == steps[-1][1]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_is_refused_is_refused_before_there_is_a_plan(in_place: bool, tmp_path: Path) -> None:
+    """And before the source is read for its SHA-256."""
+    for shard in shards_of("qwen3moe"):
+        shutil.copy(shard, tmp_path)
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "mine").touch()
+    plans: list[object] = []
+    source = next(tmp_path.glob("*-00001-of-*.gguf"))
+    with pytest.raises(RequestError, match="not empty"):
+        pack_model(
+            source,
+            tmp_path / "pack",
+            in_place=in_place,
+            sha256=not in_place,
+            planned=plans.append,
+            progress=lambda *step: plans.append(step),
+        )
+    assert plans == []

@@ -55,7 +55,7 @@ def test_what_a_manifest_does_not_say_is_a_dash_for_people_and_null_for_programs
     draft.save_manifest()
     facts = inspection.inspect(pack_copy)
     assert isinstance(facts, PackFacts)
-    lines = text.pack(facts).splitlines()
+    lines = str(text.pack(facts)).splitlines()
     assert lines[0].startswith("a model without a name (–), packed by moepack ")
     assert lines[0].endswith(" from 6 shards")
     assert lines[1] == "  layout     –: blobs aligned to 4.0 KiB, weights to 4.0 KiB"
@@ -72,7 +72,7 @@ def test_what_a_file_puts_into_a_name_cannot_move_the_cursor(pack_copy: Path) ->
     draft.save_manifest()
     facts = inspection.inspect(str(pack_copy))
     assert isinstance(facts, PackFacts)
-    first = text.pack(facts).splitlines()[0]
+    first = str(text.pack(facts)).splitlines()[0]
     assert first.isprintable()
     assert len(first) < 400
 
@@ -102,7 +102,7 @@ def test_metadata_of_another_kind_is_not_known(tmp_path: Path) -> None:
     facts = inspection.inspect(builder.write(tmp_path / "m.gguf"))
     assert isinstance(facts, SourceFacts)
     assert (facts.name, facts.experts_used, facts.parameters.active) == (None, None, None)
-    assert "experts per token     –\n" in text.source(facts)
+    assert "experts per token     –\n" in str(text.source(facts))
 
 
 @pytest.mark.parametrize("model", REAL_MODELS)

@@ -60,13 +60,6 @@ def test_the_plan_says_how_much_the_hotness_covers(tmp_path: Path) -> None:
     assert "over 1,234 tokens" in pack_text.plan(dry)
 
 
-def test_packing_says_what_comes_next(tmp_path: Path) -> None:
-    done = pack_text.packed(pack_model(first_shard("mixtral"), tmp_path / "a"))
-    assert f"next: moepack verify {tmp_path / 'a'}" in done
-    part = pack_model(first_shard("mixtral"), tmp_path / "b", experts_only=True)
-    assert "next: moepack verify" in pack_text.packed(part)
-
-
 def test_indexing_says_that_nothing_was_copied(tmp_path: Path) -> None:
     text = pack_text.indexed(index_model(first_shard("mixtral"), tmp_path / "i"))
     assert "in 4 shards, without digests; nothing was copied" in text

@@ -353,7 +353,7 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     path.write_text(f"decode_call,token_in_call,layer,occurrence,experts\n{rows}")
     facts = simulate([str(path)], options=ReadOptions(shape=shape_of_counts({0: 4}, 9)))
     assert facts.unknown
-    assert f"not known: {', '.join(facts.unknown)}" in simulation_text.text(facts)
+    assert f"not known: {', '.join(facts.unknown)}" in str(simulation_text.text(facts))
 
 
 def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
     path = write_route(tmp_path / "t.csv")
     options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
     facts = simulate([path], budgets=["50%", "100%"], slots=[2], prefetch=1, options=options)
-    text = simulation_text.text(facts)
+    text = str(simulation_text.text(facts))
     assert "20 tokens in 1 request, 20 of them decoded" in text
     assert "experts: 8.0 MiB; a decoded token uses 2.0 MiB" in text
     line = next(line for line in text.splitlines() if line.strip().startswith("8.0 MiB"))
@@ -371,7 +371,7 @@ def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
     chart.hit_rates(facts, "a title", str(tmp_path / "t.svg"))
     assert (tmp_path / "t.svg").read_text().startswith("<?xml")
     none = replace(facts, step_length=None, curve=(CurvePoint(1 << 20, None, None, None),))
-    assert "a decoded token uses –" in simulation_text.text(none)
+    assert "a decoded token uses –" in str(simulation_text.text(none))
     chart.hit_rates(none, "a title", str(tmp_path / "none.png"))
     assert (tmp_path / "none.png").read_bytes().startswith(b"\x89PNG")
 
@@ -415,3 +415,16 @@ def test_enough_holds_what_a_token_uses_in_any_layer(tmp_path: Path) -> None:
     nothing = [(step, 3, step) for step in range(4)]
     path = write_route(tmp_path / "new.csv", MODEL + sizes, nothing)
     assert simulate([path], policies=["lru"]).enough_length is None, "nothing comes back"
+
+
+def test_progress_counts_all_caches_and_ends_at_their_number(tmp_path: Path) -> None:
+    done: list[int] = []
+
+    def note(count: int, total: int) -> None:
+        done.append(count)
+        assert sum(done) <= total == len(simulation.POLICIES) * 2 + 2
+
+    path = write_route(tmp_path / "t.csv")
+    options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
+    simulate([path], budgets=["50%", "100%"], prefetch=1, options=options, progress=note)
+    assert sum(done) == len(simulation.POLICIES) * 2 + 2

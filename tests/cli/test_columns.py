@@ -1,0 +1,204 @@
+"""What every command prints on a terminal of 80 columns, and of 40: nothing is broken by it."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moepack.cli import main
+from moepack.machine.file import toml_text
+from moepack.report.widths import text_width
+from tests.support.machines import machine
+from tests.support.models import FIXTURES, first_shard
+from tests.support.needs import require_disk
+from tests.support.terminals import MOEPACK, on_terminal
+
+MODEL = str(first_shard("qwen3moe"))
+SHORT = "model-00001-of-00006.gguf"
+COUNTED = (
+    "blob|part|shard|file|layer|expert|token|run|round|request|selection|column|tensor|receipt"
+    "|sweep|byte|thread|kind|window|lookup"
+)
+EXPONENT = re.compile(r"\d(\.\d+)?e[+-]?\d\d\b")
+ONE_OF_MANY = re.compile(rf"(?<![\d.,-])1 ({COUNTED})s\b")
+
+Prints = Callable[..., list[str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a folder that has a model, a pack, a trace, counts and two machines, briefly named."""
+    for shard in sorted(FIXTURES.glob("qwen3moe-Q4_K_M-ntfs-t6-0*.gguf")):
+        number = shard.name.partition("-t6-")[2]
+        (tmp_path / f"model-{number}").symlink_to(shard)
+    shutil.copytree(packs["qwen3moe"], tmp_path / "m.moepack")
+    (tmp_path / "mirrored").mkdir()
+    shutil.copy(FIXTURES / "qwen3moe-trace.csv", tmp_path / "t.csv")
+    shutil.copy(FIXTURES / "qwen3moe-hotness.csv", tmp_path / "hot.csv")
+    gpu = machine(vram=24, vram_bandwidth=936, bandwidth=40, drive=3)
+    (tmp_path / "gpu.toml").write_text(toml_text(gpu))
+    (tmp_path / "cpu.toml").write_text(toml_text(machine(bandwidth=40, drive=3)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Prints:
+    """Run a command as on a terminal of so many columns; return the lines that it prints."""
+
+    def run(words: str, columns: int, *, code: int = 0) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "dumb")
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout.isatty", lambda: True)
+            patch.setattr("sys.stderr.isatty", lambda: True)
+            assert main.run(words.split()) == code
+        printed = capsys.readouterr()
+        return (printed.err + printed.out).splitlines()
+
+    return run
+
+
+COMMANDS = {
+    "inspect a model": f"inspect {SHORT}",
+    "inspect a pack": "inspect m.moepack",
+    "pack": f"pack {SHORT} --hotness hot.csv -o new.moepack",
+    "plan": f"pack {SHORT} --codec zstd --dry-run -o new.moepack",
+    "index": f"index {SHORT} -o new.index",
+    "rank": "rank m.moepack --hotness hot.csv",
+    "verify": f"verify m.moepack --source {SHORT} --sha256",
+    "locate in a pack": "locate m.moepack --layer 1 --expert 3",
+    "locate in a model": f"locate {SHORT} --layer 1 --expert 3",
+    "list a pack": "list m.moepack",
+    "list a model": f"list {SHORT}",
+    "extract": f"extract {SHORT} --layer 1 --expert 3 --part up -o up.bin",
+    "restore": "restore m.moepack -o out",
+    "export": "export gguf m.moepack -o out.gguf",
+    "mirror": "mirror m.moepack mirrored",
+    "import": "trace import t.csv -o t.moetrace",
+    "stats": f"trace stats t.csv --model {SHORT}",
+    "concentration": f"trace concentration t.csv --model {SHORT}",
+    "hotness": f"hotness t.csv --model {SHORT} -o new.csv",
+    "simulate": f"simulate t.csv --model {SHORT} --slots 4,8 --prefetch 2",
+    "forecast": f"forecast {SHORT} --machine gpu.toml --n-cpu-moe 1",
+    "forecast all": f"forecast {SHORT} --machine gpu.toml --all",
+    "forecast budgets": f"forecast {SHORT} --machine cpu.toml --all --trace t.csv",
+    "place": f"place {SHORT} --machine gpu.toml",
+    "place a pack": "place m.moepack --machine cpu.toml --trace t.csv",
+    "machine": "machine m.moepack --seconds 0 -o new.toml",
+    "doctor": "doctor m.moepack --seconds 0",
+    "bench": f"bench m.moepack --source {SHORT} --seconds 0 --point-seconds 0.001",
+    "bench a model": f"bench {SHORT} --seconds 0 --point-seconds 0.001",
+}
+MEASURE = ("machine", "doctor", "bench", "bench a model")
+PASTED = ("next: ", "  llama-server ", "  moepack ")
+"""How lines begin that are pasted as they are."""
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_line_is_wider_than_the_terminal(
+    name: str, columns: int, folder: Path, prints: Prints
+) -> None:
+    if name in MEASURE:
+        require_disk(folder)
+    lines = prints(COMMANDS[name], columns)
+    assert lines
+    text = "\n".join(lines)
+    wide = [line for line in lines if text_width(line) > columns and " " in line.strip()]
+    wide = [line for line in wide if not line.startswith(PASTED)]
+    assert not wide, text
+    assert not EXPONENT.search(text), text
+    assert not ONE_OF_MANY.search(text), text
+    assert " 0 B/s" not in text
+
+
+NEXT = {
+    "inspect a model": f"moepack run {SHORT}",
+    "inspect a pack": "moepack run m.moepack",
+    "pack": f"moepack verify new.moepack --source {SHORT}",
+    "index": "moepack run new.index",
+    "verify": "moepack run m.moepack",
+    "list a model": f"moepack locate {SHORT} --layer 0 --expert 0",
+    "export": "llama-server -m out.gguf",
+    "mirror": "moepack run m.moepack",
+    "import": "moepack hotness t.moetrace -o t-hotness.csv",
+    "concentration": "moepack hotness t.csv -o t-hotness.csv",
+    "simulate": f"moepack run {SHORT} --memory 1MiB",
+    "hotness": f"moepack pack {SHORT} --hotness new.csv -o model.moepack",
+    "machine": "moepack place m.moepack --machine new.toml",
+    "doctor": "moepack run m.moepack",
+}
+
+
+@pytest.mark.parametrize("name", NEXT)
+def test_what_comes_next_is_said_with_the_real_names(
+    name: str, folder: Path, prints: Prints
+) -> None:
+    if name in MEASURE:
+        require_disk(folder)
+    lines = prints(COMMANDS[name], 80)
+    assert [line for line in lines if line.startswith("next: ")] == [f"next: {NEXT[name]}"]
+    assert lines[-1] == f"next: {NEXT[name]}"
+
+
+@pytest.mark.parametrize(
+    "name", ["plan", "locate in a pack", "restore", "extract", "bench a model"]
+)
+def test_nothing_is_made_up_where_nothing_follows(name: str, folder: Path, prints: Prints) -> None:
+    if name in MEASURE:
+        require_disk(folder)
+    assert not any(line.startswith("next: ") for line in prints(COMMANDS[name], 80))
+
+
+@pytest.mark.parametrize("option", ["--json", "-q"])
+@pytest.mark.parametrize("name", ["pack", "verify", "export"])
+def test_programs_and_the_quiet_are_told_no_next_step(
+    name: str, option: str, folder: Path, prints: Prints
+) -> None:
+    assert "next: " not in "\n".join(prints(f"{COMMANDS[name]} {option}", 80))
+
+
+def test_a_pipe_gets_all_columns_and_no_next_step_of_an_answer(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    for name in ("verify", "inspect a model", "forecast all", "simulate", "concentration"):
+        assert main.run(COMMANDS[name].split()) == 0
+        told = capsys.readouterr().out
+        assert "left out" not in told
+        assert "next: moepack run" not in told
+
+
+def test_names_of_the_next_step_are_quoted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["index", SHORT, "-o", "my index", "--threads", "1"]) == 0
+    assert capsys.readouterr().out.endswith("\nnext: moepack run 'my index'\n")
+
+
+def test_characters_of_two_columns_count_as_two(folder: Path, prints: Prints) -> None:
+    name = "大きいモデル🚀.moepack"
+    (folder / "m.moepack").rename(folder / name)
+    for columns in (40, 30):
+        *lines, after = prints(f"verify {name}", columns)
+        assert max(map(text_width, lines)) <= columns
+        assert lines[0].startswith(f"{name}: ")
+        assert after == f"next: moepack run '{name}'"
+
+
+@pytest.mark.long
+def test_a_real_terminal_is_measured_and_its_errors_break_at_words(folder: Path) -> None:
+    size = 'stty cols 44 rows 24 && unset COLUMNS && exec "$@"'
+    command = ("sh", "-c", size, "sh", *MOEPACK)
+    listed = on_terminal(*command, "list", "m.moepack").splitlines()
+    assert max(map(len, listed)) <= 44
+    assert listed[0].split() == ["layer", "expert", "hotness", "length"]
+    refused = on_terminal(*command, "extract", SHORT, "--layer", "0", "--expert", "0", "-o", "x")
+    lines = re.sub(r"\x1b\[[\d;]*m", "", refused).splitlines()
+    assert max(map(len, lines[:-1])) <= 44
+    words = " ".join(" ".join(lines[:-1]).split())
+    assert words.endswith("no blob here: its parts lie apart in the shards")
+    assert lines[-1].startswith("hint: name a part with --part")

@@ -1,0 +1,70 @@
+"""Tables: no line is wider than the terminal, no cell is cut, and what is left out is said."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moepack.report.table import Column, Table
+from moepack.report.widths import text_width
+
+CELLS = st.text(st.sampled_from("0123456789abMiB模"), max_size=9)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    """Draw a table whose first column stays, and may have names."""
+    ranks = draw(st.lists(st.integers(1, 4), max_size=6))
+    least = draw(st.sampled_from([0, 8]))
+    columns = [Column("name", "l", 0, least)]
+    columns += [
+        Column(f"n{number}", draw(st.sampled_from("lr")), rank) for number, rank in enumerate(ranks)
+    ]
+    names = st.text("name-", min_size=1, max_size=40 if least else 10)
+    rows = draw(st.lists(st.tuples(names, *(CELLS for _ in ranks)), min_size=1, max_size=5))
+    return Table(columns, rows, draw(st.integers(0, 4)))
+
+
+@given(tables(), st.integers(16, 120))
+def test_no_line_is_wider_than_the_terminal(table: Table, width: int) -> None:
+    assert max(map(text_width, table.lines(width))) <= width
+
+
+@given(tables(), st.integers(16, 120))
+def test_cells_that_are_shown_are_whole_and_others_are_counted(table: Table, width: int) -> None:
+    fitted = table.fitted(width)
+    has_text = [any(cells) for cells in zip(*table.rows, strict=True)]
+    assert fitted.left_out_count == sum(has_text) - len(fitted.widths)
+    assert bool(fitted.note()) == (fitted.left_out_count > 0)
+    left_out = [n for n, held in enumerate(has_text) if held and n not in fitted.widths]
+    for row in table.rows:
+        line = fitted.line(row)
+        for number in fitted.widths:
+            column = table.columns[number]
+            assert column.least or row[number] in line
+    ranks = [table.columns[number].rank for number in left_out]
+    shown = [table.columns[number].rank for number in fitted.widths]
+    assert not ranks or min(ranks) > max(shown), "the least important are left out first"
+
+
+@given(tables())
+def test_without_a_terminal_nothing_is_left_out_or_shortened(table: Table) -> None:
+    lines = table.lines()
+    assert not any("…" in line or "left out" in line for line in lines)
+    for line, row in zip(lines[-len(table.rows) :], table.rows, strict=True):
+        assert all(cell in line for cell in row)
+
+
+def test_what_is_left_out_is_said_in_few_words() -> None:
+    columns = [Column("a", "l"), Column("b", rank=1), Column("c", rank=2)]
+    table = Table(columns, [("one", "1" * 20, "2" * 20)])
+    note = "1 column left out: --json or a wider terminal shows it"
+    assert " ".join(" ".join(table.lines(30)[2:]).split()) == note
+    assert " ".join(" ".join(table.lines(20)).split()).startswith("a one 2 columns left out: ")
+    assert table.lines(60)[0].split() == ["a", "b", "c"]
+
+
+def test_a_name_is_shortened_before_a_column_is_left_out() -> None:
+    columns = [Column("file", "l", least=12), Column("length", rank=1)]
+    table = Table(columns, [("model-00001-of-00004.gguf", "123,456")])
+    heading, line = table.lines(31)
+    assert heading == "file                     length"
+    assert line == "model-…1-of-00004.gguf  123,456"

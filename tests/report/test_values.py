@@ -1,0 +1,52 @@
+"""Values as text."""
+
+import pytest
+
+from moepack.report.values import rate_text, seconds_text, speed_text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (0.00412, "0.00412"),
+        (0.52, "0.52"),
+        (0.9996, "1"),
+        (5, "5"),
+        (23.44, "23.4"),
+        (99.96, "100"),
+        (999.6, "1,000"),
+        (1014.2, "1,010"),
+        (123456.7, "123,000"),
+    ],
+)
+def test_a_rate_has_three_digits_and_no_exponent(value: float | None, text: str) -> None:
+    assert rate_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (0, "0 s"),
+        (0.0523, "0.05 s"),
+        (1.23, "1.2 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (200, "3 min 20 s"),
+        (599.6, "10 min"),
+        (600, "10 min"),
+        (3599, "1 h"),
+        (7500, "2 h 5 min"),
+        (3_600_000, "1,000 h"),
+    ],
+)
+def test_times_are_written_in_one_form(seconds: float | None, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+def test_an_unknown_speed_is_a_dash_and_others_have_one_kind_of_unit() -> None:
+    texts = [speed_text(speed) for speed in (None, 0.4, 1 << 20, 3.5 * (1 << 30))]
+    assert texts == ["–", "0 B/s", "1.0 MiB/s", "3.5 GiB/s"]
