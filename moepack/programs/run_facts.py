@@ -62,9 +62,10 @@ class RunFacts(RunPhase):
 
     `kept_count` tokens of the prompt were there from before, the others were computed in batches of
     up to `batch_count`; the first token was here `first_token_seconds` after it was asked for.
-    `token_count` are those of the text, of which the last needs no step. `thoughts` are what the
-    model wrote before its answer. `model_length` is the bytes of all tensors, `held_length` of the
-    experts in memory, `fault_count` page faults on experts that nobody announced.
+    `token_count` are those of the text, of which the last needs no step, chosen by `seed`.
+    `thoughts` are what the model wrote before its answer. `model_length` is the bytes of all
+    tensors, `held_length` of the experts in memory, `fault_count` page faults on experts that
+    nobody announced.
     """
 
     text: str
@@ -81,6 +82,7 @@ class RunFacts(RunPhase):
     held_length: int
     fault_count: int
     policy: str
+    seed: int
 
 
 @contextlib.contextmanager
@@ -134,6 +136,19 @@ class MeasuredAnswer:
         return RunPhase(**_phase(facts, self._first, now))
 
     @property
+    def prompt_progress(self) -> tuple[int, int] | None:
+        """How many tokens of the prompt are computed, of how many; None before that is known.
+
+        The server says it after each batch; in between it is what routers have seen.
+        """
+        facts = self._answer.facts
+        if not facts.prompt_count:
+            return None
+        total = facts.prompt_count - facts.kept_count
+        routed = self._server.usage.routed_count - self._before.routed_count
+        return max(facts.processed_count - facts.kept_count, min(routed, total)), total
+
+    @property
     def facts(self) -> RunFacts:
         """What it took so far, and what became of it."""
         now, answer = self._server.usage, self._answer.facts
@@ -153,9 +168,10 @@ class MeasuredAnswer:
             prompt=RunPhase(**_phase(answer.prompt, self._before, first)),
             model_length=sum(one.length for one in pack.dense()) + shape.expert_length,
             memory=ExpertMemory(max(floor, min(now.budget, shape.expert_length)), floor),
-            held_length=now.resident_length,
+            held_length=now.expert_length,
             fault_count=now.fault_count - self._before.fault_count,
             policy=options.policy,
+            seed=answer.seed,
         )
 
 
