@@ -66,7 +66,7 @@ class PagerUsage:
 
     Lookups are counted where they are announced: not while all experts stay in memory, which
     `holds_all` says of now. `fault_count` are page faults on experts that nobody announced.
-    `resident_length` is the memory that is taken, in whole pages, `expert_length` the experts in it.
+    `resident_length` is memory that is taken, in whole pages, `expert_length` the experts in it.
     `routed_count` is tokens that were routed: of one that half of the layers have computed it is
     one half. Lengths are bytes.
     """
@@ -130,6 +130,8 @@ class Pager:
         self._model = map_model(pack)
         stack.callback(self._model.close)
         reader = stack.enter_context(pack.reader(backend=options.backend, check=options.check))
+        self.backend = reader.backend
+        """The backend by which experts are read."""
         places = self._model.places()
         shared = SharedPages(pack, reader, places) if self._model.image is not None else None
         spans = places[ROUTED_FAMILY]

@@ -109,6 +109,17 @@ def context_length(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     return _said_number(arguments, environment, {"-c", "--ctx-size"}, "LLAMA_ARG_CTX_SIZE")
 
 
+def says_context(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a command of llama.cpp says how long its context is."""
+    is_said = bool(_words(arguments) & {"-c", "--ctx-size"})
+    return is_said or "LLAMA_ARG_CTX_SIZE" in environment
+
+
+def says_threads(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a command of llama.cpp says with how many threads it computes."""
+    return bool(_words(arguments) & {"-t", "--threads"}) or "LLAMA_ARG_THREADS" in environment
+
+
 def _said_number(
     arguments: Sequence[str], environment: Mapping[str, str], options: set[str], name: str
 ) -> int | None:

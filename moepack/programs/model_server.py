@@ -103,6 +103,10 @@ class ModelServer:
         """A client of the server; waits as `url` does."""
         return self._process.client
 
+    def processor_seconds(self) -> float:
+        """Return how long processors have worked for the server."""
+        return self._process.processor_seconds()
+
     @property
     def usage(self) -> PagerUsage:
         """What the server needed of its experts so far."""

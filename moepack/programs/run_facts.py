@@ -128,6 +128,11 @@ class MeasuredAnswer:
         return self._answer.text
 
     @property
+    def has_begun(self) -> bool:
+        """Whether any token has come."""
+        return bool(self._answer.facts.token_count)
+
+    @property
     def so_far(self) -> RunPhase:
         """What the phase took so far that it is in: the prompt, or the tokens after its first."""
         now, facts = self._server.usage, self._answer.facts
