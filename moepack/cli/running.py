@@ -71,7 +71,7 @@ def run(
     """Run a model under llama.cpp, also one that is larger than memory.
 
     Of a pack, or of a GGUF as it lies; experts are read when the model chooses them. Without a
-    prompt it is a chat: Ctrl-C ends an answer, and at the prompt the chat.
+    prompt it is a chat: /help lists its commands, Ctrl-C ends an answer, Ctrl-D the chat.
 
     With `-- PROGRAM` it is any program that uses llama.cpp, as it is: {} among its arguments is the
     model's path, and so is the variable MOEPACK_MODEL.

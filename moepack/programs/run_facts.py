@@ -113,9 +113,13 @@ class MeasuredAnswer:
     def __init__(self, answer: Answer, server: ModelServer, before: PagerUsage) -> None:
         self._answer, self._server, self._before = answer, server, before
         self._first: PagerUsage | None = None
+        self._routed_before: int | None = None
+        """Tokens that were routed before the prompt's: what was left may have been computed yet."""
         answer.on_event = self._note
 
     def _note(self, facts: AnswerFacts) -> None:
+        if self._routed_before is None:
+            self._routed_before = self._server.usage.routed_count
         if self._first is None and facts.token_count:
             self._first = self._server.usage
 
@@ -147,10 +151,10 @@ class MeasuredAnswer:
         The server says it after each batch; in between it is what routers have seen.
         """
         facts = self._answer.facts
-        if not facts.prompt_count:
+        if not facts.prompt_count or self._routed_before is None:
             return None
         total = facts.prompt_count - facts.kept_count
-        routed = self._server.usage.routed_count - self._before.routed_count
+        routed = self._server.usage.routed_count - self._routed_before
         return max(facts.processed_count - facts.kept_count, min(routed, total)), total
 
     @property

@@ -270,6 +270,17 @@ def test_verbose_says_how_it_was_started(moepack_command: Command) -> None:
     assert re.search(r"\noptions of llama-server: -c 256 .* -t 1\n", run.stderr)
 
 
+@pytest.mark.parametrize(("micro_batch", "batch"), [(1, 32), (200, 200)])
+def test_a_batch_is_no_longer_than_what_is_computed_at_once(
+    micro_batch: int, batch: int, moepack_command: Command
+) -> None:
+    """Else a prompt that is left would be computed for long, and the next one waits for it."""
+    arguments = ("-p", "x", "-n", "1", "-v", "-ub", micro_batch, *SMALL)
+    run = moepack_command("run", SHARD, *arguments)
+    assert run.returncode == 0, run.stderr
+    assert f" -b {batch} -ub {micro_batch} -t 1\n" in run.stderr
+
+
 def test_no_more_threads_than_processors_that_may_be_used_are_started(
     moepack_command: Command,
 ) -> None:

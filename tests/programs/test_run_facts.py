@@ -33,7 +33,7 @@ def test_a_prompt_moves_on_layer_by_layer_within_a_batch() -> None:
     greedy = Sampling(temperature=0)
     with open_model(first_shard("qwen3moe")) as pack:
         options = PagerOptions(memory="floor", micro_batch=8)
-        words = single_text_options(2048, 1, 8)
+        words = [*single_text_options(2048, 1, 8), "-b", "2048"]
         with ModelServer(pack, options, options=words, api_key="sesame") as server:
             with measure(
                 server, lambda: server.client.complete(text, count=2, sampling=greedy)
