@@ -227,9 +227,9 @@ def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
 def test_ctrl_c_at_any_moment_leaves_the_chat_as_it_was(terminal: Terminal) -> None:
     """Also between the prompt and the answer, while it is closed, and before the next prompt."""
     terminal.until(PROMPT)
-    for number in range(12):
+    for number in range(6):
         terminal.type("hello\r")
-        time.sleep(0.02 * number)
+        time.sleep(0.04 * number)
         for _ in range(4):
             terminal.type("\x03")
             time.sleep(0.004)

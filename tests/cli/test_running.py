@@ -281,17 +281,26 @@ def test_a_batch_is_no_longer_than_what_is_computed_at_once(
     assert f" -b {batch} -ub {micro_batch} -t 1\n" in run.stderr
 
 
-def test_no_more_threads_than_processors_that_may_be_used_are_started(
-    moepack_command: Command,
+@pytest.mark.parametrize("option", [("-n", "-1"), ("--n-predict", "-2"), ()])
+def test_a_text_may_go_on_as_long_as_there_is_context(
+    option: tuple[str, ...], moepack_command: Command
 ) -> None:
+    arguments = ("--memory", "floor", "-c", "256", "-t", "1", "--ignore-eos", "--json", *option)
+    facts = json.loads(moepack_command("run", SHARD, "-p", "x", *arguments).stdout)
+    assert facts["end"] == "context"
+    assert facts["token_count"] > 200
+
+
+def test_no_more_threads_than_processors_that_may_be_used_are_started() -> None:
     processors = os.sched_getaffinity(0)
+    command = [*MOEPACK, "run", str(SHARD), "-p", "x", "-n", "1", "-v", "--memory", "floor"]
     os.sched_setaffinity(0, {min(processors)})
     try:
-        run = moepack_command("run", SHARD, "-p", "x", "-n", "1", "-v", "--memory", "floor")
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
     finally:
         os.sched_setaffinity(0, processors)
-    is_limited = len(processors) > 1
-    assert (" -t 1" in run.stderr) == is_limited
+    is_limited = (os.cpu_count() or 1) > 1
+    assert (" -t 1\n" in run.stderr) == is_limited
 
 
 def test_options_of_llama_cpp_mean_what_they_do_there(
