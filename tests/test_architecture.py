@@ -103,6 +103,9 @@ LIBRARIES = {
 }
 """What moepack depends on, and where alone it is known; numpy any room may know."""
 
+EXTRAS = {"prompt_toolkit": ("cli.line_editor",)}
+"""What an extra brings, and where alone it is known."""
+
 
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")
@@ -199,8 +202,9 @@ def test_no_circle_stands_anywhere_not_even_for_types() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_library_is_known_in_one_place(module: str) -> None:
-    for library in imports(module)[1] & LIBRARIES.keys():
-        assert f"{module}.".startswith(tuple(f"{place}." for place in LIBRARIES[library])), library
+    places = LIBRARIES | EXTRAS
+    for library in imports(module)[1] & places.keys():
+        assert f"{module}.".startswith(tuple(f"{place}." for place in places[library])), library
 
 
 def test_what_moepack_depends_on_is_what_it_imports() -> None:

@@ -1,98 +1,157 @@
-"""A chat in the terminal, and what an error or a Ctrl-C leaves of it."""
+"""A chat: what is said is answered or obeyed, and what an error or a Ctrl-C leaves of it."""
 
 from __future__ import annotations
 
-import contextlib
-import io
+import signal
 import sys
-from collections.abc import Iterator
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
 
-from moepack.cli.exit_codes import ExitCode, TerminatedError, report
-from moepack.cli.live_line import live_line
-from moepack.cli.terminal import complain, is_quiet, pass_on, say
+from moepack.cli import slash_commands
+from moepack.cli.answering import print_answer
+from moepack.cli.chat_input import PipedLines, Said, read_said
+from moepack.cli.exit_codes import ExitCode, report
+from moepack.cli.terminal import is_quiet, say
 from moepack.errors import MoepackError, RequestError
+from moepack.programs.cancellation import Cancellation
 
 if TYPE_CHECKING:
+    from moepack.cli.line_editor import LineEditor
+    from moepack.programs.answer import Answer
     from moepack.programs.chat import Conversation
     from moepack.programs.model_server import ModelServer
-    from moepack.programs.run_facts import MeasuredAnswer
 
-CLEAR = "/clear"
-_WELCOME = f"Ctrl-C ends an answer, {CLEAR} begins anew, Ctrl-D ends the chat"
+_WELCOME = "Ctrl-C ends an answer, Ctrl-D the chat; /help says what else there is"
+
+Ask = Callable[[Cancellation], AbstractContextManager["Answer"]]
 
 
-def chat(conversation: Conversation, server: ModelServer, has_stats: bool) -> None:
-    """Answer line by line, until there are no more or somebody interrupts at the prompt.
+def make_editor() -> LineEditor | None:
+    """Return what reads a chat from a terminal, None where there is none.
+
+    Raises MachineError where the library for it is missing.
+    """
+    if not sys.stdin.isatty() or not (sys.stdout.isatty() or sys.stderr.isatty()):
+        return None
+    from moepack.cli.line_editor import LineEditor
+
+    return LineEditor(sys.stdout if sys.stdout.isatty() else sys.stderr)
+
+
+def chat(
+    conversation: Conversation,
+    server: ModelServer,
+    editor: LineEditor | None,
+    *,
+    has_stats: bool,
+) -> None:
+    """Answer what is said, until there is no more.
 
     An error ends the answer, and not the chat: the next one may find the drive well again, or needs
-    other experts. Where the lines come from no terminal, the first error's code is the exit code.
+    other experts. Where no `editor` reads from a terminal, the first error's code is the exit code,
+    and an interruption ends it all.
     """
-    from moepack.programs.run_facts import measure
-
-    is_terminal = sys.stdin.isatty()
-    code: int = ExitCode.FINE
-    if is_terminal and not is_quiet():
-        say(_WELCOME, err=True)
-    for line in _lines(is_terminal):
-        if line.strip() == CLEAR:
-            conversation.clear()
-            continue
-        try:
-            with measure(server, partial(conversation.ask, line)) as answer:
-                print_text(answer, has_stats)
-        except KeyboardInterrupt as stop:
-            if isinstance(stop, TerminatedError) or not is_terminal:
-                raise
-            say()
-        except MoepackError as error:
-            reported = report(error)
-            code = code or reported
-            if conversation.has_past and isinstance(error, RequestError):  # the context is full
-                complain("hint", f"{CLEAR} forgets what was said so far")
-    if not is_terminal:
-        raise SystemExit(code)
+    talk = _Chat(conversation, server, is_terminal=editor is not None, has_stats=has_stats)
+    if editor is None:
+        talk.go_on(PipedLines())
+        raise SystemExit(talk.exit_code)
+    editor.on_reading = talk.renew
+    talk.tell(_WELCOME)
+    with _interruptions(editor, talk):
+        talk.go_on(editor)
 
 
-def _lines(is_terminal: bool) -> Iterator[str]:
-    """Yield what is said, until there is no more or somebody interrupts."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
-    if is_terminal:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # whose import lets `input` edit lines
-    while True:
-        try:
-            line = input("> " if is_terminal else "")
-        except (EOFError, KeyboardInterrupt) as end:
-            if isinstance(end, TerminatedError):
-                raise
-            if is_terminal:
-                say()
-            elif isinstance(end, KeyboardInterrupt):
-                raise
+class _Chat:
+    def __init__(
+        self,
+        conversation: Conversation,
+        server: ModelServer,
+        *,
+        is_terminal: bool,
+        has_stats: bool,
+    ) -> None:
+        self._conversation, self._server = conversation, server
+        self._is_terminal, self._has_stats = is_terminal, has_stats
+        self.cancellation = Cancellation()
+        self.exit_code: int = ExitCode.FINE
+
+    def go_on(self, source: Any) -> None:
+        """Answer and obey until there is no more, or somebody leaves."""
+        for said in read_said(source, is_terminal=self._is_terminal):
+            try:
+                command = None if said.is_quoted else slash_commands.parse(said.text)
+                if command is not None and command.name == slash_commands.BYE:
+                    return
+                if command is None:
+                    self._answer(said)
+                else:
+                    self._obey(command)
+            except MoepackError as error:
+                code = report(error)
+                self.exit_code = self.exit_code or code
+
+    def renew(self) -> None:
+        """Have the next answer be cancelled by itself."""
+        self.cancellation = Cancellation()
+
+    def tell(self, text: str) -> None:
+        """Say something to who sits at the terminal."""
+        if self._is_terminal and not is_quiet():
+            say(text, err=True)
+
+    def _obey(self, command: slash_commands.SlashCommand) -> None:
+        match command.name:
+            case slash_commands.HELP:
+                say(slash_commands.HELP_TEXT, err=True)
+            case slash_commands.AGAIN:
+                self._print(self._conversation.ask_again)
+            case slash_commands.SYSTEM:
+                self._instruct(command.text)
+            case slash_commands.CLEAR:
+                self._conversation.clear()
+                self.tell("what was said is forgotten")
+            case slash_commands.STATS:
+                self._has_stats = not self._has_stats
+                self.tell(f"stats are {'on' if self._has_stats else 'off'}")
+
+    def _instruct(self, text: str) -> None:
+        if not text:
+            told = self._conversation.system
+            say("the model is told nothing before all else" if told is None else told, err=True)
             return
-        if line.strip():
-            yield line
+        is_quoted = len(text) > 1 and text[0] == text[-1] == '"'
+        self._conversation.system = (text.strip('"') if is_quoted else text) or None
+        self.tell(
+            f"from the next answer on; what was said stays (/{slash_commands.CLEAR} forgets it)"
+        )
 
-
-def print_text(answer: MeasuredAnswer, has_stats: bool) -> None:
-    """Print a text as it comes, and what it took."""
-    from moepack.report import run_text
-
-    has_begun = False
-    with live_line(is_wanted=has_stats) as draw:
+    def _answer(self, said: Said) -> None:
         try:
-            for piece in answer:
-                has_begun = True
-                pass_on([piece])
-                sys.stdout.flush()
-                draw(lambda: run_text.so_far(answer.so_far))
-        except MoepackError:
-            if has_begun:
-                say()
+            self._print(lambda cancellation: self._conversation.ask(said.text, cancellation))
+        except RequestError as error:
+            if self._conversation.has_past:  # the context is full
+                error.add_note(f"/{slash_commands.CLEAR} forgets what was said so far")
             raise
-        say()
-    if not is_quiet():
-        say(run_text.generated(answer.facts), err=True)
+
+    def _print(self, ask: Ask) -> None:
+        from moepack.programs.run_facts import measure
+
+        cancellation = self.cancellation
+        with measure(self._server, lambda: ask(cancellation)) as answer:
+            print_answer(answer, has_stats=self._has_stats)
+
+
+@contextmanager
+def _interruptions(editor: LineEditor, talk: _Chat) -> Iterator[None]:
+    """Have Ctrl-C end what is typed, or else the answer; it raises nothing, wherever it comes."""
+
+    def interrupted(_signal: int, _frame: object) -> None:
+        if not editor.interrupt():
+            talk.cancellation.cancel()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -61,7 +61,24 @@ _PAGER = (
 )
 
 threads_option = click.option(
-    "-t", "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute."
+    "-t",
+    "--threads",
+    type=click.IntRange(1, MAX_THREADS),
+    help="Threads that compute.  [default: one for each core]",
+)
+
+_TEMPLATE = (
+    click.option(
+        "--chat-template",
+        metavar="NAME_OR_TEXT",
+        help="Template for chats, in place of the model's: one of llama.cpp's names, or Jinja.",
+    ),
+    click.option(
+        "--chat-template-file",
+        type=PathName(),
+        metavar="FILE",
+        help="File with a Jinja template for chats.",
+    ),
 )
 
 _ENGINE = (
@@ -69,10 +86,9 @@ _ENGINE = (
     click.option(
         "-c",
         "--context",
-        type=click.IntRange(1, MAX_CONTEXT),
-        default=4096,
-        show_default=True,
-        help="Tokens that the model looks back on.",
+        type=click.IntRange(0, MAX_CONTEXT),
+        help="Tokens that the model looks back on; 0: what it was trained for.  "
+        "[default: 4096, or that]",
     ),
     threads_option,
     click.option(
@@ -121,7 +137,9 @@ _SAMPLING = (
         show_default=True,
         help="Penalty for repeated tokens; 1 is none.",
     ),
-    click.option("-s", "--seed", type=int, default=0, show_default=True, help="Random seed."),
+    click.option(
+        "-s", "--seed", type=int, help="Random seed, for the same text again.  [default: by chance]"
+    ),
 )
 
 
@@ -149,6 +167,11 @@ def pager_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _with(_PAGER, command)
 
 
+def chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how messages are put before a model."""
+    return _with(_TEMPLATE, command)
+
+
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say how a model is held in memory and computed."""
     return _with(_ENGINE, command)
@@ -164,8 +187,10 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def sampled(**given: Any) -> Any:
-        from moepack.programs.sampling import Sampling
+        from moepack.programs.sampling import Sampling, random_seed
 
+        if given["seed"] in (None, -1):
+            given["seed"] = random_seed()
         sampling = Sampling(**{name: given.pop(name) for name in Sampling._fields})
         sampling.check()
         return command(sampling=sampling, **given)

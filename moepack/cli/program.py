@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from moepack.cli.progress import Progress, progress
 from moepack.cli.terminal import complain, is_quiet, say
 from moepack.errors import MoepackError, RequestError
 
@@ -75,11 +76,13 @@ def run_command(
     *,
     stats: bool,
     is_ours: bool = False,
+    model_words: Callable[[Pack], Sequence[str]] = lambda pack: (),
     **options: Any,
 ) -> None:
     """Run a command with the experts of a model, and end as it ends.
 
-    `options` are the pager's. Our own server needs to be told less.
+    `options` are the pager's. Our own server needs to be told less. `model_words` returns what ends
+    the command, by the model.
     """
     from moepack.packing.opening import open_model
     from moepack.pager.pager import PagerOptions
@@ -93,6 +96,7 @@ def run_command(
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
     trace_path = options["trace_path"]
     with open_model(source_or_pack) as pack, trace_to(trace_path, pack) as trace:
+        command = [*command, *model_words(pack)]
         if is_ours:
             command = server_options(pack, command, options["memory"], options["pin"] or 0)
         pager_options = PagerOptions(
@@ -105,7 +109,7 @@ def run_command(
         )
         variables = {} if is_ours else llama_variables(command, os.environ)
         watcher = _Watcher(stats, variables)
-        listener = Listener(watcher.begun, _say_failed, watcher.tick)
+        listener = Listener(watcher.begun, _say_failed, watcher.tick, watcher.pinning)
         learner = learner_of(pack, options["no_learn"])
         end = run_program(pack, command, pager_options, listener, variables, trace, learner)
     if end.has_mapped and not is_quiet():
@@ -150,8 +154,17 @@ class _Watcher:
         self._variables = variables
         self._next = time.monotonic() + _SECONDS_BETWEEN
         self._last = ""
+        self._pinning: Progress | None = None
+        self._stack = ExitStack()
+
+    def pinning(self, length: int, total: int) -> None:
+        if self._pinning is None and not is_quiet():
+            self._pinning = self._stack.enter_context(progress(None, "pinning experts"))
+        if self._pinning is not None:
+            self._pinning(length, total)
 
     def begun(self, pager: Pager) -> None:
+        self._stack.close()
         if is_quiet():
             return
         from moepack.report import program_text

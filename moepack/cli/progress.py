@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from moepack.cli.terminal import is_quiet, is_verbose, say
-from moepack.report.values import seconds_text, speed_text
+from moepack.report.values import rate_text, seconds_text, speed_text
 from moepack.sizes import count_text, size_text
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -17,6 +17,7 @@ _SECONDS_BEFORE_BAR = 0.3
 _BAR_UNITS: dict[str, dict[str, Any]] = {
     "B": {"unit": "iB", "unit_scale": True, "unit_divisor": 1024},
     "ms": {"bar_format": "{l_bar}{bar}| [{elapsed}<{remaining}]"},
+    "s": {"bar_format": "{desc}: {elapsed}"},
 }
 """How tqdm writes them; other units are words, and counted one by one."""
 
@@ -29,11 +30,13 @@ class Progress(Protocol):
 
 
 @contextlib.contextmanager
-def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Progress | None]:
+def progress(
+    total: int | None, what: str, unit: str = "B", *, has_summary: bool = True
+) -> Iterator[Progress | None]:
     """Show progress towards `total` on standard error, and how long it took where that is wanted.
 
     Without a `total` it is known when the first progress says it. `unit` is what is counted: B, ms,
-    or a word for many of them. Yields None for quiet commands.
+    s, or a word for many of them. Yields None for quiet commands.
     """
     if is_quiet():
         yield None
@@ -43,7 +46,7 @@ def progress(total: int | None, what: str, unit: str = "B") -> Iterator[Progress
         yield shown
     finally:
         shown.close()
-    if is_verbose():
+    if has_summary and is_verbose():
         say(shown.summary(), err=True)
 
 
@@ -92,7 +95,9 @@ class _Lines:
         done, total = self._amount(self._count), self._amount(self._total)
         text = f"{int(100 * share):>3} %  {done} of {total}"
         if self._unit == "B" and self._count and seconds > 0:
-            text += f"  {size_text(round(self._count / seconds))}/s"
+            text += f"  {speed_text(self._count / seconds)}"
+        if self._unit == "tokens" and seconds > 0:
+            text += f"  {rate_text(self._count / seconds)} tok/s"
         if share > 0:
             text += f"  {_duration(seconds / share - seconds)} left"
         return text
@@ -102,6 +107,8 @@ class _Lines:
             return size_text(count)
         if self._unit == "ms":
             return _duration(count / 1000)
+        if self._unit == "s":
+            return _duration(count)
         return count_text(count, self._unit.removesuffix("s"))
 
 
@@ -114,7 +121,10 @@ class _Bar(_Lines):
         if self._bar is None:
             self._bar = self._begin()
         self._bar.total = self._total
-        self._bar.update(count)
+        if count:
+            self._bar.update(count)
+        elif time.monotonic() - self._began >= _SECONDS_BEFORE_BAR:
+            self._bar.refresh()  # an update by 0 would leave its time out of the speed
 
     def close(self) -> None:
         if self._bar is not None:

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import secrets
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from moepack.cli.chat import chat, print_text
-from moepack.cli.model_options import engine_options, sampling_options
+from moepack.cli import llama_spellings
+from moepack.cli.answering import print_answer
+from moepack.cli.chat import chat, make_editor
+from moepack.cli.llama_command import LlamaCommand, check_passed_on
+from moepack.cli.model_options import chat_options, engine_options, sampling_options
 from moepack.cli.parameters import InputFile
-from moepack.cli.program import (
-    CommandWithRest,
-    check_options,
-    learner_of,
-    run_command,
-    trace_to,
-)
+from moepack.cli.program import check_options, run_command, trace_to
 from moepack.cli.prompt_file import read_prompt
+from moepack.cli.starting import start_server
 from moepack.cli.terminal import (
-    is_quiet,
     json_option,
     quiet_option,
-    say,
     show,
     source_or_pack_argument,
     verbose_option,
 )
 from moepack.errors import RequestError
-from moepack.sizes import Size
 
 if TYPE_CHECKING:
-    from moepack.programs.model_server import ModelServer
     from moepack.programs.sampling import Sampling
-    from moepack.programs.trace_writer import TraceWriter
-    from moepack.reading.pack import Pack
 
 
-@click.command(cls=CommandWithRest, rest="PROGRAM ARGUMENTS")
+@click.command(cls=LlamaCommand, rest="PROGRAM ARGUMENTS", spellings=llama_spellings.RUN)
 @source_or_pack_argument
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this; without it, chat.")
 @click.option(
@@ -46,9 +39,14 @@ if TYPE_CHECKING:
 @click.option("--raw", is_flag=True, help="Go on with the prompt as it is, without a template.")
 @click.option("--system", metavar="TEXT", help="What the model is told before all else.")
 @click.option(
-    "-n", "--tokens", type=click.IntRange(1), help="End each answer after so many tokens."
+    "-n",
+    "--tokens",
+    type=click.IntRange(-2),
+    default=-1,
+    help="End each answer after so many tokens; -1 goes on as long as there is context.",
 )
 @engine_options
+@chat_options
 @sampling_options
 @click.option("--stats", is_flag=True, help="Say all the time how fast it is, and what is read.")
 @quiet_option
@@ -60,17 +58,20 @@ def run(
     prompt_path: str | None,
     raw: bool,
     system: str | None,
-    tokens: int | None,
+    tokens: int,
     sampling: Sampling,
     stats: bool,
     as_json: bool,
+    chat_template: str | None,
+    chat_template_file: str | None,
     rest: tuple[str, ...] | None,
+    passed_on: Sequence[str],
     **engine: Any,
 ) -> None:
     """Run a model under llama.cpp, also one that is larger than memory.
 
     Of a pack, or of a GGUF as it lies; experts are read when the model chooses them. Without a
-    prompt it is a chat: Ctrl-C ends an answer, and at the prompt the chat.
+    prompt it is a chat: /help lists its commands, Ctrl-C ends an answer, Ctrl-D the chat.
 
     With `-- PROGRAM` it is any program that uses llama.cpp, as it is: {} among its arguments is the
     model's path, and so is the variable MOEPACK_MODEL.
@@ -82,86 +83,71 @@ def run(
     if rest is not None:
         context = click.get_current_context()
         check_options(context)
+        check_passed_on(passed_on)
         run_command(context, source_or_pack, rest, stats=stats, **engine)
         return
+    from moepack.machine.processors import OtherWork
+
+    other_work = OtherWork()
     from moepack.packing.opening import open_model
     from moepack.programs.chat import Conversation
-    from moepack.programs.chat_template import check_chats, has_chat_template
+    from moepack.programs.chat_template import chat_template_options, has_chat_template, no_chats
     from moepack.programs.run_facts import measure
-    from moepack.report import program_text, run_text
+    from moepack.report import run_text
 
     text = _prompt(prompt, prompt_path)
-    _check(text, raw, system, as_json)
+    template = chat_template_options(chat_template, chat_template_file)
+    _check(text, raw, system, template, tokens, as_json)
+    editor = make_editor() if text is None else None
     trace_path = engine.pop("trace_path")
-    with (
-        open_model(source_or_pack) as pack,
-        trace_to(trace_path, pack, has_requests=True) as trace,
-    ):
-        is_plain = raw or (text is not None and system is None and not has_chat_template(pack))
-        if not is_plain:
-            check_chats(pack)
-        with _start(pack, trace, **engine) as server:
-            if not is_quiet() and not as_json:
-                pager = server.pager
-                line = program_text.beginning(
-                    pager.budget, pager.floor, is_warming=pager.is_warming
-                )
-                say(line, err=True)
-            options: Any = {"sampling": sampling, "count": tokens}
-            client = server.client
-            conversation = Conversation(client, system, **options)
-            if text is None:
-                chat(conversation, server, stats)
-                return
+    with ExitStack() as stack:
+        pack = stack.enter_context(open_model(source_or_pack))
+        can_chat = bool(template) or has_chat_template(pack)
+        is_plain = raw or (text is not None and system is None and not can_chat)
+        if not is_plain and not can_chat:
+            raise no_chats(pack)
+        trace = stack.enter_context(trace_to(trace_path, pack, has_requests=True))
+        words = [*template, *passed_on]
+        server = stack.enter_context(
+            start_server(pack, trace, words, is_silent=as_json, other_work=other_work, **engine)
+        )
+        options: Any = {"sampling": sampling, "count": tokens if tokens > 0 else None}
+        client = server.client
+        conversation = Conversation(client, system, **options)
+        if text is None:
+            chat(conversation, server, editor, has_stats=stats)
+            return
 
-            def ask() -> Any:
-                assert text is not None
-                return client.complete(text, **options) if is_plain else conversation.ask(text)
+        def ask() -> Any:
+            return client.complete(text, **options) if is_plain else conversation.ask(text)
 
-            with measure(server, ask) as answer:
-                if as_json:
-                    for _ in answer:
-                        pass
-                    show(answer.facts, as_json, run_text.generated)
-                else:
-                    print_text(answer, stats)
+        with measure(server, ask) as answer:
+            if as_json:
+                for _ in answer:
+                    pass
+                show(answer.facts, as_json, run_text.generated)
+            else:
+                print_answer(answer, has_stats=stats)
 
 
-def _check(text: str | None, raw: bool, system: str | None, as_json: bool) -> None:
+def _check(
+    text: str | None,
+    raw: bool,
+    system: str | None,
+    template: Sequence[str],
+    tokens: int,
+    as_json: bool,
+) -> None:
     if text is None and (as_json or raw):
         option = "--json" if as_json else "--raw"
         raise RequestError(f"{option} needs a prompt", hint="give it with -p or -f")
-    if raw and system is not None:
-        raise RequestError("--raw goes without a template, and --system needs one")
+    if raw and (system is not None or template):
+        option = "--system" if system is not None else "--chat-template"
+        raise RequestError(f"--raw goes without a template, and {option} needs one")
+    if not tokens:
+        raise RequestError("no tokens are asked for", place="--tokens", expected="1 or more, or -1")
     if text == "":
         raise RequestError("the prompt is empty")
-
-
-def _start(
-    pack: Pack,
-    trace: TraceWriter | None,
-    *,
-    context: int,
-    threads: int | None,
-    micro_batch: int | None,
-    memory: int | Literal["floor"] | None,
-    pin: Size | None,
-    no_learn: bool,
-    **options: Any,
-) -> ModelServer:
-    """Serve a model for this process alone: nobody else has the key."""
-    from moepack.pager.pager import PagerOptions
-    from moepack.programs.command import single_text_options
-    from moepack.programs.micro_batch import choose_micro_batch
-    from moepack.programs.model_server import ModelServer
-
-    if micro_batch is None:
-        micro_batch = choose_micro_batch(pack, context=context, memory=memory, pinned=pin or 0)
-    words = single_text_options(context, threads, micro_batch)
-    pager_options = PagerOptions(memory=memory, pinned=pin, micro_batch=micro_batch, **options)
-    key = secrets.token_urlsafe()
-    writers: Any = {"trace": trace, "learner": learner_of(pack, no_learn)}
-    return ModelServer(pack, pager_options, options=words, api_key=key, **writers)
 
 
 def _prompt(text: str | None, path: str | None) -> str | None:

@@ -66,8 +66,10 @@ class PagerUsage:
     """What programs needed so far.
 
     Lookups are counted where they are announced: not while all experts stay in memory, which
-    `holds_all` says of now. `fault_count` are page faults on experts that nobody announced. Lengths
-    are bytes.
+    `holds_all` says of now. `fault_count` are page faults on experts that nobody announced.
+    `resident_length` is memory that is taken, in whole pages, `expert_length` the experts in it.
+    `routed_count` is tokens that were routed: of one that half of the layers have computed it is
+    one half. Lengths are bytes.
     """
 
     hit_count: int
@@ -78,6 +80,8 @@ class PagerUsage:
     resident_length: int
     budget: int
     holds_all: bool
+    expert_length: int
+    routed_count: int
 
 
 class Pager:
@@ -85,7 +89,8 @@ class Pager:
 
     `failed` is called with each error for which a program could not go on. With `records` it keeps
     what is chosen, until it is taken; with `counts` what steps of few tokens choose, but where all
-    experts stay in memory. Raises SourceError for a model without experts, PackError for
+    experts stay in memory. `pinning` is called with the bytes of each expert that is read to be
+    pinned, and of all of them. Raises SourceError for a model without experts, PackError for
     one that llama.cpp does not run, RequestError for options that are none and for too little
     memory, MachineError and OSError.
     """
@@ -98,6 +103,7 @@ class Pager:
         *,
         records: bool = False,
         counts: bool = False,
+        pinning: Callable[[int, int], None] = lambda length, total: None,
     ) -> None:
         self._failed = failed
         self._uses: list[Choice] | None = [] if counts else None
@@ -105,38 +111,49 @@ class Pager:
         self._record = ChoiceRecord(pack.shape.without_mtp()) if records else None
         self._memory: int | None = None
         """The bytes that were given for experts; None where they follow what is free."""
+        self._routed_count = 0
+        """Tokens times layers; without the last layer, which has only those with outputs."""
         self.has_served = False
         """Whether any process has mapped the model."""
         if not pack.shape.without_mtp().routed:
             raise SourceError("no layer has experts that a router chooses", path=pack.path)
         with ExitStack() as stack:
-            self._open(stack, pack, options)
+            self._open(stack, pack, options, pinning)
             self._stack = stack.pop_all()
 
-    def _open(self, stack: ExitStack, pack: Pack, options: PagerOptions) -> None:
+    def _open(
+        self,
+        stack: ExitStack,
+        pack: Pack,
+        options: PagerOptions,
+        pinning: Callable[[int, int], None],
+    ) -> None:
         self._model = map_model(pack)
         stack.callback(self._model.close)
         reader = stack.enter_context(pack.reader(backend=options.backend, check=options.check))
+        self.backend = reader.backend
+        """The backend by which experts are read."""
         places = self._model.places()
         shared = SharedPages(pack, reader, places) if self._model.image is not None else None
         spans = places[ROUTED_FAMILY]
         rooms = {key: slot_room(parts) for key, parts in spans.items()}
         shape = pack.shape.without_mtp()
         chosen: Any = {"family": ROUTED_FAMILY, "layers": shape.routed}
-        pinned_length = pack.budget_length(options.pinned or 0, "pin", **chosen)
-        pinned = pack.hottest(pinned_length, **chosen)
-        self._divide_memory(shape, rooms, sum(rooms[key] for key in pinned), options)
+        pinned = pack.hottest(pack.budget_length(options.pinned or 0, "pin", **chosen), **chosen)
+        pinned_length = sum(rooms[key] for key in pinned)
+        self._divide_memory(shape, rooms, pinned_length, options)
         cache = caching.make(options.policy, self._budget(), rooms, pinned)
         self._residents = Residents(reader, spans, rooms, cache, self._reserve, self._model)
         stack.callback(self._residents.close)
         with self._residents.read(pinned) as coming:
-            for _ in coming:
-                pass
+            for key in coming:
+                pinning(rooms[key], pinned_length)
         watches_all = self._record is not None
         self._mapper = Mapper(
             self._model, self._residents, shared, self._add_choice, watches_all=watches_all
         )
         self._warm_up = self._plan_warm_up(shape, rooms, options)
+        self._routed_layers = frozenset(sorted(shape.routed)[:-1])
         self._counts = max(spans)[0] + 1, max(key.expert for key in spans) + 1
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._name = f"moepack-{os.getpid()}-{secrets.token_hex(8)}"
@@ -174,6 +191,8 @@ class Pager:
 
     def _add_choice(self, client: Client, context: int, choice: Choice) -> None:
         self._warm_up.end()
+        if choice.layer in self._routed_layers:
+            self._routed_count += choice.token_count
         if self._record is not None:
             self._record.add(client, context, choice)
         if self._uses is not None and choice.token_count <= _FEW and not choice.is_copied:
@@ -232,6 +251,8 @@ class Pager:
             resident_length=self._residents.length,
             budget=self.budget,
             holds_all=self._residents.holds_all,
+            expert_length=self._residents.expert_length,
+            routed_count=self._routed_count // max(1, len(self._routed_layers)),
         )
 
     def begin_request(self) -> None:

@@ -45,6 +45,9 @@ class Residents:
             key.layer for key, parts in spans.items() if not key.expert and model.lies_alike(parts)
         }
         self._rooms = rooms
+        self._expert_lengths = {
+            key: sum(span.length for span in parts) for key, parts in spans.items()
+        }
         self._pool = SlotPool(rooms.values())
         self._taken_length = 0
         self._slots: dict[ExpertKey, int] = {}
@@ -77,6 +80,11 @@ class Residents:
     def budget(self) -> int:
         """The bytes that the cache may hold, and what prefetching borrows of it."""
         return self._budget
+
+    @property
+    def expert_length(self) -> int:
+        """The bytes of experts in memory; their slots have whole pages."""
+        return sum(self._expert_lengths[key] for key in self._slots)
 
     @property
     def length(self) -> int:
@@ -272,7 +280,7 @@ class Residents:
             for part, view in self._views(key, self._coming[key]).items():
                 view[:] = expert.part(part)
         expert.release()
-        self._received_length += sum(span.length for span in self.spans[key])
+        self._received_length += self._expert_lengths[key]
 
     def _views(self, key: ExpertKey, slot: int) -> dict[str, memoryview]:
         spans = self.spans[key]

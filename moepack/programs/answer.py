@@ -40,9 +40,10 @@ class PhaseFacts:
 class AnswerFacts(PhaseFacts):
     """What became of a text. Besides `prompt`, phases are about the tokens after its first.
 
-    `kept_count` tokens of the prompt were there from before. `token_count` are those of the text,
-    of which the last needs no step. `thoughts` are what the model wrote before its answer.
-    `first_token_seconds` went by from the request until the first token was here.
+    `kept_count` tokens of the prompt were there from before, and `processed_count` are there now.
+    `token_count` are those of the text, of which the last needs no step. `thoughts` are what the
+    model wrote before its answer. `first_token_seconds` went by from the request until the first
+    token was here. `seed` is the one that tokens were chosen by.
     """
 
     text: str = ""
@@ -51,28 +52,32 @@ class AnswerFacts(PhaseFacts):
     token_count: int = 0
     prompt_count: int = 0
     kept_count: int = 0
+    processed_count: int = 0
     first_token_seconds: float | None = None
     prompt: PhaseFacts = PhaseFacts()
+    seed: int = 0
 
 
 class Answer:
     """A text piece by piece; to be iterated over once. A context manager, which leaves it.
 
-    `count` is how many tokens were asked for, `began` when that was (`time.monotonic`);
-    `read_event` takes what an event adds to the thoughts and to the text, and why it ends. Thoughts
-    come between `<think>` and `</think>`.
+    `response` is None where the request was cancelled before it was answered. `count` is how many
+    tokens were asked for, with which `seed`, `began` when that was (`time.monotonic`); `read_event`
+    takes what an event adds to the thoughts and to the text, and why it ends. Thoughts come between
+    `<think>` and `</think>`.
 
     While iterating, raises RequestError or MachineError with the server's own words, and what
-    `lost` returns where the connection ends.
+    `lost` returns where the connection ends; None is for one that was cancelled.
     """
 
     def __init__(
         self,
-        response: HTTPResponse,
+        response: HTTPResponse | None,
         close: Callable[[], None],
-        lost: Callable[[], MoepackError],
+        lost: Callable[[], MoepackError | None],
         read_event: Callable[[Mapping[str, Any]], tuple[str, str, str]],
         count: int | None,
+        seed: int,
         began: float,
     ) -> None:
         self._response = response
@@ -81,7 +86,8 @@ class Answer:
         self._read_event = read_event
         self._count = count
         self._began = began
-        self._facts = AnswerFacts()
+        self._is_done = False
+        self._facts = AnswerFacts(seed=seed)
         self.on_event: Callable[[AnswerFacts], None] = lambda facts: None
         """Called with the facts so far, whenever the server has sent something."""
 
@@ -98,7 +104,8 @@ class Answer:
 
     def close(self) -> None:
         """Leave the text; the server computes no more of it."""
-        self._response.close()
+        if self._response is not None:
+            self._response.close()
         self._close()
 
     @property
@@ -131,7 +138,8 @@ class Answer:
                 yield shown
         if self._facts.thoughts and not self._facts.text:
             yield _THOUGHTS_END
-        self._facts = replace(self._facts, end=self._end(reason))
+        if self._is_done:
+            self._facts = replace(self._facts, end=self._end(reason))
 
     def _shown(self, thought: str, text: str) -> str:
         """Return what comes next, with marks where thoughts begin and end."""
@@ -147,28 +155,32 @@ class Answer:
 
     def _events(self) -> Iterator[Mapping[str, Any]]:
         """Yield what the server sends (server-sent events), until its last event."""
-        is_done = False
         try:
-            while line := self._response.readline(_MAX_LINE_LENGTH):
+            while self._response and (line := self._response.readline(_MAX_LINE_LENGTH)):
                 name, _, value = line.rstrip(b"\r\n").partition(b": ")
                 if name == b"error" or value.startswith(b'{"error"'):
                     raise error_of(500, value)
-                is_done = is_done or value == b"[DONE]"
+                self._is_done = self._is_done or value == b"[DONE]"
                 if name == b"data" and value != b"[DONE]":
                     event = json.loads(value)
-                    is_done = is_done or bool(event.get("stop"))
+                    self._is_done = self._is_done or bool(event.get("stop"))
                     yield event
         except (OSError, HTTPException, ValueError):
-            raise self._lost() from None
-        if not is_done:
-            raise self._lost()
+            self._is_done = False
+        if not self._is_done and (error := self._lost()) is not None:
+            raise error
 
 
 def _with_timings(facts: AnswerFacts, event: Mapping[str, Any]) -> AnswerFacts:
     """Take over an event's timings, whose names are llama.cpp's."""
     progress, timings = event.get("prompt_progress"), event.get("timings")
     if progress:
-        facts = replace(facts, prompt_count=progress["total"], kept_count=progress["cache"])
+        facts = replace(
+            facts,
+            prompt_count=progress["total"],
+            kept_count=progress["cache"],
+            processed_count=progress["processed"],
+        )
     if not timings:
         return facts
     count = timings["predicted_n"]

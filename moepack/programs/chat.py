@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
+from moepack.errors import RequestError
 from moepack.programs.answer import Answer
+from moepack.programs.cancellation import Cancellation
 from moepack.programs.client import ServerClient
+from moepack.programs.sampling import MAX_SEED, Sampling
 
 Message = dict[str, str]
 
@@ -18,44 +22,68 @@ class Conversation:
     `system` is what the model is told before all else; `options` are those of `ServerClient.chat`.
     """
 
-    def __init__(self, client: ServerClient, system: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        client: ServerClient,
+        system: str | None = None,
+        *,
+        sampling: Sampling = Sampling(),
+        **options: Any,
+    ) -> None:
         self._client = client
-        self._options = options
-        self._system = system
+        self._sampling, self._options = sampling, options
+        self.system = system
         self.clear()
 
     def clear(self) -> None:
         """Forget all but what the model is told before all else."""
         self._messages: list[Message] = []
-        if self._system is not None:
-            self._messages.append({"role": "system", "content": self._system})
-        self._start = len(self._messages)
+        self._retry_count = 0
 
     @property
     def has_past(self) -> bool:
         """Whether anything is left of what was said."""
-        return len(self._messages) > self._start
+        return bool(self._messages)
 
-    @contextlib.contextmanager
-    def ask(self, text: str) -> Iterator[Answer]:
+    def ask(
+        self, text: str, cancellation: Cancellation | None = None
+    ) -> AbstractContextManager[Answer]:
         """Say something, and have it answered; what was answered until this is left is kept.
 
         Where nothing was, what was said is forgotten as well. Raises what `ServerClient.chat` does.
         """
-        said = len(self._messages)
-        self._messages.append({"role": "user", "content": text})
+        said = {"role": "user", "content": text}
+        return self._answer([*self._messages, said], self._sampling, cancellation)
+
+    def ask_again(self, cancellation: Cancellation | None = None) -> AbstractContextManager[Answer]:
+        """Have the last message answered anew, with another seed.
+
+        The answer that it had is kept until there is another. Raises RequestError where nothing
+        was answered yet, and what `ask` does.
+        """
+        if not self._messages:
+            raise RequestError("nothing has been answered yet")
+        self._retry_count += 1
+        seed = (self._sampling.seed + self._retry_count) % (MAX_SEED + 1)
+        return self._answer(self._messages[:-1], self._sampling._replace(seed=seed), cancellation)
+
+    @contextlib.contextmanager
+    def _answer(
+        self, messages: list[Message], sampling: Sampling, cancellation: Cancellation | None
+    ) -> Iterator[Answer]:
+        """Have the last of messages answered; with their answer they are what was said then."""
+        told = [] if self.system is None else [{"role": "system", "content": self.system}]
         message: Message = {}
+        options: Any = {"sampling": sampling, "cancellation": cancellation, **self._options}
         try:
-            with self._client.chat(self._messages, **self._options) as answer:
+            with self._client.chat([*told, *messages], **options) as answer:
                 try:
                     yield answer
                 finally:
                     message = _message(answer)
         finally:
             if message:
-                self._messages.append(message)
-            else:
-                del self._messages[said:]
+                self._messages = [*messages, message]
 
 
 def _message(answer: Answer) -> Message:

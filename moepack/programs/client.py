@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from moepack.errors import MachineError, MoepackError, RequestError
 from moepack.programs.answer import Answer, error_of
+from moepack.programs.cancellation import Cancellation
 from moepack.programs.sampling import Sampling
 
 _SECONDS_BETWEEN_TRIES = 0.03
@@ -103,12 +104,16 @@ class ServerClient:
         count: int | None = None,
         sampling: Sampling = Sampling(),
         stops: Sequence[str] = (),
+        cancellation: Cancellation | None = None,
     ) -> Answer:
-        """Go on with a text, up to `count` tokens and up to the first of `stops`."""
+        """Go on with a text, up to `count` tokens and up to the first of `stops`.
+
+        `cancellation` may end it; then what was not sent yet is not waited for.
+        """
         if not prompt:
             raise RequestError("the prompt is empty")
         fields = {"prompt": prompt, **_options(count, sampling, stops)}
-        return self._answer("/completion", fields, _read_completion, count)
+        return self._answer("/completion", fields, _read_completion, count, cancellation)
 
     def chat(
         self,
@@ -117,11 +122,12 @@ class ServerClient:
         count: int | None = None,
         sampling: Sampling = Sampling(),
         stops: Sequence[str] = (),
+        cancellation: Cancellation | None = None,
     ) -> Answer:
         """Answer the last of `messages`; else as `complete`."""
         fields = {"messages": messages, **_options(count, sampling, stops)}
         fields["stream_options"] = {"include_usage": True}
-        return self._answer("/v1/chat/completions", fields, _read_chat, count)
+        return self._answer("/v1/chat/completions", fields, _read_chat, count, cancellation)
 
     def _answer(
         self,
@@ -129,10 +135,26 @@ class ServerClient:
         fields: Mapping[str, Any],
         read_event: Callable[[Mapping[str, Any]], tuple[str, str, str]],
         count: int | None,
+        cancellation: Cancellation | None,
     ) -> Answer:
         began = time.monotonic()
-        connection, response = self._request("POST", path, fields)
-        return Answer(response, connection.close, self._lost, read_event, count, began)
+        connection = HTTPConnection(self._host, self._port)
+        ending = cancellation or Cancellation()
+
+        def lost() -> MoepackError | None:
+            return None if ending.is_cancelled else self._lost()
+
+        try:
+            connection.connect()
+            ending.attach(connection.sock)
+            response: HTTPResponse | None = self._send(connection, "POST", path, fields)
+        except (OSError, HTTPException):
+            if (error := lost()) is not None:
+                raise error from None
+            response = None
+        return Answer(
+            response, connection.close, lost, read_event, count, int(fields["seed"]), began
+        )
 
     def _json(self, method: str, path: str, fields: Mapping[str, Any] | None) -> Any:
         connection, response = self._request(method, path, fields)
@@ -145,21 +167,34 @@ class ServerClient:
     def _request(
         self, method: str, path: str, fields: Mapping[str, Any] | None
     ) -> tuple[HTTPConnection, HTTPResponse]:
-        """Send a request; a long prompt may take hours until its answer begins."""
+        """Send a request on a connection of its own."""
         connection = HTTPConnection(self._host, self._port)
+        try:
+            return connection, self._send(connection, method, path, fields)
+        except (OSError, HTTPException):
+            raise self._lost() from None
+
+    def _send(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        path: str,
+        fields: Mapping[str, Any] | None,
+    ) -> HTTPResponse:
+        """Send a request; a long prompt may take hours until its answer begins.
+
+        Raises what http.client does. Whatever is raised, the connection is closed.
+        """
         body = None if fields is None else json.dumps(fields).encode()
         try:
             connection.request(method, f"{self._path}{path}", body, self._headers)
             response = connection.getresponse()
             if response.status != 200:
                 raise error_of(response.status, response.read())
-        except (OSError, HTTPException):
-            connection.close()
-            raise self._lost() from None
         except BaseException:
             connection.close()
             raise
-        return connection, response
+        return response
 
     def _lost(self) -> MoepackError:
         """Return the error for a connection that ended or failed."""

@@ -17,6 +17,8 @@ _BATCHES = (
     ({"-b", "--batch-size"}, "LLAMA_ARG_BATCH", 2048),
     ({"-ub", "--ubatch-size"}, "LLAMA_ARG_UBATCH", 512),
 )
+_LEAST_BATCH = 32
+"""With a batch of one token llama.cpp's server aborts."""
 _MAPPING_MODES = {"mmap", "auto"}
 _TRUE = {"1", "true", "on", "enabled"}
 _FALSE = {"0", "false", "off", "disabled"}
@@ -80,11 +82,11 @@ def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def single_text_options(context: int, threads: int | None, micro_batch: int) -> list[str]:
     """Return options of llama-server for one text at a time, and no memory of those before it.
 
-    `context` is tokens, `micro_batch` those of a prompt that are computed at once.
+    `context` is tokens, `micro_batch` those of a prompt that are computed at once. Batches are no
+    longer than needed: a prompt that is left is computed up to the end of its batch.
     """
-    batch = max(micro_batch, _BATCHES[0][2])  # a micro-batch is a part of a batch
     words = ["-c", str(context), "-np", "1", "--cache-ram", "0"]
-    words += ["-b", str(batch), "-ub", str(micro_batch)]
+    words += ["-b", str(max(micro_batch, _LEAST_BATCH)), "-ub", str(micro_batch)]
     return words if threads is None else [*words, "-t", str(threads)]
 
 
@@ -107,6 +109,17 @@ def says_micro_batch(arguments: Sequence[str], environment: Mapping[str, str]) -
 def context_length(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """Return the tokens of a command's context; None where it is what the model says."""
     return _said_number(arguments, environment, {"-c", "--ctx-size"}, "LLAMA_ARG_CTX_SIZE")
+
+
+def says_context(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a command of llama.cpp says how long its context is."""
+    is_said = bool(_words(arguments) & {"-c", "--ctx-size"})
+    return is_said or "LLAMA_ARG_CTX_SIZE" in environment
+
+
+def says_threads(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a command of llama.cpp says with how many threads it computes."""
+    return bool(_words(arguments) & {"-t", "--threads"}) or "LLAMA_ARG_THREADS" in environment
 
 
 def _said_number(

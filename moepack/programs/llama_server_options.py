@@ -34,19 +34,11 @@ def parse_options(arguments: Sequence[str]) -> Any:
     is missing or of another version, RequestError for options that llama.cpp refuses: it has said
     on standard error which and why.
     """
-    try:
-        import xllamacpp
-        from xllamacpp import xllamacpp as extension
-    except ModuleNotFoundError:
-        raise _missing(f"{PACKAGE} is not installed, which brings the server") from None
-    if xllamacpp.__version__ != VERSION:
-        raise _missing(
-            f"another version of {PACKAGE}", expected=VERSION, found=xllamacpp.__version__
-        )
+    xllamacpp, library = _load()
     params = xllamacpp.CommonParams()
     address = _address(params)
     _set_defaults(params, xllamacpp)
-    parse = getattr(ctypes.CDLL(extension.__file__), _PARSER)
+    parse = getattr(library, _PARSER)
     parse.restype = ctypes.c_bool
     parse.argtypes = (
         *(ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), ctypes.c_void_p),
@@ -56,6 +48,30 @@ def parse_options(arguments: Sequence[str]) -> Any:
     if not parse(len(words), (ctypes.c_char_p * (len(words) + 1))(*words), address, _SERVER, None):
         raise RequestError("llama.cpp's server refuses its options", hint="see --help")
     return params
+
+
+def template_names() -> list[str]:
+    """Return the names of the chat templates that llama.cpp brings. Raises MachineError."""
+    names = _load()[1].llama_chat_builtin_templates
+    names.restype = ctypes.c_int32
+    names.argtypes = (ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t)
+    texts = (ctypes.c_char_p * names(None, 0))()
+    names(texts, len(texts))
+    return [text.decode() for text in texts]
+
+
+def _load() -> tuple[Any, ctypes.CDLL]:
+    """Return xllamacpp, and the library in it."""
+    try:
+        import xllamacpp
+        from xllamacpp import xllamacpp as extension
+    except ModuleNotFoundError:
+        raise _missing(f"{PACKAGE} is not installed, which brings the server") from None
+    if xllamacpp.__version__ != VERSION:
+        raise _missing(
+            f"another version of {PACKAGE}", expected=VERSION, found=xllamacpp.__version__
+        )
+    return xllamacpp, ctypes.CDLL(extension.__file__)
 
 
 def _address(params: Any) -> int:

@@ -32,7 +32,7 @@ class ModelServer:
     one that is free. `api_key` is asked of all clients, by default what the variable LLAMA_API_KEY
     has, if anything. `trace` and `learner` get what routers choose. `failed` is called, in another
     thread, with each error for which the server could not compute; without it `take_failure` has
-    the last one.
+    the last one. `pinning` is as for `Pager`.
 
     Raises what `Pager` and `ServerProcess` raise.
     """
@@ -47,6 +47,7 @@ class ModelServer:
         failed: Callable[[MoepackError], None] | None = None,
         trace: TraceWriter | None = None,
         learner: Learner | None = None,
+        pinning: Callable[[int, int], None] = lambda length, total: None,
     ) -> None:
         self._failure: MoepackError | None = None
         self._failed = self._keep if failed is None else failed
@@ -56,7 +57,7 @@ class ModelServer:
         with ExitStack() as stack:
             library = preloaded_library()
             self.pager = stack.enter_context(
-                open_pager(pack, pager_options, self._failed, trace, learner)
+                open_pager(pack, pager_options, self._failed, trace, learner, pinning)
             )
             write = partial(write_choices, self.pager, trace, learner)
             stack.callback(write, is_last=True)
@@ -101,6 +102,10 @@ class ModelServer:
     def client(self) -> ServerClient:
         """A client of the server; waits as `url` does."""
         return self._process.client
+
+    def processor_seconds(self) -> float:
+        """Return how long processors have worked for the server."""
+        return self._process.processor_seconds()
 
     @property
     def usage(self) -> PagerUsage:

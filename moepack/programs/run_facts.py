@@ -62,9 +62,10 @@ class RunFacts(RunPhase):
 
     `kept_count` tokens of the prompt were there from before, the others were computed in batches of
     up to `batch_count`; the first token was here `first_token_seconds` after it was asked for.
-    `token_count` are those of the text, of which the last needs no step. `thoughts` are what the
-    model wrote before its answer. `model_length` is the bytes of all tensors, `held_length` of the
-    experts in memory, `fault_count` page faults on experts that nobody announced.
+    `token_count` are those of the text, of which the last needs no step, chosen by `seed`.
+    `thoughts` are what the model wrote before its answer. `model_length` is the bytes of all
+    tensors, `held_length` of the experts in memory, `fault_count` page faults on experts that
+    nobody announced.
     """
 
     text: str
@@ -81,6 +82,7 @@ class RunFacts(RunPhase):
     held_length: int
     fault_count: int
     policy: str
+    seed: int
 
 
 @contextlib.contextmanager
@@ -111,9 +113,13 @@ class MeasuredAnswer:
     def __init__(self, answer: Answer, server: ModelServer, before: PagerUsage) -> None:
         self._answer, self._server, self._before = answer, server, before
         self._first: PagerUsage | None = None
+        self._routed_before: int | None = None
+        """Tokens that were routed before the prompt's: what was left may have been computed yet."""
         answer.on_event = self._note
 
     def _note(self, facts: AnswerFacts) -> None:
+        if self._routed_before is None:
+            self._routed_before = self._server.usage.routed_count
         if self._first is None and facts.token_count:
             self._first = self._server.usage
 
@@ -126,12 +132,30 @@ class MeasuredAnswer:
         return self._answer.text
 
     @property
+    def has_begun(self) -> bool:
+        """Whether any token has come."""
+        return bool(self._answer.facts.token_count)
+
+    @property
     def so_far(self) -> RunPhase:
         """What the phase took so far that it is in: the prompt, or the tokens after its first."""
         now, facts = self._server.usage, self._answer.facts
         if self._first is None:
             return RunPhase(**_phase(facts.prompt, self._before, now))
         return RunPhase(**_phase(facts, self._first, now))
+
+    @property
+    def prompt_progress(self) -> tuple[int, int] | None:
+        """How many tokens of the prompt are computed, of how many; None before that is known.
+
+        The server says it after each batch; in between it is what routers have seen.
+        """
+        facts = self._answer.facts
+        if not facts.prompt_count or self._routed_before is None:
+            return None
+        total = facts.prompt_count - facts.kept_count
+        routed = self._server.usage.routed_count - self._routed_before
+        return max(facts.processed_count - facts.kept_count, min(routed, total)), total
 
     @property
     def facts(self) -> RunFacts:
@@ -153,9 +177,10 @@ class MeasuredAnswer:
             prompt=RunPhase(**_phase(answer.prompt, self._before, first)),
             model_length=sum(one.length for one in pack.dense()) + shape.expert_length,
             memory=ExpertMemory(max(floor, min(now.budget, shape.expert_length)), floor),
-            held_length=now.resident_length,
+            held_length=now.expert_length,
             fault_count=now.fault_count - self._before.fault_count,
             policy=options.policy,
+            seed=answer.seed,
         )
 
 

@@ -43,12 +43,13 @@ class Listener(NamedTuple):
     """Who is told what happens while a program runs.
 
     `begun` gets the pager before the program starts; `failed` each error for which it could not
-    compute; `tick` comes each second.
+    compute; `tick` comes each second; `pinning` is as for `Pager`.
     """
 
     begun: Callable[[Pager], None] = lambda pager: None
     failed: Callable[[MoepackError], None] = lambda error: None
     tick: Callable[[Pager], None] = lambda pager: None
+    pinning: Callable[[int, int], None] = lambda length, total: None
 
 
 _SILENT = Listener()
@@ -91,7 +92,7 @@ def run_program(
     library = preloaded_library()
     with (
         SignalRelay() as relay,
-        open_pager(pack, options, listener.failed, trace, learner) as pager,
+        open_pager(pack, options, listener.failed, trace, learner, listener.pinning) as pager,
     ):
         arguments = fill_in(command, pager.model_path)
         environment = program_environment(pager, library, variables)
@@ -111,12 +112,13 @@ def open_pager(
     failed: Callable[[MoepackError], None],
     trace: TraceWriter | None,
     learner: Learner | None,
+    pinning: Callable[[int, int], None] = lambda length, total: None,
 ) -> Pager:
     """Return a pager that has for `trace` and `learner` what they take, and what was learned."""
     if learner is not None:
         options = options._replace(most_used=learner.most_used)
     records, counts = trace is not None, learner is not None
-    return Pager(pack, options, failed, records=records, counts=counts)
+    return Pager(pack, options, failed, records=records, counts=counts, pinning=pinning)
 
 
 def write_choices(

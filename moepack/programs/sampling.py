@@ -1,5 +1,6 @@
 """Which token comes next, in the words of llama.cpp's server."""
 
+import secrets
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -8,6 +9,11 @@ from moepack.errors import RequestError
 MAX_SEED = (1 << 32) - 2
 """The next one asks llama.cpp for a seed by chance."""
 MAX_TEMPERATURE = 100
+
+
+def random_seed() -> int:
+    """Return a seed by chance."""
+    return secrets.randbelow(MAX_SEED + 1)
 
 
 class Sampling(NamedTuple):

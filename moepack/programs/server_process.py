@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from moepack.errors import MachineError, MoepackError, RequestError, SourceError
@@ -24,6 +25,7 @@ _FAULTS: Mapping[int, type[MoepackError]] = {1: RequestError, 2: RequestError, 3
 """By exit codes: ours, and llama.cpp's 1 for some options."""
 _LOGGED_ERROR = re.compile(r"^[0-9.]+ E (?:\S+ +)?\S+: +(.*)$", re.MULTILINE)
 _OTHER_ERROR = re.compile(r"^(?:error: )?((?<=error: ).*|error while .*)$", re.MULTILINE)
+_REFUSED_TEMPLATE = re.compile(r"the supplied chat template is not supported: (.*)")
 _MAX_LOG_LENGTH = 1 << 20
 
 
@@ -98,6 +100,14 @@ class ServerProcess:
         """A client of it; waits as `url` does."""
         return ServerClient(self.url, self.api_key, self.problem)
 
+    def processor_seconds(self) -> float:
+        """Return how long processors have worked for it; 0 where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self.process_id}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
     def problem(self) -> str | None:
         """Return why the server is gone; None while it runs."""
         return None if self._process.poll() is None else str(self._failure())
@@ -125,6 +135,12 @@ class ServerProcess:
         """Return the error for a process that has ended: in llama.cpp's words, else in ours."""
         log, code = self.log(), self._process.returncode
         match = _LOGGED_ERROR.search(log) or _OTHER_ERROR.search(log)
+        if (template := _REFUSED_TEMPLATE.search(log)) is not None:
+            return RequestError(
+                "llama.cpp cannot use the chat template",
+                found=template[1],
+                hint="it has to be Jinja that llama.cpp understands, or one of its names",
+            )
         if match is not None:
             words = match[1]
         elif code < 0:

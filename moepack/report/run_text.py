@@ -1,7 +1,7 @@
 """What running a model took, for people."""
 
 from moepack.programs.run_facts import RunFacts, RunPhase
-from moepack.report.values import length_text, rate_text, share_text
+from moepack.report.values import UNKNOWN, length_text, rate_text, share_text
 from moepack.sizes import count_text, size_text
 
 _ENDS = {
@@ -13,9 +13,16 @@ _ENDS = {
 
 
 def generated(facts: RunFacts) -> str:
-    """Return in one line what a text took."""
-    words = f"{count_text(facts.token_count, 'token')}, {so_far(facts)}"
-    return f"{words}, {size_text(facts.held_length)} of experts in memory{_ENDS[facts.end]}"
+    """Return in two lines what a prompt and its answer took."""
+    kept = f", {facts.kept_count:,} of them kept" if facts.kept_count else ""
+    first = facts.first_token_seconds
+    after = UNKNOWN if first is None else f"{first:.2f} s" if first < 10 else f"{first:,.0f} s"
+    return (
+        f"prompt: {count_text(facts.prompt_count, 'token')}{kept}, "
+        f"{rate_text(facts.prompt.tokens_per_second)} tok/s, first token after {after}\n"
+        f"answer: {count_text(facts.token_count, 'token')}, {so_far(facts)}, "
+        f"{size_text(facts.held_length)} of experts in memory; seed {facts.seed}{_ENDS[facts.end]}"
+    )
 
 
 def so_far(facts: RunPhase) -> str:

@@ -13,7 +13,7 @@ from tests.support.needs import needs_llama
 
 
 def usage(hits: int, misses: int, length: int) -> PagerUsage:
-    return PagerUsage(hits, misses, length, 0.0, 0, 0, 0, False)
+    return PagerUsage(hits, misses, length, 0.0, 0, 0, 0, False, 0, 0)
 
 
 def test_texts_are_compared_while_all_of_them_decode() -> None:

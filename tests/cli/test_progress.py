@@ -103,3 +103,26 @@ def test_a_quiet_command_on_a_terminal_loads_no_tqdm(packs: dict[str, object]) -
     verify = (sys.executable, "-c", code, "verify", str(packs["qwen3moe"]))
     assert on_terminal(*verify, "-q") == "False\r\n"
     assert on_terminal(*verify).endswith("True\r\n")
+
+
+WATCHED = """
+import sys, time
+from moepack.cli.watched_progress import watched_progress
+seconds = float(sys.argv[1])
+began = time.monotonic()
+with watched_progress("prompt", "tokens", lambda: (round(100 * (time.monotonic() - began)), 100)):
+    time.sleep(seconds)
+print("text")
+"""
+
+
+def test_what_is_watched_has_a_bar_that_is_gone_before_the_text() -> None:
+    drawn = on_terminal(sys.executable, "-c", WATCHED, "0.9")
+    *frames, text = drawn.split("\r")[:-1]
+    assert re.search(r"prompt: +\d\d%\|[^|]+\| +\d+/100 \[00:00<00:00, [\d.]+token/s\]", drawn)
+    assert not frames[-1].strip()
+    assert text == "text"
+
+
+def test_what_is_watched_for_a_moment_draws_nothing() -> None:
+    assert on_terminal(sys.executable, "-c", WATCHED, "0.2").strip() == "text"

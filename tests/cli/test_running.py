@@ -1,6 +1,8 @@
 """The command `run`, as its users meet it."""
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,13 +40,21 @@ def test_a_prompt_is_answered_by_a_gguf_and_by_its_pack_alike(
     ]
     for run in runs:
         assert run.returncode == 0, run.stderr
-        memory, summary = run.stderr.splitlines()
+        memory, prompt, answer = without_notes(run.stderr)
         assert memory.startswith("memory for experts: ")
-        assert summary.startswith("7 tokens, ")
-        assert all(word in summary for word in ("tok/s", " hits", "of the time waiting", "drive "))
+        assert re.fullmatch(
+            r"prompt: 4 tokens, [\d,.]+ tok/s, first token after \d+\.\d\d s", prompt
+        )
+        assert answer.startswith("answer: 7 tokens, ")
+        assert all(word in answer for word in ("tok/s", " hits", "of the time waiting", "drive "))
     assert runs[0].stdout == runs[1].stdout
     quiet = moepack_command("run", SHARD, "-p", "Hello", "-n", "7", "-q", *SMALL)
     assert (quiet.stdout, quiet.stderr) == (runs[0].stdout, "")
+
+
+def without_notes(text: str) -> list[str]:
+    """Return lines but for notes: a machine may be busy."""
+    return [line for line in text.splitlines() if not line.startswith("note: ")]
 
 
 def test_stats_are_said_while_it_runs(moepack_command: Command) -> None:
@@ -117,7 +127,7 @@ def test_a_terminal_obeys_nothing_that_a_model_says(
 def test_a_chat_answers_line_by_line(moepack_command: Command, chat_path: Path) -> None:
     run = moepack_command("run", chat_path, "-n", "3", *SMALL, input="hello\n\nand again\n")
     assert run.returncode == 0, run.stderr
-    assert run.stderr.count("3 tokens") == 2
+    assert run.stderr.count("answer: 3 tokens") == 2
     alone = moepack_command("run", chat_path, "-n", "3", "-q", "-p", "hello", *SMALL)
     assert run.stdout.startswith(alone.stdout)
     told = moepack_command(
@@ -150,6 +160,12 @@ def test_a_chat_answers_line_by_line(moepack_command: Command, chat_path: Path) 
         (["-p", "x", "-f", "y"], 2, "at once"),
         (["-f", "nowhere.txt"], 2, "cannot read the prompt"),
         (["--json"], 2, "needs a prompt"),
+        (["-p", "x", "-n", "0"], 2, "no tokens are asked for"),
+        (["-p", "x", "--seed", "-2"], 2, "seed out of bounds"),
+        (["-p", "x", "--raw", "--chat-template", "chatml"], 2, "--chat-template needs one"),
+        (["--chat-template", "chatmale"], 2, "no chat template of that name, found chatmale"),
+        (["--chat-template", "{% for"], 2, "cannot use the chat template, found {% for"),
+        (["--chat-template-file", "nowhere"], 2, "cannot read the chat template"),
         (["-p", "word " * 100, "--context", "16"], 2, "does not fit into the context"),
         (["-p", "x", "--temperature", "-3"], 2, "temperature out of bounds"),
         (["-p", "x", "--system", "y"], 2, "no template for chats"),
@@ -183,3 +199,129 @@ def test_an_interruption_ends_it() -> None:
         _, complaint = process.communicate(timeout=60)
     assert process.returncode == 130
     assert complaint.splitlines()[-1] == b"error: interrupted"
+
+
+def test_a_model_without_a_template_is_refused_before_anything_is_loaded(
+    moepack_command: Command, tmp_path: Path
+) -> None:
+    """Neither the too little memory nor the trace is met, which come later."""
+    trace = tmp_path / "trace"
+    run = moepack_command("run", SHARD, "--memory", "1KiB", "--trace", trace, input="x\n")
+    assert run.returncode == 2
+    error, hint = run.stderr.splitlines()
+    assert error.endswith("the model has no template for chats")
+    assert all(word in hint for word in ("--chat-template chatml", "--raw -p TEXT"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_template_is_given_by_its_name_as_a_text_and_in_a_file(
+    moepack_command: Command, tmp_path: Path
+) -> None:
+    text = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    (tmp_path / "template").write_text(text)
+    arguments = ("run", SHARD, "-n", "5", "-q", *SMALL)
+    told = [
+        moepack_command(*arguments, "-p", "hello", *template).stdout
+        for template in (
+            ("--raw", "-p", "[hello]"),
+            ("--chat-template", text),
+            ("--chat-template-file", tmp_path / "template"),
+        )
+    ]
+    assert told[0] == told[1] == told[2]
+    name = moepack_command(*arguments, "--chat-template", "llama2", input="hello\n").stdout
+    raw = moepack_command(*arguments, "--raw", "-p", "[INST] hello [/INST]").stdout
+    assert name == raw
+
+
+def test_a_seed_is_by_chance_and_gives_the_same_again(moepack_command: Command) -> None:
+    warm = ("--memory", "floor", "-t", "1", "--temp", "2", "-n", "9", "-p", "Hello")
+    runs = [moepack_command("run", SHARD, *warm, *seed) for seed in ((), ("-s", "-1"), ())]
+    seeds = [re.findall(r"; seed (\d+)$", run.stderr, re.MULTILINE)[0] for run in runs]
+    assert len({run.stdout for run in runs}) == len(set(seeds)) == 3
+    again = moepack_command("run", SHARD, *warm, "-s", seeds[0], "--json")
+    facts = json.loads(again.stdout)
+    assert (facts["text"] + "\n", facts["seed"]) == (runs[0].stdout, int(seeds[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "context", "notes"),
+    [
+        ((), "2048", 0),  # what it was trained for: less than the usual
+        (("-c", "0"), "2048", 0),
+        (("-c", "512"), "512", 0),
+        (("--ctx-size", "8192"), "8192", 1),
+    ],
+)
+def test_a_context_is_no_longer_than_the_model_was_trained_for(
+    options: tuple[str, ...], context: str, notes: int, moepack_command: Command
+) -> None:
+    run = moepack_command("run", SHARD, "-p", "x", "-n", "1", "-t", "1", "-v", *options)
+    assert run.returncode == 0, run.stderr
+    assert f"options of llama-server: -c {context} -np 1 " in run.stderr
+    note = "note: the model was trained for 2,048 tokens of context, and uses no more of it\n"
+    assert run.stderr.count(note) == notes
+
+
+def test_verbose_says_how_it_was_started(moepack_command: Command) -> None:
+    run = moepack_command("run", SHARD, "-p", "x", "-n", "1", "-v", "--backend", "buffered", *SMALL)
+    assert re.search(r"^loaded in \d+\.\d s$", run.stderr, re.MULTILINE)
+    assert "\nexperts are read by buffered\n" in run.stderr
+    assert re.search(r"\noptions of llama-server: -c 256 .* -t 1\n", run.stderr)
+
+
+@pytest.mark.parametrize(("micro_batch", "batch"), [(1, 32), (200, 200)])
+def test_a_batch_is_no_longer_than_what_is_computed_at_once(
+    micro_batch: int, batch: int, moepack_command: Command
+) -> None:
+    """Else a prompt that is left would be computed for long, and the next one waits for it."""
+    arguments = ("-p", "x", "-n", "1", "-v", "-ub", micro_batch, *SMALL)
+    run = moepack_command("run", SHARD, *arguments)
+    assert run.returncode == 0, run.stderr
+    assert f" -b {batch} -ub {micro_batch} -t 1\n" in run.stderr
+
+
+@pytest.mark.parametrize("option", [("-n", "-1"), ("--n-predict", "-2"), ()])
+def test_a_text_may_go_on_as_long_as_there_is_context(
+    option: tuple[str, ...], moepack_command: Command
+) -> None:
+    arguments = ("--memory", "floor", "-c", "256", "-t", "1", "--ignore-eos", "--json", *option)
+    facts = json.loads(moepack_command("run", SHARD, "-p", "x", *arguments).stdout)
+    assert facts["end"] == "context"
+    assert facts["token_count"] > 200
+
+
+def test_no_more_threads_than_processors_that_may_be_used_are_started() -> None:
+    processors = os.sched_getaffinity(0)
+    command = [*MOEPACK, "run", str(SHARD), "-p", "x", "-n", "1", "-v", "--memory", "floor"]
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    finally:
+        os.sched_setaffinity(0, processors)
+    is_limited = (os.cpu_count() or 1) > 1
+    assert (" -t 1\n" in run.stderr) == is_limited
+
+
+def test_options_of_llama_cpp_mean_what_they_do_there(
+    moepack_command: Command, chat_path: Path
+) -> None:
+    ours = moepack_command(
+        "run", chat_path, "-p", "hello", "--system", "be brief", "-n", "5", "-q", *SMALL
+    )
+    theirs = moepack_command(
+        *("run", "-m", chat_path, "--ctx-size", "256", "-t", "1", "--temp", "0", "-p", "hello"),
+        *("-sys", "be brief", "--n-predict=5", "-ngl", "0", "-fa", "--jinja", "-cnv", "-q"),
+        *("-ctk", "f16", "--memory", "floor", "--ubatch-size", "64"),
+    )
+    assert (theirs.returncode, theirs.stdout) == (0, ours.stdout), theirs.stderr
+
+
+def test_experts_in_memory_take_no_more_than_they_may(
+    moepack_command: Command, packs: dict[str, Path]
+) -> None:
+    """Small ones, whose whole pages take far more than they."""
+    arguments = ("run", packs["qwen3moe"], "-p", "Hello", "-n", "30", *SMALL)
+    for memory in ("floor", "1GiB"):
+        facts = json.loads(moepack_command(*arguments, "--memory", memory, "--json").stdout)
+        assert 0 < facts["held_length"] <= facts["memory"]["experts"]

@@ -63,6 +63,33 @@ def test_options_behind_the_dashes_are_the_servers_own() -> None:
         assert "llamacpp:" in httpx.get(f"{url}/metrics").text
 
 
+def test_options_that_people_know_may_be_typed_before_the_dashes(tmp_path: Path) -> None:
+    options = ("-np", "2", "--metrics", "--chat-template", "llama2", "--ctx-size", "0")
+    with served(SHARD, "--memory", "floor", "-t", "1", *options) as (_, url):
+        properties = httpx.get(f"{url}/props").json()
+        assert properties["total_slots"] == 2
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+        prompt = httpx.post(f"{url}/apply-template", json=body).json()["prompt"]
+        assert "[INST] hello" in prompt
+        assert "llamacpp:" in httpx.get(f"{url}/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("context", "length", "notes"),
+    [((), 2048, 0), (("-c", "9000"), 2048, 1), (("-c", "512"), 512, 0)],
+)
+def test_a_context_is_no_longer_than_the_model_was_trained_for(
+    context: tuple[str, ...], length: int, notes: int
+) -> None:
+    options = ("--memory", "floor", "-t", "1", *context, "--", "-np", "1")
+    with served(SHARD, *options) as (process, url):
+        slot = httpx.get(f"{url}/slots").json()[0]
+        assert slot["n_ctx"] == length
+        process.terminate()
+        assert process.stderr is not None
+        assert process.stderr.read().count("note: the model was trained for 2,048 tokens") == notes
+
+
 @pytest.mark.parametrize(("key", "notes"), [((), 1), (("--api-key", "sesame"), 0)])
 def test_who_serves_everybody_is_told_so(key: tuple[str, ...], notes: int) -> None:
     with served(SHARD, "--host", "0.0.0.0", *key, *SMALL) as (process, _):
@@ -101,3 +128,9 @@ def test_what_is_wrong_is_said(moepack_command: Callable[..., Any]) -> None:
     assert run.returncode == 6
     run = moepack_command("serve", SHARD, "--api-key", "", "--port", "0", *SMALL)
     assert run.returncode == 2
+    run = moepack_command("serve", SHARD, *SMALL, "--", "-np", "2", "--port", "8081")
+    assert run.returncode == 2
+    assert "error: --port is not for behind the dashes\n" in run.stderr
+    run = moepack_command("serve", SHARD, *SMALL, "-ngl", "99")
+    assert run.returncode == 2
+    assert f"hint: for a GPU: moepack run {SHARD} -- llama-server -m {{}} -ngl 99\n" in run.stderr

@@ -76,7 +76,10 @@ def test_what_is_counted_has_its_unit(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(shown, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    for unit, state in (("ms", "0:30 of 1:00"), ("tokens", "30,000 tokens of 60,000 tokens")):
+    for unit, state in (
+        ("ms", "0:30 of 1:00"),
+        ("tokens", "30,000 tokens of 60,000 tokens  1,000 tok/s"),
+    ):
         with shown.progress(60_000, "working", unit) as advance:
             assert advance is not None
             now[0] += 30

@@ -13,6 +13,7 @@ import pytest
 
 from moepack.errors import MachineError, RequestError
 from moepack.programs.answer import Answer
+from moepack.programs.cancellation import Cancellation
 from moepack.programs.chat import Conversation
 from moepack.programs.client import ServerClient
 from moepack.programs.sampling import Sampling
@@ -215,3 +216,64 @@ def test_it_waits_for_a_server_of_the_users_own(server: ServerProcess) -> None:
         with pytest.raises(MachineError, match=r"not ready after 0\.2 s"):
             ServerClient(url).wait_until_ready(0.2)
     ServerClient(server.url).wait_until_ready(20)
+
+
+def test_a_request_is_cancelled_before_it_begins_and_while_it_is_answered(
+    client: ServerClient,
+) -> None:
+    early = Cancellation()
+    early.cancel()
+    with client.chat(MESSAGES, sampling=GREEDY, cancellation=early) as answer:
+        assert not list(answer)
+    assert answer.facts.end == "left"
+    late = Cancellation()
+    with client.complete("x", sampling=GREEDY, cancellation=late) as answer:
+        pieces = iter(answer)
+        first = next(pieces)
+        late.cancel()
+        assert answer.text.startswith(first)
+        list(pieces)
+    assert answer.facts.end == "left"
+    late.cancel()  # when it has ended
+
+
+def test_a_request_that_waits_for_its_first_token_is_cancelled(client: ServerClient) -> None:
+    cancellation = Cancellation()
+    timer = threading.Timer(0.05, cancellation.cancel)
+    timer.start()
+    began = time.monotonic()
+    with client.complete("hello " * 450, sampling=GREEDY, cancellation=cancellation) as answer:
+        list(answer)
+    timer.join()
+    assert answer.facts.end == "left"
+    assert time.monotonic() - began < 5
+
+
+def test_a_conversation_is_answered_again_with_another_seed(client: ServerClient) -> None:
+    talk = Conversation(client, count=8, sampling=Sampling(temperature=2, seed=3))
+    with pytest.raises(RequestError, match="nothing has been answered yet"), talk.ask_again():
+        pass
+    texts = []
+    with talk.ask("hello") as answer:
+        texts.append("".join(answer))
+    for _ in range(2):
+        with talk.ask_again() as answer:
+            texts.append("".join(answer))
+    assert len(set(texts)) == 3
+    assert answer.facts.seed == 5
+    cancelled = Cancellation()
+    cancelled.cancel()
+    with talk.ask_again(cancelled) as answer:
+        list(answer)
+    with client.chat(
+        [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": texts[2]},
+            {"role": "user", "content": "and?"},
+        ],
+        count=8,
+        sampling=Sampling(temperature=2, seed=3),
+    ) as expected:
+        following = "".join(expected)
+    with talk.ask("and?") as answer:
+        assert "".join(answer) == following, "the last answer that came is the one that is kept"

@@ -168,7 +168,11 @@ def test_variables_are_llama_servers_own() -> None:
     [
         (RequestError, ["--no-such-option"], "invalid argument: --no-such-option"),
         (RequestError, ["-c", "many"], 'error while handling argument "-c"'),
-        (RequestError, ["--chat-template", "{% if %}"], "chat template is not supported"),
+        (
+            RequestError,
+            ["--chat-template", "{% if %}"],
+            "cannot use the chat template, found {% if %}",
+        ),
         (MachineError, ["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),
     ],
 )

@@ -1,9 +1,17 @@
 """Commands on terminals: real ones, of the system."""
 
+import fcntl
 import os
 import pty
+import re
+import select
+import struct
 import subprocess
 import sys
+import termios
+import time
+
+from tests.support.children import PATIENCE
 
 MOEPACK = (sys.executable, "-m", "moepack")
 
@@ -23,3 +31,61 @@ def on_terminal(*command: str, columns: int = 80, **environment: str) -> str:
         run.wait(60)
     os.close(ours)
     return written.decode()
+
+
+class Terminal:
+    """A command on a terminal of its own, which is typed at; `written` is what is not read yet.
+
+    The terminal is also where its Ctrl-C comes from.
+    """
+
+    def __init__(self, *command: str, columns: int = 80, **environment: str) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+        names = os.environ | {"TERM": "xterm"} | environment
+        names.pop("COLUMNS", None)
+        self.process = subprocess.Popen(
+            # By setsid the terminal, where the shell opens it, becomes the session's own.
+            ["setsid", "--ctty", *command],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=names,
+        )
+        os.close(theirs)
+        self.written = ""
+
+    def type(self, text: str) -> None:
+        """Type keys."""
+        os.write(self._ours, text.encode())
+
+    def until(self, pattern: str) -> str:
+        """Wait for words after those that were waited for before; return all up to them."""
+        deadline = time.monotonic() + PATIENCE
+        while (match := re.search(pattern, self.written)) is None:
+            ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
+            assert ready, self.written
+            try:
+                piece = os.read(self._ours, 1 << 16)
+            except OSError:  # how Linux says that the other end was closed
+                raise AssertionError(self.written) from None
+            self.written += piece.decode(errors="replace")
+        head, self.written = self.written[: match.end()], self.written[match.end() :]
+        return head
+
+    @property
+    def is_as_usual(self) -> bool:
+        """Whether it shows what is typed, and gives whole lines, as a shell expects it."""
+        modes = termios.tcgetattr(self._ours)[3]
+        return bool(modes & termios.ECHO) and bool(modes & termios.ICANON)
+
+    def close(self) -> None:
+        """End the command, whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+def plain(text: str) -> str:
+    """Return a terminal's text without its control sequences."""
+    return re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[78])", "", text)
