@@ -73,6 +73,7 @@ BESIDE = {
     "extras",
     "installed",
     "keys",
+    "path_hints",
     "paths",
     "shape",
     "sizes",

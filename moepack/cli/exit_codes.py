@@ -1,5 +1,6 @@
 """The exit codes, and what is printed where a command fails."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 from moepack.cli.terminal import complain
@@ -43,12 +44,12 @@ class TerminatedError(KeyboardInterrupt):
     """The program is told to end (SIGTERM), not merely interrupted."""
 
 
-def report(error: MoepackError) -> int:
-    """Print what went wrong and what to do about it; return its exit code."""
+def report(error: MoepackError, hints: Sequence[str] = ()) -> int:
+    """Print what went wrong and what to do about it, `hints` last; return its exit code."""
     complain("error", str(error))
     shortage = shortage_behind(error) if isinstance(error, MachineError) else None
     first = None if shortage is None else shortage.hint
-    for hint in dict.fromkeys((first, error.hint, *getattr(error, "__notes__", ()))):
+    for hint in dict.fromkeys((first, error.hint, *getattr(error, "__notes__", ()), *hints)):
         if hint:
             complain("hint", hint)
     if isinstance(error, CommandError):

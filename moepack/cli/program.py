@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,16 +28,37 @@ _PAGERS = {
 """The parameters of `run` that are not the program's own matter."""
 _SECONDS_BETWEEN = 5.0
 
+WordsChange = Callable[[click.Context, click.Command, list[str]], list[str]]
+
 
 class CommandWithRest(click.Command):
     """A command line that may end with `--` and what is for a program; its argument is `rest`.
 
-    Without `--` that is None. `rest` is what usage calls it.
+    Without `--` that is None. `rest` is what usage calls it. `expand` and `settle` return the words
+    as the options of the command have them, where people type others: before its options are
+    checked, and afterwards.
     """
 
-    def __init__(self, *arguments: Any, rest: str, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        rest: str,
+        expand: WordsChange | None = None,
+        settle: WordsChange | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self._rest = rest
+        self._expand = expand
+        self._settle = settle
+
+    def expand_words(self, context: click.Context, words: list[str]) -> list[str]:
+        """Return the words with what other programs call options of ours. Raises UsageError."""
+        return words if self._expand is None else self._expand(context, self, words)
+
+    def settle_words(self, context: click.Context, words: list[str]) -> list[str]:
+        """Return the words, whose options are the command's, as it parses them."""
+        return words if self._settle is None else self._settle(context, self, words)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """Parse what stands before `--`."""

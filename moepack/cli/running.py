@@ -18,6 +18,7 @@ from moepack.cli.program import (
     trace_to,
 )
 from moepack.cli.prompt_file import read_prompt
+from moepack.cli.run_words import prompt_as_option, refuse_program
 from moepack.cli.terminal import (
     is_quiet,
     json_option,
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from moepack.reading.pack import Pack
 
 
-@click.command(cls=CommandWithRest, rest="PROGRAM ARGUMENTS")
+@click.command(
+    cls=CommandWithRest, rest="PROGRAM ARGUMENTS", expand=refuse_program, settle=prompt_as_option
+)
 @source_or_pack_argument
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this; without it, chat.")
 @click.option(
