@@ -207,8 +207,10 @@ def _announce(schedule: "Schedule") -> None:
 def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any], as_json: bool) -> None:
     """Measure whole programs that run the model."""
     from moepack.bench.engine_speed import bench_run
+    from moepack.extras import require
     from moepack.report import speed_text
 
+    require("run")
     path = settings.pop("prompt_file", None)
     prompt = None if path is None else read_prompt(path)
     with progress(None, "running", "runs") as advance:

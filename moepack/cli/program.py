@@ -102,6 +102,7 @@ def run_command(
 
     `options` are the pager's. Our own server needs to be told less.
     """
+    from moepack.extras import require
     from moepack.packing.opening import open_model
     from moepack.pager.pager import PagerOptions
     from moepack.programs.command import llama_variables, micro_batch
@@ -115,6 +116,7 @@ def run_command(
     trace_path = options["trace_path"]
     with open_model(source_or_pack) as pack, trace_to(trace_path, pack) as trace:
         if is_ours:
+            require("run")
             command = server_options(pack, command, options["memory"], options["pin"] or 0)
         pager_options = PagerOptions(
             memory=options["memory"],

@@ -86,6 +86,7 @@ def run(
         check_options(context)
         run_command(context, source_or_pack, rest, stats=stats, **engine)
         return
+    from moepack.extras import require
     from moepack.packing.opening import open_model
     from moepack.programs.chat import Conversation
     from moepack.programs.chat_template import check_chats, has_chat_template
@@ -99,6 +100,7 @@ def run(
         open_model(source_or_pack) as pack,
         trace_to(trace_path, pack, has_requests=True) as trace,
     ):
+        require("run")
         is_plain = raw or (text is not None and system is None and not has_chat_template(pack))
         if not is_plain:
             check_chats(pack)

@@ -80,7 +80,7 @@ def hints_for(error: MoepackError, line: Typed) -> list[str]:
         if word.option is not None and word.kind == "value"
     }
     output = given.get("--output", "")
-    if error.path and error.path == output and os.path.exists(output):
+    if error.path == output and (os.path.isfile(output) or os.path.isdir(output)):
         from moepack.cli.rewriting import free_name
 
         free = free_name(*os.path.splitext(output.rstrip("/")))
