@@ -122,9 +122,10 @@ def _uv_tool(receipt: Path) -> _Installer:
         requirements: list[dict[str, Any]] = list(tool.get("requirements", []))
         extras = tuple(e for one in requirements[:1] for e in one.get("extras", ()))
         others = tuple(f"{one['name']}{one.get('specifier', '')}" for one in requirements[1:])
+        python = f" --python {shlex.quote(tool['python'])}" if tool.get("python") else ""
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        extras, others = (), ()
-    return _Installer("uv tool install", True, "--with ", extras, others)
+        extras, others, python = (), (), ""
+    return _Installer(f"uv tool install{python}", True, "--with ", extras, others)
 
 
 def _is_managed() -> bool:

@@ -18,6 +18,11 @@ _OLLAMA = re.compile(r"(?:ollama:/*)?(?P<name>[a-z0-9._-]+(?:/[a-z0-9._-]+)?:[\w
 _WINDOWS = re.compile(r"(?P<drive>[A-Za-z]):[\\/](?P<rest>.*)\Z", re.DOTALL)
 _QUOTES = "\"'\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb`"
 _MAX_NAMES = 4096
+_SHOWN_NAMES = 5
+_FIRST_SHARD = re.compile(r"(?<!-of-\d{5})\.gguf\Z|-00001-of-\d{5}\.gguf\Z|\.moepack\Z")
+
+HUB_DOWNLOAD = 'hf download OWNER/NAME --include "*Q4_K_M*" --local-dir models'
+"""How a model is downloaded by huggingface_hub's own command."""
 
 
 def missing_hint(path: str | os.PathLike[str]) -> str | None:
@@ -26,6 +31,23 @@ def missing_hint(path: str | os.PathLike[str]) -> str | None:
     if not text.strip():
         return "the name is empty: is a variable of the shell not set?"
     return next((hint for hint in _hints(text) if hint), None)
+
+
+def missing_model_hint(path: str | os.PathLike[str]) -> str:
+    """Return what to do about a model that is not there: a name like it, what is here, the hub."""
+    hint = missing_hint(path)
+    if hint is not None:
+        return hint
+    folder = os.path.dirname(os.fspath(path)) or os.curdir
+    try:
+        here = sorted(name for name in os.listdir(folder) if _FIRST_SHARD.search(name))
+    except OSError:
+        here = []
+    if here:
+        shown = ", ".join(shell_word(name) for name in here[:_SHOWN_NAMES])
+        more = ", …" * (len(here) > _SHOWN_NAMES)
+        return f"here are {shown}{more}; others are downloaded first: {HUB_DOWNLOAD}"
+    return f"download it first: {HUB_DOWNLOAD}"
 
 
 def _hints(text: str) -> Iterator[str | None]:
@@ -98,7 +120,7 @@ def _misspelt(text: str) -> str | None:
         return f"a path of Windows, which WSL has as {shell_word(under)}"
     if variable := re.match(r"\$\{?(\w+)\}?", text):
         return f'the shell has not put in the value of {variable[1]}: quote it with " or not at all'
-    if any(character in text for character in "*?[") and "/" not in text[:1]:
+    if any(character in text for character in "*?[") and " " not in text:
         return "no file fits this pattern: see with ls which files are here"
     if len(text.split()) > 2 and "/" not in text:
         return f"a file is expected here: printf '%s\\n' {shell_word(text)} > prompts.txt"
@@ -117,10 +139,9 @@ def _near(text: str) -> str | None:
         return f"there is no folder {shell_word(parent)}" if parent else None
     stem, ending = os.path.splitext(name)
     stems = {os.path.splitext(one)[0]: one for one in names if one.endswith(ending)}
-    near = get_close_matches(stem, stems, 1, 0.7)
-    if not near:
-        return None
-    return f"did you mean {shell_word(os.path.join(folder, stems[near[0]]))}?"
+    near = [stems[one] for one in get_close_matches(stem, stems, 1, 0.7)]
+    near += get_close_matches(name, names, 1, 0.85)
+    return f"did you mean {shell_word(os.path.join(folder, near[0]))}?" if near else None
 
 
 def _first_missing(text: str) -> str | None:

@@ -169,7 +169,8 @@ def bench(
         _run(pack_path, source_paths, given, as_json)
         return
     if given:
-        raise RequestError(f"--{next(iter(given)).replace('_', '-')} is for --run")
+        option = f"--{next(iter(given)).replace('_', '-')}"
+        raise RequestError(f"{option} is for --run", hint=f"add --run, or leave {option} out")
     if plot_path and not point_seconds:
         raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
     inputs = [path for path in (trace_path, hotness_path) if path]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from moepack.path_hints import HUB_DOWNLOAD
+
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -31,13 +33,12 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
 
 _FILES = "moepack keeps no models of its own: a model is a file or a folder, which you name"
 _DOWNLOAD = "moepack downloads nothing yet; the hub's client does (pip install huggingface_hub):"
-_HF_DOWNLOAD = 'hf download OWNER/NAME --include "*Q4_K_M*" --local-dir models'
 _PROGRAM = "llama.cpp's own program does, with the experts of a model bigger than memory:"
 
 ANSWERS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("pull", "download", "get", "fetch", "install", "search"), (_DOWNLOAD, _HF_DOWNLOAD)
+            ("pull", "download", "get", "fetch", "install", "search"), (_DOWNLOAD, HUB_DOWNLOAD)
         ),
         **dict.fromkeys(("ls", "models", "dir"), (_FILES, "moepack inspect MODEL.gguf")),
         **dict.fromkeys(("rm", "remove", "delete", "prune"), (_FILES, "rm -r MODEL.moepack")),
@@ -116,8 +117,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys(("--input", "--gguf", "--shards"), ("--source", "--model")),
         **dict.fromkeys(("--policy",), ("--policies",)),
         **dict.fromkeys(("--budget",), ("--budgets", "--memory")),
-        **dict.fromkeys(("--layers",), ("--layer",)),
-        **dict.fromkeys(("--experts",), ("--expert",)),
+        **dict.fromkeys(("--layers", "--l"), ("--layer", "--layers")),
+        **dict.fromkeys(("--experts", "--e"), ("--expert",)),
         **dict.fromkeys(("--silent",), ("--quiet",)),
         **dict.fromkeys(("--compress", "--compression"), ("--codec",)),
         **dict.fromkeys(("--gpu-memory", "--gpu"), ("--vram",)),

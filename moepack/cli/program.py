@@ -75,6 +75,11 @@ class CommandWithRest(click.Command):
         return [*super().collect_usage_pieces(context), f"[-- {self._rest}]"]
 
 
+def is_pager_option(command: click.Command, option: click.Option) -> bool:
+    """Return whether an option goes with a program behind `--`: all of them but for `run`."""
+    return command.name != "run" or option.name in _PAGERS or not option.expose_value
+
+
 def check_options(context: click.Context) -> None:
     """Raise RequestError for options of `run` that are the program's matter."""
     for parameter in context.command.params:

@@ -28,7 +28,7 @@ _PLACES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "locate": {"pack": _ARGUMENT, "model": _ARGUMENT, "number": "--layer --expert"},
         "extract": {"pack": _ARGUMENT, "number": "--layer --expert", "new": "-o"},
         "bench": {"pack": _ARGUMENT, "model": "--source", "table": "--trace"},
-        "trace import": {"table": _ARGUMENT, "new": "-o"},
+        "trace import": {**_TABLES, "new": "-o"},
         "trace record": {
             **{"model": "--model", "pack": "--model", "folder": "--model"},
             **{"table": "--prompts", "new": "-o"},
@@ -36,10 +36,10 @@ _PLACES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "trace stats": _TABLES,
         "trace concentration": _TABLES,
         "simulate": _TABLES,
-        "hotness": {"table": _ARGUMENT, "new": "-o", "pack": "--learned"},
+        "hotness": {"table": _ARGUMENT, "new": "-o", "pack": "--learned", "model": "--learned"},
         "forecast": {"model": _ARGUMENT, "pack": _ARGUMENT, "machine": "--machine"},
         "place": {"model": _ARGUMENT, "pack": _ARGUMENT, "machine": "--machine"},
-        "machine": {"model": _ARGUMENT, "pack": _ARGUMENT, "new": "-o"},
+        "machine": {"model": _ARGUMENT, "pack": _ARGUMENT, "new": "-o", "machine": "-o"},
         "doctor": {"model": _ARGUMENT, "pack": _ARGUMENT},
         "inspect": {"model": _ARGUMENT, "pack": _ARGUMENT, "folder": _ARGUMENT},
         "run": {"model": _ARGUMENT, "pack": _ARGUMENT, "folder": _ARGUMENT},
@@ -97,7 +97,10 @@ def rewrite(path: str, command: click.Command, words: Sequence[str]) -> list[str
     free = _Options(command, given)
     for text in arguments_in(typed):
         kind = _kind(text)
-        target = _PLACES.get(path, {}).get(kind)
+        places = _PLACES.get(path, {})
+        target = places.get("new" if "gguf" in path and kind == "lost" else kind)
+        if kind == "lost" and target is None:
+            target = places.get("model")
         if target is None:
             return None
         name = free.take(target) if target else None
@@ -108,7 +111,7 @@ def rewrite(path: str, command: click.Command, words: Sequence[str]) -> list[str
         else:
             arguments.append((_FIRST.index(kind) if kind in _FIRST else 0, text))
     names = [text for _, text in sorted(arguments, key=lambda pair: pair[0])]
-    names += _missing_arguments(command, names)
+    names += _missing_arguments(path, command, names)
     options = [word.text for word in typed if word.kind != "argument"] + added
     options += list(_missing_options(path, free, names + [word.text for word in typed]))
     meant = [*names, *options, *rest]
@@ -153,7 +156,7 @@ def _kind(text: str) -> str:
     if os.path.isdir(text):
         return "pack" if is_pack(Path(text)) else "folder"
     if not os.path.exists(text):
-        return "new"
+        return "lost" if text.endswith(".gguf") else "new"
     return "model" if text.endswith(".gguf") and not _is_imatrix(text) else "table"
 
 
@@ -179,9 +182,13 @@ def _missing_options(path: str, free: _Options, names: Sequence[str]) -> Iterato
             yield from (free_name, model_here() or "model.gguf")
 
 
-def _missing_arguments(command: click.Command, names: Sequence[str]) -> list[str]:
-    """Return what may be meant by required arguments that are not there."""
-    required = [one for one in command.params if isinstance(one, click.Argument) and one.required]
+def _missing_arguments(path: str, command: click.Command, names: Sequence[str]) -> list[str]:
+    """Return what may be meant by arguments that are needed and not there."""
+    required = [
+        one
+        for one in command.params
+        if isinstance(one, click.Argument) and (one.required or path in ("pack", "forecast"))
+    ]
     needed = [one.metavar or "" for one in required][len(names) :]
     return [sample_for(metavar) for metavar in needed]
 

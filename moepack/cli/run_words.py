@@ -23,7 +23,7 @@ def refuse_program(context: click.Context, command: click.Command, words: list[s
         for place, word in enumerate(typed):
             if word.kind == "argument":
                 _check_program(context, words, typed, place)
-    elif not any(word.kind == "argument" for word in typed):
+    elif command.name == "run" and not any(word.kind == "argument" for word in typed):
         place = len(typed)
         line = command_line("run", _with_model(typed, words[place + 1 :], words[:place]))
         raise Mistyped("the model comes before --", line, context=context)

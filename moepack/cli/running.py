@@ -138,7 +138,7 @@ def _check(text: str | None, raw: bool, system: str | None, as_json: bool) -> No
     if raw and system is not None:
         raise RequestError("--raw goes without a template, and --system needs one")
     if text == "":
-        raise RequestError("the prompt is empty")
+        raise RequestError("the prompt is empty", hint="for a chat, leave -p out")
 
 
 def _start(

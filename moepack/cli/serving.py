@@ -11,13 +11,14 @@ import click
 
 from moepack.cli.model_options import pager_options, threads_option
 from moepack.cli.program import CommandWithRest, run_command
+from moepack.cli.run_words import refuse_program
 from moepack.cli.terminal import complain, quiet_option, source_or_pack_argument
 from moepack.errors import RequestError
 from moepack.escaping import one_line
 from moepack.llama_cpp.bounds import MAX_CONTEXT
 
 
-@click.command(cls=CommandWithRest, rest="OPTIONS OF llama-server")
+@click.command(cls=CommandWithRest, rest="OPTIONS OF llama-server", expand=refuse_program)
 @source_or_pack_argument
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere."

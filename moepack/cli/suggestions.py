@@ -7,7 +7,7 @@ from difflib import get_close_matches
 import click
 
 from moepack.cli.foreign_names import ANSWERS, COMMANDS, LLAMA_OPTIONS, OPTIONS
-from moepack.cli.program import CommandWithRest
+from moepack.cli.program import CommandWithRest, is_pager_option
 from moepack.cli.rewriting import meant_line, model_here, pack_here
 from moepack.cli.typed_words import (
     UNITS,
@@ -60,7 +60,8 @@ def _command_hints(
         meant = ends.get(near[0]) or COMMANDS[near[0]]
         yield meant_line(meant, commands[meant], rest)
     elif len(below) == 1:
-        yield meant_line(below[0], commands[below[0]], [typed, *rest])
+        is_path = os.path.exists(typed) or "." in typed or "/" in typed
+        yield meant_line(below[0], commands[below[0]], [*[typed] * is_path, *rest])
     elif not path and (typed.endswith((".gguf", ".moepack")) or "/" in typed):
         yield command_line("run", [typed, *rest])
 
@@ -153,16 +154,30 @@ def _option_hints(
     meant = next((one for one in (name, long_name, *_renamed(long_name)) if one in options), None)
     if meant is None and name in ("-m", "--model") and _takes_model(command):
         typed = [f"--model={value}", value] if equals else [word.text]
-        return [command_line(path, [*typed[1:], *replaced(words, word.text)])]
-    if meant is None and isinstance(command, CommandWithRest) and name in LLAMA_OPTIONS:
-        return _for_llama(path, words, word.text)
+        return _checked_line(path, command, [*typed[1:], *replaced(words, word.text)], root)
+    if meant is None and isinstance(command, CommandWithRest):
+        of_llama = next((one for one in (name, name[1:], long_name) if one in LLAMA_OPTIONS), None)
+        if of_llama is not None:
+            return _for_llama(path, command, replaced(words, word.text, of_llama + equals + value))
     if meant is None:
         visible = [one for one, option in options.items() if not option.hidden]
         meant = next(iter(get_close_matches(long_name, visible, 1, _LEAST_LIKENESS)), None)
     if meant is not None:
-        return [command_line(path, replaced(words, word.text, f"{meant}{equals}{value}"))]
+        typed = replaced(words, word.text, f"{meant}{equals}{value}")
+        return _checked_line(path, command, typed, root)
     others = [one for one, other in commands_below(root) if long_name in options_of(other)]
     return [f"{long_name} is an option of {', '.join(others)}"] if others else []
+
+
+def _checked_line(
+    path: str, command: click.Command, words: Sequence[str], root: click.Group
+) -> list[str]:
+    """Return the line with `words`, or what is to be typed for the next option that is wrong."""
+    options = options_of(command)
+    for word in read_words(command, words):
+        if word.kind == "option" and word.name not in options and _is_unknown(command, word):
+            return _option_hints(path, command, words, word, root)
+    return [command_line(path, words)]
 
 
 def _renamed(name: str) -> tuple[str, ...]:
@@ -173,19 +188,27 @@ def _takes_model(command: click.Command) -> bool:
     return any((one.metavar or "").lstrip("[").startswith("SOURCE") for one in command.params)
 
 
-def _for_llama(path: str, words: Sequence[str], option: str) -> list[str]:
-    """Return where an option of llama.cpp's programs goes."""
-    place = list(words).index(option)
-    before, after = list(words[:place]), list(words[place:])
-    if "--" in after:
-        middle = after.index("--")
-        after = [*after[middle + 1 :], *after[:middle]]
+def _for_llama(path: str, command: click.Command, words: Sequence[str]) -> list[str]:
+    """Return where options of llama.cpp's programs go: behind `--`, those of the pager before."""
+    ours, theirs = _divided(command, words)
     if path == "serve":
-        return [
-            "options of llama-server come behind --, and go to it as they are:",
-            command_line(path, [*before, "--", *after]),
-        ]
-    return [
-        "it is an option of llama.cpp's programs, which come behind --:",
-        command_line(path, [*before, "--", "llama-server", "-m", "{}", *after]),
-    ]
+        hint = "options of llama-server come behind --, and go to it as they are:"
+        return [hint, command_line(path, [*ours, "--", *theirs])]
+    program = "llama-cli" if {"-p", "--prompt", "-f", "--file"} & set(theirs) else "llama-server"
+    hint = "it is an option of llama.cpp's programs, which come behind --:"
+    return [hint, command_line(path, [*ours, "--", program, "-m", "{}", *theirs])]
+
+
+def _divided(command: click.Command, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide words into those of the command and those for a program behind `--`."""
+    ours: list[str] = []
+    theirs: list[str] = []
+    typed = read_words(command, words)
+    waits = False
+    for word in typed:
+        is_value = waits and not (os.path.exists(word.text) or word.text.endswith(".gguf"))
+        is_ours = word.kind == "argument" and not is_value
+        is_ours |= word.option is not None and is_pager_option(command, word.option)
+        (ours if is_ours else theirs).append(word.text)
+        waits = word.kind == "option" and word.option is None and "=" not in word.text
+    return ours, [*theirs, *words[len(typed) + 1 :]]

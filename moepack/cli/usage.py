@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import click
 
-from moepack.cli.typed_words import command_line, commands_below, read_words, replaced
+from moepack.cli.typed_words import command_line, commands_below, options_of, read_words, replaced
 from moepack.errors import MoepackError
 
 _QUOTED = re.compile(r"'(?P<value>.*)' is not a valid ")
@@ -61,6 +61,8 @@ def explain(error: click.UsageError, line: Typed) -> tuple[str, list[str]]:
         if isinstance(parameter, click.Argument):
             name = (parameter.metavar or name).rstrip(".")
         return f"{name} is missing", _meant(line) or [line.help]
+    if isinstance(error, click.BadOptionUsage):
+        return _without_value(error, problem, line)
     if isinstance(error, click.BadParameter) and error.param is not None:
         return _bad_value(error, error.param, line)
     return problem, _meant(line) or [line.help]
@@ -80,17 +82,22 @@ def hints_for(error: MoepackError, line: Typed) -> list[str]:
         if word.option is not None and word.kind == "value"
     }
     output = given.get("--output", "")
-    if error.path == output and (os.path.isfile(output) or os.path.isdir(output)):
-        from moepack.cli.rewriting import free_name
-
-        free = free_name(*os.path.splitext(output.rstrip("/")))
-        return [command_line(line.path, replaced(line.words, output, free))]
+    if output and error.path == output and (os.path.isfile(output) or os.path.isdir(output)):
+        backwards = replaced(line.words[::-1], output, _free(output))
+        return [command_line(line.path, backwards[::-1])]
     machine = given.get("--machine", "")
-    if error.path and error.path == machine and not os.path.exists(machine):
-        return [command_line("machine", ["-o", machine])]
+    if error.path and error.path == machine and not error.hint:
+        return [command_line("machine", ["-o", _free(machine)])]
     if (meant := _expected_word(error, line.words)) is not None:
         return [command_line(line.path, meant)]
-    return _meant(line) if error.place is None else []
+    return _meant(line) if error.place in (None, "byte 0") else []
+
+
+def _free(path: str) -> str:
+    """Return a path of nothing that exists, and that is like this one."""
+    from moepack.cli.rewriting import free_name
+
+    return free_name(*os.path.splitext(path.rstrip("/")))
 
 
 def _expected_word(error: MoepackError, words: Sequence[str]) -> list[str] | None:
@@ -118,14 +125,30 @@ def _meant(line: Typed) -> list[str]:
 
 def _behind_command(group: click.Group, words: Sequence[str]) -> Iterator[str]:
     """Yield the line with options behind the command that they were typed before."""
+    from difflib import get_close_matches
+
     if words and words[0].lower().strip("-") in ("v", "version"):
         yield "moepack --version"
+        return
+    near = get_close_matches(words[0], ("--version", "--help"), 1) if words else []
+    if near:
+        yield command_line("", near)
         return
     names = dict(commands_below(group))
     place = next((number for number, word in enumerate(words) if word in names), None)
     if place:
         yield "options of a command come behind its name:"
         yield command_line(words[place], [*words[place + 1 :], *words[:place]])
+
+
+def _without_value(error: click.BadOptionUsage, problem: str, line: Typed) -> tuple[str, list[str]]:
+    """Return that an option has no value, and the line with the name of one."""
+    option = options_of(line.command).get(error.option_name)
+    if option is None or error.option_name not in line.words or option.is_flag:
+        return problem, [line.help]
+    value = option.metavar or option.type.name.upper()
+    words = replaced(line.words, error.option_name, error.option_name, value)
+    return f"{error.option_name} takes a value", [command_line(line.path, words)]
 
 
 def _bad_value(
@@ -146,6 +169,7 @@ def _bad_value(
         is_whole = isinstance(kind, type(click.INT))
         message = f"not a {'whole ' if is_whole else ''}number: {value}"
     message = re.sub(r"the range (.+)<=x<=(.+?)\.?\Z", r"the range \1 to \2", message)
+    message = re.sub(r"is not in the range x>=(.+?)\.?\Z", r"is less than \1", message)
     meant = None if value is None else _nearest(kind, value)
     if value is None or meant is None:
         return f"{option}: {message}", [line.help]

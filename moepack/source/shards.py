@@ -90,7 +90,7 @@ def _check_name(name: str) -> None:
     """Raise SourceError for what names no file, before a path is made of it."""
     if not name.strip() or "://" in name:
         problem = "an address, not a file" if name.strip() else "an empty name"
-        hint = path_hints.missing_hint(name)
+        hint = path_hints.missing_model_hint(name)
         raise SourceError(problem, path=name if name.strip() else None, hint=hint)
 
 
