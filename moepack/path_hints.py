@@ -138,9 +138,10 @@ def _near(text: str) -> str | None:
         parent = _first_missing(text)
         return f"there is no folder {shell_word(parent)}" if parent else None
     stem, ending = os.path.splitext(name)
-    stems = {os.path.splitext(one)[0]: one for one in names if one.endswith(ending)}
-    near = [stems[one] for one in get_close_matches(stem, stems, 1, 0.7)]
-    near += get_close_matches(name, names, 1, 0.85)
+    in_small = {one.lower(): one for one in names}
+    stems = {os.path.splitext(one)[0]: one for one in in_small if one.endswith(ending.lower())}
+    alike = [stems[one] for one in get_close_matches(stem.lower(), stems, 1, 0.7)]
+    near = [in_small[one] for one in alike or get_close_matches(name.lower(), in_small, 1, 0.85)]
     return f"did you mean {shell_word(os.path.join(folder, near[0]))}?" if near else None
 
 

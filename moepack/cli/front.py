@@ -102,9 +102,9 @@ class Commands(click.Group):
             return super().make_context(*arguments, **options)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse the words behind the group; none of them ask for help."""
-        words = args or ["--help"]
-        return super().parse_args(context, ["--help"] if tuple(words) in _HELP else words)
+        """Parse the words behind the group; where there are none, show its help."""
+        asks_for_help = all(word in _HELP_WORDS for word in args)
+        return super().parse_args(context, ["--help"] if asks_for_help else args)
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -155,6 +155,3 @@ def _checked(context: click.Context, command: click.Command, words: list[str]) -
 
         check_words(context, command, words)
     return command.settle_words(context, words) if isinstance(command, CommandWithRest) else words
-
-
-_HELP = tuple((word,) for word in _HELP_WORDS)

@@ -15,6 +15,7 @@ from moepack.cli.typed_words import (
     command_line,
     commands_below,
     is_option,
+    is_unknown,
     options_of,
     plain_dashes,
     read_words,
@@ -104,7 +105,7 @@ def check_words(context: click.Context, command: click.Command, words: Sequence[
     for word in read_words(command, words):
         if word.kind == "argument" and word.text.lower() in UNITS and before is not None:
             _check_unit(path, context, words, before, word.text)
-        if word.kind == "option" and word.name not in options and _is_unknown(command, word):
+        if is_unknown(word, options) and _is_mistyped(command, word):
             raise _unknown_option(path, context, command, words, word)
         before = word
 
@@ -120,10 +121,10 @@ def _check_unit(
         raise Mistyped(problem, command_line(path, meant), context=context)
 
 
-def _is_unknown(command: click.Command, word: Word) -> bool:
+def _is_mistyped(command: click.Command, word: Word) -> bool:
     """Return whether an option is none of the command's, nor short ones in one word."""
     if word.option is None or word.text[0] != "-":
-        return True
+        return not os.path.lexists(word.text)
     if isinstance(command, CommandWithRest) and word.name in LLAMA_OPTIONS:
         return True
     is_number = isinstance(word.option.type, _NUMBERS)
@@ -175,7 +176,7 @@ def _checked_line(
     """Return the line with `words`, or what is to be typed for the next option that is wrong."""
     options = options_of(command)
     for word in read_words(command, words):
-        if word.kind == "option" and word.name not in options and _is_unknown(command, word):
+        if is_unknown(word, options) and _is_mistyped(command, word):
             return _option_hints(path, command, words, word, root)
     return [command_line(path, words)]
 

@@ -1,6 +1,6 @@
 """The words of a command line as they were typed: options, their values, and arguments."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import click
@@ -18,11 +18,15 @@ UNITS = frozenset(("b", "kb", "mb", "gb", "tb", "kib", "mib", "gib", "tib", "k",
 
 
 class Word(NamedTuple):
-    """A word; `option` is the parameter that it is, or the value of, None where none is known."""
+    """A word; `option` is the parameter that it is, or the value of, None where none is known.
+
+    `is_foreign` is true of an option of other programs that the command understands too.
+    """
 
     text: str
     kind: Kind
     option: click.Option | None = None
+    is_foreign: bool = False
 
     @property
     def name(self) -> str:
@@ -39,17 +43,33 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 def read_words(command: click.Command, words: Sequence[str]) -> list[Word]:
     """Tell options, values and arguments apart, up to `--`, as the command will read them."""
-    return list(_read(options_of(command), words))
+    return list(_read(options_of(command), foreign_values(command), words))
 
 
-def _read(options: dict[str, click.Option], words: Sequence[str]) -> Iterator[Word]:
+def foreign_values(command: click.Command) -> Mapping[str, int]:
+    """Return the options of other programs that a command understands, and how many values each.
+
+    That is what its attribute `foreign_values` has; most commands have none.
+    """
+    values: Mapping[str, int] = getattr(command, "foreign_values", {})
+    return values
+
+
+def _read(
+    options: Mapping[str, click.Option], foreign: Mapping[str, int], words: Sequence[str]
+) -> Iterator[Word]:
     waiting: click.Option | None = None
+    count = 0
     for text in words:
-        if waiting is not None:
+        name = text.partition("=")[0]
+        if waiting is not None or count:
             yield Word(text, "value", waiting)
-            waiting = None
+            waiting, count = None, max(0, count - 1)
         elif text == "--":
             return
+        elif name in foreign and name not in options:
+            yield Word(text, "option", is_foreign=True)
+            count = 0 if "=" in text else foreign[name]
         elif is_option(text):
             option = _find(options, text)
             yield Word(text, "option", option)
@@ -74,14 +94,14 @@ def plain_dashes(text: str) -> str:
     return ("-" if len(body.partition("=")[0]) == 1 else "--") + body
 
 
-def _find(options: dict[str, click.Option], text: str) -> click.Option | None:
+def _find(options: Mapping[str, click.Option], text: str) -> click.Option | None:
     name = text.partition("=")[0]
     if name in options:
         return options[name]
     return None if text.startswith("--") else _short(options, text)
 
 
-def _short(options: dict[str, click.Option], text: str) -> click.Option | None:
+def _short(options: Mapping[str, click.Option], text: str) -> click.Option | None:
     """Return the last of short options in one word (`-qv`), the one that may take a value.
 
     None where it reads as none, or its letters are the name of a longer option.
@@ -95,7 +115,7 @@ def _short(options: dict[str, click.Option], text: str) -> click.Option | None:
     return option
 
 
-def _waits(option: click.Option, text: str, options: dict[str, click.Option]) -> bool:
+def _waits(option: click.Option, text: str, options: Mapping[str, click.Option]) -> bool:
     """Return whether the value of an option is the next word."""
     if not _takes_value(option) or "=" in text:
         return False
@@ -110,11 +130,14 @@ def is_doubtful(command: click.Command, words: Sequence[str]) -> bool:
     """Return whether words may be mistyped: options that are not the command's, a split size."""
     options = options_of(command)
     return any(
-        (word.kind == "option" and word.name not in options and len(word.text) > 2)
-        or (word.kind == "option" and word.option is None)
-        or (word.kind == "argument" and word.text.lower() in UNITS)
+        is_unknown(word, options) or (word.kind == "argument" and word.text.lower() in UNITS)
         for word in read_words(command, words)
     )
+
+
+def is_unknown(word: Word, options: Mapping[str, click.Option]) -> bool:
+    """Return whether an option is not written as one of a command's; it may be several short."""
+    return word.kind == "option" and not word.is_foreign and word.name not in options
 
 
 def arguments_in(words: Sequence[Word]) -> list[str]:
