@@ -1,6 +1,7 @@
 """Prompts from files."""
 
-from moepack.errors import RequestError, read_failure
+from moepack.errors import RequestError
+from moepack.path_hints import missing_hint
 
 MAX_PROMPT = 1 << 24
 """Characters of a prompt from a file: no context that there is has room for more."""
@@ -12,7 +13,9 @@ def read_prompt(path: str) -> str:
         with open(path, encoding="utf-8", errors="replace") as file:
             prompt = file.read(MAX_PROMPT + 1)
     except OSError as error:
-        raise read_failure(error, path, RequestError) from None
+        problem = f"cannot read the prompt: {error.strerror}"
+        hint = missing_hint(path) if isinstance(error, FileNotFoundError) else None
+        raise RequestError(problem, path=path, hint=hint) from None
     if len(prompt) > MAX_PROMPT:
         expected = f"up to {MAX_PROMPT:,} characters"
         raise RequestError("the prompt is too long", path=path, expected=expected)
