@@ -1,4 +1,4 @@
-# Two commands do all the set-up: `make demo` shows moepack at work, `make test` checks everything.
+# One command does all the set-up: `make chat` runs a toy model, `make demo` packs one, `make test` checks everything.
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +14,10 @@ endef
 # Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test engines bench conformance wheels fuzz format clean
+.PHONY: chat demo quick test engines bench conformance wheels fuzz format clean
+
+chat: $(VENV)/running
+	@$(BIN)/moepack run fixtures/chat-00001-of-00002.gguf
 
 demo: $(VENV)/installed
 	@BIN=$(BIN) sh tests/demo.sh
@@ -65,6 +68,10 @@ $(BIN)/python:
 
 $(VENV)/installed: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/running: $(VENV)/installed pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[run]'
 	@touch $@
 
 # xllamacpp carries a real llama.cpp; its own requirements are for a server that tests do not need.

@@ -58,6 +58,7 @@ ADDRESSES = {
     "vLLM": "https://github.com/vllm-project/vllm",
 }
 """Where a reader finds the projects that a document names."""
+CHAT_MODEL = FIXTURES / "chat-00001-of-00002.gguf"
 
 
 @pytest.mark.long
@@ -183,6 +184,26 @@ def test_commands_in_the_documents_can_be_parsed(
             command = command.commands[words.pop(0)]
         context = command.make_context("moepack", list(words))
         assert "--" not in words or context.params["rest"], line
+
+
+@needs_llama
+def test_the_toy_model_answers_as_the_readme_says(moepack_command: Command) -> None:
+    session = re.search(r"^    > (.+)\n    (.+)$", README, re.MULTILINE)
+    assert session is not None
+    outcome = moepack_command("run", CHAT_MODEL, "-q", "-p", session[1])
+    assert (outcome.stdout, outcome.stderr) == (f"{session[2]}\n", "")
+
+
+@needs_llama
+def test_the_toy_model_knows_thirty_answers(moepack_command: Command) -> None:
+    blocks = (FIXTURES / "chat.txt").read_text().strip().split("\n\n")
+    assert len(blocks) == 30
+    lines = [line for block in blocks for line in block.splitlines()]
+    questions = [re.findall(r"^\? (.+)$", block, re.MULTILINE)[0] for block in blocks]
+    outcome = moepack_command(
+        *("run", CHAT_MODEL, "-q", "--temp", "0"), input="\n/clear\n".join(questions)
+    )
+    assert outcome.stdout.splitlines() == [line[2:] for line in lines if line.startswith("= ")]
 
 
 @needs_llama
