@@ -42,7 +42,6 @@ from moepack.cli.terminal import (
 )
 from moepack.cli.trace import hotness as hotness_command
 from moepack.cli.trace import trace
-from moepack.cli.usage import explain, hints_for, typed
 from moepack.errors import MachineError, MoepackError, RequestError, shortage_behind
 from moepack.storage.atomic import write_whole
 
@@ -267,7 +266,7 @@ def run(arguments: list[str]) -> int:
     except MoepackError as error:
         if os.environ.get("MOEPACK_TRACEBACK"):
             raise
-        return report(error, hints_for(error, typed(cli, arguments)))
+        return _report_error(error, arguments)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.UsageError as error:
@@ -299,7 +298,15 @@ def _translated(error: Exception) -> MoepackError:
     return MoepackError(f"{type(error).__name__}: {error}", hint=hint)
 
 
+def _report_error(error: MoepackError, arguments: list[str]) -> int:
+    from moepack.cli.usage import hints_for, typed
+
+    return report(error, hints_for(error, typed(cli, arguments)))
+
+
 def _report_usage(error: click.UsageError, arguments: list[str]) -> int:
+    from moepack.cli.usage import explain, typed
+
     problem, hints = explain(error, typed(cli, arguments))
     complain("error", problem)
     for hint in hints:

@@ -1,7 +1,6 @@
 """Prompts from files."""
 
 from moepack.errors import RequestError
-from moepack.path_hints import missing_hint
 
 MAX_PROMPT = 1 << 24
 """Characters of a prompt from a file: no context that there is has room for more."""
@@ -13,6 +12,8 @@ def read_prompt(path: str) -> str:
         with open(path, encoding="utf-8", errors="replace") as file:
             prompt = file.read(MAX_PROMPT + 1)
     except OSError as error:
+        from moepack.path_hints import missing_hint
+
         problem = f"cannot read the prompt: {error.strerror}"
         hint = missing_hint(path) if isinstance(error, FileNotFoundError) else None
         raise RequestError(problem, path=path, hint=hint) from None

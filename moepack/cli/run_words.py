@@ -1,17 +1,16 @@
 """What people type behind `moepack run MODEL`: a prompt, or a program without its `--`."""
 
 import os
-import re
 import shutil
 from collections.abc import Sequence
 
 import click
 
 from moepack.cli.typed_words import Word, command_line, read_words
-from moepack.cli.usage import Mistyped
 
-_PROGRAMS = re.compile(
-    r"(llama(-[\w-]+|file)?|ollama|koboldcpp|lms|python[\d.]*|node|npx|uvx?)(\.exe)?\Z"
+_PROGRAMS = ("llama-", "llama_")
+_OTHER_PROGRAMS = frozenset(
+    ("llama", "llamafile", "ollama", "koboldcpp", "lms", "python", "python3", "node", "npx", "uvx")
 )
 _MODEL_OPTIONS = ("-m", "--model")
 
@@ -26,7 +25,7 @@ def refuse_program(context: click.Context, command: click.Command, words: list[s
     elif command.name == "run" and not any(word.kind == "argument" for word in typed):
         place = len(typed)
         line = command_line("run", _with_model(typed, words[place + 1 :], words[:place]))
-        raise Mistyped("the model comes before --", line, context=context)
+        raise _mistyped(context, "the model comes before --", line)
     return words
 
 
@@ -48,6 +47,12 @@ def prompt_as_option(context: click.Context, command: click.Command, words: list
     return words
 
 
+def _mistyped(context: click.Context, problem: str, *hints: str) -> click.UsageError:
+    from moepack.cli.usage import Mistyped
+
+    return Mistyped(problem, *hints, context=context)
+
+
 def _is_prompt(text: str) -> bool:
     is_path = os.path.lexists(text) or text.endswith(".gguf") or text[:1] in "/~"
     return " " in text.strip() and not is_path
@@ -63,11 +68,12 @@ def _check_unquoted(
     prompt = " ".join(typed[place].text for place in behind)
     others = [text for place, text in enumerate(words) if place not in behind]
     line = command_line("run", [*others, "-p", prompt])
-    raise Mistyped("a prompt comes behind -p, in quotes", line, context=context)
+    raise _mistyped(context, "a prompt comes behind -p, in quotes", line)
 
 
 def _may_be_path(text: str) -> bool:
-    return os.path.lexists(text) or bool(re.search(r"[/\\~:*]|\.\w+\Z", text))
+    has_ending = os.path.splitext(text)[1] not in ("", ".")
+    return os.path.lexists(text) or has_ending or not set("/\\~:*").isdisjoint(text)
 
 
 def _check_program(
@@ -79,7 +85,7 @@ def _check_program(
     if not _is_program(program, after):
         return
     line = command_line("run", _with_model(typed[:place], words[place:], words[:place]))
-    raise Mistyped(f"a program comes behind --: {program}", line, context=context)
+    raise _mistyped(context, f"a program comes behind --: {program}", line)
 
 
 def _with_model(typed: Sequence[Word], program: Sequence[str], before: Sequence[str]) -> list[str]:
@@ -96,7 +102,8 @@ def _with_model(typed: Sequence[Word], program: Sequence[str], before: Sequence[
 def _is_program(text: str, after: Sequence[str]) -> bool:
     if os.path.isdir(text) or text.endswith((".gguf", ".moepack")):
         return False
-    if _PROGRAMS.match(os.path.basename(text)):
+    name = os.path.basename(text).removesuffix(".exe")
+    if name.startswith(_PROGRAMS) or name in _OTHER_PROGRAMS:
         return True
     if "/" in text and os.path.isfile(text) and os.access(text, os.X_OK):
         return True
