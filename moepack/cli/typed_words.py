@@ -18,15 +18,11 @@ UNITS = frozenset(("b", "kb", "mb", "gb", "tb", "kib", "mib", "gib", "tib", "k",
 
 
 class Word(NamedTuple):
-    """A word; `option` is the parameter that it is, or the value of, None where none is known.
-
-    `is_foreign` is true of an option of other programs that the command understands too.
-    """
+    """A word; `option` is the parameter that it is, or the value of, None where none is known."""
 
     text: str
     kind: Kind
     option: click.Option | None = None
-    is_foreign: bool = False
 
     @property
     def name(self) -> str:
@@ -43,33 +39,17 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 def read_words(command: click.Command, words: Sequence[str]) -> list[Word]:
     """Tell options, values and arguments apart, up to `--`, as the command will read them."""
-    return list(_read(options_of(command), foreign_values(command), words))
+    return list(_read(options_of(command), words))
 
 
-def foreign_values(command: click.Command) -> Mapping[str, int]:
-    """Return the options of other programs that a command understands, and how many values each.
-
-    That is what its attribute `foreign_values` has; most commands have none.
-    """
-    values: Mapping[str, int] = getattr(command, "foreign_values", {})
-    return values
-
-
-def _read(
-    options: Mapping[str, click.Option], foreign: Mapping[str, int], words: Sequence[str]
-) -> Iterator[Word]:
+def _read(options: Mapping[str, click.Option], words: Sequence[str]) -> Iterator[Word]:
     waiting: click.Option | None = None
-    count = 0
     for text in words:
-        name = text.partition("=")[0]
-        if waiting is not None or count:
+        if waiting is not None:
             yield Word(text, "value", waiting)
-            waiting, count = None, max(0, count - 1)
+            waiting = None
         elif text == "--":
             return
-        elif name in foreign and name not in options:
-            yield Word(text, "option", is_foreign=True)
-            count = 0 if "=" in text else foreign[name]
         elif is_option(text):
             option = _find(options, text)
             yield Word(text, "option", option)
@@ -137,7 +117,7 @@ def is_doubtful(command: click.Command, words: Sequence[str]) -> bool:
 
 def is_unknown(word: Word, options: Mapping[str, click.Option]) -> bool:
     """Return whether an option is not written as one of a command's; it may be several short."""
-    return word.kind == "option" and not word.is_foreign and word.name not in options
+    return word.kind == "option" and word.name not in options
 
 
 def arguments_in(words: Sequence[Word]) -> list[str]:
