@@ -217,6 +217,40 @@ def test_all_that_is_missing_is_named_at_once(bare_venv: Path, laid_out: Path) -
     assert hint.endswith("'moepack[run,record,plot]'")
 
 
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("run", ("run", "MODEL", "-p", "hi", "--raw")),
+        ("run", ("serve", "MODEL", "--port", "0")),
+        ("run", ("bench", "MODEL", "--run")),
+        ("record", ("trace", "record", "--model", "MODEL", "--prompts", "PROMPTS", "-o", "NEW")),
+    ],
+)
+def test_a_command_asks_once_and_before_it_works(
+    extra: str, words: tuple[str, ...], bare_venv: Path, tmp_path: Path
+) -> None:
+    """Where all is installed that moepack needs, but no llama.cpp."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for path in Path(pytest.__file__).parent.parent.iterdir():
+        if not path.name.startswith(("xllamacpp", "__")) and path.suffix != ".pth":
+            (packages / path.name).symlink_to(path)
+    names = {"MODEL": first_shard("qwen3moe"), "PROMPTS": __file__, "NEW": tmp_path / "x.moetrace"}
+    command = [bare_venv / "bin" / "python", "-P", "-m", "moepack"]
+    end = subprocess.run(
+        [*command, *(names.get(word, word) for word in words)],
+        env={"PYTHONPATH": f"{ROOT}:{packages}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    problem, hint = (line for line in end.stderr.splitlines() if not line.startswith("note: "))
+    assert (end.returncode, end.stdout) == (6, "")
+    assert problem == "error: xllamacpp is not installed"
+    assert hint.endswith(f" install -e {shlex.quote(f'{ROOT}[{extra}]')}")
+    assert not (tmp_path / "x.moetrace").exists()
+
+
 def test_the_extras_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     stated = dict(project["optional-dependencies"])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import click
 
 from moepack.cli.typed_words import command_line, commands_below, options_of, read_words, replaced
-from moepack.errors import MoepackError
+from moepack.errors import MachineError, MoepackError
 
 _QUOTED = re.compile(r"'(?P<value>.*)' is not a valid ")
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)\Z")
@@ -74,7 +74,7 @@ def hints_for(error: MoepackError, line: Typed) -> list[str]:
     An output that is there already gets another name, a word that is none of those expected the
     one most like it, a machine that is not known a command that measures it.
     """
-    if isinstance(line.command, click.Group):
+    if isinstance(line.command, click.Group) or isinstance(error, MachineError):
         return []
     given = {
         max(word.option.opts, key=len): word.text

@@ -8,15 +8,8 @@ import click
 import pytest
 
 from moepack.cli import front, main
-from moepack.cli.program import CommandWithRest
 from moepack.cli.typed_words import commands_below
-from tests.support.desk import lay_out
 from tests.support.terminals import MOEPACK, on_terminal
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out(tmp_path_factory.mktemp("desk"))
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -118,18 +111,10 @@ def test_on_a_narrow_terminal_no_line_is_longer_than_it() -> None:
     assert max(map(len, text.replace("\r", "").splitlines())) <= 44
 
 
-@pytest.fixture
-def run_command() -> CommandWithRest:
-    command = main.cli.commands["run"]
-    assert isinstance(command, CommandWithRest)
-    return command
-
-
-def settled(command: CommandWithRest, line: str) -> list[str]:
-    """Return the words that the command parses, of those that were typed."""
-    context = main.cli.make_context("moepack", ["run"])
-    words = command.expand_words(context, shlex.split(line))
-    return command.settle_words(context, words)
+def settled(line: str) -> list[str]:
+    """Return the words that `run` parses, of those that were typed behind it."""
+    words = ["run", *shlex.split(line)]
+    return main.cli.resolve_command(main.cli.make_context("moepack", words), words)[2]
 
 
 @pytest.mark.parametrize(
@@ -146,16 +131,12 @@ def settled(command: CommandWithRest, line: str) -> list[str]:
     ],
 )
 def test_a_last_argument_that_is_no_path_is_a_prompt(
-    line: str,
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    run_command: CommandWithRest,
+    line: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a b").touch()
     (tmp_path / "MODEL").touch()
     monkeypatch.chdir(tmp_path)
-    assert settled(run_command, line) == words
+    assert settled(line) == words
 
 
 @pytest.mark.parametrize(
