@@ -18,7 +18,7 @@ import pytest
 import xxhash
 
 from moepack import extras
-from tests.support.models import first_shard
+from tests.support.models import first_shard, pack_model
 
 pytestmark = pytest.mark.long
 
@@ -223,7 +223,7 @@ def test_all_that_is_missing_is_named_at_once(bare_venv: Path, laid_out: Path) -
         ("run", ("run", "MODEL", "-p", "hi", "--raw")),
         ("run", ("serve", "MODEL", "--port", "0")),
         ("run", ("bench", "MODEL", "--run")),
-        ("record", ("trace", "record", "--model", "MODEL", "--prompts", "PROMPTS", "-o", "NEW")),
+        ("record", ("trace", "record", "--model", "PACK", "--prompts", "PROMPTS", "-o", "NEW")),
     ],
 )
 def test_a_command_asks_once_and_before_it_works(
@@ -236,6 +236,9 @@ def test_a_command_asks_once_and_before_it_works(
         if not path.name.startswith(("xllamacpp", "__")) and path.suffix != ".pth":
             (packages / path.name).symlink_to(path)
     names = {"MODEL": first_shard("qwen3moe"), "PROMPTS": __file__, "NEW": tmp_path / "x.moetrace"}
+    if "PACK" in words:
+        names["PACK"] = tmp_path / "pack"
+        pack_model([first_shard("qwen3moe")], tmp_path / "pack")
     command = [bare_venv / "bin" / "python", "-P", "-m", "moepack"]
     end = subprocess.run(
         [*command, *(names.get(word, word) for word in words)],

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Self
 
 from moepack import digest
 from moepack.errors import RequestError
-from moepack.extras import require
 from moepack.packing.opening import open_model
 from moepack.programs.calls import memory_limit
 from moepack.programs.trace_writer import origin_of_pack
@@ -75,7 +74,6 @@ def record_trace(
     path = os.fspath(target)
     _check_target(path, append, resume, force)
     texts = read_prompts(os.fspath(prompts)) if isinstance(prompts, str | os.PathLike) else prompts
-    require("record")
     whole, added, done = TraceCounter(), TraceCounter(), _Done()
     with (
         _Model(os.fspath(model), memory, repack) as source,
