@@ -99,10 +99,14 @@ def _from_hub(hub: re.Match[str]) -> str:
     else:
         pattern = f"*{hub['type'] or 'Q4_K_M'}*"
         what = f"--include {shell_word(pattern)}"
-    return (
-        f"download it first: hf download {repository} {what} --local-dir {folder}"
-        f" (hf comes with huggingface_hub); then name the folder {folder}"
-    )
+    command = f"hf download {repository} {what} --local-dir {folder}"
+    return f"download it first (pip install huggingface_hub): {command}"
+
+
+def download_folder(name: str) -> str | None:
+    """Return the folder that `download_hint` has a repository downloaded to; None for others."""
+    hub = _HUB.match(name)
+    return hub["name"] if hub and _is_remote(name, hub) else None
 
 
 def _misspelt(text: str) -> str | None:

@@ -209,7 +209,9 @@ def _divided(command: click.Command, words: Sequence[str]) -> tuple[list[str], l
     for word in typed:
         is_value = waits and not (os.path.exists(word.text) or word.text.endswith(".gguf"))
         is_ours = word.kind == "argument" and not is_value
-        is_ours |= word.option is not None and is_pager_option(command, word.option)
+        is_foreign = word.kind == "option" and word.name in LLAMA_OPTIONS
+        if word.option is not None and not is_foreign:
+            is_ours |= is_pager_option(command, word.option)
         (ours if is_ours else theirs).append(word.text)
-        waits = word.kind == "option" and word.option is None and "=" not in word.text
+        waits = is_foreign and "=" not in word.text
     return ours, [*theirs, *words[len(typed) + 1 :]]

@@ -9,6 +9,7 @@ import click
 
 from moepack.cli.typed_words import command_line, commands_below, options_of, read_words, replaced
 from moepack.errors import MachineError, MoepackError
+from moepack.path_hints import download_folder
 
 _QUOTED = re.compile(r"'(?P<value>.*)' is not a valid ")
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)\Z")
@@ -85,6 +86,10 @@ def hints_for(error: MoepackError, line: Typed) -> list[str]:
     if output and error.path == output and (os.path.isfile(output) or os.path.isdir(output)):
         backwards = replaced(line.words[::-1], output, _free(output))
         return [command_line(line.path, backwards[::-1])]
+    if error.path in line.words and not os.path.exists(error.path):
+        folder = download_folder(error.path)
+        if folder is not None:
+            return [command_line(line.path, replaced(line.words, error.path, folder))]
     machine = given.get("--machine", "")
     if error.path and error.path == machine and not error.hint:
         return [command_line("machine", ["-o", _free(machine)])]
