@@ -235,7 +235,12 @@ def test_a_command_asks_once_and_before_it_works(
     for path in Path(pytest.__file__).parent.parent.iterdir():
         if not path.name.startswith(("xllamacpp", "__")) and path.suffix != ".pth":
             (packages / path.name).symlink_to(path)
-    names = {"MODEL": first_shard("qwen3moe"), "PROMPTS": __file__, "NEW": tmp_path / "x.moetrace"}
+    new = tmp_path / "x.moetrace"
+    names: dict[str, str | Path] = {
+        "MODEL": first_shard("qwen3moe"),
+        "PROMPTS": __file__,
+        "NEW": new,
+    }
     if "PACK" in words:
         names["PACK"] = tmp_path / "pack"
         pack_model([first_shard("qwen3moe")], tmp_path / "pack")
