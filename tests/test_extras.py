@@ -244,7 +244,7 @@ def test_a_command_asks_once_and_before_it_works(
     if "PACK" in words:
         names["PACK"] = tmp_path / "pack"
         pack_model([first_shard("qwen3moe")], tmp_path / "pack")
-    command = [bare_venv / "bin" / "python", "-P", "-m", "moepack"]
+    command: list[str | Path] = [bare_venv / "bin" / "python", "-P", "-m", "moepack"]
     end = subprocess.run(
         [*command, *(names.get(word, word) for word in words)],
         env={"PYTHONPATH": f"{ROOT}:{packages}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
