@@ -157,8 +157,12 @@ def read_failure(
     place: str | None = None,
 ) -> MoepackError:
     """Return the error for a file that could not be read: a `fault`, or a shortage's."""
-    kind = MachineError if is_shortage(error) else fault
-    return kind(f"cannot read: {error.strerror}", path=path, place=place)
+    kind, hint = (MachineError if is_shortage(error) else fault), None
+    if isinstance(error, FileNotFoundError):
+        from moepack.path_hints import missing_hint
+
+        hint = missing_hint(path)
+    return kind(f"cannot read: {error.strerror}", path=path, place=place, hint=hint)
 
 
 def write_failure(

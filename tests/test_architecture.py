@@ -74,6 +74,7 @@ BESIDE = {
     "extras",
     "installed",
     "keys",
+    "path_hints",
     "paths",
     "phases",
     "shape",

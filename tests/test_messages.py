@@ -22,18 +22,24 @@ ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)=([^`]+)`")
 
 OTHER_WORDS = {
     "bench/engine_runs.py": "the command lines of the programs that are measured",
+    "extras.py": "command lines of pip, uv and pipx",
     "mounting/mount.py": "options of docker",
+    "path_hints.py": "command lines that download models",
     "placing/stock.py": "llama.cpp's command line",
     "placing/streamed.py": "the command line of `moepack run`, and llama.cpp's",
     "forecasting/next_receipt.py": "a command line",
     "forecasting/receipts.py": "a command line",
     "programs/access.py": "what is typed for llama-server, whose options it parses itself",
+    "programs/chat_template.py": "options of llama.cpp's server",
     "programs/command.py": "llama.cpp's command line",
     "programs/executable.py": "options of env(1)",
     "programs/llama_server_options.py": "what is typed for llama-server",
     "programs/runner.py": "llama.cpp's command line",
     "programs/server.py": "what is typed for llama-server",
     "programs/server_process.py": "what is typed for llama-server",
+    "report/table.py": "what a terminal is told",
+    "source/folder.py": "command lines that download models",
+    "source/shards.py": "a command line",
 }
 """Modules whose texts are typed elsewhere, and where."""
 

@@ -170,7 +170,8 @@ def bench(
         _run(pack_path, source_paths, given, as_json)
         return
     if given:
-        raise RequestError(f"--{next(iter(given)).replace('_', '-')} is for --run")
+        option = f"--{next(iter(given)).replace('_', '-')}"
+        raise RequestError(f"{option} is for --run", hint=f"add --run, or leave {option} out")
     if plot_path and not point_seconds:
         raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
     inputs = [path for path in (trace_path, hotness_path) if path]
@@ -208,8 +209,10 @@ def _announce(schedule: "Schedule") -> None:
 def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any], as_json: bool) -> None:
     """Measure whole programs that run the model."""
     from moepack.bench.engine_speed import bench_run
+    from moepack.extras import require
     from moepack.report import speed_text
 
+    require("run")
     path = settings.pop("prompt_file", None)
     prompt = None if path is None else read_prompt(path)
     with progress(None, "running", "runs") as advance:

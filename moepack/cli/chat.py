@@ -28,10 +28,7 @@ Ask = Callable[[Cancellation], AbstractContextManager["Answer"]]
 
 
 def make_editor() -> LineEditor | None:
-    """Return what reads a chat from a terminal, None where there is none.
-
-    Raises MachineError where the library for it is missing.
-    """
+    """Return what reads a chat from a terminal, None where there is none."""
     if not sys.stdin.isatty() or not (sys.stdout.isatty() or sys.stderr.isatty()):
         return None
     from moepack.cli.line_editor import LineEditor

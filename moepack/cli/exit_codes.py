@@ -1,5 +1,6 @@
 """The exit codes, and what is printed where a command fails."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import click
@@ -46,8 +47,10 @@ class TerminatedError(KeyboardInterrupt):
     """The program is told to end (SIGTERM), not merely interrupted."""
 
 
-def report(error: MoepackError, command: click.Command | None = None) -> int:
-    """Print what went wrong and what to do about it; return its exit code.
+def report(
+    error: MoepackError, command: click.Command | None = None, hints: Sequence[str] = ()
+) -> int:
+    """Print what went wrong and what to do about it, `hints` last; return its exit code.
 
     `command` is what went wrong, by default what is running.
     """
@@ -57,7 +60,7 @@ def report(error: MoepackError, command: click.Command | None = None) -> int:
     complain("error", as_typed(str(error), command))
     shortage = shortage_behind(error) if isinstance(error, MachineError) else None
     first = None if shortage is None else shortage.hint
-    for hint in dict.fromkeys((first, error.hint, *getattr(error, "__notes__", ()))):
+    for hint in dict.fromkeys((first, error.hint, *getattr(error, "__notes__", ()), *hints)):
         if hint:
             complain("hint", as_typed(hint, command))
     if isinstance(error, CommandError):

@@ -6,21 +6,14 @@ import os
 from collections.abc import Callable
 from typing import TextIO
 
-from moepack import extras
-from moepack.errors import MachineError
-
-try:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.application.current import create_app_session, get_app_or_none
-    from prompt_toolkit.data_structures import Size
-    from prompt_toolkit.history import InMemoryHistory
-    from prompt_toolkit.output import ColorDepth, Output
-    from prompt_toolkit.output.plain_text import PlainTextOutput
-    from prompt_toolkit.output.vt100 import Vt100_Output
-    from prompt_toolkit.utils import is_dumb_terminal
-except ModuleNotFoundError:
-    problem = "prompt_toolkit is not installed, with which a chat reads what is typed"
-    raise MachineError(problem, hint=extras.hint("run")) from None
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application.current import create_app_session, get_app_or_none
+from prompt_toolkit.data_structures import Size
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.output import ColorDepth, Output
+from prompt_toolkit.output.plain_text import PlainTextOutput
+from prompt_toolkit.output.vt100 import Vt100_Output
+from prompt_toolkit.utils import is_dumb_terminal
 
 _USUAL_SIZE = Size(rows=24, columns=80)
 """Of terminals that do not know theirs."""

@@ -11,6 +11,8 @@ from moepack.cli.llama_spellings import Spelling, translate
 from moepack.cli.program import CommandWithRest
 from moepack.errors import RequestError
 
+_PASSED_ON = "moepack.passed_on"
+
 
 class LlamaCommand(CommandWithRest):
     """A command line in which `spellings` mean what they do; `passed_on` is for the server."""
@@ -19,14 +21,17 @@ class LlamaCommand(CommandWithRest):
         super().__init__(*arguments, **options)
         self._spellings = spellings
 
+    def expand_words(self, context: click.Context, words: list[str]) -> list[str]:
+        """Return the words with llama.cpp's options translated."""
+        words = super().expand_words(context, words)
+        end = words.index("--") if "--" in words else len(words)
+        before, context.meta[_PASSED_ON] = translate(self, words[:end], self._spellings)
+        return [*before, *words[end:]]
+
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse what stands before `--`, once llama.cpp's options in it are translated."""
-        end = args.index("--") if "--" in args else len(args)
-        words, passed_on = args[:end], list[str]()
-        if not context.resilient_parsing:
-            words, passed_on = translate(self, words, self._spellings)
-        left = super().parse_args(context, [*words, *args[end:]])
-        context.params["passed_on"] = passed_on
+        """Parse what stands before `--`; what was not expanded has options of ours alone."""
+        left = super().parse_args(context, args)
+        context.params["passed_on"] = context.meta.pop(_PASSED_ON, [])
         return left
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -21,6 +20,7 @@ from moepack.cli.doctor import doctor
 from moepack.cli.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.files import force_option, output_file, output_option
 from moepack.cli.forecast import forecast
+from moepack.cli.front import Commands
 from moepack.cli.machine import machine
 from moepack.cli.parameters import OutputFile, PathName
 from moepack.cli.place import place
@@ -35,7 +35,6 @@ from moepack.cli.terminal import (
     json_option,
     pass_on,
     quiet_option,
-    say,
     show,
     source_option,
     source_or_pack_argument,
@@ -55,46 +54,12 @@ _family_option = click.option(
 )
 
 
-@contextlib.contextmanager
-def _until_nobody_reads() -> Iterator[None]:
-    """End the program where standard output is a pipe that was closed, as by `head`: no error."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
-        raise SystemExit(ExitCode.PIPE_CLOSED) from None
-    except OSError:
-        try:
-            sys.stdout.flush()
-        except OSError:  # standard output it was that failed: it is full
-            _drop_output()
-        raise
-
-
-def _drop_output() -> None:
-    """Let nothing that is left to print fail once more when Python ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class _Commands(click.Group):
-    """The commands; click itself would end with 1 where a pipe was closed."""
-
-    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        with _until_nobody_reads():
-            return super().make_context(*arguments, **options)
-
-    def invoke(self, context: click.Context) -> Any:
-        with _until_nobody_reads():
-            return super().invoke(context)
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(moepack.__version__, prog_name="moepack")
 def cli() -> None:
-    """Repack the experts of a Mixture-of-Experts GGUF into aligned blobs, and prove every byte.
+    """Run Mixture-of-Experts models that are bigger than your memory.
 
-    SOURCE is any one shard of a model, a folder with its shards, or all of its files.
+    A model is any one of its GGUF files, or their folder. For more: moepack help COMMAND.
     """
 
 
@@ -307,33 +272,20 @@ def run(arguments: list[str]) -> int:
     except MoepackError as error:
         if os.environ.get("MOEPACK_TRACEBACK"):
             raise
-        return report(error, _command(arguments))
+        return _report_error(error, arguments)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.UsageError as error:
-        return _report_usage(error)
+        return _report_usage(error, arguments)
     except (KeyboardInterrupt, click.Abort) as stop:
-        complain("error", "interrupted")
-        for note in getattr(stop.__cause__ or stop, "__notes__", ()):
-            complain("hint", as_typed(note, _command(arguments)))
-        return ExitCode.INTERRUPTED
+        return _report_interrupted(stop, arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILED
     except Exception as error:
         if os.environ.get("MOEPACK_TRACEBACK"):
             raise
-        return report(_translated(error), _command(arguments))
+        return _report_error(_translated(error), arguments)
     return result if isinstance(result, int) else 0
-
-
-def _command(arguments: list[str]) -> click.Command:
-    """Return the command that `arguments` name, so far as they do."""
-    command: click.Command = cli
-    for word in arguments:
-        if not isinstance(command, click.Group):
-            break
-        command = command.commands.get(word, command)
-    return command
 
 
 def _translated(error: Exception) -> MoepackError:
@@ -349,11 +301,27 @@ def _translated(error: Exception) -> MoepackError:
     return MoepackError(f"{type(error).__name__}: {error}", hint=hint)
 
 
-def _report_usage(error: click.UsageError) -> int:
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        say(error.format_message(), err=True)
-        return ExitCode.USAGE
-    complain("error", " ".join(error.format_message().split()))
-    command = error.ctx.command_path if error.ctx else "moepack"
-    complain("hint", f"{command} --help")
+def _report_interrupted(stop: BaseException, arguments: list[str]) -> int:
+    from moepack.cli.usage import typed
+
+    complain("error", "interrupted")
+    for note in getattr(stop.__cause__ or stop, "__notes__", ()):
+        complain("hint", as_typed(note, typed(cli, arguments).command))
+    return ExitCode.INTERRUPTED
+
+
+def _report_error(error: MoepackError, arguments: list[str]) -> int:
+    from moepack.cli.usage import hints_for, typed
+
+    line = typed(cli, arguments)
+    return report(error, line.command, hints_for(error, line))
+
+
+def _report_usage(error: click.UsageError, arguments: list[str]) -> int:
+    from moepack.cli.usage import explain, typed
+
+    problem, hints = explain(error, typed(cli, arguments))
+    complain("error", problem)
+    for hint in hints:
+        complain("hint", hint)
     return ExitCode.USAGE

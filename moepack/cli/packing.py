@@ -12,6 +12,7 @@ import click
 
 from moepack.cli import next_steps
 from moepack.cli.files import force_option
+from moepack.cli.front import Commands
 from moepack.cli.parameters import (
     InputFile,
     LayoutName,
@@ -135,7 +136,7 @@ def pack(
     if recover and not (in_place and resume):
         raise click.UsageError("--recover goes with --in-place --resume.")
     if not source and not (in_place and resume):
-        raise click.UsageError("Missing argument 'SOURCE...'.")
+        raise click.UsageError("SOURCE is missing")
     _check_confirmation("--yes-delete-source", confirmed, in_place)
 
     def planned(summary: PackSummary) -> None:
@@ -302,7 +303,7 @@ def _check_restorable(pack_path: str, target: str | None) -> None:
         raise RequestError("no folder is given for the shards", hint="name one with --output")
 
 
-@click.group()
+@click.group(cls=Commands)
 def export() -> None:
     """Write a pack as what other engines read."""
 

@@ -36,6 +36,7 @@ class PathName(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no a
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path. Raises RequestError for `-`."""
+        _check_named(value, param)
         if value in self.stream_names:
             problem, why = self.no_stream
             other = "; ./- has that name" if value == STANDARD_STREAM else ""
@@ -71,6 +72,7 @@ class InputFile(PathName):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path. Raises RequestError for a second `-`."""
+        _check_named(value, param)
         if value != STANDARD_STREAM:
             return str(value)
         if ctx is not None and ctx.meta.setdefault(_INPUT_IS_TAKEN, param) is not param:
@@ -85,6 +87,7 @@ class OutputFile(PathName):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path, or `-`."""
+        _check_named(value, param)
         if value not in _STANDARD_OUTPUT:
             return str(value)
         if ctx is not None:
@@ -172,8 +175,17 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
             ) from None
 
 
+def _check_named(value: str, param: click.Parameter | None) -> None:
+    """Raise RequestError for an empty name, which a variable that is not set leaves."""
+    if not value.strip():
+        hint = "is a variable of the shell not set? Type a name here"
+        raise RequestError("an empty name", place=_option(param), hint=hint)
+
+
 def _option(param: click.Parameter | None) -> str | None:
     """Return what a parameter is called where it is typed."""
+    if isinstance(param, click.Argument):
+        return (param.metavar or param.name or "").rstrip(".")
     return None if param is None else max(param.opts, key=len)
 
 

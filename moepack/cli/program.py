@@ -29,16 +29,37 @@ _PAGERS = {
 """The parameters of `run` that are not the program's own matter."""
 _SECONDS_BETWEEN = 5.0
 
+WordsChange = Callable[[click.Context, click.Command, list[str]], list[str]]
+
 
 class CommandWithRest(click.Command):
     """A command line that may end with `--` and what is for a program; its argument is `rest`.
 
-    Without `--` that is None. `rest` is what usage calls it.
+    Without `--` that is None. `rest` is what usage calls it. `expand` and `settle` return the words
+    as the options of the command have them, where people type others: before its options are
+    checked, and afterwards.
     """
 
-    def __init__(self, *arguments: Any, rest: str, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        rest: str,
+        expand: WordsChange | None = None,
+        settle: WordsChange | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self._rest = rest
+        self._expand = expand
+        self._settle = settle
+
+    def expand_words(self, context: click.Context, words: list[str]) -> list[str]:
+        """Return the words with what other programs call options of ours. Raises UsageError."""
+        return words if self._expand is None else self._expand(context, self, words)
+
+    def settle_words(self, context: click.Context, words: list[str]) -> list[str]:
+        """Return the words, whose options are the command's, as it parses them."""
+        return words if self._settle is None else self._settle(context, self, words)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """Parse what stands before `--`."""
@@ -53,6 +74,11 @@ class CommandWithRest(click.Command):
     def collect_usage_pieces(self, context: click.Context) -> list[str]:
         """Return the pieces of the usage line."""
         return [*super().collect_usage_pieces(context), f"[-- {self._rest}]"]
+
+
+def is_pager_option(command: click.Command, option: click.Option) -> bool:
+    """Return whether an option goes with a program behind `--`: all of them but for `run`."""
+    return command.name != "run" or option.name in _PAGERS or not option.expose_value
 
 
 def check_options(context: click.Context) -> None:
@@ -84,6 +110,7 @@ def run_command(
     `options` are the pager's. Our own server needs to be told less. `model_words` returns what ends
     the command, by the model.
     """
+    from moepack.extras import require
     from moepack.packing.opening import open_model
     from moepack.pager.pager import PagerOptions
     from moepack.programs.command import llama_variables, micro_batch
@@ -98,6 +125,7 @@ def run_command(
     with open_model(source_or_pack) as pack, trace_to(trace_path, pack) as trace:
         command = [*command, *model_words(pack)]
         if is_ours:
+            require("run")
             command = server_options(pack, command, options["memory"], options["pin"] or 0)
         pager_options = PagerOptions(
             memory=options["memory"],

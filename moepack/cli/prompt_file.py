@@ -12,7 +12,11 @@ def read_prompt(path: str) -> str:
         with open(path, encoding="utf-8", errors="replace") as file:
             prompt = file.read(MAX_PROMPT + 1)
     except OSError as error:
-        raise RequestError(f"cannot read the prompt: {error.strerror}", path=path) from None
+        from moepack.path_hints import missing_hint
+
+        problem = f"cannot read the prompt: {error.strerror}"
+        hint = missing_hint(path) if isinstance(error, FileNotFoundError) else None
+        raise RequestError(problem, path=path, hint=hint) from None
     if len(prompt) > MAX_PROMPT:
         expected = f"up to {MAX_PROMPT:,} characters"
         raise RequestError("the prompt is too long", path=path, expected=expected)

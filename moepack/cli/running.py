@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from moepack.cli.model_options import chat_options, engine_options, sampling_opt
 from moepack.cli.parameters import InputFile
 from moepack.cli.program import check_options, run_command, trace_to
 from moepack.cli.prompt_file import read_prompt
+from moepack.cli.run_words import prompt_as_option, refuse_program
 from moepack.cli.starting import start_server
 from moepack.cli.terminal import (
     json_option,
@@ -27,10 +29,20 @@ from moepack.cli.terminal import (
 from moepack.errors import RequestError
 
 if TYPE_CHECKING:
+    from moepack.programs.answer import Answer
+    from moepack.programs.model_server import ModelServer
     from moepack.programs.sampling import Sampling
 
+    Ask = Callable[[], AbstractContextManager[Answer]]
 
-@click.command(cls=LlamaCommand, rest="PROGRAM ARGUMENTS", spellings=llama_spellings.RUN)
+
+@click.command(
+    cls=LlamaCommand,
+    rest="PROGRAM ARGUMENTS",
+    spellings=llama_spellings.RUN,
+    expand=refuse_program,
+    settle=prompt_as_option,
+)
 @source_or_pack_argument
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this; without it, chat.")
 @click.option(
@@ -86,16 +98,15 @@ def run(
         check_passed_on(passed_on)
         run_command(context, source_or_pack, rest, stats=stats, **engine)
         return
+    from moepack.extras import require
     from moepack.machine.processors import OtherWork
-
-    other_work = OtherWork()
     from moepack.packing.opening import open_model
     from moepack.programs.chat import Conversation
     from moepack.programs.chat_template import chat_template_options, has_chat_template, no_chats
-    from moepack.programs.run_facts import measure
-    from moepack.report import run_text
 
+    other_work = OtherWork()
     text = _prompt(prompt, prompt_path)
+    require("run")
     template = chat_template_options(chat_template, chat_template_file)
     _check(text, raw, system, template, tokens, as_json)
     editor = make_editor() if text is None else None
@@ -112,22 +123,28 @@ def run(
             start_server(pack, trace, words, is_silent=as_json, other_work=other_work, **engine)
         )
         options: Any = {"sampling": sampling, "count": tokens if tokens > 0 else None}
-        client = server.client
-        conversation = Conversation(client, system, **options)
+        conversation = Conversation(server.client, system, **options)
         if text is None:
             chat(conversation, server, editor, has_stats=stats)
+        elif is_plain:
+            ask = partial(server.client.complete, text, **options)
+            _answer(server, ask, has_stats=stats, as_json=as_json)
+        else:
+            _answer(server, partial(conversation.ask, text), has_stats=stats, as_json=as_json)
+
+
+def _answer(server: ModelServer, ask: Ask, *, has_stats: bool, as_json: bool) -> None:
+    """Print an answer as it comes, or once it is whole as JSON."""
+    from moepack.programs.run_facts import measure
+    from moepack.report import run_text
+
+    with measure(server, ask) as answer:
+        if not as_json:
+            print_answer(answer, has_stats=has_stats)
             return
-
-        def ask() -> Any:
-            return client.complete(text, **options) if is_plain else conversation.ask(text)
-
-        with measure(server, ask) as answer:
-            if as_json:
-                for _ in answer:
-                    pass
-                show(answer.facts, as_json, run_text.generated)
-            else:
-                print_answer(answer, has_stats=stats)
+        for _ in answer:
+            pass
+        show(answer.facts, as_json, run_text.generated)
 
 
 def _check(
@@ -147,7 +164,7 @@ def _check(
     if not tokens:
         raise RequestError("no tokens are asked for", place="--tokens", expected="1 or more, or -1")
     if text == "":
-        raise RequestError("the prompt is empty")
+        raise RequestError("the prompt is empty", hint="for a chat, leave -p out")
 
 
 def _prompt(text: str | None, path: str | None) -> str | None:

@@ -15,6 +15,7 @@ from moepack.cli import llama_spellings
 from moepack.cli.llama_command import LlamaCommand
 from moepack.cli.model_options import chat_options, pager_options, threads_option
 from moepack.cli.program import run_command
+from moepack.cli.run_words import refuse_program
 from moepack.cli.starting import note_context
 from moepack.cli.terminal import complain, quiet_option, source_or_pack_argument
 from moepack.errors import RequestError
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
     from moepack.reading.pack import Pack
 
 
-@click.command(cls=LlamaCommand, rest="OPTIONS OF llama-server", spellings=llama_spellings.SERVE)
+@click.command(
+    cls=LlamaCommand,
+    rest="OPTIONS OF llama-server",
+    spellings=llama_spellings.SERVE,
+    expand=refuse_program,
+)
 @source_or_pack_argument
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere."

@@ -8,6 +8,7 @@ import click
 import moepack
 from moepack.cli import next_steps
 from moepack.cli.files import force_option, output_file, output_option, picture_file
+from moepack.cli.front import Commands
 from moepack.cli.parameters import InputFile, Length, OutputFile, PathName
 from moepack.cli.progress import progress
 from moepack.cli.terminal import (
@@ -42,7 +43,10 @@ _files_argument = click.argument(
 )
 
 
-@click.group()
+_FORGET_WHAT = "--forget goes with --learned"
+
+
+@click.group(cls=Commands)
 def trace() -> None:
     """Read, record and judge traces of which experts a model chose."""
 
@@ -319,8 +323,8 @@ def hotness(
         _learned(learned_path, output, force, forget, as_json)
         return
     if not paths or output is None or forget:
-        missing = "argument 'FILE...'" if not paths else "option '-o' / '--output'"
-        raise click.UsageError("--forget goes with --learned." if forget else f"Missing {missing}.")
+        missing = "FILE" if not paths else "--output"
+        raise click.UsageError(f"{missing} is missing" if not forget else _FORGET_WHAT)
     with output_file(output, force=force, inputs=paths) as target:
         measured = moepack.measure_hotness(
             paths,

@@ -27,7 +27,7 @@ from moepack.llama_cpp.structs import (
     check_layouts,
 )
 
-PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
+PACKAGE, VERSION = extras.LLAMA_CPP
 LIBRARY = "xllamacpp/xllamacpp.abi3.so"
 
 _hint = partial(extras.hint, "record")

@@ -19,7 +19,8 @@ def check_mount_point(folder: Path) -> None:
         hint = f"mkdir {shell_word(os.fspath(folder))}"
         raise RequestError("no such folder to mount at", path=folder, hint=hint) from None
     except NotADirectoryError:
-        raise RequestError("not a folder to mount at", path=folder) from None
+        hint = "name an empty folder: mkdir shards"
+        raise RequestError("not a folder to mount at", path=folder, hint=hint) from None
     except OSError as error:
         if error.errno == errno.ENOTCONN:
             problem = "what was mounted here was killed and not unmounted"

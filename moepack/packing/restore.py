@@ -23,6 +23,7 @@ from moepack.reading.pack import Pack
 from moepack.reading.shard_map import ShardMap, map_shards
 from moepack.storage.atomic import make_folder
 from moepack.storage.extents import Extent, NewFile
+from moepack.storage.pack_files import is_pack
 from moepack.storage.whole_files import Progress, write_whole_files
 
 _PIECE_LENGTH = 1 << 20
@@ -84,6 +85,9 @@ def restore(
     if target is None:
         raise RequestError("no folder is given for the shards", hint="name one with `target`")
     folder = Path(target)
+    if is_pack(folder):
+        problem = "a pack, not a folder for shards"
+        raise RequestError(problem, path=target, hint="name a folder that is new or empty")
     with Pack(pack) as opened:
         shards = map_shards(opened)
         entries = {entry.name: entry for entry in opened.manifest.source.shards}

@@ -43,7 +43,7 @@ def find_library(source: Path, *, compilers: Sequence[Sequence[str]] | None = No
             return compile_library(source, folder, compilers=compilers)
         except (OSError, CompileError) as error:  # read-only, or nothing may be executed there
             problem = error
-    hint = f"install a C compiler: apt install gcc, or {extras.pip_command()} install ziglang"
+    hint = f"install a C compiler: apt install gcc, or {extras.package_hint('ziglang')}"
     raise MachineError(f"the preloaded library cannot be compiled: {problem}", hint=hint)
 
 

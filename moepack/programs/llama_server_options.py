@@ -15,7 +15,7 @@ from typing import Any
 from moepack import extras
 from moepack.errors import MachineError, RequestError
 
-PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
+PACKAGE, VERSION = extras.LLAMA_CPP
 DEFAULT_PORT = 8080
 """That of llama-server; the wheel's own default is 0."""
 

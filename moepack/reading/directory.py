@@ -6,12 +6,16 @@ consist of links; what is no regular file is refused before it is read.
 
 import mmap
 import os
+import re
 from pathlib import Path
 
 from moepack.errors import SHORTAGE_HINTS, MachineError, MoepackError, PackError
+from moepack.escaping import shell_word
 from moepack.format import manifest
 from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
+from moepack.path_hints import missing_hint
 from moepack.paths import PathOrPaths, listed
+from moepack.storage.pack_files import is_in_pack
 from moepack.storage.regular_file import NotRegularError, open_regular
 
 _SUFFIX, _MAGIC = ".gguf", b"GGUF"
@@ -86,8 +90,7 @@ def map_index(name: Path) -> mmap.mmap | bytes:
 
 def _not_a_pack(path: Path) -> PackError:
     if not path.is_dir():
-        problem = "not a pack: not a directory" if path.exists() else "no such pack"
-        return PackError(problem, path=path, hint=_HINT)
+        return PackError(_problem_of(path), path=path, hint=_hint_for(path))
     if (path / IN_PLACE_NAME).exists():
         hint = (
             "it is made in place: go on with `moepack pack --in-place --resume`, or back with"
@@ -98,6 +101,33 @@ def _not_a_pack(path: Path) -> PackError:
         hint = "it was interrupted: `moepack pack … --resume` goes on with it"
         return PackError("not a whole pack: no manifest.json", path=path, hint=hint)
     return PackError("not a pack: no manifest.json", path=path, hint=_HINT)
+
+
+def _problem_of(path: Path) -> str:
+    """Return what is wrong with a path that is no directory."""
+    if not path.exists():
+        return "no such pack"
+    return "a GGUF, not a pack" if _is_gguf(path) else "not a pack: not a directory"
+
+
+def _hint_for(path: Path) -> str:
+    """Return what to do about a path that is no directory."""
+    if not path.exists():
+        return missing_hint(path) or _HINT
+    if is_in_pack(path):
+        return f"name the pack: {shell_word(str(path.parent))}"
+    if not _is_gguf(path):
+        return _HINT
+    stem = shell_word(re.sub(r"(-\d{5}-of-\d{5})?\.gguf\Z", "", path.name))
+    return f"make a pack of it: moepack pack {shell_word(str(path))} -o {stem}.moepack"
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def _problem(path: Path, error: OSError) -> MoepackError:

@@ -135,7 +135,7 @@ def _look_up(
     warnings = feed(paths, options, lookups.add)
     lookups.end()
     if not lookups.token_count:
-        hint = "only counts are known: a cache needs tokens in their order"
+        hint = "only counts are known, a cache needs tokens in their order: moepack trace record"
         raise TraceError("no tokens in it", path=paths[0], hint=hint)
     if sessions > 1:
         _check_sessions(sessions, lookups.request_count)

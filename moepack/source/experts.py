@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from moepack.errors import SourceError
+from moepack.escaping import shell_word
 from moepack.shape import FamilyShape, ModelShape
 from moepack.source import ggml_types, stated
 from moepack.source.shards import Source
@@ -312,7 +313,8 @@ class _Collector:
         first = self.source.shards[0]
         count = sum(len(shard.tensors) for shard in self.source.shards)
         problem = "a dense model: it has no expert tensors" if count else "a GGUF without tensors"
-        hint = "moepack is for Mixture-of-Experts models; it does nothing for this one"
+        hint = "without experts there is nothing to stream; llama.cpp runs it by itself:"
+        hint += f" llama-server -m {shell_word(first.path)}"
         architecture = f"architecture {self.source.architecture or 'unknown'}"
         raise SourceError(problem, path=first.path, found=architecture, hint=hint)
 

@@ -24,6 +24,13 @@ NOT_MODELS = {
 }
 """What `general.type` may say that a GGUF is."""
 
+HINTS = {
+    "imatrix": "it says which experts are hot: moepack pack MODEL.gguf --hotness {} -o NAME",
+    "adapter": "name its model, and give it to llama-server behind --: -m {{}} --lora {}",
+    "mmproj": "name its model, and give it to llama-server behind --: -m {{}} --mmproj {}",
+}
+"""What each of them is for; `{}` is its path."""
+
 _SHOWN_MODELS = 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -113,8 +120,14 @@ def _several(folder: Path, models: list[Path]) -> SourceError:
 def _none(folder: Path) -> SourceError:
     hint = "name a shard of a model, or the folder that its shards lie in"
     if any(folder.glob("*.safetensors")):
-        hint = "convert the safetensors files with llama.cpp's convert_hf_to_gguf.py"
+        there = shell_word(str(folder))
+        hint = (
+            "moepack reads GGUF; llama.cpp's script makes one of safetensors:"
+            f" python convert_hf_to_gguf.py {there} --outfile {shell_word(folder.name)}.gguf"
+        )
     if is_pack(folder):
-        hint = "name the model that it was made from, or `moepack restore` it first"
+        name = shell_word(str(folder))
+        shards = shell_word(f"{folder.name.removesuffix('.moepack')}-shards")
+        hint = f"name the model that it was made from; moepack restore {name} -o {shards} makes it"
         return SourceError("this is a pack, not a source", path=folder, hint=hint)
     return SourceError("no GGUF in this folder, nor one level down", path=folder, hint=hint)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+from moepack import path_hints
 from moepack.errors import MachineError, SourceError
 from moepack.sizes import align
 from moepack.source import sniff
@@ -133,7 +134,7 @@ def _read_at(descriptor: int, length: int, position: int) -> bytes:
 def missing(path: str) -> SourceError:
     """Return the error for a path where no file is; a link to nothing is named as what it is."""
     if not os.path.islink(path):
-        return SourceError("no such file", path=path)
+        return SourceError("no such file", path=path, hint=path_hints.missing_model_hint(path))
     hint = "a cache or a drive was cleared or moved: download it again, or mend the link"
     return SourceError("a link to what is not there", path=path, found=os.readlink(path), hint=hint)
 

@@ -8,15 +8,18 @@ agree.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moepack import path_hints
 from moepack.errors import MachineError, RequestError, SourceError
+from moepack.escaping import shell_word
 from moepack.paths import PathOrPaths, listed
-from moepack.source import gguf_header
-from moepack.source.folder import NOT_MODELS, SHARD_NAME, model_in
+from moepack.source import gguf_header, sniff
+from moepack.source.folder import HINTS, NOT_MODELS, SHARD_NAME, model_in
 from moepack.source.gguf_header import GgufHeader
 from moepack.source.tensor_table import Tensor
 
@@ -68,16 +71,36 @@ def find_shards(named: PathOrPaths) -> list[Path]:
 
     Where all shards are named, their order is kept. Raises SourceError where shards are missing.
     """
-    paths = [Path(path) for path in listed(named)]
-    if not paths:
+    if not listed(named):
         raise RequestError("no source given")
+    for name in listed(named):
+        _check_name(os.fspath(name))
+    paths = [Path(path) for path in listed(named)]
     if len(paths) > 1:
         _check_list(paths)
         return paths
+    _check_finished(paths[0])
     try:
         return _siblings(model_in(paths[0]) if paths[0].is_dir() else paths[0])
     except OSError as error:
         raise MachineError(f"cannot read the folder: {error.strerror}", path=paths[0]) from None
+
+
+def _check_name(name: str) -> None:
+    """Raise SourceError for what names no file, before a path is made of it."""
+    if not name.strip() or "://" in name:
+        problem = "an address, not a file" if name.strip() else "an empty name"
+        hint = path_hints.missing_model_hint(name)
+        raise SourceError(problem, path=name if name.strip() else None, hint=hint)
+
+
+def _check_finished(path: Path) -> None:
+    """Raise SourceError where a file is a download that goes on."""
+    unfinished = sniff.unfinished(path) if path.is_file() else None
+    if unfinished is not None:
+        sign, hint = unfinished
+        found = None if sign == str(path) else sign
+        raise SourceError("a download that is not finished", path=path, found=found, hint=hint)
 
 
 def _siblings(path: Path) -> list[Path]:
@@ -121,9 +144,16 @@ def _beside(path: Path) -> list[Path]:
             f"{len(missing)} of {count} shards are missing",
             path=path.parent,
             found=f"no {shown}",
-            hint="download them into the same folder, or list all files by name",
+            hint="download them into the same folder, or list all files by name:"
+            f" hf download OWNER/NAME --include {shell_word(_pattern(match))}"
+            f" --local-dir {shell_word(str(path.parent))}",
         )
     return [path.parent / name for name in names]
+
+
+def _pattern(match: re.Match[str]) -> str:
+    """Return the pattern that all shards of a model have for names."""
+    return f"{os.path.basename(match['prefix'])}-*-of-{match['count']}.gguf"
 
 
 def shard_names(prefix: str, count: int) -> Iterator[str]:
@@ -206,7 +236,9 @@ def _check(headers: list[GgufHeader]) -> Source:
     first = headers[0]
     kind = first.metadata.get("general.type")
     if kind is not None and kind.data in NOT_MODELS:
-        raise SourceError(NOT_MODELS[str(kind.data)], path=first.path, place="key 'general.type'")
+        problem, place = NOT_MODELS[str(kind.data)], "key 'general.type'"
+        hint = HINTS[str(kind.data)].format(shell_word(first.path))
+        raise SourceError(problem, path=first.path, place=place, hint=hint)
     count = _split_value(first, "split.count", "u16") or 0
     if count > 1 or len(headers) > 1:
         _check_shards(headers, count)

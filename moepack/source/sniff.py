@@ -2,9 +2,19 @@
 
 import os
 import re
+from pathlib import Path
+
+from moepack.escaping import shell_word
+from moepack.storage.pack_files import is_in_pack
 
 _PART_NAME = re.compile(r"\.gguf[.-](part|split)[-.]?\w+\Z|\.part\d+of\d+\Z", re.IGNORECASE)
 
+_UNFINISHED_NAME = re.compile(
+    r"\.(part|partial|incomplete|crdownload|download|opdownload|tmp|!ut|!qB|aria2)\Z",
+    re.IGNORECASE,
+)
+_ARCHIVES = {b"PK\x03\x04": "unzip", b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd"}
+_MODEL_HINT = "a model is a file that ends in .gguf, a folder of such files, or a pack"
 _JOIN_HINT = "join the parts first: cat model.gguf.part* > model.gguf, in order"
 _LFS_HINT = "fetch the file itself: git lfs pull, or download it again"
 _HTML_HINT = "this is an error or login page: download the file again"
@@ -25,6 +35,8 @@ def describe(path: str | os.PathLike[str], start: bytes) -> tuple[str, str | Non
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if is_raw_part(path):
         return "a piece of a GGUF that was cut by bytes, not a GGUF", _JOIN_HINT
+    if is_in_pack(Path(path)):
+        return "a file of a pack, not a GGUF", f"name the pack: {shell_word(_folder_of(path))}"
     if not start:
         return "an empty file", "download it again"
     if b"GGUF".startswith(start):
@@ -35,10 +47,36 @@ def describe(path: str | os.PathLike[str], start: bytes) -> tuple[str, str | Non
         return "a web page, not a GGUF", _HTML_HINT
     if start[:4] in (b"lmgg", b"fmgg", b"tjgg", b"algg"):
         return "a GGML file from before GGUF", "convert it with llama.cpp's convert scripts"
-    if start[:2] == b"PK" or start[:2] == b"\x1f\x8b" or start[:4] == b"\x28\xb5\x2f\xfd":
-        return "a compressed archive, not a GGUF", "unpack it first"
+    for magic, program in _ARCHIVES.items():
+        if start.startswith(magic):
+            hint = f"unpack it first: {program} {shell_word(os.fspath(path))}"
+            return "a compressed archive, not a GGUF", hint
+    if start.startswith(b"MOETRACE"):
+        return "a trace of a model, not a model", _MODEL_HINT
     if len(start) > 9 and start[8:9] == b"{":
         return "a safetensors file, not a GGUF", "convert it with llama.cpp's convert_hf_to_gguf.py"
     if not start.strip(b"\0"):
         return "zeros, not a GGUF", "the download did not finish: download it again"
-    return "not a GGUF", None
+    return "not a GGUF", _MODEL_HINT
+
+
+def unfinished(path: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Return what shows that a file is a download that goes on, and what to do; None for others.
+
+    A program that downloads names the file otherwise until it is whole, or notes beside it what is
+    missing: then the file may have its full length, and zeros in it.
+    """
+    name = os.fspath(path)
+    if os.path.exists(note := f"{name}.aria2"):
+        hint = "go on with it: aria2c -c ADDRESS; where it is whole, remove that file"
+        return note, f"{hint}: rm {shell_word(note)}"
+    match = _UNFINISHED_NAME.search(name)
+    if match is None or is_raw_part(name):
+        return None
+    whole = name[: match.start()]
+    hint = f"finish it; where it is whole: mv {shell_word(name)} {shell_word(whole)}"
+    return name, hint
+
+
+def _folder_of(path: str | os.PathLike[str]) -> str:
+    return os.path.dirname(os.fspath(path)) or os.curdir

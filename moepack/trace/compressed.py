@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol
 from zstandard import ZstdError
 
 from moepack import digest
-from moepack.errors import MachineError, MoepackError, TraceError
+from moepack.errors import MachineError, MoepackError, TraceError, read_failure
 from moepack.trace.zstd_frame import FrameUnpacker
 
 _GZIP, _ZSTD, _XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"
@@ -52,7 +52,7 @@ class TraceStream:
             self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115 - close() closes it
             self._unpacked = self._unpack(self._file)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-            raise TraceError(f"cannot read: {error.strerror}", path=path) from None
+            raise read_failure(error, path, TraceError) from None
         except OSError as error:
             raise self._error(error) from None
 

@@ -1,17 +1,14 @@
 """The chat of `run`: in a pipe, and on a terminal of its own."""
 
-import importlib
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from moepack.errors import MachineError
 from tests.support.chat_model import write_chat_model
 from tests.support.children import PATIENCE
 from tests.support.models import first_shard, flip, pack_model
@@ -329,13 +326,3 @@ def test_the_line_that_is_typed_has_no_colours(terminal: Terminal) -> None:
     written = terminal.until(PROMPT)
     assert re.findall(r"\x1b\[[0-9;]*m", written).count("\x1b[0m") > 0
     assert not re.search(r"\x1b\[(?!0m)[0-9;]*m", written)
-
-
-def test_a_chat_without_its_library_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
-    monkeypatch.delitem(sys.modules, "moepack.cli.line_editor", raising=False)
-    with pytest.raises(MachineError, match="prompt_toolkit is not installed") as caught:
-        importlib.import_module("moepack.cli.line_editor")
-    assert "[run]" in (caught.value.hint or "")

@@ -180,7 +180,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "no machine": (("MODEL",), "a model and --machine are needed"),
     "no model": (("--machine", "BOX"), "a model and --machine are needed"),
     "two ways": (("MODEL", "--machine", "BOX", "--all", "--n-cpu-moe", "1"), "either layers in"),
-    "less than none": (("MODEL", "--machine", "BOX", "--n-cpu-moe", "-1"), "x>=0"),
+    "less than none": (("MODEL", "--machine", "BOX", "--n-cpu-moe", "-1"), "less than 0"),
     "no GPU": (("MODEL", "--machine", "NO_GPU", "--n-cpu-moe", "1"), "the machine has no GPU"),
     "no size": (("MODEL", "--machine", "BOX", "--budget", "8 pages"), "--budget: not a size"),
     "a short budget": (("MODEL", "--machine", "BOX", "--budget", "1KiB"), "at least 140.0 KiB"),

@@ -303,10 +303,19 @@ def test_no_file_of_another_pack_is_written_over(
     pack_model(first_shard("qwen3moe"), other)
     (other / "dense.bin").rename(other / shards[0].name)
     before = contents(other)
-    with pytest.raises(RequestError, match="a file of a pack is never written over"):
+    problem = "a file of a pack is never written" if in_place else "a pack, not a folder for shards"
+    with pytest.raises(RequestError, match=problem):
         restore(pack, other, in_place=in_place, force=True)
     assert contents(other) == before
     assert not is_unfinished(pack)
+
+
+def test_shards_are_not_restored_into_the_pack_itself(packed: tuple[list[Path], Path]) -> None:
+    _, pack = packed
+    before = contents(pack)
+    with pytest.raises(RequestError, match="a pack, not a folder for shards"):
+        restore(pack, pack)
+    assert contents(pack) == before
 
 
 def test_an_interrupted_run_is_continued_only_when_asked(

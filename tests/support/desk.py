@@ -1,0 +1,88 @@
+"""A folder as people have it: models, packs, traces, and files that are none of them."""
+
+import os
+import shutil
+from pathlib import Path
+
+from gguf import GGUFWriter
+
+from moepack.packing import pack_model
+from tests.support.models import FIXTURES, first_shard, shards_of
+
+_MACHINE = """\
+format = "moepack-machine"
+version = 1
+name = "box"
+
+[memory]
+length = { value = 64000000000, basis = "typed" }
+bandwidth = { value = 50000000000, basis = "typed" }
+
+[drive]
+bandwidth = { value = 3000000000, basis = "typed" }
+"""
+
+
+def lay_out(desk: Path) -> Path:
+    """Fill an empty folder, and return it."""
+    for number, shard in enumerate(shards_of("qwen3moe"), 1):
+        (desk / f"model-{number:05d}-of-00006.gguf").symlink_to(shard)
+    for number in (1, 2):
+        name = f"{number:05d}-of-00002.gguf"
+        (desk / f"dense-{name}").symlink_to(FIXTURES / f"llama-dense-Q4_K_M-t12-{name}")
+    for name, fixture in (
+        ("trace.csv", "qwen3moe-trace.csv"),
+        ("hot.csv", "qwen3moe-hotness.csv"),
+        ("imatrix.gguf", "qwen3moe-imatrix.gguf"),
+        ("prompts.txt", "prompt.txt"),
+    ):
+        shutil.copy(FIXTURES / fixture, desk / name)
+    (desk / "machine.toml").write_text(_MACHINE)
+    pack_model.pack_model([first_shard("qwen3moe")], desk / "model.moepack")
+    pack_model.pack_model([first_shard("mixtral")], desk / "other.moepack")
+    _lay_out_what_is_no_model(desk)
+    return desk
+
+
+def _lay_out_what_is_no_model(desk: Path) -> None:
+    whole = first_shard("mixtral").read_bytes()
+    for name, data in (
+        ("page.gguf", b"<!doctype html><html><title>401</title></html>"),
+        (
+            "pointer.gguf",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n",
+        ),
+        ("half.gguf", whole[: len(whole) // 2]),
+        ("empty.gguf", b""),
+        ("model.zip", b"PK\x03\x04" + bytes(60)),
+        ("fetched.gguf.part", whole),
+        ("fetched.gguf.incomplete", whole),
+        ("fetched.gguf.crdownload", whole),
+        ("torrent.gguf", whole),
+        ("torrent.gguf.aria2", bytes(40)),
+        ("notes.txt", b"Why is the sky blue?\n"),
+        ("model.safetensors", (58).to_bytes(8, "little") + b'{"__metadata__":{}}'),
+    ):
+        (desk / name).write_bytes(data)
+    for name, kind, architecture in (
+        ("mmproj.gguf", "mmproj", "clip"),
+        ("lora.gguf", "adapter", "qwen3moe"),
+    ):
+        writer = GGUFWriter(desk / name, architecture)
+        writer.add_type(kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+    for name in ("empty", "hub", "several", "tail"):
+        (desk / name).mkdir()
+    (desk / "hub" / "config.json").write_text("{}")
+    (desk / "hub" / "model-00001-of-00002.safetensors").write_bytes(
+        (58).to_bytes(8, "little") + b'{"__metadata__":{}}'
+    )
+    for name in ("q4", "q8"):
+        shutil.copy(FIXTURES / "mixtral-vocab-only.gguf", desk / "several" / f"{name}.gguf")
+    second = FIXTURES / "mixtral-Q4_K_M-t7-00002-of-00004.gguf"
+    shutil.copy(second, desk / "tail" / "tail-00002-of-00004.gguf")
+    program = desk / "llama-cli"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    os.chmod(program, 0o755)
