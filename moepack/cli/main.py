@@ -44,6 +44,7 @@ from moepack.cli.terminal import (
 )
 from moepack.cli.trace import hotness as hotness_command
 from moepack.cli.trace import trace
+from moepack.cli.typed_words import typed
 from moepack.errors import MachineError, MoepackError, RequestError, shortage_behind
 from moepack.storage.atomic import write_whole
 
@@ -302,8 +303,6 @@ def _translated(error: Exception) -> MoepackError:
 
 
 def _report_interrupted(stop: BaseException, arguments: list[str]) -> int:
-    from moepack.cli.usage import typed
-
     complain("error", "interrupted")
     for note in getattr(stop.__cause__ or stop, "__notes__", ()):
         complain("hint", as_typed(note, typed(cli, arguments).command))
@@ -311,14 +310,16 @@ def _report_interrupted(stop: BaseException, arguments: list[str]) -> int:
 
 
 def _report_error(error: MoepackError, arguments: list[str]) -> int:
-    from moepack.cli.usage import hints_for, typed
-
     line = typed(cli, arguments)
+    if isinstance(error, MachineError):  # which may lack what it takes to import anything
+        return report(error, line.command)
+    from moepack.cli.usage import hints_for
+
     return report(error, line.command, hints_for(error, line))
 
 
 def _report_usage(error: click.UsageError, arguments: list[str]) -> int:
-    from moepack.cli.usage import explain, typed
+    from moepack.cli.usage import explain
 
     problem, hints = explain(error, typed(cli, arguments))
     complain("error", problem)

@@ -30,6 +30,30 @@ class Word(NamedTuple):
         return self.text.partition("=")[0]
 
 
+class Typed(NamedTuple):
+    """A command as it was typed: what is typed for it, and the words behind."""
+
+    path: str
+    command: click.Command
+    words: list[str]
+
+    @property
+    def help(self) -> str:
+        """The command line that shows its help."""
+        return command_line(self.path, ["--help"])
+
+
+def typed(root: click.Group, arguments: Sequence[str]) -> Typed:
+    """Return the command that the arguments of the program name, as far as they name one."""
+    command: click.Command = root
+    path: list[str] = []
+    words = list(arguments)
+    while isinstance(command, click.Group) and words and words[0] in command.commands:
+        path.append(words.pop(0))
+        command = command.commands[path[-1]]
+    return Typed(" ".join(path), command, words)
+
+
 def options_of(command: click.Command) -> dict[str, click.Option]:
     """Return the options of a command by all of their names; hidden ones too."""
     context = click.Context(command)

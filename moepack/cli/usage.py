@@ -3,12 +3,19 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import click
 
-from moepack.cli.typed_words import command_line, commands_below, options_of, read_words, replaced
-from moepack.errors import MachineError, MoepackError
+from moepack.cli.typed_words import (
+    Typed,
+    command_line,
+    commands_below,
+    options_of,
+    read_words,
+    replaced,
+)
+from moepack.errors import MoepackError
+from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
 from moepack.path_hints import download_folder
 
 _QUOTED = re.compile(r"'(?P<value>.*)' is not a valid ")
@@ -22,30 +29,6 @@ class Mistyped(click.UsageError):
     def __init__(self, problem: str, *hints: str, context: click.Context | None = None) -> None:
         super().__init__(problem, context)
         self.hints = hints
-
-
-class Typed(NamedTuple):
-    """A command as it was typed: what is typed for it, and the words behind."""
-
-    path: str
-    command: click.Command
-    words: list[str]
-
-    @property
-    def help(self) -> str:
-        """The command line that shows its help."""
-        return command_line(self.path, ["--help"])
-
-
-def typed(root: click.Group, arguments: Sequence[str]) -> Typed:
-    """Return the command that the arguments of the program name, as far as they name one."""
-    command: click.Command = root
-    path: list[str] = []
-    words = list(arguments)
-    while isinstance(command, click.Group) and words and words[0] in command.commands:
-        path.append(words.pop(0))
-        command = command.commands[path[-1]]
-    return Typed(" ".join(path), command, words)
 
 
 def explain(error: click.UsageError, line: Typed) -> tuple[str, list[str]]:
@@ -75,7 +58,7 @@ def hints_for(error: MoepackError, line: Typed) -> list[str]:
     An output that is there already gets another name, a word that is none of those expected the
     one most like it, a machine that is not known a command that measures it.
     """
-    if isinstance(line.command, click.Group) or isinstance(error, MachineError):
+    if isinstance(line.command, click.Group):
         return []
     given = {
         max(word.option.opts, key=len): word.text
@@ -83,7 +66,7 @@ def hints_for(error: MoepackError, line: Typed) -> list[str]:
         if word.option is not None and word.kind == "value"
     }
     output = given.get("--output", "")
-    if output and error.path == output and (os.path.isfile(output) or os.path.isdir(output)):
+    if output and error.path == output and _is_whole(output):
         backwards = replaced(line.words[::-1], output, _free(output))
         return [command_line(line.path, backwards[::-1])]
     if error.path in line.words and not os.path.exists(error.path):
@@ -96,6 +79,13 @@ def hints_for(error: MoepackError, line: Typed) -> list[str]:
     if (meant := _expected_word(error, line.words)) is not None:
         return [command_line(line.path, meant)]
     return _meant(line) if error.place in (None, "byte 0") else []
+
+
+def _is_whole(output: str) -> bool:
+    """Return whether an output exists, and is no pack that is to be continued."""
+    if not os.path.isdir(output):
+        return os.path.isfile(output)
+    return not {JOURNAL_NAME, IN_PLACE_NAME}.intersection(os.listdir(output))
 
 
 def _free(path: str) -> str:

@@ -4,6 +4,7 @@ Exact both ways: what is written is read as the same number.
 """
 
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -53,14 +54,19 @@ def parse_amount(text: str) -> Amount | None:
 
 def length_text(length: float) -> str:
     """Write bytes in the unit that gives the shortest text: it has no quotient that was rounded."""
-    number = _exact(length)
-    fitting = [unit for unit in _BINARY if number >= _LENGTHS[unit] or unit == "B"]
-    return min((f"{_plain(number / _LENGTHS[unit])} {unit}" for unit in reversed(fitting)), key=len)
+    return _shortest(length, _LENGTHS)
 
 
 def speed_text(speed: float) -> str:
     """Write bytes a second, in the unit that gives the shortest text."""
-    return f"{length_text(speed)}/s"
+    return f"{_shortest(speed, _SPEEDS)}/s"
+
+
+def _shortest(value: float, units: Mapping[str, int]) -> str:
+    number = _exact(value)
+    by_length = sorted(units, key=lambda unit: units[unit], reverse=True)
+    fitting = [unit for unit in by_length if number >= units[unit] or unit == "B"]
+    return min((f"{_plain(number / units[unit])} {unit}" for unit in fitting), key=len)
 
 
 def compute_text(speed: float) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from moepack.cli import main, usage
+from moepack.cli import main
+from moepack.cli.typed_words import typed
 from tests.support.desk import lay_out
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "development.md"
@@ -61,7 +62,7 @@ def test_what_is_told_can_be_pasted(
         for hint in re.findall("^hint: moepack (.+)$", capsys.readouterr().err, re.MULTILINE):
             if hint.split()[0] not in main.cli.commands:
                 continue
-            told = usage.typed(main.cli, shlex.split(hint))
+            told = typed(main.cli, shlex.split(hint))
             assert told.command.make_context(told.path, list(told.words)), hint
             assert hint != line
             count += 1

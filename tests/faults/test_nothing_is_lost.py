@@ -181,11 +181,11 @@ def resume(model: Model, target: Path, finished: Sequence[str] | None = None) ->
 
 
 def says(errors: str, error: str, hint: str = "") -> bool:
-    """Say whether standard error is `error: …`, then `hint: …`, in the words that are asked for."""
+    """Return whether standard error is `error: …`, then hints, in the words that are asked for."""
     lines = [line for line in errors.splitlines() if line]
     first, second = [*lines, "", ""][:2]
     return (
-        len(lines) <= 2
+        all(line.startswith("hint: ") for line in lines[1:])
         and bool(re.match(f"error: .*{error}", first))
         and (not hint or bool(re.match(f"hint: .*{hint}", second)))
     )
