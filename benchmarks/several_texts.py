@@ -166,7 +166,8 @@ def summarise(texts: Sequence[Sequence[Moment]]) -> Decoding:
     hits = last.usage.hit_count - first.usage.hit_count
     misses = last.usage.miss_count - first.usage.miss_count
     length = last.usage.read_length - first.usage.read_length
-    return Decoding(speed, evenness, hits / (hits + misses), length / total)
+    lookups = hits + misses
+    return Decoding(speed, evenness, hits / lookups if lookups else None, length / total)
 
 
 def _count(moments: Sequence[Moment], seconds: float) -> int:

@@ -33,7 +33,10 @@ def test_texts_are_compared_while_all_of_them_decode() -> None:
 
 
 @needs_llama
-def test_several_texts_are_answered_at_once(packs: dict[str, Path]) -> None:
+def test_several_texts_are_answered_at_once(
+    packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several_texts, "_TOKENS", 200)  # else a busy machine may see them at once
     decoding = several_texts._within(packs["qwen3moe"], RunMemory(700 << 10, 1), 2)
     assert decoding.tokens_per_second > 0
     assert 0 < decoding.evenness <= 1
