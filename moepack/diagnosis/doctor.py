@@ -17,6 +17,7 @@ from moepack.errors import write_failure
 from moepack.footprint.weights import weights_of
 from moepack.machine.memory_limits import available_memory
 from moepack.machine.model import Machine
+from moepack.machine.processors import cpu_quota
 from moepack.paths import AnyPath, PathOrPaths, listed
 
 SECONDS = 20.0
@@ -57,7 +58,7 @@ def doctor(
     measured = measure_machine(model, directory=directory, seconds=seconds, progress=progress)
     build = processor.check_build()
     findings += [
-        processor.check_processors(measured.machine.compute, load),
+        processor.check_processors(measured.machine.compute, load, cpu_quota()),
         memory.check_bandwidth(measured.machine.memory_bandwidth),
         build,
         options.check_variables(os.environ),

@@ -14,7 +14,6 @@ from moepack.machine.model import Figure, Gpu
 from moepack.machine.units import compute_text
 from moepack.sizes import count_text, size_text
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _INFO = Path("/proc/cpuinfo")
 _BUSY = 0.5
 """Of the processors: from so much work of others on, threads wait for each other."""
@@ -28,18 +27,17 @@ _FEATURES = {
 """What /proc/cpuinfo calls what makes products of quantised matrices faster, and llama.cpp."""
 
 
-def check_processors(compute: Figure | None, load: float, quota: Path = _QUOTA) -> Finding:
+def check_processors(compute: Figure | None, load: float, quota: float | None) -> Finding:
     """Judge how many processors there are for this process, and what they compute.
 
-    `load` is how many are busy with something else; `quota` is a control group's file.
+    `load` is how many are busy with something else, `quota` how many a control group allows.
     """
     count, all_of_them = cpu_count(), os.cpu_count() or 1
     measured = count_text(count, "thread")
     if compute is not None:
         measured += f", {compute_text(compute.value)} in products of matrices"
-    allowed = _allowed(quota)
-    if allowed is not None and allowed < count:
-        measured += f"; a control group allows {allowed:.1f} of them"
+    if quota is not None and quota < count:
+        measured += f"; a control group allows {quota:.1f} of them"
         hint = "give the container more (cpu.max), or use fewer threads"
         return Finding("processors", measured, "limit", hint)
     if count < all_of_them:
@@ -92,15 +90,6 @@ def check_gpus(gpus: Collection[Gpu], notes: Collection[str]) -> Finding:
     words = [f"{gpu.name or 'a GPU'}, {size_text(int(gpu.memory.value))}" for gpu in gpus]
     hint = "`run` and `serve` compute on processors: `moepack place` says how to use it"
     return Finding("GPU", "; ".join(words), "fine", hint)
-
-
-def _allowed(path: Path) -> float | None:
-    """Return how many processors a control group allows; None where it sets no limit."""
-    try:
-        most, period = path.read_text().split()
-        return int(most) / int(period)
-    except (OSError, ValueError):  # `max`, where there is none
-        return None
 
 
 def _flags() -> set[str]:

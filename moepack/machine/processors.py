@@ -27,8 +27,14 @@ def limited_threads(
     llama.cpp starts as many as the machine has cores, and each of them is waited for all the time.
     """
     limits = [] if len(_allowed()) == os.cpu_count() else [core_count(cpus)]
-    limits += [max(1, int(quota)) for quota in _quotas(groups, root)]
+    if (quota := cpu_quota(groups, root)) is not None:
+        limits.append(max(1, int(quota)))
     return min(limits, default=None)
+
+
+def cpu_quota(groups: Path = _OWN_GROUPS, root: Path = _CGROUPS) -> float | None:
+    """Return how many processors' time the control groups allow, None where none limits it."""
+    return min(_quotas(groups, root), default=None)
 
 
 def core_count(cpus: Path = _CPUS) -> int:
