@@ -14,6 +14,8 @@ import click
 
 from moepack.cli.terminal import complain
 from moepack.errors import RequestError
+from moepack.escaping import shell_words
+from moepack.path_hints import download_folder, download_hint
 
 Words = Sequence[str]
 
@@ -137,7 +139,7 @@ SERVE: dict[str, Spelling] = {
 _MODEL = ("-m", "--model")
 _SWITCHES = {"on", "off", "auto", "0", "1"}
 _BEFORE = {
-    **dict.fromkeys(_MODEL, "the model"),
+    **dict.fromkeys(_MODEL, ""),
     "--host": "--host",
     "--port": "--port",
     "--api-key": "--api-key",
@@ -156,16 +158,18 @@ def translate(
     return _Translation(command, words, spellings).run()
 
 
-def check_rest(words: Words) -> None:
+def check_rest(models: Words, words: Words) -> None:
     """Raise RequestError for options behind `--` that `serve` has itself, or cannot have there."""
-    for word in words:
-        name = word.partition("=")[0]
+    for place, word in enumerate(words):
+        name, sign, value = word.partition("=")
         if name in _BEFORE:
-            raise RequestError(
-                f"{name} is not for behind the dashes",
-                hint=f"{_BEFORE[name]} comes before them: moepack serve MODEL "
-                + ("-- OPTIONS" if name in _MODEL else f"{_BEFORE[name]} … -- OPTIONS"),
-            )
+            count = 1 if sign else 2
+            value = value if sign else "".join(words[place + 1 : place + 2])
+            rest = [*words[:place], *words[place + count :]]
+            before = [value] if name in _MODEL else [*models, _BEFORE[name], value]
+            line = ["moepack", "serve", *before, *(["--", *rest] if rest else [])]
+            problem = f"{name} goes before --, not behind it"
+            raise RequestError(problem, hint=shell_words(line))
         if SERVE.get(name) is _HUB:
             raise RequestError(f"{name}: {_HUB.problem}", hint=_HUB.hint.format(command="serve"))
 
@@ -243,6 +247,8 @@ class _Translation:
 
 
 def _answer(command: click.Command, spelling: Spelling, option: str, model: str) -> RequestError:
-    name = option.partition(" ")[0]
+    name, _, value = option.partition(" ")
     hint = spelling.hint.format(model=model, option=option, command=command.name)
+    if spelling is _HUB and (download := download_hint(value)) is not None:
+        hint = f"{download}; then: moepack {command.name} {download_folder(value) or 'FILE'}"
     return RequestError(f"{name}: {spelling.problem}", hint=hint)

@@ -92,7 +92,7 @@ def serve(
 
     if api_key == "":
         raise RequestError("an empty API key", place="--api-key")
-    llama_spellings.check_rest(rest or ())
+    llama_spellings.check_rest(source_or_pack, rest or ())
     template = chat_template_options(chat_template, chat_template_file)
     if api_key is not None:
         # Not as an option of the program: other users of the machine would see it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moepack.engines.source_header import first_header
 from moepack.errors import RequestError
+from moepack.escaping import shell_word
 from moepack.paths import AnyPath
 from moepack.programs.llama_server_options import template_names
 from moepack.reading.pack import Pack
@@ -20,11 +21,12 @@ def has_chat_template(pack: Pack) -> bool:
 
 def no_chats(pack: Pack) -> RequestError:
     """Return the error for a model without a template for chats."""
+    run = f"moepack run {shell_word(str(pack.path))}"
     return RequestError(
         "the model has no template for chats",
         path=pack.path,
-        hint="give it one: `moepack run MODEL --chat-template chatml`, or a file with "
-        "`chat_template_file`; or a text to go on with: `moepack run MODEL --raw -p TEXT`",
+        hint=f"give it one: `{run} --chat-template chatml`; or a text to go on with: "
+        f"`{run} --raw -p TEXT`",
     )
 
 

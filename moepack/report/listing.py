@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.errors import RequestError
+from moepack.escaping import shell_word
 from moepack.format.tables import PackedFamily
 from moepack.packing.opening import open_model
 from moepack.paths import PathOrPaths
+from moepack.reading.directory import named_pack
 from moepack.reading.locations import TensorLocation
 from moepack.reading.pack import Pack
 from moepack.sizes import Size, parse_ranges, ranges_text
@@ -89,7 +91,7 @@ def list_pack(
         _check_layers(pack, chosen)
         length = None
         if hottest is not None:
-            _check_measured(pack)
+            _check_measured(pack, is_pack=named_pack(path) is not None)
             length = pack.budget_length(hottest, "hottest", layers=chosen)
     except BaseException:
         pack.close()
@@ -118,10 +120,14 @@ def _check_layers(pack: Pack, chosen: frozenset[int] | None) -> None:
         raise RequestError(f"the pack has nothing of layer {layer}", path=pack.path, hint=hint)
 
 
-def _check_measured(pack: Pack) -> None:
-    if not any(family.hotness_measured for family in pack.index.families):
-        hint = f"`moepack rank {pack.path} --hotness FILE` gives it one"
-        raise RequestError("no hotness was measured for this pack", path=pack.path, hint=hint)
+def _check_measured(pack: Pack, *, is_pack: bool) -> None:
+    if any(family.hotness_measured for family in pack.index.families):
+        return
+    path = shell_word(str(pack.path))
+    hint = f"give it one: `moepack rank {path} --hotness FILE`"
+    if not is_pack:
+        hint = f"pack it with some: `moepack pack {path} --hotness FILE -o NAME.moepack`"
+    raise RequestError("no hotness was measured for it", path=pack.path, hint=hint)
 
 
 def _rows(pack: Pack, hottest: int | None, layers: Container[int] | None) -> Iterator[Row]:

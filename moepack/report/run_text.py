@@ -1,7 +1,7 @@
 """What running a model took, for people."""
 
 from moepack.programs.run_facts import RunFacts, RunPhase
-from moepack.report.values import UNKNOWN, length_text, rate_text, share_text
+from moepack.report.values import UNKNOWN, length_text, rate_text, share_text, speed_text
 from moepack.sizes import count_text, size_text
 
 _ENDS = {
@@ -27,8 +27,10 @@ def generated(facts: RunFacts) -> str:
 
 def so_far(facts: RunPhase) -> str:
     """Return how fast tokens come, and what is read for them."""
+    speed = f"{rate_text(facts.tokens_per_second)} tok/s, {share_text(facts.hit_rate)} hits"
+    if not facts.read_length:
+        return f"{speed}, nothing read"
     return (
-        f"{rate_text(facts.tokens_per_second)} tok/s, {share_text(facts.hit_rate)} hits, "
-        f"{length_text(facts.length_per_token)} a token, {share_text(facts.read_share)} of the "
-        f"time waiting for it, drive {length_text(facts.length_per_second)}/s"
+        f"{speed}, {length_text(facts.length_per_token)} a token, {share_text(facts.read_share)} "
+        f"of the time waiting for it, drive {speed_text(facts.length_per_second)}"
     )

@@ -62,7 +62,7 @@ def test_serve_understands_what_is_typed(typed: str, words: str, passed_on: str)
         ("m --no-mmap", "--no-mmap: llama.cpp would read or lock", "leave it out"),
         ("m -np 4", "-np: `run` computes one text at a time", "moepack serve m -- -np 4"),
         ("m --port 99", "--port: `run` serves nobody", "moepack serve m --port 99"),
-        ("-hf a/b", "-hf: moepack downloads nothing yet", "hf download OWNER/NAME"),
+        ("-hf a/b", "-hf: moepack downloads nothing yet", "hf download a/b --include"),
         ("m -m n", "the model is named twice: m, and -m n", "name it once"),
         ("-m", "-m names no model", "-m FILE"),
     ],
@@ -82,21 +82,21 @@ def test_a_batch_is_noted_and_left_out(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("rest", "hint"),
     [
-        ("-np 2 --port 81", "--port comes before them"),
-        ("--host=0.0.0.0", "--host comes before them"),
-        ("-m other", "the model comes before them: moepack serve MODEL -- OPTIONS"),
-        ("--alias x", "--name comes before them"),
+        ("-np 2 --port 81", "moepack serve x.gguf --port 81 -- -np 2"),
+        ("--host=0.0.0.0", "moepack serve x.gguf --host 0.0.0.0"),
+        ("-m other --metrics", "moepack serve other -- --metrics"),
+        ("--alias x", "moepack serve x.gguf --name x"),
         ("-hf a/b", "hf download"),
     ],
 )
 def test_what_would_break_a_server_is_refused_behind_the_dashes(rest: str, hint: str) -> None:
     with pytest.raises(RequestError) as caught:
-        check_rest(rest.split())
+        check_rest(["x.gguf"], rest.split())
     assert hint in (caught.value.hint or "")
 
 
 def test_other_options_may_stand_behind_the_dashes() -> None:
-    check_rest(["-np", "2", "-c", "512", "--metrics"])
+    check_rest(["x.gguf"], ["-np", "2", "-c", "512", "--metrics"])
 
 
 @needs_llama

@@ -106,7 +106,7 @@ def test_hits_are_unknown_while_all_experts_are_in_memory(moepack_command: Comma
     facts = json.loads(run.stdout)
     assert (facts["hits"], facts["hit_rate"]) == (None, None)
     assert (facts["misses"], facts["read_length"]) == (0, 0)
-    assert "tok/s, – hits, 0 B a token" in moepack_command(*arguments).stderr
+    assert "tok/s, – hits, nothing read" in moepack_command(*arguments).stderr
 
 
 def test_a_terminal_obeys_nothing_that_a_model_says(

@@ -130,7 +130,7 @@ def test_what_is_wrong_is_said(moepack_command: Callable[..., Any]) -> None:
     assert run.returncode == 2
     run = moepack_command("serve", SHARD, *SMALL, "--", "-np", "2", "--port", "8081")
     assert run.returncode == 2
-    assert "error: --port is not for behind the dashes\n" in run.stderr
+    assert "error: --port goes before --, not behind it\n" in run.stderr
     run = moepack_command("serve", SHARD, *SMALL, "-ngl", "99")
     assert run.returncode == 2
     assert f"hint: for a GPU: moepack run {SHARD} -- llama-server -m {{}} -ngl 99\n" in run.stderr
