@@ -126,7 +126,7 @@ def _check_measured(pack: Pack, *, is_pack: bool) -> None:
     path = shell_word(str(pack.path))
     hint = f"give it one: `moepack rank {path} --hotness FILE`"
     if not is_pack:
-        hint = f"pack it with some: `moepack pack {path} --hotness FILE -o NAME.moepack`"
+        hint = f"pack it by measured hotness: `moepack pack {path} --hotness FILE -o NAME.moepack`"
     raise RequestError("no hotness was measured for it", path=pack.path, hint=hint)
 
 
