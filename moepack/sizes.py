@@ -4,11 +4,11 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeVar, cast
 
 from moepack.errors import RequestError
 
-Item = TypeVar("Item", bound=int | str)
+Item = TypeVar("Item", bound=SupportsIndex | str)
 
 Size = int | str
 """Bytes, or a text such as `8GiB`; where there is a whole to be had of, such as `25%` as well."""
@@ -118,7 +118,9 @@ def parse_size(
 
 def as_list(items: Item | Sequence[Item]) -> list[Item]:
     """Return several numbers or texts as a list, also where it is one: a text is one of them."""
-    return [items] if isinstance(items, str | int) else list(items)
+    if isinstance(items, str) or not hasattr(items, "__iter__"):
+        return [cast(Item, items)]
+    return list(items)
 
 
 def is_share(size: object) -> bool:

@@ -17,6 +17,7 @@ from moepack.machine.memory_limits import memory_length, read_memory
 from moepack.machine.model import Figure, Machine
 from moepack.paths import listed
 from moepack.reading.pack import Pack
+from moepack.sizes import as_list
 from tests.support.models import FIXTURES, REAL_MODELS, contents, first_shard, shards_of
 
 TRACE = FIXTURES / "qwen3moe-trace.csv"
@@ -203,6 +204,21 @@ def test_a_folder_of_shards_opens_and_what_is_none_is_refused(tmp_path: Path) ->
         moepack.open(tmp_path / "missing.gguf")
     with pytest.raises(RequestError, match="no source"):
         moepack.open([])
+
+
+@pytest.mark.parametrize("folder", ["UD-Q4_K_XL", "snapshots/0123abcd", "snapshots/0123abcd/Q8_0"])
+def test_shards_may_lie_further_down(folder: str, tmp_path: Path) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    for path in shards_of("granite"):
+        (tmp_path / folder / Path(path).name).symlink_to(path)
+    with moepack.open(tmp_path) as pack:
+        assert pack.shape.layers
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert as_list(np.int64(4)) == [4]
+    assert as_list("lru") == ["lru"]
+    assert as_list([1, 2]) == as_list(np.array([1, 2])) == [1, 2]  # type: ignore[type-var]
 
 
 def test_the_rows_of_a_gguf_are_those_of_its_pack(packs: dict[str, Path]) -> None:

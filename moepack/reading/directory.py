@@ -19,6 +19,8 @@ from moepack.storage.pack_files import is_in_pack
 from moepack.storage.regular_file import NotRegularError, open_regular
 
 _SUFFIX, _MAGIC = ".gguf", b"GGUF"
+_SHARDS = (f"*{_SUFFIX}", f"*/*{_SUFFIX}", f"snapshots/*/*{_SUFFIX}", f"snapshots/*/*/*{_SUFFIX}")
+"""Where a folder may have the shards of a model: in itself, one level down, as the hub's cache."""
 _HINT = "a pack is the directory that `moepack pack` made"
 
 
@@ -43,7 +45,8 @@ def pack_path(named: PathOrPaths) -> Path | None:
     if named_pack(path) is not None:
         return path
     if path.is_dir():
-        return None if any(not _is_link_of_index(one) for one in path.glob(f"*{_SUFFIX}")) else path
+        shards = (shard for pattern in _SHARDS for shard in path.glob(pattern))
+        return None if any(not _is_link_of_index(shard) for shard in shards) else path
     return None if path.suffix == _SUFFIX or _begins_as_gguf(path) else path
 
 

@@ -138,7 +138,8 @@ class Pack(Catalog):
         matrix is [rows, columns]. Of other types it is the uint8 of the blocks, [rows, bytes of a
         row], where types that interleave rows have a group of them in each. Nothing is copied, or
         compared with a digest: it is a view of the mapped file, and stays one after the pack is
-        closed. A part that is stored by a codec is read, checked and decoded.
+        closed. Whoever cuts that file short meanwhile ends the program (SIGBUS). A part that is
+        stored by a codec is read, checked and decoded.
 
         With `dequantize` it is float32 [rows, columns], new memory unless it was F32.
 
@@ -147,7 +148,7 @@ class Pack(Catalog):
         """
         from moepack.reading.tensors import part_array  # here, since it brings numpy
 
-        location = self.locate(layer, expert, part, family=family)
+        location = self._locate_part(layer, expert, part, family)
         owner, number = self.part_names(layer, family=family)[part]
         kind = owner.part_kinds[number]
 

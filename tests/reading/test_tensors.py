@@ -128,6 +128,11 @@ def test_what_is_not_there_is_refused(pack: Pack) -> None:
         pack.dense_tensor("nothing")
 
 
+def test_a_blob_is_no_tensor(pack: Pack) -> None:
+    with pytest.raises(RequestError, match="None"):
+        pack.tensor(0, 0, None)  # type: ignore[arg-type]
+
+
 def test_a_file_that_was_cut_or_is_gone_is_an_error(pack_copy: Path) -> None:
     with moepack.open(pack_copy) as pack:
         where = pack.locate(1, 3, "down")
