@@ -118,9 +118,9 @@ def parse_size(
 
 def as_list(items: Item | Sequence[Item]) -> list[Item]:
     """Return several numbers or texts as a list, also where it is one: a text is one of them."""
-    if isinstance(items, str) or not hasattr(items, "__iter__"):
-        return [cast(Item, items)]
-    return list(items)
+    if isinstance(items, Iterable) and not isinstance(items, str):
+        return list(items)
+    return [cast(Item, items)]
 
 
 def is_share(size: object) -> bool:

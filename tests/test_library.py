@@ -218,7 +218,7 @@ def test_shards_may_lie_further_down(folder: str, tmp_path: Path) -> None:
 def test_numbers_of_numpy_are_numbers() -> None:
     assert as_list(np.int64(4)) == [4]
     assert as_list("lru") == ["lru"]
-    assert as_list([1, 2]) == as_list(np.array([1, 2])) == [1, 2]  # type: ignore[type-var]
+    assert as_list([1, 2]) == as_list(np.array([1, 2])) == [1, 2]
 
 
 def test_the_rows_of_a_gguf_are_those_of_its_pack(packs: dict[str, Path]) -> None:
