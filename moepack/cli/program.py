@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from moepack.cli.progress import Progress, progress
-from moepack.cli.terminal import complain, is_quiet, say
+from moepack.cli.terminal import complain, is_quiet, lay_out, say
 from moepack.errors import MoepackError, RequestError
 
 if TYPE_CHECKING:
@@ -197,8 +197,7 @@ class _Watcher:
             return
         from moepack.report import program_text
 
-        line = program_text.beginning(pager.budget, pager.floor, is_warming=pager.is_warming)
-        say(line, err=True)
+        lay_out(program_text.beginning_of(pager), err=True)
         if self._variables:
             words = ", ".join(f"{name}={value}" for name, value in self._variables.items())
             say(f"set for the program: {words}", err=True)

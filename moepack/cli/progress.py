@@ -18,6 +18,7 @@ _BAR_UNITS: dict[str, dict[str, Any]] = {
     "B": {"unit": "iB", "unit_scale": True, "unit_divisor": 1024},
     "ms": {"bar_format": "{l_bar}{bar}| [{elapsed}<{remaining}]"},
     "s": {"bar_format": "{desc}: {elapsed}"},
+    "tokens": {"unit": " tok", "smoothing": 0},  # which come in steps: the average tells most
 }
 """How tqdm writes them; other units are words, and counted one by one."""
 
@@ -116,6 +117,8 @@ class _Bar(_Lines):
     """A bar of tqdm's, which goes in the end."""
 
     _bar: Any = None
+    _is_refreshed = False
+    """Whether the bar was drawn without an update, which tqdm does not know when it ends."""
 
     def show(self, count: int) -> None:
         if self._bar is None:
@@ -125,9 +128,12 @@ class _Bar(_Lines):
             self._bar.update(count)
         elif time.monotonic() - self._began >= _SECONDS_BEFORE_BAR:
             self._bar.refresh()  # an update by 0 would leave its time out of the speed
+            self._is_refreshed = True
 
     def close(self) -> None:
         if self._bar is not None:
+            if self._is_refreshed:
+                self._bar.clear()
             self._bar.close()
 
     def _begin(self) -> Any:

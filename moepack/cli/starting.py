@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moepack.cli.program import learner_of
 from moepack.cli.progress import progress
-from moepack.cli.terminal import complain, is_quiet, is_verbose, say
+from moepack.cli.terminal import complain, is_quiet, is_verbose, lay_out, say
 from moepack.cli.watched_progress import elapsed, watched_progress
 from moepack.sizes import Size, count_text
 
@@ -89,7 +89,7 @@ def _wait(server: ModelServer) -> None:
     from moepack.report import program_text
 
     pager = server.pager
-    say(program_text.beginning(pager.budget, pager.floor, is_warming=pager.is_warming), err=True)
+    lay_out(program_text.beginning_of(pager), err=True)
     with watched_progress("loading the model", "s", elapsed()):
         _ = server.url
 

@@ -142,6 +142,8 @@ class Pager:
         pinned = pack.hottest(pack.budget_length(options.pinned or 0, "pin", **chosen), **chosen)
         pinned_length = sum(rooms[key] for key in pinned)
         self._divide_memory(shape, rooms, pinned_length, options)
+        self.whole_length = sum(rooms.values())
+        """The bytes that all experts would take, in whole pages."""
         cache = caching.make(options.policy, self._budget(), rooms, pinned)
         self._residents = Residents(reader, spans, rooms, cache, self._reserve, self._model)
         stack.callback(self._residents.close)

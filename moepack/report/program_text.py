@@ -1,14 +1,18 @@
 """What a program needed of its experts, for people."""
 
-from moepack.pager.pager import PagerUsage
+from moepack.pager.pager import Pager, PagerUsage
 from moepack.report.values import length_text, share_text
 from moepack.sizes import count_text, size_text
 
 
-def beginning(budget: int, floor: int, *, is_warming: bool) -> str:
+def beginning_of(pager: Pager) -> str:
     """Return in one line how much memory experts have, how much they need, and what comes first."""
-    first = "; those that earlier runs used most are read first" if is_warming else ""
-    return f"memory for experts: {size_text(budget)}, at least {size_text(floor)}{first}"
+    whole = pager.whole_length
+    memory = f"memory for experts: {size_text(min(pager.budget, whole))}"
+    first = "; those that earlier runs used most are read first" if pager.is_warming else ""
+    if pager.budget >= whole:
+        return f"{memory}, room for all of them{first}"
+    return f"{memory} of {size_text(whole)}; a step needs {size_text(pager.floor)}{first}"
 
 
 def usage(usage: PagerUsage) -> str:

@@ -40,6 +40,15 @@ def test_a_total_may_be_known_late_and_change() -> None:
     assert re.match(r"packing:  +\d\d%\|", texts[-1])
 
 
+@pytest.mark.parametrize(("unit", "step"), [("tokens", "0/100"), ("s", "0")])
+def test_a_bar_on_which_nothing_was_done_is_erased(unit: str, step: str) -> None:
+    command = (sys.executable, "-c", STEPS, "prompt", unit, *[step] * 5)
+    *drawn, blank, after = on_terminal(*command).split("\r")
+    assert any("prompt" in frame for frame in drawn)
+    assert (blank.strip(), after) == ("", "")
+    assert len(blank) >= max(map(len, drawn))
+
+
 def test_more_than_a_total_is_no_error() -> None:
     assert re.match(r"packing: \d+run \[", frames("packing", "runs", *["3/10"] * 8)[-1])
 
@@ -48,7 +57,7 @@ def test_more_than_a_total_is_no_error() -> None:
     ("unit", "step", "pattern"),
     [
         ("B", "1048576/10485760", r"8\.00M/10\.0M \[00:0\d<00:0\d, [\d.]+MiB/s\]"),
-        ("tokens", "100/1000", r"800/1000 \[00:0\d<00:0\d, [\d.]+token/s\]"),
+        ("tokens", "100/1000", r"800/1000 \[00:0\d<00:0\d, [\d.]+ tok/s\]"),
         ("ms", "100/1000", r"\[00:0\d<00:0\d\]"),
     ],
 )
@@ -119,7 +128,7 @@ print("text")
 def test_what_is_watched_has_a_bar_that_is_gone_before_the_text() -> None:
     drawn = on_terminal(sys.executable, "-c", WATCHED, "0.9")
     *frames, text = drawn.split("\r")[:-1]
-    assert re.search(r"prompt: +\d\d%\|[^|]+\| +\d+/100 \[00:00<00:00, [\d.]+token/s\]", drawn)
+    assert re.search(r"prompt: +\d\d%\|[^|]+\| +\d+/100 \[00:00<00:00, [\d.]+ tok/s\]", drawn)
     assert not frames[-1].strip()
     assert text == "text"
 
