@@ -16,7 +16,7 @@ _PAGER = (
         "--memory",
         type=Length(word="floor", share_of="memory"),
         metavar="SIZE",
-        help="For experts: 8GiB, 50% of this machine's memory, or floor for the least; by default "
+        help="For experts: 8GiB, 50% of this machine's memory, or floor: what one step takes. By default "
         "what is free, as it changes.",
     ),
     click.option(

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from moepack.cli.progress import Progress, progress
 from moepack.cli.terminal import complain, is_quiet, lay_out, say
 from moepack.errors import MoepackError, RequestError
+from moepack.sizes import size_text
 
 if TYPE_CHECKING:
     from moepack.pager.pager import Pager
@@ -174,6 +175,17 @@ def learner_of(pack: Pack, no_learn: bool) -> Learner | None:
     return make_learner(pack, learn=not no_learn, notice=partial(complain, "note"))
 
 
+def say_memory(pager: Pager) -> None:
+    """Print how much memory experts have, and a note where this machine has less."""
+    from moepack.machine.memory_limits import read_memory
+    from moepack.report import program_text
+
+    lay_out(program_text.beginning_of(pager), err=True)
+    machine = int(read_memory().value)
+    if min(pager.budget, pager.whole_length) > machine:
+        complain("note", f"that is more than this machine has: {size_text(machine)}")
+
+
 class _Watcher:
     """Prints what is done, and now and then what was needed."""
 
@@ -195,9 +207,7 @@ class _Watcher:
         self._stack.close()
         if is_quiet():
             return
-        from moepack.report import program_text
-
-        lay_out(program_text.beginning_of(pager), err=True)
+        say_memory(pager)
         if self._variables:
             words = ", ".join(f"{name}={value}" for name, value in self._variables.items())
             say(f"set for the program: {words}", err=True)

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from moepack.cli.program import learner_of
+from moepack.cli.program import learner_of, say_memory
 from moepack.cli.progress import progress
-from moepack.cli.terminal import complain, is_quiet, is_verbose, lay_out, say
+from moepack.cli.terminal import complain, is_quiet, is_verbose, say
 from moepack.cli.watched_progress import elapsed, watched_progress
 from moepack.sizes import Size, count_text
 
@@ -86,10 +86,7 @@ def start_server(
 
 
 def _wait(server: ModelServer) -> None:
-    from moepack.report import program_text
-
-    pager = server.pager
-    lay_out(program_text.beginning_of(pager), err=True)
+    say_memory(server.pager)
     with watched_progress("loading the model", "s", elapsed()):
         _ = server.url
 

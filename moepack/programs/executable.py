@@ -52,6 +52,8 @@ def find_executable(command: str, environment: Mapping[str, str] = os.environ) -
             return path
     if not existing:
         hint = None if "/" in command else "it is in none of the folders of PATH"
+        if hint and command.startswith("llama-"):
+            hint += "; llama.cpp's programs are at https://github.com/ggml-org/llama.cpp/releases"
         raise CommandError("no such program", path=command, exit_code=NOT_FOUND, hint=hint)
     path = existing[0]
     problem, hint = "not an executable file", f"chmod +x {shlex.quote(str(path))}"

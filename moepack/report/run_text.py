@@ -31,6 +31,7 @@ def so_far(facts: RunPhase) -> str:
     if not facts.read_length:
         return f"{speed}, nothing read"
     return (
-        f"{speed}, {length_text(facts.length_per_token)} a token, {share_text(facts.read_share)} "
-        f"of the time waiting for it, drive {speed_text(facts.length_per_second)}"
+        f"{speed}, {length_text(facts.length_per_token)} read a token, "
+        f"{share_text(facts.read_share)} of the time waiting for the drive "
+        f"({speed_text(facts.length_per_second)})"
     )

@@ -46,7 +46,7 @@ def test_a_prompt_is_answered_by_a_gguf_and_by_its_pack_alike(
             r"prompt: 4 tokens, [\d,.]+ tok/s, first token after \d+\.\d\d s", prompt
         )
         assert answer.startswith("answer: 7 tokens, ")
-        reading = r"nothing read|.+ a token, .+ of the time waiting for it, drive .+/s"
+        reading = r"nothing read|.+ read a token, .+ of the time waiting for the drive \(.+/s\)"
         assert re.search(rf" tok/s, \S+ hits, ({reading}), .+ of experts in memory", answer), answer
     assert runs[0].stdout == runs[1].stdout
     quiet = moepack_command("run", SHARD, "-p", "Hello", "-n", "7", "-q", *SMALL)
