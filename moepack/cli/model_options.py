@@ -16,8 +16,8 @@ _PAGER = (
         "--memory",
         type=Length(word="floor", share_of="memory"),
         metavar="SIZE",
-        help="For experts: 8GiB, 50% of this machine's memory, or floor: what one step takes. By default "
-        "what is free, as it changes.",
+        help="For experts: 8GiB, 50% of this machine's memory, or floor: what one step takes. By "
+        "default what is free, as it changes.",
     ),
     click.option(
         "--policy",

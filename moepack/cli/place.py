@@ -40,9 +40,7 @@ from moepack.errors import RequestError
 @click.option(
     "--context",
     type=click.IntRange(1),
-    default=32768,
-    show_default=True,
-    help="Tokens that have room.",
+    help="Tokens of context; by default 32,768, or what the model was trained for if that is less.",
 )
 @click.option(
     "--cache-type",

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from moepack.errors import RequestError
 from moepack.footprint.context import IK_LLAMA_SERVER, LLAMA_SERVER, MOEPACK_RUN, ContextOptions
+from moepack.footprint.model import footprint_of
 from moepack.forecasting.facts import SpeedFacts
 from moepack.forecasting.forecast import forecast
 from moepack.machine.file import read_machine
@@ -24,6 +25,8 @@ from moepack.sizes import Size, as_list, parse_size
 
 _CONTEXTS = {LLAMA: LLAMA_SERVER, IK_LLAMA: IK_LLAMA_SERVER, PACK: MOEPACK_RUN}
 ENGINES = tuple(_CONTEXTS)
+_CONTEXT = 32768
+"""The default, in tokens, of models that were trained for as much."""
 _LEAST_BATCH = 512
 """Tokens of a prompt that are computed at once where more are of no use: llama.cpp's default."""
 _GPU_BATCHES, _BATCHES = (4096, 2048, 1024), (2048, 1024)
@@ -35,7 +38,7 @@ def place(
     machine: Machine | AnyPath | None = None,
     *,
     engine: str | None = None,
-    context: int = 32768,
+    context: int | None = None,
     vram: Size | Sequence[Size] = (),
     memory: Size | None = None,
     margin: Size = 1 << 30,
@@ -49,8 +52,9 @@ def place(
 
     `paths` is a source or a pack, `engine` one of ENGINES: by default `pack` for a pack, else
     llama.cpp. `machine` is one or the path of its file; `vram` (bytes of each GPU) and `memory`
-    stand in for what it says. `margin` bytes of each are left free. `context` is in tokens, its
-    keys and values are of `cache_types`. `traces`, or a file of `hotness`, say whether single
+    stand in for what it says. `margin` bytes of each are left free. `context` is in tokens, by
+    default 32,768, or what the model was trained for if that is less; its keys and values are of
+    `cache_types`. `traces`, or a file of `hotness`, say whether single
     experts are worth pinning. Prompts are computed in batches of `micro_batch` tokens, by
     default of as many as suit what lies where; one of `prompt` tokens is forecast.
 
@@ -64,6 +68,7 @@ def place(
     _check(paths, engine, margin, hotness, traces)
     known = _machine(machine, vram, memory)
     type_k, type_v = cache_types
+    context = _usual_context(paths) if context is None else context
 
     def request_for(machine: Machine, defaults: ContextOptions) -> Request:
         options = defaults._replace(token_count=context, type_k=type_k, type_v=type_v)
@@ -103,6 +108,11 @@ def place(
         notes=placed.notes,
         pins=placed.pins,
     )
+
+
+def _usual_context(paths: PathOrPaths) -> int:
+    attention = footprint_of(paths).attention
+    return min(_CONTEXT, (attention and attention.context_length) or _CONTEXT)
 
 
 def _fitting(requested: Callable[[int], Request], micro_batch: int | None) -> Request:

@@ -296,6 +296,12 @@ def test_latest_experts_may_be_cached_in_vram(gpt_oss: Path) -> None:
     assert not any("--moe-cache-mib" in one.command for one in others), "it has none"
 
 
+def test_no_more_context_has_room_than_the_model_was_trained_for() -> None:
+    trained = place(first_shard("qwen3moe"), memory=8 * GIB)
+    assert trained.context == 2048
+    assert place(first_shard("qwen3moe"), memory=8 * GIB, context=4096).context == 4096
+
+
 def test_a_shorter_context_takes_less(gpt_oss: Path) -> None:
     long, short = (place(gpt_oss, vram=[24 * GIB], context=count) for count in (131072, 4096))
     assert (long.option.cpu_layer_count or 0) > (short.option.cpu_layer_count or 0)
