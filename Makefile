@@ -17,6 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: chat demo quick test engines bench conformance wheels fuzz format clean
 
 chat: $(VENV)/running
+	@echo 'moepack is $(BIN)/moepack; after `. $(BIN)/activate` it is moepack'
 	@$(BIN)/moepack run fixtures/chat-00001-of-00002.gguf
 
 demo: $(VENV)/installed
