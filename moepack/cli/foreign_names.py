@@ -41,9 +41,9 @@ ANSWERS: Mapping[str, tuple[str, str]] = MappingProxyType(
             ("pull", "download", "get", "fetch", "install", "search"), (_DOWNLOAD, HUB_DOWNLOAD)
         ),
         **dict.fromkeys(("ls", "models", "dir"), (_FILES, "moepack inspect MODEL.gguf")),
-        **dict.fromkeys(("rm", "remove", "delete", "prune"), (_FILES, "rm -r MODEL.moepack")),
-        **dict.fromkeys(("cp", "copy"), (_FILES, "cp -r MODEL.moepack COPY.moepack")),
-        **dict.fromkeys(("mv", "move", "rename"), (_FILES, "mv MODEL.moepack NAME.moepack")),
+        **dict.fromkeys(("rm", "remove", "delete", "prune"), (f"{_FILES}; rm removes it", "")),
+        **dict.fromkeys(("cp", "copy"), (f"{_FILES}; cp copies it", "")),
+        **dict.fromkeys(("mv", "move", "rename"), (f"{_FILES}; mv renames it", "")),
         **dict.fromkeys(("push", "upload"), (_FILES, "hf upload OWNER/NAME MODEL.moepack")),
         **dict.fromkeys(
             ("ps", "stop", "kill", "unload", "daemon"),
