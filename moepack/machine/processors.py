@@ -26,10 +26,10 @@ def limited_threads(
     Of the cores that the process may use, one thread each; no more than its control groups allow.
     llama.cpp starts as many as the machine has cores, and each of them is waited for all the time.
     """
-    limits = [] if len(_allowed()) == os.cpu_count() else [core_count(cpus)]
-    if (quota := cpu_quota(groups, root)) is not None:
-        limits.append(max(1, int(quota)))
-    return min(limits, default=None)
+    quota = cpu_quota(groups, root)
+    if quota is not None:
+        return max(1, min(core_count(cpus), int(quota)))
+    return None if len(_allowed()) == os.cpu_count() else core_count(cpus)
 
 
 def cpu_quota(groups: Path = _OWN_GROUPS, root: Path = _CGROUPS) -> float | None:
@@ -62,7 +62,10 @@ def _quotas(groups: Path, root: Path) -> Iterator[float]:
     except OSError:
         return
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, sign, rest = line.partition(":")
+        controllers, other_sign, path = rest.partition(":")
+        if not (sign and other_sign):
+            continue
         if controllers and "cpu" not in controllers.split(","):
             continue
         top = root / "cpu" if controllers else root

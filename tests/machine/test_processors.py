@@ -58,12 +58,28 @@ def test_it_is_a_thread_for_each_core_that_may_be_used(
         ("max 100000", "250000 100000", 2),
         ("50000 100000", "max 100000", 1),
         ("300000 100000", "400000 100000", 3),
+        ("max 100000", "1600000 100000", 8),  # of more processors than there are
     ],
 )
 def test_control_groups_allow_less(
     inner: str, outer: str, count: int, allowed: list[int], tmp_path: Path
 ) -> None:
     assert limited_threads(tmp_path, *groups(tmp_path, outer=outer, inner=inner)) == count
+
+
+def test_a_quota_of_more_than_the_cores_gives_no_more_threads(
+    allowed: list[int], tmp_path: Path
+) -> None:
+    cores = cores_of_two(tmp_path / "cpus")
+    assert limited_threads(cores, *groups(tmp_path, a="1600000 100000")) == 4
+
+
+def test_lines_that_name_no_control_group_are_passed_over(
+    allowed: list[int], tmp_path: Path
+) -> None:
+    own, root = groups(tmp_path, a="300000 100000")
+    own.write_text(f"nothing\n1:none\n\n{own.read_text()}")
+    assert limited_threads(tmp_path, own, root) == 3
 
 
 def test_control_groups_of_the_first_version_do_so_too(allowed: list[int], tmp_path: Path) -> None:
