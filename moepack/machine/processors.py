@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -103,10 +103,11 @@ def fewer_threads(threads: int | None, busy: float, cpu_count: int | None = None
 
 
 class OtherWork:
-    """Measures how many processors work for others, from when this is made."""
+    """Measures how many of this process's processors work for others, from when this is made."""
 
     def __init__(self, stat: Path = _STAT, clock: Callable[[], float] = time.monotonic) -> None:
         self._stat, self._clock = stat, clock
+        self._names = {f"cpu{number}" for number in _allowed()}
         self._began, self._busy, self._own = clock(), self._busy_seconds(), time.process_time()
 
     def processor_count(self, child_seconds: float) -> float | None:
@@ -122,9 +123,14 @@ class OtherWork:
         return max(0.0, (busy - self._busy - own) / seconds)
 
     def _busy_seconds(self) -> float | None:
+        """Return for how long the processors worked; None where the system does not tell."""
         try:
-            fields = self._stat.read_text().split("\n", 1)[0].split()[1:]
-            ticks = [int(field) for number, field in enumerate(fields) if number not in _IDLE]
+            lines = [line.split() for line in self._stat.read_text().splitlines() if line.strip()]
+            ticks = [_busy_ticks(fields) for name, *fields in lines if name in self._names]
         except (OSError, ValueError):
             return None
-        return sum(ticks) / os.sysconf("SC_CLK_TCK")
+        return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
+def _busy_ticks(fields: Sequence[str]) -> int:
+    return sum(int(field) for number, field in enumerate(fields) if number not in _IDLE)
