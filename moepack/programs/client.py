@@ -104,15 +104,17 @@ class ServerClient:
         count: int | None = None,
         sampling: Sampling = Sampling(),
         stops: Sequence[str] = (),
+        more: Mapping[str, Any] = {},
         cancellation: Cancellation | None = None,
     ) -> Answer:
         """Go on with a text, up to `count` tokens and up to the first of `stops`.
 
+        `more` are fields of the request besides, in the server's own words: `json_schema`.
         `cancellation` may end it; then what was not sent yet is not waited for.
         """
         if not prompt:
             raise RequestError("the prompt is empty")
-        fields = {"prompt": prompt, **_options(count, sampling, stops)}
+        fields = {**more, "prompt": prompt, **_options(count, sampling, stops)}
         return self._answer("/completion", fields, _read_completion, count, cancellation)
 
     def chat(
@@ -122,10 +124,11 @@ class ServerClient:
         count: int | None = None,
         sampling: Sampling = Sampling(),
         stops: Sequence[str] = (),
+        more: Mapping[str, Any] = {},
         cancellation: Cancellation | None = None,
     ) -> Answer:
         """Answer the last of `messages`; else as `complete`."""
-        fields = {"messages": messages, **_options(count, sampling, stops)}
+        fields = {**more, "messages": messages, **_options(count, sampling, stops)}
         fields["stream_options"] = {"include_usage": True}
         return self._answer("/v1/chat/completions", fields, _read_chat, count, cancellation)
 

@@ -112,6 +112,18 @@ def test_lines_that_are_no_text_are_answered(moepack_command: Command, chat_path
     assert (run.returncode, answers(run)) == (0, ["3 tokens"]), run.stderr
 
 
+def test_a_schema_and_biases_hold_for_answers(moepack_command: Command, chat_path: Path) -> None:
+    arguments = ("run", chat_path, "-n", "8", "-c", "256", "-q", *SMALL)
+    for more in (("-p", "hello"), ("-p", "hello", "--raw"), ()):
+        schema = moepack_command(*arguments, *more, "-j", '{"const": 12345678901}', input="hello\n")
+        assert schema.stdout.strip()
+        assert "12345678901".startswith(schema.stdout.strip())
+        plainly = moepack_command(*arguments, *more, input="hello\n")
+        bias = moepack_command(*arguments, *more, "-l", "70+100", input="hello\n")
+        assert len(set(bias.stdout.strip())) == 1
+        assert bias.stdout != plainly.stdout
+
+
 def test_quotes_hold_several_lines_together(moepack_command: Command, chat_path: Path) -> None:
     """They are one message, and none of them is a command; the end of a pipe ends it as well."""
     arguments = ("run", chat_path, "-n", "3", "-c", "256", "-q", *SMALL)

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from moepack.cli.llama_spellings import RUN, SERVE, check_rest, translate
+from moepack.cli.request_fields import split_fields
 from moepack.cli.running import run
 from moepack.cli.serving import serve
 from moepack.errors import RequestError
@@ -97,6 +99,30 @@ def test_what_would_break_a_server_is_refused_behind_the_dashes(rest: str, hint:
 
 def test_other_options_may_stand_behind_the_dashes() -> None:
     check_rest(["x.gguf"], ["-np", "2", "-c", "512", "--metrics"])
+
+
+def test_what_the_server_heeds_in_requests_alone_goes_there(tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "array"}')
+    words = ["--keep", "3", "-j", '{"type": "object"}', "-l", "5+1", "--logit-bias", "6-inf", "-fa"]
+    fields = {"json_schema": {"type": "object"}, "logit_bias": [[5, 1.0], [6, False]]}
+    assert split_fields(words) == (["--keep", "3", "-fa"], fields)
+    assert split_fields(["-jf", str(path)]) == ([], {"json_schema": {"type": "array"}})
+
+
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        ("-j {", "-j: not JSON"),
+        ("-j 3", "-j: not a JSON schema"),
+        ("-jf /nothing/there", "-jf: No such file"),
+        ("-l five", "-l: not a token's bias"),
+        ("-j", "-j has no value"),
+    ],
+)
+def test_what_cannot_go_into_requests_is_refused(typed: str, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        split_fields(typed.split())
 
 
 @needs_llama
