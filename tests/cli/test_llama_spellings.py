@@ -1,9 +1,11 @@
 """Options of llama.cpp, as people type them to `run` and `serve`."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from moepack.cli.llama_spellings import RUN, SERVE, check_rest, translate
@@ -30,6 +32,8 @@ from tests.support.needs import needs_llama
         ("m -fa -ctk q8_0", "m", "-fa on -ctk q8_0"),
         ("m -fa off --ignore-eos -q", "m -q", "-fa off --ignore-eos"),
         ("m --grammar=x -i --color --jinja", "m", "--grammar x"),
+        ("m -fa true --cpu-strict 1", "m", "-fa true --cpu-strict 1"),
+        ("-n5 -m m", "m -n5", ""),
         ("m -ngl 0 --mmap", "m", ""),
         ("-c 4 -t 2 -ub 8 m -n5", "-c 4 -t 2 -ub 8 m -n5", ""),
     ],
@@ -66,7 +70,10 @@ def test_serve_understands_what_is_typed(typed: str, words: str, passed_on: str)
         ("m --port 99", "--port: `run` serves nobody", "moepack serve m --port 99"),
         ("-hf a/b", "-hf: moepack downloads nothing yet", "hf download a/b --include"),
         ("m -m n", "the model is named twice: m, and -m n", "name it once"),
+        ("m -n5 -m n", "the model is named twice: m, and -m n", "name it once"),
         ("-m", "-m names no model", "-m FILE"),
+        ("m --swa-full=1", "--swa-full takes no value", "--swa-full alone"),
+        ("m -no-cnv=1", "-no-cnv takes no value", "-no-cnv alone"),
     ],
 )
 def test_the_rest_is_answered_with_what_to_type(typed: str, problem: str, hint: str) -> None:
@@ -125,15 +132,34 @@ def test_what_cannot_go_into_requests_is_refused(typed: str, problem: str) -> No
         split_fields(typed.split())
 
 
+@pytest.mark.parametrize("typed", ["--bogus 3 -m m", "m --bogus 3 -m n", "--bogus 3 -ngl 9"])
+def test_the_value_of_an_unknown_option_is_no_model(typed: str) -> None:
+    words = run.expand_words(click.Context(run), typed.split())
+    with pytest.raises(click.NoSuchOption, match="--bogus"):
+        run.make_context("run", words)
+
+
+def test_a_prompt_may_stand_before_the_model() -> None:
+    for words in (["Why is it", "-m", "m"], ["-m", "m", "Why is it"]):
+        context = click.Context(run)
+        expanded = run.expand_words(context, words)
+        assert run.settle_words(context, expanded) == ["m", "-p", "Why is it"]
+
+
+OPTION = re.compile(r"((?:-\S+, +)*-\S+)((?: (?:<[^>]*>|\S)+)*)")
+"""The names of an option in llama.cpp's help, and its values, each behind one space."""
+
+
 @needs_llama
-def test_llama_cpp_knows_every_option_that_is_passed_on() -> None:
+def test_llama_cpp_knows_every_option_that_is_passed_on_and_how_many_values_it_takes() -> None:
     command = [sys.executable, "-m", "moepack.programs.server", "--help"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    known = set(run.stdout.replace(",", " ").split())
-    for spellings in (RUN, SERVE):
-        passed_on = {
-            name
-            for name, spelling in spellings.items()
-            if spelling == spelling._replace(name=None, problem=None, note=None, is_left_out=False)
-        }
-        assert passed_on - known == set()
+    help_text = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    value_counts = {
+        name: len(re.sub("<[^>]*>", "_", match[2]).split())
+        for match in filter(None, map(OPTION.match, help_text.splitlines()))
+        for name in match[1].replace(",", " ").split()
+    }
+    assert len(value_counts) > 200
+    for name, spelling in (*RUN.items(), *SERVE.items()):
+        if spelling == spelling._replace(name=None, problem=None, note=None, is_left_out=False):
+            assert value_counts[name] == spelling.values, name
