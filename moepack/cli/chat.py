@@ -46,7 +46,7 @@ def chat(
     """Answer what is said, until there is no more.
 
     An error ends the answer, and not the chat: the next one may find the drive well again, or needs
-    other experts. Where no `editor` reads from a terminal, the first error's code is the exit code,
+    other experts. Without its server the chat ends, by that error's exit code. Where no `editor` reads from a terminal, the first error's code is the exit code,
     and an interruption ends it all.
     """
     talk = _Chat(conversation, server, is_terminal=editor is not None, has_stats=has_stats)
@@ -87,6 +87,8 @@ class _Chat:
             except MoepackError as error:
                 code = report(error)
                 self.exit_code = self.exit_code or code
+                if not self._server.is_running:
+                    raise SystemExit(code) from None
 
     def renew(self) -> None:
         """Have the next answer be cancelled by itself."""

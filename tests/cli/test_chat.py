@@ -1,5 +1,6 @@
 """The chat of `run`: in a pipe, and on a terminal of its own."""
 
+import os
 import re
 import signal
 import subprocess
@@ -218,6 +219,13 @@ def begin_answer(terminal: Terminal, text: str = "hello") -> None:
     terminal.until(r"\x1b\[\?2004l[^\x1b]")
 
 
+def kill_children(process_id: int) -> None:
+    """Kill the processes that one has started."""
+    for path in Path(f"/proc/{process_id}/task").glob("*/children"):
+        for child in path.read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+
+
 def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
     terminal.until("/help says what else there is")
     terminal.until(PROMPT)
@@ -231,6 +239,15 @@ def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
     terminal.until(PROMPT)
     terminal.type("\x04")
     assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_a_chat_ends_with_its_server(terminal: Terminal) -> None:
+    terminal.until(PROMPT)
+    begin_answer(terminal)
+    kill_children(terminal.process.pid)
+    terminal.until("server: ended by SIGKILL")
+    assert terminal.process.wait(PATIENCE) == 6
+    assert terminal.is_as_usual
 
 
 def test_ctrl_c_at_any_moment_leaves_the_chat_as_it_was(terminal: Terminal) -> None:
