@@ -149,6 +149,10 @@ _BEFORE = {
     **dict.fromkeys(("-a", "--alias"), "--name"),
 }
 """What of llama-server's options stands before the dashes, and how."""
+_EITHER_SIDE = {
+    **dict.fromkeys(("-c", "--ctx-size"), "--context"),
+    **dict.fromkeys(("-t", "--threads"), "--threads"),
+}
 
 
 def translate(
@@ -161,8 +165,11 @@ def translate(
     return _Translation(command, words, spellings).run()
 
 
-def check_rest(models: Words, words: Words) -> None:
-    """Raise RequestError for options behind `--` that `serve` has itself, or cannot have there."""
+def check_rest(models: Words, words: Words, ours: Mapping[str, int | None] = {}) -> None:
+    """Raise RequestError for options behind `--` that `serve` has itself, or cannot have there.
+
+    `ours` are values before `--` of options that may stand on either side, by their names here.
+    """
     for place, word in enumerate(words):
         name, sign, value = word.partition("=")
         if name in _BEFORE:
@@ -173,6 +180,9 @@ def check_rest(models: Words, words: Words) -> None:
             line = ["moepack", "serve", *before, *(["--", *rest] if rest else [])]
             problem = f"{name} goes before --, not behind it"
             raise RequestError(problem, hint=shell_words(line))
+        own = _EITHER_SIDE.get(name)
+        if own is not None and ours.get(own) is not None:
+            raise RequestError(f"{name} stands before -- and behind it", hint="name it once")
         if SERVE.get(name) is _HUB:
             raise RequestError(f"{name}: {_HUB.problem}", hint=_HUB.hint.format(command="serve"))
 

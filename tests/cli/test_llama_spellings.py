@@ -150,6 +150,13 @@ OPTION = re.compile(r"((?:-\S+, +)*-\S+)((?: (?:<[^>]*>|\S)+)*)")
 """The names of an option in llama.cpp's help, and its values, each behind one space."""
 
 
+@pytest.mark.parametrize("rest", ["-c 256", "--ctx-size=256", "-np 2 -t 1", "--threads 1"])
+def test_an_option_on_both_sides_of_the_dashes_is_refused(rest: str) -> None:
+    with pytest.raises(RequestError, match="stands before -- and behind it"):
+        check_rest(["x.gguf"], rest.split(), {"--context": 512, "--threads": 2})
+    check_rest(["x.gguf"], rest.split(), {"--context": None, "--threads": None})
+
+
 @needs_llama
 def test_llama_cpp_knows_every_option_that_is_passed_on_and_how_many_values_it_takes() -> None:
     command = [sys.executable, "-m", "moepack.programs.server", "--help"]
