@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moepack.cli import slash_commands
 from tests.support.chat_model import write_chat_model
 from tests.support.children import PATIENCE
 from tests.support.models import first_shard, flip, pack_model
@@ -162,6 +163,13 @@ def test_a_command_of_a_chat_is_obeyed_and_never_sent(
     assert run.stderr.count("answer: ") == 1
 
 
+@pytest.mark.parametrize("text", ["/help\nline two", "/clear\n/bye", "/nothing\nat all\n"])
+def test_several_lines_are_no_command(text: str) -> None:
+    assert slash_commands.parse(text) is None
+    assert slash_commands.parse("/system be\nbrief") == ("system", "be\nbrief")
+    assert slash_commands.parse(" /help\n") == ("help", "")
+
+
 def test_a_path_is_no_command(moepack_command: Command, chat_path: Path) -> None:
     run = moepack_command("run", chat_path, "-n", "3", *SMALL, input="/etc/hosts is a file\n")
     assert (run.returncode, answers(run)) == (0, ["3 tokens"])
@@ -219,11 +227,11 @@ def begin_answer(terminal: Terminal, text: str = "hello") -> None:
     terminal.until(r"\x1b\[\?2004l[^\x1b]")
 
 
-def kill_children(process_id: int) -> None:
-    """Kill the processes that one has started."""
+def signal_children(process_id: int, number: signal.Signals) -> None:
+    """Send a signal to the processes that one has started."""
     for path in Path(f"/proc/{process_id}/task").glob("*/children"):
         for child in path.read_text().split():
-            os.kill(int(child), signal.SIGKILL)
+            os.kill(int(child), number)
 
 
 def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
@@ -244,10 +252,25 @@ def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
 def test_a_chat_ends_with_its_server(terminal: Terminal) -> None:
     terminal.until(PROMPT)
     begin_answer(terminal)
-    kill_children(terminal.process.pid)
+    signal_children(terminal.process.pid, signal.SIGKILL)
     terminal.until("server: ended by SIGKILL")
     assert terminal.process.wait(PATIENCE) == 6
     assert terminal.is_as_usual
+
+
+def test_what_the_next_answer_waits_for_is_shown(terminal: Terminal) -> None:
+    """An answer that is left is computed for a while: here until its server goes on."""
+    terminal.until(PROMPT)
+    begin_answer(terminal)
+    signal_children(terminal.process.pid, signal.SIGSTOP)
+    terminal.type("\x03")
+    terminal.until(PROMPT)
+    terminal.type("hello\r")
+    terminal.until("ending the answer before")
+    signal_children(terminal.process.pid, signal.SIGCONT)
+    time.sleep(0.3)
+    terminal.type("\x03")
+    terminal.until("; interrupted")
 
 
 def test_ctrl_c_at_any_moment_leaves_the_chat_as_it_was(terminal: Terminal) -> None:
