@@ -163,6 +163,9 @@ def test_words_in_one_text_are_refused_with_the_list(call: Callable[..., object]
     with pytest.raises(RequestError, match=rf"^{name}: a text, not a list of words") as refused:
         call(MODEL, **arguments)
     assert refused.value.expected == ["llama-server", "-m", "{}"]
+    with pytest.raises(RequestError, match="not a list of words") as refused:
+        call(MODEL, **arguments | {name: "ls 'l"})
+    assert refused.value.expected == ["ls", "'l"]
 
 
 def test_one_part_is_named_by_itself(pack: Pack) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from moepack.cli import slash_commands
@@ -13,6 +13,7 @@ from moepack.cli.answering import print_answer
 from moepack.cli.chat_input import PipedLines, Said, read_said
 from moepack.cli.exit_codes import ExitCode, report
 from moepack.cli.terminal import is_quiet, say
+from moepack.cli.watched_progress import elapsed, watched_progress
 from moepack.errors import MoepackError, RequestError
 from moepack.programs.cancellation import Cancellation
 
@@ -46,7 +47,7 @@ def chat(
     """Answer what is said, until there is no more.
 
     An error ends the answer, and not the chat: the next one may find the drive well again, or needs
-    other experts. Where no `editor` reads from a terminal, the first error's code is the exit code,
+    other experts. Without its server the chat ends, by that error's exit code. Where no `editor` reads from a terminal, the first error's code is the exit code,
     and an interruption ends it all.
     """
     talk = _Chat(conversation, server, is_terminal=editor is not None, has_stats=has_stats)
@@ -71,6 +72,7 @@ class _Chat:
         self._conversation, self._server = conversation, server
         self._is_terminal, self._has_stats = is_terminal, has_stats
         self.cancellation = Cancellation()
+        self._is_ending = False
         self.exit_code: int = ExitCode.FINE
 
     def go_on(self, source: Any) -> None:
@@ -87,9 +89,12 @@ class _Chat:
             except MoepackError as error:
                 code = report(error)
                 self.exit_code = self.exit_code or code
+                if not self._server.is_running:
+                    raise SystemExit(code) from None
 
     def renew(self) -> None:
         """Have the next answer be cancelled by itself."""
+        self._is_ending = self._is_ending or self.cancellation.is_cancelled
         self.cancellation = Cancellation()
 
     def tell(self, text: str) -> None:
@@ -135,8 +140,20 @@ class _Chat:
         from moepack.programs.run_facts import measure
 
         cancellation = self.cancellation
-        with measure(self._server, lambda: ask(cancellation)) as answer:
+        with ExitStack() as stack:
+            with self._ending():
+                answer = stack.enter_context(measure(self._server, lambda: ask(cancellation)))
             print_answer(answer, has_stats=self._has_stats)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Show what is waited for: the server computes an answer that is left a while longer."""
+        if not self._is_ending:
+            yield
+            return
+        with watched_progress("ending the answer before", "s", elapsed()):
+            yield
+        self._is_ending = False
 
 
 @contextmanager

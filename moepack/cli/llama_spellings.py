@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import click
 
+from moepack.cli.run_words import is_prompt
 from moepack.cli.terminal import complain
 from moepack.errors import RequestError
 from moepack.escaping import shell_words
@@ -45,8 +46,8 @@ class Translated(NamedTuple):
 
 
 _PASSED_ON = """
-    -ctk --cache-type-k -ctv --cache-type-v -tb --threads-batch -C --cpu-mask -Cr --cpu-range --prio
-    --poll --numa --rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx
+    -ctk --cache-type-k -ctv --cache-type-v -tb --threads-batch -C --cpu-mask -Cr --cpu-range
+    --cpu-strict --prio --poll --numa --rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx
     --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast --override-kv --lora
     --lora-scaled --samplers --sampler-seq --repeat-last-n --presence-penalty --frequency-penalty
     --typical --typical-p --top-n-sigma --xtc-probability --xtc-threshold --dry-multiplier
@@ -55,7 +56,7 @@ _PASSED_ON = """
     --json-schema-file --reasoning-format --reasoning-budget --chat-template-kwargs --keep
 """
 _PASSED_ON_FLAGS = """
-    --swa-full --ignore-eos --context-shift --no-context-shift --no-jinja --cpu-strict
+    --swa-full --ignore-eos --context-shift --no-context-shift --no-jinja
     --no-prefill-assistant --log-disable
 """
 _SERVED = """
@@ -137,7 +138,9 @@ SERVE: dict[str, Spelling] = {
     **_rows("-a --alias", Spelling(name="--name")),
 }
 _MODEL = ("-m", "--model")
-_SWITCHES = {"on", "off", "auto", "0", "1"}
+_SWITCHES = {
+    *("on", "enabled", "true", "1", "off", "disabled", "false", "0", "auto", "-1"),
+}
 _BEFORE = {
     **dict.fromkeys(_MODEL, ""),
     "--host": "--host",
@@ -146,6 +149,10 @@ _BEFORE = {
     **dict.fromkeys(("-a", "--alias"), "--name"),
 }
 """What of llama-server's options stands before the dashes, and how."""
+_EITHER_SIDE = {
+    **dict.fromkeys(("-c", "--ctx-size"), "--context"),
+    **dict.fromkeys(("-t", "--threads"), "--threads"),
+}
 
 
 def translate(
@@ -158,8 +165,11 @@ def translate(
     return _Translation(command, words, spellings).run()
 
 
-def check_rest(models: Words, words: Words) -> None:
-    """Raise RequestError for options behind `--` that `serve` has itself, or cannot have there."""
+def check_rest(models: Words, words: Words, ours: Mapping[str, int | None] = {}) -> None:
+    """Raise RequestError for options behind `--` that `serve` has itself, or cannot have there.
+
+    `ours` are values before `--` of options that may stand on either side, by their names here.
+    """
     for place, word in enumerate(words):
         name, sign, value = word.partition("=")
         if name in _BEFORE:
@@ -170,6 +180,9 @@ def check_rest(models: Words, words: Words) -> None:
             line = ["moepack", "serve", *before, *(["--", *rest] if rest else [])]
             problem = f"{name} goes before --, not behind it"
             raise RequestError(problem, hint=shell_words(line))
+        own = _EITHER_SIDE.get(name)
+        if own is not None and ours.get(own) is not None:
+            raise RequestError(f"{name} stands before -- and behind it", hint="name it once")
         if SERVE.get(name) is _HUB:
             raise RequestError(f"{name}: {_HUB.problem}", hint=_HUB.hint.format(command="serve"))
 
@@ -190,6 +203,7 @@ class _Translation:
         self._passed_on: list[str] = []
         self._models: list[str] = []
         self._answers: list[Callable[[str], RequestError]] = []
+        self._has_unknown = False
 
     def run(self) -> Translated:
         while self._left:
@@ -203,11 +217,18 @@ class _Translation:
                 self._words.append(word)
                 if name in self._own and not sign:
                     self._words += self._values(self._own[name])
-                elif not word.startswith("-"):
+                elif word.startswith("-"):
+                    self._has_unknown = self._has_unknown or not self._is_own(name)
+                elif not is_prompt(word):
                     self._models.append(word)
-        for answer in self._answers:
-            raise answer(shlex.quote(self._models[0]) if self._models else "MODEL")
+        if not self._has_unknown:  # whose value may be what looks like a model
+            for answer in self._answers:
+                raise answer(shlex.quote(self._models[0]) if self._models else "MODEL")
         return Translated(self._words, self._passed_on)
+
+    def _is_own(self, name: str) -> bool:
+        """Return whether an option is the command's, also where its value is joined to it: `-n5`."""
+        return name in self._own or (not name.startswith("--") and name[:2] in self._own)
 
     def _values(self, count: int) -> list[str]:
         values, self._left = self._left[:count], self._left[count:]
@@ -219,12 +240,14 @@ class _Translation:
             raise RequestError(f"{name} names no model", hint=f"{name} FILE")
         if self._models:
             problem = f"the model is named twice: {self._models[0]}, and {name} {model[0]}"
-            raise RequestError(problem, hint="name it once")
+            self._answers.append(lambda _model: RequestError(problem, hint="name it once"))
         self._models += model
-        self._words += model
+        self._words[:0] = model  # a prompt is behind it
 
     def _take(self, name: str, value: str | None) -> None:
         spelling = self._spellings[name]
+        if value is not None and not spelling.values and spelling.problem is None:
+            raise RequestError(f"{name} takes no value", found=value, hint=f"{name} alone")
         values = [value] if value is not None else self._values_of(spelling)
         option = shlex.join([name, *values])
         if spelling.problem is not None and not (spelling is _GPU and values == ["0"]):

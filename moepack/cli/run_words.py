@@ -41,7 +41,7 @@ def prompt_as_option(context: click.Context, command: click.Command, words: list
     if "--" in words or len(places) < 2 or has_prompt:
         return words
     last = places[-1]
-    if _is_prompt(typed[last].text):
+    if is_prompt(typed[last].text):
         return [*words[:last], "-p", *words[last:]]
     _check_unquoted(context, words, typed, places)
     return words
@@ -53,7 +53,8 @@ def _mistyped(context: click.Context, problem: str, *hints: str) -> click.UsageE
     return Mistyped(problem, *hints, context=context)
 
 
-def _is_prompt(text: str) -> bool:
+def is_prompt(text: str) -> bool:
+    """Return whether an argument is a prompt: words with spaces, and no file's name."""
     is_path = os.path.lexists(text) or text.endswith(".gguf") or text[:1] in "/~"
     return " " in text.strip() and not is_path
 

@@ -17,6 +17,7 @@ from moepack.cli.model_options import chat_options, engine_options, sampling_opt
 from moepack.cli.parameters import InputFile
 from moepack.cli.program import check_options, run_command, trace_to
 from moepack.cli.prompt_file import read_prompt
+from moepack.cli.request_fields import split_fields
 from moepack.cli.run_words import prompt_as_option, refuse_program
 from moepack.cli.starting import start_server
 from moepack.cli.terminal import (
@@ -109,6 +110,7 @@ def run(
     require("run")
     template = chat_template_options(chat_template, chat_template_file)
     _check(text, raw, system, template, tokens, as_json)
+    server_words, more = split_fields(passed_on)
     editor = make_editor() if text is None else None
     trace_path = engine.pop("trace_path")
     with ExitStack() as stack:
@@ -118,11 +120,11 @@ def run(
         if not is_plain and not can_chat:
             raise no_chats(pack)
         trace = stack.enter_context(trace_to(trace_path, pack, has_requests=True))
-        words = [*template, *passed_on]
+        words = [*template, *server_words]
         server = stack.enter_context(
             start_server(pack, trace, words, is_silent=as_json, other_work=other_work, **engine)
         )
-        options: Any = {"sampling": sampling, "count": tokens if tokens > 0 else None}
+        options: Any = {"sampling": sampling, "count": tokens if tokens > 0 else None, "more": more}
         conversation = Conversation(server.client, system, **options)
         if text is None:
             chat(conversation, server, editor, has_stats=stats)

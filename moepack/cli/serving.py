@@ -17,7 +17,7 @@ from moepack.cli.model_options import chat_options, pager_options, threads_optio
 from moepack.cli.program import run_command
 from moepack.cli.run_words import refuse_program
 from moepack.cli.starting import note_context
-from moepack.cli.terminal import complain, quiet_option, source_or_pack_argument
+from moepack.cli.terminal import complain, is_quiet, quiet_option, source_or_pack_argument
 from moepack.errors import RequestError
 from moepack.escaping import one_line
 from moepack.llama_cpp.bounds import MAX_CONTEXT
@@ -92,7 +92,8 @@ def serve(
 
     if api_key == "":
         raise RequestError("an empty API key", place="--api-key")
-    llama_spellings.check_rest(source_or_pack, rest or ())
+    ours = {"--context": options["context"], "--threads": threads}
+    llama_spellings.check_rest(source_or_pack, rest or (), ours)
     template = chat_template_options(chat_template, chat_template_file)
     if api_key is not None:
         # Not as an option of the program: other users of the machine would see it.
@@ -118,7 +119,8 @@ def _sizes(
     words: list[str] = []
     if not says_context(command, os.environ if length is None else {}):
         chosen = choose_context(pack, length)
-        note_context(chosen)
+        if not is_quiet():
+            note_context(chosen)
         words += ["-c", str(chosen.length)]
     if not says_threads(command, os.environ if threads is None else {}):
         threads = limited_threads() if threads is None else threads

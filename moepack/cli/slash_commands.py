@@ -46,13 +46,15 @@ class SlashCommand(NamedTuple):
 def parse(line: str) -> SlashCommand | None:
     """Return the command in a line, None in a message for the model.
 
-    Raises RequestError for a command that there is none of.
+    Several lines are a message, but for a text that a command takes. Raises RequestError for a command that there is none of.
     """
     match = _FORM.match(line.strip())
     if match is None:
         return None
     word, text = match[1].lower(), (match[2] or "").strip()
     name = _OTHER_NAMES.get(word, word)
+    if "\n" in line.strip() and name not in _WITH_TEXT:
+        return None
     if name not in _NAMES:
         raise RequestError(
             f"no command of a chat: /{match[1]}",

@@ -45,7 +45,7 @@ def start_server(
     """
     from moepack.machine.processors import limited_threads
     from moepack.pager.pager import PagerOptions
-    from moepack.programs.command import says_threads, single_text_options
+    from moepack.programs.command import says_threads, single_text_options, thread_count
     from moepack.programs.context import choose_context
     from moepack.programs.micro_batch import choose_micro_batch
     from moepack.programs.model_server import ModelServer
@@ -57,8 +57,9 @@ def start_server(
         micro_batch = choose_micro_batch(
             pack, context=chosen.length, memory=memory, pinned=pin or 0
         )
-    if threads is None and not says_threads(options, os.environ):
-        threads = limited_threads()
+    if threads is None:
+        is_said = says_threads(options, os.environ)
+        threads = thread_count(options, os.environ) if is_said else limited_threads()
     words = [*single_text_options(chosen.length, threads, micro_batch), *options]
     pager_options = PagerOptions(memory=memory, pinned=pin, micro_batch=micro_batch, **others)
     writers: Any = {"trace": trace, "learner": learner_of(pack, no_learn)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -26,10 +26,10 @@ def limited_threads(
     Of the cores that the process may use, one thread each; no more than its control groups allow.
     llama.cpp starts as many as the machine has cores, and each of them is waited for all the time.
     """
-    limits = [] if len(_allowed()) == os.cpu_count() else [core_count(cpus)]
-    if (quota := cpu_quota(groups, root)) is not None:
-        limits.append(max(1, int(quota)))
-    return min(limits, default=None)
+    quota = cpu_quota(groups, root)
+    if quota is not None:
+        return max(1, min(core_count(cpus), int(quota)))
+    return None if len(_allowed()) == os.cpu_count() else core_count(cpus)
 
 
 def cpu_quota(groups: Path = _OWN_GROUPS, root: Path = _CGROUPS) -> float | None:
@@ -62,7 +62,10 @@ def _quotas(groups: Path, root: Path) -> Iterator[float]:
     except OSError:
         return
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, sign, rest = line.partition(":")
+        controllers, other_sign, path = rest.partition(":")
+        if not (sign and other_sign):
+            continue
         if controllers and "cpu" not in controllers.split(","):
             continue
         top = root / "cpu" if controllers else root
@@ -100,10 +103,11 @@ def fewer_threads(threads: int | None, busy: float, cpu_count: int | None = None
 
 
 class OtherWork:
-    """Measures how many processors work for others, from when this is made."""
+    """Measures how many of this process's processors work for others, from when this is made."""
 
     def __init__(self, stat: Path = _STAT, clock: Callable[[], float] = time.monotonic) -> None:
         self._stat, self._clock = stat, clock
+        self._names = {f"cpu{number}" for number in _allowed()}
         self._began, self._busy, self._own = clock(), self._busy_seconds(), time.process_time()
 
     def processor_count(self, child_seconds: float) -> float | None:
@@ -119,9 +123,14 @@ class OtherWork:
         return max(0.0, (busy - self._busy - own) / seconds)
 
     def _busy_seconds(self) -> float | None:
+        """Return for how long the processors worked; None where the system does not tell."""
         try:
-            fields = self._stat.read_text().split("\n", 1)[0].split()[1:]
-            ticks = [int(field) for number, field in enumerate(fields) if number not in _IDLE]
+            lines = [line.split() for line in self._stat.read_text().splitlines() if line.strip()]
+            ticks = [_busy_ticks(fields) for name, *fields in lines if name in self._names]
         except (OSError, ValueError):
             return None
-        return sum(ticks) / os.sysconf("SC_CLK_TCK")
+        return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
+def _busy_ticks(fields: Sequence[str]) -> int:
+    return sum(int(field) for number, field in enumerate(fields) if number not in _IDLE)

@@ -125,10 +125,18 @@ def _words(words: Sequence[str], argument: str) -> list[str]:
         raise RequestError(
             "a text, not a list of words",
             argument=argument,
-            expected=shlex.split(words),
+            expected=_split(words),
             found=repr(words),
         )
     return list(words)
+
+
+def _split(text: str) -> list[str]:
+    """Return the words that a shell would make of a text, or those between spaces."""
+    try:
+        return shlex.split(text)
+    except ValueError:  # an open quotation
+        return text.split()
 
 
 def _pager_options(

@@ -24,7 +24,7 @@ class ServerClient:
     """Talks to the server at `url`, with the key that it wants.
 
     `problem` says why the server is gone, None while it is there; it is asked where a connection
-    fails. All requests raise RequestError for what the server refuses, and MachineError where it
+    fails. `on_request` is called before each request. All requests raise RequestError for what the server refuses, and MachineError where it
     fails or is gone.
     """
 
@@ -33,6 +33,7 @@ class ServerClient:
         url: str,
         api_key: str | None = None,
         problem: Callable[[], str | None] = lambda: None,
+        on_request: Callable[[], None] = lambda: None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
@@ -42,7 +43,7 @@ class ServerClient:
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._problem = problem
+        self._problem, self._on_request = problem, on_request
 
     def wait_until_ready(self, seconds: float | None = None) -> None:
         """Wait until the model is loaded. Raises MachineError when the server ends before."""
@@ -104,15 +105,17 @@ class ServerClient:
         count: int | None = None,
         sampling: Sampling = Sampling(),
         stops: Sequence[str] = (),
+        more: Mapping[str, Any] = {},
         cancellation: Cancellation | None = None,
     ) -> Answer:
         """Go on with a text, up to `count` tokens and up to the first of `stops`.
 
+        `more` are fields of the request besides, in the server's own words: `json_schema`.
         `cancellation` may end it; then what was not sent yet is not waited for.
         """
         if not prompt:
             raise RequestError("the prompt is empty")
-        fields = {"prompt": prompt, **_options(count, sampling, stops)}
+        fields = {**more, "prompt": prompt, **_options(count, sampling, stops)}
         return self._answer("/completion", fields, _read_completion, count, cancellation)
 
     def chat(
@@ -122,10 +125,11 @@ class ServerClient:
         count: int | None = None,
         sampling: Sampling = Sampling(),
         stops: Sequence[str] = (),
+        more: Mapping[str, Any] = {},
         cancellation: Cancellation | None = None,
     ) -> Answer:
         """Answer the last of `messages`; else as `complete`."""
-        fields = {"messages": messages, **_options(count, sampling, stops)}
+        fields = {**more, "messages": messages, **_options(count, sampling, stops)}
         fields["stream_options"] = {"include_usage": True}
         return self._answer("/v1/chat/completions", fields, _read_chat, count, cancellation)
 
@@ -186,6 +190,7 @@ class ServerClient:
         Raises what http.client does. Whatever is raised, the connection is closed.
         """
         body = None if fields is None else json.dumps(fields).encode()
+        self._on_request()
         try:
             connection.request(method, f"{self._path}{path}", body, self._headers)
             response = connection.getresponse()

@@ -122,6 +122,11 @@ def says_threads(arguments: Sequence[str], environment: Mapping[str, str]) -> bo
     return bool(_words(arguments) & {"-t", "--threads"}) or "LLAMA_ARG_THREADS" in environment
 
 
+def thread_count(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """Return with how many threads a command of llama.cpp computes; None where it is all cores."""
+    return _said_number(arguments, environment, {"-t", "--threads"}, "LLAMA_ARG_THREADS")
+
+
 def _said_number(
     arguments: Sequence[str], environment: Mapping[str, str], options: set[str], name: str
 ) -> int | None:

@@ -103,6 +103,11 @@ class ModelServer:
         """A client of the server; waits as `url` does."""
         return self._process.client
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the server has not ended."""
+        return self._process.is_running
+
     def processor_seconds(self) -> float:
         """Return how long processors have worked for the server."""
         return self._process.processor_seconds()

@@ -55,6 +55,7 @@ class ServerProcess:
         self.api_key = variables.get(API_KEY) or None
         command = [*prefix, sys.executable, "-m", "moepack.programs.server", "-m", model_path]
         self._url: str | None = None
+        self._request_start = 0
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
         try:
             self._process = subprocess.Popen(
@@ -98,7 +99,7 @@ class ServerProcess:
     @property
     def client(self) -> ServerClient:
         """A client of it; waits as `url` does."""
-        return ServerClient(self.url, self.api_key, self.problem)
+        return ServerClient(self.url, self.api_key, self.problem, self._begin_request)
 
     def processor_seconds(self) -> float:
         """Return how long processors have worked for it; 0 where the system does not tell."""
@@ -108,14 +109,29 @@ class ServerProcess:
         except (OSError, ValueError, IndexError):
             return 0.0
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def problem(self) -> str | None:
         """Return why the server is gone; None while it runs."""
-        return None if self._process.poll() is None else str(self._failure())
+        return None if self.is_running else str(self._failure())
 
     def log(self) -> str:
         """Return the end of what it wrote to standard error."""
-        length = os.fstat(self._log.fileno()).st_size
-        start = max(0, length - _MAX_LOG_LENGTH)
+        return self._log_since(0)
+
+    def _begin_request(self) -> None:
+        """Keep errors of requests before from being taken for the end's cause."""
+        with contextlib.suppress(ValueError):  # closed
+            self._request_start = self._log_length()
+
+    def _log_length(self) -> int:
+        return os.fstat(self._log.fileno()).st_size
+
+    def _log_since(self, start: int) -> str:
+        start = max(start, self._log_length() - _MAX_LOG_LENGTH)
         return os.pread(self._log.fileno(), _MAX_LOG_LENGTH, start).decode(errors="replace")
 
     def end(self) -> None:
@@ -133,18 +149,17 @@ class ServerProcess:
 
     def _failure(self) -> MoepackError:
         """Return the error for a process that has ended: in llama.cpp's words, else in ours."""
-        log, code = self.log(), self._process.returncode
-        match = _LOGGED_ERROR.search(log) or _OTHER_ERROR.search(log)
+        log, code = self._log_since(self._request_start), self._process.returncode
         if (template := _REFUSED_TEMPLATE.search(log)) is not None:
             return RequestError(
                 "llama.cpp cannot use the chat template",
                 found=template[1],
                 hint="it has to be Jinja that llama.cpp understands, or one of its names",
             )
+        match = _LOGGED_ERROR.search(log) or _OTHER_ERROR.search(log)
+        words = [f"ended by {signal.Signals(-code).name}"] if code < 0 else []
         if match is not None:
-            words = match[1]
-        elif code < 0:
-            words = f"ended by {signal.Signals(-code).name}"
-        else:
-            words = f"ended with code {code}"
-        return _FAULTS.get(code, MachineError)(f"llama.cpp's server: {words}")
+            words.append(match[1])
+        return _FAULTS.get(code, MachineError)(
+            f"llama.cpp's server: {': '.join(words) or f'ended with code {code}'}"
+        )

@@ -1,5 +1,6 @@
 """The chat of `run`: in a pipe, and on a terminal of its own."""
 
+import os
 import re
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moepack.cli import slash_commands
 from tests.support.chat_model import write_chat_model
 from tests.support.children import PATIENCE
 from tests.support.models import first_shard, flip, pack_model
@@ -112,6 +114,18 @@ def test_lines_that_are_no_text_are_answered(moepack_command: Command, chat_path
     assert (run.returncode, answers(run)) == (0, ["3 tokens"]), run.stderr
 
 
+def test_a_schema_and_biases_hold_for_answers(moepack_command: Command, chat_path: Path) -> None:
+    arguments = ("run", chat_path, "-n", "8", "-c", "256", "-q", *SMALL)
+    for more in (("-p", "hello"), ("-p", "hello", "--raw"), ()):
+        schema = moepack_command(*arguments, *more, "-j", '{"const": 12345678901}', input="hello\n")
+        assert schema.stdout.strip()
+        assert "12345678901".startswith(schema.stdout.strip())
+        plainly = moepack_command(*arguments, *more, input="hello\n")
+        bias = moepack_command(*arguments, *more, "-l", "70+100", input="hello\n")
+        assert len(set(bias.stdout.strip())) == 1
+        assert bias.stdout != plainly.stdout
+
+
 def test_quotes_hold_several_lines_together(moepack_command: Command, chat_path: Path) -> None:
     """They are one message, and none of them is a command; the end of a pipe ends it as well."""
     arguments = ("run", chat_path, "-n", "3", "-c", "256", "-q", *SMALL)
@@ -147,6 +161,13 @@ def test_a_command_of_a_chat_is_obeyed_and_never_sent(
     assert "hint: there are /help /regen /system /clear /stats /bye; " in run.stderr
     assert "error: /clear takes nothing behind it, found it\n" in run.stderr
     assert run.stderr.count("answer: ") == 1
+
+
+@pytest.mark.parametrize("text", ["/help\nline two", "/clear\n/bye", "/nothing\nat all\n"])
+def test_several_lines_are_no_command(text: str) -> None:
+    assert slash_commands.parse(text) is None
+    assert slash_commands.parse("/system be\nbrief") == ("system", "be\nbrief")
+    assert slash_commands.parse(" /help\n") == ("help", "")
 
 
 def test_a_path_is_no_command(moepack_command: Command, chat_path: Path) -> None:
@@ -206,6 +227,13 @@ def begin_answer(terminal: Terminal, text: str = "hello") -> None:
     terminal.until(r"\x1b\[\?2004l[^\x1b]")
 
 
+def signal_children(process_id: int, number: signal.Signals) -> None:
+    """Send a signal to the processes that one has started."""
+    for path in Path(f"/proc/{process_id}/task").glob("*/children"):
+        for child in path.read_text().split():
+            os.kill(int(child), number)
+
+
 def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
     terminal.until("/help says what else there is")
     terminal.until(PROMPT)
@@ -219,6 +247,30 @@ def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
     terminal.until(PROMPT)
     terminal.type("\x04")
     assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_a_chat_ends_with_its_server(terminal: Terminal) -> None:
+    terminal.until(PROMPT)
+    begin_answer(terminal)
+    signal_children(terminal.process.pid, signal.SIGKILL)
+    terminal.until("server: ended by SIGKILL")
+    assert terminal.process.wait(PATIENCE) == 6
+    assert terminal.is_as_usual
+
+
+def test_what_the_next_answer_waits_for_is_shown(terminal: Terminal) -> None:
+    """An answer that is left is computed for a while: here until its server goes on."""
+    terminal.until(PROMPT)
+    begin_answer(terminal)
+    signal_children(terminal.process.pid, signal.SIGSTOP)
+    terminal.type("\x03")
+    terminal.until(PROMPT)
+    terminal.type("hello\r")
+    terminal.until("ending the answer before")
+    signal_children(terminal.process.pid, signal.SIGCONT)
+    time.sleep(0.3)
+    terminal.type("\x03")
+    terminal.until("; interrupted")
 
 
 def test_ctrl_c_at_any_moment_leaves_the_chat_as_it_was(terminal: Terminal) -> None:

@@ -1,11 +1,15 @@
 """Options of llama.cpp, as people type them to `run` and `serve`."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 
 from moepack.cli.llama_spellings import RUN, SERVE, check_rest, translate
+from moepack.cli.request_fields import split_fields
 from moepack.cli.running import run
 from moepack.cli.serving import serve
 from moepack.errors import RequestError
@@ -28,6 +32,8 @@ from tests.support.needs import needs_llama
         ("m -fa -ctk q8_0", "m", "-fa on -ctk q8_0"),
         ("m -fa off --ignore-eos -q", "m -q", "-fa off --ignore-eos"),
         ("m --grammar=x -i --color --jinja", "m", "--grammar x"),
+        ("m -fa true --cpu-strict 1", "m", "-fa true --cpu-strict 1"),
+        ("-n5 -m m", "m -n5", ""),
         ("m -ngl 0 --mmap", "m", ""),
         ("-c 4 -t 2 -ub 8 m -n5", "-c 4 -t 2 -ub 8 m -n5", ""),
     ],
@@ -64,7 +70,10 @@ def test_serve_understands_what_is_typed(typed: str, words: str, passed_on: str)
         ("m --port 99", "--port: `run` serves nobody", "moepack serve m --port 99"),
         ("-hf a/b", "-hf: moepack downloads nothing yet", "hf download a/b --include"),
         ("m -m n", "the model is named twice: m, and -m n", "name it once"),
+        ("m -n5 -m n", "the model is named twice: m, and -m n", "name it once"),
         ("-m", "-m names no model", "-m FILE"),
+        ("m --swa-full=1", "--swa-full takes no value", "--swa-full alone"),
+        ("m -no-cnv=1", "-no-cnv takes no value", "-no-cnv alone"),
     ],
 )
 def test_the_rest_is_answered_with_what_to_type(typed: str, problem: str, hint: str) -> None:
@@ -99,15 +108,65 @@ def test_other_options_may_stand_behind_the_dashes() -> None:
     check_rest(["x.gguf"], ["-np", "2", "-c", "512", "--metrics"])
 
 
+def test_what_the_server_heeds_in_requests_alone_goes_there(tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "array"}')
+    words = ["--keep", "3", "-j", '{"type": "object"}', "-l", "5+1", "--logit-bias", "6-inf", "-fa"]
+    fields = {"json_schema": {"type": "object"}, "logit_bias": [[5, 1.0], [6, False]]}
+    assert split_fields(words) == (["--keep", "3", "-fa"], fields)
+    assert split_fields(["-jf", str(path)]) == ([], {"json_schema": {"type": "array"}})
+
+
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        ("-j {", "-j: not JSON"),
+        ("-j 3", "-j: not a JSON schema"),
+        ("-jf /nothing/there", "-jf: No such file"),
+        ("-l five", "-l: not a token's bias"),
+        ("-j", "-j has no value"),
+    ],
+)
+def test_what_cannot_go_into_requests_is_refused(typed: str, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        split_fields(typed.split())
+
+
+@pytest.mark.parametrize("typed", ["--bogus 3 -m m", "m --bogus 3 -m n", "--bogus 3 -ngl 9"])
+def test_the_value_of_an_unknown_option_is_no_model(typed: str) -> None:
+    words = run.expand_words(click.Context(run), typed.split())
+    with pytest.raises(click.NoSuchOption, match="--bogus"):
+        run.make_context("run", words)
+
+
+def test_a_prompt_may_stand_before_the_model() -> None:
+    for words in (["Why is it", "-m", "m"], ["-m", "m", "Why is it"]):
+        context = click.Context(run)
+        expanded = run.expand_words(context, words)
+        assert run.settle_words(context, expanded) == ["m", "-p", "Why is it"]
+
+
+OPTION = re.compile(r"((?:-\S+, +)*-\S+)((?: (?:<[^>]*>|\S)+)*)")
+"""The names of an option in llama.cpp's help, and its values, each behind one space."""
+
+
+@pytest.mark.parametrize("rest", ["-c 256", "--ctx-size=256", "-np 2 -t 1", "--threads 1"])
+def test_an_option_on_both_sides_of_the_dashes_is_refused(rest: str) -> None:
+    with pytest.raises(RequestError, match="stands before -- and behind it"):
+        check_rest(["x.gguf"], rest.split(), {"--context": 512, "--threads": 2})
+    check_rest(["x.gguf"], rest.split(), {"--context": None, "--threads": None})
+
+
 @needs_llama
-def test_llama_cpp_knows_every_option_that_is_passed_on() -> None:
+def test_llama_cpp_knows_every_option_that_is_passed_on_and_how_many_values_it_takes() -> None:
     command = [sys.executable, "-m", "moepack.programs.server", "--help"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    known = set(run.stdout.replace(",", " ").split())
-    for spellings in (RUN, SERVE):
-        passed_on = {
-            name
-            for name, spelling in spellings.items()
-            if spelling == spelling._replace(name=None, problem=None, note=None, is_left_out=False)
-        }
-        assert passed_on - known == set()
+    help_text = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    value_counts = {
+        name: len(re.sub("<[^>]*>", "_", match[2]).split())
+        for match in filter(None, map(OPTION.match, help_text.splitlines()))
+        for name in match[1].replace(",", " ").split()
+    }
+    assert len(value_counts) > 200
+    for name, spelling in (*RUN.items(), *SERVE.items()):
+        if spelling == spelling._replace(name=None, problem=None, note=None, is_left_out=False):
+            assert value_counts[name] == spelling.values, name

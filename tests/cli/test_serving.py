@@ -76,7 +76,12 @@ def test_options_that_people_know_may_be_typed_before_the_dashes(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("context", "length", "notes"),
-    [((), 2048, 0), (("-c", "9000"), 2048, 1), (("-c", "512"), 512, 0)],
+    [
+        ((), 2048, 0),
+        (("-c", "9000"), 2048, 1),
+        (("-c", "512"), 512, 0),
+        (("-c", "9000", "-q"), 2048, 0),
+    ],
 )
 def test_a_context_is_no_longer_than_the_model_was_trained_for(
     context: tuple[str, ...], length: int, notes: int

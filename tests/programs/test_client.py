@@ -194,6 +194,21 @@ def test_a_question_without_an_answer_is_forgotten(client: ServerClient) -> None
     assert talk.has_past, "the beginning of an answer that was left is kept"
 
 
+def test_the_cause_of_a_servers_end_is_no_error_of_a_request_before(chat_path: Path) -> None:
+    with serving(chat_path) as server:
+        client = server.client
+        with pytest.raises(RequestError, match="does not fit into the context"):
+            client.complete("x" * 9000)
+        assert " E " in server.log()
+        with client.complete("x", sampling=GREEDY) as answer:
+            next(iter(answer))
+            assert server.is_running
+            os.kill(server.process_id, signal.SIGKILL)
+            with pytest.raises(MachineError, match="server: ended by SIGKILL$"):
+                list(answer)
+        assert not server.is_running
+
+
 def test_a_server_that_dies_ends_the_text_with_a_reason(chat_path: Path) -> None:
     with serving(chat_path) as server:
         answer = server.client.complete("x", sampling=GREEDY)
