@@ -9,6 +9,7 @@ from moepack.escaping import shell_word
 
 Kind = Literal["option", "value", "argument"]
 
+HELP_OPTIONS = ("-h", "--help")
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"
 """What may stand for a hyphen in text that was copied from a page."""
 
@@ -56,7 +57,7 @@ def typed(root: click.Group, arguments: Sequence[str]) -> Typed:
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
     """Return the options of a command by all of their names; hidden ones too."""
-    context = click.Context(command)
+    context = click.Context(command, help_option_names=list(HELP_OPTIONS))
     options = (one for one in command.get_params(context) if isinstance(one, click.Option))
     return {name: one for one in options for name in (*one.opts, *one.secondary_opts)}
 
