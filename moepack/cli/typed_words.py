@@ -10,6 +10,8 @@ from moepack.escaping import shell_word
 Kind = Literal["option", "value", "argument"]
 
 HELP_OPTIONS = ("-h", "--help")
+"""What shows the help of every command."""
+
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"
 """What may stand for a hyphen in text that was copied from a page."""
 
@@ -57,7 +59,7 @@ def typed(root: click.Group, arguments: Sequence[str]) -> Typed:
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
     """Return the options of a command by all of their names; hidden ones too."""
-    context = click.Context(command, help_option_names=list(HELP_OPTIONS))
+    context = click.Context(command, **command.context_settings)
     options = (one for one in command.get_params(context) if isinstance(one, click.Option))
     return {name: one for one in options for name in (*one.opts, *one.secondary_opts)}
 
