@@ -102,21 +102,20 @@ def check_words(context: click.Context, command: click.Command, words: Sequence[
     path = " ".join([*context.command_path.split()[1:], command.name or ""])
     options = options_of(command)
     before: Word | None = None
-    for word in read_words(command, words):
+    for place, word in enumerate(read_words(command, words)):
         if word.kind == "argument" and word.text.lower() in UNITS and before is not None:
-            _check_unit(path, context, words, before, word.text)
+            _check_unit(path, context, words, before, place)
         if is_unknown(word, options) and _is_mistyped(command, word):
             raise _unknown_option(path, context, command, words, word)
         before = word
 
 
 def _check_unit(
-    path: str, context: click.Context, words: Sequence[str], number: Word, unit: str
+    path: str, context: click.Context, words: Sequence[str], number: Word, place: int
 ) -> None:
     if number.kind == "value" and number.text.replace(".", "").isdecimal():
-        size = f"{number.text}{unit}"
-        place = list(words).index(number.text)
-        meant = [*words[:place], size, *words[place + 2 :]]
+        size = number.text + words[place]
+        meant = [*words[: place - 1], size, *words[place + 1 :]]
         problem = f"a size is one word: {size}"
         raise Mistyped(problem, command_line(path, meant), context=context)
 
@@ -127,8 +126,10 @@ def _is_mistyped(command: click.Command, word: Word) -> bool:
         return not os.path.lexists(word.text)
     if isinstance(command, CommandWithRest) and word.name in LLAMA_OPTIONS:
         return True
+    names = {name[1:] for name in word.option.opts}
+    place = next((n for n, letter in enumerate(word.text) if n and letter in names), 1)
     is_number = isinstance(word.option.type, _NUMBERS)
-    return is_number and word.text[2:3].isalpha()
+    return is_number and word.text[place + 1 : place + 2].isalpha()
 
 
 def _unknown_option(

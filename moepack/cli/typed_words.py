@@ -154,7 +154,11 @@ def arguments_in(words: Sequence[Word]) -> list[str]:
 
 def replaced(words: Sequence[str], old: str, *new: str) -> list[str]:
     """Return the words with one of them replaced where it stands first."""
-    place = list(words).index(old)
+    return replaced_at(words, list(words).index(old), *new)
+
+
+def replaced_at(words: Sequence[str], place: int, *new: str) -> list[str]:
+    """Return the words with the one at a place replaced."""
     return [*words[:place], *new, *words[place + 1 :]]
 
 

@@ -156,6 +156,8 @@ def test_a_last_argument_that_is_no_path_is_a_prompt(
         "verify PACK -q --sample=10%",
         "locate PACK --layer 0 --expert=3",
         "run SOURCE -n3 -s7 -ub 64",
+        "run SOURCE -qn2 -p hi",
+        "run SOURCE -qvn2",
         "run SOURCE -p --raw",
         "run SOURCE -p -ngl",
         "trace import a.csv -ofile.moetrace",
