@@ -8,7 +8,15 @@ from types import MappingProxyType
 
 import click
 
-from moepack.cli.typed_words import arguments_in, command_line, options_of, read_words
+from moepack.cli.program import CommandWithRest
+from moepack.cli.typed_words import (
+    MODEL_OPTIONS,
+    arguments_in,
+    command_line,
+    options_of,
+    read_words,
+    without_model_option,
+)
 from moepack.storage.pack_files import is_pack
 
 _ARGUMENT = ""
@@ -88,6 +96,7 @@ def rewrite(path: str, command: click.Command, words: Sequence[str]) -> list[str
 
     None where nothing is to be changed, or where an argument has no place that is known.
     """
+    words = _own_words(command, words)
     typed = read_words(command, words)
     before = [word.text for word in typed]
     rest = list(words[len(before) :])
@@ -116,6 +125,17 @@ def rewrite(path: str, command: click.Command, words: Sequence[str]) -> list[str
     options += list(_missing_options(path, free, names + [word.text for word in typed]))
     meant = [*names, *options, *rest]
     return None if sorted(meant) == sorted(words) and meant[:1] == list(words[:1]) else meant
+
+
+def _own_words(command: click.Command, words: Sequence[str]) -> list[str]:
+    """Return the words with each argument among the others: none behind `-m`, nor behind `--`."""
+    if options_of(command).keys().isdisjoint(MODEL_OPTIONS):
+        words = without_model_option(words)
+    place = words.index("--") if "--" in words else len(words)
+    has_rest = isinstance(command, CommandWithRest)
+    if has_rest or any(word.startswith("-") for word in words[place + 1 :]):
+        return list(words)
+    return [*words[:place], *words[place + 1 :]]
 
 
 def meant_line(path: str, command: click.Command, words: Sequence[str]) -> str:

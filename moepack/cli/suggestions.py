@@ -20,6 +20,7 @@ from moepack.cli.typed_words import (
     plain_dashes,
     read_words,
     replaced,
+    without_model_option,
 )
 from moepack.cli.usage import Mistyped
 from moepack.escaping import shell_word
@@ -56,7 +57,7 @@ def _command_hints(
         yield from _answer(name, rest)
     elif name in ends or name in COMMANDS:
         meant = ends.get(name) or COMMANDS[name]
-        yield meant_line(meant, commands[meant], _without_model_option(rest))
+        yield meant_line(meant, commands[meant], without_model_option(rest))
     elif near := get_close_matches(name, [*ends, *COMMANDS], 1, _LEAST_LIKENESS):
         meant = ends.get(near[0]) or COMMANDS[near[0]]
         yield meant_line(meant, commands[meant], rest)
@@ -70,7 +71,7 @@ def _command_hints(
 def _answer(name: str, rest: Sequence[str]) -> Iterator[str]:
     """Yield what is done instead of a command that there is none for, with the names typed."""
     explanation, line = ANSWERS[name]
-    typed = next((word for word in _without_model_option(rest) if not is_option(word)), None)
+    typed = next((word for word in without_model_option(rest) if not is_option(word)), None)
     download = download_hint(typed) if typed and line.startswith("hf ") else None
     if download is not None:
         yield download
@@ -83,15 +84,6 @@ def _answer(name: str, rest: Sequence[str]) -> Iterator[str]:
     if pack is not None:
         line = line.replace("MODEL.moepack", shell_word(pack))
     yield line
-
-
-def _without_model_option(words: Sequence[str]) -> list[str]:
-    """Return words with `-m MODEL` as llama.cpp's programs have it turned into an argument."""
-    for name in ("-m", "--model"):
-        if name in words[:-1]:
-            place = list(words).index(name)
-            return [words[place + 1], *words[:place], *words[place + 2 :]]
-    return list(words)
 
 
 def check_words(context: click.Context, command: click.Command, words: Sequence[str]) -> None:

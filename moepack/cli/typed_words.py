@@ -12,6 +12,9 @@ Kind = Literal["option", "value", "argument"]
 HELP_OPTIONS = ("-h", "--help")
 """What shows the help of every command."""
 
+MODEL_OPTIONS = ("-m", "--model")
+"""How llama.cpp's programs are given their model, which is an argument here."""
+
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"
 """What may stand for a hyphen in text that was copied from a page."""
 
@@ -150,6 +153,15 @@ def is_unknown(word: Word, options: Mapping[str, click.Option]) -> bool:
 def arguments_in(words: Sequence[Word]) -> list[str]:
     """Return the words that are neither options nor their values."""
     return [word.text for word in words if word.kind == "argument"]
+
+
+def without_model_option(words: Sequence[str]) -> list[str]:
+    """Return words with `-m MODEL` as llama.cpp's programs have it turned into an argument."""
+    end = words.index("--") if "--" in words else len(words)
+    for place, word in enumerate(words[: max(0, end - 1)]):
+        if word in MODEL_OPTIONS:
+            return [words[place + 1], *words[:place], *words[place + 2 :]]
+    return list(words)
 
 
 def replaced(words: Sequence[str], old: str, *new: str) -> list[str]:
