@@ -8,7 +8,7 @@ import click
 
 from moepack.cli.foreign_names import ANSWERS, COMMANDS, LLAMA_OPTIONS, OPTIONS
 from moepack.cli.program import CommandWithRest, is_pager_option
-from moepack.cli.rewriting import meant_line, model_here, pack_here
+from moepack.cli.rewriting import meant_lines, model_here, pack_here
 from moepack.cli.typed_words import (
     UNITS,
     Word,
@@ -57,13 +57,13 @@ def _command_hints(
         yield from _answer(name, rest)
     elif name in ends or name in COMMANDS:
         meant = ends.get(name) or COMMANDS[name]
-        yield meant_line(meant, commands[meant], without_model_option(rest))
+        yield from meant_lines(meant, commands[meant], without_model_option(rest))
     elif near := get_close_matches(name, [*ends, *COMMANDS], 1, _LEAST_LIKENESS):
         meant = ends.get(near[0]) or COMMANDS[near[0]]
-        yield meant_line(meant, commands[meant], rest)
+        yield from meant_lines(meant, commands[meant], rest)
     elif len(below) == 1:
         is_path = os.path.exists(typed) or "." in typed or "/" in typed
-        yield meant_line(below[0], commands[below[0]], [*[typed] * is_path, *rest])
+        yield from meant_lines(below[0], commands[below[0]], [*[typed] * is_path, *rest])
     elif not path and (typed.endswith((".gguf", ".moepack")) or "/" in typed):
         yield command_line("run", [typed, *rest])
 

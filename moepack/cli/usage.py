@@ -116,10 +116,11 @@ def _expected_word(error: MoepackError, words: Sequence[str]) -> list[str] | Non
 
 def _meant(line: Typed) -> list[str]:
     """Return the command line that was probably meant; nothing where none is known."""
-    from moepack.cli.rewriting import rewrite
+    from moepack.cli.rewriting import gguf_already, meant_lines, rewrite
 
-    words = rewrite(line.path, line.command, line.words)
-    return [] if words is None else [command_line(line.path, words)]
+    what = (line.path, line.command, line.words)
+    is_meant = gguf_already(*what) is not None or rewrite(*what) is not None
+    return meant_lines(*what) if is_meant else []
 
 
 def _behind_command(group: click.Group, words: Sequence[str]) -> Iterator[str]:
