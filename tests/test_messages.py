@@ -10,8 +10,14 @@ import click
 import pytest
 
 import moepack
+from moepack.cli import main
 from moepack.cli.argument_names import as_typed, option_name
+from moepack.cli.exit_codes import report
 from moepack.cli.main import cli
+from moepack.cli.terminal import lay_out
+from moepack.errors import RequestError
+from moepack.escaping import shell_word
+from moepack.report.page import Page, Verbatim
 
 PACKAGE = Path(moepack.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
@@ -124,6 +130,52 @@ def test_arguments_that_messages_name_are_options_of_some_command() -> None:
 )
 def test_the_command_line_says_what_is_typed_there(command: str, text: str, typed: str) -> None:
     assert as_typed(text, cli.commands[command]) == typed
+
+
+@pytest.mark.parametrize("name", ["a`memory`c", "a/`memory`", "`memory`/b", "it's `memory` here"])
+def test_names_of_files_stay_as_they_are(
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["run", name, "-p", "x"]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {name}: no such file")
+    assert "--memory" not in said
+    run = cli.commands["run"]
+    hint = f"give more `memory`: {shell_word(name)}, model's `memory`"
+    assert as_typed(hint, run, [name]) == hint.replace(" `memory`:", " --memory:").replace(
+        "model's `memory`", "model's --memory"
+    )
+
+
+def test_errors_name_what_is_typed_in_what_is_wrong_and_expected_and_in_the_hint(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = RequestError(
+        "`memory` and `pin`",
+        path="`memory` x",
+        expected="`context`",
+        found="`memory`",
+        hint="less `pin` for '`memory` x'",
+    )
+    assert report(error, cli.commands["run"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: `memory` x: --memory and --pin, expected --context, found `memory`",
+        "hint: less --pin for '`memory` x'",
+    ]
+
+
+def test_commands_to_paste_stay_as_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = cli.commands["run"]
+    with click.Context(command) as context:
+        context.params["source_or_pack"] = ("`memory` x",)
+        lay_out(Page(Verbatim("run `memory`"), "`memory` x: `memory`"))
+    assert capsys.readouterr().out == "run `memory`\n`memory` x: --memory\n"
 
 
 def test_an_argument_at_fault_is_named_as_it_is_typed() -> None:

@@ -1,20 +1,27 @@
 """Arguments of the library as they are typed: what its messages name becomes an option here."""
 
 import re
+from collections.abc import Iterable
 
 import click
 
-_NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]+))?`", re.ASCII)
+_NAMED = re.compile(r"(?<![^\s(])`([a-z][a-z0-9_]*)(?:=([^`]+))?`(?![\w/])", re.ASCII)
+_QUOTED = r"""(?<!\w)'[^']*'(?:"'"'[^']*')*"""
+"""A word as it is quoted for a shell: a name of the user's, and no text of ours."""
 _OTHER_NAMES = {"target": "output", "cache_types": "cache_type"}
 
 
-def as_typed(text: str, command: click.Command) -> str:
+def as_typed(text: str, command: click.Command, names: Iterable[object] = ()) -> str:
     """Write the arguments that a text names in backquotes as the options of `command`.
 
     `resume=True` becomes `--resume`, `mtp=False` `--no-mtp`, `context=8192` `--context 8192`. What
-    is no argument of the command stays as it is.
+    is no argument of the command stays as it is, and so do `names`, such as paths, and what is
+    quoted for a shell.
     """
-    return _NAMED.sub(lambda match: _typed(match, command), text)
+    others = [re.escape(name) for name in names if isinstance(name, str) and "`" in name]
+    pieces = re.split(f"({'|'.join([*others, _QUOTED])})", text)
+    pieces[::2] = (_NAMED.sub(lambda match: _typed(match, command), one) for one in pieces[::2])
+    return "".join(pieces)
 
 
 def option_name(argument: str, command: click.Command) -> str:

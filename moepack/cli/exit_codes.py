@@ -57,12 +57,15 @@ def report(
     command = command or click.get_current_context().command
     if error.argument is not None:
         error.argument = option_name(error.argument, command)
-    complain("error", as_typed(str(error), command))
+    error.problem = as_typed(error.problem, command)
+    if isinstance(error.expected, str):
+        error.expected = as_typed(error.expected, command)
+    complain("error", str(error))
     shortage = shortage_behind(error) if isinstance(error, MachineError) else None
     first = None if shortage is None else shortage.hint
     for hint in dict.fromkeys((first, error.hint, *getattr(error, "__notes__", ()), *hints)):
         if hint:
-            complain("hint", as_typed(hint, command))
+            complain("hint", as_typed(hint, command, (error.path, error.found)))
     if isinstance(error, CommandError):
         return error.exit_code
     return next(code for kind, code in _CODES if isinstance(error, kind))

@@ -12,7 +12,7 @@ import click
 
 from moepack.cli.exit_codes import ExitCode
 from moepack.cli.program import CommandWithRest
-from moepack.cli.typed_words import is_doubtful
+from moepack.cli.typed_words import HELP_OPTIONS, is_doubtful
 
 GROUPS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -93,6 +93,11 @@ class Commands(click.Group):
         self.no_args_is_help = False
         self.subcommand_metavar = "COMMAND ..."
         self.group_class = Commands
+
+    def add_command(self, command: click.Command, name: str | None = None) -> None:
+        """Add a command, which has the group's options for help even without its context."""
+        command.context_settings.setdefault("help_option_names", list(HELP_OPTIONS))
+        super().add_command(command, name)
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         """Make a context as wide as the terminal, also a narrow one; click has 50 columns."""

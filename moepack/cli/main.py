@@ -44,7 +44,7 @@ from moepack.cli.terminal import (
 )
 from moepack.cli.trace import hotness as hotness_command
 from moepack.cli.trace import trace
-from moepack.cli.typed_words import typed
+from moepack.cli.typed_words import HELP_OPTIONS, typed
 from moepack.errors import MachineError, MoepackError, RequestError, shortage_behind
 from moepack.storage.atomic import write_whole
 
@@ -55,7 +55,7 @@ _family_option = click.option(
 )
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": list(HELP_OPTIONS)})
 @click.version_option(moepack.__version__, prog_name="moepack")
 def cli() -> None:
     """Run Mixture-of-Experts models that are bigger than your memory.

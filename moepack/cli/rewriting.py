@@ -8,7 +8,16 @@ from types import MappingProxyType
 
 import click
 
-from moepack.cli.typed_words import arguments_in, command_line, options_of, read_words
+from moepack.cli.program import CommandWithRest
+from moepack.cli.typed_words import (
+    MODEL_OPTIONS,
+    arguments_in,
+    command_line,
+    options_of,
+    read_words,
+    without_model_option,
+)
+from moepack.escaping import shell_word
 from moepack.storage.pack_files import is_pack
 
 _ARGUMENT = ""
@@ -88,7 +97,10 @@ def rewrite(path: str, command: click.Command, words: Sequence[str]) -> list[str
 
     None where nothing is to be changed, or where an argument has no place that is known.
     """
+    words = _own_words(command, words)
     typed = read_words(command, words)
+    if not isinstance(command, CommandWithRest) and "--" in words:
+        return None
     before = [word.text for word in typed]
     rest = list(words[len(before) :])
     given = {word.option for word in typed if word.option}
@@ -118,9 +130,34 @@ def rewrite(path: str, command: click.Command, words: Sequence[str]) -> list[str
     return None if sorted(meant) == sorted(words) and meant[:1] == list(words[:1]) else meant
 
 
-def meant_line(path: str, command: click.Command, words: Sequence[str]) -> str:
-    """Return the command line that was probably meant, where that is known; else what was typed."""
-    return command_line(path, rewrite(path, command, words) or list(words))
+def _own_words(command: click.Command, words: Sequence[str]) -> list[str]:
+    """Return the words with each argument among the others: none behind `-m`, nor behind `--`."""
+    if options_of(command).keys().isdisjoint(MODEL_OPTIONS):
+        words = without_model_option(words)
+    place = words.index("--") if "--" in words else len(words)
+    has_rest = isinstance(command, CommandWithRest)
+    if has_rest or any(word.startswith("-") for word in words[place + 1 :]):
+        return list(words)
+    return [*words[:place], *words[place + 1 :]]
+
+
+def meant_lines(path: str, command: click.Command, words: Sequence[str]) -> list[str]:
+    """Return the command line that was probably meant, where that is known; else what was typed.
+
+    For what makes a GGUF of a pack, and is given a GGUF, it is why there is nothing to do.
+    """
+    model = gguf_already(path, command, words)
+    if model is not None:
+        return [f"{shell_word(model)} is a GGUF already; to run it:", command_line("run", [model])]
+    return [command_line(path, rewrite(path, command, words) or list(words))]
+
+
+def gguf_already(path: str, command: click.Command, words: Sequence[str]) -> str | None:
+    """Return the GGUF that a command is to make a GGUF of; None where it is another command."""
+    if path not in ("restore", "export gguf"):
+        return None
+    arguments = arguments_in(read_words(command, _own_words(command, words)))
+    return next((text for text in arguments if _kind(text) == "model"), None)
 
 
 class _Options:

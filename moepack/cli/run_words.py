@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import click
 
-from moepack.cli.typed_words import Word, command_line, read_words
+from moepack.cli.typed_words import MODEL_OPTIONS, Word, command_line, read_words
 
 _PROGRAMS = ("llama-", "llama_")
 _OTHER_PROGRAMS = frozenset(
     ("llama", "llamafile", "ollama", "koboldcpp", "lms", "python", "python3", "node", "npx", "uvx")
 )
-_MODEL_OPTIONS = ("-m", "--model")
 
 
 def refuse_program(context: click.Context, command: click.Command, words: list[str]) -> list[str]:
@@ -93,7 +92,7 @@ def _with_model(typed: Sequence[Word], program: Sequence[str], before: Sequence[
     """Return the words for `run` with a program behind `--`, and the model before it."""
     if any(word.kind == "argument" for word in typed):
         return [*before, "--", *program]
-    place = next((n for n, word in enumerate(program[:-1]) if word in _MODEL_OPTIONS), None)
+    place = next((n for n, word in enumerate(program[:-1]) if word in MODEL_OPTIONS), None)
     if place is None:
         return ["model.gguf", *before, "--", *program]
     filled = [*program[: place + 1], "{}", *program[place + 2 :]]

@@ -8,7 +8,7 @@ import click
 
 from moepack.cli.foreign_names import ANSWERS, COMMANDS, LLAMA_OPTIONS, OPTIONS
 from moepack.cli.program import CommandWithRest, is_pager_option
-from moepack.cli.rewriting import meant_line, model_here, pack_here
+from moepack.cli.rewriting import meant_lines, model_here, pack_here
 from moepack.cli.typed_words import (
     UNITS,
     Word,
@@ -20,6 +20,7 @@ from moepack.cli.typed_words import (
     plain_dashes,
     read_words,
     replaced,
+    without_model_option,
 )
 from moepack.cli.usage import Mistyped
 from moepack.escaping import shell_word
@@ -56,13 +57,13 @@ def _command_hints(
         yield from _answer(name, rest)
     elif name in ends or name in COMMANDS:
         meant = ends.get(name) or COMMANDS[name]
-        yield meant_line(meant, commands[meant], _without_model_option(rest))
+        yield from meant_lines(meant, commands[meant], without_model_option(rest))
     elif near := get_close_matches(name, [*ends, *COMMANDS], 1, _LEAST_LIKENESS):
         meant = ends.get(near[0]) or COMMANDS[near[0]]
-        yield meant_line(meant, commands[meant], rest)
+        yield from meant_lines(meant, commands[meant], rest)
     elif len(below) == 1:
         is_path = os.path.exists(typed) or "." in typed or "/" in typed
-        yield meant_line(below[0], commands[below[0]], [*[typed] * is_path, *rest])
+        yield from meant_lines(below[0], commands[below[0]], [*[typed] * is_path, *rest])
     elif not path and (typed.endswith((".gguf", ".moepack")) or "/" in typed):
         yield command_line("run", [typed, *rest])
 
@@ -70,7 +71,7 @@ def _command_hints(
 def _answer(name: str, rest: Sequence[str]) -> Iterator[str]:
     """Yield what is done instead of a command that there is none for, with the names typed."""
     explanation, line = ANSWERS[name]
-    typed = next((word for word in _without_model_option(rest) if not is_option(word)), None)
+    typed = next((word for word in without_model_option(rest) if not is_option(word)), None)
     download = download_hint(typed) if typed and line.startswith("hf ") else None
     if download is not None:
         yield download
@@ -85,15 +86,6 @@ def _answer(name: str, rest: Sequence[str]) -> Iterator[str]:
     yield line
 
 
-def _without_model_option(words: Sequence[str]) -> list[str]:
-    """Return words with `-m MODEL` as llama.cpp's programs have it turned into an argument."""
-    for name in ("-m", "--model"):
-        if name in words[:-1]:
-            place = list(words).index(name)
-            return [words[place + 1], *words[:place], *words[place + 2 :]]
-    return list(words)
-
-
 def check_words(context: click.Context, command: click.Command, words: Sequence[str]) -> None:
     """Raise Mistyped for the first word of a command that cannot be meant.
 
@@ -102,21 +94,20 @@ def check_words(context: click.Context, command: click.Command, words: Sequence[
     path = " ".join([*context.command_path.split()[1:], command.name or ""])
     options = options_of(command)
     before: Word | None = None
-    for word in read_words(command, words):
+    for place, word in enumerate(read_words(command, words)):
         if word.kind == "argument" and word.text.lower() in UNITS and before is not None:
-            _check_unit(path, context, words, before, word.text)
+            _check_unit(path, context, words, before, place)
         if is_unknown(word, options) and _is_mistyped(command, word):
             raise _unknown_option(path, context, command, words, word)
         before = word
 
 
 def _check_unit(
-    path: str, context: click.Context, words: Sequence[str], number: Word, unit: str
+    path: str, context: click.Context, words: Sequence[str], number: Word, place: int
 ) -> None:
     if number.kind == "value" and number.text.replace(".", "").isdecimal():
-        size = f"{number.text}{unit}"
-        place = list(words).index(number.text)
-        meant = [*words[:place], size, *words[place + 2 :]]
+        size = number.text + words[place]
+        meant = [*words[: place - 1], size, *words[place + 1 :]]
         problem = f"a size is one word: {size}"
         raise Mistyped(problem, command_line(path, meant), context=context)
 
@@ -127,8 +118,10 @@ def _is_mistyped(command: click.Command, word: Word) -> bool:
         return not os.path.lexists(word.text)
     if isinstance(command, CommandWithRest) and word.name in LLAMA_OPTIONS:
         return True
+    names = {name[1:] for name in word.option.opts}
+    place = next((n for n, letter in enumerate(word.text) if n and letter in names), 1)
     is_number = isinstance(word.option.type, _NUMBERS)
-    return is_number and word.text[2:3].isalpha()
+    return is_number and word.text[place + 1 : place + 2].isalpha()
 
 
 def _unknown_option(

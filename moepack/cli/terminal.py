@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -127,10 +127,20 @@ def lay_out(page: Page | str, *, err: bool = False) -> None:
     """Print a page in lines that a terminal does not break, with arguments as they are typed."""
     from moepack.report.page import Page
 
-    command = click.get_current_context().command
+    context = click.get_current_context()
+    names = [*_texts(context.params.values())]
     laid_out = page if isinstance(page, Page) else Page(page)
-    typed = laid_out.with_texts(lambda text: as_typed(text, command))
+    typed = laid_out.with_texts(lambda text: as_typed(text, context.command, names))
     say(typed.text(columns(err=err)), err=err)
+
+
+def _texts(values: Iterable[object]) -> Iterator[str]:
+    """Yield the texts among values, and those of values that are several."""
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _texts(value)
 
 
 def show(

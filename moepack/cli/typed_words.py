@@ -9,6 +9,12 @@ from moepack.escaping import shell_word
 
 Kind = Literal["option", "value", "argument"]
 
+HELP_OPTIONS = ("-h", "--help")
+"""What shows the help of every command."""
+
+MODEL_OPTIONS = ("-m", "--model")
+"""How llama.cpp's programs are given their model, which is an argument here."""
+
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"
 """What may stand for a hyphen in text that was copied from a page."""
 
@@ -56,7 +62,7 @@ def typed(root: click.Group, arguments: Sequence[str]) -> Typed:
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
     """Return the options of a command by all of their names; hidden ones too."""
-    context = click.Context(command)
+    context = click.Context(command, **command.context_settings)
     options = (one for one in command.get_params(context) if isinstance(one, click.Option))
     return {name: one for one in options for name in (*one.opts, *one.secondary_opts)}
 
@@ -149,9 +155,22 @@ def arguments_in(words: Sequence[Word]) -> list[str]:
     return [word.text for word in words if word.kind == "argument"]
 
 
+def without_model_option(words: Sequence[str]) -> list[str]:
+    """Return words with `-m MODEL` as llama.cpp's programs have it turned into an argument."""
+    end = words.index("--") if "--" in words else len(words)
+    for place, word in enumerate(words[: max(0, end - 1)]):
+        if word in MODEL_OPTIONS:
+            return [words[place + 1], *words[:place], *words[place + 2 :]]
+    return list(words)
+
+
 def replaced(words: Sequence[str], old: str, *new: str) -> list[str]:
     """Return the words with one of them replaced where it stands first."""
-    place = list(words).index(old)
+    return replaced_at(words, list(words).index(old), *new)
+
+
+def replaced_at(words: Sequence[str], place: int, *new: str) -> list[str]:
+    """Return the words with the one at a place replaced."""
     return [*words[:place], *new, *words[place + 1 :]]
 
 

@@ -10,9 +10,11 @@ from moepack.cli.typed_words import (
     Typed,
     command_line,
     commands_below,
+    is_option,
     options_of,
     read_words,
     replaced,
+    replaced_at,
 )
 from moepack.errors import MoepackError
 from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
@@ -21,6 +23,8 @@ from moepack.path_hints import download_folder
 _QUOTED = re.compile(r"'(?P<value>.*)' is not a valid ")
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)\Z")
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20}
+_SAMPLES = {"context": 4096, "tokens": 256}
+"""Numbers that are usual, where the default is none."""
 
 
 class Mistyped(click.UsageError):
@@ -112,10 +116,11 @@ def _expected_word(error: MoepackError, words: Sequence[str]) -> list[str] | Non
 
 def _meant(line: Typed) -> list[str]:
     """Return the command line that was probably meant; nothing where none is known."""
-    from moepack.cli.rewriting import rewrite
+    from moepack.cli.rewriting import gguf_already, meant_lines, rewrite
 
-    words = rewrite(line.path, line.command, line.words)
-    return [] if words is None else [command_line(line.path, words)]
+    what = (line.path, line.command, line.words)
+    is_meant = gguf_already(*what) is not None or rewrite(*what) is not None
+    return meant_lines(*what) if is_meant else []
 
 
 def _behind_command(group: click.Group, words: Sequence[str]) -> Iterator[str]:
@@ -141,9 +146,23 @@ def _without_value(error: click.BadOptionUsage, problem: str, line: Typed) -> tu
     option = options_of(line.command).get(error.option_name)
     if option is None or error.option_name not in line.words or option.is_flag:
         return problem, [line.help]
-    value = option.metavar or option.type.name.upper()
-    words = replaced(line.words, error.option_name, error.option_name, value)
-    return f"{error.option_name} takes a value", [command_line(line.path, words)]
+    value = _sample(option)
+    backwards = replaced(line.words[::-1], error.option_name, value, error.option_name)
+    return f"{error.option_name} takes a value", [command_line(line.path, backwards[::-1])]
+
+
+def _sample(option: click.Option) -> str:
+    """Return a value that an option may have, a number where it is one, else what it is called."""
+    kind = option.type
+    if isinstance(kind, click.Choice):
+        return str(kind.choices[0])
+    if not isinstance(kind, (type(click.INT), type(click.FLOAT))):
+        return option.metavar or kind.name.upper()
+    usual = option.default if isinstance(option.default, int | float) else 4
+    number = _SAMPLES.get(option.name or "", usual)
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    number = number if least is None else max(number, least)
+    return f"{number if most is None else min(number, most):g}"
 
 
 def _bad_value(
@@ -151,27 +170,45 @@ def _bad_value(
 ) -> tuple[str, list[str]]:
     """Return what is wrong with a value, and the line with one that may be meant."""
     option = max(parameter.opts, key=len)
-    value = next(
-        (
-            word.text.partition("=")[2] if word.kind == "option" else word.text
-            for word in reversed(read_words(line.command, line.words))
-            if word.option is parameter and (word.kind == "value" or "=" in word.text)
-        ),
-        None,
-    )
+    quoted = _QUOTED.match(error.message)
+    if quoted is not None:
+        line = line._replace(words=_renamed(option, line, quoted["value"]))
+    place, value = _typed_value(parameter, line)
     message, kind = error.message, parameter.type
-    if _QUOTED.match(message):
+    if quoted is not None:
         is_whole = isinstance(kind, type(click.INT))
-        message = f"not a {'whole ' if is_whole else ''}number: {value}"
+        message = f"not a {'whole ' if is_whole else ''}number: {quoted['value']}"
     message = re.sub(r"the range (.+)<=x<=(.+?)\.?\Z", r"the range \1 to \2", message)
     message = re.sub(r"is not in the range x>=(.+?)\.?\Z", r"is less than \1", message)
     meant = None if value is None else _nearest(kind, value)
     if value is None or meant is None:
         return f"{option}: {message}", [line.help]
-    words = [
-        meant if word == value else word.replace(f"={value}", f"={meant}") for word in line.words
-    ]
+    before = line.words[place].removesuffix(value)
+    if not before.startswith("--"):
+        before = before.removesuffix("=")  # it would be part of the value of a short option
+    words = replaced_at(line.words, place, before + meant)
     return f"{option}: {message}", [command_line(line.path, words)]
+
+
+def _renamed(option: str, line: Typed, value: str) -> list[str]:
+    """Return the words with `option` in place of another program's name for it, by its value."""
+    options = options_of(line.command)
+    for place, word in enumerate(line.words):
+        name, sign, behind = word.partition("=")
+        values = [behind] if sign else line.words[place + 1 : place + 2]
+        if is_option(word) and name not in options and values == [value]:
+            return replaced_at(line.words, place, option + sign + behind)
+    return line.words
+
+
+def _typed_value(parameter: click.Parameter, line: Typed) -> tuple[int, str | None]:
+    """Return where the last value of a parameter stands, and the value; None where none does."""
+    for place, word in reversed(list(enumerate(read_words(line.command, line.words)))):
+        if word.option is parameter and word.kind == "value":
+            return place, word.text
+        if word.option is parameter and "=" in word.text:
+            return place, word.text.partition("=")[2]
+    return 0, None
 
 
 def _nearest(kind: click.ParamType, value: str) -> str | None:  # type: ignore[type-arg]

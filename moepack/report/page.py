@@ -25,10 +25,9 @@ class Page:
         return self.text()
 
     def with_texts(self, change: Callable[[str], str]) -> "Page":
-        """Return the page with all texts but those of tables changed."""
+        """Return the page with all texts changed but those of tables and verbatim ones."""
         changed = (
-            block if isinstance(block, Table) else type(block)(change(block))
-            for block in self.blocks
+            block if isinstance(block, Table | Verbatim) else change(block) for block in self.blocks
         )
         return Page(*changed)
 

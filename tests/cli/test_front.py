@@ -63,6 +63,16 @@ def test_examples_stand_first_and_can_be_parsed(capsys: pytest.CaptureFixture[st
         assert main.cli.commands[name].make_context(name, words)
 
 
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("name", [name for name, _ in commands_below(main.cli)])
+def test_each_command_prints_its_help(
+    name: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = output(capsys, *name.split(), option)
+    assert f"moepack {name} " in text
+    assert text == output(capsys, *name.split(), "model.gguf", option)
+
+
 @pytest.mark.parametrize("group", ["trace", "export"])
 def test_a_bare_group_shows_its_commands(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, group)
@@ -146,6 +156,8 @@ def test_a_last_argument_that_is_no_path_is_a_prompt(
         "verify PACK -q --sample=10%",
         "locate PACK --layer 0 --expert=3",
         "run SOURCE -n3 -s7 -ub 64",
+        "run SOURCE -qn2 -p hi",
+        "run SOURCE -qvn2",
         "run SOURCE -p --raw",
         "run SOURCE -p -ngl",
         "trace import a.csv -ofile.moetrace",

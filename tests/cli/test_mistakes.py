@@ -51,6 +51,20 @@ def test_a_mistake_is_answered_with_what_to_type_instead(
     assert sorted(desk.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "line", ["run -m model-00001-of-00006.gguf -- nosuch", "run model.moepack -- nosuch"]
+)
+def test_a_program_that_is_not_there_is_no_mistake_in_the_words_before_it(
+    line: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(desk)
+    assert main.run(shlex.split(line)) == 127
+    assert capsys.readouterr().err.splitlines() == [
+        "error: nosuch: no such program",
+        "hint: it is in none of the folders of PATH",
+    ]
+
+
 def test_what_is_told_can_be_pasted(
     desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
