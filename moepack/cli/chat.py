@@ -47,8 +47,8 @@ def chat(
     """Answer what is said, until there is no more.
 
     An error ends the answer, and not the chat: the next one may find the drive well again, or needs
-    other experts. Without its server the chat ends, by that error's exit code. Where no `editor` reads from a terminal, the first error's code is the exit code,
-    and an interruption ends it all.
+    other experts. Without its server the chat ends, with that error's exit code. Where no `editor`
+    reads from a terminal, the first error's code is the exit code, and an interruption ends it all.
     """
     talk = _Chat(conversation, server, is_terminal=editor is not None, has_stats=has_stats)
     if editor is None:

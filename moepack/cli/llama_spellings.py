@@ -47,8 +47,9 @@ class Translated(NamedTuple):
 
 _PASSED_ON = """
     -ctk --cache-type-k -ctv --cache-type-v -tb --threads-batch -C --cpu-mask -Cr --cpu-range
-    --cpu-strict --prio --poll --numa --rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx
-    --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast --override-kv --lora
+    --cpu-strict --prio --poll --numa --rope-scaling --rope-scale --rope-freq-base
+    --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor
+    --yarn-beta-slow --yarn-beta-fast --override-kv --lora
     --lora-scaled --samplers --sampler-seq --repeat-last-n --presence-penalty --frequency-penalty
     --typical --typical-p --top-n-sigma --xtc-probability --xtc-threshold --dry-multiplier
     --dry-base --dry-allowed-length --dry-penalty-last-n --dynatemp-range --dynatemp-exp --mirostat
@@ -227,7 +228,7 @@ class _Translation:
         return Translated(self._words, self._passed_on)
 
     def _is_own(self, name: str) -> bool:
-        """Return whether an option is the command's, also where its value is joined to it: `-n5`."""
+        """Return whether an option is the command's, also with its value joined to it: `-n5`."""
         return name in self._own or (not name.startswith("--") and name[:2] in self._own)
 
     def _values(self, count: int) -> list[str]:

@@ -46,7 +46,8 @@ class SlashCommand(NamedTuple):
 def parse(line: str) -> SlashCommand | None:
     """Return the command in a line, None in a message for the model.
 
-    Several lines are a message, but for a text that a command takes. Raises RequestError for a command that there is none of.
+    Several lines are a message, but for a text that a command takes. Raises RequestError for a
+    command that there is none of.
     """
     match = _FORM.match(line.strip())
     if match is None:

@@ -24,8 +24,8 @@ class ServerClient:
     """Talks to the server at `url`, with the key that it wants.
 
     `problem` says why the server is gone, None while it is there; it is asked where a connection
-    fails. `on_request` is called before each request. All requests raise RequestError for what the server refuses, and MachineError where it
-    fails or is gone.
+    fails. `on_request` is called before each request. All requests raise RequestError for what the
+    server refuses, and MachineError where it fails or is gone.
     """
 
     def __init__(

@@ -270,7 +270,7 @@ def test_what_the_next_answer_waits_for_is_shown(terminal: Terminal) -> None:
     signal_children(terminal.process.pid, signal.SIGCONT)
     time.sleep(0.3)
     terminal.type("\x03")
-    terminal.until("; interrupted")
+    terminal.until(r"\binterrupted")
 
 
 def test_ctrl_c_at_any_moment_leaves_the_chat_as_it_was(terminal: Terminal) -> None:

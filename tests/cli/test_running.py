@@ -271,6 +271,14 @@ def test_verbose_says_how_it_was_started(moepack_command: Command) -> None:
     assert re.search(r"\noptions of llama-server: -c 256 .* -t 1\n", run.stderr)
 
 
+def test_threads_that_a_variable_names_are_those_that_notes_speak_of(
+    moepack_command: Command,
+) -> None:
+    environment = {**os.environ, "LLAMA_ARG_THREADS": "3"}
+    run = moepack_command("run", SHARD, "-p", "x", "-n", "1", "-v", env=environment)
+    assert re.search(r"\noptions of llama-server: .* -t 3\n", run.stderr), run.stderr
+
+
 @pytest.mark.parametrize(("micro_batch", "batch"), [(1, 32), (200, 200)])
 def test_a_batch_is_no_longer_than_what_is_computed_at_once(
     micro_batch: int, batch: int, moepack_command: Command
