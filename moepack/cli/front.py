@@ -120,7 +120,7 @@ class Commands(click.Group):
             name, words = words[0], [*words[1:], "--help"]
         command = self.get_command(context, name)
         if context.resilient_parsing or (command is None and name[:1] == "-"):
-            return super().resolve_command(context, args)
+            return super().resolve_command(context, [name, *words])
         if command is None:
             from moepack.cli.suggestions import unknown_command
 

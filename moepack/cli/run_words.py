@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -18,9 +18,8 @@ def refuse_program(context: click.Context, command: click.Command, words: list[s
     """Return the words. Raises Mistyped for a program that has no `--` before it."""
     typed = read_words(command, words)
     if "--" not in words:
-        for place, word in enumerate(typed):
-            if word.kind == "argument":
-                _check_program(context, words, typed, place)
+        for place in _program_places(typed):
+            _check_program(context, words, typed, place)
     elif command.name == "run" and not any(word.kind == "argument" for word in typed):
         place = len(typed)
         line = command_line("run", _with_model(typed, words[place + 1 :], words[:place]))
@@ -52,8 +51,26 @@ def _mistyped(context: click.Context, problem: str, *hints: str) -> click.UsageE
     return Mistyped(problem, *hints, context=context)
 
 
+def _program_places(typed: Sequence[Word]) -> Iterator[int]:
+    """Yield where a program may stand: first, or behind models and values that are not known."""
+    count = 0
+    for place, word in enumerate(typed):
+        if word.kind != "argument" or (place and _is_foreign_option(typed[place - 1])):
+            continue
+        yield place
+        count += 1
+        if count > 1 and not _may_be_path(word.text):
+            return
+
+
+def _is_foreign_option(word: Word) -> bool:
+    return word.kind == "option" and word.option is None
+
+
 def _is_prompt(text: str) -> bool:
-    is_path = os.path.lexists(text) or text.endswith(".gguf") or text[:1] in "/~"
+    """Return whether a text with a space is no path: nothing is there, nor the folder for it."""
+    folder = os.path.dirname(os.path.expanduser(text))
+    is_path = os.path.lexists(text) or (folder not in ("", "/") and os.path.isdir(folder))
     return " " in text.strip() and not is_path
 
 
@@ -99,9 +116,9 @@ def _with_model(typed: Sequence[Word], program: Sequence[str], before: Sequence[
 
 
 def _is_program(text: str, after: Sequence[str]) -> bool:
-    if os.path.isdir(text) or text.endswith((".gguf", ".moepack")):
-        return False
     name = os.path.basename(text).removesuffix(".exe")
+    if os.path.isdir(text) or text.endswith((".gguf", ".moepack")) or " " in name:
+        return False
     if name.startswith(_PROGRAMS) or name in _OTHER_PROGRAMS:
         return True
     if "/" in text and os.path.isfile(text) and os.access(text, os.X_OK):

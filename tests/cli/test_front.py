@@ -136,7 +136,12 @@ def settled(line: str) -> list[str]:
         ("MODEL -- prog 'Why is it?'", ["MODEL", "--", "prog", "Why is it?"]),
         ("MODEL -p 'a b' 'c d'", ["MODEL", "-p", "a b", "c d"]),
         ("'a b.gguf'", ["a b.gguf"]),
-        ("model-00001-of-00006.gguf 'a b.gguf'", ["model-00001-of-00006.gguf", "a b.gguf"]),
+        ("MODEL 'summarise notes.gguf'", ["MODEL", "-p", "summarise notes.gguf"]),
+        ("MODEL '/etc is what'", ["MODEL", "-p", "/etc is what"]),
+        ("MODEL 'nowhere/ is what'", ["MODEL", "-p", "nowhere/ is what"]),
+        ("MODEL 'llama-3 or llama-4, which?'", ["MODEL", "-p", "llama-3 or llama-4, which?"]),
+        ("MODEL './a b.gguf'", ["MODEL", "./a b.gguf"]),
+        ("MODEL '~/a b.gguf'", ["MODEL", "~/a b.gguf"]),
         ("model-00001-of-00006.gguf 'a b'", ["model-00001-of-00006.gguf", "a b"]),
     ],
 )
