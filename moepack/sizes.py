@@ -98,7 +98,7 @@ def parse_size(
     match = re.match(_SIZE, size.strip(), re.ASCII)
     unit = None if match is None else 1 if match[3] == "%" else unit_length(match[3])
     if match is None or unit is None:
-        raise _no_size(size, argument, _hint(size))
+        raise _no_size(size, argument, _hint(size, least))
     fraction = match[2] or ""
     amount = int(match[1] + fraction) * unit
     divisor: int = 10 ** len(fraction)
@@ -150,7 +150,8 @@ def _share(size: str, argument: str | None, amount: int, divisor: int, whole: in
 
 def _forgotten_unit(whole: str, fraction: str) -> str:
     unit = "GiB" if int(whole) < _MOST_GIB else "MiB"
-    return f"a number without a unit is bytes: {whole}{'.' * bool(fraction)}{fraction}{unit}?"
+    number = f"{int(whole)}{'.' * bool(fraction)}{fraction}"
+    return f"a number without a unit is bytes: {number}{unit}?"
 
 
 def _no_size(size: object, argument: str | None, hint: str | None) -> RequestError:
@@ -158,14 +159,16 @@ def _no_size(size: object, argument: str | None, hint: str | None) -> RequestErr
     return RequestError("not a size", argument=argument, expected=_EXAMPLES, found=found, hint=hint)
 
 
-def _hint(text: str) -> str | None:
+def _hint(text: str, least: int) -> str | None:
     """Return what to type in place of a text that is no size, where that can be told."""
     match = re.match(r"\s*(\d{1,3}(?:,\d{3})+|\d+,\d+) ?([A-Za-z]{0,3})\s*\Z", text, re.ASCII)
     if match is None or unit_length(match[2]) is None:
         return None
     number, unit = match.groups()
     if re.fullmatch(r"\d{1,3}(?:,\d{3})+", number):
-        return f"without commas: {number.replace(',', '')}{unit}"
+        whole = int(number.replace(",", ""))
+        is_taken = unit or not 0 < whole < least
+        return f"without commas: {whole}{unit}" if is_taken else _forgotten_unit(str(whole), "")
     return f"with a point: {number.replace(',', '.')}{unit or 'GiB'}"
 
 

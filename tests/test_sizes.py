@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from moepack import sizes
 from moepack.errors import RequestError
+from moepack.pager.budget import check_memory
 
 GIB = 1 << 30
 
@@ -62,6 +63,11 @@ def test_a_percentage_is_of_the_whole(text: str, length: int) -> None:
         ("1,5GiB", "not a size", "with a point: 1.5GiB"),
         ("1,5", "not a size", "with a point: 1.5GiB"),
         ("8,000,000", "not a size", "without commas: 8000000"),
+        ("1,000", "not a size", "a number without a unit is bytes: 1000MiB?"),
+        ("1,000K", "not a size", "without commas: 1000K"),
+        ("1_000", "1,000 bytes are too few", "a number without a unit is bytes: 1000MiB?"),
+        ("007", "7 bytes are too few", "a number without a unit is bytes: 7GiB?"),
+        ("007.5", "not a size", "a number without a unit is bytes: 7.5GiB?"),
         ("101%", "more than all", None),
         ("50%", "not a size", "a percentage says nothing here: give a size such as 8GiB"),
         *(
@@ -89,6 +95,13 @@ def test_what_is_no_size_is_refused_with_what_to_type(
 def test_what_is_neither_a_number_of_bytes_nor_a_text_is_refused(size: object) -> None:
     with pytest.raises(RequestError, match="memory: not a size"):
         sizes.parse_size(size, "memory")  # type: ignore[arg-type]
+
+
+def test_one_token_is_no_tokens() -> None:
+    with pytest.raises(RequestError, match=r"expected 8 B, for 1 token at once"):
+        check_memory(4, 8, 1)
+    with pytest.raises(RequestError, match="for 1,024 tokens at once"):
+        check_memory(4, 8, 1024)
 
 
 def test_few_bytes_are_taken_where_they_make_sense() -> None:

@@ -53,20 +53,27 @@ def parse_amount(text: str) -> Amount | None:
 
 
 def length_text(length: float) -> str:
-    """Write bytes in the unit that gives the shortest text: it has no quotient that was rounded."""
+    """Write bytes in the unit that takes the fewest digits: it has no quotient that was rounded."""
     return _shortest(length, _LENGTHS)
 
 
 def speed_text(speed: float) -> str:
-    """Write bytes a second, in the unit that gives the shortest text."""
+    """Write bytes a second, in the unit that takes the fewest digits."""
     return f"{_shortest(speed, _SPEEDS)}/s"
 
 
 def _shortest(value: float, units: Mapping[str, int]) -> str:
-    number = _exact(value)
     by_length = sorted(units, key=lambda unit: units[unit], reverse=True)
-    fitting = [unit for unit in by_length if number >= units[unit] or unit == "B"]
-    return min((f"{_plain(number / units[unit])} {unit}" for unit in fitting), key=len)
+    fitting = [unit for unit in by_length if value >= units[unit] or unit == "B"]
+    numbers = {unit: _plain(_quotient(value, units[unit])) for unit in fitting}
+    shortest = min(numbers, key=lambda unit: len(numbers[unit].replace(".", "").strip("0")))
+    return f"{numbers[shortest]} {shortest}"
+
+
+def _quotient(value: float, unit: int) -> Decimal:
+    # A float is divided by a power of two without rounding, its digits are not.
+    is_power_of_two = unit & (unit - 1) == 0
+    return _exact(value / unit) if is_power_of_two else _exact(value) / unit
 
 
 def compute_text(speed: float) -> str:

@@ -14,7 +14,7 @@ from moepack.machine.memory_limits import (
     stalled_percent,
 )
 from moepack.shape import ModelShape
-from moepack.sizes import size_text
+from moepack.sizes import count_text, size_text
 
 _SHRINK_SHARE = 8
 """An eighth of what is there goes when the system waits for memory."""
@@ -91,7 +91,7 @@ def check_memory(memory: int, floor: int, micro_batch: int) -> None:
     if memory < floor:
         raise RequestError(
             "too little memory for the experts of one step",
-            expected=f"{size_text(floor)}, for {micro_batch:,} tokens at once",
+            expected=f"{size_text(floor)}, for {count_text(micro_batch, 'token')} at once",
             found=size_text(memory),
             hint="give more `memory`"
             + (

@@ -291,7 +291,7 @@ def test_figures_are_written_as_people_would() -> None:
 
 def test_what_is_unknown_is_left_out_and_its_form_shown() -> None:
     text = toml_text(Machine(None, Figure(GB, "read"), None))
-    assert tomllib.loads(text) == {"memory": {"length": {"value": "976562.5 KiB", "is": "read"}}}
+    assert tomllib.loads(text) == {"memory": {"length": {"value": "1000000000 B", "is": "read"}}}
     shown = (
         text.replace("# [", "[").replace("# bandwidth", "bandwidth").replace("# length", "length")
     )
