@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from moepack.machine.control_groups import OWN_GROUPS, ROOT, own_groups
 from moepack.machine.model import Figure
 from moepack.sizes import Size, is_share, parse_size
 
 _MIB = 1 << 20
 _LEAST_MARGIN = 512 * _MIB
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUPS = Path("/proc/self/cgroup")
 PRESSURE = Path("/proc/pressure/memory")
 MOST_STALLED = 10.0
 """Percent of the last ten seconds in which something may wait for memory, before it is short."""
@@ -87,24 +86,9 @@ def _system_field(field: str) -> int:
 
 def _groups() -> Iterator[tuple[Path, Path]]:
     """Yield the files of limit and usage of each of this process's groups, of both versions."""
-    try:
-        groups = os.fsdecode(_OWN_GROUPS.read_bytes()).splitlines()
-    except OSError:
-        return
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            root, limit, usage = _CGROUPS / "memory", "limit_in_bytes", "usage_in_bytes"
-        elif not controllers:
-            root, limit, usage = _CGROUPS, "max", "current"
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        while True:
-            yield folder / f"memory.{limit}", folder / f"memory.{usage}"
-            if folder in (root, folder.parent):
-                break
-            folder = folder.parent
+    for folder, is_second in own_groups("memory", OWN_GROUPS, ROOT):
+        limit, usage = ("max", "current") if is_second else ("limit_in_bytes", "usage_in_bytes")
+        yield folder / f"memory.{limit}", folder / f"memory.{usage}"
 
 
 def _left(limit: Path, usage: Path) -> int | None:

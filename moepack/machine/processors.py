@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
+from moepack.machine.control_groups import OWN_GROUPS, ROOT, own_groups
+
 _CPUS = Path("/sys/devices/system/cpu")
 _STAT = Path("/proc/stat")
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUPS = Path("/proc/self/cgroup")
 _BUSY = 0.5
 """Of a processor: what may be asked for beyond what there is."""
 _LEAST_SECONDS = 0.15
@@ -18,9 +18,7 @@ _IDLE = (3, 4, 8, 9)
 """The fields of /proc/stat that are idle, waiting for drives, or counted in others (proc(5))."""
 
 
-def limited_threads(
-    cpus: Path = _CPUS, groups: Path = _OWN_GROUPS, root: Path = _CGROUPS
-) -> int | None:
+def limited_threads(cpus: Path = _CPUS, groups: Path = OWN_GROUPS, root: Path = ROOT) -> int | None:
     """Return how many threads may compute at once, None where nothing limits this process.
 
     Of the cores that the process may use, one thread each; no more than its control groups allow.
@@ -32,7 +30,7 @@ def limited_threads(
     return None if len(_allowed()) == os.cpu_count() else core_count(cpus)
 
 
-def cpu_quota(groups: Path = _OWN_GROUPS, root: Path = _CGROUPS) -> float | None:
+def cpu_quota(groups: Path = OWN_GROUPS, root: Path = ROOT) -> float | None:
     """Return how many processors' time the control groups allow, None where none limits it."""
     return min(_quotas(groups, root), default=None)
 
@@ -56,26 +54,10 @@ def _allowed() -> Collection[int]:
 
 
 def _quotas(groups: Path, root: Path) -> Iterator[float]:
-    """Yield how many processors each of this process's control groups allows (cgroups(7))."""
-    try:
-        lines = groups.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, sign, rest = line.partition(":")
-        controllers, other_sign, path = rest.partition(":")
-        if not (sign and other_sign):
-            continue
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "cpu" if controllers else root
-        folder = top / path.lstrip("/")
-        while True:
-            if (quota := _quota(folder, is_second=not controllers)) is not None:
-                yield quota
-            if folder in (top, folder.parent):
-                break
-            folder = folder.parent
+    """Yield how many processors each of this process's control groups allows."""
+    for group in own_groups("cpu", groups, root):
+        if (quota := _quota(group.folder, is_second=group.is_second)) is not None:
+            yield quota
 
 
 def _quota(folder: Path, *, is_second: bool) -> float | None:

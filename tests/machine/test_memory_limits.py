@@ -42,6 +42,7 @@ MIB = 1 << 20
         ),
         ("0::/a", {"a/memory.max": "5", "a/memory.current": "a lot"}, None),
         ("0::/a", {"a/memory.max": "5", "a/memory.current": "9"}, 0),
+        ("no group\n0::/a", {"a/memory.max": "7", "a/memory.current": "3"}, 4),
     ],
 )
 def test_limits_of_all_groups_count(
@@ -91,8 +92,8 @@ def lay_groups(
     folder: Path, groups: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Put this process into groups, of which `files` tell."""
-    monkeypatch.setattr(memory_limits, "_CGROUPS", folder)
-    monkeypatch.setattr(memory_limits, "_OWN_GROUPS", folder / "own")
+    monkeypatch.setattr(memory_limits, "ROOT", folder)
+    monkeypatch.setattr(memory_limits, "OWN_GROUPS", folder / "own")
     (folder / "own").write_text(groups + "\n")
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
