@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 MOEPACK_NODE ?= build/node
 
 define CHECK
-$(BIN)/ruff check moepack tests benchmarks conformance hatch_build.py
-$(BIN)/ruff format --check moepack tests benchmarks conformance hatch_build.py
+$(BIN)/ruff check moepack tests benchmarks conformance contrib hatch_build.py
+$(BIN)/ruff format --check moepack tests benchmarks conformance contrib hatch_build.py
 $(BIN)/mypy
 endef
 
@@ -57,8 +57,8 @@ fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 format: $(VENV)/developing
-	$(BIN)/ruff check --fix moepack tests benchmarks conformance hatch_build.py
-	$(BIN)/ruff format moepack tests benchmarks conformance hatch_build.py
+	$(BIN)/ruff check --fix moepack tests benchmarks conformance contrib hatch_build.py
+	$(BIN)/ruff format moepack tests benchmarks conformance contrib hatch_build.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -21,10 +21,10 @@ class PreloadedLibraryHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile it before the files of a wheel are gathered; `editable` stays in the checkout."""
-        source = Path(self.root, "moepack", "pager", "preload.c")
+        source = Path(self.root, "moepack", "running", "pager", "preload.c")
         if platform.system() != "Linux" or not source.exists():
             return
-        compiling = _load(Path(self.root, "moepack", "programs", "compiling.py"))
+        compiling = _load(Path(self.root, "moepack", "running", "programs", "compiling.py"))
         published = os.environ.get("MOEPACK_WHEEL_MACHINE")
         try:
             if version == "editable":
@@ -48,7 +48,7 @@ class PreloadedLibraryHook(BuildHookInterface):  # type: ignore[type-arg]
         else:
             library = compiling.compile_library(source, folder)
             system = f"linux_{platform.machine()}"
-        build_data["force_include"][str(library)] = f"moepack/pager/{library.name}"
+        build_data["force_include"][str(library)] = f"moepack/running/pager/{library.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{system}"
 

@@ -8,11 +8,13 @@ import os
 import platform
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import everything
-from benchmarks.measure import OtherLoad
 from benchmarks.table import HEADING, Machine, Outcome, cells, ending, line
+from moepack.bench.diagnosis.system import check_file_system
+from moepack.planning.machine.processors import OtherWork, cpu_count
 from moepack.report.json_text import json_text
 
 
@@ -23,7 +25,7 @@ def main() -> int:
     """
     options = _options()
     table = sys.stderr if options.json else sys.stdout
-    load = OtherLoad()
+    others = OtherWork()
     machine = _machine(options.folder)
     print(_heading(machine), cells(HEADING), sep="\n\n", file=table)
     rows = []
@@ -31,7 +33,8 @@ def main() -> int:
         for row in everything.rows(Path(folder), options.layers, options.rounds):
             print(line(row), file=table, flush=True)
             rows.append(row)
-    outcome = Outcome(machine, tuple(rows), load.share())
+    busy = others.processor_count(sum(os.times()[2:4]))
+    outcome = Outcome(machine, tuple(rows), None if busy is None else busy / cpu_count())
     print(ending(outcome), file=table)
     if options.json:
         print(json_text(outcome))
@@ -53,21 +56,15 @@ def _machine(folder: Path) -> Machine:
     return Machine(
         machine=f"{_processor()}, {os.cpu_count()} CPUs",
         kernel=f"{platform.system()} {platform.release()}",
-        file_system=_file_system(folder),
+        file_system=check_file_system(folder).measured or "unknown",
         huge_pages=_huge_pages(),
         python=platform.python_version(),
     )
 
 
 def _heading(machine: Machine) -> str:
-    facts = (
-        ("machine", machine.machine),
-        ("kernel", machine.kernel),
-        ("file system", machine.file_system),
-        ("huge pages", machine.huge_pages),
-        ("python", machine.python),
-    )
-    return "\n".join(f"{name + ':':13}{fact}" for name, fact in facts)
+    facts = asdict(machine).items()
+    return "\n".join(f"{name.replace('_', ' ') + ':':13}{fact}" for name, fact in facts)
 
 
 def _processor() -> str:
@@ -85,17 +82,6 @@ def _huge_pages() -> str:
     except OSError:
         return "unknown"
     return words.partition("[")[2].partition("]")[0]
-
-
-def _file_system(folder: Path) -> str:
-    """Name the type of the file system that holds `folder`."""
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return f"unknown ({sys.platform})"
-    resolved = folder.resolve()
-    holding = [(len(at), kind) for at, kind in mounts if resolved.is_relative_to(at)]
-    return max(holding)[1] if holding else "unknown"  # a root that is none of the mounts
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import mmap
 import os
 import queue
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +19,13 @@ import numpy as np
 
 import moepack
 from benchmarks import fio, models
-from benchmarks.fio import Usage
-from benchmarks.measure import limit_row
+from benchmarks.fio import cpu_per_gib, cpu_row, cpu_text
+from benchmarks.measure import limit_row, speed_row
 from benchmarks.table import Row
-from moepack.bench.spread import spread
-from moepack.reading.locations import BlobLocation
-from moepack.reading.pack import Pack
+from moepack.bench.measuring import spread
+from moepack.bench.timed_reads import Usage
+from moepack.pack.reading.locations import BlobLocation
+from moepack.pack.reading.pack import Pack
 from moepack.storage import page_cache
 
 DEPTHS = (1, 4, 16)
@@ -75,14 +75,8 @@ def _one_depth(pack: Pack, size: models.BlobSize, depth: int, rounds: int) -> It
     else:
         yield Row(f"{name}: fio", "fio is not installed")
     yield _speed_row(f"{name}: ten lines of Python", usages, "ten lines", 1.0)
-    ratios = [a.cpu / b.cpu for a, b in _pairs(usages, "direct", "ten lines")]
-    yield Row(
-        f"{name}, CPU of `direct`, no digests: ten",
-        moepack=_cpu_text(usages["direct"]),
-        peer=_cpu_text(usages["ten lines"]),
-        value=spread(ratios),
-        limit=2,
-    )
+    cpu = f"{name}, CPU of `direct`, no digests: ten"
+    yield cpu_row(cpu, usages["direct"], usages["ten lines"], 2)
 
 
 def _against_maps(pack: Pack, size: models.BlobSize, rounds: int) -> Iterator[Row]:
@@ -110,15 +104,8 @@ def from_memory(folder: Path, rounds: int) -> Iterator[Row]:
             for check, what in (("never", ""), ("always", ", with digests")):
                 alone, in_batch = _overheads(pack, keys, check, 3 * rounds)
                 limits = (40.0, 25.0) if check == "never" else (None, None)
-                yield _over_row(f"{name}: alone{what}", alone, limits[0])
-                yield _over_row(f"{name}: in a batch{what}", in_batch, limits[1])
-
-
-def _over_row(name: str, microseconds: Sequence[float], limit: float | None) -> Row:
-    if limit is not None:
-        return limit_row(name, microseconds, "us", limit)
-    value = spread(microseconds)
-    return Row(name, f"{value.median:.3g} us", value=value, unit="us")
+                yield limit_row(f"{name}: alone{what}", alone, "us", limits[0])
+                yield limit_row(f"{name}: in a batch{what}", in_batch, "us", limits[1])
 
 
 def _overheads(
@@ -178,7 +165,7 @@ def _timed(work: Callable[[], None], places: Sequence[BlobLocation]) -> Usage:
     cpu, start = time.process_time(), time.perf_counter()
     work()
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    return Usage(seconds, cpu, sum(place.length for place in places))
+    return Usage(seconds, cpu, len(places), sum(place.length for place in places))
 
 
 def _read_many(
@@ -265,22 +252,13 @@ def _fio(path: Path, length: int, depth: int, count: int, number: int) -> Usage:
     )
 
 
-def _pairs(usages: dict[str, list[Usage]], ours: str, theirs: str) -> Iterator[tuple[Usage, Usage]]:
-    return zip(usages[ours], usages[theirs], strict=True)
-
-
 def _speed_row(name: str, usages: dict[str, list[Usage]], peer: str, limit: float | None) -> Row:
-    speeds = [statistics.median(u.throughput for u in usages[side]) for side in ("moepack", peer)]
-    ours, theirs = (f"{speed / 1e9:.2f} GB/s" for speed in speeds)
-    ratios = [a.throughput / b.throughput for a, b in _pairs(usages, "moepack", peer)]
-    return Row(name, ours, theirs, value=spread(ratios), limit=limit, higher_is_better=True)
+    ours, theirs = ([one.bytes_per_second for one in usages[side]] for side in ("moepack", peer))
+    return speed_row(name, ours, theirs, limit)
 
 
 def _cpu_row(name: str, usages: dict[str, list[Usage]], limit: float | None) -> Row:
-    more = [a.cpu_per_gib - b.cpu_per_gib for a, b in _pairs(usages, "moepack", "fio")]
-    ours, theirs = (_cpu_text(usages[side]) for side in ("moepack", "fio"))
+    pairs = zip(cpu_per_gib(usages["moepack"]), cpu_per_gib(usages["fio"]), strict=True)
+    more = [ours - theirs for ours, theirs in pairs]
+    ours, theirs = (cpu_text(usages[side]) for side in ("moepack", "fio"))
     return Row(name, ours, theirs, value=spread(more), unit="s/GiB", limit=limit)
-
-
-def _cpu_text(usages: Sequence[Usage]) -> str:
-    return f"{statistics.median(usage.cpu_per_gib for usage in usages):.3f} s/GiB"

@@ -7,7 +7,6 @@ turns with the other, in one run. With --model it says what gets shorter in a mo
 import argparse
 import ctypes
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -21,22 +20,21 @@ import numpy as np
 import zstandard
 
 import moepack
+from benchmarks import models
+from benchmarks.measure import limit_row, speed_row
+from benchmarks.models import N_FF, NE0
 from benchmarks.table import HEADING, Row, cells, line
-from moepack.bench.spread import Spread, spread
-from moepack.bench.turns import in_turns
-from moepack.reading.locations import PartLocation
+from moepack.bench.measuring import in_turns
+from moepack.pack.reading.locations import PartLocation
 from moepack.storage import page_cache
 from tests.support import llama_cpp
-from tests.support.gguf_builder import GgufBuilder, TensorSpec
-
-NE0, N_FF = 2048, 768
-"""Of an expert of Qwen3-30B-A3B."""
+from tests.support.gguf_builder import TensorSpec
 
 SIGMA = 0.02
 UNLIKE = 4
 """Experts that are unlike; the others are the same again, and parts are compressed one by one."""
 
-AT_ONCE = 8
+AT_ONCE = models.USED
 """Experts that are asked for together."""
 
 LEVEL = 3
@@ -80,7 +78,7 @@ def rows(folder: Path, type_name: str, length: int, rounds: int) -> Iterator[Row
     for level in (1, LEVEL, 9, 19):
         yield Row(f"{type_name}: zstd:{level} alone", f"{_saved(source, level):.1%}")
     speeds = {side: [length / run.seconds for run in runs] for side, runs in packed.items()}
-    yield _compared(f"{type_name}, pack: plain", speeds)
+    yield speed_row(f"{type_name}, pack: plain", speeds["coded"], speeds["plain"])
     if not saved:
         return
     yield _decoding(f"{type_name}, decoded in one thread", coded)
@@ -91,7 +89,8 @@ def rows(folder: Path, type_name: str, length: int, rounds: int) -> Iterator[Row
         }
         for side in sides.values():
             side()
-        yield _compared(f"{type_name}, {state}: plain", in_turns(sides, rounds))
+        speeds = in_turns(sides, rounds)
+        yield speed_row(f"{type_name}, {state}: plain", speeds["coded"], speeds["plain"])
 
 
 def model_rows(folder: Path, source: Path, alignment: int | None) -> Iterator[Row]:
@@ -117,9 +116,7 @@ def write_model(path: Path, chosen: Type, length: int) -> Path:
     """Write a model of one layer whose experts have about `length` bytes."""
     count = max(AT_ONCE, length // (3 * NE0 * N_FF // chosen.elements * chosen.length))
     random = np.random.Generator(np.random.SFC64(chosen.number))
-    builder = GgufBuilder().put("general.architecture", "str", "qwen3moe")
-    builder.put("qwen3moe.block_count", "u32", 1).put("qwen3moe.expert_count", "u32", count)
-    builder.put("qwen3moe.expert_used_count", "u32", AT_ONCE)
+    builder = models.metadata(1, count)
     for name, shape in (("gate", (NE0, N_FF)), ("up", (NE0, N_FF)), ("down", (N_FF, NE0))):
         unlike = b"".join(_expert(random, shape, chosen) for _ in range(UNLIKE))
         data = (unlike * (count // UNLIKE + 1))[: len(unlike) // UNLIKE * count]
@@ -194,17 +191,8 @@ def _decoding(name: str, path: Path) -> Row:
         began = time.perf_counter()
         for frame in frames:
             decompress(frame)
-        speeds.append(length / (time.perf_counter() - began))
-    return Row(
-        name,
-        f"{statistics.median(speeds) / 1e9:.2f} GB/s",
-        value=_in_gb(spread(speeds)),
-        unit="GB/s",
-    )
-
-
-def _in_gb(speed: Spread) -> Spread:
-    return Spread(*(one / 1e9 for one in speed))
+        speeds.append(length / 1e9 / (time.perf_counter() - began))
+    return limit_row(name, speeds, "GB/s")
 
 
 def _read(path: Path, backend: str) -> float:
@@ -220,15 +208,6 @@ def _read(path: Path, backend: str) -> float:
                 for expert in batch.completions():
                     del expert
         return length / (time.perf_counter() - began)
-
-
-def _compared(name: str, speeds: dict[str, list[float]]) -> Row:
-    """Say how many times as fast the side with the codec was."""
-    ours, theirs = (
-        f"{statistics.median(speeds[side]) / 1e9:.2f} GB/s" for side in ("coded", "plain")
-    )
-    ratios = [a / b for a, b in zip(speeds["coded"], speeds["plain"], strict=True)]
-    return Row(name, ours, theirs, value=spread(ratios), higher_is_better=True)
 
 
 def main() -> int:

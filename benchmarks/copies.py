@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.measure import MOEPACK, Run, Side, against, limit_row, ratio_row
 from benchmarks.table import Row
+from moepack.storage import page_cache
 
 LAYOUTS = ("layers", "hot-first")
 PEAK_LIMIT = 100
@@ -91,8 +92,7 @@ def _prepare(target: Path, other: Path, files: list[Path]) -> None:
     os.sync()
     for file in files:
         _read(file)
-    for path in other.glob("*") if other.is_dir() else [other] * other.exists():
-        _forget(path)
+    page_cache.drop(path for path in (other, *other.glob("*")) if path.is_file())
 
 
 def _remove(target: Path) -> None:
@@ -107,13 +107,6 @@ def _read(path: Path) -> None:
     with open(path, "rb", buffering=0) as file:
         while file.readinto(buffer):
             pass
-
-
-def _forget(path: Path) -> None:
-    """Drop a synced file from the page cache, where the system can."""
-    if hasattr(os, "posix_fadvise"):
-        with open(path, "rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _length(paths: list[Path]) -> int:

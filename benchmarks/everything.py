@@ -17,6 +17,8 @@ from benchmarks import (
     two_drives,
 )
 from benchmarks.table import Row
+from moepack.planning.machine.memory_limits import available_memory
+from moepack.storage.space import free_space
 
 SHARED_MEMORY = Path("/dev/shm")
 FRESH_ROUNDS = 15
@@ -50,7 +52,8 @@ def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
 
 def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
     length = sum(shard.stat().st_size for shard in shards)
-    if not SHARED_MEMORY.is_dir() or _free_memory() < 5 * length:
+    # It is memory, and limited beside that.
+    if min(available_memory(), free_space(SHARED_MEMORY)) < 5 * length:
         yield Row("pack, tmpfs", "no room")
         return
     with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=SHARED_MEMORY) as name:
@@ -58,10 +61,3 @@ def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
         moved = [Path(shutil.move(shard, folder / shard.name)) for shard in shards]
         yield from copies.packing("tmpfs", moved, hotness, folder, rounds)
         yield from copies.giving_back("tmpfs", moved, folder, rounds)
-
-
-def _free_memory() -> int:
-    """Return the bytes that fit into shared memory: it is memory, and limited beside that."""
-    meminfo = Path("/proc/meminfo").read_text().split()
-    available = int(meminfo[meminfo.index("MemAvailable:") + 1]) * 1024
-    return min(available, shutil.disk_usage(SHARED_MEMORY).free)

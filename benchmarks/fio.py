@@ -3,31 +3,31 @@
 import json
 import os
 import shutil
+import statistics
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from moepack.errors import MachineError
+from benchmarks.table import Row
+from moepack.bench.measuring import spread
+from moepack.bench.timed_reads import Usage
+from moepack.common.errors import MachineError
 
-_GIB = 1 << 30
+
+def cpu_row(name: str, ours: Sequence[Usage], theirs: Sequence[Usage], limit: float) -> Row:
+    """Compare the CPU seconds that a GiB took both sides."""
+    ratios = [a / b for a, b in zip(cpu_per_gib(ours), cpu_per_gib(theirs), strict=True)]
+    return Row(name, cpu_text(ours), cpu_text(theirs), value=spread(ratios), limit=limit)
 
 
-class Usage(NamedTuple):
-    """What reading took: seconds, CPU seconds of all threads, and bytes."""
+def cpu_text(usages: Sequence[Usage]) -> str:
+    """Write the median of the CPU seconds a GiB."""
+    return f"{statistics.median(cpu_per_gib(usages)):.3f} s/GiB"
 
-    seconds: float
-    cpu: float
-    length: int
 
-    @property
-    def throughput(self) -> float:
-        """Bytes a second."""
-        return self.length / self.seconds
-
-    @property
-    def cpu_per_gib(self) -> float:
-        """CPU seconds a GiB."""
-        return self.cpu / (self.length / _GIB)
+def cpu_per_gib(usages: Sequence[Usage]) -> list[float]:
+    """Return the CPU seconds a GiB."""
+    return [usage.cpu_seconds_per_gib(usage.length) for usage in usages]
 
 
 def is_installed() -> bool:
@@ -50,4 +50,5 @@ def random_reads(path: Path, length: int, depth: int, *how_many: str) -> Usage:
     job = json.loads(done.stdout)["jobs"][0]
     read = job["read"]
     seconds = read["runtime"] / 1e3
-    return Usage(seconds, (job["usr_cpu"] + job["sys_cpu"]) / 100 * seconds, read["io_bytes"])
+    cpu_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * seconds
+    return Usage(seconds, cpu_seconds, read["total_ios"], read["io_bytes"])

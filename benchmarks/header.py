@@ -12,8 +12,7 @@ from random import Random
 import xxhash
 
 from benchmarks.table import Row
-from moepack.bench.spread import spread
-from moepack.bench.turns import in_turns
+from moepack.bench.measuring import in_turns, spread
 
 LIMIT = 0.06
 _INCLUDE = Path(__file__).parents[1] / "include"

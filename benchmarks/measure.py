@@ -1,7 +1,6 @@
 """Run commands in turns, and judge what they took against a peer or a limit."""
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.table import Row
-from moepack.bench.spread import spread
-from moepack.bench.turns import in_turns
+from moepack.bench.control_group import ControlGroup
+from moepack.bench.measuring import in_turns, spread
 
 MOEPACK = (sys.executable, "-m", "moepack")
 
@@ -42,39 +41,19 @@ class Side(NamedTuple):
     prepare: Callable[[], None] = lambda: None
 
 
-class OtherLoad:
-    """What other processes took of the processors since this was made (Linux)."""
-
-    def __init__(self) -> None:
-        self._start = self._read()
-
-    def share(self) -> float | None:
-        """Return the share of all processors' time, None where the system does not say.
-
-        The system counts in hundredths of a second: of a shorter time it says nothing.
-        """
-        if self._start is None or (now := self._read()) is None:
-            return None
-        total, busy, ours = (b - a for a, b in zip(self._start, now, strict=True))
-        return max(0.0, busy - ours) / total if total else None
-
-    def _read(self) -> tuple[float, float, float] | None:
-        """Return the seconds of all processors, those that were busy, and ours among them."""
-        try:
-            fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-        except OSError:
-            return None
-        ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
-        idle = ticks[3] + ticks[4]
-        return sum(ticks), sum(ticks) - idle, sum(os.times()[:4])
-
-
-def fresh(program: str, *arguments: str | Path, options: Sequence[str] = ()) -> list[float]:
+def fresh(
+    program: str,
+    *arguments: str | Path,
+    options: Sequence[str] = (),
+    group: ControlGroup | None = None,
+) -> list[float]:
     """Run a Python program in a process of its own; return the numbers that it prints as JSON.
 
-    Raises RuntimeError with its messages where it fails.
+    It is limited as `group` is. Raises RuntimeError with its messages where it fails.
     """
     command = [sys.executable, *options, "-c", program, *map(str, arguments)]
+    if group is not None:
+        command = group.command(command)
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}: {done.stderr}")
@@ -117,7 +96,16 @@ def ratio_row(
     )
 
 
-def limit_row(name: str, measured: Sequence[float], unit: str, limit: float) -> Row:
-    """Compare the median of what was measured with a limit in the same unit."""
+def speed_row(
+    name: str, ours: Sequence[float], theirs: Sequence[float], limit: float | None = None
+) -> Row:
+    """Compare speeds in bytes a second, by how many times as fast as the peer ours was."""
+    our_text, their_text = (f"{statistics.median(side) / 1e9:.2f} GB/s" for side in (ours, theirs))
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return Row(name, our_text, their_text, value=spread(ratios), limit=limit, higher_is_better=True)
+
+
+def limit_row(name: str, measured: Sequence[float], unit: str, limit: float | None = None) -> Row:
+    """Compare the median of what was measured with a limit in the same unit, if there is one."""
     value = spread(measured)
     return Row(name, f"{value.median:.3g} {unit}", value=value, unit=unit, limit=limit)

@@ -10,8 +10,9 @@ import numpy as np
 
 import moepack
 from tests.support.gguf_builder import GgufBuilder, TensorSpec, moe, shard_names
+from tests.support.packs import FINE_LAYOUT
 
-EXPERTS = 128
+EXPERTS, USED = 128, 8
 NE0, N_FF = 2048, 768
 """Of Qwen3-30B-A3B, whose Q4_K_M has Q6_K in the down projection of half its layers."""
 
@@ -37,21 +38,6 @@ SMALL, MIDDLE, LARGE = BLOBS = BlobSize(42), BlobSize(170), BlobSize(682)
 _PIECE = 4 << 20
 _MAX_WORD = (1 << 64) - 1
 _Q4_K, _Q6_K, _F32, _F16 = (12, 256, 144), (14, 256, 210), (0, 1, 4), (1, 1, 2)
-_TINY_LAYOUT = """
-description = "the same with next to no bytes, to measure what the number of blobs costs"
-[files]
-group = "layer"
-name = "experts-{layer:05}.bin"
-[blobs]
-order = "hotness"
-alignment = 64
-[parts]
-projections = ["gate_up", "gate", "up", "down", "attn_v"]
-alignment = 64
-small_alignment = 64
-[dense]
-alignment = 64
-"""
 
 
 def write_model(folder: Path, layers: int, shard_count: int = 4) -> list[Path]:
@@ -62,7 +48,7 @@ def write_model(folder: Path, layers: int, shard_count: int = 4) -> list[Path]:
     random = np.random.Generator(np.random.SFC64(layers))
     paths = [folder / name for name in shard_names("model", len(groups))]
     for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
-        builder = _metadata(layers) if number == 0 else GgufBuilder()
+        builder = metadata(layers, EXPERTS) if number == 0 else GgufBuilder()
         builder.put("split.no", "u16", number).put("split.count", "u16", len(groups))
         builder.put("split.tensors.count", "i32", len(tensors))
         _write_shard(path, builder, group, random)
@@ -94,7 +80,7 @@ def write_vocabulary(path: Path) -> Path:
 def write_many(folder: Path) -> tuple[Path, Path]:
     """Write a model of very many very small experts; give it and a layout that suits it."""
     layout = folder / "tiny.toml"
-    layout.write_text(_TINY_LAYOUT)
+    layout.write_text(FINE_LAYOUT)
     builder = moe(
         layers=tuple(range(MANY_LAYERS)), experts=MANY_EXPERTS, ne=(32, 32), block=(32, 34)
     )
@@ -108,9 +94,7 @@ def write_blobs(folder: Path, size: BlobSize, length: int) -> Path:
     if pack.exists():
         return pack
     source = folder / f"{pack.name}.gguf"
-    builder = GgufBuilder().put("general.architecture", "str", "qwen3moe")
-    builder.put("qwen3moe.block_count", "u32", 1).put("qwen3moe.expert_count", "u32", count)
-    builder.put("qwen3moe.expert_used_count", "u32", 8)
+    builder = metadata(1, count)
     shapes = {"gate": (1024, size.n_ff), "up": (1024, size.n_ff), "down": (size.n_ff, 1024)}
     tensors = [
         (f"blk.0.ffn_{name}_exps.weight", (*shape, count), _F16) for name, shape in shapes.items()
@@ -131,12 +115,12 @@ def _tensors(layers: int) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int
         yield f"blk.{layer}.ffn_down_exps.weight", (N_FF, NE0, EXPERTS), down
 
 
-def _metadata(layers: int) -> GgufBuilder:
-    builder = GgufBuilder()
-    builder.put("general.architecture", "str", "qwen3moe")
+def metadata(layers: int, experts: int) -> GgufBuilder:
+    """Begin a model of so many layers and experts, of which a token uses eight."""
+    builder = GgufBuilder().put("general.architecture", "str", "qwen3moe")
     builder.put("qwen3moe.block_count", "u32", layers)
-    builder.put("qwen3moe.expert_count", "u32", EXPERTS)
-    return builder.put("qwen3moe.expert_used_count", "u32", 8)
+    builder.put("qwen3moe.expert_count", "u32", experts)
+    return builder.put("qwen3moe.expert_used_count", "u32", USED)
 
 
 def _write_shard(

@@ -1,20 +1,18 @@
 """The raw backends against fio, packs against shards, and the first expert."""
 
 import os
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import moepack
 from benchmarks import fio
-from benchmarks.fio import Usage
-from benchmarks.measure import fresh, limit_row
+from benchmarks.fio import cpu_row
+from benchmarks.measure import fresh, limit_row, speed_row
 from benchmarks.table import Row
 from moepack.bench import drive
-from moepack.bench.spread import Spread, spread
-from moepack.bench.timed_reads import in_flight
-from moepack.bench.turns import in_turns
+from moepack.bench.measuring import Spread, in_turns
+from moepack.bench.timed_reads import Usage, in_flight
 from moepack.storage import probe
 
 LENGTHS = (256 << 10, 1 << 20, 16 << 20)
@@ -79,10 +77,10 @@ def first_expert(pack_path: Path, rounds: int) -> Iterator[Row]:
 
 def _ours(name: str, path: Path, length: int, depth: int) -> Usage:
     backend, _ = probe.choose(name, [path], depth)
-    ranges = drive.spread([(path, path.stat().st_size)], length, "random")
+    ranges = drive.read_ranges([(path, path.stat().st_size)], length, "random")
     usage = in_flight(backend, ranges, depth, length, SECONDS)
     backend.close()
-    return Usage(usage.seconds, usage.cpu_seconds, usage.length)
+    return usage
 
 
 def _fio(path: Path, length: int, depth: int) -> Usage:
@@ -90,25 +88,6 @@ def _fio(path: Path, length: int, depth: int) -> Usage:
 
 
 def _compare(name: str, usages: dict[str, list[Usage]], ours: str) -> Iterator[Row]:
-    pairs = list(zip(usages[ours], usages["fio"], strict=True))
-    medians = [
-        statistics.median(usage.throughput for usage in usages[side]) for side in (ours, "fio")
-    ]
-    yield _at_least(f"{name}: fio", medians, [a.throughput / b.throughput for a, b in pairs], 0.97)
-    cpus = [
-        statistics.median(usage.cpu_per_gib for usage in usages[side]) for side in (ours, "fio")
-    ]
-    yield Row(
-        f"{name}, CPU: fio",
-        moepack=f"{cpus[0]:.3f} s/GiB",
-        peer=f"{cpus[1]:.3f} s/GiB",
-        value=spread([a.cpu_per_gib / b.cpu_per_gib for a, b in pairs]),
-        limit=3,
-    )
-
-
-def _at_least(name: str, speeds: Sequence[float], ratios: Sequence[float], limit: float) -> Row:
-    """Judge how many times as fast as the peer ours was."""
-    ours, theirs = (f"{speed / 1e9:.2f} GB/s" for speed in speeds)
-    value = spread(ratios)
-    return Row(name, ours, theirs, value=value, limit=limit, higher_is_better=True)
+    speeds, peers = ([usage.bytes_per_second for usage in usages[side]] for side in (ours, "fio"))
+    yield speed_row(f"{name}: fio", speeds, peers, 0.97)
+    yield cpu_row(f"{name}, CPU: fio", usages[ours], usages["fio"], 3)

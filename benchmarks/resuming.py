@@ -12,12 +12,12 @@ from statistics import median
 from typing import NamedTuple
 
 import moepack
-from benchmarks.table import HEADING, Row, cells, line
-from moepack.bench.prompt_text import reference_text
-from moepack.bench.spread import spread
-from moepack.programs.client import ServerClient
-from moepack.programs.sampling import Sampling
-from moepack.sizes import size_text
+from benchmarks.table import Row, print_rows
+from moepack.bench.engine_speed import reference_text
+from moepack.bench.measuring import spread
+from moepack.common.sizes import size_text
+from moepack.running.programs.client import ServerClient
+from moepack.running.programs.sampling import Sampling
 from moepack.storage import page_cache
 
 _SHARE = 0.45
@@ -110,9 +110,7 @@ def _turn(client: ServerClient, prompt: str, restores: bool) -> Turn:
 
 def main() -> None:
     """Measure a model that is there."""
-    print(cells(HEADING))
-    for row in rows("even", Path(sys.argv[1]), rounds=1):
-        print(line(row), flush=True)
+    print_rows(rows("even", Path(sys.argv[1]), rounds=1))
 
 
 if __name__ == "__main__":

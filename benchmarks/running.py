@@ -16,12 +16,11 @@ from benchmarks.runnable import STEADY, write_runnable
 from benchmarks.table import Row
 from moepack.bench.engine_runs import DEFAULTS, MAPPED, READ
 from moepack.bench.engine_speed import EngineSpeed, SideFacts, bench_run
+from moepack.bench.measuring import Spread, in_turns, spread
 from moepack.bench.run_memory import PROGRAM_LENGTH
-from moepack.bench.spread import Spread, spread
-from moepack.bench.turns import in_turns
-from moepack.programs.run_facts import RunFacts, measure
-from moepack.programs.sampling import Sampling
-from moepack.sizes import size_text
+from moepack.common.sizes import size_text
+from moepack.running.programs.run_facts import RunFacts, measure
+from moepack.running.programs.sampling import Sampling
 
 _LAYERS = 8
 _TOKENS = 40
@@ -97,7 +96,7 @@ def _reading(pack: Path, rounds: int) -> Row:
         return facts.read_length / facts.read_seconds
 
     def drive() -> float:
-        return fio.random_reads(file, length, depth, "--time_based", "--runtime=2").throughput
+        return fio.random_reads(file, length, depth, "--time_based", "--runtime=2").bytes_per_second
 
     speeds = in_turns({"run": run, "fio": drive}, rounds)
     ours, theirs = (f"{median(found) / 1e9:.2f} GB/s" for found in speeds.values())
@@ -125,7 +124,7 @@ def _starting_a_program(pack: Path, rounds: int) -> Row:
 def _starting_the_server(pack: Path, source: Path, rounds: int) -> Row:
     """Measure what is added until the server listens; what it reads is cached on both sides."""
     common = ["--port", "0", "-c", "1024"]
-    alone = [sys.executable, "-m", "moepack.programs.server", "-m", str(source), *common]
+    alone = [sys.executable, "-m", "moepack.running.programs.server", "-m", str(source), *common]
     sides = {
         "ours": partial(_seconds_to_listen, [*MOEPACK, "serve", "--quiet", str(pack), *common]),
         "alone": partial(_seconds_to_listen, alone),

@@ -16,19 +16,18 @@ from statistics import median
 from typing import NamedTuple
 
 import moepack
-from benchmarks.table import HEADING, Row, cells, line
+from benchmarks.table import Row, print_rows
 from moepack.bench.control_group import ControlGroup, control_group
 from moepack.bench.engine_runs import LOADINGS, MAPPED
-from moepack.bench.prompt_text import reference_text
+from moepack.bench.engine_speed import reference_text
+from moepack.bench.measuring import in_turns, spread
 from moepack.bench.run_memory import PROGRAM_LENGTH, RunMemory, divide_memory
-from moepack.bench.spread import spread
-from moepack.bench.turns import in_turns
-from moepack.pager.pager import PagerUsage
-from moepack.programs.client import ServerClient
-from moepack.programs.sampling import Sampling
-from moepack.programs.server_process import ServerProcess
-from moepack.reading.pack import Pack
-from moepack.sizes import size_text
+from moepack.common.sizes import size_text
+from moepack.pack.reading.pack import Pack
+from moepack.running.pager.pager import PagerUsage
+from moepack.running.programs.client import ServerClient
+from moepack.running.programs.sampling import Sampling
+from moepack.running.programs.server_process import ServerProcess
 from moepack.storage import page_cache
 
 SHARES = (0.25, 0.45)
@@ -204,11 +203,9 @@ def main() -> None:
         memory, micro_batch, count = map(int, sys.argv[3:])
         print(json.dumps(_within(Path(sys.argv[2]), RunMemory(memory, micro_batch), count)))
         return
-    print(cells(HEADING))
     pack, source, *shares = sys.argv[1:]
     given = [float(share) for share in shares] or SHARES
-    for row in rows("even", Path(pack), Path(source), rounds=2, shares=given):
-        print(line(row), flush=True)
+    print_rows(rows("even", Path(pack), Path(source), rounds=2, shares=given))
 
 
 if __name__ == "__main__":

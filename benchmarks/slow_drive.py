@@ -10,9 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moepack.bench.control_group import ReadLimit, control_group
-from moepack.errors import MoepackError
-from moepack.sizes import parse_size
+from moepack.bench.control_group import control_group
+from moepack.common.errors import MoepackError
+from moepack.common.sizes import parse_size
 
 
 def main() -> int:
@@ -20,8 +20,7 @@ def main() -> int:
     if len(sys.argv) < 5 or sys.argv[3] != "--":
         sys.exit(__doc__)
     try:
-        limit = ReadLimit(parse_size(sys.argv[1]), [Path(sys.argv[2])])
-        with control_group(reads=limit) as group:
+        with control_group(reads={Path(sys.argv[2]): parse_size(sys.argv[1])}) as group:
             assert group is not None
             return subprocess.run(group.command(sys.argv[4:]), check=False).returncode
     except (MoepackError, ValueError) as error:

@@ -1,9 +1,9 @@
 """The rows of a benchmark: what was measured, its limit, and how all of them are printed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from moepack.bench.spread import Spread
+from moepack.bench.measuring import Spread
 
 _WIDTHS = (40, 21, 21, 22, 12, 0)
 HEADING = ("what: against what", "moepack", "peer", "ratio (spread)", "limit", "")
@@ -84,6 +84,13 @@ def cells(texts: Sequence[str]) -> str:
     """Write the cells of one line of the table."""
     columns = (text.ljust(width) for text, width in zip(texts, _WIDTHS, strict=True))
     return "  ".join(columns).rstrip()
+
+
+def print_rows(rows: Iterable[Row]) -> None:
+    """Print a table, each row as it is known."""
+    print(cells(HEADING))
+    for row in rows:
+        print(line(row), flush=True)
 
 
 def ending(outcome: Outcome) -> str:

@@ -15,8 +15,8 @@ PEER = "MOEPACK_ANALYZE_EXPERTS"
 
 _READ = """
 import sys, time
-from moepack.trace.formats import registry
-from moepack.trace.validation import Checks
+from moepack.traces.formats import registry
+from moepack.traces.validation import Checks
 start = time.perf_counter()
 for item in registry.read(sys.argv[1], Checks(sys.argv[1])):
     pass
@@ -96,13 +96,6 @@ def _list(experts: list[int], separator: str = ",") -> str:
 WRITERS: dict[str, Callable[[list[Token]], tuple[str, str]]] = {
     "expert-log": lambda t: ("", _rows(t, lambda n, y, e: "".join(
         ["---token\n" if not y else "", *(f"layer {y} expert {one}\n" for one in e)]))),
-    "moe-flash": lambda t: ("", _rows(t, lambda n, y, e:
-        f"moe-flash: layer {y:3} topk=[{_list(e)}]\n")),
-    "anemll": lambda t: ("", _rows(t, lambda n, y, e:
-        f'{{"seq":{n},"layer":{y},"n_expert_used":8,"n_tokens":1,"experts":[{_list(e)}],'
-        f'"slots":[{_list(e)}]}}\n')),
-    "mer": lambda t: ("", _rows(t, lambda n, y, e:
-        f'{{"token":{n},"layer":{y},"experts":[{_list(e)}],"cache_hit":[],"predicted":[]}}\n')),
     "route-csv": lambda t: (
         "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n",
         _rows(t, lambda n, y, e: "".join(
@@ -112,7 +105,4 @@ WRITERS: dict[str, Callable[[list[Token]], tuple[str, str]]] = {
         _rows(t, lambda n, y, e: f"{n},0,{y},0,{_list(e, ' ')}\n")),
     "counts": lambda t: ("layer,expert,count\n", _rows(t, lambda n, y, e: "".join(
         f"{y},{one},{n + 1}\n" for one in e))),
-    "colibri-route": lambda t: ("", _rows(t, lambda n, y, e:
-        f"{n} 0 {y} {' '.join(f'{one}:0.1250' for one in e)}\n")),
-    "potatomaxx": lambda t: ("", _rows(t, lambda n, y, e: f"{n} {y} {_list(e, ' ')}\n")),
 }  # fmt: skip

@@ -1,17 +1,23 @@
-"""A pack and its mirror on two drives against the faster of the drives alone."""
+"""A pack and its mirror on two drives against the faster of the drives alone.
+
+The drives are file systems on loop devices, whose reads a control group limits (Linux).
+"""
 
 import os
 import shutil
 import statistics
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import moepack
 from benchmarks import models
 from benchmarks.measure import fresh
-from benchmarks.slow_drives import SlowDrives, slow_drives
 from benchmarks.table import Row
-from moepack.bench.spread import spread
+from moepack.bench.control_group import control_group
+from moepack.bench.measuring import spread
+from moepack.common.errors import MachineError
 
 SPEED = 120 << 20
 """Bytes a second of the faster drive: far below what the machine's own drive gives."""
@@ -24,12 +30,11 @@ A drive that is of no use is tried again now and then, which takes up to 1 % of 
 """
 
 _READ = """
-import json, os, random, sys, time
-open(sys.argv[4], "w").write(str(os.getpid()))
+import json, random, sys, time
 import moepack
 random.seed(1)
 with moepack.open(sys.argv[1]) as pack, pack.reader(mirror=sys.argv[2] == "True") as reader:
-    experts, length, group = range(pack.expert_count(0)), pack.locate(0, 0).length, int(sys.argv[5])
+    experts, length, group = range(pack.expert_count(0)), pack.locate(0, 0).length, int(sys.argv[4])
     def read(seconds):
         start, done = time.perf_counter(), 0
         while time.perf_counter() - start < seconds:
@@ -45,33 +50,56 @@ with moepack.open(sys.argv[1]) as pack, pack.reader(mirror=sys.argv[2] == "True"
 
 def mirrored(folder: Path, rounds: int) -> Iterator[Row]:
     """Read experts by eights, as single tokens do, and by a hundred, as prompts do."""
-    with slow_drives(folder, 2, 2 * _LENGTH) as drives:
-        if isinstance(drives, str):
-            yield Row("two drives: the faster alone", drives)
+    with ExitStack() as stack:
+        try:
+            drives = [_mount(folder / f"drive-{number}", stack) for number in range(2)]
+            with control_group(reads=dict.fromkeys(drives, SPEED)):
+                pass
+        except (OSError, subprocess.CalledProcessError, MachineError) as error:
+            yield Row("two drives: the faster alone", f"cannot be tried here: {error}")
             return
         made = models.write_blobs(folder, models.MIDDLE, _LENGTH)
-        pack = drives.folders[0] / made.name
+        pack = drives[0] / made.name
         shutil.copytree(made, pack)
         os.sync()
-        moepack.mirror_pack(pack, drives.folders[1])
-        for group, what in ((8, "8 experts"), (100, "100 experts")):
+        moepack.mirror_pack(pack, drives[1])
+        for count in (8, 100):
             for slower in _AT_LEAST:
-                yield _row(drives, pack, group, what, slower, rounds)
+                yield _row(drives, pack, count, slower, rounds)
 
 
-def _row(drives: SlowDrives, pack: Path, group: int, what: str, slower: int, rounds: int) -> Row:
+def _mount(folder: Path, stack: ExitStack) -> Path:
+    """Make a drive, whose reads go past the page cache of its image."""
+    image = folder.with_suffix(".image")
+    with open(image, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 2 * _LENGTH)
+    stack.callback(image.unlink)
+    _run("mkfs.ext4", "-q", "-F", image)
+    device = _run("losetup", "--find", "--show", "--direct-io=on", image).strip()
+    stack.callback(_run, "losetup", "--detach", device)
+    folder.mkdir()
+    _run("mount", device, folder)
+    stack.callback(_run, "umount", folder)
+    return folder
+
+
+def _run(*command: str | Path) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _row(drives: Sequence[Path], pack: Path, count: int, slower: int, rounds: int) -> Row:
     """Compare both drives with the faster; which of them has the pack changes with the round."""
     both, alone = [], []
     for number in range(rounds):
         speeds = [SPEED, SPEED // slower]
-        drives.limit(speeds)
-        alone.append(_speed(drives, pack, group, mirror=False))
-        drives.limit(speeds[:: -1 if number % 2 else 1])
-        both.append(_speed(drives, pack, group, mirror=True))
+        limits = dict(zip(drives, speeds, strict=True))
+        alone.append(_speed(limits, pack, count, mirror=False))
+        limits = dict(zip(drives, speeds[:: -1 if number % 2 else 1], strict=True))
+        both.append(_speed(limits, pack, count, mirror=True))
     ratios = [ours / theirs for ours, theirs in zip(both, alone, strict=True)]
     second = "equal" if slower == 1 else f"{slower} x slower"
     return Row(
-        f"two drives, {second}, {what}: faster alone",
+        f"two drives, {second}, {count} experts: faster alone",
         moepack=f"{statistics.median(both) / 1e6:.0f} MB/s",
         peer=f"{statistics.median(alone) / 1e6:.0f} MB/s",
         value=spread(ratios),
@@ -80,6 +108,7 @@ def _row(drives: SlowDrives, pack: Path, group: int, what: str, slower: int, rou
     )
 
 
-def _speed(drives: SlowDrives, pack: Path, group: int, *, mirror: bool) -> float:
-    (speed,) = fresh(_READ, pack, str(mirror), str(_SECONDS), drives.entry, str(group))
+def _speed(limits: Mapping[Path, int], pack: Path, count: int, *, mirror: bool) -> float:
+    with control_group(reads=limits) as group:
+        (speed,) = fresh(_READ, pack, str(mirror), str(_SECONDS), str(count), group=group)
     return speed

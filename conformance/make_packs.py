@@ -22,8 +22,21 @@ import xxhash
 import zstandard
 
 from conformance import variants
-from conformance.variants import BLOBS, DENSE, OPENING, USE, VERIFICATION, changed, stored
-from moepack.format import records
+from conformance.variants import (
+    BLOBS,
+    DENSE,
+    OPENING,
+    USE,
+    VERIFICATION,
+    Broken,
+    Changes,
+    broken,
+    changed,
+    edited,
+    flipped,
+    removed,
+)
+from moepack.pack.format import records
 from moepack.packing.layout import Layout, load
 from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model
@@ -35,16 +48,17 @@ from tests.support.pack_draft import (
     COUNTS,
     Draft,
     Piece,
-    all_of,
-    moved,
-    record,
+    later,
+    lengthened,
+    name_of,
     sealed,
     second_places,
     strong_digests,
-    with_codecs,
 )
 
 FOLDER = Path(__file__).parent / "packs"
+ORDER = [verdict["pack"] for verdict in json.loads((FOLDER / "verdicts.json").read_text())]
+"""The packs that are there; new ones come after them."""
 TOOL = "conformance"
 STAGES = {
     **dict.fromkeys(("header", "section", "file", "family", "kind", "cross"), (OPENING, None)),
@@ -52,7 +66,7 @@ STAGES = {
     "slice": (USE, "origins"),
     "dense": (USE, "dense"),
 }
-"""By group of rules, when a reader finds them, and what it was asked for."""
+"""By group of rules: the verdict, and the request that is refused."""
 
 
 class Sound(NamedTuple):
@@ -92,7 +106,7 @@ def with_a_tensor_each() -> GgufBuilder:
 
 
 def with_an_unknown_type() -> GgufBuilder:
-    """Build a model of a type that no table has, whose length the gap proves."""
+    """Build a model of a type unknown to all tables; the gap proves its length."""
     return moe((0,), 32, ne=(4, 2), type_id=7777, block=(1, 4), block_count=1)
 
 
@@ -103,7 +117,7 @@ def packed(
     counts: dict[tuple[int, int], int] | None = None,
     **options: Any,
 ) -> Callable[[list[Path], Path], None]:
-    """Return what packs the shards in a layout."""
+    """Return a function that packs the shards in a layout."""
 
     def make(shards: list[Path], target: Path) -> None:
         chosen: Layout = load(layout)
@@ -116,7 +130,7 @@ def packed(
 
 
 def indexed(**options: Any) -> Callable[[list[Path], Path], None]:
-    """Return what lays an index over the shards, with copies of them in place of links."""
+    """Return a function that lays an index over copies of the shards, not links."""
 
     def make(shards: list[Path], target: Path) -> None:
         index_model(shards, target, hotness=hotness_of(COUNTS), **options)
@@ -129,16 +143,14 @@ def indexed(**options: Any) -> Callable[[list[Path], Path], None]:
 
 
 def grown(shards: list[Path], target: Path) -> None:
-    """Pack what a later version may write: more in every record, and sections of its own."""
+    """Pack as a later version may: more in every record, and sections of its own."""
     packed(counts=COUNTS)(shards, target)
     draft = Draft(target)
     first, others = draft.pieces()[:3], draft.pieces()[3:]
-    pieces = []
-    for piece in (*first, *reversed(others)):
-        more = b"\xff" * (4 if piece.name.startswith(b"ranks") else 24)
-        length = piece.record_length
-        rows = [piece.data[at : at + length] + more for at in range(0, len(piece.data), length)]
-        pieces.append(piece._replace(data=b"".join(rows), record_length=length + len(more)))
+    pieces = [
+        lengthened(piece, b"\xff" * (4 if name_of(piece) == "ranks" else 24))
+        for piece in (*first, *reversed(others))
+    ]
     pieces.insert(3, Piece(b"org.example.news", b"unknown" * 3, 7, 0))
     pieces.append(Piece(b"later", b"", 16, 0))
     draft.rebuild(pieces, header_more=b"\xee" * 72, section_more=b"\xdd" * 8)
@@ -183,9 +195,9 @@ def of_both_kinds(shards: list[Path], target: Path) -> None:
     number = draft.sections["files"].record_count
     shutil.copy(shards[0], target / "shard.gguf")
     length = shards[0].stat().st_size
-    held = pieces["files"]
+    files = pieces["files"]
     new = records.FileRecord(b"shard.gguf", length, records.SHARD_FILE, 0).pack()
-    pieces["files"] = held._replace(data=held.data + new)
+    pieces["files"] = files._replace(data=files.data + new)
     draft.body["files"].append({"name": "shard.gguf", "length": length})
     draft.rebuild(list(pieces.values()))
     for expert in range(2):
@@ -217,7 +229,7 @@ def compressible() -> GgufBuilder:
 
 
 def with_a_long_name() -> GgufBuilder:
-    """Build a model with a tensor whose name has 200 letters."""
+    """Build a model with a tensor name of 200 letters."""
     return tiny((0,)).tensor("n" * 200, (4,), F32, 16)
 
 
@@ -311,7 +323,7 @@ SOUND = {
 
 
 class Told:
-    """What an index says; nothing is checked."""
+    """A decoded index, without any checks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -329,7 +341,7 @@ class Told:
         return [struct.unpack_from(form, self.data, offset + n * length) for n in range(count)]
 
     def experts(self) -> Iterator[dict[str, Any]]:
-        """Yield what is told of each expert."""
+        """Yield the records of each expert."""
         files = self.records("files", "<256sQII")
         kinds = self.records("part_kinds", "<64sIIIIQQQ24sIIQQ")
         blobs = self.records("blobs", "<QQQII")
@@ -340,7 +352,7 @@ class Told:
         ):
             for expert in range(experts):
                 _, length, hotness, rank, _ = blobs[blob + expert]
-                told = []
+                entries = []
                 for number in range(each):
                     about = kinds[kind + number]
                     offset, stored, digest, file, codec = parts[part + expert * each + number]
@@ -348,13 +360,13 @@ class Told:
                     origin = (shard, start + expert * stride)
                     if about[2] & 2:
                         origin = slices[first + expert]
-                    known = None if files[file][3] & 1 else digest
+                    part_digest = None if files[file][3] & 1 else digest
                     place = (text(files[file][0]), offset, stored, codec)
-                    told.append((about, place, known, origin))
+                    entries.append((about, place, part_digest, origin))
                 yield {
                     "layer": layer, "family": text(name), "expert": expert, "rank": rank,
                     "hotness": hotness if flags & 1 else None, "blob_length": length,
-                    "parts": told,
+                    "parts": entries,
                 }  # fmt: skip
 
 
@@ -370,11 +382,11 @@ def xxh3(data: bytes) -> str:
 
 def facts(path: Path, shards: list[Path]) -> dict[str, Any]:
     """Say where everything lies, once it was found there; digests are of the models' own bytes."""
-    told = Told(path)
+    index = Told(path)
     source = [shard.read_bytes() for shard in shards]
-    files = [text(name) for name, *_ in told.records("files", "<256sQII")]
+    files = [text(name) for name, *_ in index.records("files", "<256sQII")]
     experts = []
-    for expert in told.experts():
+    for expert in index.experts():
         parts = []
         for about, (file, offset, stored_length, codec), digest, (shard, start) in expert["parts"]:
             data = source[shard][start : start + about[7]]
@@ -385,7 +397,7 @@ def facts(path: Path, shards: list[Path]) -> dict[str, Any]:
             parts.append([*part, stored_length, "zstd"] if codec else part)
         experts.append(expert | {"parts": parts})
     dense = []
-    for tensor in told.records("tensors", "<256s24sIIIIQQQQQQQQIIQ"):
+    for tensor in index.records("tensors", "<256s24sIIIIQQQQQQQQIIQ"):
         name, file, length, offset = (tensor[at] for at in (0, 5, 10, 11))
         data = source[tensor[14]][tensor[16] : tensor[16] + length]
         assert (path / files[file]).read_bytes()[offset : offset + length] == data
@@ -403,38 +415,29 @@ def facts(path: Path, shards: list[Path]) -> dict[str, Any]:
     }
 
 
-# What is broken.
+# Broken packs.
 
 
-class Broken(NamedTuple):
-    """A pack with one rule broken: what is changed, when that is found, and by whom."""
-
-    name: str
-    breaks: Callable[[Draft], object]
-    verdict: str
-    asked_for: str | None
-    about: str
-
-    def write(self, base: Path, folder: Path) -> dict[str, Any]:
-        """Write the pack; return what verdicts.json says of it."""
-        path = folder / self.name
-        shutil.copytree(base, path)
-        draft = Draft(path, compact=True)
-        index, body = bytes(draft.index), json.dumps(draft.body)
-        before = contents(path)
-        self.breaks(draft)
-        if draft.index != index:
-            draft.save()
-        elif json.dumps(draft.body) != body:
-            draft.save_manifest()
-        return {
-            "pack": self.name,
-            "verdict": self.verdict,
-            "asked_for": self.asked_for,
-            "needs_manifest": self.name.startswith("broken-cross-")
-            or (MANIFEST in os.listdir(path) and contents(path) == before),
-            "about": self.about,
-        }
+def write_broken(broken: Broken, base: Path, folder: Path) -> dict[str, Any]:
+    """Write a pack with one rule broken; return its verdict."""
+    path = folder / broken.name
+    shutil.copytree(base, path)
+    draft = Draft(path, compact=True)
+    index, body = bytes(draft.index), json.dumps(draft.body)
+    before = contents(path)
+    broken.breaks(draft)
+    if draft.index != index:
+        draft.save()
+    elif json.dumps(draft.body) != body:
+        draft.save_manifest()
+    return {
+        "pack": broken.name,
+        "verdict": broken.verdict,
+        "asked_for": broken.asked_for,
+        "needs_manifest": broken.name.startswith("broken-cross-")
+        or (MANIFEST in os.listdir(path) and contents(path) == before),
+        "about": broken.about,
+    }
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -446,179 +449,64 @@ def contents(path: Path) -> dict[str, bytes]:
     }
 
 
-def over_shards() -> Iterator[Broken]:
-    """Yield broken packs over shards."""
-    shard = "shard-00002-of-00003.gguf"
-    rules: tuple[tuple[str, Callable[[Draft], object], str, str | None, str], ...] = (
-        ("no-shard", removed(shard), OPENING, None, "a shard that is missing"),
-        ("cut", damaged(shard, lambda d: d.pop()), OPENING, None, "a shard that is a byte short"),
-        ("header", damaged(shard, flipped(40)), OPENING, None, "another header of a shard"),
-        (
-            "elsewhere",
-            moved("tensor", 1, offset=16),
-            VERIFICATION,
-            None,
-            "a tensor that lies elsewhere in its shard than it lay",
-        ),
-        (
-            "gap",
-            gap_that_is_not_zero(shard),
-            VERIFICATION,
-            None,
-            "a byte of a shard that no record covers, and that is not zero",
-        ),
-        (
-            "codec",
-            all_of(with_codecs(), record("part", 0, codec=1)),
-            USE,
-            "experts",
-            "a codec in a file of kind 1",
-        ),
-    )
-    for name, breaks, verdict, asked_for, about in rules:
-        yield Broken(f"broken-over-shards-{name}", breaks, verdict, asked_for, about)
+@later
+def text_of(draft: Draft, change: Callable[[str], str]) -> None:
+    """Change the text of the manifest, and make its digest right."""
+    path = draft.path / "manifest.json"
+    before = path.read_text()
+    text = change(before[: before.rindex(",\n")] + "\n}")
+    assert text not in before
+    path.write_bytes(sealed(text))
 
 
-def with_a_codec() -> Iterator[Broken]:
-    """Yield broken packs with parts that are stored by a codec."""
-    rules: tuple[tuple[str, Callable[[Draft], object], str, str | None, str], ...] = (
-        ("frame", stored(b"\0" * 9), USE, "experts", "stored bytes that are no frame"),
-        (
-            "length",
-            stored(zstandard.ZstdCompressor().compress(bytes([7]) * 31)),
-            USE,
-            "experts",
-            "a frame that decodes to another length than the part's",
-        ),
-        ("stored-digest", other_stored_digest, VERIFICATION, None, "a digest of stored bytes"),
-    )
-    for name, breaks, verdict, asked_for, about in rules:
-        yield Broken(f"broken-zstd-{name}", breaks, verdict, asked_for, about)
-
-
-def other_stored_digest(draft: Draft) -> None:
-    """State another digest of the stored bytes of the first part."""
-    draft.index[draft.sections["stored_digests"].offset] ^= 1
-
-
-def gap_that_is_not_zero(name: str) -> Callable[[Draft], None]:
-    """Return what writes into the padding after the first tensor of a shard."""
-
-    def breaks(draft: Draft) -> None:
-        number = [entry["name"] for entry in draft.body["files"]].index(name)
-        count = draft.sections["tensors"].record_count
-        tensors = [draft.get("tensor", n) for n in range(count)]
-        ends = [tensor.offset + tensor.length for tensor in tensors if tensor.file == number]
-        path = draft.path / name
-        data = bytearray(path.read_bytes())
-        assert not any(data[min(ends) : min(ends) + 16]), "no padding"
-        data[min(ends)] = 1
-        path.write_bytes(data)
-
-    return breaks
-
-
-def text_of(change: Callable[[str], str]) -> Callable[[Draft], None]:
-    """Return what changes the text of the manifest, and makes its digest right."""
-
-    def breaks(draft: Draft) -> None:
-        path = draft.path / "manifest.json"
-        before = path.read_text()
-        text = change(before[: before.rindex(",\n")] + "\n}")
-        assert text not in before
-        path.write_bytes(sealed(text))
-
-    return breaks
-
-
-def damaged(name: str, change: Callable[[bytearray], object]) -> Callable[[Draft], None]:
-    """Return what changes the bytes of a file and no digest."""
-
-    def breaks(draft: Draft) -> None:
-        data = bytearray((draft.path / name).read_bytes())
-        before = bytes(data)
-        change(data)
-        assert data != before
-        (draft.path / name).write_bytes(data)
-
-    return breaks
-
-
-def flipped(at: int) -> Callable[[bytearray], object]:
-    """Return what flips a bit of a byte."""
-    return lambda data: data.__setitem__(at, data[at] ^ 1)
-
-
-def removed(name: str) -> Callable[[Draft], None]:
-    """Return what removes a file."""
-    return lambda draft: (draft.path / name).unlink()
-
-
-def made_a_folder(name: str) -> Callable[[Draft], None]:
-    """Return what puts a folder in the place of a file, with a file in it."""
-
-    def breaks(draft: Draft) -> None:
-        (draft.path / name).unlink()
-        (draft.path / name).mkdir()
-        (draft.path / name / "a-file").touch()
-
-    return breaks
+@later
+def made_a_folder(draft: Draft, name: str) -> None:
+    """Put a folder in the place of a file, with a file in it."""
+    (draft.path / name).unlink()
+    (draft.path / name).mkdir()
+    (draft.path / name / "a-file").touch()
 
 
 MANIFEST, INDEX = "manifest.json", "index.bin"
-FILES = [
-    *(
-        Broken(f"broken-text-{name}", text_of(change), OPENING, None, about)
-        for name, change, about in (
-            ("key-twice", lambda t: t.replace("{", '{"tool": "t", ', 1), "a key twice"),
-            ("nan", lambda t: t.replace("{", '{"x": NaN, ', 1), "NaN, in a key that is unknown"),
-            ("huge", lambda t: t.replace("{", '{"x": 1e999, ', 1), "a number beyond a double"),
-            ("digits", lambda t: t.replace("{", '{"x": %s, ' % ("9" * 400), 1), "400 digits"),
-            ("list", lambda t: f"[{t}\n]".replace("}\n]", "\n}]"), "no JSON"),
-            ("mark", lambda t: "\ufeff" + t, "a byte order mark"),
-        )
+TEXTS: Changes = {
+    "key-twice": (text_of(lambda t: t.replace("{", '{"tool": "t", ', 1)), "a key twice"),
+    "nan": (
+        text_of(lambda t: t.replace("{", '{"x": NaN, ', 1)),
+        "NaN, in a key that is unknown",
     ),
-    *(
-        Broken(f"broken-file-{name}", breaks, verdict, asked_for, about)
-        for name, breaks, verdict, asked_for, about in (
-            ("no-manifest", removed(MANIFEST), OPENING, None, "no manifest.json: no pack"),
-            ("manifest", damaged(MANIFEST, flipped(30)), OPENING, None, "a flipped bit"),
-            ("manifest-cut", damaged(MANIFEST, lambda d: d.pop()), OPENING, None, "a byte short"),
-            ("no-index", removed(INDEX), OPENING, None, "no index.bin"),
-            ("index", damaged(INDEX, flipped(2500)), OPENING, None, "a flipped bit in a record"),
-            ("trailer", damaged(INDEX, flipped(-1)), OPENING, None, "a flipped bit in the trailer"),
-            ("index-cut", damaged(INDEX, lambda d: d.pop()), OPENING, None, "a byte short"),
-            ("index-long", damaged(INDEX, lambda d: d.append(0)), OPENING, None, "a byte long"),
-            ("no-blobs", removed(BLOBS), USE, "experts", "a data file that is missing"),
-            ("folder", made_a_folder(BLOBS), USE, "experts", "a folder in place of a data file"),
-            (
-                "blobs-cut",
-                damaged(BLOBS, lambda d: d.__delitem__(slice(64, None))),
-                USE,
-                "experts",
-                "a data file that was cut",
-            ),
-            ("part", damaged(BLOBS, flipped(5)), USE, "experts", "a flipped bit in a part"),
-            ("tensor", damaged(DENSE, flipped(-60)), USE, "dense", "a flipped bit in a tensor"),
-            ("header", damaged(DENSE, flipped(9)), USE, "restoring", "a flipped bit in a header"),
-            (
-                "padding",
-                damaged(BLOBS, flipped(50)),
-                VERIFICATION,
-                None,
-                "padding that is not zero",
-            ),
-            (
-                "blobs-long",
-                damaged(BLOBS, lambda d: d.extend(bytes(64))),
-                VERIFICATION,
-                None,
-                "a data file that is longer than stated",
-            ),
-        )
+    "huge": (text_of(lambda t: t.replace("{", '{"x": 1e999, ', 1)), "a number beyond a double"),
+    "digits": (text_of(lambda t: t.replace("{", '{"x": %s, ' % ("9" * 400), 1)), "400 digits"),
+    "list": (text_of(lambda t: f"[{t}\n]".replace("}\n]", "\n}]")), "no JSON"),
+    "mark": (text_of(lambda t: "\ufeff" + t), "a byte order mark"),
+}
+FILES: Changes = {
+    "no-manifest": (removed(MANIFEST), "no manifest.json: no pack"),
+    "manifest": (edited(MANIFEST, flipped(30)), "a flipped bit"),
+    "manifest-cut": (edited(MANIFEST, lambda d: d.pop()), "a byte short"),
+    "no-index": (removed(INDEX), "no index.bin"),
+    "index": (edited(INDEX, flipped(2500)), "a flipped bit in a record"),
+    "trailer": (edited(INDEX, flipped(-1)), "a flipped bit in the trailer"),
+    "index-cut": (edited(INDEX, lambda d: d.pop()), "a byte short"),
+    "index-long": (edited(INDEX, lambda d: d.append(0)), "a byte long"),
+}
+EXPERTS: Changes = {
+    "no-blobs": (removed(BLOBS), "a data file that is missing"),
+    "folder": (made_a_folder(BLOBS), "a folder in place of a data file"),
+    "blobs-cut": (
+        edited(BLOBS, lambda d: d.__delitem__(slice(64, None))),
+        "a data file that was cut",
     ),
-]
-"""Damage to files, and texts that are no JSON for everybody."""
+    "part": (edited(BLOBS, flipped(5)), "a flipped bit in a part"),
+}
+UNSEEN: Changes = {
+    "padding": (edited(BLOBS, flipped(50)), "padding that is not zero"),
+    "blobs-long": (
+        edited(BLOBS, lambda d: d.extend(bytes(64))),
+        "a data file that is longer than stated",
+    ),
+}
+TENSOR: Changes = {"tensor": (edited(DENSE, flipped(-60)), "a flipped bit in a tensor")}
+HEADER: Changes = {"header": (edited(DENSE, flipped(9)), "a flipped bit in a header")}
 
 
 OTHER_PLACES = ("shard_bytes", "second place")
@@ -636,18 +524,23 @@ ALSO = {
 
 def all_broken() -> Iterator[Broken]:
     """Yield a broken pack for every rule that has a message of its own."""
-    yield from FILES
-    seen: set[object] = set()
+    yield from broken("text", OPENING, None, TEXTS)
+    yield from broken("file", OPENING, None, FILES)
+    yield from broken("file", USE, "experts", EXPERTS)
+    yield from broken("file", USE, "dense", TENSOR)
+    yield from broken("file", USE, "restoring", HEADER)
+    yield from broken("file", VERIFICATION, None, UNSEEN)
+    problems: set[object] = set()
     for entry in BAD_ENTRIES:
         problem = entry.words.partition(": ")[2] or entry.words
-        if problem not in seen or entry.name in ALSO:
-            seen.add(problem)
+        if problem not in problems or entry.name in ALSO:
+            problems.add(problem)
             yield Broken(
                 f"broken-manifest-{slug(entry.name)}", manifest_of(entry), OPENING, None, entry.name
             )
     names: set[str] = set()  # of sections, families, parts and types, which are one rule
     for group, rules in INDEX_RULES.items():
-        seen = set()
+        problems = set()
         for rule in rules:
             is_known_name = "name" in rule.problem and rule.problem in names and group != "file"
             if is_known_name and rule.name not in ALSO:
@@ -655,8 +548,8 @@ def all_broken() -> Iterator[Broken]:
             names.add(rule.problem)
             kind = rule.place.split()[0] if rule.place.startswith(OTHER_PLACES) else ""
             key = (kind, rule.problem)
-            if key not in seen or rule.name in ALSO:
-                seen.add(key)
+            if key not in problems or rule.name in ALSO:
+                problems.add(key)
                 name = f"broken-{group}-{slug(rule.name)}"
                 verdict, asked_for = STAGES[group]
                 if group == "dense" and rule.place.startswith("shard_bytes"):
@@ -664,49 +557,37 @@ def all_broken() -> Iterator[Broken]:
                 if rule.place.startswith("second place"):
                     asked_for = "second_places"
                 yield Broken(name, rule.breaks, verdict, asked_for, f"{rule.name}: {rule.problem}")
-    seen = set()
+    problems = set()
     for rule in SHARD_RULES:
-        if rule.problem not in seen:
-            seen.add(rule.problem)
+        if rule.problem not in problems:
+            problems.add(rule.problem)
             name = f"broken-restoring-{slug(rule.name)}"
             yield Broken(name, rule.breaks, USE, "restoring", f"{rule.name}: {rule.problem}")
-    yield Broken(
-        "broken-restoring-header-sha256",
-        other_header_sha256,
-        USE,
-        "restoring",
-        "the SHA-256 of a header in the manifest: not that of the header in the pack",
-    )
-    yield Broken(
-        "broken-restoring-shard-sha256",
-        other_sha256,
-        USE,
-        "restoring",
-        "the SHA-256 of a shard in the manifest: not that of the shard in the pack",
-    )
+    yield from broken("restoring", USE, "restoring", OTHER_SHA256)
     for rule in VERIFIERS_RULES:
         if rule.name != "a part's digest":  # a reader compares it as well
             name = f"broken-unseen-{slug(rule.name)}"
             yield Broken(name, rule.breaks, VERIFICATION, None, rule.name)
 
 
-def manifest_of(entry: Entry) -> Callable[[Draft], None]:
-    """Return what changes the manifest."""
-
-    def breaks(draft: Draft) -> None:
-        change(draft.body, entry)
-
-    return breaks
+@later
+def manifest_of(draft: Draft, entry: Entry) -> None:
+    """Change the manifest."""
+    change(draft.body, entry)
 
 
-def other_header_sha256(draft: Draft) -> None:
-    """State another SHA-256 of a shard's header."""
-    draft.body["source"]["shards"][0]["header_sha256"] = "0" * 64
+def sha256_of_shard(key: str) -> Callable[[Draft], None]:
+    """State another SHA-256 of a shard or of its header."""
+    return lambda draft: draft.body["source"]["shards"][0].update({key: "0" * 64})
 
 
-def other_sha256(draft: Draft) -> None:
-    """State another SHA-256 of a shard."""
-    draft.body["source"]["shards"][0]["sha256"] = "0" * 64
+OTHER_SHA256: Changes = {
+    f"{what}-sha256": (
+        sha256_of_shard(key),
+        f"the SHA-256 of a {what} in the manifest: not that of the {what} in the pack",
+    )
+    for what, key in {"header": "header_sha256", "shard": "sha256"}.items()
+}
 
 
 def slug(name: str) -> str:
@@ -718,7 +599,7 @@ def slug(name: str) -> str:
 
 
 def make(target: Path) -> None:
-    """Write all packs and their verdicts into an empty folder."""
+    """Write all packs and their verdicts into an empty folder; those of new packs come last."""
     verdicts = []
     with tempfile.TemporaryDirectory() as scratch:
         for name, sound in SOUND.items():
@@ -727,23 +608,19 @@ def make(target: Path) -> None:
             draft = Draft(target / name)
             draft.body["tool"] = TOOL
             draft.save_manifest()
-            held = {"pack": name, "verdict": "sound", "about": sound.about}
-            verdicts.append(held | {"whole": draft.body["whole"]} | facts(target / name, shards))
+            entry = {"pack": name, "verdict": "sound", "about": sound.about}
+            verdicts.append(entry | {"whole": draft.body["whole"]} | facts(target / name, shards))
         model = write_model([tiny()], Path(scratch) / "base model")
         base = Path(scratch) / "base"
         packed(counts=COUNTS)(model, base)
         draft = Draft(base, compact=True)
         draft.body |= {"tool": TOOL, "layout": {}, "hotness": {}}
         draft.save_manifest()
-        for broken in all_broken():
-            verdicts.append(broken.write(base, target))
-        for broken in over_shards():
-            verdicts.append(broken.write(target / "over-shards", target))
-        for broken in with_a_codec():
-            verdicts.append(broken.write(target / "zstd", target))
-        for variant in variants.VARIANTS:
-            broken = Broken(f"broken-{variant.base}-{variant.name}", *variant[2:])
-            verdicts.append(broken.write(target / variant.base, target))
+        verdicts += [write_broken(one, base, target) for one in all_broken()]
+        for name, verdict, asked_for, changes in variants.VARIANTS:
+            for one in broken(name, verdict, asked_for, changes):
+                verdicts.append(write_broken(one, target / name, target))
+    verdicts.sort(key=lambda verdict: (*ORDER, verdict["pack"]).index(verdict["pack"]))
     lines = ",\n".join(json.dumps(verdict) for verdict in verdicts)
     (target / "verdicts.json").write_text(f"[\n{lines}\n]\n")
 

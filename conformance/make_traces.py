@@ -27,11 +27,17 @@ DEEPEST = 64
 ZSTD = bytes.fromhex("28b52ffd")
 HEADER = struct.pack("<8sII", b"MOETRACE", 1, 0)
 
-KEYS = (
-    *("format", "name", "family", "unknown", "model"),
-    *("token_count", "expert_counts", "experts_used"),
-)
-"""Those of an origin."""
+ORIGIN_BODY: dict[str, Any] = {
+    "format": "mer",
+    "name": "chat.jsonl",
+    "family": "ffn_exps",
+    "unknown": [],
+    "model": None,
+    "token_count": None,
+    "expert_counts": None,
+    "experts_used": None,
+}
+KEYS = tuple(ORIGIN_BODY)
 
 Selections = Sequence[tuple[int, int]]
 
@@ -45,7 +51,7 @@ class Token(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A record: its bytes, and what it holds for those who count."""
+    """A record: its bytes, and the tokens and counts in it."""
 
     data: bytes
     tokens: Sequence[Token] = ()
@@ -72,7 +78,7 @@ def skippable(data: bytes) -> bytes:
 
 
 def record(kind: int, payload: bytes, **other: Any) -> bytes:
-    """Make a record; `other` replaces what its header or its frame would be."""
+    """Make a record; `other` replaces its frame, or fields of its header."""
     stored: bytes = other.get("stored", frame(payload))
     head = (
         kind,
@@ -86,16 +92,7 @@ def record(kind: int, payload: bytes, **other: Any) -> bytes:
 
 def origin_payload(*, without: str = "", **fields: Any) -> bytes:
     """Make the payload of an origin."""
-    body = {
-        "format": "mer",
-        "name": "chat.jsonl",
-        "family": "ffn_exps",
-        "unknown": [],
-        "model": None,
-        "token_count": None,
-        "expert_counts": None,
-        "experts_used": None,
-    } | fields
+    body = ORIGIN_BODY | fields
     body.pop(without, None)
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -149,13 +146,18 @@ def tokens(*rows: tuple[int, int, Selections], **other: Any) -> Record:
     return Record(record(TOKENS, tokens_payload(rows), **other), [Token(*row) for row in rows])
 
 
+def token(*selections: tuple[int, int]) -> Record:
+    """Make a record of one token of request 0."""
+    return tokens((0, DECODE, selections))
+
+
 def counts(phase: int, *rows: tuple[int, int, int]) -> Record:
     """Make a record of counts."""
     return Record(record(COUNTS, counts_payload(phase, rows)), counts=rows)
 
 
 def raw(kind: int, payload: bytes, rows: Sequence[Token] = (), **other: Any) -> Record:
-    """Make a record of a payload as it is, which holds `rows` for those who count."""
+    """Make a record of a payload as it is, with the tokens `rows`."""
     return Record(record(kind, payload, **other), rows)
 
 
@@ -188,7 +190,7 @@ def file(*records: Record, end: bytes | None = None) -> bytes:
 
 
 class Case(NamedTuple):
-    """A file: its verdict, what breaks, and the records that may be used."""
+    """A file: its verdict, the fault in words, and the records that may be used."""
 
     verdict: str
     breaks: str | None
@@ -196,7 +198,7 @@ class Case(NamedTuple):
     records: Sequence[Record] = ()
 
     def facts(self, name: str) -> dict[str, Any]:
-        """Return what verdicts.json says of it."""
+        """Return its entry in verdicts.json."""
         facts: dict[str, Any] = {"file": name, "verdict": self.verdict, "breaks": self.breaks}
         if self.verdict == "broken":
             return facts
@@ -220,7 +222,7 @@ class Case(NamedTuple):
         }
 
 
-ONE = tokens((0, DECODE, [(0, 1), (0, 2), (3, 0)]))
+ONE = token((0, 1), (0, 2), (3, 0))
 TWO = tokens((0, PREFILL, [(0, 5), (1, 2)]), (0, DECODE, [(0, 5)]), (1, UNKNOWN, [(1, 4)]))
 PLAIN = origin()
 UNKNOWN_WORDS = ["requests", "phases", "tokens", "layers", "later tokens"]
@@ -230,7 +232,7 @@ LIMITS = (
     f"[{-MOST_COUNT - 1},{MOST_COUNT},1.7976931348623157e308,-1.7976931348623157E+308,5e-324,-0,"
     rf'"\ud83d\ude00",{nested(DEEPEST - 2)}]'
 )
-"""What readers of JSON have to take, as the value of a key of an origin."""
+"""The limits of JSON that readers must accept, as the value of a key of an origin."""
 # The payload of TWO as zstd 1.5.7 packs it at level 19: no size in the frame, and a checksum.
 PACKED = bytes.fromhex("28b52ffd0468b5000012020384422120bf507c66e57aee1002002e391b2802eb579faa")
 
@@ -247,7 +249,7 @@ def sound_cases() -> dict[str, Case]:
     small = tokens_payload([SMALL])
     size, whole_block = struct.pack("<I", len(small)), block(0, len(small), small)
     run_records = {
-        "example": [PLAIN, tokens((0, DECODE, [(3, 258), (3, 7)]))],
+        "example": [PLAIN, token((3, 258), (3, 7))],
         "smallest": [PLAIN, tokens(SMALL)],
         "phases-and-requests": [PLAIN, TWO],
         "numbers-beyond-a-byte": [PLAIN, tokens((7, DECODE, [(256, 257), (258, 65535)]))],
@@ -337,6 +339,23 @@ def cut_cases() -> dict[str, Case]:
         for name, (length, words) in cuts.items()
     }
     damaged = tokens((1, DECODE, [(0, 1)]), SMALL, (0, 3, [(0, 1), (0, 1)]), digest=1)
+    long_origin = raw(ORIGIN, b"", length=(1 << 20) + 1).data[:24]
+    within = {
+        "a-record-header-of-no-kind": (
+            "within the header of a record of no kind",
+            raw(0, b"").data[:23],
+        ),
+        "the-first-bytes-of-a-frame": (
+            "after two of the bytes that all frames begin with",
+            ONE.data[:26],
+        ),
+        "the-header-of-a-frame": (
+            "within the header of a frame, before the number of its dictionary",
+            ONE.data[:24] + ZSTD + b"\xa1",
+        ),
+        "a-long-origin": ("within an origin that would be longer than 1 MiB", long_origin),
+        "a-short-end": ("within an end that would have 24 bytes", record(END, bytes(24))[:-1]),
+    }
     return cases | {
         "cut-within-a-damaged-payload": Case(
             "cut",
@@ -348,33 +367,7 @@ def cut_cases() -> dict[str, Case]:
             f"cut-within-{name}": Case(
                 "cut", f"it ends {words}", HEADER + PLAIN.data + data, [PLAIN]
             )
-            for name, words, data in (
-                (
-                    "a-record-header-of-no-kind",
-                    "within the header of a record of no kind",
-                    raw(0, b"").data[:23],
-                ),
-                (
-                    "the-first-bytes-of-a-frame",
-                    "after two of the bytes that all frames begin with",
-                    ONE.data[:26],
-                ),
-                (
-                    "the-header-of-a-frame",
-                    "within the header of a frame, before the number of its dictionary",
-                    ONE.data[:24] + ZSTD + b"\xa1",
-                ),
-                (
-                    "a-long-origin",
-                    "within an origin that would be longer than 1 MiB",
-                    raw(ORIGIN, b"", length=(1 << 20) + 1).data[:24],
-                ),
-                (
-                    "a-short-end",
-                    "within an end that would have 24 bytes",
-                    record(END, bytes(24))[:-1],
-                ),
-            )
+            for name, (words, data) in within.items()
         },
         "cut-within-tokens-before-any-origin": Case(
             "cut", "it ends within tokens before any origin", HEADER + ONE.data[:-1]
@@ -384,13 +377,10 @@ def cut_cases() -> dict[str, Case]:
 
 def broken_cases() -> dict[str, Case]:
     """Return the files that a reader refuses, each for one reason."""
+    tables = _broken_files() | _broken_frames() | _broken_cuts()
+    tables |= _broken_origins() | _broken_pieces() | _broken_ends()
     return {
-        f"broken-{name}": Case("broken", breaks, data)
-        for cases in (
-            *(_broken_files, _broken_frames, _broken_cuts),
-            *(_broken_origins, _broken_pieces, _broken_ends),
-        )
-        for name, (breaks, data) in cases().items()
+        f"broken-{name}": Case("broken", breaks, data) for name, (breaks, data) in tables.items()
     }
 
 
@@ -549,7 +539,7 @@ def _broken_origins() -> dict[str, tuple[str, bytes]]:
     def made(**fields: Any) -> bytes:
         return file(origin(**fields), ONE)
 
-    def of(payload: bytes, **other: Any) -> bytes:
+    def as_is(payload: bytes, **other: Any) -> bytes:
         return file(raw(ORIGIN, payload, **other), ONE)
 
     missing = {
@@ -558,7 +548,7 @@ def _broken_origins() -> dict[str, tuple[str, bytes]]:
     }
 
     def with_value(text: str) -> bytes:
-        return of(with_key(f'"x":{text}'))
+        return as_is(with_key(f'"x":{text}'))
 
     plain = origin_payload()
     size = (1 << 20) + 1
@@ -569,11 +559,11 @@ def _broken_origins() -> dict[str, tuple[str, bytes]]:
     return missing | {
         "origin-length": (
             "an origin of more than 1 MiB",
-            of(plain + b" " * (size - len(plain)), stored=long),
+            as_is(plain + b" " * (size - len(plain)), stored=long),
         ),
-        "origin-encoding": ("an origin that is not UTF-8", of(plain[:-1] + b',"\xff":1}')),
-        "origin-mark": ("an origin with a byte order mark", of(b"\xef\xbb\xbf" + plain)),
-        "origin-json": ("an origin that is not JSON", of(plain[:-1])),
+        "origin-encoding": ("an origin that is not UTF-8", as_is(plain[:-1] + b',"\xff":1}')),
+        "origin-mark": ("an origin with a byte order mark", as_is(b"\xef\xbb\xbf" + plain)),
+        "origin-json": ("an origin that is not JSON", as_is(plain[:-1])),
         "origin-nan": ("an origin with NaN, which JSON lacks", with_value("NaN")),
         "origin-infinity": ("an origin with -Infinity, which JSON lacks", with_value("-Infinity")),
         "origin-high-number": ("an unknown key of 2^63", with_value(str(1 << 63))),
@@ -588,18 +578,18 @@ def _broken_origins() -> dict[str, tuple[str, bytes]]:
         ),
         "origin-surrogate-in-a-key": (
             "an unknown key with half of a pair of surrogates in its name",
-            of(with_key(r'"\ud83d":1')),
+            as_is(with_key(r'"\ud83d":1')),
         ),
         "origin-surrogate-encoded": (
             "half of a pair of surrogates in UTF-8 itself",
-            of(plain[:-1] + b',"x":"\xed\xa0\x80"}'),
+            as_is(plain[:-1] + b',"x":"\xed\xa0\x80"}'),
         ),
-        "origin-array": ("an origin that is no object", of(b"[]")),
+        "origin-array": ("an origin that is no object", as_is(b"[]")),
         "origin-format": ("a format that is no text", made(format=5)),
         "origin-name": ("a name that is no text", made(name=None)),
         "origin-surrogate": (
             "a name with half of a pair of surrogates",
-            of(plain.replace(b"chat", b"\\ud800")),
+            as_is(plain.replace(b"chat", b"\\ud800")),
         ),
         "origin-model": ("a model that is no text", made(model=5)),
         "origin-family": ("selections of a family that is none", made(family="ffn_up")),
@@ -610,7 +600,7 @@ def _broken_origins() -> dict[str, tuple[str, bytes]]:
         "origin-token-count-float": ("a token count with a point", made(token_count=1.0)),
         "origin-token-count-exponent": (
             "a token count with an exponent",
-            of(origin_payload(token_count=10).replace(b":10,", b":1e1,")),
+            as_is(origin_payload(token_count=10).replace(b":10,", b":1e1,")),
         ),
         "origin-token-count-true": ("a token count that is true", made(token_count=True)),
         "origin-expert-counts": ("`expert_counts` is no object", made(expert_counts=[4])),
@@ -627,7 +617,7 @@ def _broken_pieces() -> dict[str, tuple[str, bytes]]:
     def made(kind: int, payload: bytes, *rows: tuple[int, int, Selections]) -> bytes:
         return file(PLAIN, ONE, raw(kind, payload, [Token(*row) for row in rows]))
 
-    known = origin(**KNOWN)
+    counted, later = origin(**KNOWN), (1, DECODE, [(0, 1)])
     return {
         "tokens-head": ("tokens of 7 bytes", made(TOKENS, bytes(7))),
         "tokens-length": (
@@ -641,41 +631,32 @@ def _broken_pieces() -> dict[str, tuple[str, bytes]]:
             made(TOKENS, struct.pack("<4IB", 1, 1, 0, 2, DECODE) + bytes(4), SMALL),
         ),
         "tokens-phase": ("phase 3", file(PLAIN, tokens((0, 3, [(0, 1)])))),
-        "requests-fall": (
-            "requests that fall within a record",
-            file(PLAIN, tokens((1, DECODE, [(0, 1)]), SMALL)),
-        ),
+        "requests-fall": ("requests that fall within a record", file(PLAIN, tokens(later, SMALL))),
         "requests-fall-between-records": (
             "requests that fall from one record to the next",
-            file(PLAIN, tokens((1, DECODE, [(0, 1)])), tokens(SMALL)),
+            file(PLAIN, tokens(later), tokens(SMALL)),
         ),
         "expert-twice": (
             "an expert twice in one layer of a token",
-            file(PLAIN, tokens((0, DECODE, [(0, 1), (3, 1), (0, 1)]))),
+            file(PLAIN, token((0, 1), (3, 1), (0, 1))),
         ),
-        "layer-unknown": (
-            "a layer that expert_counts lacks",
-            file(known, tokens((0, DECODE, [(1, 0)]))),
-        ),
-        "expert-unknown": (
-            "an expert beyond expert_counts",
-            file(known, tokens((0, DECODE, [(3, 2)]))),
-        ),
+        "layer-unknown": ("a layer that expert_counts lacks", file(counted, token((1, 0)))),
+        "expert-unknown": ("an expert beyond expert_counts", file(counted, token((3, 2)))),
         "counted-expert-unknown": (
             "a counted expert beyond expert_counts",
-            file(known, counts(DECODE, (0, 4, 1))),
+            file(counted, counts(DECODE, (0, 4, 1))),
         ),
         "expert-beyond-expert-count": (
             "an expert beyond expert_count",
-            file(origin(expert_count=3), tokens((0, DECODE, [(0, 2), (0, 3)]))),
+            file(origin(expert_count=3), token((0, 2), (0, 3))),
         ),
         "expert-beyond-the-lower-count": (
             "an expert beyond expert_count, though not beyond expert_counts",
-            file(origin(expert_count=3, **KNOWN), tokens((0, DECODE, [(0, 2), (0, 3)]))),
+            file(origin(expert_count=3, **KNOWN), token((0, 2), (0, 3))),
         ),
         "too-many-used": (
             "three experts in a layer of a token, where two are used",
-            file(known, tokens((0, DECODE, [(0, 1), (0, 2), (0, 3)]))),
+            file(counted, token((0, 1), (0, 2), (0, 3))),
         ),
         "counts-length": (
             "counts a byte shorter than their columns",
@@ -690,7 +671,7 @@ def _broken_pieces() -> dict[str, tuple[str, bytes]]:
 
 def _broken_ends() -> dict[str, tuple[str, bytes]]:
     records = [PLAIN, TWO]
-    like_one = tokens((0, DECODE, [(0, 1), (0, 2), (3, 1)]))
+    like_one = token((0, 1), (0, 2), (3, 1))
     words = {
         "records": "another number of records",
         "tokens": "another number of tokens",
@@ -726,11 +707,11 @@ def files() -> dict[str, bytes]:
 def make(folder: Path) -> None:
     """Write the folder anew."""
     folder.mkdir(exist_ok=True)
-    wanted = files()
+    contents = files()
     for path in folder.iterdir():
-        if path.name not in wanted:
+        if path.name not in contents:
             path.unlink()
-    for name, data in wanted.items():
+    for name, data in contents.items():
         (folder / name).write_bytes(data)
 
 

@@ -1,22 +1,35 @@
-"""What is broken, or done in another way, in packs that are not the plain one.
+"""Changes to packs that break one rule, or do something in another way that is allowed.
 
 Frames are put together by hand, so that no version of zstd has a say in them.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
+import zstandard
 
-from tests.support.pack_draft import Draft, Piece, more, moved, record, set_rank, without
+from tests.support.compressible import store_part
+from tests.support.pack_draft import (
+    Draft,
+    Piece,
+    all_of,
+    later,
+    more,
+    moved,
+    record,
+    set_rank,
+    with_codecs,
+    without,
+)
 
 Change = Callable[[Draft], object]
 OPENING, USE, VERIFICATION = "refused at opening", "refused at use", "found by verification"
 BLOBS, DENSE = "experts-00000.bin", "dense.bin"
 PART_LENGTH = 512
-"""Of the parts of the pack `zstd`, whose gates are all of one byte."""
+"""Of parts of the pack `zstd`; its gates repeat one byte."""
 GATES = (0, 3, 6, 9)
 """The numbers of these parts."""
 ZSTD = bytes.fromhex("28b52ffd")
@@ -24,15 +37,24 @@ SINGLE_SEGMENT, SIZE_OF_4_BYTES = 0x20, 0x80
 CHECKSUM, RESERVED, DICTIONARY = 0x04, 0x08, 0x01
 
 
-class Variant(NamedTuple):
-    """One rule broken in a sound pack, `base`: who finds it, and what was asked for then."""
+class Broken(NamedTuple):
+    """A pack with one rule broken: the change, the verdict, and the request that is refused."""
 
-    base: str
     name: str
     breaks: Change
     verdict: str
     asked_for: str | None
     about: str
+
+
+Changes = dict[str, tuple[Change, str]]
+"""By name: a change, and a text about it."""
+
+
+def broken(group: str, verdict: str, asked_for: str | None, changes: Changes) -> Iterator[Broken]:
+    """Yield the broken packs of a group."""
+    for name, (change, about) in changes.items():
+        yield Broken(f"broken-{group}-{name}", change, verdict, asked_for, about)
 
 
 # Frames.
@@ -61,77 +83,91 @@ SOUND_FRAMES = (
     frame(0, bytes([16 << 3])),
     frame(blocks=repeated(500, is_last=False) + repeated(12, is_last=False) + b"\1\0\0"),
 )
-"""With a checksum; a Dictionary_ID of 0; a window of 64 MiB; three blocks, of them one empty."""
+"""With a checksum; a Dictionary_ID of 0; a window of 64 MiB; three blocks, one empty."""
 
 
 def stored(data: bytes, number: int = 0) -> Change:
-    """Return what stores a part in other bytes, with a right digest of these."""
-
-    def change(draft: Draft) -> None:
-        part = draft.get("part", number)
-        path = draft.path / draft.body["files"][part.file]["name"]
-        file = bytearray(path.read_bytes())
-        file[part.offset : part.offset + part.stored_length] = bytes(part.stored_length)
-        assert not any(file[part.offset : part.offset + len(data)]), "no room"
-        file[part.offset : part.offset + len(data)] = data
-        path.write_bytes(file)
-        if part.stored_length != len(data):
-            draft.set("part", number, stored_length=len(data))
-        at = draft.sections["stored_digests"].offset + 8 * number
-        draft.index[at : at + 8] = struct.pack("<Q", xxhash.xxh3_64_intdigest(data))
-
-    return change
+    """Store a part in other bytes."""
+    return lambda draft: store_part(draft, number, data)
 
 
-BROKEN_FRAMES = {
-    "dictionary": (frame(SINGLE_SEGMENT | DICTIONARY, b"\7"), "a frame that needs a dictionary"),
+FRAMES: Changes = {
+    "dictionary": (
+        stored(frame(SINGLE_SEGMENT | DICTIONARY, b"\7")),
+        "a frame that needs a dictionary",
+    ),
     "no-size": (
-        ZSTD + b"\0\0" + repeated(PART_LENGTH),
+        stored(ZSTD + b"\0\0" + repeated(PART_LENGTH)),
         "a frame that does not state its content size",
     ),
-    "window": (frame(0, bytes([16 << 3 | 1])), "a frame with a window of 72 MiB"),
+    "window": (stored(frame(0, bytes([16 << 3 | 1]))), "a frame with a window of 72 MiB"),
     "reserved-bit": (
-        frame(SINGLE_SEGMENT | RESERVED),
+        stored(frame(SINGLE_SEGMENT | RESERVED)),
         "a frame whose header has the reserved bit",
     ),
     "checksum": (
-        frame(SINGLE_SEGMENT | CHECKSUM) + bytes(4),
+        stored(frame(SINGLE_SEGMENT | CHECKSUM) + bytes(4)),
         "a frame with the checksum of other bytes",
     ),
-    "skippable-frame-first": (skippable() + frame(), "a skippable frame before the frame"),
-    "after-the-frame": (frame() + b"\0", "a byte after the frame"),
-    "two-frames": (frame() + frame(blocks=b"\1\0\0"), "a second frame after the first"),
-    "cut": (frame()[:-1], "a frame without its last byte"),
+    "skippable-frame-first": (stored(skippable() + frame()), "a skippable frame before the frame"),
+    "after-the-frame": (stored(frame() + b"\0"), "a byte after the frame"),
+    "two-frames": (stored(frame() + frame(blocks=b"\1\0\0")), "a second frame after the first"),
+    "cut": (stored(frame()[:-1]), "a frame without its last byte"),
 }
 
 
-# Shards as they are.
+# Files, and shards as they are.
+
+
+@later
+def edited(draft: Draft, name: str, change: Callable[[bytearray], object]) -> None:
+    """Change the bytes of a file, and no digest."""
+    data = bytearray((draft.path / name).read_bytes())
+    before = bytes(data)
+    change(data)
+    assert data != before
+    (draft.path / name).write_bytes(data)
+
+
+def flipped(at: int) -> Callable[[bytearray], object]:
+    """Flip a bit of a byte."""
+    return lambda data: data.__setitem__(at, data[at] ^ 1)
+
+
+def removed(name: str) -> Change:
+    """Remove a file."""
+    return lambda draft: (draft.path / name).unlink()
+
+
+@later
+def dirty_gap(draft: Draft, name: str) -> None:
+    """Write into the padding after the first tensor of a shard."""
+    number = [entry["name"] for entry in draft.body["files"]].index(name)
+    count = draft.sections["tensors"].record_count
+    tensors = [draft.get("tensor", n) for n in range(count)]
+    end = min(tensor.offset + tensor.length for tensor in tensors if tensor.file == number)
+    assert not any((draft.path / name).read_bytes()[end : end + 16]), "no padding"
+    edited(name, lambda data: data.__setitem__(end, 1))(draft)
+
+
+def other_stored_digest(draft: Draft) -> None:
+    """Change the digest of the stored bytes of the first part."""
+    draft.index[draft.sections["stored_digests"].offset] ^= 1
 
 
 def longer(name: str) -> Change:
-    """Return what appends a zero to a file, and says so nowhere."""
-
-    def change(draft: Draft) -> None:
-        with open(draft.path / name, "ab") as file:
-            file.write(b"\0")
-
-    return change
+    """Append a zero to a file."""
+    return edited(name, lambda data: data.append(0))
 
 
-def dirty_padding(name: str) -> Change:
-    """Return what writes after the bytes of a norm in the only shard, where padding is."""
-
-    def change(draft: Draft) -> None:
-        tensor = draft.get("tensor", 1)
-        end = tensor.shard_offset + tensor.length
-        path = draft.path / name
-        data = bytearray(path.read_bytes())
-        assert tensor.length == 16
-        assert not any(data[end : end + 16]), "no padding"
-        data[end] = 1
-        path.write_bytes(data)
-
-    return change
+@later
+def dirty_padding(draft: Draft, name: str) -> None:
+    """Write after the bytes of a norm in the only shard, where padding is."""
+    tensor = draft.get("tensor", 1)
+    end = tensor.shard_offset + tensor.length
+    assert tensor.length == 16
+    assert not any((draft.path / name).read_bytes()[end : end + 16]), "no padding"
+    edited(name, lambda data: data.__setitem__(end, 1))(draft)
 
 
 def other_length(draft: Draft) -> None:
@@ -162,68 +198,79 @@ def unmeasured_first(draft: Draft) -> None:
     set_rank(draft, two.rank, 2)
 
 
-VARIANTS = (
-    *(
-        Variant("zstd", name, stored(data), USE, "experts", about)
-        for name, (data, about) in BROKEN_FRAMES.items()
+SHARD = "shard-00002-of-00003.gguf"
+LOST: Changes = {
+    "no-shard": (removed(SHARD), "a shard that is missing"),
+    "cut": (edited(SHARD, lambda d: d.pop()), "a shard that is a byte short"),
+    "header": (edited(SHARD, flipped(40)), "another header of a shard"),
+}
+ELSEWHERE: Changes = {
+    "elsewhere": (
+        moved("tensor", 1, offset=16),
+        "a tensor that lies elsewhere in its shard than it lay",
     ),
-    Variant(
-        "over-shards",
-        "shard-bytes",
+    "gap": (dirty_gap(SHARD), "a byte of a shard that no record covers, and that is not zero"),
+}
+CODEC: Changes = {
+    "codec": (
+        all_of(with_codecs(), record("part", 0, codec=1)),
+        "a codec in a file of kind 1",
+    )
+}
+STORED: Changes = {
+    "frame": (stored(b"\0" * 9), "stored bytes that are no frame"),
+    "length": (
+        stored(zstandard.ZstdCompressor().compress(bytes([7]) * 31)),
+        "a frame that decodes to another length than the part's",
+    ),
+}
+OTHER_DIGEST: Changes = {"stored-digest": (other_stored_digest, "a digest of stored bytes")}
+BEYOND: Changes = {
+    "shard-bytes": (
         record("shard_bytes", 0, shard=4096),
-        OPENING,
-        None,
         "a record of shard bytes with a shard beyond all numbers",
-    ),
-    Variant(
-        "over-shards",
-        "length",
-        other_length,
-        VERIFICATION,
-        None,
-        "a shard that is shorter in the manifest than the file that it is",
-    ),
-    Variant(
-        "over-shards",
-        "two-shards",
+    )
+}
+OTHER_SHARDS: Changes = {
+    "length": (other_length, "a shard that is shorter in the manifest than the file that it is"),
+    "two-shards": (
         of_two_shards,
-        VERIFICATION,
-        None,
         "a file of kind 1 in which a tensor without elements is of another shard",
     ),
-    Variant(
-        "both-kinds",
-        "length",
+}
+LONGER: Changes = {
+    "length": (
         longer("shard.gguf"),
-        OPENING,
-        None,
         "a shard that is a byte longer than stated, and whose header lies in dense.bin",
-    ),
-    Variant(
-        "both-kinds",
-        "gap",
+    )
+}
+PADDING: Changes = {
+    "gap": (
         dirty_padding("shard.gguf"),
-        VERIFICATION,
-        None,
         "padding in a shard as it is that is not zero, while tensors lie in dense.bin",
-    ),
-    Variant(
-        "half-measured",
-        "hotness",
-        moved("blob", 0, hotness=1),
-        VERIFICATION,
-        None,
-        "the hotness of a blob whose family was not measured",
-    ),
-    Variant(
-        "half-measured",
-        "unmeasured-first",
+    )
+}
+HOTNESS: Changes = {
+    "hotness": (moved("blob", 0, hotness=1), "the hotness of a blob whose family was not measured"),
+    "unmeasured-first": (
         unmeasured_first,
-        VERIFICATION,
-        None,
         "a blob that was not measured at a rank before one that was",
     ),
+}
+VARIANTS: tuple[tuple[str, str, str | None, Changes], ...] = (
+    ("over-shards", OPENING, None, LOST),
+    ("over-shards", VERIFICATION, None, ELSEWHERE),
+    ("over-shards", USE, "experts", CODEC),
+    ("zstd", USE, "experts", STORED),
+    ("zstd", VERIFICATION, None, OTHER_DIGEST),
+    ("zstd", USE, "experts", FRAMES),
+    ("over-shards", OPENING, None, BEYOND),
+    ("over-shards", VERIFICATION, None, OTHER_SHARDS),
+    ("both-kinds", OPENING, None, LONGER),
+    ("both-kinds", VERIFICATION, None, PADDING),
+    ("half-measured", VERIFICATION, None, HOTNESS),
 )
+"""Sound packs, and changes to break each of them."""
 
 
 # Sound packs.
@@ -235,21 +282,15 @@ def with_other_frames(draft: Draft) -> None:
         stored(data, number)(draft)
 
 
-def without_section(name: str) -> Change:
-    """Return what leaves out the tensors or the shard bytes, with their bytes."""
-
-    def change(draft: Draft) -> None:
-        kind = {"tensors": "tensor"}.get(name, name)
-        path = draft.path / DENSE
-        data = bytearray(path.read_bytes())
-        for number in range(draft.sections[name].record_count):
-            held = draft.get(kind, number)
-            data[held.offset : held.offset + held.length] = bytes(held.length)
-        path.write_bytes(data)
-        without(name)(draft)
-        draft.body["whole"] = False
-
-    return change
+@later
+def without_section(draft: Draft, name: str) -> None:
+    """Leave out the tensors or the shard bytes, with their bytes."""
+    kind = {"tensors": "tensor"}.get(name, name)
+    for number in range(draft.sections[name].record_count):
+        entry = draft.get(kind, number)
+        draft.write(entry.file, entry.offset, bytes(entry.length))
+    without(name)(draft)
+    draft.body["whole"] = False
 
 
 def stored_digests_alone(draft: Draft) -> None:
@@ -260,7 +301,7 @@ def stored_digests_alone(draft: Draft) -> None:
 
 
 def without_digests(draft: Draft) -> None:
-    """State that the digests of what lies in the first file are not known."""
+    """Mark the digests of the first file as unknown."""
     draft.set("file", 0, flags=1)
     for number in range(draft.sections["parts"].record_count):
         if draft.get("part", number).file == 0:
@@ -268,7 +309,7 @@ def without_digests(draft: Draft) -> None:
 
 
 def manifest_at_its_limits(draft: Draft) -> None:
-    """State what is allowed, and means little or nothing."""
+    """Write values that are allowed and mean little or nothing."""
     most = (1 << 63) - 1
     draft.body["source"] |= {
         "experts_used": {"ffn_exps": [0, None, most], "attn_v_exps": most, "org.example.x": []},
@@ -283,7 +324,7 @@ def manifest_at_its_limits(draft: Draft) -> None:
 def changed(
     make: Callable[[list[Path], Path], object], change: Change, *, in_index: bool = True
 ) -> Callable[[list[Path], Path], None]:
-    """Return what makes a pack and changes it."""
+    """Return a function that makes a pack and changes it."""
 
     def make_and_change(shards: list[Path], target: Path) -> None:
         make(shards, target)

@@ -1,12 +1,11 @@
-/* Reads the experts that a router chose, each in one direct, aligned read. Copy from here.
+/* Reads the experts that a router selected, each in one direct, aligned read. An example to copy.
  *
  *     cc -I include examples/routed_experts.c                        one read after the other
  *     cc -I include examples/routed_experts.c -DUSE_URING -luring    all reads at once
  *     ./a.out model.moepack LAYER EXPERT...
  *
- * An index over the shards of a GGUF works as well: there each part is a read of its own, rounded
- * outwards to blocks of the drive. For packs whose parts are stored by zstd, add -DMOEPACK_ZSTD and
- * -lzstd.
+ * With an index over the shards of a GGUF, each part is a read of its own, rounded outwards to
+ * blocks of the drive. For packs whose parts are stored by zstd, add -DMOEPACK_ZSTD and -lzstd.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* for O_DIRECT */
@@ -45,14 +44,14 @@ static void read_all(struct io_uring *ring, one_read *reads, int count) {
         check(io_uring_wait_cqe(ring, &done) < 0, "io_uring_wait_cqe failed");
         one_read *r = (one_read *)io_uring_cqe_get_data(done);
         check(done->res < 0, "a read failed");
-        /* Less than what is needed is an error, never data. */
+        /* A short read is an error, never data. */
         check((uint64_t)done->res < r->range.needed, "a file is cut short");
         io_uring_cqe_seen(ring, done);
     }
 }
 #endif
 
-/* Open a data file; where the file system does not suit O_DIRECT, without it. */
+/* Open a data file; without O_DIRECT if the file system refuses it. */
 static int open_file(uint32_t file) {
     int fd;
     moepack_code code = moepack_file_fd(&pack, file, O_DIRECT, &fd, &error);
@@ -88,7 +87,7 @@ int main(int argc, char **argv) {
     check(io_uring_queue_init(most, &ring, 0), "io_uring_queue_init failed");
 #endif
 
-    /* For each token: locate what the router chose, and read it. */
+    /* For each token: locate the selected experts, and read them. */
     for (int i = 0; i < chosen; i++) {
         uint32_t number = (uint32_t)atoi(argv[3 + i]);
         moepack_blob blob;
@@ -108,7 +107,7 @@ int main(int argc, char **argv) {
               error.message);
 #endif
 
-    /* The parts lie in what was read; checking digests is for those who want to. */
+    /* Use the parts; checking their digests is optional. */
     one_read *r = reads;
     for (int i = 0; i < chosen; i++) {
         uint32_t number = (uint32_t)atoi(argv[3 + i]);

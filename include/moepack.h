@@ -1,6 +1,6 @@
 /* moepack.h - reads moepack packs, version 1 of the format (layouts/FORMAT.md).
  *
- * One header for C99 and C++17 on POSIX, no dependencies. Copy it. In exactly one source file:
+ * One header for C99 and C++17 on POSIX, without dependencies. In exactly one source file:
  *
  *     #define MOEPACK_IMPLEMENTATION
  *     #include "moepack.h"
@@ -17,67 +17,67 @@
  *     int fd;                                     // once a file; the descriptor is yours
  *     if (moepack_file_fd(&pack, 0, O_DIRECT, &fd, &error)) die(error.message);
  *
- *     moepack_blob blob;                          // for each expert that the router chose
+ *     moepack_blob blob;                          // for each expert that the router selects
  *     if (moepack_locate_blob(&pack, family, 17, &blob, &error)) die(error.message);
  *     // now read blob.length bytes at blob.offset of file number blob.file, by any means:
  *     if (moepack_read(&pack, fd, blob.file, blob.offset, blob.length, buffer, &error)) ...
  *
- *     moepack_part part;                          // where gate, up, down, ... lie in the blob
+ *     moepack_part part;                          // gate, up, down, ... in the blob
  *     if (moepack_locate_part(&pack, family, 17, 0, &part, &error)) die(error.message);
  *     if (moepack_check_part(&pack, &part, buffer + part.offset_in_blob, &error)) ...
  *
- * A part may be stored by a codec: part.codec names it, and part.stored_length is what it takes on
- * disk. moepack_decode_part makes the part's own bytes of these. zstd is the one codec of this
- * version; compile with -DMOEPACK_ZSTD and link with -lzstd, or such packs are not opened.
+ * A part may be stored by a codec: part.codec is its name, and part.stored_length its length on
+ * disk. moepack_decode_part decodes it. zstd is the only codec of this version; compile with
+ * -DMOEPACK_ZSTD and link with -lzstd, or such packs are not opened.
  *
- * An index may also lie over the shards of a GGUF as they are. Then an expert has no blob: its
- * parts lie apart, in files that are not aligned, and blob.apart says so. Each part is a read of
- * its own. What O_DIRECT reads starts and ends at blocks of the drive (4096 bytes suit nearly all
- * of them), so that a part, and any other bytes that are not aligned, take a range around them:
+ * An index over the shards of a GGUF is read in the same way. Its experts have no blobs, and
+ * blob.apart is set: the parts lie apart, unaligned, and each is a read of its own. O_DIRECT reads
+ * start and end at blocks of the drive (4096 bytes suit nearly all), so unaligned bytes need a
+ * range around them:
  *
  *     moepack_range range = moepack_round_range(part.offset, part.length, 4096);
  *     // now read range.length bytes at range.offset of file number part.file into an aligned
- *     // buffer. A file need not end at a block, so its last range comes short; but up to
- *     // range.needed all bytes must come. Here is who minds that:
+ *     // buffer. A file need not end at a block, so that the read may be short, but range.needed
+ *     // bytes must be read. This call checks that:
  *     if (moepack_read_range(&pack, fd, part.file, &range, buffer, &error)) ...
  *     if (moepack_check_part(&pack, &part, buffer + range.lead, &error)) ...
  *
- * Digests of such parts are mostly not known (part.has_digest), but opening compares each shard's
- * length and header with what was indexed.
+ * Digests of such parts are mostly unknown (part.has_digest), but opening compares each shard's
+ * length and header with the index.
  *
- * A whole pack holds the dense tensors as well: moepack_find_tensor says where.
+ * A whole pack also has the dense tensors: moepack_find_tensor locates them.
  *
- * Errors: a function that can fail gives MOEPACK_OK, which is 0, or a code. Where it fails it fills
- * the caller's moepack_error, unless that is NULL, and leaves its results as they were. Nothing is
- * printed, nothing exits, and no bytes of a pack, however odd, make these functions read or write
- * where they should not.
+ * Errors: a function that can fail returns MOEPACK_OK, which is 0, or a code. On failure it fills
+ * the caller's moepack_error, unless that is NULL, and leaves its results unchanged. Nothing is
+ * printed, nothing exits, and no pack, however malicious, makes these functions access memory out
+ * of bounds.
  *
  * Threads: an open pack is never written to. All functions that take a `const moepack *` may run on
  * one pack in any number of threads. moepack_close must be the last.
  *
- * Memory: the index stays mapped while the pack is open; apart from that a pack takes 128 KiB or
- * less. As with every mapping, who cuts the index short while it is in use gets a SIGBUS.
+ * Memory: the index stays mapped while the pack is open; besides that a pack takes at most 128 KiB.
+ * As with every mapping, truncating the index while it is in use causes a SIGBUS.
  *
  * Later packs: the index is a directory of sections, found by name, whose records have a stated
- * length. Sections that this reader does not know are passed over, or refused by name where they
- * are required; records may be longer than the structures here, which are their first fields. So a
- * table is no array: go by moepack_family_at and its like.
+ * length. Unknown sections are skipped, or the pack is refused if they are required; records may be
+ * longer than the structures here, which are their first fields. So do not index tables as arrays:
+ * use moepack_family_at and the like.
  *
- * Digests are XXH3, computed here: on x86-64 with AVX2 where the processor has it, which is asked
- * at run time, else with SSE2; on AArch64 with NEON; elsewhere in plain C. `cc -O2` is enough, with
- * no -march. Macros that you may define beside MOEPACK_IMPLEMENTATION:
+ * Digests are XXH3, computed here: on x86-64 with AVX2 if the processor has it (checked at run
+ * time), else with SSE2; on AArch64 with NEON; elsewhere in plain C. `cc -O2` is enough, without
+ * -march. Macros that you may define beside MOEPACK_IMPLEMENTATION:
  *
- *     MOEPACK_ZSTD         decode parts that zstd stores, by the installed zstd (<zstd.h>, 1.4.0 or
- *                          later), and link with -lzstd
- *     MOEPACK_USE_XXHASH   leave digests to the installed xxHash (<xxhash.h>, 0.8.0 or later), and
- *                          link with -lxxhash; or define XXH_INLINE_ALL as well, and link nothing:
- *                          then xxHash is compiled here, for what your -march allows
- *     MOEPACK_NO_AVX2      do not choose AVX2
- *     MOEPACK_NO_SIMD      choose plain C
+ *     MOEPACK_ZSTD         decode parts stored by zstd, with the installed zstd (<zstd.h>, 1.4.0 or
+ *                          later); link with -lzstd
+ *     MOEPACK_USE_XXHASH   compute digests with the installed xxHash (<xxhash.h>, 0.8.0 or later);
+ *                          link with -lxxhash, or define XXH_INLINE_ALL as well and link nothing:
+ *                          then xxHash is compiled here, as your -march allows
+ *     MOEPACK_NO_AVX2      do not use AVX2
+ *     MOEPACK_NO_SIMD      use plain C
  *
- * What is not done: of the manifest, which has to be JSON, only the name of the index is taken;
- * second places and strong digests are not used; whole packs are not verified (overlaps, padding,
- * order of ranks), and shards are not restored. `moepack verify` and `moepack restore` do that.
+ * Limits: of the manifest, which must be JSON, only the name of the index is used; second places
+ * and strong digests are not used; whole packs are not verified (overlaps, padding, order of
+ * ranks), and shards are not restored. `moepack verify` and `moepack restore` do that.
  *
  * MIT License, Copyright (c) the moepack authors. See LICENSE.
  */
@@ -112,7 +112,7 @@ typedef struct moepack_error {
     char message[256]; /* one line: file, place, what was expected and found */
 } moepack_error;
 
-/* The records of the index, as they lie in the file; what follows in longer ones is left alone. All
+/* The records of the index, as in the file; further fields of longer records are ignored. All
  * integers are little-endian. */
 
 typedef struct moepack_header {
@@ -150,8 +150,7 @@ typedef struct moepack_family {
     char name[32]; /* such as "ffn_exps" */
 } moepack_family;
 
-/* What one part is for every expert of a family. Of where it came from, moepack_find_origin makes
- * sense. */
+/* One part of every expert of a family. moepack_find_origin locates its source. */
 typedef struct moepack_part_kind {
     char name[64];    /* such as "ffn_up_exps.weight" */
     uint32_t type_id; /* GGML's number */
@@ -189,7 +188,7 @@ typedef struct moepack_tensor_record {
     uint64_t shard_offset;
 } moepack_tensor_record;
 
-/* Bytes of a shard that are no tensor's: its header, or padding that is not zero. */
+/* Bytes of a shard that belong to no tensor: its header, or padding that is not zero. */
 typedef struct moepack_shard_bytes_record {
     uint32_t shard, file;
     uint64_t shard_offset, length, offset, digest;
@@ -215,8 +214,8 @@ typedef struct moepack_table {
 
 /* An open pack. Read its fields, such as files.count; never write them. Files, families and part
  * kinds were checked when the pack was opened, and their names end with a zero byte. Blobs, parts,
- * ranks, slices and tensors, of which there may be millions, are checked on use: go through the
- * functions below. */
+ * ranks, slices and tensors, of which there may be millions, are checked on use: access them
+ * through the functions below. */
 typedef struct moepack {
     const moepack_header *header; /* the start of the mapping; NULL where no pack is open */
     moepack_table files, families, part_kinds, blobs, parts, ranks;
@@ -229,7 +228,7 @@ typedef struct moepack {
     uint32_t layer_count;
 } moepack;
 
-/* Where an expert lies. `offset` counts from the start of file number `file`. */
+/* The place of an expert. `offset` counts from the start of file number `file`. */
 typedef struct moepack_blob {
     uint64_t offset, length; /* multiples of header->blob_alignment */
     uint64_t hotness;        /* times chosen; means nothing unless measured */
@@ -243,7 +242,7 @@ typedef struct moepack_blob {
 /* An offset at which no read succeeds. */
 #define MOEPACK_NOWHERE ((uint64_t)INT64_MAX)
 
-/* Where one part of an expert lies. `offset` counts from the start of file number `file`. */
+/* The place of one part of an expert. `offset` counts from the start of file number `file`. */
 typedef struct moepack_part {
     uint64_t offset;
     uint64_t offset_in_blob;       /* means nothing where it lies apart */
@@ -257,13 +256,13 @@ typedef struct moepack_part {
     const moepack_part_kind *kind; /* name, type, shape; lives as long as the pack is open */
 } moepack_part;
 
-/* Where a slice of the source lay: `offset` counts from the start of shard number `shard`. */
+/* The place of a slice in the source: `offset` counts from the start of shard number `shard`. */
 typedef struct moepack_origin {
     uint32_t shard;
     uint64_t offset;
 } moepack_origin;
 
-/* A dense tensor: what it is, and where it lies. */
+/* A dense tensor and its place. */
 typedef struct moepack_tensor {
     const char *name; /* lives as long as the pack is open, as type_name; UTF-8 */
     const char *type_name;
@@ -281,69 +280,69 @@ typedef struct moepack_tensor {
     moepack_origin origin; /* where it lay in the source */
 } moepack_tensor;
 
-/* A range of a file that starts and ends at blocks, around bytes that need not. */
+/* A range of a file that starts and ends at blocks, around bytes that may not. */
 typedef struct moepack_range {
     uint64_t offset, length; /* read this */
     uint64_t lead;           /* where the wanted bytes start in what was read */
     uint64_t needed;         /* where they end in it; what follows may lie past the file */
 } moepack_range;
 
-/* Open the pack in the directory `path`: map the index that its manifest names and check it, up to
- * its digest. Where it is an index over shards, check their lengths and headers as well.
+/* Open the pack in the directory `path`: map the index that its manifest names and check it,
+ * including its digest. For an index over shards, also check their lengths and headers.
  * Fills *pack, which must not be an open pack; close it with moepack_close. On failure *pack is
- * zeroed and holds nothing.
+ * zeroed.
  * Errors: SYSTEM, NOT_A_PACK, VERSION, FEATURE, DAMAGED, DIGEST, BUFFER. */
 moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error);
 
-/* Unmap the index, free memory and zero *pack. Descriptors that moepack_file_fd gave stay open.
- * Harmless on a pack that is closed, zeroed or could not be opened. */
+/* Unmap the index, free memory and zero *pack. Descriptors from moepack_file_fd stay open. Harmless
+ * on a pack that is closed, zeroed or could not be opened. */
 void moepack_close(moepack *pack);
 
-/* Give family number n, counted in the order of their layers; NULL from pack->families.count on. */
+/* Return family number n, in the order of layers; NULL from pack->families.count on. */
 const moepack_family *moepack_family_at(const moepack *pack, uint32_t n);
 
-/* Give the kind of a family's part number p; NULL from family->parts_per_blob on. */
+/* Return the kind of a family's part number p; NULL from family->parts_per_blob on. */
 const moepack_part_kind *moepack_part_kind_at(const moepack *pack, const moepack_family *family,
                                               uint32_t p);
 
-/* Give file number n; NULL from pack->files.count on. */
+/* Return file number n; NULL from pack->files.count on. */
 const moepack_file_record *moepack_file_at(const moepack *pack, uint32_t n);
 
 /* Find a layer's family by name; NULL means the layer's main one. Constant time in the number of
- * layers. *family lives as long as the pack is open. Errors: NO_SUCH. */
+ * layers. *family is valid while the pack is open. Errors: NO_SUCH. */
 moepack_code moepack_find_family(const moepack *pack, uint32_t layer, const char *name,
                                  const moepack_family **family, moepack_error *error);
 
 /* Find the number p of a family's part by its full name, such as "ffn_up_exps.weight". It is the
- * same for all experts of the family, so do it once. Errors: NO_SUCH. */
+ * same for all experts of the family, so find it once. Errors: NO_SUCH. */
 moepack_code moepack_find_part(const moepack *pack, const moepack_family *family, const char *name,
                                uint32_t *p, moepack_error *error);
 
-/* Say where an expert lies, after checking its record. Constant time. Errors: NO_SUCH, DAMAGED. */
+/* Locate an expert, after checking its record. Constant time. Errors: NO_SUCH, DAMAGED. */
 moepack_code moepack_locate_blob(const moepack *pack, const moepack_family *family, uint32_t expert,
                                  moepack_blob *blob, moepack_error *error);
 
-/* Say where part number p (below family->parts_per_blob) of an expert lies, after checking its
- * record and its blob's. Constant time. Errors: NO_SUCH, DAMAGED. */
+/* Locate part number p (below family->parts_per_blob) of an expert, after checking its record and
+ * its blob's. Constant time. Errors: NO_SUCH, DAMAGED. */
 moepack_code moepack_locate_part(const moepack *pack, const moepack_family *family, uint32_t expert,
                                  uint32_t p, moepack_part *part, moepack_error *error);
 
-/* Say where part number p of an expert lay in the source. Errors: NO_SUCH, DAMAGED. */
+/* Locate part number p of an expert in the source. Errors: NO_SUCH, DAMAGED. */
 moepack_code moepack_find_origin(const moepack *pack, const moepack_family *family, uint32_t expert,
                                  uint32_t p, moepack_origin *origin, moepack_error *error);
 
-/* Say which expert has a rank: 0 is the hottest, pack->blobs.count - 1 the coldest. Counting up
+/* Find the expert with a rank: 0 is the hottest, pack->blobs.count - 1 the coldest. Counting up
  * gives the order in which to fill a cache. Errors: NO_SUCH, DAMAGED. */
 moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_family **family,
                              uint32_t *expert, moepack_error *error);
 
-/* Say what dense tensor number n is and where it lies, after checking its record. There are
- * pack->tensors.count, in the order of the source; none in a pack of experts alone.
+/* Get dense tensor number n and its place, after checking its record. There are
+ * pack->tensors.count, in the order of the source; a pack of experts alone has none.
  * Errors: NO_SUCH, DAMAGED. */
 moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *tensor,
                                moepack_error *error);
 
-/* The same, by name, which no two may have. It looks through them all: for many, go by numbers.
+/* The same, by name. It searches all tensors: for many, use numbers.
  * Errors: NO_SUCH, DAMAGED. */
 moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_tensor *tensor,
                                  moepack_error *error);
@@ -353,48 +352,48 @@ moepack_code moepack_file_path(const moepack *pack, uint32_t file, char *buffer,
                                moepack_error *error);
 
 /* Open data file number `file` for reading, with more `flags` of open(2), such as O_DIRECT, or 0.
- * *fd is the caller's, who closes it. A pack keeps its path as it was given: with a relative one,
- * open the files before the process changes its directory. Errors: NO_SUCH, BUFFER, SYSTEM,
- * DAMAGED (the file is missing, or not a regular file; of kind MOEPACK_SECOND_FILE: NO_SUCH). */
+ * The caller closes *fd. A pack keeps its path as given: with a relative one, open the files before
+ * the process changes its directory. Errors: NO_SUCH, BUFFER, SYSTEM, DAMAGED (the file is missing,
+ * or not a regular file; of kind MOEPACK_SECOND_FILE: NO_SUCH). */
 moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int *fd,
                              moepack_error *error);
 
-/* Round a range outwards to blocks of `block` bytes, as O_DIRECT asks. Both ends may go beyond what
- * is wanted by less than a block, so the buffer takes up to 2 * block - 2 bytes more than that. */
+/* Round a range outwards to blocks of `block` bytes, as O_DIRECT requires. Each end may be extended
+ * by less than a block, so that the buffer needs up to 2 * block - 2 more bytes. */
 moepack_range moepack_round_range(uint64_t offset, uint64_t length, uint32_t block);
 
-/* Read `length` bytes at `offset` of `fd`, all of them, into the caller's buffer, which has room
- * for them. `file` is the number of the file that fd belongs to, for messages. With O_DIRECT,
- * offset, length and buffer must be aligned as the drive asks. On failure the buffer holds nothing
- * of use.
+/* Read all `length` bytes at `offset` of `fd` into the caller's buffer, which has room for them.
+ * `file` is the number of the file that fd belongs to, for messages. With O_DIRECT, offset, length
+ * and buffer must be aligned as the drive requires. On failure the contents of the buffer are
+ * undefined.
  * Errors: SYSTEM, SHORT_READ, BUFFER. */
 moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t offset,
                           uint64_t length, void *buffer, moepack_error *error);
 
-/* Read a range of moepack_round_range in the same way, into room for range->length bytes. Of what
- * follows range->needed, the end of the file may cut off any part. Errors: as moepack_read. */
+/* Read a range of moepack_round_range in the same way, into a buffer of range->length bytes. The
+ * end of the file may cut off bytes after range->needed. Errors: as moepack_read. */
 moepack_code moepack_read_range(const moepack *pack, int fd, uint32_t file,
                                 const moepack_range *range, void *buffer, moepack_error *error);
 
-/* Undo the codec of a part: from its part->stored_length bytes on disk make part->length bytes, in
- * room of the caller's that is apart from them. Without a codec they are copied. On failure `bytes`
- * holds nothing of use. Errors: DAMAGED. */
+/* Decode a part: from its part->stored_length bytes on disk into part->length bytes in another
+ * buffer of the caller. Without a codec they are copied. On failure the contents of `bytes` are
+ * undefined. Errors: DAMAGED. */
 moepack_code moepack_decode_part(const moepack *pack, const moepack_part *part, const void *stored,
                                  void *bytes, moepack_error *error);
 
-/* Check that part->length bytes, as they are without a codec, have the part's digest. Where that is
- * not known, they are not looked at. Errors: DIGEST. */
+/* Check the part->length decoded bytes of a part by its digest. If that is unknown, nothing is
+ * checked. Errors: DIGEST. */
 moepack_code moepack_check_part(const moepack *pack, const moepack_part *part, const void *bytes,
                                 moepack_error *error);
 
-/* The same, of tensor->length bytes of a dense tensor. Errors: DIGEST. */
+/* The same for the tensor->length bytes of a dense tensor. Errors: DIGEST. */
 moepack_code moepack_check_tensor(const moepack *pack, const moepack_tensor *tensor,
                                   const void *bytes, moepack_error *error);
 
 /* Compute XXH3 with 64 bits and seed 0, the digest of the format. */
 uint64_t moepack_xxh3(const void *bytes, size_t length);
 
-/* Name a code: "DAMAGED". The string is static. */
+/* Return the name of a code: "DAMAGED". The string is static. */
 const char *moepack_code_name(moepack_code code);
 
 #ifdef __cplusplus
@@ -421,7 +420,7 @@ const char *moepack_code_name(moepack_code code);
 #include <zstd.h>
 #endif
 
-/* What digests long inputs. */
+/* The function that digests long inputs. */
 #ifdef MOEPACK_USE_XXHASH
 #include <xxhash.h>
 #if XXH_VERSION_NUMBER < 800
@@ -512,8 +511,8 @@ static moepack_code moepack__system(moepack_error *error, const char *file, cons
     return MOEPACK_ERR_SYSTEM;
 }
 
-/* The record that a message is about: "part 7 (ffn_up_exps.weight)", "family 2: part 0", or
- * "layer 3 expert 9 ffn_up_exps.weight". Put into words only where something is wrong with it. */
+/* The record that a message is about: "part 7 (ffn_up_exps.weight)", "family 2: part 0", or "layer
+ * 3 expert 9 ffn_up_exps.weight". Only worded if something is wrong with it. */
 typedef struct moepack__place {
     const char *noun, *inner_noun, *name;
     uint64_t number, inner_number;
@@ -704,8 +703,8 @@ static uint64_t moepack__xxh3_to_240(const uint8_t *in, size_t length) {
  * at the end. */
 typedef void moepack__way(uint64_t lanes[8], const uint8_t *in, const uint8_t *secret, int stripes);
 
-/* Bytes that are in no cache take a third less time where they are asked for 2 KiB ahead (measured
- * on a Xeon of 2023). It does no harm where there is no memory. */
+/* Prefetching 2 KiB ahead makes uncached bytes a third faster (measured on a Xeon of 2023). It is
+ * harmless beyond the end of the memory. */
 #define MOEPACK__PREFETCH(in) __builtin_prefetch((const void *)((uintptr_t)(in) + 2048))
 
 #ifdef MOEPACK__AVX2
@@ -943,7 +942,7 @@ static int moepack__is_letter_or_digit(char c) {
 }
 
 /* A name is letters, digits, '.', '_' and '-', at least one, then zeros, at least one, to the end
- * of its field. Gives the first byte that is otherwise, or -1. */
+ * of its field. Returns the first other byte, or -1. */
 static int moepack__bad_byte(const char *field, int size) {
     int end = 0, i;
     while (end < size && (moepack__is_letter_or_digit(field[end]) || field[end] == '.' ||
@@ -975,7 +974,7 @@ static int moepack__compare(const char *a, const char *b) {
     return moepack__lower(*a) - moepack__lower(*b);
 }
 
-/* Say whether some systems take a name for a device, whatever follows its first dot. */
+/* Return whether some systems reserve a name for a device, whatever follows its first dot. */
 static int moepack__is_device(const char *name) {
     static const char *const devices[] = {"con", "prn", "aux", "nul"};
     size_t length = strcspn(name, "."), i;
@@ -988,7 +987,7 @@ static int moepack__is_device(const char *name) {
            (strncmp(stem, "com", 3) == 0 || strncmp(stem, "lpt", 3) == 0);
 }
 
-/* Say whether a name of letters, digits, '.', '_' and '-' may be that of the index. */
+/* Return whether a name of letters, digits, '.', '_' and '-' may be that of the index. */
 static int moepack__is_index_name(const char *name) {
     static const char *const taken[] = {"manifest.json", "manifest.json.tmp", "pack.journal"};
     size_t i;
@@ -998,7 +997,7 @@ static int moepack__is_index_name(const char *name) {
            !moepack__is_device(name);
 }
 
-/* Give the length of the UTF-8 sequence at `s`, which ends with a zero byte; 0 for what is none. */
+/* Return the length of the UTF-8 sequence at `s`, which ends with a zero byte; 0 if invalid. */
 static int moepack__sequence(const uint8_t *s) {
     int length = s[0] >> 5 == 6 ? 2 : s[0] >> 4 == 14 ? 3 : s[0] >> 3 == 30 ? 4 : 0, i;
     uint32_t code;
@@ -1012,7 +1011,7 @@ static int moepack__sequence(const uint8_t *s) {
     return code > 0x10FFFFu || (code >= 0xD800u && code <= 0xDFFFu) ? 0 : length;
 }
 
-/* The name of a tensor is what the source says: any text that is padded with zeros. */
+/* The name of a tensor is as in the source: any text, padded with zeros. */
 static int moepack__is_text(const char *field, size_t size) {
     size_t end = 0, i;
     while (end < size && field[end]) end++;
@@ -1148,8 +1147,7 @@ static moepack_code moepack__check_known(const moepack *pack, const moepack_sect
     return MOEPACK_OK;
 }
 
-/* Check what a section's record says of itself, and give its number among those that are known; -1
- * for one that may be passed over. */
+/* Check a section's record, and return its number among the known ones; -1 for one to skip. */
 static moepack_code moepack__check_section(const moepack *pack, uint32_t n, int *number,
                                            moepack_error *error) {
     const moepack_section_record *s = moepack__section(pack, n);
@@ -1178,8 +1176,8 @@ static moepack_code moepack__check_section(const moepack *pack, uint32_t n, int 
     return MOEPACK_OK;
 }
 
-/* Round *at, which is no further than the end of the index, up to where the next section starts.
- * Bytes in between are zero. */
+/* Round *at, at most the end of the index, up to the start of the next section. Bytes in between
+ * are zero. */
 static moepack_code moepack__pad(const moepack *pack, const char *next, uint64_t *at,
                                  moepack_error *error) {
     const char *bytes = (const char *)pack->header;
@@ -1190,8 +1188,7 @@ static moepack_code moepack__pad(const moepack *pack, const char *next, uint64_t
     return MOEPACK_OK;
 }
 
-/* Sections stand one after the other, at multiples of 64 bytes: check it, and move *at from the
- * end of the one before to the end of this. */
+/* Check that a section follows the last one, at a multiple of 64 bytes; set *at to its end. */
 static moepack_code moepack__follow(const moepack *pack, const moepack_section_record *s,
                                     uint64_t *at, moepack_error *error) {
     moepack_code code = moepack__pad(pack, s->name, at, error);
@@ -1352,7 +1349,7 @@ static const char *moepack__codec_at(const moepack *pack, uint32_t n) {
     return (const char *)moepack__record(&pack->codecs, n);
 }
 
-/* A codec that is not known is refused here, and not in the middle of a token. */
+/* An unknown codec is refused here, not in the middle of a token. */
 static moepack_code moepack__check_codecs(const moepack *pack, moepack_error *error) {
     uint32_t n, i;
     for (n = 0; n < (uint32_t)pack->codecs.count; n++) {
@@ -1377,7 +1374,7 @@ static moepack_code moepack__check_codecs(const moepack *pack, moepack_error *er
     return MOEPACK_OK;
 }
 
-/* Axes after the last are 0, and all that there are have at most 2^63 - 1 elements together. */
+/* Axes after the last are 0, and the others have at most 2^63 - 1 elements together. */
 static int moepack__is_shape(const uint64_t *axes, uint32_t count, uint32_t most) {
     uint64_t elements = 1;
     uint32_t i;
@@ -1485,7 +1482,7 @@ static moepack_code moepack__check_sum(const moepack *pack, uint64_t sum, const 
                             count);
 }
 
-/* Families come by layer, and those of one layer, which stand together, have names of their own. */
+/* Families are in the order of layers, and those of one layer have different names. */
 static moepack_code moepack__check_order(const moepack *pack, moepack_error *error) {
     const moepack_family *f, *other;
     uint32_t i, j;
@@ -1518,14 +1515,14 @@ static moepack_code moepack__check_families(const moepack *pack, moepack_error *
 
 /* ---- places in files and shards ---- */
 
-/* Say whether a range lies in a file that there is. */
+/* Return whether a range lies in an existing file. */
 static int moepack__is_inside(const moepack *pack, uint32_t file, uint64_t offset,
                               uint64_t length) {
     const moepack_file_record *f = moepack_file_at(pack, file);
     return f && length <= f->length && offset <= f->length - length;
 }
 
-/* Say what is wrong with a range that does not. */
+/* Report a range that lies in none. */
 static moepack_code moepack__outside(const moepack *pack, uint32_t file, uint64_t offset,
                                      uint64_t length, moepack__place place, moepack_error *error) {
     const moepack_file_record *f = moepack_file_at(pack, file);
@@ -1536,7 +1533,7 @@ static moepack_code moepack__outside(const moepack *pack, uint32_t file, uint64_
                           PRIu64, length, offset, f->name, f->length);
 }
 
-/* Check where something of the dense part lies: aligned, but in a shard. */
+/* Check the place of something in the dense part: aligned, except in a shard. */
 static moepack_code moepack__check_dense(const moepack *pack, uint32_t file, uint64_t offset,
                                          uint64_t length, moepack__place place,
                                          moepack_error *error) {
@@ -1551,7 +1548,7 @@ static moepack_code moepack__check_dense(const moepack *pack, uint32_t file, uin
     return MOEPACK_OK;
 }
 
-/* Check where something lay in the source. Its length is no more than that of a file. */
+/* Check a place in the source. Its length is at most that of a file. */
 static moepack_code moepack__check_in_shard(const moepack *pack, uint32_t shard, uint64_t offset,
                                             uint64_t length, moepack__place place,
                                             moepack_error *error) {
@@ -1564,7 +1561,7 @@ static moepack_code moepack__check_in_shard(const moepack *pack, uint32_t shard,
 
 /* ---- manifest.json: the name of the index ---- */
 
-/* A walk through JSON, which a zero byte ends. */
+/* A walk through JSON that ends with a zero byte. */
 typedef struct moepack__json {
     const uint8_t *at;
     char text[257]; /* the last key or text, cut, with '?' for what names do not have */
@@ -1598,7 +1595,7 @@ static int moepack__skip_number(moepack__json *j) {
     return moepack__skip_digits(j);
 }
 
-/* Read \uXXXX, 16 bits of UTF-16; give -1 for what is none. */
+/* Read \uXXXX, 16 bits of UTF-16; return -1 if it is invalid. */
 static int moepack__read_unit(moepack__json *j) {
     int unit = 0, i;
     if (!moepack__skip_word(j, "\\u")) return -1;
@@ -1611,7 +1608,7 @@ static int moepack__read_unit(moepack__json *j) {
     return unit;
 }
 
-/* Read one character of a text; give it if names may have it, else '?'; 0 for what is none. */
+/* Read one character of a text; return it if names may have it, else '?'; 0 if it is invalid. */
 static char moepack__read_character(moepack__json *j) {
     const char c = (char)*j->at;
     const int length = moepack__sequence(j->at);
@@ -1632,7 +1629,7 @@ static char moepack__read_character(moepack__json *j) {
     return unit > ' ' && unit < 0x7F ? (char)unit : '?';
 }
 
-/* Read a text, as far as j->text holds it; give its length there, or -1 for what is none. */
+/* Read a text, as far as j->text has room; return its length there, or -1 if it is invalid. */
 static int moepack__read_text(moepack__json *j) {
     int length = 0;
     if (!moepack__skip_word(j, "\"")) return -1;
@@ -1655,8 +1652,9 @@ static int moepack__read_scalar(moepack__json *j, int is_name) {
     return length >= 0;
 }
 
-/* Walk through a value; give what is wrong with it, or NULL. `depth` is how much is open around it.
- * `level` is 0 for the manifest itself, 1 for its `index`, 2 for the `name` in that, -1 else. */
+/* Walk through a value; return what is wrong with it, or NULL. `depth` is the number of open levels
+ * around it. `level` is 0 for the manifest itself, 1 for its `index`, 2 for the `name` in that, -1
+ * else. */
 static const char *moepack__read_value(moepack__json *j, int depth, int level) {
     static const char *const path[] = {"index", "name"};
     const char *problem = NULL, *close = *j->at == '{' ? "}" : "]";
@@ -1725,8 +1723,8 @@ static int moepack__join(const moepack *pack, const char *name, char *buffer, si
     return length >= 0 && (size_t)length < capacity;
 }
 
-/* Open a regular file of the pack; `absent` is the code where there is none. O_NONBLOCK, so that a
- * pipe in its place does not hang us; it is taken off again, as io_uring heeds it. */
+/* Open a regular file of the pack; `absent` is the code if it is missing. O_NONBLOCK, so that a
+ * pipe in its place does not hang us; it is cleared again, as io_uring obeys it. */
 static moepack_code moepack__open_file(const moepack *pack, const char *name, int flags,
                                        moepack_code absent, int *fd, struct stat *status,
                                        moepack_error *error) {
@@ -1761,7 +1759,7 @@ static moepack_code moepack__read(int fd, const char *name, const moepack_range 
         size_t wanted = length - done < most ? (size_t)(length - done) : most;
         ssize_t got = pread(fd, (char *)buffer + done, wanted, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) continue;
-        /* With O_DIRECT, what ends within a block is not read on from there. */
+        /* With O_DIRECT, a read that ended within a block cannot continue there. */
         if (got < 0 && !(errno == EINVAL && done)) return moepack__system(error, name, "read");
         if (got <= 0)
             return moepack__fail(error, MOEPACK_ERR_SHORT_READ, name,
@@ -1877,8 +1875,8 @@ static moepack_code moepack__check_shard(const moepack *pack, const moepack_file
     return code;
 }
 
-/* Check that shards are still what was indexed: another one would be read as if nothing had
- * happened, since the digests of its parts are mostly not known. */
+/* Check that shards are unchanged: a replaced one would go unnoticed, since the digests of its
+ * parts are mostly unknown. */
 static moepack_code moepack__check_shards(const moepack *pack, moepack_error *error) {
     const moepack_file_record *f;
     moepack_shard_bytes_record r;
@@ -1958,7 +1956,7 @@ moepack_code moepack_find_part(const moepack *pack, const moepack_family *family
                             name);
 }
 
-/* Check the record of a blob; one of no length has no place either. */
+/* Check the record of a blob; one of length 0 has no place either. */
 static moepack_code moepack__check_blob(const moepack *pack, const moepack_blob_record *r,
                                         uint32_t number, moepack_error *error) {
     const moepack__place place = moepack__at("blob", number);
@@ -2040,8 +2038,8 @@ static moepack_code moepack__check_part(const moepack *pack, const moepack_part_
     return MOEPACK_OK;
 }
 
-/* Say whether a part lies in its blob; where there is none, in a shard. An offset before the blob's
- * wraps around to one far past it. */
+/* Return whether a part lies in its blob or, without a blob, in a shard. An offset before the
+ * blob's wraps around to one far past it. */
 static int moepack__is_in_blob(const moepack *pack, const moepack_part_record *r,
                                const moepack_blob *blob) {
     if (blob->apart) return moepack_file_at(pack, r->file)->kind == MOEPACK_SHARD_FILE;
@@ -2097,7 +2095,7 @@ moepack_code moepack_locate_part(const moepack *pack, const moepack_family *fami
     return MOEPACK_OK;
 }
 
-/* Where each expert had a tensor of its own, a record of the slices says where. */
+/* If each expert had a tensor of its own, a record of the slices locates it. */
 static moepack_code moepack__find_slice(const moepack *pack, uint64_t number, moepack__place place,
                                         moepack_origin *origin, moepack_error *error) {
     moepack_slice_record r;
@@ -2276,7 +2274,7 @@ moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t o
 }
 
 #ifdef MOEPACK_ZSTD
-/* Say whether the window of a frame, whose header is sound, is larger than 64 MiB. That of a single
+/* Return whether the window of a frame with a valid header is larger than 64 MiB. That of a single
  * segment is its content; else byte 5 has five bits of its power of two, from 2^10 on, and three of
  * eighths. */
 static int moepack__window_is_large(const uint8_t *frame, size_t length) {
@@ -2284,7 +2282,7 @@ static int moepack__window_is_large(const uint8_t *frame, size_t length) {
 }
 #endif
 
-/* Undo zstd; give what was found instead of one frame that holds the part, or NULL. */
+/* Decode zstd; return the actual content if it is not one frame with the part, else NULL. */
 static const char *moepack__decode_zstd(const moepack_part *part, const void *stored,
                                         void *bytes) {
 #ifdef MOEPACK_ZSTD

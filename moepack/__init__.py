@@ -3,210 +3,132 @@
     import moepack
 
     pack = moepack.open("model.moepack")  # or a GGUF
-    where = pack.locate(layer=3, expert=17)
+    location = pack.locate(layer=3, expert=17)
     with pack.reader() as reader:
         view = reader.read(3, 17, "up")
 
 Each command of the command line is one call here: `pack_model`, `verify`, `inspect` and so on.
-`import moepack` loads the reading side alone; what else a call needs comes with its first use.
+`import moepack` loads nothing else: each name is loaded with its first use.
 """
-
-import sys
 
 TYPE_CHECKING = False
-_PROGRAM = (getattr(sys, "argv", None) or [""])[0].replace("\\", "/").rpartition("/")[2]
-_STARTS_PROGRAM = _PROGRAM in ("-m", "moepack", "moepack.exe")
-"""Whether this may be the program's start (`python -m moepack`, or the command).
-
-It is best interrupted in moepack.__main__, which says so in a line. So nothing is loaded here then,
-but where it is first used. Where the guess is wrong, only the moment of loading differs.
-"""
 
 if TYPE_CHECKING:
-    from moepack.analysis.concentration import concentration
-    from moepack.analysis.statistics import trace_statistics
-    from moepack.bench.machine import measure_machine
-    from moepack.bench.run import bench_pack
-    from moepack.diagnosis.doctor import doctor
-    from moepack.engines.stock_gguf import export_gguf
-    from moepack.forecasting.forecast import forecast
-    from moepack.forecasting.misses import WorkingSet
-    from moepack.forecasting.published import published_formula
-    from moepack.hotness.measure import measure_hotness
-    from moepack.mounting.mount import mount
-    from moepack.packing.mirror import mirror_pack, remove_mirror
-    from moepack.packing.pack_model import pack_model
-    from moepack.packing.ranking import rank_pack
-    from moepack.packing.restore import restore
-    from moepack.packing.shard_index import index_model
-    from moepack.paths import PathOrPaths
-    from moepack.placing.place import place
-    from moepack.programs.calls import run, serve
-    from moepack.programs.learned import forget_learned, learned_facts, learned_hotness
-    from moepack.programs.sampling import Sampling
-    from moepack.report.inspection import inspect
-    from moepack.report.listing import list_pack
-    from moepack.shape import ModelShape
-    from moepack.simulation.simulate import simulate
-    from moepack.trace.formats.importing import import_trace
-    from moepack.trace.formats.registry import ReadOptions
-    from moepack.trace.formats.routing import Routing, Token, Trace, open_trace
-    from moepack.trace.formats.traced_model import shape_of
-    from moepack.trace.recording.recording import record_trace
-    from moepack.verifying.verifier import verify
+    from moepack.bench.diagnosis.doctor import doctor as doctor
+    from moepack.bench.machine import measure_machine as measure_machine
+    from moepack.bench.run import bench_pack as bench_pack
+    from moepack.common.errors import MachineError as MachineError
+    from moepack.common.errors import MirrorWarning as MirrorWarning
+    from moepack.common.errors import MoepackError as MoepackError
+    from moepack.common.errors import PackError as PackError
+    from moepack.common.errors import RequestError as RequestError
+    from moepack.common.errors import SourceError as SourceError
+    from moepack.common.errors import TraceError as TraceError
+    from moepack.common.keys import ExpertKey as ExpertKey
+    from moepack.common.paths import PathOrPaths
+    from moepack.common.shape import ModelShape as ModelShape
+    from moepack.inspection.describe import inspect as inspect
+    from moepack.inspection.listing import list_pack as list_pack
+    from moepack.pack.engines.stock_gguf import export_gguf as export_gguf
+    from moepack.pack.mounting.mount import mount as mount
+    from moepack.pack.reading.batch import Batch as Batch
+    from moepack.pack.reading.batch import ExpertBytes as ExpertBytes
+    from moepack.pack.reading.in_flight import Statistics as Statistics
+    from moepack.pack.reading.locations import BlobLocation as BlobLocation
+    from moepack.pack.reading.locations import ExpertHotness as ExpertHotness
+    from moepack.pack.reading.locations import PartLocation as PartLocation
+    from moepack.pack.reading.locations import TensorLocation as TensorLocation
+    from moepack.pack.reading.pack import Pack as Pack
+    from moepack.pack.reading.reader import Reader as Reader
+    from moepack.pack.verifying.verifier import verify as verify
+    from moepack.packing.mirror import mirror_pack as mirror_pack
+    from moepack.packing.mirror import remove_mirror as remove_mirror
+    from moepack.packing.pack_model import pack_model as pack_model
+    from moepack.packing.ranking import rank_pack as rank_pack
+    from moepack.packing.restore import restore as restore
+    from moepack.packing.shard_index import index_model as index_model
+    from moepack.planning.forecasting.forecast import forecast as forecast
+    from moepack.planning.forecasting.misses import WorkingSet as WorkingSet
+    from moepack.planning.forecasting.published import published_formula as published_formula
+    from moepack.planning.placing.place import place as place
+    from moepack.running.programs.calls import run as run
+    from moepack.running.programs.calls import serve as serve
+    from moepack.running.programs.learned import forget_learned as forget_learned
+    from moepack.running.programs.learned import learned_facts as learned_facts
+    from moepack.running.programs.learned import learned_hotness as learned_hotness
+    from moepack.running.programs.sampling import Sampling as Sampling
+    from moepack.running.recording.recording import record_trace as record_trace
+    from moepack.storage.buffers import BufferPool as BufferPool
+    from moepack.traces.analysis.concentration import concentration as concentration
+    from moepack.traces.analysis.statistics import trace_statistics as trace_statistics
+    from moepack.traces.formats.importing import import_trace as import_trace
+    from moepack.traces.formats.registry import ReadOptions as ReadOptions
+    from moepack.traces.formats.routing import Routing as Routing
+    from moepack.traces.formats.routing import Token as Token
+    from moepack.traces.formats.routing import Trace as Trace
+    from moepack.traces.formats.routing import open_trace as open_trace
+    from moepack.traces.formats.traced_model import shape_of as shape_of
+    from moepack.traces.hotness.measure import measure_hotness as measure_hotness
+    from moepack.traces.simulation.simulate import simulate as simulate
+    from moepack.version import __version__ as __version__
 
-if TYPE_CHECKING or not _STARTS_PROGRAM:
-    from moepack.errors import (
-        MachineError,
-        MirrorWarning,
-        MoepackError,
-        PackError,
-        RequestError,
-        SourceError,
-        TraceError,
-    )
-    from moepack.keys import ExpertKey
-    from moepack.reading.batch import Batch, ExpertBytes
-    from moepack.reading.budget import Statistics
-    from moepack.reading.locations import (
-        BlobLocation,
-        ExpertHotness,
-        PartLocation,
-        TensorLocation,
-    )
-    from moepack.reading.pack import Pack
-    from moepack.reading.reader import Reader
-    from moepack.storage.buffers import BufferPool
-    from moepack.version import __version__
-
-_ROOMS = {
-    "Batch": "reading.batch",
-    "BlobLocation": "reading.locations",
-    "BufferPool": "storage.buffers",
-    "ExpertBytes": "reading.batch",
-    "ExpertHotness": "reading.locations",
-    "ExpertKey": "keys",
-    "MachineError": "errors",
-    "MirrorWarning": "errors",
-    "ModelShape": "shape",
-    "MoepackError": "errors",
-    "Pack": "reading.pack",
-    "PackError": "errors",
-    "PartLocation": "reading.locations",
-    "ReadOptions": "trace.formats.registry",
-    "Reader": "reading.reader",
-    "RequestError": "errors",
-    "Routing": "trace.formats.routing",
-    "Sampling": "programs.sampling",
-    "SourceError": "errors",
-    "Statistics": "reading.budget",
-    "TensorLocation": "reading.locations",
-    "Token": "trace.formats.routing",
-    "Trace": "trace.formats.routing",
-    "TraceError": "errors",
-    "WorkingSet": "forecasting.misses",
-    "__version__": "version",
-    "bench_pack": "bench.run",
-    "concentration": "analysis.concentration",
-    "doctor": "diagnosis.doctor",
-    "export_gguf": "engines.stock_gguf",
-    "forecast": "forecasting.forecast",
-    "forget_learned": "programs.learned",
-    "import_trace": "trace.formats.importing",
-    "index_model": "packing.shard_index",
-    "inspect": "report.inspection",
-    "learned_facts": "programs.learned",
-    "learned_hotness": "programs.learned",
-    "list_pack": "report.listing",
-    "measure_hotness": "hotness.measure",
-    "measure_machine": "bench.machine",
-    "mirror_pack": "packing.mirror",
-    "mount": "mounting.mount",
-    "pack_model": "packing.pack_model",
-    "open_trace": "trace.formats.routing",
-    "place": "placing.place",
-    "published_formula": "forecasting.published",
-    "rank_pack": "packing.ranking",
-    "record_trace": "trace.recording.recording",
-    "remove_mirror": "packing.mirror",
-    "restore": "packing.restore",
-    "run": "programs.calls",
-    "serve": "programs.calls",
-    "shape_of": "trace.formats.traced_model",
-    "simulate": "simulation.simulate",
-    "trace_statistics": "analysis.statistics",
-    "verify": "verifying.verifier",
+_NAMES = {
+    "bench.diagnosis.doctor": "doctor",
+    "bench.machine": "measure_machine",
+    "bench.run": "bench_pack",
+    "common.errors": (
+        "MachineError MirrorWarning MoepackError PackError RequestError SourceError TraceError"
+    ),
+    "common.keys": "ExpertKey",
+    "common.shape": "ModelShape",
+    "inspection.describe": "inspect",
+    "inspection.listing": "list_pack",
+    "pack.engines.stock_gguf": "export_gguf",
+    "pack.mounting.mount": "mount",
+    "pack.reading.batch": "Batch ExpertBytes",
+    "pack.reading.in_flight": "Statistics",
+    "pack.reading.locations": "BlobLocation ExpertHotness PartLocation TensorLocation",
+    "pack.reading.pack": "Pack",
+    "pack.reading.reader": "Reader",
+    "pack.verifying.verifier": "verify",
+    "packing.mirror": "mirror_pack remove_mirror",
+    "packing.pack_model": "pack_model",
+    "packing.ranking": "rank_pack",
+    "packing.restore": "restore",
+    "packing.shard_index": "index_model",
+    "planning.forecasting.forecast": "forecast",
+    "planning.forecasting.misses": "WorkingSet",
+    "planning.forecasting.published": "published_formula",
+    "planning.placing.place": "place",
+    "running.programs.calls": "run serve",
+    "running.programs.learned": "forget_learned learned_facts learned_hotness",
+    "running.programs.sampling": "Sampling",
+    "running.recording.recording": "record_trace",
+    "storage.buffers": "BufferPool",
+    "traces.analysis.concentration": "concentration",
+    "traces.analysis.statistics": "trace_statistics",
+    "traces.formats.importing": "import_trace",
+    "traces.formats.registry": "ReadOptions",
+    "traces.formats.routing": "Routing Token Trace open_trace",
+    "traces.formats.traced_model": "shape_of",
+    "traces.hotness.measure": "measure_hotness",
+    "traces.simulation.simulate": "simulate",
+    "version": "__version__",
 }
-"""The modules that names come from which are not loaded yet when they are first used."""
+"""The public names by the module that they are loaded from."""
 
-__all__ = [
-    "Batch",
-    "BlobLocation",
-    "BufferPool",
-    "ExpertBytes",
-    "ExpertHotness",
-    "ExpertKey",
-    "MachineError",
-    "MirrorWarning",
-    "ModelShape",
-    "MoepackError",
-    "Pack",
-    "PackError",
-    "PartLocation",
-    "ReadOptions",
-    "Reader",
-    "RequestError",
-    "Routing",
-    "Sampling",
-    "SourceError",
-    "Statistics",
-    "TensorLocation",
-    "Token",
-    "Trace",
-    "TraceError",
-    "WorkingSet",
-    "__version__",
-    "bench_pack",
-    "concentration",
-    "doctor",
-    "export_gguf",
-    "forecast",
-    "forget_learned",
-    "import_trace",
-    "index_model",
-    "inspect",
-    "learned_facts",
-    "learned_hotness",
-    "list_pack",
-    "measure_hotness",
-    "measure_machine",
-    "mirror_pack",
-    "mount",
-    "open",
-    "open_trace",
-    "pack_model",
-    "place",
-    "published_formula",
-    "rank_pack",
-    "record_trace",
-    "remove_mirror",
-    "restore",
-    "run",
-    "serve",
-    "shape_of",
-    "simulate",
-    "trace_statistics",
-    "verify",
-]
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted([*_MODULES, "open"])
 
 
-if not TYPE_CHECKING:  # whom it would tell that any name exists
+if not TYPE_CHECKING:  # else any name would pass as one of ours
 
     def __getattr__(name):
-        if name not in _ROOMS:
+        if name not in _MODULES:
             raise AttributeError(f"module 'moepack' has no attribute {name!r}")
         # Not importlib, which opens a file: whoever catches "too many open files" may come here.
-        module = __import__(f"moepack.{_ROOMS[name]}", fromlist=[name])
+        module = __import__(f"moepack.{_MODULES[name]}", fromlist=[name])
         value = getattr(module, name)
         globals()[name] = value
         return value
@@ -217,17 +139,17 @@ def __dir__() -> list[str]:
 
 
 def open(path: "PathOrPaths") -> "Pack":
-    """Open the pack in the directory `path`, or a GGUF as it lies.
+    """Open the pack in the directory `path`, or a GGUF.
 
-    Of a pack it checks the manifest, the index's digest and its tables. A GGUF is named by any of
-    its shards, its folder or a list of all shards; its index is made in memory, so that it is used
-    as a pack made by `index_model`, without digests.
+    The manifest, the digest of the index and its tables are checked. A GGUF is named by any of its
+    shards, its folder or a list of all shards; its index is made in memory, as `index_model` does
+    without digests.
 
-    Raises PackError where the pack is not whole, damaged, or of a version that this reader does not
-    know; SourceError for a GGUF that is at fault; RequestError for what is no path.
+    Raises PackError if the pack is incomplete, damaged, or of a version that this reader does not
+    support; SourceError for a broken GGUF; RequestError for anything but a path.
     """
-    from moepack.reading.directory import pack_path
-    from moepack.reading.pack import Pack
+    from moepack.pack.reading.directory import pack_path
+    from moepack.pack.reading.pack import Pack
 
     folder = pack_path(path)
     if folder is not None:

@@ -15,9 +15,11 @@ import hypothesis
 import pytest
 
 import moepack
-from moepack.reading.pack import Pack
+from moepack.pack.reading.pack import Pack
 from tests.support import warm_command
+from tests.support.chat_model import write_chat_model
 from tests.support.faulty_backend import NAMES, require
+from tests.support.machine_faults import Room
 from tests.support.models import REAL_MODELS, first_shard, pack_model
 
 # Random tests without settings of their own; `make fuzz` has tests that look much further.
@@ -97,6 +99,14 @@ def moepack_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return gpt-oss-120b with its real dimensions, 57 GiB of experts, without its bytes."""
+    from tests.support import large_models
+
+    return large_models.write("gpt-oss-120b", tmp_path_factory.mktemp("large") / "model.gguf")
+
+
+@pytest.fixture(scope="session")
 def packs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pack each real model once, read-only for all tests."""
     folder = tmp_path_factory.mktemp("packs")
@@ -122,6 +132,19 @@ def pack(packs: dict[str, Path]) -> Iterator[Pack]:
 def pack_copy(packs: dict[str, Path], tmp_path: Path) -> Path:
     """Copy the pack of qwen3moe, for a test that damages it."""
     return Path(shutil.copytree(packs["qwen3moe"], tmp_path / "pack"))
+
+
+@pytest.fixture(scope="session")
+def chat_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a model with a template for chats."""
+    return write_chat_model(tmp_path_factory.mktemp("chat") / "chat.gguf")
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    """Open a mount namespace of its own."""
+    with Room() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -12,99 +12,64 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "moepack"
 
-# Each room and the rooms that its modules may know, lower ones first. What is not in a row is
-# forbidden; `moepack` is what stands beside the rooms, for all of them.
-MAY_IMPORT: dict[str, set[str]] = {
-    "format": {"moepack"},
-    "storage": {"moepack", "format"},
-    "source": {"moepack", "storage"},
-    "reading": {"moepack", "format", "storage"},
-    "verifying": {"moepack", "format", "storage", "source", "reading"},
-    "llama_cpp": {"moepack"},
-    "trace": {"moepack", "storage"},
-    "trace.formats": {"moepack", "source", "reading", "trace"},
-    "hotness": {"moepack", "storage", "reading", "trace", "trace.formats"},
-    "caching": {"moepack"},
-    "simulation": {"moepack", "trace", "trace.formats", "caching"},
-    "analysis": {"moepack", "trace", "trace.formats", "hotness", "simulation"},
-    "packing": {"moepack", "format", "storage", "source", "reading", "hotness"},
-    "machine": {"moepack"},
-    "engines": {"moepack", "format", "storage", "source", "reading"},
-    "footprint": {"moepack", "source", "reading", "engines"},
-    "forecasting": {
-        *("moepack", "reading", "trace.formats", "machine", "simulation", "footprint"),
-    },
-    "placing": {
-        *("moepack", "source", "reading", "trace.formats", "hotness", "analysis", "machine"),
-        *("simulation", "footprint", "forecasting"),
-    },
-    "mounting": {"moepack", "format", "storage", "reading"},
-    "pager": {"moepack", "format", "storage", "reading", "caching", "machine", "engines"},
-    "programs": {
-        *("moepack", "storage", "reading", "hotness", "analysis", "packing", "engines", "trace"),
-        *("machine", "footprint", "pager"),
-    },
-    "trace.recording": {
-        *("moepack", "source", "reading", "llama_cpp", "trace", "packing", "machine", "pager"),
-        "programs",
-    },
-    "bench": {
-        *("moepack", "storage", "source", "reading", "packing", "footprint", "pager", "programs"),
-        *("trace", "trace.formats", "hotness", "machine"),
-    },
-    "diagnosis": {
-        *("moepack", "storage", "llama_cpp", "pager", "programs", "machine", "footprint"),
-        *("forecasting", "bench"),
-    },
+WINGS: dict[str, set[str]] = {
+    "common": set(),
+    "storage": {"common"},
+    "source": {"common", "storage"},
+    "pack": {"common", "storage", "source"},
+    "traces": {"common", "storage", "source", "pack"},
+    "packing": {"common", "storage", "source", "pack", "traces"},
+    "planning": {"common", "source", "pack", "traces"},
+    "inspection": {"common", "source", "pack", "traces", "packing"},
+    "running": {"common", "storage", "pack", "traces", "packing", "planning"},
+    "bench": {"common", "storage", "source", "pack", "traces", "packing", "planning", "running"},
     "report": {
-        *("moepack", "format", "storage", "source", "reading", "verifying", "trace", "hotness"),
-        *("analysis", "packing", "engines", "mounting", "machine", "bench"),
-        *("pager", "programs"),
-        *("simulation", "forecasting", "placing", "diagnosis"),
+        *("common", "storage", "pack", "traces", "packing", "planning", "inspection", "running"),
+        "bench",
     },
-    "cli": {"*"},
+    "cli": {
+        *("common", "storage", "pack", "traces", "packing", "planning", "inspection", "running"),
+        *("bench", "report"),
+    },
 }
-BESIDE = {
-    "__init__",
-    "__main__",
-    "aio",
-    "digest",
-    "errors",
-    "escaping",
-    "extras",
-    "installed",
-    "keys",
-    "path_hints",
-    "paths",
-    "phases",
-    "shape",
-    "sizes",
-    "strict_json",
-    "version",
+"""The folders of the package, and those that each may import: all of them stand above it."""
+
+ROOMS = {
+    "storage": ("remote", ""),
+    "pack": ("format", "reading", "verifying", "engines", "mounting"),
+    "traces": ("", "caching", "formats", "hotness", "simulation", "analysis"),
+    "planning": ("machine", "footprint", "forecasting", "placing"),
+    "running": ("llama_cpp", "pager", "programs", "recording"),
+    "bench": ("", "diagnosis"),
+    "cli": ("shared", "words", "running", ""),
 }
-"""The modules beside the rooms."""
+"""The rooms of those that have several; each may import those before it; "" is the folder."""
 
 DOORS = {
     "__init__": {
-        *("storage", "reading", "verifying", "trace.formats", "trace.recording"),
-        *("hotness", "analysis", "packing", "engines", "mounting", "bench", "report"),
-        *("simulation", "forecasting", "placing", "programs", "diagnosis"),
+        *("common", "storage", "pack", "traces", "packing", "planning", "inspection", "running"),
+        "bench",
     },
     "__main__": {"cli"},
-    "aio": {"reading", "storage"},
+    "aio": {"pack", "storage"},
+    "version": set(),
 }
-"""Those of them that are doors, and where they lead."""
+"""The modules beside the folders, and where they lead."""
 
 LIBRARIES = {
     "click": ("cli",),
-    "gguf": ("verifying.gguf_py", "reading.tensors"),
-    "tqdm": ("cli.progress",),
-    "xxhash": ("digest",),
-    "zstandard": ("trace", "storage.frames"),
+    "gguf": ("pack.verifying.gguf_py", "pack.reading.tensors"),
+    "tqdm": ("cli.shared.progress",),
+    "xxhash": ("common.digest",),
+    "zstandard": ("traces", "storage.frames"),
 }
 """What moepack depends on, and where alone it is known; numpy any room may know."""
 
-EXTRAS = {"prompt_toolkit": ("cli.line_editor",)}
+EXTRAS = {
+    "huggingface_hub": ("storage.remote.hub",),
+    "obstore": ("storage.remote.store", "storage.remote.stores"),
+    "prompt_toolkit": ("cli.running.line_editor",),
+}
 """What an extra brings, and where alone it is known."""
 
 
@@ -120,9 +85,15 @@ def tree(module: str) -> ast.Module:
     return ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())
 
 
+def wing_of(module: str) -> str:
+    """Return the folder at the top that a module lies in; "" for what stands beside them."""
+    wing, _, rest = module.partition(".")
+    return wing if rest else ""
+
+
 def room_of(module: str) -> str:
-    """Name the room of a module; `moepack` for what stands beside the rooms."""
-    return module.rpartition(".")[0] or "moepack"
+    """Return the room of a module within its wing."""
+    return ".".join(module.split(".")[1:-1])
 
 
 @cache
@@ -149,42 +120,46 @@ def imports(module: str) -> tuple[set[str], set[str]]:
     return ours, others
 
 
-def test_the_table_names_every_room() -> None:
-    rooms = {room_of(module) for module in MODULES} - {"moepack"}
-    assert rooms == set(MAY_IMPORT)
-    assert {module for module in MODULES if room_of(module) == "moepack"} == BESIDE
+def test_the_tables_name_every_room() -> None:
+    assert {wing_of(module) for module in MODULES} - {""} == WINGS.keys()
+    assert {module for module in MODULES if not wing_of(module)} == DOORS.keys()
+    for wing in WINGS:
+        rooms = {room_of(module) for module in MODULES if wing_of(module) == wing}
+        assert rooms | {""} == {*ROOMS.get(wing, ()), ""}, wing
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_a_room_says_what_it_knows(room: str) -> None:
-    text = tree(f"{room}.__init__")
+@pytest.mark.parametrize("module", [m for m in MODULES if m.endswith(".__init__")])
+def test_a_room_says_what_it_knows(module: str) -> None:
+    text = tree(module)
     assert ast.get_docstring(text), "a paragraph for a stranger"
     assert len(text.body) == 1, "no import that would make `import moepack` slow"
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_a_room_knows_only_what_comes_before_it(room: str) -> None:
-    known = {
-        room_of(other)
+@pytest.mark.parametrize("wing", WINGS)
+def test_a_wing_knows_only_what_comes_before_it(wing: str) -> None:
+    others = {
+        wing_of(other)
         for module in MODULES
-        if room_of(module) == room
+        if wing_of(module) == wing
         for other in imports(module)[0]
-    } - {room}
-    allowed = MAY_IMPORT[room]
-    assert known <= allowed or "*" in allowed
-    assert known >= allowed - {"*"}, "the table allows what nobody needs"
+    } - {wing, ""}
+    assert others == WINGS[wing]
+    order = [*WINGS]
+    assert all(order.index(other) < order.index(wing) for other in others), "it runs back"
 
 
-def test_no_room_runs_back() -> None:
-    order = ["moepack", *MAY_IMPORT]
-    for room, allowed in MAY_IMPORT.items():
-        assert all(order.index(other) < order.index(room) for other in allowed - {"*"}), room
+@pytest.mark.parametrize("wing", ROOMS)
+def test_a_room_knows_only_those_before_it(wing: str) -> None:
+    order = ROOMS[wing]
+    for module in MODULES:
+        for other in imports(module)[0] if wing_of(module) == wing else ():
+            if wing_of(other) == wing and not module.endswith("__init__"):
+                assert order.index(room_of(other)) <= order.index(room_of(module)), module
 
 
-@pytest.mark.parametrize("module", sorted(BESIDE))
-def test_what_stands_beside_the_rooms_knows_none_of_them_but_doors_do(module: str) -> None:
-    rooms = {room_of(other) for other in imports(module)[0]} - {"moepack"}
-    assert rooms == DOORS.get(module, set())
+@pytest.mark.parametrize("module", DOORS)
+def test_what_stands_beside_the_wings_leads_where_the_table_says(module: str) -> None:
+    assert {wing_of(other) for other in imports(module)[0]} - {""} == DOORS[module]
 
 
 def test_no_circle_stands_anywhere_not_even_for_types() -> None:
@@ -225,7 +200,7 @@ def test_a_room_neither_prints_nor_imports_by_text() -> None:
             if isinstance(node, ast.Name):
                 assert node.id not in {"print", "__import__"}, module
             # The streams of other processes are theirs, and the server is a program of its own.
-            if isinstance(node, ast.Attribute) and module != "programs.server":
+            if isinstance(node, ast.Attribute) and module != "running.programs.server":
                 is_ours = isinstance(node.value, ast.Name) and node.value.id == "sys"
                 assert not (is_ours and node.attr in {"stdout", "stderr"}), module
 
@@ -234,7 +209,7 @@ def test_a_room_neither_prints_nor_imports_by_text() -> None:
 def test_text_goes_to_the_streams_through_one_door(module: str) -> None:
     """Which makes it safe for terminals. Raw bytes of files, which `.buffer` takes, are no text."""
     for node in ast.walk(tree(module)):
-        if isinstance(node, ast.Call) and module != "cli.terminal":
+        if isinstance(node, ast.Call) and module != "cli.shared.terminal":
             assert ast.unparse(node.func) not in {
                 *("print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"),
                 *("sys.stdout.writelines", "sys.stderr.writelines", "os.write"),
@@ -242,12 +217,12 @@ def test_text_goes_to_the_streams_through_one_door(module: str) -> None:
 
 
 def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> None:
-    code = "import sys, moepack; print(*sys.modules)"
+    code = "import sys; from moepack import Pack, Reader, MoepackError; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(run.stdout.split())
     ours = {name.partition(".")[2] for name in loaded if name.startswith("moepack.")}
-    rooms = {room_of(name) for name in ours if name not in MAY_IMPORT}
-    assert rooms == {"moepack", "format", "reading", "storage"}
+    rooms = {name.rpartition(".")[0] for name in ours & {*MODULES}}
+    assert rooms == {"common", "pack.format", "pack.reading", "storage"}
     what_reads = {"ring", "io_uring", "threaded", "probe", "open_files", "aligned_read"}
     assert not {f"storage.{name}" for name in what_reads} & ours  # it comes with the first reader
     assert not loaded & (LIBRARIES.keys() - {"xxhash"})
@@ -255,14 +230,15 @@ def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> N
     assert not loaded & {"ctypes", "inspect", "logging", "multiprocessing", "subprocess"}
 
 
-@pytest.mark.parametrize("program", ["-m", "/usr/bin/moepack", "other.py", ""])
-def test_the_program_loads_no_room_before_it_can_say_that_it_was_interrupted(program: str) -> None:
-    code = f"import sys; sys.argv[0] = {program!r}; import moepack\n"
-    code += "print('moepack.errors' in sys.modules, moepack.Pack.__name__, moepack.open.__name__)\n"
-    code += "print(all(hasattr(moepack, name) for name in moepack.__all__), hasattr(moepack, 'x'))"
+def test_a_public_name_is_loaded_with_its_first_use() -> None:
+    code = (
+        "import sys, moepack\n"
+        "print(*[name for name in sys.modules if name.startswith('moepack.')])\n"
+        "print(all(hasattr(moepack, name) for name in moepack.__all__), hasattr(moepack, 'x'))\n"
+        "print(moepack.Pack.__name__, moepack.open.__name__)\n"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    is_library = program in ("other.py", "")
-    assert run.stdout == f"{is_library} Pack open\nTrue False\n"
+    assert run.stdout == "\nTrue False\nPack open\n"
 
 
 def test_tests_have_the_rooms_of_the_package_and_share_by_support_alone() -> None:
@@ -270,7 +246,7 @@ def test_tests_have_the_rooms_of_the_package_and_share_by_support_alone() -> Non
     beside = {"support", "faults", "hostile", "c_header"}
     for path in tests.rglob("test_*.py"):
         folder = ".".join(path.parent.relative_to(tests).parts)
-        assert not folder or folder in beside or folder in MAY_IMPORT, path
+        assert not folder or folder in beside or f"{folder}.__init__" in MODULES, path
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
                 assert (node.module or "").startswith("tests.support"), path

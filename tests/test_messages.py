@@ -3,7 +3,7 @@
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -11,12 +11,13 @@ import pytest
 
 import moepack
 from moepack.cli import main
-from moepack.cli.argument_names import as_typed, option_name
-from moepack.cli.exit_codes import report
 from moepack.cli.main import cli
-from moepack.cli.terminal import lay_out
-from moepack.errors import RequestError
-from moepack.escaping import shell_word
+from moepack.cli.shared.argument_names import as_typed, option_name
+from moepack.cli.shared.exit_codes import report
+from moepack.cli.shared.terminal import lay_out
+from moepack.cli.words.typed_words import commands_below
+from moepack.common.errors import RequestError
+from moepack.common.escaping import shell_word
 from moepack.report.page import Page, Verbatim
 
 PACKAGE = Path(moepack.__file__).parent
@@ -28,38 +29,40 @@ ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)=([^`]+)`")
 
 OTHER_WORDS = {
     "bench/engine_runs.py": "the command lines of the programs that are measured",
-    "extras.py": "command lines of pip, uv and pipx",
-    "mounting/mount.py": "options of docker",
-    "path_hints.py": "command lines that download models",
-    "placing/stock.py": "llama.cpp's command line",
-    "placing/streamed.py": "the command line of `moepack run`, and llama.cpp's",
-    "forecasting/next_receipt.py": "a command line",
-    "forecasting/receipts.py": "a command line",
-    "programs/access.py": "what is typed for llama-server, whose options it parses itself",
-    "programs/chat_template.py": "options of llama.cpp's server",
-    "programs/command.py": "llama.cpp's command line",
-    "programs/executable.py": "options of env(1)",
-    "programs/llama_server_options.py": "what is typed for llama-server",
-    "programs/runner.py": "llama.cpp's command line",
-    "programs/server.py": "what is typed for llama-server",
-    "programs/server_process.py": "what is typed for llama-server",
+    "common/extras.py": "command lines of pip, uv and pipx",
+    "pack/mounting/mount.py": "options of docker",
+    "common/path_hints.py": "command lines that download models",
+    "planning/placing/stock.py": "llama.cpp's command line",
+    "planning/placing/streamed.py": "the command line of `moepack run`, and llama.cpp's",
+    "planning/forecasting/calibration.py": "a command line",
+    "planning/forecasting/measured_runs.py": "a command line",
+    "running/programs/access.py": "what is typed for llama-server, whose options it parses itself",
+    "running/programs/chat_template.py": "options of llama.cpp's server",
+    "running/programs/command.py": "llama.cpp's command line",
+    "running/programs/executable.py": "options of env(1)",
+    "running/programs/llama_server_options.py": "what is typed for llama-server",
+    "running/programs/runner.py": "llama.cpp's command line",
+    "running/programs/server.py": "what is typed for llama-server",
+    "running/programs/server_process.py": "what is typed for llama-server",
     "report/table.py": "what a terminal is told",
     "source/folder.py": "command lines that download models",
     "source/shards.py": "a command line",
 }
-"""Modules whose texts are typed elsewhere, and where."""
+"""Modules with texts that are typed elsewhere, and the place."""
 
 
 def modules() -> list[str]:
-    """List the modules whose texts are the library's: not the command line, nor what it prints."""
+    """List the modules with texts of the library: without the command line and its output."""
     names = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
     return sorted(name for name in names if not re.match(r"cli/|report/(.*_)?text\.py", name))
 
 
-def texts(module: str) -> Iterator[str]:
-    """Yield the texts in a module that are no docstrings; `…` stands for what is put into them."""
+@cache
+def texts(module: str) -> list[str]:
+    """List the texts in a module that are no docstrings; `…` stands for values put into them."""
     tree = ast.parse((PACKAGE / module).read_text())
     skipped: set[ast.AST] = set()
+    every = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             skipped.add(node.value)
@@ -68,9 +71,10 @@ def texts(module: str) -> Iterator[str]:
             pieces = [
                 str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
             ]
-            yield "".join(pieces)
+            every.append("".join(pieces))
         elif isinstance(node, ast.Constant) and node not in skipped and type(node.value) is str:
-            yield node.value
+            every.append(node.value)
+    return every
 
 
 @pytest.mark.parametrize("module", modules())
@@ -82,22 +86,16 @@ def test_messages_of_the_library_name_no_options(module: str) -> None:
         assert not OPTION.search(COMMAND.sub("", text)), text
 
 
-def commands(group: click.Group = cli) -> Iterator[click.Command]:
-    """Yield all commands, those of groups as well."""
-    for command in group.commands.values():
-        if isinstance(command, click.Group):
-            yield from commands(command)
-        else:
-            yield command
+COMMANDS = [command for _, command in commands_below(cli)]
 
 
 def test_arguments_with_values_are_options_of_some_command() -> None:
     """Else a message of the command line would show how Python writes it."""
-    found = {match[0] for module in modules() for text in texts(module) for match in
+    arguments = {match[0] for module in modules() for text in texts(module) for match in
              ARGUMENT.finditer(text)}  # fmt: skip
-    assert len(found) > 8
-    for text in found:
-        assert any(as_typed(text, command).startswith("--") for command in commands()), text
+    assert len(arguments) > 8
+    for text in arguments:
+        assert any(as_typed(text, command).startswith("--") for command in COMMANDS), text
 
 
 def test_arguments_that_messages_name_are_options_of_some_command() -> None:
@@ -109,7 +107,7 @@ def test_arguments_that_messages_name_are_options_of_some_command() -> None:
     } & arguments
     assert len(words) > 15
     for word in words:
-        assert any(as_typed(f"`{word}`", command)[0] != "`" for command in commands()), word
+        assert any(as_typed(f"`{word}`", command)[0] != "`" for command in COMMANDS), word
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Measure what a drive can do, and what a pack is worth on it, against the shards.
+"""Measurements of drives and machines, and of the gain of a pack.
 
-A workload says which experts are read, a replay reads them from both, a verdict says what the
-numbers mean. How they are printed is for others.
+A workload says which experts are read, layouts where they lie, rounds compare them in pairs, and a
+verdict judges the ratios. Whole programs are compared by `engine_speed`.
 """

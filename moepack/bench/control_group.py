@@ -1,45 +1,35 @@
-"""Limits on programs that are measured: memory, with all that the system caches for them; reads."""
+"""Limits on the memory of programs, page cache included, and on their reads."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from moepack.bench.disturbance import drive_of
-from moepack.errors import MachineError
+from moepack.common.errors import MachineError
+from moepack.planning.machine.control_groups import read_number
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMORY_FILES = (
     (_ROOT, "memory.max", "memory.swap.max"),
     (_ROOT / "memory", "memory.limit_in_bytes", None),
 )
-"""Of both versions of control groups (cgroups(7)): where they are, and their limits."""
+"""The folder and the limits of both versions of control groups (cgroups(7))."""
 _READ_FILES = (
     (_ROOT, "io.max", "{} rbps={}"),
     (_ROOT / "blkio", "blkio.throttle.read_bps_device", "{} {}"),
 )
-"""Of both versions: where they are, the limit of reads, and how it is written."""
+"""Their folder, the limit of reads, and its format."""
 _EVENTS = ("memory.events", "memory.oom_control")
-"""Of both versions, the files that count processes which were killed."""
+"""Their files that count killed processes."""
 _SYSTEM_EVENTS = Path("/proc/vmstat")
 _KILLS = "oom_kill"
 
 
-class ReadLimit(NamedTuple):
-    """The bytes a second that programs get together from each drive that `paths` lie on."""
-
-    rate: int
-    paths: Sequence[Path]
-
-
 class ControlGroup:
-    """Programs with limits in common; what the system caches for them counts as their memory.
-
-    Reads count past the page cache and through it, also those of mapped files.
-    """
+    """Programs with common limits on memory, page cache included, and on reads."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self._folders = tuple(folders)
@@ -52,34 +42,28 @@ class ControlGroup:
 
     @property
     def kill_count(self) -> int:
-        """How many of its processes were killed for want of memory."""
-        return sum(_kill_count(folder / name) for folder in self._folders for name in _EVENTS)
+        """The number of its processes that were killed, out of memory."""
+        files = (folder / name for folder in self._folders for name in _EVENTS)
+        return sum(read_number(file, _KILLS) or 0 for file in files)
 
 
 def kill_count(group: ControlGroup | None) -> int:
-    """Return how many processes were killed for want of memory: in a group, or in the system.
+    """Return the number of processes killed, out of memory, in a group or else in the system.
 
-    0 where the system does not say.
+    0 if the system does not report it.
     """
-    return _kill_count(_SYSTEM_EVENTS) if group is None else group.kill_count
-
-
-def _kill_count(file: Path) -> int:
-    try:
-        words = file.read_text().split()
-        return int(words[words.index(_KILLS) + 1])
-    except (OSError, ValueError):
-        return 0
+    return read_number(_SYSTEM_EVENTS, _KILLS) or 0 if group is None else group.kill_count
 
 
 @contextlib.contextmanager
 def control_group(
-    memory: int | None = None, reads: ReadLimit | None = None
+    memory: int | None = None, reads: Mapping[Path, int] | None = None
 ) -> Iterator[ControlGroup | None]:
-    """Make a group for a while, of up to `memory` bytes.
+    """Make a group of up to `memory` bytes, removed at the end of the block.
 
-    None where there is none: this process may not make one, or the system has none. Raises
-    MachineError where `reads` cannot be limited, or not together with memory.
+    `reads` are bytes a second for all its programs together, from the drive that a path lies on.
+    Yields None if this process may not make one, or the system has none. Raises MachineError if
+    `reads` cannot be limited, or not together with memory.
     """
     folders: set[Path] = set()
     try:
@@ -87,7 +71,7 @@ def control_group(
         if reads is not None and not (_limit_reads(reads, folders) and is_limited):
             raise MachineError(
                 "reads cannot be limited here",
-                hint="it takes control groups for drives (io or blkio), and a right such as root's",
+                hint="this needs control groups for drives (io or blkio), and root's permission",
             )
         yield ControlGroup(folders) if is_limited else None
     finally:
@@ -106,10 +90,10 @@ def _limit_memory(length: int, folders: set[Path]) -> bool:
     return False
 
 
-def _limit_reads(reads: ReadLimit, folders: set[Path]) -> bool:
-    numbers = sorted({_number(path) for path in reads.paths})
+def _limit_reads(reads: Mapping[Path, int], folders: set[Path]) -> bool:
+    rates = {_number(path): rate for path, rate in reads.items()}
     return any(
-        _limit(root, limit, [form.format(number, reads.rate) for number in numbers], folders)
+        _limit(root, limit, [form.format(*pair) for pair in rates.items()], folders)
         for root, limit, form in _READ_FILES
     )
 
@@ -118,7 +102,7 @@ def _number(path: Path) -> str:
     """Return the number of the drive that a file lies on: `259:0`."""
     drive = drive_of(path)
     if drive is None:
-        raise MachineError("the system does not tell which drive this is on", path=path)
+        raise MachineError("the system does not report which drive this is on", path=path)
     return (drive / "dev").read_text().strip()
 
 

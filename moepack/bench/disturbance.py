@@ -1,4 +1,4 @@
-"""What other processes take of the drive and of the CPUs, while reads are timed.
+"""The use of the drive and of the CPUs by other processes while reads are timed.
 
 A drive that others read as well serves one request of each in turn, so that few long requests get
 more of it than many short ones. A comparison of layouts then compares their share of a crowd.
@@ -10,19 +10,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-MOST = 0.1
-"""The share of the time that may go by in working for others, and in waiting."""
+from moepack.planning.machine.control_groups import read_number
+
+MAX_SHARE = 0.1
+"""The largest share of the time that the drive may work for others, or this thread may wait."""
 
 _SECTOR = 512
-"""Bytes, in /sys/dev/block/*/stat, whatever the drive's own sectors are."""
+"""Bytes of a sector in /sys/dev/block/*/stat, for every drive."""
 
 
 class Disturbance(NamedTuple):
-    """What others did meanwhile; None where the system does not tell.
+    """Shares of the time; None if the system does not report them.
 
-    `drive_share` is the share of the time that the drives worked for them: that in which they were
-    busy, by the share of the bytes that were not ours. `cpu_wait_share` is how long this thread
-    waited for a CPU, as a share of the time.
+    `drive_share` is that in which the drives worked for others: their busy time by the share of the
+    bytes that were not ours. `cpu_wait_share` is that in which this thread waited for a CPU.
     """
 
     drive_share: float | None
@@ -30,62 +31,57 @@ class Disturbance(NamedTuple):
 
     @property
     def is_too_much(self) -> bool:
-        """Whether what was measured meanwhile says little about the drive."""
-        return any(share is not None and share > MOST for share in self)
-
-
-class _Work(NamedTuple):
-    """What a drive did since the machine was started: bytes, and seconds in which it was busy."""
-
-    length: int
-    busy: float
+        """Whether measurements of that time say little about the drive."""
+        return any(share is not None and share > MAX_SHARE for share in self)
 
 
 class _Counters(NamedTuple):
-    """Since the machine and the process were started: work of each drive, bytes, seconds."""
+    """Bytes and busy seconds of each drive since the start of the machine, bytes of this process.
 
-    drives: list[_Work] | None
-    ours: int | None
-    waited: float | None
+    `drives` and `own_length` are None if the system does not report either of them.
+    """
+
     time: float
+    waited: float | None
+    drives: list[tuple[int, float]] | None
+    own_length: int | None
 
 
-class Others:
-    """Tells what others did since it was last asked, to the drives that `paths` lie on."""
+class DisturbanceMonitor:
+    """Measures the disturbance of the drives that `paths` lie on."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._drives = {drive for path in paths if (drive := drive_of(path)) is not None}
-        self._last = self._now()
+        self._last = self._count()
 
     def __call__(self) -> Disturbance:
-        """Return what others did since the last call."""
-        before, self._last = self._last, self._now()
-        after = self._last
-        drive_share = cpu_wait_share = None
+        """Return the disturbance since the last call."""
+        before, after = self._last, self._count()
+        self._last = after
         seconds = max(after.time - before.time, 1e-9)
+        drive_share = cpu_wait_share = None
         if after.drives is not None and before.drives is not None:
             pairs = list(zip(before.drives, after.drives, strict=True))
-            total = sum(now.length - then.length for then, now in pairs)
-            busy = max(now.busy - then.busy for then, now in pairs) / seconds
-            ours = (after.ours or 0) - (before.ours or 0)
-            theirs = max(0.0, 1 - ours / total) if total > 0 else 0.0
-            drive_share = theirs * min(1.0, busy)
+            total = sum(now - then for (then, _), (now, _) in pairs)
+            busy = max(now - then for (_, then), (_, now) in pairs) / seconds
+            own_length = (after.own_length or 0) - (before.own_length or 0)
+            others_share = max(0.0, 1 - own_length / total) if total > 0 else 0.0
+            drive_share = others_share * min(1.0, busy)
         if after.waited is not None and before.waited is not None:
-            waited = max(0.0, after.waited - before.waited)
-            cpu_wait_share = waited / seconds
+            cpu_wait_share = max(0.0, after.waited - before.waited) / seconds
         return Disturbance(drive_share, cpu_wait_share)
 
-    def _now(self) -> _Counters:
-        ours = _our_bytes()
-        drives = None
-        if ours is not None and self._drives:
-            works = [work for drive in self._drives if (work := _work_of(drive)) is not None]
-            drives = works if len(works) == len(self._drives) else None
-        return _Counters(drives, ours, _waited(), time.perf_counter())
+    def _count(self) -> _Counters:
+        own_length, drives = _own_length(), None
+        if own_length is not None and self._drives:
+            work = [_work_of(drive) for drive in self._drives]
+            drives = [one for one in work if one is not None]
+            drives = drives if len(drives) == len(work) else None
+        return _Counters(time.perf_counter(), _waited(), drives, own_length)
 
 
 def drive_of(path: Path) -> Path | None:
-    """Return where sysfs tells of the drive that a file lies on; None where it does not."""
+    """Return the folder in sysfs of the drive that a file lies on, or None."""
     number = path.stat().st_dev
     drive = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     try:
@@ -95,22 +91,27 @@ def drive_of(path: Path) -> Path | None:
     return drive.parent if (drive / "partition").exists() else drive
 
 
-def _work_of(drive: Path) -> _Work | None:
-    """Return what a drive did (block/stat.rst of the kernel)."""
+def _work_of(drive: Path) -> tuple[int, float] | None:
+    """Return the bytes that a drive moved, and its busy seconds (block/stat.rst of the kernel)."""
     try:
         fields = (drive / "stat").read_text().split()
-        return _Work((int(fields[2]) + int(fields[6])) * _SECTOR, int(fields[9]) / 1000)
+        return (int(fields[2]) + int(fields[6])) * _SECTOR, int(fields[9]) / 1000
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _our_bytes() -> int | None:
-    """Return the bytes that this process has read from and written to drives (proc_pid_io(5))."""
-    try:
-        fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-        return int(fields["read_bytes"]) + int(fields["write_bytes"])
-    except (OSError, ValueError, KeyError):
-        return None
+def _own_length() -> int | None:
+    """Return the bytes that this process has read from and written to drives."""
+    read, written = read_length("self"), read_number(Path("/proc/self/io"), "write_bytes:")
+    return None if read is None or written is None else read + written
+
+
+def read_length(process_id: int | str) -> int | None:
+    """Return the bytes that a process has read from drives, mapped files included.
+
+    None if the system does not report it (proc_pid_io(5)).
+    """
+    return read_number(Path(f"/proc/{process_id}/io"), "read_bytes:")
 
 
 def _waited() -> float | None:

@@ -1,33 +1,60 @@
-"""What a drive can do: throughput by read size, depth and order, past the page cache."""
+"""The throughput of a drive by read size, depth and order, past the page cache."""
 
+import contextlib
 import random
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.bench.timed_reads import Clock, Usage, in_flight
-from moepack.bench.turns import in_turns
-from moepack.reading.expert_read import FileRead
+# Not `np.random`, which numpy imports only when it is first used: Cython modules clear errors while
+# they begin, so that an interruption then would be lost.
+from numpy.random import SFC64
+
+from moepack.bench.measuring import Clock, in_turns
+from moepack.bench.timed_reads import Usage, in_flight
+from moepack.common.errors import MachineError, RequestError, write_failure
+from moepack.common.sizes import exact_size_text
+from moepack.pack.reading.expert_read import FileRead
 from moepack.storage import page_cache
+from moepack.storage.atomic import sync_file
 from moepack.storage.backend import Backend
+from moepack.storage.space import free_space
 
 LENGTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 DEPTHS = (1, 2, 4, 8, 16, 32)
 ORDERS = ("random", "sequential")
-MOST_TIMES = 4
+_MAX_OVERRUN = 4
 """Times as long as planned that the reads of a point in flight may take."""
 MAX_IN_FLIGHT = 256 << 20
 """Bytes: deeper queues of large reads gain nothing and need as much memory."""
 
+_PIECE = 16 << 20
+LEAST_LENGTH = 16 * _PIECE
+"""Bytes of a scratch file: too much of a shorter one lies in the drive's own memory."""
+
 
 class Point(NamedTuple):
-    """A point of the surface: reads of `length` bytes, `depth` of them in flight, in `order`."""
+    """A point of the surface: reads of `length` bytes in `order`, `depth` at a time."""
 
     length: int
     depth: int
     order: str
+
+
+@dataclass(frozen=True, slots=True)
+class SurfacePoint:
+    """The speed of a drive at reads of `length` bytes in `order`, `depth` at a time."""
+
+    length: int
+    depth: int
+    order: str
+    bytes_per_second: float
+    cpu_seconds_per_gib: float
+    read_count: int
 
 
 def measure(
@@ -35,26 +62,26 @@ def measure(
     files: Sequence[tuple[Path, int]],
     points: Sequence[Point],
     seconds: float,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], None] = lambda: None,
     clock: Clock = time.perf_counter,
-) -> dict[Point, Usage]:
+) -> tuple[SurfacePoint, ...]:
     """Measure each of the `points` on `files` (path, length) for `seconds`.
 
-    Left out are those for which a slow drive would need more than MOST_TIMES that, going by the
+    A point is left out if its reads would take a slow drive more than four times as long, by the
     speed of shorter reads. `progress` is called after each.
     """
-    usages: dict[Point, Usage] = {}
+    measured: dict[Point, SurfacePoint] = {}
     speeds: dict[tuple[int, str], float] = {}
     for point in sorted(points):
         speed = speeds.get((point.depth, point.order))
-        if speed is None or point.length * point.depth <= speed * seconds * MOST_TIMES:
-            reads = spread(files, point.length, point.order)
+        if speed is None or point.length * point.depth <= speed * seconds * _MAX_OVERRUN:
+            reads = read_ranges(files, point.length, point.order)
             usage = in_flight(backend, reads, point.depth, point.length, seconds, clock)
-            usages[point] = usage
-            speeds[point.depth, point.order] = usage.length / usage.seconds
-        if progress is not None:
-            progress()
-    return {point: usages[point] for point in points if point in usages}
+            speed = speeds[point.depth, point.order] = usage.bytes_per_second
+            cpu = usage.cpu_seconds_per_gib(usage.length)
+            measured[point] = SurfacePoint(*point, speed, cpu, usage.read_count)
+        progress()
+    return tuple(measured[point] for point in points if point in measured)
 
 
 def measure_in_rounds(
@@ -67,11 +94,11 @@ def measure_in_rounds(
 ) -> dict[Point, list[Usage]]:
     """Measure the `points` in turns, each for its share of the `seconds` in so many `rounds`.
 
-    Each goes on where the one before it left the places to read, so that a drive's own memory helps
-    little. What the page cache holds of the files is dropped where the backend reads through it.
+    Reads of one length and order go on from round to round, so that a drive's own memory helps
+    little. A backend that reads through the page cache has the files dropped from it before.
     """
     keys = {(point.length, point.order) for point in points}
-    reads = {key: spread(files, *key) for key in keys}
+    reads = {key: read_ranges(files, *key) for key in keys}
     share = seconds / (rounds * len(points))
 
     def read(point: Point) -> Usage:
@@ -97,7 +124,7 @@ def grid(files: Sequence[tuple[Path, int]]) -> list[Point]:
     ]
 
 
-def spread(files: Sequence[tuple[Path, int]], length: int, order: str) -> Iterator[FileRead]:
+def read_ranges(files: Sequence[tuple[Path, int]], length: int, order: str) -> Iterator[FileRead]:
     """Yield reads of `length` for ever: anywhere in the files, or one after another.
 
     Offsets are multiples of `length`. The random sequence is the same each time.
@@ -113,3 +140,56 @@ def spread(files: Sequence[tuple[Path, int]], length: int, order: str) -> Iterat
         for path, count in places:
             for number in range(count):
                 yield FileRead(path, number * length, length, 0)
+
+
+@contextlib.contextmanager
+def scratch_file(
+    directory: Path, length: int, progress: Callable[[], None] = lambda: None
+) -> Iterator[Path]:
+    """Yield a file of `length` random bytes in `directory`, on the drive and not in the page cache.
+
+    It takes at most half of the free space, and is removed at the end of the block. Raises
+    RequestError for a missing folder, MachineError if it cannot be written.
+    """
+    if not directory.is_dir():
+        raise RequestError("no such folder", path=directory, hint="make it, or choose another")
+    least, room = min(length, LEAST_LENGTH), free_space(directory) // 2
+    if room < least:
+        raise MachineError(
+            "not enough space for a file to read from",
+            path=directory,
+            expected=f"{exact_size_text(2 * least)} free",
+            found=exact_size_text(2 * room),
+            hint="free some, choose another `directory`, or name a model on the drive",
+        )
+    with temporary_path(directory) as path:
+        try:
+            with open(path, "xb") as file:
+                for piece in _random_pieces(min(length, room)):
+                    file.write(piece)
+                    progress()
+            sync_file(path)
+        except OSError as error:
+            raise write_failure(error, directory) from None
+        page_cache.drop([path])
+        yield path
+
+
+@contextlib.contextmanager
+def temporary_path(directory: Path) -> Iterator[Path]:
+    """Yield a free path in `directory`; a file that is made there is removed at the end.
+
+    The path comes before the file, so that an interruption finds it whenever it comes.
+    """
+    path = directory / f"moepack-scratch-{secrets.token_hex(8)}"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _random_pieces(length: int) -> Iterator[bytes]:
+    """Yield bytes that no drive can store in less, piece by piece."""
+    draw = SFC64()
+    for start in range(0, length, _PIECE):
+        yield draw.random_raw(_PIECE // 8).tobytes()[: length - start]

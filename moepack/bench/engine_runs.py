@@ -1,9 +1,9 @@
 """One run of a model by a program of its own: `moepack run`, or llama.cpp's server alone.
 
-All are asked the same by the same server, which says how long its tokens took; the first token is
-timed where it arrives. Each server is new, so that nothing of the prompt is there before. Threads
-wait for each other as users get it: under `moepack run` those of OpenMP sleep soon (OMP_WAIT_POLICY
-and GOMP_SPINCOUNT), alone they spin for milliseconds, unless a variable says otherwise.
+All get the same request by the same server, which reports how long its tokens took; the first token
+is timed at the client. Each server is new, so that no prompt is cached. Threads wait for each other
+as users get it: under `moepack run` those of OpenMP sleep soon (OMP_WAIT_POLICY and
+GOMP_SPINCOUNT), alone they spin for milliseconds, unless a variable says otherwise.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from moepack.bench.control_group import ControlGroup, kill_count
+from moepack.bench.disturbance import read_length
 from moepack.bench.run_memory import RunMemory
-from moepack.errors import MachineError
-from moepack.programs.answer import Answer, AnswerFacts, PhaseFacts
-from moepack.programs.command import single_text_options
-from moepack.programs.sampling import Sampling
-from moepack.programs.server_process import ServerProcess
+from moepack.common.errors import MachineError
+from moepack.running.programs.answer import Answer, AnswerFacts, PhaseFacts
+from moepack.running.programs.command import single_text_options
+from moepack.running.programs.sampling import Sampling
+from moepack.running.programs.server_process import ServerProcess
 
 MAPPED = "llama.cpp, mapped"
 READ = "llama.cpp, read"
@@ -35,19 +35,19 @@ LOADINGS = MappingProxyType(
         DEFAULTS: ("--load-mode", "auto", "--repack", "--warmup", "--fit", "on"),
     }
 )
-"""How llama.cpp loads a model; the last are llama-server's own defaults, which ours has changed.
+"""Options by which llama.cpp loads a model; the last are llama-server's defaults, not our server's.
 
-With them it repacks weights, where it has a faster layout for the processor. The copy has to fit
-into memory, and the last bits of its logits are others.
+With them it repacks weights if it has a faster layout for the processor. The copy has to fit
+into memory, and the last bits of its logits differ.
 """
 
 _GREEDY = Sampling(temperature=0)
 
 
-class Request(NamedTuple):
-    """A prompt to go on with by `token_count` tokens, and what the server is to have for it.
+class RunRequest(NamedTuple):
+    """A prompt to continue by `token_count` tokens, with the server's context and threads.
 
-    `context` is tokens; with None for `threads` it takes as many as llama.cpp does by default.
+    `context` is tokens; None for `threads` is llama.cpp's default.
     """
 
     prompt: str
@@ -57,10 +57,10 @@ class Request(NamedTuple):
 
 
 class PhaseRun(NamedTuple):
-    """How fast a phase was, and what it read; None is what is not known.
+    """Speed and reads of a phase; None if unknown.
 
-    `token_count` is tokens that were computed, `read_length` the bytes that experts missing in
-    memory have, of llama.cpp alone what its process read of all files.
+    `token_count` is tokens that were computed, `read_length` the bytes of the missing experts, or
+    for llama.cpp alone, the bytes that its process read from all files.
     """
 
     token_count: int
@@ -72,7 +72,7 @@ class PhaseRun(NamedTuple):
 
 
 class EngineRun(NamedTuple):
-    """What a run made: a prompt, and the tokens after the first."""
+    """The text of a run, and its phases: the prompt, and the tokens after the first."""
 
     text: str
     first_token_seconds: float | None
@@ -82,14 +82,14 @@ class EngineRun(NamedTuple):
 
 def run_moepack(
     paths: Sequence[str],
-    request: Request,
+    request: RunRequest,
     memory: RunMemory,
     pinned: int,
     group: ControlGroup | None,
 ) -> EngineRun | None:
-    """Run a pack or shards by `moepack run`, with `pinned` bytes of experts brought in before.
+    """Run a pack or shards by `moepack run`, with `pinned` bytes of experts loaded at the start.
 
-    None where it was killed for want of memory. Raises MachineError with its words where it fails.
+    Returns None if it was killed, out of memory. Raises MachineError with its message if it fails.
     """
     options = {
         "--tokens": request.token_count,
@@ -110,17 +110,17 @@ def run_moepack(
             file.write(request.prompt)
             file.flush()
             words = [*command, "--file", file.name, *paths]
-            return _of_facts(json.loads(_output([*_prefix(group), *words])))
+            return _run_of(json.loads(_output([*_prefix(group), *words])))
 
     return _unless_killed(run, group)
 
 
 def run_alone(
-    path: str, loading: str, request: Request, micro_batch: int, group: ControlGroup | None
+    path: str, loading: str, request: RunRequest, micro_batch: int, group: ControlGroup | None
 ) -> EngineRun | None:
     """Run a GGUF by llama.cpp's server without a pager, loaded as LOADINGS says.
 
-    None where it was killed for want of memory. Raises what `ServerProcess` and its client raise.
+    Returns None if it was killed, out of memory. Raises what `ServerProcess` and its client raise.
     """
     sizes = single_text_options(request.context, request.threads, micro_batch)
 
@@ -138,20 +138,20 @@ def run_alone(
 
 
 def _read_answer(answer: Answer, process_id: int) -> EngineRun:
-    """Read an answer to its end, and how much the server reads for it."""
-    before = _read_length(process_id)
+    """Read an answer to its end, and count the bytes that the server reads meanwhile."""
+    before = read_length(process_id)
     first: list[int | None] = []
 
     def note(facts: AnswerFacts) -> None:
         if facts.token_count and not first:
-            first.append(_read_length(process_id))
+            first.append(read_length(process_id))
 
     answer.on_event = note
     for _ in answer:
         pass
-    at_first, at_end = first[0] if first else None, _read_length(process_id)
+    at_first, at_end = first[0] if first else None, read_length(process_id)
     facts = answer.facts
-    _check_computed(facts.kept_count)
+    assert not facts.kept_count, "a new server has no prompt cached"
     return EngineRun(
         answer.text,
         facts.first_token_seconds,
@@ -160,26 +160,9 @@ def _read_answer(answer: Answer, process_id: int) -> EngineRun:
     )
 
 
-def _check_computed(kept_count: int) -> None:
-    """Make sure that no prompt was there from before, as a new server has none."""
-    assert not kept_count
-
-
 def _phase(phase: PhaseFacts, before: int | None, after: int | None) -> PhaseRun:
     length = None if before is None or after is None else after - before
     return PhaseRun(phase.step_count, phase.tokens_per_second, length)
-
-
-def _read_length(process_id: int) -> int | None:
-    """Return the bytes that a process has had read from drives (proc_pid_io(5)).
-
-    Pages of mapped files count as well. None where the system does not tell.
-    """
-    try:
-        lines = Path(f"/proc/{process_id}/io").read_text().splitlines()
-        return int(dict(line.split(": ") for line in lines)["read_bytes"])
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def _prefix(group: ControlGroup | None) -> list[str]:
@@ -187,7 +170,7 @@ def _prefix(group: ControlGroup | None) -> list[str]:
 
 
 def _unless_killed(run: Callable[[], EngineRun], group: ControlGroup | None) -> EngineRun | None:
-    """Run something; None where it failed since the system killed a process for want of memory."""
+    """Call `run`; return None if it failed because a process was killed, out of memory."""
     count = kill_count(group)
     try:
         return run()
@@ -200,26 +183,23 @@ def _unless_killed(run: Callable[[], EngineRun], group: ControlGroup | None) -> 
 def _output(command: Sequence[str]) -> str:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        problem = "a program that was to be measured failed"
-        found = done.stderr.strip() or f"exit code {done.returncode}"
-        raise MachineError(problem, found=found)
+        message = done.stderr.strip() or f"exit code {done.returncode}"
+        raise MachineError("a measured program failed", found=message)
     return done.stdout
 
 
-def _of_facts(facts: dict[str, Any]) -> EngineRun:
-    """Take what `moepack run --json` prints."""
-    _check_computed(facts["kept_count"])
-    prompt, decode = (_of_phase(phase) for phase in (facts["prompt"], facts))
-    return EngineRun(facts["text"], facts["first_token_seconds"], prompt, decode)
-
-
-def _of_phase(phase: dict[str, Any]) -> PhaseRun:
-    seconds = phase["seconds"]
-    return PhaseRun(
-        phase["step_count"],
-        phase["tokens_per_second"],
-        phase["read_length"],
-        phase["misses"],
-        phase["hit_rate"],
-        min(1.0, phase["read_seconds"] / seconds) if seconds else None,
+def _run_of(facts: dict[str, Any]) -> EngineRun:
+    """Read the JSON of `moepack run --json`."""
+    assert not facts["kept_count"], "a new server has no prompt cached"
+    prompt, decode = (
+        PhaseRun(
+            phase["step_count"],
+            phase["tokens_per_second"],
+            phase["read_length"],
+            phase["misses"],
+            phase["hit_rate"],
+            min(1.0, phase["read_seconds"] / phase["seconds"]) if phase["seconds"] else None,
+        )
+        for phase in (facts["prompt"], facts)
     )
+    return EngineRun(facts["text"], facts["first_token_seconds"], prompt, decode)

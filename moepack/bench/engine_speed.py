@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 import os
+import pydoc_data.topics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from moepack.bench.control_group import ControlGroup, ReadLimit, control_group
+from moepack.bench.control_group import ControlGroup, control_group
 from moepack.bench.engine_runs import (
     DEFAULTS,
     LOADINGS,
     EngineRun,
     PhaseRun,
-    Request,
+    RunRequest,
     run_alone,
     run_moepack,
 )
-from moepack.bench.prompt_text import beginning_of, reference_text
+from moepack.bench.measuring import Spread, in_turns, spread
 from moepack.bench.run_memory import PROGRAM_LENGTH, RunMemory, divide_memory
-from moepack.bench.spread import Spread, spread
-from moepack.bench.turns import in_turns
-from moepack.machine.memory_limits import read_memory
+from moepack.common.paths import AnyPath, PathOrPaths
+from moepack.common.sizes import Size, parse_size
+from moepack.pack.reading.directory import named_pack
+from moepack.pack.reading.pack import Pack
 from moepack.packing.opening import open_model
-from moepack.paths import AnyPath, PathOrPaths
-from moepack.reading.directory import named_pack
-from moepack.sizes import Size, parse_size
+from moepack.planning.machine.memory_limits import read_memory
+from moepack.running.pager.pager import PagerOptions
+from moepack.running.programs.command import single_text_options
+from moepack.running.programs.model_server import ModelServer
 from moepack.source.shards import open_source
 from moepack.storage import page_cache
 
 PROMPT_TOKENS = 1000
 _SHARE = 0.5
-"""Of the model, what a limit is where none is given."""
+"""The default limit, as a share of the model."""
 _SPARE_TOKENS = 64
-"""Of a context, beyond the prompt and what follows: tokens that begin and end a text."""
+"""Tokens of a context for the marks that begin and end a text."""
+_MAX_TOKEN = 64
+"""Characters of text to tokenize for each token of a prompt."""
 _LEAST_CONTEXT = 1024
 _PACK, _SHARDS = "pack", "shards"
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpeed:
-    """How fast a phase was, over all rounds; what it read, in the last one.
+    """The speed of a phase over all rounds, and its reads in the last one; None if unknown.
 
-    `read_length_per_token` is bytes, of experts that were missing; of llama.cpp alone, of all files
-    that its process read. None is what is not known.
+    `read_length_per_token` is the bytes of missing experts, or for llama.cpp alone, those that its
+    process read from all files.
     """
 
     tokens_per_second: Spread | None
@@ -57,9 +62,9 @@ class PhaseSpeed:
 
 @dataclass(frozen=True, slots=True)
 class SideFacts:
-    """What one way to run the model did, by rounds: until the first token, and after it.
+    """One way to run the model: until the first token, and after it.
 
-    Speeds are None where the program was killed, out of memory.
+    Speeds are None if the program was killed, out of memory.
     """
 
     name: str
@@ -70,14 +75,12 @@ class SideFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """How fast a model runs. `is_limited` says whether there was a limit on memory at all.
+    """The speed of a model by several programs.
 
-    Of the limit the experts of the pack, and of the shards, get `expert_memory` bytes. Prompts are
-    computed in batches of `micro_batch` tokens. `read_limit` is bytes a second, None for whatever
-    the drive gives.
-
-    `same_text` says whether all ways gave the same text, but for llama.cpp with its defaults, which
-    rounds otherwise; None where there was one alone.
+    `is_limited` is false if no limit on memory could be set. Of `memory_limit`, experts get
+    `expert_memory` bytes under moepack. `read_limit` is bytes a second, None for the drive's own
+    speed. `same_text` is whether all programs gave the same text, except llama.cpp with its
+    defaults, which rounds otherwise; None for a single program.
     """
 
     pack: str
@@ -112,24 +115,22 @@ def bench_run(
     """Run the model of a pack in programs of their own, in turns, each within `memory` bytes.
 
     The page cache counts to the limit, and holds nothing of the model at the start: experts get
-    what is left by the programs, the dense part and the context. `pinned` bytes of them are brought
-    in at the start, and stay. With `source`, also from the shards as they lie, and by llama.cpp's
-    server alone: mapped, read, and with its defaults, which may repack weights; so are the shards
-    where `pack` is a GGUF. All get the same
-    prompt, threads (by default as many as llama.cpp takes) and micro-batches (by default up to
-    2,048 tokens, as memory allows). With `read_limit` each reads up to so many bytes a second, as
-    from a slower drive.
+    the rest after programs, dense part and context. `pinned` bytes of them are loaded at the start,
+    and stay. With `source`, or if `pack` is a GGUF, the shards are run as well, by `moepack run`
+    and by llama.cpp's server alone: mapped, read, and with its defaults, which may repack weights.
+    All get the same prompt, threads (by default as many as llama.cpp takes) and micro-batches (by
+    default up to 2,048 tokens, as memory allows). `read_limit` is bytes a second for each program,
+    as on a slower drive. The prompt is the first `prompt_tokens` tokens of a text, by default
+    Python's reference; `tokens` follow.
 
-    The prompt is the first `prompt_tokens` tokens of a text, by default of Python's reference;
-    `tokens` follow.
-
-    Raises RequestError for a limit that is too small, MachineError where a program fails or reads
+    Raises RequestError for a limit that is too small, MachineError if a program fails or reads
     cannot be limited, and what opening raises.
     """
     named = pack if source is None and named_pack(pack) is None else source
     shards = [] if named is None else [shard.path for shard in open_source(named).shards]
     context = max(_LEAST_CONTEXT, prompt_tokens + tokens + _SPARE_TOKENS)
     with open_model(pack) as opened:
+        opened.require_files()
         shape, files = opened.shape, [*opened.file_paths, *map(Path, shards)]
         model_length = (shape.dense_length or 0) + shape.expert_length
         limit = int(model_length * _SHARE) + PROGRAM_LENGTH
@@ -139,14 +140,14 @@ def bench_run(
             opened, limit, context=context, pinned=pinned, micro_batch=micro_batch
         )
         text = beginning_of(prompt or reference_text(), prompt_tokens, opened)
-    request = Request(text, tokens, context, threads)
+    request = RunRequest(text, tokens, context, threads)
     folder = None if named is pack else os.fspath(pack)
     programs = _Programs(folder, shards, files, request, division, pinned)
     names = programs.names
     advance = progress or (lambda count, total: None)
     if read_limit is not None:
         read_limit = parse_size(read_limit, "read_limit")
-    reads = None if read_limit is None else ReadLimit(read_limit, files)
+    reads = None if read_limit is None else dict.fromkeys(files, read_limit)
     with control_group(limit, reads) as group:
 
         def measure(name: str) -> EngineRun | None:
@@ -176,23 +177,23 @@ def bench_run(
 
 @dataclass(frozen=True, slots=True)
 class _Programs:
-    """The programs that are measured: one for each way to run the model that is in `files`."""
+    """The programs that are measured: one for each way to run the model in `files`."""
 
     pack: str | None
     shards: Sequence[str]
     files: Sequence[Path]
-    request: Request
+    request: RunRequest
     memory: RunMemory
     pinned: int
 
     @property
     def names(self) -> Sequence[str]:
-        """What they are called, ours first."""
+        """The names of the programs, ours first."""
         ours = (_PACK,) if self.pack is not None else ()
         return (*ours, _SHARDS, *LOADINGS) if self.shards else ours
 
     def measure(self, name: str, group: ControlGroup | None) -> EngineRun | None:
-        """Run one of them, while none of the model is cached; None where it was killed."""
+        """Run a program with nothing of the model cached; return None if it was killed."""
         page_cache.drop(self.files)
         if name in LOADINGS:
             batch = self.memory.micro_batch
@@ -229,3 +230,22 @@ def _speed(phases: Sequence[PhaseRun]) -> PhaseSpeed:
 def _spread(values: Sequence[float | None]) -> Spread | None:
     numbers = [value for value in values if value is not None]
     return spread(numbers) if numbers else None
+
+
+def reference_text() -> str:
+    """Return the Python reference of `help()`: 460,000 characters of prose and code.
+
+    Repeated words would flatter whoever reads experts: their tokens are routed to the same ones.
+    """
+    return "\n\n".join(pydoc_data.topics.topics.values())
+
+
+def beginning_of(text: str, count: int, pack: Pack) -> str:
+    """Return the first `count` tokens of a text by a model's vocabulary, as text.
+
+    Tokens that begin every text come on top. Raises what `ModelServer` and its client raise.
+    """
+    options = PagerOptions("floor", micro_batch=1)
+    with ModelServer(pack, options, options=single_text_options(64, 1, 1)) as server:
+        tokens = server.client.tokenize(text[: count * _MAX_TOKEN])
+        return server.client.detokenize(tokens[:count])

@@ -1,31 +1,45 @@
-"""A machine, measured: its memory, its GPUs, and what its drive gives at the reads of a model."""
+"""A machine, measured: its memory, its GPUs, and its drive at the reads of a model."""
 
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.bench.drive import MAX_IN_FLIGHT, Point, measure_in_rounds
-from moepack.bench.meter import Meter
-from moepack.bench.model_reads import ModelReads, find_reads
-from moepack.bench.scratch_file import scratch_file
-from moepack.bench.verdict import NO_DIRECT_READS, SMALL
+from moepack.bench.drive import MAX_IN_FLIGHT, Point, measure_in_rounds, scratch_file
+from moepack.bench.measuring import Meter
+from moepack.bench.verdict import NO_DIRECT_READS, SMALL_LENGTH
 from moepack.bench.ways import COLD_ENOUGH
-from moepack.errors import RequestError
-from moepack.machine.bandwidth import measure_bandwidth
-from moepack.machine.compute import measure_compute
-from moepack.machine.gpus import find_gpus
-from moepack.machine.memory_limits import read_memory
-from moepack.machine.model import BYTE_UNITS, STEADY, Drive, Figure, Machine, ReadSpeed, measured
-from moepack.paths import AnyPath, PathOrPaths
-from moepack.sizes import count_text
+from moepack.common.errors import RequestError
+from moepack.common.paths import AnyPath, PathOrPaths, path_list
+from moepack.common.phases import Progress
+from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.sizes import align, count_text
+from moepack.pack.engines.named_model import named_model
+from moepack.pack.reading.expert_read import PAGE
+from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.read_plan import plan_read
+from moepack.planning.machine.bandwidth import measure_bandwidth, measure_compute
+from moepack.planning.machine.gpus import find_gpus
+from moepack.planning.machine.memory_limits import read_memory
+from moepack.planning.machine.model import (
+    BYTE_UNITS,
+    STEADY,
+    Drive,
+    Figure,
+    Machine,
+    ReadSpeed,
+    measured,
+)
+from moepack.source.experts import find_experts
+from moepack.source.shards import Source
 from moepack.storage import page_cache, probe
 
 LENGTHS = [256 << 10, 1 << 20, 4 << 20, 16 << 20]
-"""Bytes of reads, where no model says which it takes."""
+"""Bytes of reads if there is no model to take them from."""
 
 DEPTHS = (1, 2, 4, 8)
 SEQUENTIAL_DEPTH = 4
@@ -35,16 +49,18 @@ MEMORY_SHARE, COMPUTE_SHARE = 0.15, 0.05
 """Of the time: the drive takes the rest."""
 
 _WRITING_SECONDS = 2.0
-"""For progress alone: what the scratch file takes on a usual drive."""
+"""For progress alone: the time to write a scratch file on a usual drive."""
 
-Progress = Callable[[int, int], None]
-"""Is called after each measurement, with the milliseconds since the last call and those in all."""
+_MAX_LENGTHS = 4
+_MIN_SHARE = 0.01
+"""The share of the bytes of all experts below which the reads of a length do not count."""
 
 
 class MeasuredMachine(NamedTuple):
-    """A machine, the backend that read its drive (None where that was not measured), and notes.
+    """A machine, the backend that read its drive (None if it was not measured), and notes.
 
-    `notes` say what was not found, and what keeps figures from meaning what they seem to.
+    `notes` name missing figures, and reasons why figures may mislead. The first says why the drive
+    was not measured, the last why no GPU was found.
     """
 
     machine: Machine
@@ -52,10 +68,11 @@ class MeasuredMachine(NamedTuple):
     notes: tuple[str, ...]
 
 
-class _MeasuredDrive(NamedTuple):
-    drive: Drive | None
-    backend: str | None
-    notes: list[str]
+class ModelReads(NamedTuple):
+    """The files that hold experts, with their lengths, and the lengths of reads, ascending."""
+
+    files: list[tuple[Path, int]]
+    lengths: list[int]
 
 
 def measure_machine(
@@ -68,30 +85,31 @@ def measure_machine(
 ) -> MeasuredMachine:
     """Measure memory bandwidth, processors and drive; read memory, limits and GPUs.
 
-    The drive is read as a `model` is, a source or a pack, and from its files; without one from a
-    file of `scratch_length` bytes, which is written in `directory` (by default the current one) and
-    removed. The `seconds` are without that. What is not known is None. Raises RequestError for what
-    cannot be, MachineError where the drive cannot be read or written, and what opening a model
-    raises.
+    The drive is read with the reads of a `model`, a source or a pack, from its files; without one
+    from a file of `scratch_length` bytes, which is written in `directory` (by default the current
+    one) and removed. `seconds` are without writing it. `progress` counts milliseconds. Unknown
+    figures are None. Raises RequestError for bad arguments, MachineError if the drive cannot be
+    read or written, and what opening a model raises.
     """
     if not 0 <= seconds < math.inf:
         raise RequestError("not a time in seconds", expected=">= 0", found=seconds)
     if model is not None and directory is not None:
         problem = "a model and a directory at once"
-        hint = "the drive that the model lies on is measured: leave the directory out"
+        hint = "the model's drive is measured: leave the directory out"
         raise RequestError(problem, path=directory, hint=hint)
     first = _WRITING_SECONDS if model is None else 0.0
     meter = Meter(first + seconds, time.perf_counter, progress)
     with _reads(model, Path(directory or "."), scratch_length, meter.advance) as reads:
         meter.begin(seconds)
-        found = _measure_drive(reads, seconds * (1 - MEMORY_SHARE - COMPUTE_SHARE), meter.advance)
+        drive_seconds = seconds * (1 - MEMORY_SHARE - COMPUTE_SHARE)
+        drive, backend, notes = _measure_drive(reads, drive_seconds, meter.advance)
     bandwidth = measure_bandwidth(seconds * MEMORY_SHARE, progress=meter.advance)
     compute = measure_compute(seconds * COMPUTE_SHARE, progress=meter.advance)
     meter.finish()
-    gpus = find_gpus()
-    notes = [*found.notes, *_memory_notes(bandwidth), *([] if gpus.note is None else [gpus.note])]
-    machine = Machine(None, read_memory(), bandwidth, gpus.found, found.drive, compute)
-    return MeasuredMachine(machine, found.backend, tuple(notes))
+    gpus, note = find_gpus()
+    notes += [*_memory_notes(bandwidth), *([] if note is None else [note])]
+    machine = Machine(None, read_memory(), bandwidth, gpus, drive, compute)
+    return MeasuredMachine(machine, backend, tuple(notes))
 
 
 @contextmanager
@@ -104,12 +122,13 @@ def _reads(
     with scratch_file(directory, length, progress) as path:
         length = path.stat().st_size
         lengths = [one for one in LENGTHS if one <= length]
-        yield ModelReads(directory, [(path, length)], lengths)
+        yield ModelReads([(path, length)], lengths)
 
 
 def _measure_drive(
     reads: ModelReads, seconds: float, progress: Callable[[], None]
-) -> _MeasuredDrive:
+) -> tuple[Drive | None, str | None, list[str]]:
+    """Return the drive, the backend that read it (None if it was not measured), and notes."""
     paths = [path for path, _ in reads.files]
     points = [
         Point(length, depth, "random")
@@ -123,28 +142,28 @@ def _measure_drive(
     with closing(backend):
         if backend.name == "buffered":
             if not _can_be_cold(paths[0]):
-                note = f"the drive was not measured: what is read of it comes from memory ({why})"
-                return _MeasuredDrive(None, None, [note])
+                note = f"the drive was not measured: its reads come from memory ({why})"
+                return None, None, [note]
             notes.append(f"{NO_DIRECT_READS} ({why})")
         points.append(sequential)
         usages = measure_in_rounds(backend, reads.files, points, seconds, ROUNDS, progress)
     figures = {
-        point: measured([one.length / one.seconds for one in several], BYTE_UNITS)
+        point: measured([one.bytes_per_second for one in several], BYTE_UNITS)
         for point, several in usages.items()
     }
     in_order = figures.pop(sequential)
     speeds = tuple(
         ReadSpeed(point.length, point.depth, figure) for point, figure in figures.items()
     )
-    if sum(length for _, length in reads.files) < SMALL:
+    if sum(length for _, length in reads.files) < SMALL_LENGTH:
         notes.append("less than 1 GiB to read from: a drive's own memory may hold much of it")
-    folder = os.path.abspath(reads.folder)
+    folder = os.path.abspath(paths[0].parent)
     drive = Drive(folder if folder.isprintable() else None, None, speeds, in_order)
-    return _MeasuredDrive(drive, backend.name, notes + _drive_notes(drive))
+    return drive, backend.name, notes + _drive_notes(drive)
 
 
 def _can_be_cold(path: Path) -> bool:
-    """Say whether the page cache gives a file up: one in memory stays there."""
+    """Return whether the page cache drops a file: a file in memory stays there."""
     page_cache.drop([path])
     share = page_cache.cached_share([path])
     return share is not None and share <= COLD_ENOUGH
@@ -169,3 +188,46 @@ def _memory_notes(bandwidth: Figure | None) -> list[str]:
     return [
         f"the memory is busy: reading it took up to {bandwidth.spread:.1f} times as long as before"
     ]
+
+
+def find_reads(model: PathOrPaths) -> ModelReads:
+    """Return the reads of experts from a pack (blobs) or a source (slices), rounded up to pages.
+
+    Raises what opening it raises, and RequestError if there are no routed experts.
+    """
+    with named_model(model) as named:
+        if isinstance(named, Pack):
+            named.require_files()
+        reads = list(_of_pack(named) if isinstance(named, Pack) else _of_source(named))
+    if not reads:
+        raise RequestError("the model has no routed experts", path=path_list(model)[0])
+    totals = Counter[int]()
+    for _, length, expert_count in reads:
+        length = align(length, PAGE)
+        totals[length] += length * expert_count
+    files = [(path, path.stat().st_size) for path in dict.fromkeys(path for path, _, _ in reads)]
+    return ModelReads(files, most_read_lengths(totals))
+
+
+def most_read_lengths(totals: Counter[int]) -> list[int]:
+    """Return the lengths of reads that bring the most bytes, ascending, without small parts.
+
+    `totals` are the bytes that the reads of each length bring.
+    """
+    least = _MIN_SHARE * totals.total()
+    return sorted(length for length, total in totals.most_common(_MAX_LENGTHS) if total >= least)
+
+
+def _of_pack(pack: Pack) -> Iterator[tuple[Path, int, int]]:
+    """Yield the reads of one expert of each layer: path, length, and the layer's expert count."""
+    for layer, family in pack.shape.routed.items():
+        for read in plan_read(pack, layer, 0, None, ROUTED_FAMILY).file_reads:
+            yield read.path, read.length, family.expert_count
+
+
+def _of_source(source: Source) -> Iterator[tuple[Path, int, int]]:
+    for family in find_experts(source).families:
+        if family.name == ROUTED_FAMILY:
+            for part in family.parts:
+                path = Path(source.shards[part.slices.at(0).shard].path)
+                yield path, part.length, family.expert_count

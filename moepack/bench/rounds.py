@@ -1,8 +1,8 @@
 """Paired rounds: both sides of a comparison right after each other, again and again.
 
-A machine has weather: neighbours, other processes, a drive that tires. So a round measures
-everything once in little time, two sides that are compared meet the same moment, and rounds are
-spread over all of the time that there is. Time alone ends them, never what they find.
+Neighbours, other processes and a drive that gets hot change from minute to minute. So each round
+measures everything once in little time, and the two sides of a pair meet the same moment. Time
+alone ends the rounds, never their results.
 """
 
 import itertools
@@ -11,18 +11,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from moepack.bench.disturbance import Disturbance
-from moepack.bench.meter import Meter
-from moepack.bench.timed_reads import Clock, Usage
+from moepack.bench.measuring import Clock, Meter
+from moepack.bench.timed_reads import Usage
 
 PAIR = ("blobs", "slices")
 """The layouts that are compared."""
 
-SELDOM = 3
-"""Of so many rounds the first measures everything: what no verdict is about needs fewer."""
+FULL_ROUND_INTERVAL = 3
+"""The first of so many rounds measures everything, the others only pairs."""
+
+_TRIALS = 3
+_LONG_TRIAL_SECONDS = 1.0
+"""A trial that takes longer is not repeated: opening files and chance matter little in it."""
 
 
 class Condition(NamedTuple):
-    """How layouts are read: a way, a state of the page cache, and how many reads in flight."""
+    """How layouts are read: a way, a state of the page cache, and the reads in flight."""
 
     way: str
     state: str
@@ -30,28 +34,28 @@ class Condition(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What is measured: a layout under a condition."""
+    """A layout under a condition."""
 
     layout: str
     condition: Condition
 
 
 class Reading(NamedTuple):
-    """What reading one portion took."""
+    """The usage of reading one portion, by its number."""
 
     portion: int
     usage: Usage
 
 
 class Round(NamedTuple):
-    """Readings that were taken within little time, one of each measurement that it has."""
+    """One reading of each measurement, all taken within little time."""
 
     readings: dict[Measurement, Reading]
     disturbance: Disturbance
 
 
-class Plan(NamedTuple):
-    """What is measured: some conditions in every round, all else in one of SELDOM."""
+class RoundPlan(NamedTuple):
+    """The layouts, the conditions of every round, and those of one in FULL_ROUND_INTERVAL."""
 
     often: Sequence[Condition]
     seldom: Sequence[Condition]
@@ -59,71 +63,109 @@ class Plan(NamedTuple):
 
     @property
     def conditions(self) -> list[Condition]:
-        """All of them."""
+        """All conditions."""
         return [*self.often, *self.seldom]
 
 
-def quiet(rounds: Sequence[Round]) -> list[Round]:
+def plan_of(depths: Sequence[int], layouts: Sequence[str]) -> RoundPlan:
+    """Plan to read in each way with a cold page cache, and seldom with a warm one or mapped."""
+    return RoundPlan(
+        often=[Condition(way, "cold", depth) for way in ("reader", "raw") for depth in depths],
+        seldom=[
+            *(Condition("mapped", state, 1) for state in ("cold", "warm")),
+            Condition("reader", "warm", depths[0]),
+        ],
+        layouts=layouts,
+    )
+
+
+def undisturbed(rounds: Sequence[Round]) -> list[Round]:
     """Return the rounds that nothing disturbed."""
     return [one for one in rounds if not one.disturbance.is_too_much]
 
 
 def readings_of(rounds: Sequence[Round], measurement: Measurement) -> list[Reading]:
-    """Return the readings of a measurement, round by round, where they took any."""
+    """Return the readings of a measurement in the order of the rounds."""
     return [one.readings[measurement] for one in rounds if measurement in one.readings]
 
 
-def measure(
-    read: Callable[[Measurement, int], Usage],
-    plan: Plan,
-    portion_count: int,
-    meter: Meter,
-    clock: Clock,
-    others: Callable[[], Disturbance],
-) -> list[Round]:
-    """Do rounds until the time is over, at least one; return them.
+def measurements(plan: RoundPlan, portion_count: int) -> Iterator[list[tuple[Measurement, int]]]:
+    """Yield the measurements of each round with the portion to read: the same sequence each time.
 
-    `read` reads a portion, by its number; each visit to a condition takes the next one. The time of
-    disturbed rounds is given back, as far as `meter` does.
-    """
-    rounds: list[Round] = []
-    visits = itertools.count()
-    for visited in visiting(plan):
-        start = clock()
-        readings = {}
-        for condition, layouts in visited:
-            portion = next(visits) % portion_count
-            for layout in layouts:
-                measurement = Measurement(layout, condition)
-                readings[measurement] = Reading(portion, read(measurement, portion))
-                meter.advance()
-        rounds.append(Round(readings, others()))
-        if rounds[-1].disturbance.is_too_much:
-            meter.put_off(clock() - start)
-        if meter.is_over:
-            break
-    return rounds
-
-
-def visiting(plan: Plan) -> Iterator[list[tuple[Condition, list[str]]]]:
-    """Yield what each round reads, in its order: the same sequence each time.
-
-    Conditions come in random order. The two of a pair are neighbours, and of two rounds each begins
-    one, which of them at random. What has no pair comes before it or behind.
+    Conditions come in random order, and each takes the next portion. The two of a pair are
+    neighbours; which is first is random in one round and the other way round in the next. The
+    other layouts come before or after the pair.
     """
     draw = random.Random(0)
     pair = [layout for layout in plan.layouts if layout in PAIR]
     others = [layout for layout in plan.layouts if layout not in PAIR]
-    begun: dict[Condition, list[str]] = {}
+    orders: dict[Condition, list[str]] = {}
+    portions = itertools.cycle(range(portion_count))
     for number in itertools.count():
-        is_full = number % SELDOM == 0
-        chosen = plan.conditions if is_full else plan.often
-        visited = []
-        for condition in draw.sample(chosen, len(chosen)):
-            before = begun.pop(condition, None)
-            order = draw.sample(pair, len(pair)) if before is None else before[::-1]
-            if before is None:
-                begun[condition] = order
+        is_full = number % FULL_ROUND_INTERVAL == 0
+        conditions = plan.conditions if is_full else plan.often
+        steps = []
+        for condition in draw.sample(conditions, len(conditions)):
+            order = orders.pop(condition, [])[::-1]
+            if not order:
+                order = orders[condition] = draw.sample(pair, len(pair))
             beside = others if is_full else []
-            visited.append((condition, beside + order if draw.random() < 0.5 else order + beside))
-        yield visited
+            portion = next(portions)
+            for layout in beside + order if draw.random() < 0.5 else order + beside:
+                steps.append((Measurement(layout, condition), portion))
+        yield steps
+
+
+def try_out(
+    read: Callable[[Measurement, int], object], plan: RoundPlan, portion_count: int, clock: Clock
+) -> float:
+    """Do some rounds; return the seconds of an average one, had nothing come in between.
+
+    `read` reads a portion, by its number. The first round opens files, starts threads and wakes the
+    drive, so that of each measurement the shortest time counts.
+    """
+    shortest: dict[Measurement, float] = {}
+    start = clock()
+    full_rounds = itertools.islice(measurements(plan, portion_count), 0, None, FULL_ROUND_INTERVAL)
+    for number, steps in enumerate(itertools.islice(full_rounds, _TRIALS)):
+        for measurement, portion in steps:
+            begin = clock()
+            read(measurement, portion)
+            seconds = clock() - begin
+            shortest[measurement] = min(seconds, shortest.get(measurement, seconds))
+        if clock() - start > _LONG_TRIAL_SECONDS * (number + 1):
+            break
+    return sum(
+        seconds
+        if one.condition in plan.often and one.layout in PAIR
+        else seconds / FULL_ROUND_INTERVAL
+        for one, seconds in shortest.items()
+    )
+
+
+def measure(
+    read: Callable[[Measurement, int], Usage],
+    plan: RoundPlan,
+    portion_count: int,
+    meter: Meter,
+    clock: Clock,
+    disturbance: Callable[[], Disturbance],
+) -> list[Round]:
+    """Do rounds until the time is over, at least one; return them.
+
+    `read` reads a portion, by its number. The time of disturbed rounds is given back, as far as
+    `meter` does.
+    """
+    rounds: list[Round] = []
+    for steps in measurements(plan, portion_count):
+        start = clock()
+        readings = {}
+        for measurement, portion in steps:
+            readings[measurement] = Reading(portion, read(measurement, portion))
+            meter.advance()
+        rounds.append(Round(readings, disturbance()))
+        if rounds[-1].disturbance.is_too_much:
+            meter.extend(clock() - start)
+        if meter.is_over:
+            break
+    return rounds

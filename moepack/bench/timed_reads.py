@@ -1,71 +1,112 @@
-"""Experts read as fast as they come, with what it took: through a Reader, a bare queue, or maps.
+"""Experts read as fast as they come, and timed: through a Reader, a bare queue, or memory maps.
 
-What is read is not looked at. Whoever compares two layouts gives both the same way, depth and
-memory.
+Whoever compares two layouts gives both the same way, depth and memory.
 """
 
+import ctypes
 import itertools
 import mmap
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-from moepack.bench.scratch import Scratch
-from moepack.errors import MachineError
-from moepack.reading.expert_read import ExpertRead, FileRead
-from moepack.reading.reader import Reader
+from moepack.bench.measuring import Clock
+from moepack.common.errors import MachineError
+from moepack.common.sizes import align
+from moepack.pack.reading.expert_read import ExpertRead, FileRead
+from moepack.pack.reading.reader import Reader
 from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
-
-Clock = Callable[[], float]
-"""Gives the time in seconds, counted from anywhere."""
+from moepack.storage.buffers import allocate_huge
 
 Reads = Sequence[FileRead]
 """The reads of one expert, which go into one buffer."""
 
+HUGE_PAGE = 2 << 20
+_MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ")
+
 
 class Usage(NamedTuple):
-    """What reading took: wall time, CPU time of all threads, reads, and their bytes."""
+    """Wall time, CPU time of all threads, the number of reads, and their bytes."""
 
     seconds: float
     cpu_seconds: float
     read_count: int
     length: int
 
+    @property
+    def bytes_per_second(self) -> float:
+        """The bytes read in a second."""
+        return self.length / self.seconds
 
-class Stopwatch:
-    """Counts reads and bytes, and the time from entering it to leaving it."""
+    def cpu_seconds_per_gib(self, useful_length: int) -> float:
+        """Return the CPU time for each GiB of so many useful bytes."""
+        return self.cpu_seconds / (useful_length / (1 << 30))
 
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
+
+class _Stopwatch:
+    """Counts reads and bytes, and the time since it was made."""
+
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._read_count = self._length = 0
-        self._usage: Usage | None = None
-
-    def __enter__(self) -> Self:
         self._cpu_start = time.process_time()
-        self._start = self._clock()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        seconds = self.seconds()
-        cpu = time.process_time() - self._cpu_start
-        self._usage = Usage(seconds, cpu, self._read_count, self._length)
+        self._start = clock()
 
     def seconds(self) -> float:
-        """Return the seconds since entering."""
         return self._clock() - self._start
 
     def count(self, length: int) -> None:
-        """Count one read."""
         self._read_count += 1
         self._length += length
 
     def usage(self) -> Usage:
-        """Return what was counted until leaving."""
-        assert self._usage is not None, "the watch still runs"
-        return self._usage
+        seconds = self.seconds()
+        cpu_seconds = time.process_time() - self._cpu_start
+        return Usage(seconds, cpu_seconds, self._read_count, self._length)
+
+
+class Scratch:
+    """`count` buffers of `length` bytes, rounded up to pages, for all sides of a comparison.
+
+    They lie in one anonymous, private mapping. A read into small pages takes the kernel several
+    times as long as one into huge pages, so the system is asked for huge ones, and each page is
+    written to before anything is read into it. Raises MachineError for a lack of memory.
+    """
+
+    def __init__(self, count: int, length: int) -> None:
+        self.count, self.length = count, align(length, mmap.PAGESIZE)
+        total = align(count * self.length, HUGE_PAGE)
+        area = allocate_huge(total + HUGE_PAGE)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        self._start = align(first, HUGE_PAGE)
+        self._end = self._start + total
+        memory = memoryview(area)[self._start - first :][:total]
+        for at in range(0, total, mmap.PAGESIZE):
+            memory[at] = 0
+        self.buffers = [memory[n * self.length :][: self.length] for n in range(count)]
+
+    def huge_page_share(self) -> float | None:
+        """Return the share of the buffers in huge pages; None if the system does not report it.
+
+        By `AnonHugePages` in /proc/self/smaps (proc_pid_smaps(5)).
+        """
+        try:
+            lines = Path("/proc/self/smaps").read_bytes().splitlines()
+        except OSError:
+            return None
+        huge = inside = 0
+        for line in lines:
+            if match := _MAPPING.match(line):
+                start, end = (int(text, 16) for text in match.groups())
+                inside = min(end, self._end) - max(start, self._start)
+            elif inside > 0 and line.startswith(b"AnonHugePages:"):
+                # A mapping may be joined with its neighbours, which are not ours.
+                huge += min(int(line.split()[1]) << 10, inside)
+        return huge / (self._end - self._start)
 
 
 def through_reader(
@@ -75,13 +116,13 @@ def through_reader(
 
     Raises what reading raises.
     """
-    with Stopwatch(clock) as watch:
-        for group in groups:
-            with reader.submit_reads(group) as batch:
-                for expert in batch.completions():
-                    del expert
-            for read in itertools.chain.from_iterable(expert.file_reads for expert in group):
-                watch.count(read.length)
+    watch = _Stopwatch(clock)
+    for group in groups:
+        with reader.submit_reads(group) as batch:
+            for expert in batch.completions():
+                del expert
+        for read in itertools.chain.from_iterable(expert.file_reads for expert in group):
+            watch.count(read.length)
     return watch.usage()
 
 
@@ -94,15 +135,16 @@ def through_queue(
 ) -> Usage:
     """Read group after group with a bare backend, up to `depth` reads in flight at a time.
 
-    Each expert takes a buffer of `scratch`, all of them in turn. Raises MachineError where a range
-    cannot be read whole.
+    Each expert takes a buffer of `scratch`, all of them in turn. Raises MachineError for a range
+    that cannot be read whole.
     """
     free = deque(scratch.buffers)
-    with closing(backend.queue(depth)) as queue, Stopwatch(clock) as watch:
+    with closing(backend.queue(depth)) as queue:
+        watch = _Stopwatch(clock)
         for group in groups:
             for length in _flow(queue, iter(group), depth, free):
                 watch.count(length)
-    return watch.usage()
+        return watch.usage()
 
 
 def in_flight(
@@ -115,15 +157,18 @@ def in_flight(
 ) -> Usage:
     """Keep `depth` of the `reads`, of up to `longest` bytes, in flight until the `seconds` end.
 
-    One is done at least.
+    At least one is done.
     """
     free = deque(Scratch(depth, longest).buffers)
-    with closing(backend.queue(depth)) as queue, Stopwatch(clock) as watch:
-        begun = itertools.count()
-        until = itertools.takewhile(lambda _: not next(begun) or watch.seconds() < seconds, reads)
+    with closing(backend.queue(depth)) as queue:
+        watch = _Stopwatch(clock)
+        numbers = itertools.count()
+        until = itertools.takewhile(
+            lambda _: next(numbers) == 0 or watch.seconds() < seconds, reads
+        )
         for length in _flow(queue, ((read,) for read in until), depth, free):
             watch.count(length)
-    return watch.usage()
+        return watch.usage()
 
 
 def through_maps(
@@ -136,21 +181,21 @@ def through_maps(
     buffers = itertools.cycle(scratch.buffers)
     with ExitStack() as stack:
         maps = {path: stack.enter_context(_mapped(path)) for path in paths}
-        with Stopwatch(clock) as watch:
-            for expert in itertools.chain.from_iterable(groups):
-                buffer = next(buffers)
-                for path, offset, length, start in expert:
-                    buffer[start : start + length] = maps[path][offset : offset + length]
-                    watch.count(length)
-    return watch.usage()
+        watch = _Stopwatch(clock)
+        for expert in itertools.chain.from_iterable(groups):
+            buffer = next(buffers)
+            for path, offset, length, start in expert:
+                buffer[start : start + length] = maps[path][offset : offset + length]
+                watch.count(length)
+        return watch.usage()
 
 
 def _flow(
     queue: ReadQueue, experts: Iterator[Reads], depth: int, free: deque[memoryview]
 ) -> Iterator[int]:
-    """Keep `depth` reads in flight, as far as buffers are free; yield each one's length at its end.
+    """Keep `depth` reads in flight, as buffers are free; yield the length of each at its end.
 
-    The buffer that was free for the longest time is taken next.
+    The buffer that was free for the longest time is used next.
     """
     waiting: deque[tuple[FileRead, _Memory]] = deque()
     begun: dict[int, tuple[FileRead, _Memory]] = {}
@@ -177,7 +222,7 @@ def _flow(
 
 
 class _Memory:
-    """The buffer of one expert, and how many of its reads have not ended."""
+    """The buffer of one expert, and the number of its reads that have not ended."""
 
     __slots__ = ("buffer", "open_count")
 
@@ -189,7 +234,7 @@ class _Memory:
 def _open_next(
     experts: Iterator[Reads], waiting: deque[tuple[FileRead, _Memory]], free: deque[memoryview]
 ) -> bool:
-    """Give the next expert a buffer and let its reads wait; False where either is lacking."""
+    """Give the next expert a buffer and queue its reads; return False if either is lacking."""
     if not free:
         return False
     expert = next(experts, None)

@@ -1,41 +1,79 @@
-"""What measured ratios mean: whether packing gains anything here, said with care.
+"""The verdict on measured ratios: whether packing gains anything here, with an interval.
 
-A gain, a loss, and that there is none of more than 5 % are each said only where all of an interval
-says so. Else it is not decided, and how long that would take is estimated.
+A gain, a loss, and that there is no gain of more than 5 % are each stated only if all of the
+interval shows it. Else the verdict is open, with an estimate of the time that deciding takes.
+
+Disturbances last longer than a round, so neighbouring rounds resemble each other, and an interval
+from single rounds would be too narrow. The run is cut into a few long stretches instead, and the
+interval goes from the second lowest of them to the second highest: a bound is passed if it was
+passed in every stretch of the run but one. Each has an even chance to lie on either side of the
+truth, so that of nine all, or all but one, lie on one side of it in 20 of 512 runs, whatever the
+noise is like (the sign test).
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from moepack.bench.interval import STRETCHES, interval
-from moepack.bench.pace import LEAST_ROUNDS, Schedule
-from moepack.bench.rounds import Condition, Measurement, Round, quiet, readings_of
-from moepack.bench.timed_reads import Usage
-from moepack.sizes import count_text
+from moepack.bench.rounds import Condition, Measurement, Round, readings_of, undisturbed
+from moepack.common.sizes import count_text
 
-WORTH = 1.05
+STRETCHES = 9
+"""The fewest of which the second lowest and the second highest hold the truth with 95 %."""
+
+MIN_ROUNDS = 4 * STRETCHES // 3
+"""The fewest rounds to plan for: as many as an interval takes, and some that are disturbed."""
+
+MIN_GAIN = 1.05
 """A gain below 5 % is none: nobody would repack a model for it, and few could measure it again."""
 
-SMALL = 1 << 30
-"""Bytes of a pack below which a drive's own memory may hold much of it."""
+SMALL_LENGTH = 1 << 30
+"""Bytes of a pack that a drive's own memory may hold for the most part."""
 
-LONGEST = 3600.0
-"""Seconds beyond which nobody is told to measure."""
+_MAX_SECONDS = 3600.0
+"""The longest time that a verdict suggests."""
 
 _MARGIN = 2
-"""Times as long as is estimated, for what is estimated from little."""
+"""Factor on an estimated time, since it is estimated from little."""
 
 NO_DIRECT_READS = "no direct reads here: all went through the page cache"
 
 
-class Gain(NamedTuple):
-    """How many times as fast as the shards' slices the pack's blobs are, with its interval.
+class Interval(NamedTuple):
+    """A ratio, and the bounds between which the true one lies: with 96 %."""
 
-    `word` is `gain` where all of the interval lies above 1.05, `loss` where all of it lies below
-    1/1.05, `none` where neither is shown, and `unproven` where there are too few rounds for an
-    interval; then the numbers are None. `round_count` is how many it is from.
+    ratio: float
+    low: float
+    high: float
+
+
+def interval(ratios: Sequence[float]) -> Interval | None:
+    """Return the ratio of all rounds and its interval; None for fewer rounds than STRETCHES."""
+    if len(ratios) < STRETCHES:
+        return None
+    logs = [math.log(ratio) for ratio in ratios]
+    ends = [number * len(logs) // STRETCHES for number in range(STRETCHES + 1)]
+    values = sorted(_middle(logs[start:end]) for start, end in itertools.pairwise(ends))
+    return Interval(*map(math.exp, (statistics.median(values), values[1], values[-2])))
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Return the median of the means of all pairs (Hodges and Lehmann 1963).
+
+    One value that is far off does not move it, as with the median; all others count for more.
+    """
+    pairs = itertools.combinations_with_replacement(values, 2)
+    return statistics.median((one + other) / 2 for one, other in pairs)
+
+
+class Gain(NamedTuple):
+    """The factor by which reading the pack's blobs is faster than the shards' slices.
+
+    `low` and `high` are its interval. `word` is `gain` if all of it lies above 1.05, `loss` if all
+    of it lies below 1/1.05, `none` if neither is shown, and `unproven` if the `round_count` is too
+    low for an interval; then the numbers are None.
     """
 
     way: str
@@ -49,58 +87,55 @@ class Gain(NamedTuple):
 
 
 def judge(rounds: Sequence[Round], conditions: Sequence[Condition]) -> tuple[Gain, ...]:
-    """Compare blobs with slices under each condition, in the rounds that nothing disturbed."""
-    counting = quiet(rounds)
+    """Compare blobs with slices under each condition, in the undisturbed rounds."""
     gains = []
     for condition in conditions:
-        ours, theirs = (
-            [usage for _, usage in readings_of(counting, Measurement(layout, condition))]
+        blobs, slices = (
+            readings_of(undisturbed(rounds), Measurement(layout, condition))
             for layout in ("blobs", "slices")
         )
-        gains.append(_gain(condition, ratios(ours, theirs)))
+        ratios = [
+            theirs.usage.seconds / ours.usage.seconds
+            for ours, theirs in zip(blobs, slices, strict=True)
+        ]
+        gains.append(_gain(condition, ratios))
     return tuple(gains)
 
 
-def ratios(ours: Sequence[Usage], theirs: Sequence[Usage]) -> list[float]:
-    """Return how many times as fast as `theirs` ours were, pair by pair."""
-    return [b.seconds / a.seconds for a, b in zip(ours, theirs, strict=True)]
-
-
-def _gain(condition: Condition, values: Sequence[float]) -> Gain:
-    found = interval(values)
-    if found is None:
-        return Gain(*condition, None, None, None, len(values), "unproven")
+def _gain(condition: Condition, ratios: Sequence[float]) -> Gain:
+    bounds = interval(ratios)
+    if bounds is None:
+        return Gain(*condition, None, None, None, len(ratios), "unproven")
     word = "none"
-    if found.low > WORTH:
+    if bounds.low > MIN_GAIN:
         word = "gain"
-    elif found.high < 1 / WORTH:
+    elif bounds.high < 1 / MIN_GAIN:
         word = "loss"
-    return Gain(*condition, *found, len(values), word)
+    return Gain(*condition, *bounds, len(ratios), word)
 
 
-def at_best_depth(gains: Sequence[Gain], rounds: Sequence[Round]) -> Gain | None:
-    """Return what a Reader gains at the depth at which it reads the shards fastest.
+def _at_best_depth(gains: Sequence[Gain], rounds: Sequence[Round]) -> Gain | None:
+    """Return the reader's gain at the depth at which it reads the shards fastest.
 
-    What packing gains at a smaller depth alone, a deeper queue gives without it. And a depth that
-    is chosen for the shards is not one at which packs just had luck. None without a source.
+    A gain at a smaller depth alone comes with a deeper queue, without a pack; and a depth that is
+    chosen for the shards is not one at which packs just had luck. None without a source.
     """
-    counting = quiet(rounds)
 
     def speed(gain: Gain) -> float:
         measurement = Measurement("slices", Condition(gain.way, gain.state, gain.depth))
-        readings = readings_of(counting, measurement)
-        speeds = [usage.length / usage.seconds for _, usage in readings]
+        readings = readings_of(undisturbed(rounds), measurement)
+        speeds = [usage.bytes_per_second for _, usage in readings]
         return statistics.median(speeds) if speeds else 0.0
 
-    return max(_of(gains, "reader", "cold"), key=speed, default=None)
+    return max(_select(gains, "reader", "cold"), key=speed, default=None)
 
 
 class Verdict(NamedTuple):
-    """What was found, in a word and in words.
+    """The outcome of a comparison, in a word and in words.
 
-    `outcome` is `gain`, `loss`, `none` (there is none of more than 5 %) or `undecided`, and None
-    where nothing can be compared. `needed_seconds` are those that deciding takes, about; None where
-    it was decided, or would take too long.
+    `outcome` is `gain`, `loss`, `none` (no gain of more than 5 %) or `undecided`, and None if
+    nothing can be compared. `needed_seconds` is about the time that deciding takes; None if it was
+    decided, or would take too long.
     """
 
     outcome: str | None
@@ -109,12 +144,12 @@ class Verdict(NamedTuple):
 
     @property
     def packing_gains(self) -> bool | None:
-        """Whether packing gains anything; None where that was not decided."""
+        """Whether packing gains anything; None if that is undecided."""
         return None if self.outcome in (None, "undecided") else self.outcome == "gain"
 
 
 NO_SOURCE = "No verdict: without a `source` there is nothing to compare the pack with."
-NO_PACK = "No verdict: these are shards as they lie, and there is no pack to compare them with."
+NO_PACK = "No verdict: without a pack there is nothing to compare the shards with."
 
 _HEADLINES = {
     "gain": "Packing gains here",
@@ -128,20 +163,24 @@ def verdict(
     rounds: Sequence[Round],
     backend: str,
     was_cold: bool | None,
-    schedule: Schedule,
+    seconds: float,
+    needed_seconds: float,
 ) -> Verdict:
-    """Say what packing gains at the best depth, and between which bounds, or why that is open."""
-    best = at_best_depth(gains, rounds)
+    """Judge packing by the gain at the best depth.
+
+    `seconds` are those of the rounds, `needed_seconds` the least in which a verdict is expected.
+    """
+    best = _at_best_depth(gains, rounds)
     if best is None:
         return Verdict(None, NO_SOURCE)
     if backend == "buffered" and not was_cold:
-        text = "No verdict: what was read may have come out of the page cache."
+        text = "No verdict: the reads may have come from the page cache."
         return Verdict(None, text)
-    undecided = f"Not decided in {schedule.seconds:.0f} s"
+    undecided = f"Not decided in {seconds:.0f} s"
     if best.ratio is None:
-        needed = _seconds_for_rounds(rounds, schedule)
+        needed = _seconds_for_rounds(rounds, seconds, needed_seconds)
         text = f"{undecided}: {_too_few(rounds)}."
-        if quiet(rounds):
+        if undisturbed(rounds):
             text += f" {_deciding(needed)}"
         return Verdict("undecided", text, needed)
     outcome = _outcome(best)
@@ -151,8 +190,8 @@ def verdict(
     ]
     needed = None
     if outcome == "undecided":
-        needed = _seconds_for_interval(best, schedule.seconds)
-        sentences[0] += f", and a gain is more than {WORTH}. {_deciding(needed)}"
+        needed = _seconds_for_interval(best, seconds)
+        sentences[0] += f", and a gain is more than {MIN_GAIN}. {_deciding(needed)}"
     else:
         sentences[0] += "."
     sentences += _others(gains, best)
@@ -160,17 +199,20 @@ def verdict(
 
 
 def _outcome(gain: Gain) -> str:
-    """Return what is shown: that it lies above 1.05, below 1/1.05, or not above 1.05."""
+    """Return the outcome that a gain shows."""
     if gain.word != "none" or gain.high is None:
         return gain.word
-    return "none" if gain.high <= WORTH else "undecided"
+    return "none" if gain.high <= MIN_GAIN else "undecided"
 
 
 def _others(gains: Sequence[Gain], best: Gain) -> list[str]:
-    """Write what was found otherwise than at the best depth."""
+    """Write the gains other than the one at the best depth."""
     sentences = []
-    rest = [gain for gain in _of(gains, "reader", "cold") if gain is not best]
-    for title, several in (("At other depths", rest), ("Bare backend", _of(gains, "raw", "cold"))):
+    rest = [gain for gain in _select(gains, "reader", "cold") if gain is not best]
+    for title, several in (
+        ("At other depths", rest),
+        ("Bare backend", _select(gains, "raw", "cold")),
+    ):
         if several:
             sentences.append(f"{title}: {_by_depth(several)}.")
     mapped = [gain for gain in gains if gain.way == "mapped" and gain.ratio is not None]
@@ -180,50 +222,50 @@ def _others(gains: Sequence[Gain], best: Gain) -> list[str]:
     return sentences
 
 
-def _seconds_for_rounds(rounds: Sequence[Round], schedule: Schedule) -> float | None:
-    """Estimate what enough rounds take, if as many of them are disturbed."""
-    count = len(quiet(rounds))
+def _seconds_for_rounds(
+    rounds: Sequence[Round], seconds: float, needed_seconds: float
+) -> float | None:
+    """Estimate the time of enough rounds, disturbed as often as these."""
+    count = len(undisturbed(rounds))
     if not count:
         return None
     share = count / len(rounds)
-    needed = max(schedule.needed_seconds / share, LEAST_ROUNDS * schedule.seconds / count)
-    return _rounded(needed)
+    return _rounded(max(needed_seconds / share, MIN_ROUNDS * seconds / count))
 
 
 def _seconds_for_interval(gain: Gain, seconds: float) -> float | None:
-    """Estimate when the interval will be all on one side of 1.05: it halves in four times the time.
+    """Estimate the time until the interval lies on one side of 1.05: it halves in four times.
 
-    Twice what that comes to, as the next interval lies elsewhere. None where it would take too
-    long.
+    Twice that, as the next interval lies elsewhere. None if it would take too long.
     """
     assert gain.ratio is not None
-    bound = gain.high if gain.ratio < WORTH else gain.low
+    bound = gain.high if gain.ratio < MIN_GAIN else gain.low
     assert bound is not None
-    width, gap = abs(math.log(bound / gain.ratio)), abs(math.log(gain.ratio / WORTH))
+    width, gap = abs(math.log(bound / gain.ratio)), abs(math.log(gain.ratio / MIN_GAIN))
     seconds = _MARGIN * max(seconds, 1.0)
-    if width > gap * math.sqrt(LONGEST / seconds):
+    if width > gap * math.sqrt(_MAX_SECONDS / seconds):
         return None
     return _rounded(seconds * (width / gap) ** 2)
 
 
 def _rounded(seconds: float) -> float:
-    """Round up to what one would type."""
+    """Round up to a number that one would type."""
     step = 5 if seconds < 100 else 50
     return math.ceil(seconds / step) * step
 
 
 def _deciding(seconds: float | None) -> str:
-    if seconds is None or seconds > LONGEST:
+    if seconds is None or seconds > _MAX_SECONDS:
         return "Deciding would take more than an hour."
     return f"Deciding takes about {seconds:.0f} s: `seconds={seconds:.0f}`."
 
 
-def _of(gains: Sequence[Gain], way: str, state: str) -> list[Gain]:
+def _select(gains: Sequence[Gain], way: str, state: str) -> list[Gain]:
     return [gain for gain in gains if (gain.way, gain.state) == (way, state)]
 
 
 def _too_few(rounds: Sequence[Round]) -> str:
-    count = len(rounds) - len(quiet(rounds))
+    count = len(rounds) - len(undisturbed(rounds))
     if count:
         return (
             f"in {count} of {count_text(len(rounds), 'round')} other processes {_DISTURBED}, "
@@ -245,26 +287,26 @@ def _times(gain: Gain) -> str:
 
 
 def cold_is_assured(was_cold: bool | None, pack_length: int) -> bool | None:
-    """Say whether what was to be cold was, in the page cache and in the drive; None: not known."""
-    return None if was_cold and pack_length < SMALL else was_cold
+    """Return whether cold reads were cold, in the page cache and in the drive; None if unknown."""
+    return None if was_cold and pack_length < SMALL_LENGTH else was_cold
 
 
 def notes(
     rounds: Sequence[Round], backend: str, was_cold: bool | None, pack_length: int
 ) -> tuple[str, ...]:
-    """Say what keeps the numbers from meaning what they seem to."""
+    """Return reasons why the numbers may mislead."""
     sentences = []
     if was_cold is None:
-        sentences.append("this system does not say what is cached: `cold` may not be cold")
+        sentences.append("this system does not report what is cached: `cold` may not be cold")
     elif not was_cold:
-        sentences.append("files stayed in the page cache though dropped: `cold` is not cold")
+        sentences.append("files stayed in the page cache although dropped: `cold` is not cold")
     if backend == "buffered":
         sentences.append(NO_DIRECT_READS)
-    if pack_length < SMALL:
+    if pack_length < SMALL_LENGTH:
         sentences.append(
             "a small pack: a drive's own memory may hold much of it, and `cold` may not be cold"
         )
-    count = len(rounds) - len(quiet(rounds))
+    count = len(rounds) - len(undisturbed(rounds))
     if count:
         left_out = f"in {count} of {count_text(len(rounds), 'round')} other processes {_DISTURBED}"
         sentences.append(f"{left_out}: the comparison leaves them out")

@@ -1,4 +1,4 @@
-"""The ways to read that are compared, and what each needs: readers, a backend, buffers.
+"""The ways to read that are compared, with their readers, backend and buffers.
 
 `reader` is moepack's Reader as users get it: its own memory, digests checked. `raw` is the bare
 backend with buffers that are used again. `mapped` copies out of memory maps.
@@ -9,19 +9,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
-from moepack.bench.replay import Portion
-from moepack.bench.rounds import Condition, Measurement, Plan
-from moepack.bench.scratch import HUGE_PAGE, Scratch
-from moepack.bench.timed_reads import Clock, Usage, through_maps, through_queue, through_reader
-from moepack.reading.pack import Pack
-from moepack.reading.reader import Reader
-from moepack.sizes import align
+from moepack.bench.layouts import Portion
+from moepack.bench.measuring import Clock
+from moepack.bench.rounds import Measurement
+from moepack.bench.timed_reads import (
+    HUGE_PAGE,
+    Scratch,
+    Usage,
+    through_maps,
+    through_queue,
+    through_reader,
+)
+from moepack.common.sizes import align
+from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.reader import Reader
 from moepack.storage import page_cache
 from moepack.storage.backend import Backend
 from moepack.storage.threaded import ThreadedBackend
 
 COLD_ENOUGH = 0.01
-"""The share of what is read that may be left in the page cache: file systems keep a few pages."""
+"""The share of the bytes to read that may stay cached: file systems keep a few pages."""
 
 WARMING_DEPTH = 4
 """Reads in flight that fill the page cache."""
@@ -29,9 +36,9 @@ WARMING_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class RawBuffers:
-    """What the raw and mapped ways read into, whatever the layout.
+    """The buffers of the raw and mapped ways, the same for all layouts.
 
-    `huge_page_share` is the share that lies in huge pages, None where the system does not say.
+    `huge_page_share` is None if the system does not report it.
     """
 
     count: int
@@ -39,22 +46,10 @@ class RawBuffers:
     huge_page_share: float | None
 
 
-def plan_of(depths: Sequence[int], layouts: Sequence[str]) -> Plan:
-    """Plan how each layout is read: each way with a cold page cache, and some with a warm one."""
-    return Plan(
-        often=[Condition(way, "cold", depth) for way in ("reader", "raw") for depth in depths],
-        seldom=[
-            *(Condition("mapped", state, 1) for state in ("cold", "warm")),
-            Condition("reader", "warm", depths[0]),
-        ],
-        layouts=layouts,
-    )
-
-
 class Ways:
     """Reads portions of layouts, with everything the same for all layouts.
 
-    `parts` are the portions of each layout in their smallest parts: none will be of others.
+    `smallest` are the portions of each layout with one routed layer each.
     """
 
     def __init__(
@@ -62,7 +57,7 @@ class Ways:
         backend: Backend,
         warming: Backend,
         readers: Mapping[int, Reader],
-        parts: Mapping[str, Sequence[Portion]],
+        smallest: Mapping[str, Sequence[Portion]],
         clock: Clock = time.perf_counter,
     ) -> None:
         self._backend = backend
@@ -70,7 +65,7 @@ class Ways:
         self._readers = readers
         self._clock = clock
         self._cached_shares: dict[Measurement, float | None] = {}
-        every = [portion for several in parts.values() for portion in several]
+        every = [portion for several in smallest.values() for portion in several]
         self._cached = {path for portion in every for path in portion.paths}
         count = min(max(readers), max(len(group) for one in every for group in one.groups))
         longest = max(portion.longest for portion in every)
@@ -84,28 +79,28 @@ class Ways:
 
     @property
     def was_cold(self) -> bool | None:
-        """Whether all that was to be cold was; None where the system does not tell."""
-        known = [share for share in self._cached_shares.values() if share is not None]
-        if not known or len(known) < len(self._cached_shares):
+        """Whether all that was to be cold was; None if the system does not report it."""
+        shares = [share for share in self._cached_shares.values() if share is not None]
+        if not shares or len(shares) < len(self._cached_shares):
             return None
-        return max(known) <= COLD_ENOUGH
+        return max(shares) <= COLD_ENOUGH
 
-    def meet(self, portions: Mapping[str, Sequence[Portion]], seconds: float) -> int:
+    def warm_up(self, portions: Mapping[str, Sequence[Portion]], seconds: float) -> int:
         """Read portions once, so that caches that nobody can drop hold all layouts alike.
 
-        Returns how many of each layout there was time for, one at least.
+        Returns the number of portions of each layout that there was time for, at least one.
         """
         start = self._clock()
-        of_each = list(zip(*portions.values(), strict=True))
-        for number, several in enumerate(of_each):
+        rows = list(zip(*portions.values(), strict=True))
+        for number, row in enumerate(rows):
             if number and self._clock() - start > seconds:
                 return number
-            for portion in several:
+            for portion in row:
                 through_queue(self._backend, portion.rounded, max(self._readers), self._scratch)
-        return len(of_each)
+        return len(rows)
 
     def read(self, measurement: Measurement, portion: Portion) -> Usage:
-        """Bring the page cache into its state, then read a portion of the layout."""
+        """Warm or empty the page cache as the condition says, then read a portion."""
         _, (way, state, depth) = measurement
         if state == "warm":
             through_queue(self._warming, portion.rounded, WARMING_DEPTH, self._scratch)
@@ -122,14 +117,14 @@ class Ways:
         return through_maps(portion.exact, portion.paths, self._scratch, self._clock)
 
     def _make_cold(self, portion: Portion) -> None:
-        """Drop what may be cached, and no more: it syncs the files, which takes long."""
+        """Drop only files that may be cached: dropping syncs them, which takes long."""
         paths = self._cached.intersection(portion.paths)
         page_cache.drop(paths)
         self._cached -= paths
 
 
 def _cached_share(portion: Portion) -> float | None:
-    """Return how much of the portion's files is cached, as a share of what is read of them."""
+    """Return the cached bytes of the portion's files, as a share of the bytes to read."""
     share = page_cache.cached_share(portion.paths)
     if share is None:
         return None
@@ -143,16 +138,16 @@ def open_ways(
     pack: Pack,
     make_backend: Callable[[int], Backend],
     depths: Sequence[int],
-    parts: Mapping[str, Sequence[Portion]],
+    smallest: Mapping[str, Sequence[Portion]],
     clock: Clock = time.perf_counter,
 ) -> Iterator[Ways]:
-    """Open a reader for each of the `depths`, and a backend of its own for each of them.
+    """Open a reader with a backend of its own for each of the `depths`.
 
-    `parts` are as in `Ways`.
+    `smallest` are as in `Ways`.
     """
     with ExitStack() as stack:
         readers = {
-            # Layouts are compared on one drive; the other ways know no mirror.
+            # Layouts are compared on one drive; the other ways have no mirror.
             depth: stack.enter_context(
                 pack.reader(backend=make_backend(depth), depth=depth, mirror=False)
             )
@@ -160,4 +155,4 @@ def open_ways(
         }
         backend = stack.enter_context(closing(make_backend(max(depths))))
         warming = stack.enter_context(closing(ThreadedBackend(direct=False)))
-        yield Ways(backend, warming, readers, parts, clock)
+        yield Ways(backend, warming, readers, smallest, clock)

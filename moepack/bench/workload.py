@@ -1,7 +1,7 @@
-"""The routed reads of a model: which experts each token needs, layer by layer.
+"""The routed reads of a model: the experts of each token, layer by layer.
 
-The experts of one layer are known together, and the next layer's only when these have been read.
-Taken from a trace, or drawn from hotness where there is none.
+The experts of one layer are requested together, and the next layer's only when these have been
+read. They are taken from a trace, or drawn by hotness.
 """
 
 import itertools
@@ -9,25 +9,25 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from moepack.errors import TraceError
-from moepack.keys import ExpertKey
-from moepack.shape import ModelShape
-from moepack.trace.formats import registry
-from moepack.trace.steps import ALL_PHASES, StepStream
-from moepack.trace.validation import Checks
+from moepack.common.errors import TraceError
+from moepack.common.keys import ExpertKey
+from moepack.common.shape import ModelShape
+from moepack.traces.formats import registry
+from moepack.traces.steps import ALL_PHASES, StepStream
+from moepack.traces.validation import Checks
 
 USUAL_EXPERTS_USED = 8
 
 
 class RoutedLayer(NamedTuple):
-    """The experts that one token needs in one layer."""
+    """The experts of one token in one layer."""
 
     layer: int
     experts: tuple[int, ...]
 
 
 class Workload(NamedTuple):
-    """Routed layers in the order in which an engine meets them, and where they came from."""
+    """Routed layers in the order of an engine, and their origin."""
 
     layers: list[RoutedLayer]
     token_count: int
@@ -42,7 +42,7 @@ def from_trace(path: str, shape: ModelShape, token_count: int) -> Workload:
     layers: list[RoutedLayer] = []
     stream = StepStream(ALL_PHASES, token_count)
     for item in registry.read(path, Checks(path, shape)):
-        steps = stream.take(item)
+        steps = stream.add(item)
         if steps is None:
             continue
         for first, last in itertools.pairwise(steps.starts):
@@ -56,10 +56,10 @@ def from_trace(path: str, shape: ModelShape, token_count: int) -> Workload:
 
 def _by_layer(layers: list[int], experts: list[int]) -> Iterator[RoutedLayer]:
     """Yield a token's selections by layer, each expert once, in the order of the selections."""
-    chosen: dict[int, dict[int, None]] = {}
+    by_layer: dict[int, dict[int, None]] = {}
     for layer, expert in zip(layers, experts, strict=True):
-        chosen.setdefault(layer, {})[expert] = None
-    for layer, unique in sorted(chosen.items()):
+        by_layer.setdefault(layer, {})[expert] = None
+    for layer, unique in sorted(by_layer.items()):
         yield RoutedLayer(layer, tuple(unique))
 
 
@@ -72,7 +72,7 @@ def from_counts(
 ) -> Workload:
     """Draw tokens: `experts_used` different experts a layer, in proportion to their counts.
 
-    Without any counts all experts are alike. The same arguments give the same workload.
+    Without any counts experts are equally likely. The same arguments give the same workload.
     """
     draw = random.Random(0)
     layers = []
@@ -83,9 +83,9 @@ def from_counts(
 
 
 def _sample(weights: Sequence[int], count: int, draw: random.Random) -> tuple[int, ...]:
-    """Draw without putting back (Efraimidis and Spirakis 2006): the highest random ^ (1/weight).
+    """Draw without replacement (Efraimidis and Spirakis 2006): the highest random^(1/weight).
 
-    What has no weight comes last.
+    Experts without weight come last.
     """
     keys = [(draw.random() ** (1 / weight) if weight else draw.random() - 1) for weight in weights]
     return tuple(sorted(range(len(keys)), key=keys.__getitem__, reverse=True)[:count])

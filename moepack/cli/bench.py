@@ -1,30 +1,33 @@
-"""The command `bench`: what this machine's drive can do, and what a pack is worth on it."""
+"""The command `bench`."""
+
+from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import moepack
-from moepack.cli.files import force_option, picture_file
-from moepack.cli.parameters import Counts, InputFile, Length, OutputFile, PathName
-from moepack.cli.progress import is_terminal, progress
-from moepack.cli.prompt_file import read_prompt
-from moepack.cli.terminal import (
-    complain,
-    draw,
-    is_quiet,
-    json_option,
-    quiet_option,
-    show,
+from moepack.cli.shared.files import picture_file, read_prompt
+from moepack.cli.shared.options import (
+    backend_option,
+    file_option,
+    micro_batch_option,
+    number_option,
+    opened_argument,
+    plot_options,
+    progress_options,
+    size_option,
     source_option,
-    verbose_option,
 )
-from moepack.errors import RequestError
-from moepack.llama_cpp.bounds import MAX_CONTEXT
-from moepack.reading.directory import named_pack
+from moepack.cli.shared.parameters import Numbers
+from moepack.cli.shared.progress import is_terminal, progress
+from moepack.cli.shared.terminal import complain, draw, is_json, is_quiet, show
+from moepack.common.errors import RequestError
+from moepack.pack.reading.directory import named_pack
+from moepack.running.llama_cpp.bounds import MAX_CONTEXT
 
 if TYPE_CHECKING:
-    from moepack.bench.pace import Schedule
+    from moepack.bench.comparison import Schedule
 
 _RUN_SETTINGS = (
     *("memory", "read_limit", "prompt_file", "prompt_tokens", "tokens", "micro_batch", "rounds"),
@@ -32,173 +35,119 @@ _RUN_SETTINGS = (
 
 
 @click.command()
-@click.argument("pack_path", type=PathName(), metavar="SOURCE_OR_PACK")
+@opened_argument
 @source_option
-@click.option(
-    "--trace",
-    "trace_path",
-    type=InputFile(),
-    metavar="FILE",
-    help="Read the experts that this trace chose.",
+@file_option("--trace", help="Routing trace with the experts to read.")
+@file_option("--hotness", help="Counts to draw experts by, in place of --trace.")
+@number_option(
+    "--experts-used", least=1, most=1024, help="Number of experts to draw per token and layer."
 )
-@click.option(
-    "--hotness",
-    "hotness_path",
-    type=InputFile(),
-    metavar="FILE",
-    help="Draw experts by these counts instead.",
-)
-@click.option(
-    "--experts-used", type=click.IntRange(1, 1024), help="Experts drawn for each token and layer."
-)
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "uring", "direct", "buffered"]),
-    default="auto",
-    show_default=True,
-    help="How to read.",
-)
+@backend_option
 @click.option(
     "--depths",
-    type=Counts(),
+    type=Numbers(),
     default="1,4,16",
-    show_default=True,
-    help="Numbers of reads in flight to try.",
+    help="Queue depths to try: numbers of reads in flight.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 3600),
-    help="Time for the comparison; by default 45, or what a verdict takes on a slow drive.",
+    help="Time for the comparison; by default 45, or more on a slow drive.",
 )
-@click.option(
-    "--length",
-    type=Length(),
-    default="256MiB",
-    show_default=True,
-    help="Bytes of experts that are read over and over.",
-)
+@size_option("--length", default="256MiB", help="Bytes of experts to read repeatedly.")
 @click.option(
     "--point-seconds",
     type=click.FloatRange(0, 60),
     default=0.25,
-    show_default=True,
-    help="Time for each point of the drive's surface; 0 leaves it out.",
+    help="Time for each point of the drive's surface; 0 skips it.",
 )
 @click.option(
     "--run",
     "runs",
     is_flag=True,
-    help="Run the model instead, within a limit of memory: first token, tokens a second.",
+    help="Run the model within a memory limit instead, and measure its speed.",
 )
-@click.option(
+@size_option(
     "--memory",
-    type=Length(share_of="memory"),
-    metavar="SIZE",
-    help="The limit with --run: 8GiB, 50% of this machine's memory; by default half of the model.",
+    share_of="memory",
+    help="Limit with --run: 8GiB, 50% of this machine's memory; by default half of the model.",
 )
-@click.option(
-    "--read-limit",
-    type=Length(),
-    metavar="SIZE",
-    help="With --run, bytes read in a second at most, as on a slower drive: 500MiB.",
+@size_option(
+    "--read-limit", help="Bytes read per second at most, with --run, as on a slower drive: 500MiB."
 )
-@click.option(
-    "--prompt-file",
-    type=InputFile(),
-    metavar="FILE",
-    help="Text of the prompt with --run; by default Python's reference.",
-)
-@click.option(
+@file_option("--prompt-file", help="Text of the prompt with --run; by default Python's reference.")
+@number_option(
     "--prompt-tokens",
-    type=click.IntRange(1, MAX_CONTEXT),
-    metavar="N",
-    help="Tokens of the prompt with --run; by default 1,000.",
+    least=1,
+    most=MAX_CONTEXT,
+    help="Length of the prompt with --run; by default 1,000 tokens.",
 )
-@click.option(
+@number_option(
     "--tokens",
-    type=click.IntRange(2, MAX_CONTEXT),
-    metavar="N",
-    help="Tokens after the prompt with --run; by default 60.",
+    least=2,
+    most=MAX_CONTEXT,
+    help="Number of tokens to generate with --run; by default 60.",
 )
-@click.option(
-    "-ub",
-    "--micro-batch",
-    type=click.IntRange(1, MAX_CONTEXT),
-    metavar="N",
-    help="Tokens of the prompt computed at once with --run; by default up to 2,048.",
+@micro_batch_option("Prompt tokens computed at once with --run; by default up to 2,048.")
+@number_option(
+    "--rounds", least=1, most=100, help="Number of turns of each program with --run; by default 3."
 )
-@click.option(
-    "--rounds", type=click.IntRange(1, 100), help="Turns of each program with --run; by default 3."
-)
-@click.option(
-    "--plot",
-    "plot_path",
-    type=OutputFile(),
-    metavar="FILE",
-    help="Draw the surface: SVG or PNG.",
-)
-@force_option
-@quiet_option
-@verbose_option
-@json_option
+@plot_options("the drive's surface")
+@progress_options
 def bench(
     pack_path: str,
     source_paths: tuple[str, ...],
-    trace_path: str | None,
-    hotness_path: str | None,
     point_seconds: float,
     runs: bool,
     plot_path: str | None,
     force: bool,
-    as_json: bool,
     **settings: Any,
 ) -> None:
-    """Measure the drive that a model lies on, and what a pack of it is worth there.
+    """Measure a model's drive, and the gain from a pack on it.
 
-    Reads experts, those of a trace or drawn by hotness, from the pack and, with --source, from the
+    Experts of a trace, or drawn by hotness, are read from the pack and, with --source, from the
     shards: through moepack's reader, with a bare backend and memory-mapped, in paired rounds. With
-    --run, how long a prompt takes and how fast tokens come: from the pack, from the shards, and
-    under llama.cpp alone.
+    --run, the speed of prompts and of tokens is measured: from the pack, from the shards, and under
+    llama.cpp alone.
 
     Example: moepack bench model.moepack --source model-00001-of-00004.gguf
     """
     from moepack.report import bench_text, chart
 
-    run_settings = {name: settings.pop(name) for name in _RUN_SETTINGS}
-    given = {name: value for name, value in run_settings.items() if value is not None}
+    values = {name: settings.pop(name) for name in _RUN_SETTINGS}
+    run_settings = {name: value for name, value in values.items() if value is not None}
     if runs:
-        _run(pack_path, source_paths, given, as_json)
+        _run(pack_path, source_paths, run_settings)
         return
-    if given:
-        option = f"--{next(iter(given)).replace('_', '-')}"
+    if run_settings:
+        option = f"--{next(iter(run_settings)).replace('_', '-')}"
         raise RequestError(f"{option} is for --run", hint=f"add --run, or leave {option} out")
     if plot_path and not point_seconds:
         raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
-    inputs = [path for path in (trace_path, hotness_path) if path]
+    inputs = [path for path in (settings["trace"], settings["hotness"]) if path]
+    is_silent = is_json() or is_quiet()
     with (
         picture_file(plot_path, force=force, inputs=inputs) as picture,
         progress(None, "measuring", "ms") as advance,
     ):
-        if not (source_paths or as_json or is_quiet()) and named_pack(pack_path) is not None:
+        if not (source_paths or is_silent) and named_pack(pack_path) is not None:
             complain("note", "without --source there is nothing to compare the pack with")
         report = moepack.bench_pack(
             pack_path,
             source=source_paths or None,
-            trace=trace_path,
-            hotness=hotness_path,
             point_seconds=point_seconds,
             progress=advance,
-            announce=None if as_json or is_quiet() else _announce,
+            announce=None if is_silent else _announce,
             **settings,
         )
         if picture and report.surface:
             chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
         elif picture:
             complain("note", "the pack is too small for a surface: nothing is drawn")
-    show(report, as_json, bench_text.text)
+    show(report, bench_text.text)
 
 
-def _announce(schedule: "Schedule") -> None:
+def _announce(schedule: Schedule) -> None:
     from moepack.report import bench_text
 
     if is_terminal():
@@ -206,10 +155,10 @@ def _announce(schedule: "Schedule") -> None:
     complain("note", bench_text.announced(schedule))
 
 
-def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any], as_json: bool) -> None:
+def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
     """Measure whole programs that run the model."""
     from moepack.bench.engine_speed import bench_run
-    from moepack.extras import require
+    from moepack.common.extras import require
     from moepack.report import speed_text
 
     require("run")
@@ -217,4 +166,4 @@ def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any], as_json: 
     prompt = None if path is None else read_prompt(path)
     with progress(None, "running", "runs") as advance:
         speed = bench_run(pack, source=source or None, prompt=prompt, progress=advance, **settings)
-    show(speed, as_json, speed_text.text)
+    show(speed, speed_text.text)

@@ -1,21 +1,30 @@
-"""The command `forecast`: how fast a model will decode on a machine."""
+"""The command `forecast`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import moepack
-from moepack.cli.files import force_option, picture_file
-from moepack.cli.model_options import prompt_options
-from moepack.cli.parameters import InputFile, Length, OutputFile, PathName
-from moepack.cli.terminal import json_option, machine_option, quiet_option, show, suggest
-from moepack.errors import RequestError
+from moepack.cli.shared.files import picture_file
+from moepack.cli.shared.options import (
+    file_option,
+    forecast_prompt_options,
+    machine_option,
+    number_option,
+    options,
+    plot_options,
+    size_option,
+    summary_options,
+    traces_option,
+)
+from moepack.cli.shared.parameters import Numbers, PathName
+from moepack.cli.shared.terminal import show, suggest
+from moepack.common.errors import RequestError
 
 if TYPE_CHECKING:
-    from moepack.forecasting.misses import WorkingSet
+    from moepack.planning.forecasting.misses import WorkingSet
 
 _FORMULA = (
     *("ram_bytes", "memory_bw_bytes_per_sec", "ssd_bw_bytes_per_sec_raw", "ssds_in_raid"),
@@ -26,104 +35,81 @@ _FORMULA = (
 """The options of estimate_speed.py, under their own names."""
 
 
-def _formula_options(command: Callable[..., None]) -> Callable[..., None]:
-    for name in reversed(_FORMULA):
-        command = click.option(f"--{name}", name, type=float, hidden=True)(command)
-    return command
-
-
 @click.command()
 @click.argument("source_or_pack", nargs=-1, type=PathName(), metavar="SOURCE_OR_PACK")
 @machine_option
-@click.option(
+@number_option(
     "--n-cpu-moe",
     "cpu_layer_count",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Layers, the first of all, whose experts are in memory; VRAM has the rest.",
+    least=0,
+    help="Number of layers, from the first, with experts in memory; VRAM has the rest.",
 )
-@click.option(
+@size_option(
     "--budget",
-    type=Length(share_of="experts"),
-    metavar="SIZE",
-    help="Memory for a cache of experts that come from the drive: 8GiB, 25% of them.",
+    share_of="experts",
+    help="Memory for a cache of experts from the drive: 8GiB, 25% of all experts.",
+)
+@size_option(
+    "--vram-cache", help="VRAM for a cache of experts from memory, as in recent llama.cpp."
 )
 @click.option(
-    "--vram-cache",
-    type=Length(),
-    metavar="SIZE",
-    help="VRAM for a cache of experts that come from memory (--moe-cache-mib).",
-)
-@click.option(
-    "--all", "sweep", is_flag=True, help="Every N with a GPU, without one a dozen budgets."
+    "--all",
+    "sweep",
+    is_flag=True,
+    help="Forecast for every N with a GPU, or for a dozen budgets without one.",
 )
 @click.option(
     "--dense-in-memory",
     is_flag=True,
-    help="Nothing in VRAM beside such a cache, as `moepack run` has it.",
+    help="Keep all weights out of VRAM with such a cache, as `moepack run` does.",
 )
+@traces_option
 @click.option(
-    "--trace",
-    "traces",
-    multiple=True,
-    type=InputFile(),
-    metavar="FILE",
-    help="Routing trace, which says what caches miss and what prompts use.",
+    "--working-set",
+    type=Numbers(float, "120,8"),
+    metavar="U,D",
+    help="Experts used per 128 tokens, and new ones among them, in place of --trace.",
 )
-@click.option(
-    "--working-set", metavar="U,D", help="Experts used in 128 tokens, and new ones, instead."
-)
-@prompt_options
-@click.option(
+@forecast_prompt_options
+@file_option(
     "--receipt",
     "receipts",
     multiple=True,
-    type=InputFile(),
-    metavar="FILE",
-    help="JSON of llama-bench or `moepack run` there.",
+    help="Measured run on that machine, as JSON of llama-bench or `moepack run`.",
 )
-@click.option(
-    "--context", type=click.IntRange(1), default=4096, show_default=True, help="Room for tokens."
-)
-@click.option(
-    "--depth", type=click.IntRange(0), default=0, help="Tokens of it that are there already."
-)
+@number_option("--context", least=1, default=4096, help="Context length in tokens.")
+@number_option("--depth", least=0, default=0, help="Number of tokens already in the context.")
 @click.option(
     "--formula",
     type=click.Choice(["published"]),
-    help="That of estimate_speed.py, whose options there are then too.",
+    help="Formula of estimate_speed.py, which takes the options of that script.",
 )
-@_formula_options
-@click.option(
-    "--plot", "plot_path", type=OutputFile(), metavar="FILE", help="Draw speeds: SVG or PNG."
-)
-@force_option
-@quiet_option
-@json_option
+@options(*(click.option(f"--{name}", name, type=float, hidden=True) for name in _FORMULA))
+@plot_options("speeds")
+@summary_options
 def forecast(
     source_or_pack: tuple[str, ...],
     machine_path: str | None,
-    working_set: str | None,
+    working_set: list[float] | None,
     formula: str | None,
     plot_path: str | None,
     force: bool,
-    as_json: bool,
     **options: Any,
 ) -> None:
-    """Forecast how fast a model decodes on a machine, how long a prompt takes, how sure that is.
+    """Forecast the decoding speed of a model on a machine, and the time of a prompt, with ranges.
 
     Example: moepack forecast model.gguf --machine machine.toml --all
     """
     from moepack.report import chart, forecast_text
 
-    given = {name: value for name in _FORMULA if (value := options.pop(name)) is not None}
+    parameters = {name: value for name in _FORMULA if (value := options.pop(name)) is not None}
     if formula is not None:
         if source_or_pack or machine_path is not None:
-            raise click.UsageError("--formula published knows no model and no machine")
-        _show_formula(given, as_json)
+            raise click.UsageError("--formula published takes no model and no machine")
+        show(moepack.published_formula(**parameters), forecast_text.published)
         return
-    if given:
-        raise click.UsageError(f"--{next(iter(given))} goes with --formula published")
+    if parameters:
+        raise click.UsageError(f"--{next(iter(parameters))} goes with --formula published")
     if not source_or_pack or machine_path is None:
         raise click.UsageError("a model and --machine are needed")
     options["working_set"] = _working_set(working_set)
@@ -131,32 +117,17 @@ def forecast(
         facts = moepack.forecast(source_or_pack, machine_path, **options)
         if picture:
             chart.speeds(facts, picture)
-    show(facts, as_json, forecast_text.text)
-    if not as_json:
-        suggest(facts.next_receipt)
+    show(facts, forecast_text.text)
+    suggest(facts.next_receipt)
 
 
-def _show_formula(given: dict[str, float], as_json: bool) -> None:
-    from moepack.report import forecast_text
+def _working_set(numbers: list[float] | None) -> WorkingSet | None:
+    from moepack.planning.forecasting.misses import WorkingSet
 
-    facts = moepack.published_formula(**given)
-    show(facts, as_json, forecast_text.published)
-
-
-def _working_set(text: str | None) -> WorkingSet | None:
-    from moepack.forecasting.misses import WorkingSet
-
-    if text is None:
+    if numbers is None:
         return None
-    try:
-        used, new = (float(number) for number in text.split(","))
-        if not 0 <= new <= used < 1e9:
-            raise ValueError
-    except ValueError:
-        raise RequestError(
-            "not a working set",
-            place="--working-set",
-            expected="two numbers of experts: U,D",
-            found=text[:40],
-        ) from None
-    return WorkingSet(used, new)
+    if len(numbers) != 2 or not 0 <= numbers[1] <= numbers[0] < 1e9:
+        expected = "two numbers of experts, U,D, of which D is not more"
+        problem = "not a working set"
+        raise RequestError(problem, place="--working-set", expected=expected, found=numbers)
+    return WorkingSet(numbers[0], numbers[1])

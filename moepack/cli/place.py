@@ -1,4 +1,4 @@
-"""The command `place`: what of a model goes where, as a command line."""
+"""The command `place`."""
 
 from __future__ import annotations
 
@@ -7,78 +7,54 @@ from typing import Any
 import click
 
 import moepack
-from moepack.cli.model_options import prompt_options
-from moepack.cli.parameters import InputFile, Length
-from moepack.cli.terminal import (
-    json_option,
+from moepack.cli.shared.options import (
+    file_option,
+    forecast_prompt_options,
     machine_option,
-    quiet_option,
-    show,
+    number_option,
+    size_option,
     source_or_pack_argument,
+    summary_options,
+    traces_option,
 )
-from moepack.errors import RequestError
+from moepack.cli.shared.terminal import show
+from moepack.common.errors import RequestError
 
 
 @click.command()
 @source_or_pack_argument
 @machine_option
-@click.option(
-    "--vram",
-    type=Length(),
-    multiple=True,
-    metavar="SIZE",
-    help="Of a GPU, instead of the machine's; may be repeated.",
+@size_option(
+    "--vram", multiple=True, help="VRAM of a GPU, in place of the machine's; may be repeated."
 )
-@click.option(
-    "--ram", "memory", type=Length(), metavar="SIZE", help="Memory, instead of the machine's."
-)
+@size_option("--ram", "memory", help="Memory, in place of the machine's.")
 @click.option(
     "--engine",
     type=click.Choice(["llama.cpp", "ik_llama.cpp", "pack"]),
-    help="What runs it: by default pack (`moepack run`) for a pack, else llama.cpp.",
+    help="Engine: pack (`moepack run`) by default for a pack, else llama.cpp.",
 )
-@click.option(
+@number_option(
     "--context",
-    type=click.IntRange(1),
-    help="Tokens of context; by default 32,768, or what the model was trained for if that is less.",
+    least=1,
+    help="Context length in tokens; by default 32,768, or the trained length if that is less.",
 )
 @click.option(
     "--cache-type",
-    "cache_type",
     default="f16",
-    show_default=True,
     metavar="TYPE",
-    help="Of keys and values; K,V where they differ.",
+    help="Type of the KV cache; K,V if keys and values differ.",
 )
-@click.option(
-    "--margin",
-    type=Length(),
-    default=1 << 30,
-    metavar="SIZE",
-    help="What is left free of each memory.  [default: 1GiB]",
+@size_option("--margin", default="1GiB", help="Space left free in each memory.")
+@traces_option
+@file_option(
+    "--hotness", help="Hotness file, in place of --trace, to judge whether to pin experts."
 )
-@click.option(
-    "--trace",
-    "traces",
-    multiple=True,
-    type=InputFile(),
-    metavar="FILE",
-    help="Says whether single experts are worth pinning.",
-)
-@click.option(
-    "--hotness", type=InputFile(), metavar="FILE", help="Says the same, without the order in time."
-)
-@prompt_options
-@quiet_option
-@json_option
+@forecast_prompt_options
+@summary_options
 def place(
-    source_or_pack: tuple[str, ...],
-    machine_path: str | None,
-    cache_type: str,
-    as_json: bool,
-    **options: Any,
+    source_or_pack: tuple[str, ...], machine_path: str | None, cache_type: str, **options: Any
 ) -> None:
-    """Say what of a model goes into VRAM and memory, and print the command line to paste.
+    """Plan which weights go into VRAM and memory, and print the command line to paste.
 
     Example: moepack place model.gguf --vram 24GiB --ram 64GiB
     """
@@ -91,5 +67,4 @@ def place(
             "not a type", place="--cache-type", expected=expected, found=cache_type[:40]
         )
     options["cache_types"] = (keys, values or keys)
-    facts = moepack.place(source_or_pack, machine_path, **options)
-    show(facts, as_json, placement_text.text)
+    show(moepack.place(source_or_pack, machine_path, **options), placement_text.text)

@@ -2,21 +2,21 @@
 
 import os
 
-from moepack.hotness.model import Hotness
-from moepack.shape import ModelShape
+from moepack.common.shape import ModelShape
+from moepack.traces.hotness.model import Hotness
 
 
 def load_hotness(
     hotness: str | os.PathLike[str] | Hotness | None, shape: ModelShape
 ) -> Hotness | None:
-    """Return the hotness to pack with; None where none was given.
+    """Return the hotness to pack with; None without one.
 
-    Raises TraceError where it is another model's.
+    Raises TraceError if it is another model's.
     """
     if hotness is None:
         return None
     if not isinstance(hotness, Hotness):
-        from moepack.hotness import measure  # here, since it brings numpy
+        from moepack.traces.hotness import measure  # here, since it brings numpy
 
         hotness = measure.load(os.fspath(hotness), shape)
     hotness.check_fits(shape)

@@ -1,7 +1,7 @@
-"""Data files that are written, and where everything lies in them: what the index is made of.
+"""Data files that are written, and the offsets of all parts in them: the input of the index.
 
-A file has its parts as they are, where the plan says; or some of them were stored by a codec, and
-those behind them moved up.
+A file has its parts as they are, as planned; or some of them were stored by a codec, and those
+behind them moved up.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import lt
 from typing import NamedTuple
 
 from moepack.packing.plan import BlobKey, Plan, PlannedFile, place_parts
@@ -25,7 +26,7 @@ class StoredParts(NamedTuple):
 class FinishedFile(NamedTuple):
     """A file that is whole and synced: the digests of its extents in the order of offsets.
 
-    `stored` is None where all of them are stored as they are, as the plan says.
+    `stored` is None if all of them are stored as they are, as the plan says.
     """
 
     name: str
@@ -33,8 +34,8 @@ class FinishedFile(NamedTuple):
     stored: StoredParts | None = None
 
 
-class PlacedPart(NamedTuple):
-    """Where a part lies, as in its record; `stored_digest` is that of the bytes there."""
+class WrittenPart(NamedTuple):
+    """A part in its file, as in its record; `stored_digest` is that of the bytes there."""
 
     offset: int
     stored_length: int
@@ -43,37 +44,31 @@ class PlacedPart(NamedTuple):
     is_coded: bool
 
 
-class PlacedBlob(NamedTuple):
-    """Where a blob lies, and its parts in order."""
+class WrittenBlob(NamedTuple):
+    """A blob in its file, and its parts in order."""
 
     key: BlobKey
     offset: int
     length: int
-    parts: tuple[PlacedPart, ...]
-
-    @property
-    def end(self) -> int:
-        """Where it ends in its file."""
-        return self.offset + self.length
+    parts: tuple[WrittenPart, ...]
 
 
-def placed_blobs(plan: Plan, file: PlannedFile, finished: FinishedFile) -> Iterator[PlacedBlob]:
+def written_blobs(plan: Plan, file: PlannedFile, finished: FinishedFile) -> Iterator[WrittenBlob]:
     """Yield the blobs of a finished file in the order of their offsets."""
     offset = first = 0
-    for blob in file.blobs:
-        template = plan.templates[blob.template]
-        numbers = range(first, first + len(template.parts))
+    for key in file.blobs:
+        template = plan.templates[key.template]
         lengths = [part.length for part in template.parts]
+        end = first + len(lengths)
         offsets, length = template.offsets_in_blob, template.length
-        digests = stored_digests = finished.digests[first : numbers.stop]
+        stored_lengths: Sequence[int] = lengths
+        digests = stored_digests = finished.digests[first:end]
         if finished.stored is not None:
-            stored_lengths = finished.stored.lengths[first : numbers.stop]
-            stored_digests = finished.stored.digests[first : numbers.stop]
+            stored_lengths = finished.stored.lengths[first:end]
+            stored_digests = finished.stored.digests[first:end]
             offsets, length = place_parts(template.parts, stored_lengths, plan.layout)
-        else:
-            stored_lengths = array("Q", lengths)
         parts = tuple(
-            PlacedPart(
+            WrittenPart(
                 offset + offsets[number],
                 stored_lengths[number],
                 digests[number],
@@ -82,20 +77,20 @@ def placed_blobs(plan: Plan, file: PlannedFile, finished: FinishedFile) -> Itera
             )
             for number in range(len(lengths))
         )
-        yield PlacedBlob(blob.key, offset, length, parts)
+        yield WrittenBlob(key, offset, length, parts)
         offset += length
-        first = numbers.stop
+        first = end
 
 
 def has_codecs(plan: Plan, finished: Mapping[str, FinishedFile]) -> bool:
     """Return whether any part of the finished files is stored by a codec."""
-    return any(
-        part.is_coded
-        for file in plan.files
-        if finished[file.name].stored is not None
-        for blob in placed_blobs(plan, file, finished[file.name])
-        for part in blob.parts
-    )
+    for file in plan.files:
+        stored = finished[file.name].stored
+        if stored is not None:
+            lengths = (extent.length for extent in plan.extents(file))
+            if any(map(lt, stored.lengths, lengths)):
+                return True
+    return False
 
 
 def on_disk(plan: Plan, file: NewFile, finished: FinishedFile) -> NewFile:
@@ -103,25 +98,25 @@ def on_disk(plan: Plan, file: NewFile, finished: FinishedFile) -> NewFile:
     if finished.stored is None:
         return file._replace(extents=partial(_with_digests, file, finished.digests))
     planned = next(planned for planned in plan.files if planned.name == file.name)
-    length = max(blob.end for blob in placed_blobs(plan, planned, finished))
-    return NewFile(file.name, length, partial(_as_stored, plan, planned, finished))
+    length = sum(blob.length for blob in written_blobs(plan, planned, finished))
+    return NewFile(file.name, length, partial(_stored_extents, plan, planned, finished))
 
 
 def _with_digests(file: NewFile, digests: Sequence[int]) -> Iterator[Extent]:
-    for extent, known in zip(file.extents(), digests, strict=True):
-        yield extent._replace(digest=known)
+    for extent, digest in zip(file.extents(), digests, strict=True):
+        yield extent._replace(digest=digest)
 
 
-def _as_stored(plan: Plan, file: PlannedFile, finished: FinishedFile) -> Iterator[Extent]:
-    for blob in placed_blobs(plan, file, finished):
+def _stored_extents(plan: Plan, file: PlannedFile, finished: FinishedFile) -> Iterator[Extent]:
+    for blob in written_blobs(plan, file, finished):
         for part in blob.parts:
             yield Extent(part.offset, part.stored_length, 0, 0, part.stored_digest)
 
 
 def makes_sense(file: NewFile, finished: FinishedFile, is_stored: bool) -> bool:
-    """Return whether what is known of a finished file is of just these extents.
+    """Return whether a journal's entry of a finished file is of just these extents.
 
-    `is_stored` says whether it has to be known how its parts are stored.
+    With `is_stored` it has to state how the parts are stored.
     """
     lengths = [extent.length for extent in file.extents()]
     if len(finished.digests) != len(lengths) or is_stored != (finished.stored is not None):

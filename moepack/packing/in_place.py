@@ -1,17 +1,17 @@
-"""Turn shards into a pack in place, and back: at any moment one of them has each byte, on the disk.
+"""Turn shards into a pack in place, and back: every byte is on the disk at any moment.
 
-The order of events is the promise. `conversion` says what is done with each unit; around it:
+The order of events is the promise. `conversion` does it for each unit; around it:
 
 1. all of the shards is read: the digests of all pieces are known before anything is touched;
 2. `in-place/` gets the draft of the pack, which is the finished index and manifest, twice, and the
    journal, all synced;
 3. the shards are renamed into it, under names that no program loads; both directories are synced;
-4. the units are carried over;
-5. index and manifest are written as `packer` does: the rename of the manifest is the commit;
-6. they are read back; then what is left of the shards is removed, and drafts and journal.
+4. the units are moved;
+5. index and manifest are committed, as `commit` does: they are read back before the rename;
+6. what is left of the shards is removed, and drafts and journal.
 
 Going back is the same from the other end: the manifest is removed, so that nothing opens the pack;
-units are carried back; the shards get their names; the rest is removed. From any moment either way
+units are moved back; the shards get their names; the rest is removed. From any moment either way
 can be taken: all that it takes is in the directory itself, neither the model's name nor its layout
 nor its hotness. Whoever takes the work up first reads all of the model, and finds each piece in the
 pack or in the shards by its digest; no journal is believed to say where bytes are.
@@ -21,87 +21,87 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-from moepack.errors import MachineError, MoepackError, PackError, RequestError, SourceError
-from moepack.format import manifest
-from moepack.format.names import IN_PLACE_NAME, MIRROR_NAME
-from moepack.format.source_entry import SourceEntry
+from moepack.common import digest
+from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
+from moepack.common.pack_files import IN_PLACE_NAME
+from moepack.common.paths import PathOrPaths, path_list
+from moepack.common.phases import Progress
+from moepack.pack.format import manifest
+from moepack.pack.format.names import MIRROR_NAME
+from moepack.pack.format.source_entry import ShardEntry, SourceEntry
+from moepack.pack.format.tables import DataFile
+from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.shard_map import map_shards
 from moepack.packing import in_place_draft, in_place_refusals, index_encoder
+from moepack.packing.conversion import PieceLocations, PieceSearch
 from moepack.packing.finished_files import FinishedFile
 from moepack.packing.in_place_draft import Draft
-from moepack.packing.in_place_hints import translated
-from moepack.packing.in_place_journal import Beginning, Shard
-from moepack.packing.in_place_work import ByteProgress, InPlaceRestored, Work, margin
-from moepack.packing.index_digests import with_digests
-from moepack.packing.packer import TOOL, Progress, encode_manifest
-from moepack.packing.piece_locations import PieceLocations, digest_shards
+from moepack.packing.in_place_work import ByteProgress, InPlaceWork, margin
+from moepack.packing.pack_summary import InPlaceFacts
+from moepack.packing.packer import TOOL, encode_manifest
 from moepack.packing.plan import Plan
 from moepack.packing.target_directory import prepare
-from moepack.packing.unfinished import Unfinished, check_homes, has_shards, is_unfinished
-from moepack.packing.unit_files import ShardSide
-from moepack.packing.units import Units, file_lengths, unit_length
-from moepack.paths import PathOrPaths, listed
-from moepack.reading.pack import Pack
-from moepack.reading.shard_map import map_shards
+from moepack.packing.unfinished import (
+    Beginning,
+    Shard,
+    Unfinished,
+    check_homes,
+    has_shards,
+    is_unfinished,
+    made,
+    translated,
+)
+from moepack.packing.unit_files import PackFiles, ShardFiles
+from moepack.packing.units import PieceKey, Units, unit_length
 from moepack.source.shards import Source
 from moepack.storage import holes
 from moepack.storage.regular_file import FileStamp
-
-_MEANWHILE = "pack without `in_place`, or copy the model first"
-_INSTEAD = "restore without `in_place`"
-
-
-class InPlacePlan(NamedTuple):
-    """What would be done: units, the largest one's bytes, the bytes that must be free meanwhile.
-
-    `refusals` say why it is not done; none where it would be.
-    """
-
-    unit_count: int
-    unit_length: int
-    extra_length: int
-    refusals: tuple[MoepackError, ...]
-
-    def check(self) -> None:
-        """Raise the first refusal, with the others as its notes."""
-        if self.refusals:
-            first, *others = self.refusals
-            for other in others:
-                first.add_note(f"also: {other}")
-            raise first
+from moepack.storage.space import check_space, shortage
 
 
 def examine(
     source: Source, described: SourceEntry, plan: Plan, target: str | os.PathLike[str]
-) -> InPlacePlan:
-    """Say what packing in place would take, and all that speaks against it; touches nothing."""
+) -> tuple[InPlaceFacts, list[MoepackError]]:
+    """Return the needs of packing in place, and all reasons against it; touches nothing."""
     path, paths = Path(target), [Path(header.path) for header in source.shards]
-    draft = _draft(path, described, plan)
-    found = list(_of_plan(plan, path))
-    if not found:
-        found += in_place_refusals.refusals(paths, path, _MEANWHILE)
+    draft = _draft(path, described, plan, {})
+    instead = "pack without `in_place`, or copy the model first"
+    refusals = list(_check_plan(plan, path))
+    refusals = refusals or list(in_place_refusals.refusals(paths, path, instead))
+    count = extra = 0
     length = unit_length(draft.index)
-    if not plan.is_whole:
-        return InPlacePlan(0, length, 0, tuple(found))
-    units = Units(map_shards(draft), file_lengths(draft.index), length)
-    room = units.room(holes.block_length(paths[0]), holes.extent_length(paths[0]))
-    extra = room.to_pack(0) + margin(units, draft.index)
-    found += filter(None, [in_place_refusals.check_space(path, extra)])
-    longest = max(unit.length for unit in units.units)
-    return InPlacePlan(len(units.units), longest, extra, tuple(found))
+    if plan.is_whole:
+        units = _units(draft)
+        needs = units.space_needs(holes.block_length(paths[0]), holes.extent_length(paths[0]))
+        extra = needs.to_pack(0) + margin(units, draft.index)
+        if refusal := shortage(path, extra):
+            refusals.append(refusal)
+        count, length = len(units.units), max(unit.end - unit.start for unit in units.units)
+    facts = InPlaceFacts(
+        shards=tuple(DataFile(header.path, header.file_length) for header in source.shards),
+        unit_count=count,
+        unit_length=length,
+        extra_length=extra,
+        refusals=tuple(map(str, refusals)),
+    )
+    return facts, refusals
 
 
-def _of_plan(plan: Plan, path: Path) -> Iterator[MoepackError]:
+def _check_plan(plan: Plan, path: Path) -> Iterator[MoepackError]:
     if not plan.is_whole:
-        problem = "in place all of the model is packed: what is left out would be lost"
+        problem = "`in_place` packs the whole model: anything left out would be lost"
         hint = "leave out `experts_only`, `layers` and `mtp=False`, or `in_place`"
         yield RequestError(problem, hint=hint)
     if plan.layout.codec is not None:
-        yield in_place_refusals.of_codec(plan.layout.codec)
+        yield RequestError(
+            "`in_place` takes no codec: the lengths of compressed parts are known too late",
+            found=str(plan.layout.codec),
+            hint="leave out the codec; or pack without `in_place`, if there is room for both",
+        )
     if path.exists() and not _is_barely_begun(path):
         try:
             prepare(path, resume=False)
@@ -124,30 +124,45 @@ def pack_in_place(
     *,
     threads: int,
     progress: Progress | None = None,
-) -> None:
+) -> tuple[int, int]:
     """Turn the shards of `source` into the pack that `plan` describes, in the directory `target`.
 
-    Raises what `examine` finds before anything is touched. Raises SourceError or MachineError for
-    what fails on the way; if no byte of the shards was given up yet, they are put back.
+    Returns the bytes of data files, and how many files were there before: none.
+
+    Raises the refusals of `examine` before anything is touched. Raises SourceError or MachineError
+    for failures later; if no byte of the shards was given up yet, they are put back.
     """
-    examine(source, described, plan, target).check()
-    path = Path(target)
-    with translated(path):
-        unfinished = _make(path)
-        try:
-            advanced = ByteProgress(progress)
-            with _closed_up_on_failure(unfinished):
-                draft, locations = _read_shards(path, source, described, plan, threads, advanced)
-                in_place_draft.write(unfinished.inner, draft)
-                shards = tuple(_shard(Path(header.path)) for header in source.shards)
-                length = unit_length(draft.index)
-                unfinished.journal.begin(Beginning(TOOL, False, length, shards))
-                unfinished.sync()
-                work = Work(unfinished, draft, threads, advanced)
-            with _undone_on_failure(work):
-                work.pack(locations)
-        finally:
-            unfinished.close()
+    in_place_refusals.raise_first(examine(source, described, plan, target)[1])
+    path, advanced = Path(target), ByteProgress(progress)
+    with translated(path), made(path) as unfinished:
+        with unfinished.cleaned_up_on_failure():
+            draft, locations = _read_shards(path, source, described, plan, threads, advanced)
+            shards = []
+            for header in source.shards:
+                status = os.stat(header.path)
+                home = os.path.abspath(header.path)
+                shards.append(Shard(home, status.st_size, status.st_mtime_ns))
+            work = _begin(unfinished, draft, shards, False, threads, advanced)
+        with work.undone_on_failure():
+            work.pack(locations)
+    return plan.data_length, 0
+
+
+def _begin(
+    unfinished: Unfinished,
+    draft: Draft,
+    shards: Sequence[Shard],
+    was_pack: bool,
+    threads: int,
+    advanced: ByteProgress,
+) -> InPlaceWork:
+    """Write draft and journal, after which the work can be taken up by others."""
+    in_place_draft.write(unfinished.inner, draft)
+    unfinished.journal.begin_with(
+        Beginning(TOOL, was_pack, unit_length(draft.index), tuple(shards))
+    )
+    unfinished.sync()
+    return InPlaceWork(unfinished, draft, threads, advanced)
 
 
 def _read_shards(
@@ -159,22 +174,24 @@ def _read_shards(
     advanced: ByteProgress,
 ) -> tuple[Draft, PieceLocations]:
     """Read all of the shards; return the draft of the pack at `path`, with all digests."""
-    draft = _draft(path, described, plan)
-    units = Units(map_shards(draft), file_lengths(draft.index), unit_length(draft.index))
-    advanced.expect(2 * sum(piece.length for piece in units.pieces))  # then they are carried over
-    shards = ShardSide([Path(header.path) for header in source.shards])
+    units = _units(_draft(path, described, plan, {}))
+    advanced.expect(2 * sum(piece.length for piece in units.pieces))  # then they are moved
+    shards = ShardFiles([Path(header.path) for header in source.shards])
+    no_pack = PackFiles([None] * len(plan.new_files()))
+    pieces = [piece._replace(digest=None) for piece in units.pieces]
+    pieces.sort(key=lambda piece: (piece.shard, piece.shard_offset))
     try:
-        locations = digest_shards(units, shards, threads, advanced)
-        shards.forget_all()
+        shards.open_all()
+        search = PieceSearch(units, no_pack, shards, pack_first=False)
+        locations = search.run(pieces, threads, advanced)
+        shards.drop_cached()
     finally:
         shards.close()
     for header in source.shards:
-        if FileStamp.of(os.stat(header.path)) != header.stamp:
+        if FileStamp.from_stat(os.stat(header.path)) != header.stamp:
             hint = "pack again once nothing else writes to it"
             raise SourceError("the shard changed meanwhile", path=header.path, hint=hint)
-    index = with_digests(draft.index_bytes, locations.digests | locations.cut, str(path))
-    data = encode_manifest(plan, described, index)
-    return in_place_draft.decode(path, data, index), locations
+    return _draft(path, described, plan, locations.digests | locations.uncut), locations
 
 
 def resume_in_place(
@@ -189,28 +206,28 @@ def resume_in_place(
 
     All of the model is read before anything is changed. With `recover` a journal that is damaged or
     lost is made anew; then `shard_paths` are shards that are not in the directory, or a folder of
-    them. Returns how many bytes were carried over.
+    them. Returns how many bytes were moved.
     """
     path = Path(target)
 
-    def homes(draft: Draft) -> list[str | None]:
-        named = {}
-        for given in map(Path, [] if shard_paths is None else listed(shard_paths)):
-            for shard in given.iterdir() if given.is_dir() else [given]:
-                named[shard.name] = os.path.abspath(shard)
-        return [named.get(shard.name) for shard in draft.manifest.source.shards]
+    def homes(names: Sequence[str]) -> list[str | None]:
+        by_name = {}
+        for given_path in map(Path, [] if shard_paths is None else path_list(shard_paths)):
+            for shard in given_path.iterdir() if given_path.is_dir() else [given_path]:
+                by_name[shard.name] = os.path.abspath(shard)
+        return [by_name.get(name) for name in names]
 
     with translated(path):
         if settle(path):
             if (path / manifest.NAME).exists():
                 return 0
-            raise RequestError("the shards are where they belong already", path=path)
+            raise RequestError("the shards are already where they belong", path=path)
         with _opened(path, threads, progress, homes if recover else None) as work:
             return work.pack(work.locate(pack_first=True))
 
 
 def settle(path: Path) -> bool:
-    """Remove what an interruption left beside a whole pack, or whole shards; return whether it did.
+    """Remove leftovers beside a whole pack or whole shards; return whether they were whole.
 
     No byte of the model is touched.
     """
@@ -221,11 +238,13 @@ def settle(path: Path) -> bool:
         if not unfinished.is_untouched:
             return False
         if (path / manifest.NAME).exists():
-            with suppress(MoepackError):  # else the pack has the only description
+            try:
                 draft = in_place_draft.read(unfinished.inner, path)
-                if not in_place_draft.is_committed(path, draft):
-                    unfinished.commit(draft)
-        unfinished.close_up()
+            except MoepackError:
+                pass  # the pack has the only description
+            else:
+                unfinished.commit(draft)
+        unfinished.clean_up()
         return True
     finally:
         unfinished.close()
@@ -239,129 +258,98 @@ def restore_in_place(
     recover: bool = False,
     threads: int,
     progress: Progress | None = None,
-) -> InPlaceRestored:
+) -> tuple[dict[str, ShardEntry], int]:
     """Turn the pack in `target`, finished or not, back into its shards; it is gone then.
 
     They go into `folder`; by default to where they came from, or where an interrupted run was to
     bring them. All of the model is read before anything is changed. With `recover` a journal that
     is damaged or lost is made anew; then `folder` is where shards are that are not in the
-    directory.
+    directory. Returns the shards by their paths, and how many bytes were moved.
 
-    Raises RequestError where they cannot go there, before anything is touched, PackError for a pack
+    Raises RequestError if they cannot go there, before anything is touched, PackError for a pack
     that is not whole or is damaged, MachineError for a machine that fails.
     """
     path, shard_folder = Path(target), None if folder is None else Path(folder)
 
-    def homes(draft: Draft) -> list[str | None]:
-        names = [shard.name for shard in draft.manifest.source.shards]
+    def homes(names: Sequence[str]) -> list[str]:
         if shard_folder is None:
-            problem = "no folder is given for the shards"
+            problem = "no folder was given for the shards"
             raise RequestError(problem, hint="name one with `target`: where they were, if known")
         return [os.path.abspath(shard_folder / name) for name in names]
 
     with translated(path):
         if not is_unfinished(path):
+            assert shard_folder is not None
             return _restore_whole(path, shard_folder, force, threads, progress)
         with _opened(path, threads, progress, homes if recover else None) as work:
             return work.restore(work.locate(pack_first=False), shard_folder, force)
 
 
 def _restore_whole(
-    path: Path, folder: Path | None, force: bool, threads: int, progress: Progress | None
-) -> InPlaceRestored:
+    path: Path, folder: Path, force: bool, threads: int, progress: Progress | None
+) -> tuple[dict[str, ShardEntry], int]:
     """Turn a whole pack into its shards."""
-    if folder is None:
-        raise RequestError("no folder is given for the shards", hint="name one with `target`")
+    draft = _check_whole_pack(path)
+    entries = draft.manifest.source.shards
+    homes = [os.path.abspath(folder / entry.name) for entry in entries]
+    check_homes(homes, path, force)
+    with made(path) as unfinished:
+        with unfinished.cleaned_up_on_failure():
+            shards = _shards_at(homes, entries)
+            work = _begin(unfinished, draft, shards, True, threads, ByteProgress(progress))
+        with work.undone_on_failure():
+            return work.restore(work.locate(pack_first=False), folder, force)
+
+
+def _check_whole_pack(path: Path) -> Draft:
+    """Return the draft of a whole pack; raise MoepackError if it cannot be restored in place."""
+    instead = "restore without `in_place`"
     with Pack(path) as pack:
         if any(file.is_second for file in pack.index.files):
-            hint = "restore without `in_place`"
-            raise PackError("has files of second places, which stay behind", path=path, hint=hint)
+            problem = "has files of second places, which stay behind"
+            raise PackError(problem, path=path, hint=instead)
         if os.path.lexists(path / MIRROR_NAME):
             hint = f"remove it first: `moepack mirror {path} --remove`"
             raise RequestError("has a mirror, which stays behind", path=path, hint=hint)
         in_place_refusals.check_plain(pack)
-        maps = map_shards(pack)
-        units = Units(maps, file_lengths(pack.index), unit_length(pack.index))
-        files = pack.file_paths
-        index_path = path / pack.manifest.index_entry.name
-        spare = margin(units, pack.index)
-    for refusal in in_place_refusals.refusals(files, path, _INSTEAD):
+        map_shards(pack)
+        files, index_path = pack.file_paths, path / pack.manifest.index_entry.name
+    for refusal in in_place_refusals.refusals(files, path, instead):
         raise refusal
     if reader := in_place_refusals.check_open(index_path):
         raise reader
-    block = holes.block_length(path)
-    room = units.room(block).to_restore(len(units.units)) + units.absent_length(block)
-    room += holes.extent_length(path)
-    if too_little := in_place_refusals.check_space(path, room + spare):
-        raise too_little
-    homes = [os.path.abspath(folder / shard.name) for shard in maps]
-    check_homes(homes, path, force)
-    unfinished = _make(path)
-    try:
-        with _closed_up_on_failure(unfinished):
-            data, index = (path / manifest.NAME).read_bytes(), index_path.read_bytes()
-            draft = in_place_draft.decode(path, data, index)
-            in_place_draft.write(unfinished.inner, draft)
-            pairs = zip(homes, maps, strict=True)
-            shards = tuple(Shard(home, mapped.length, None) for home, mapped in pairs)
-            unfinished.journal.begin(Beginning(TOOL, True, units.length, shards))
-            unfinished.sync()
-            work = Work(unfinished, draft, threads, ByteProgress(progress))
-        with _undone_on_failure(work):
-            return work.restore(work.locate(pack_first=False), folder, force)
-    finally:
-        unfinished.close()
+    manifest_bytes = (path / manifest.NAME).read_bytes()
+    draft = in_place_draft.decode(path, manifest_bytes, index_path.read_bytes())
+    units, block = _units(draft), holes.block_length(path)
+    needs = units.space_needs(block).to_restore(len(units.units)) + units.absent_length(block)
+    needs += holes.extent_length(path) + margin(units, draft.index)
+    check_space(path, needs)
+    return draft
 
 
-def _draft(path: Path, described: SourceEntry, plan: Plan) -> Draft:
-    """Return the draft of a pack whose digests are not known yet."""
-    none = {
-        file.name: FinishedFile(file.name, array("Q", bytes(8 * sum(1 for _ in file.extents()))))
-        for file in plan.new_files()
-    }
-    index = index_encoder.encode(plan, none)
+def _draft(
+    path: Path, described: SourceEntry, plan: Plan, digests: Mapping[PieceKey, int]
+) -> Draft:
+    """Return the draft of a pack; all digests that are not in `digests` are 0."""
+    files = {}
+    for number, file in enumerate(plan.new_files()):
+        in_order = (
+            digests.get((number, extent.offset), 0) if extent.length else digest.xxh3(b"")
+            for extent in file.extents()
+        )
+        files[file.name] = FinishedFile(file.name, array("Q", in_order))
+    index = index_encoder.encode(plan, files)
     return in_place_draft.decode(path, encode_manifest(plan, described, index), index)
 
 
-def _make(path: Path) -> Unfinished:
-    """Make the directory of an unfinished pack, synced."""
-    path.mkdir(exist_ok=True)
-    (path / IN_PLACE_NAME).mkdir(exist_ok=True)
-    unfinished = Unfinished(path)
-    try:
-        unfinished.sync()
-    except BaseException:
-        unfinished.close()
-        raise
-    return unfinished
+def _shards_at(homes: Sequence[str | None], entries: Sequence[ShardEntry]) -> list[Shard]:
+    pairs = zip(homes, entries, strict=True)
+    return [Shard(home, entry.length, None) for home, entry in pairs]
 
 
-def _shard(path: Path) -> Shard:
-    status = os.stat(path)
-    return Shard(os.path.abspath(path), status.st_size, status.st_mtime_ns)
-
-
-@contextmanager
-def _closed_up_on_failure(unfinished: Unfinished) -> Iterator[None]:
-    """Remove what was made in the directory if the work does not come to its beginning."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError, MoepackError):
-            unfinished.close_up()
-        raise
-
-
-@contextmanager
-def _undone_on_failure(work: Work) -> Iterator[None]:
-    """Put all back as it was if the work fails before anything was given up."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError, MoepackError):
-            if not work.has_given_up:
-                work.undo()
-        raise
+def _units(draft: Draft) -> Units:
+    lengths = [file.length for file in draft.index.files]
+    return Units(map_shards(draft), lengths, unit_length(draft.index))
 
 
 @contextmanager
@@ -369,29 +357,26 @@ def _opened(
     path: Path,
     threads: int,
     progress: Progress | None,
-    recovery: Callable[[Draft], list[str | None]] | None,
-) -> Iterator[Work]:
+    recover: Callable[[Sequence[str]], Sequence[str | None]] | None,
+) -> Iterator[InPlaceWork]:
     """Open the work that was begun in `path`.
 
-    `recovery` returns where the shards belong, for a journal that does not say it; without it such
-    a journal is refused.
+    `recover` returns the homes of shards by their names, for a journal that has lost them; without
+    it such a journal is refused.
     """
     if not is_unfinished(path):
-        raise RequestError("nothing was begun here in place", path=path)
+        raise RequestError("no run in place was begun here", path=path)
     unfinished = Unfinished(path)
     try:
         draft = in_place_draft.read(unfinished.inner, path)
         if unfinished.journal.beginning is None:
-            if recovery is None:
+            if recover is None:
                 raise MachineError("the journal is damaged", path=unfinished.journal.path)
-            unfinished.journal.begin(_recovered(draft, recovery(draft)))
-        yield Work(unfinished, draft, threads, ByteProgress(progress))
+            entries = draft.manifest.source.shards
+            homes = recover([entry.name for entry in entries])
+            shards = tuple(_shards_at(homes, entries))
+            beginning = Beginning(TOOL, True, unit_length(draft.index), shards)
+            unfinished.journal.begin_with(beginning)
+        yield InPlaceWork(unfinished, draft, threads, ByteProgress(progress))
     finally:
         unfinished.close()
-
-
-def _recovered(draft: Draft, homes: list[str | None]) -> Beginning:
-    """Return the beginning of a journal by what the draft says of the shards."""
-    entries = draft.manifest.source.shards
-    shards = [Shard(home, entry.length, None) for home, entry in zip(homes, entries, strict=True)]
-    return Beginning(TOOL, True, unit_length(draft.index), tuple(shards))

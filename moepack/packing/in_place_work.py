@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from moepack.errors import RequestError
-from moepack.format.index import Index
-from moepack.format.source_entry import ShardEntry
-from moepack.packing import in_place_draft, in_place_refusals
-from moepack.packing.conversion import Conversion
+from moepack.common.errors import MoepackError, RequestError
+from moepack.common.phases import Progress
+from moepack.pack.format.index import Index
+from moepack.pack.format.source_entry import ShardEntry
+from moepack.pack.reading.shard_map import map_shards
+from moepack.packing.conversion import Conversion, PieceLocations, PieceSearch
 from moepack.packing.in_place_draft import Draft
-from moepack.packing.packer import Progress
-from moepack.packing.piece_locations import PieceLocations, locate
 from moepack.packing.unfinished import Unfinished, check_homes
-from moepack.packing.unit_files import PackSide, ShardSide
-from moepack.packing.units import Piece, Units, file_lengths
-from moepack.reading.shard_map import map_shards
+from moepack.packing.unit_files import PackFiles, ShardFiles
+from moepack.packing.units import Piece, Units
 from moepack.storage import holes
+from moepack.storage.space import check_space
 
 MARGIN = 8 << 20
-"""What the file system may take for itself, such as for lists of blocks."""
-MARGIN_OF_PIECE = 64
-"""And for each piece, for its place in such lists."""
-
-
-class InPlaceRestored(NamedTuple):
-    """The shards, where they are, and how many of their bytes had been in the pack."""
-
-    entries: tuple[ShardEntry, ...]
-    homes: tuple[str, ...]
-    carried_length: int
+"""For the file system itself, such as for lists of blocks."""
+_MARGIN_OF_PIECE = 64
+"""For each piece in such lists."""
 
 
 class ByteProgress:
-    """Adds up what is to be done, and takes what was done on to `progress`."""
+    """Passes the bytes done on to `progress`, with the sum of those to be done."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -53,10 +43,10 @@ class ByteProgress:
             self._progress(length, self._total)
 
 
-class Work:
-    """An unfinished directory whose journal has begun, and what is done in it.
+class InPlaceWork:
+    """The units of an unfinished directory with a journal that has begun.
 
-    `has_given_up` is whether any byte was taken from a side that had it.
+    `has_given_up` if any byte was taken from a side that had it.
     """
 
     def __init__(
@@ -69,105 +59,121 @@ class Work:
         self._threads = threads
         self._advanced = advanced
         self._maps = map_shards(draft)
-        self._units = Units(self._maps, file_lengths(draft.index), self._beginning.unit_length)
-        self._margin = margin(self._units, draft.index)
+        file_lengths = [file.length for file in draft.index.files]
+        self._units = Units(self._maps, file_lengths, self._beginning.unit_length)
         self._shard_paths, self._at_home = unfinished.find_shards(self._beginning.shards)
         self.has_given_up = False
 
     def locate(self, *, pack_first: bool) -> PieceLocations:
-        """Find all pieces; nothing is changed. Raises PackError where one is lost."""
-        self._advanced.expect(2 * _length(self._units.pieces))  # all may have to be carried over
-        with self._sides(writable=False) as (shards, pack):
-            locations = locate(
-                self._units,
-                pack,
-                shards,
-                self._threads,
-                self._advanced,
-                pack_first=pack_first,
-                whole_shards=self._at_home,
-            )
+        """Find all pieces, in the pack or, unless `pack_first`, rather in the shards.
+
+        Nothing is changed. Raises PackError if one is lost.
+        """
+        self._advanced.expect(2 * _length(self._units.pieces))  # all may have to be moved
+        with self._files(writable=False) as (shards, pack):
+            pack.open_all()
+            shards.open_all()
+            search = PieceSearch(self._units, pack, shards, pack_first)
+            for number in self._at_home:  # or another file has its name and length
+                pieces = [piece for piece in self._units.pieces if piece.shard == number]
+                if not all(map(search.is_in_shard, pieces)):
+                    shards.drop(number)
+            locations = search.run(self._units.pieces, self._threads, self._advanced)
+            pack.drop_cached()
+            shards.drop_cached()
             self._shard_paths = shards.paths
         return locations
 
     def pack(self, locations: PieceLocations) -> int:
-        """Bring all units into the pack, commit it, and remove what is left of the shards.
+        """Bring all units into the pack, commit it, and remove the rest of the shards.
 
-        Returns how many bytes were carried over.
+        Returns how many bytes were moved.
         """
-        missing = [p for unit in self._units.units for p in unit.pieces if not locations.has(p)]
-        first = next((unit.number for unit in self._units.units if not locations.all(unit)), None)
-        self._shard_paths = self._unfinished.take_shards(self._shard_paths)
-        with self._sides(writable=True) as (shards, pack):
-            if first is not None:
-                extent = holes.extent_length(self._unfinished.inner)
-                room = self._units.room(self._block(), extent).to_pack(first)
-                self._make_room(room, pack, locations)
-            conversion = self._conversion((shards, pack), locations, missing)
-            try:
-                conversion.pack(self._units.blocks(self._block()))
-            finally:
-                self.has_given_up = conversion.has_given_up
-        if not in_place_draft.is_committed(self._unfinished.path, self._draft):
-            self._unfinished.commit(self._draft)
+        unfinished, block = self._unfinished, self._block()
+        missing = [piece for piece in self._units.cut_pieces if not locations.has(piece)]
+        self._shard_paths = unfinished.take_shards(self._shard_paths)
+        with self._files(writable=True) as (shards, pack):
+            if missing:
+                units = self._units.units
+                first = next(
+                    n for n, u in enumerate(units) if not all(map(locations.has, u.pieces))
+                )
+                extent = holes.extent_length(unfinished.inner)
+                needs = self._units.space_needs(block, extent).to_pack(first)
+                self._check_space(needs - self._spare_length(pack, locations))
+                unfinished.withdraw(self._draft)
+                for file, end in enumerate(self._ends(locations)):
+                    pack.truncate(file, end)
+            with self._conversion(shards, pack, locations, missing) as conversion:
+                conversion.pack(self._units.units, self._units.blocks(block))
+        unfinished.commit(self._draft)
         self.has_given_up = True
-        self._unfinished.remove_shards()
-        self._unfinished.close_up()
+        unfinished.remove_shards()
+        unfinished.clean_up()
         return _length(missing)
 
     def restore(
         self, locations: PieceLocations, folder: Path | None, force: bool
-    ) -> InPlaceRestored:
-        """Bring all units back into the shards, these home, and remove what is left of the pack."""
-        homes = self._homes(folder)
-        check_homes(homes, self._unfinished.path, force, self._shard_paths)
-        carried = [p for unit in self._units.units for p in unit.pieces if locations.has(p)]
-        if carried:
-            self._restore_units(locations, carried)
-        elif [str(path) for path in self._shard_paths] != homes:
-            self._shard_paths = self._unfinished.take_shards(self._shard_paths)
-        self._unfinished.journal.set_homes(homes)
-        self._unfinished.send_home(self._beginning.shards, homes)
-        self.has_given_up = True
-        self._unfinished.remove_data_files(self._draft)
-        self._unfinished.close_up()
-        entries = self._draft.manifest.source.shards
-        return InPlaceRestored(entries, tuple(homes), _length(carried))
+    ) -> tuple[dict[str, ShardEntry], int]:
+        """Bring all units back into the shards, these home, and remove the rest of the pack.
 
-    def undo(self) -> None:
-        """Put all back as it was before the work began; nothing was given up yet."""
-        assert not self.has_given_up
+        Returns the shards by their paths, and how many bytes were moved.
+        """
+        unfinished = self._unfinished
+        homes = self._homes(folder)
+        check_homes(homes, unfinished.path, force, self._shard_paths)
+        pieces = [piece for piece in self._units.cut_pieces if locations.has(piece)]
+        if pieces:
+            self._restore_units(locations, pieces)
+        elif [str(path) for path in self._shard_paths] != homes:
+            self._shard_paths = unfinished.take_shards(self._shard_paths)
+        unfinished.journal.set_homes(homes)
+        unfinished.restore_names(self._beginning.shards, homes)
+        self.has_given_up = True
+        unfinished.remove_data_files(self._draft)
+        unfinished.clean_up()
+        entries = self._draft.manifest.source.shards
+        return dict(zip(homes, entries, strict=True)), _length(pieces)
+
+    @contextmanager
+    def undone_on_failure(self) -> Iterator[None]:
+        """Put all back as it was if the block fails before any byte was given up."""
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError, MoepackError):
+                if not self.has_given_up:
+                    self._undo()
+            raise
+
+    def _undo(self) -> None:
         unfinished = self._unfinished
         if self._beginning.was_pack:
-            if not in_place_draft.is_committed(unfinished.path, self._draft):
-                unfinished.commit(self._draft)
+            unfinished.commit(self._draft)
             unfinished.remove_shards()
         else:
             unfinished.withdraw(self._draft)
-            unfinished.send_home(self._beginning.shards, self._homes(None))
+            unfinished.restore_names(self._beginning.shards, self._homes(None))
             unfinished.remove_data_files(self._draft)
-        unfinished.close_up()
+        unfinished.clean_up()
 
-    def _restore_units(self, locations: PieceLocations, carried: Sequence[Piece]) -> None:
+    def _restore_units(self, locations: PieceLocations, pieces: Sequence[Piece]) -> None:
         unfinished, shards = self._unfinished, self._beginning.shards
         last = max(unit.number for unit in self._units.units if locations.any(unit))
-        room = self._units.room(self._block()).to_restore(last + 1)
-        room += holes.extent_length(unfinished.inner)
+        needs = self._units.space_needs(self._block()).to_restore(last + 1)
+        needs += holes.extent_length(unfinished.inner)
         if self._beginning.was_pack or None in self._shard_paths:
-            room += self._units.absent_length(self._block())
-        with self._sides(writable=True) as (_, pack):
-            self._check_space(room - self._spare_length(pack, locations))
+            needs += self._units.absent_length(self._block())
+        with self._files(writable=True) as (_, pack):
+            self._check_space(needs - self._spare_length(pack, locations))
         self._shard_paths = unfinished.take_shards(self._shard_paths)
         self._shard_paths = unfinished.make_shards(self._shard_paths, shards)
         unfinished.withdraw(self._draft)
-        with self._sides(writable=True) as (shard_side, pack):
-            conversion = self._conversion((shard_side, pack), locations, carried)
-            try:
-                conversion.restore()
-            finally:
-                self.has_given_up = conversion.has_given_up
+        with self._files(writable=True) as (shard_files, pack):
+            with self._conversion(shard_files, pack, locations, pieces) as conversion:
+                conversion.restore(self._units.units)
             for number, mapped in enumerate(self._maps):
-                shard_side.round_off(number, mapped)
+                shard_files.round_off(number, mapped)
 
     def _homes(self, folder: Path | None) -> list[str]:
         """Return where the shards go: into `folder`, by default where they were."""
@@ -180,20 +186,27 @@ class Work:
             raise RequestError(problem, hint="name a folder for them with `target`")
         return homes
 
+    @contextmanager
     def _conversion(
         self,
-        sides: tuple[ShardSide, PackSide],
+        shards: ShardFiles,
+        pack: PackFiles,
         locations: PieceLocations,
-        carried: Sequence[Piece],
-    ) -> Conversion:
-        self._advanced.expect(_length(carried) - _length(self._units.pieces))
-        return Conversion(sides, self._units.units, locations, self._threads, self._advanced)
+        pieces: Sequence[Piece],
+    ) -> Iterator[Conversion]:
+        """Yield the conversion that moves `pieces`; note whether it has given up any byte."""
+        self._advanced.expect(_length(pieces) - _length(self._units.pieces))
+        conversion = Conversion(shards, pack, locations, self._threads, self._advanced)
+        try:
+            yield conversion
+        finally:
+            self.has_given_up = conversion.has_given_up
 
     @contextmanager
-    def _sides(self, *, writable: bool) -> Iterator[tuple[ShardSide, PackSide]]:
-        files = [self._unfinished.path / file.name for file in self._draft.manifest.files]
-        shards = ShardSide(self._shard_paths, writable=writable)
-        pack = PackSide(files, writable=writable)
+    def _files(self, *, writable: bool) -> Iterator[tuple[ShardFiles, PackFiles]]:
+        data_files = [self._unfinished.path / file.name for file in self._draft.manifest.files]
+        shards = ShardFiles(self._shard_paths, writable=writable)
+        pack = PackFiles(data_files, writable=writable)
         try:
             yield shards, pack
         finally:
@@ -204,29 +217,21 @@ class Work:
         return holes.block_length(self._unfinished.inner)
 
     def _ends(self, locations: PieceLocations) -> list[int]:
-        """Return where in each data file the last unit ends of which anything is in the pack."""
+        """Return the end of the last unit with a piece in the pack, in each data file."""
         ends = [0] * len(self._draft.manifest.files)
         for unit in self._units.units:
             if locations.any(unit):
                 ends[unit.file] = unit.end
         return ends
 
-    def _spare_length(self, pack: PackSide, locations: PieceLocations) -> int:
-        """Return what data files take for units of which all is in the shards."""
+    def _spare_length(self, pack: PackFiles, locations: PieceLocations) -> int:
+        """Return the bytes that data files take for units which are all in the shards."""
         ends = enumerate(self._ends(locations))
         return sum(pack.length_behind(file, end) for file, end in ends)
 
-    def _make_room(self, room: int, pack: PackSide, locations: PieceLocations) -> None:
-        """Cut off what was begun of units that are in the shards, if that makes room enough."""
-        self._check_space(room - self._spare_length(pack, locations))
-        self._unfinished.withdraw(self._draft)
-        for file, end in enumerate(self._ends(locations)):
-            pack.truncate(file, end)
-
     def _check_space(self, length: int) -> None:
-        refusal = in_place_refusals.check_space(self._unfinished.path, length + self._margin)
-        if refusal:
-            raise refusal
+        length += margin(self._units, self._draft.index)
+        check_space(self._unfinished.path, length)
 
 
 def _length(pieces: Iterable[Piece]) -> int:
@@ -234,5 +239,5 @@ def _length(pieces: Iterable[Piece]) -> int:
 
 
 def margin(units: Units, index: Index) -> int:
-    """Return what is needed beside the units: index and its drafts, the file system."""
-    return MARGIN + MARGIN_OF_PIECE * len(units.pieces) + 4 * index.header.index_length
+    """Return the bytes needed beside the units: index and its drafts, the file system."""
+    return MARGIN + _MARGIN_OF_PIECE * len(units.pieces) + 4 * index.header.index_length

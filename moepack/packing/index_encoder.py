@@ -1,107 +1,97 @@
-"""Write index.bin from a plan and what was written (FORMAT.md, "The index")."""
+"""Write index.bin from a plan and the written files (FORMAT.md, "The index")."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from moepack import digest
-from moepack.format import records, sections
-from moepack.format.tables import DataFile, SliceOrigin
-from moepack.packing.finished_files import FinishedFile, has_codecs, on_disk, placed_blobs
+from moepack.common import digest
+from moepack.pack.format import records, sections
+from moepack.pack.format.tables import DataFile
+from moepack.packing.finished_files import (
+    FinishedFile,
+    WrittenPart,
+    has_codecs,
+    on_disk,
+    written_blobs,
+)
 from moepack.packing.plan import DENSE_NAME, BlobKey, Plan
 from moepack.source import ggml_types
-from moepack.source.dense import ShardRange, SourceTensor
-from moepack.source.experts import Scattered, SourcePart
+from moepack.source.dense import ShardRange
+from moepack.source.experts import Scattered
+from moepack.source.shards import SourceTensor
 
-_PLAIN, _ZSTD = records.CODEC_RAW, 1
-"""What a part's record says of its codec: none, or the first and only one."""
-PlaceDigests = Mapping[tuple[int, int], int]
-"""By shard and offset in it, the digest of what begins there."""
+DigestsByOffset = Mapping[tuple[int, int], int]
+"""By shard and offset in it, the digest of the bytes that begin there."""
+
+_Position = tuple[int, int, int]
+"""The file of dense bytes, their offset there, and their digest."""
 
 
 def encode(plan: Plan, finished: Mapping[str, FinishedFile]) -> bytes:
-    """Return the bytes of the index of a pack, whose files are `finished`."""
+    """Return the bytes of the index of a pack with the files `finished`."""
     files = [on_disk(plan, file, finished[file.name]) for file in plan.new_files()]
-    is_coded = has_codecs(plan, finished)
-    writer = _IndexWriter(plan, len(files), is_coded)
-    writer.put("files", (_file_record(DataFile(file.name, file.length)) for file in files))
-    if is_coded:
-        writer.put("codecs", [records.CodecRecord(records.ZSTD.encode()).pack()])
+    data_files = [DataFile(file.name, file.length) for file in files]
+    writer = _IndexWriter(plan, data_files, has_codecs(plan, finished))
     for number, file in enumerate(plan.files):
-        for blob in placed_blobs(plan, file, finished[file.name]):
+        for blob in written_blobs(plan, file, finished[file.name]):
             writer.put_blob(blob.key, blob.offset, blob.length, number)
-            for part, held in enumerate(blob.parts):
-                place = (held.offset, held.stored_length, held.digest, number)
-                writer.put_part(blob.key, part, place, _ZSTD if held.is_coded else _PLAIN)
-                if is_coded:
-                    writer.put_stored_digest(blob.key, part, held.stored_digest)
+            for part_number, part in enumerate(blob.parts):
+                writer.put_part(blob.key, part_number, number, part)
     if plan.dense is not None:
-        number, in_order = len(plan.files), iter(finished[DENSE_NAME].digests)
-        writer.put(
-            "shard_bytes",
-            [
-                _shard_bytes(found, number, at, next(in_order))
-                for found, at in plan.dense.other_ranges
-            ],
-        )
-        writer.put(
-            "tensors",
-            [_tensor(held, number, at, next(in_order)) for held, at in plan.dense.tensors],
-        )
+        number, digests = len(plan.files), iter(finished[DENSE_NAME].digests)
+        ranges = [(number, offset, next(digests)) for _, offset in plan.dense.other_ranges]
+        tensors = [(number, offset, next(digests)) for _, offset in plan.dense.tensors]
+        writer.put_dense(ranges, tensors)
     return writer.finish()
 
 
-def encode_over_shards(plan: Plan, shards: Sequence[DataFile], digests: PlaceDigests) -> bytes:
-    """Return the bytes of an index over the shards themselves, where nothing was moved.
+def encode_over_shards(plan: Plan, shards: Sequence[DataFile], digests: DigestsByOffset) -> bytes:
+    """Return the bytes of an index over the shards themselves, without a copy.
 
-    File number N of the index is shard N. `digests` has at least those of the other ranges; where
+    File number N of the index is shard N. `digests` has at least those of the other ranges; if
     `shards` say so, also those of parts and tensors.
     """
-    writer = _IndexWriter(plan, len(shards))
-    writer.put("files", map(_file_record, shards))
+    writer = _IndexWriter(plan, shards)
     for key in plan.order:
-        template = plan.templates[key.template]
         writer.put_blob(key, 0, 0, 0)
-        for part, kind in enumerate(template.parts):
-            shard, offset = kind.slices.at(key.expert)
-            place = (offset, kind.length, digests.get((shard, offset), 0), shard)
-            writer.put_part(key, part, place)
+        for number, part in enumerate(plan.templates[key.template].parts):
+            shard, offset = part.slices.at(key.expert)
+            part_digest = digests.get((shard, offset), 0)
+            place = WrittenPart(offset, part.length, part_digest, part_digest, is_coded=False)
+            writer.put_part(key, number, shard, place)
     assert plan.dense is not None
-    writer.put(
-        "shard_bytes",
-        (
-            _shard_bytes(found, found.shard, found.offset, digests[found.shard, found.offset])
-            for found, _ in plan.dense.other_ranges
-        ),
-    )
-    writer.put(
-        "tensors",
-        (
-            _tensor(held, held.shard, held.tensor.offset, _digest_of_tensor(held, digests))
-            for held, _ in plan.dense.tensors
-        ),
-    )
+    tensors = []
+    for (shard, tensor), _ in plan.dense.tensors:
+        # One without bytes begins where the next one does.
+        computed = digests.get((shard, tensor.offset), 0) if tensor.length else digest.xxh3(b"")
+        tensors.append((shard, tensor.offset, computed))
+    ranges = [
+        (shard, offset, digests[shard, offset]) for (shard, offset, _), _ in plan.dense.other_ranges
+    ]
+    writer.put_dense(ranges, tensors)
     return writer.finish()
-
-
-def _digest_of_tensor(held: SourceTensor, digests: PlaceDigests) -> int:
-    # One without bytes begins where the next one does.
-    place = (held.shard, held.tensor.offset)
-    return digests.get(place, 0) if held.tensor.length else digest.of(b"")
 
 
 class _IndexWriter:
-    """An index in the making: all that depends on no place is written when it is made."""
+    """An index in the making; sections without offsets of blobs and parts are written at once."""
 
-    def __init__(self, plan: Plan, file_count: int, is_coded: bool = False) -> None:
+    def __init__(self, plan: Plan, files: Sequence[DataFile], is_coded: bool = False) -> None:
         self._plan = plan
-        self._directory = plan.directory(file_count, is_coded)
+        self._is_coded = is_coded
+        self._directory = plan.directory(len(files), is_coded)
         self._index = bytearray(self._directory.index_length)
+        # The rank of each blob, by its number.
         self._ranks = [0] * len(plan.order)
-        """The rank of each blob, by its number."""
         self._put_header()
+        self.put("files", map(_file_record, files))
         self.put("families", _family_records(plan))
         self.put("part_kinds", _part_kind_records(plan))
         self.put("slices", _slice_records(plan))
-        self._put_ranks()
+        if is_coded:
+            self.put("codecs", [records.CodecRecord(records.ZSTD.encode()).pack()])
+        section = self._directory["ranks"]
+        for rank, key in enumerate(plan.order):
+            number = self._number(key)
+            self._ranks[number] = rank
+            records.RANK.pack_into(self._index, section.at(rank), number)
 
     def _put_header(self) -> None:
         layout = self._plan.layout
@@ -119,13 +109,6 @@ class _IndexWriter:
         start = header + sections.encode(self._directory)
         self._index[: len(start)] = start
 
-    def _put_ranks(self) -> None:
-        section = self._directory["ranks"]
-        for rank, key in enumerate(self._plan.order):
-            number = self._number(key)
-            self._ranks[number] = rank
-            records.RANK.pack_into(self._index, section.at(rank), number)
-
     def _number(self, key: BlobKey) -> int:
         return self._plan.templates[key.template].first_blob + key.expert
 
@@ -137,31 +120,32 @@ class _IndexWriter:
             offset += len(chunk)
 
     def put_blob(self, key: BlobKey, offset: int, length: int, file: int) -> None:
-        """Write where a blob lies."""
         number = self._number(key)
         record = (offset, length, self._plan.counts.get(key, 0), self._ranks[number], file)
         records.BLOB.pack_into(self._index, self._directory["blobs"].at(number), *record)
 
-    def put_part(
-        self, key: BlobKey, part: int, place: tuple[int, int, int, int], codec: int = _PLAIN
-    ) -> None:
-        """Write where a blob's part lies; `place` is offset, stored length, digest and file."""
-        at = self._directory["parts"].at(self._part_number(key, part))
-        records.PART.pack_into(self._index, at, *place, codec)
-
-    def put_stored_digest(self, key: BlobKey, part: int, stored: int) -> None:
-        """Write the digest of what is stored of a part."""
-        at = self._directory["stored_digests"].at(self._part_number(key, part))
-        records.STORED_DIGEST.pack_into(self._index, at, stored)
-
-    def _part_number(self, key: BlobKey, part: int) -> int:
+    def put_part(self, key: BlobKey, part_number: int, file: int, part: WrittenPart) -> None:
         template = self._plan.templates[key.template]
-        return template.first_part + key.expert * len(template.parts) + part
+        number = template.first_part + key.expert * len(template.parts) + part_number
+        codec = 1 if part.is_coded else records.CODEC_RAW  # there is but one codec
+        record = (part.offset, part.stored_length, part.digest, file, codec)
+        records.PART.pack_into(self._index, self._directory["parts"].at(number), *record)
+        if self._is_coded:
+            at = self._directory["stored_digests"].at(number)
+            records.STORED_DIGEST.pack_into(self._index, at, part.stored_digest)
+
+    def put_dense(self, ranges: Iterable[_Position], tensors: Iterable[_Position]) -> None:
+        """Write the positions of the other ranges and of the tensors, in the plan's order."""
+        dense = self._plan.dense
+        assert dense is not None
+        in_source = [shard_range for shard_range, _ in dense.other_ranges]
+        self.put("shard_bytes", map(_shard_bytes_record, in_source, ranges))
+        self.put("tensors", map(_tensor_record, (tensor for tensor, _ in dense.tensors), tensors))
 
     def finish(self) -> bytes:
         """Sign the index and return it."""
         body = memoryview(self._index)[: -records.TRAILER.size]
-        records.TRAILER.pack_into(self._index, len(body), digest.of(body))
+        records.TRAILER.pack_into(self._index, len(body), digest.xxh3(body))
         return bytes(self._index)
 
 
@@ -171,7 +155,7 @@ def _file_record(file: DataFile) -> bytes:
     return records.FileRecord(file.name.encode(), file.length, kind, flags).pack()
 
 
-def _family_records(plan: Plan) -> Iterable[bytes]:
+def _family_records(plan: Plan) -> Iterator[bytes]:
     first_kind = 0
     for template in plan.templates:
         family = template.family
@@ -188,16 +172,7 @@ def _family_records(plan: Plan) -> Iterable[bytes]:
         first_kind += len(template.parts)
 
 
-def _part_kind_records(plan: Plan) -> Iterable[bytes]:
-    first_slice = 0
-    for template in plan.templates:
-        for part in template.parts:
-            yield _part_kind_record(part, first_slice).pack()
-            if isinstance(part.slices, Scattered):
-                first_slice += len(part.slices.places)
-
-
-def _slice_records(plan: Plan) -> Iterable[bytes]:
+def _slice_records(plan: Plan) -> Iterator[bytes]:
     for template in plan.templates:
         for part in template.parts:
             if isinstance(part.slices, Scattered):
@@ -205,40 +180,46 @@ def _slice_records(plan: Plan) -> Iterable[bytes]:
                     yield records.SliceRecord(shard, offset).pack()
 
 
-def _part_kind_record(part: SourcePart, first_slice: int) -> records.PartKindRecord:
-    known = ggml_types.TYPES.get(part.type_id)
-    ne0, ne1 = (*part.shape, 0, 0)[:2]
-    flags = records.TYPE_INFERRED if part.inferred else 0
-    slices = part.slices
-    if isinstance(slices, Scattered):
-        flags |= records.OWN_TENSORS
-        origin = SliceOrigin(0, 0, 0, first_slice)
-    else:
-        origin = SliceOrigin(slices.shard, slices.offset, slices.length)
-    return records.PartKindRecord(
-        name=part.name.encode(),
-        type_id=part.type_id,
-        flags=flags,
-        dimension_count=len(part.shape),
-        interleaved_row_count=known.interleaved_row_count if known else 0,
-        ne0=ne0,
-        ne1=ne1,
-        length=part.length,
-        type_name=ggml_types.type_name(part.type_id).encode(),
-        shard=origin.shard,
-        first_slice=origin.first_slice or 0,
-        shard_offset=origin.offset,
-        stride=origin.stride,
-    )
+def _part_kind_records(plan: Plan) -> Iterator[bytes]:
+    slice_count = 0
+    for part in (part for template in plan.templates for part in template.parts):
+        ggml_type = ggml_types.TYPES.get(part.type_id)
+        ne0, ne1 = (*part.shape, 0, 0)[:2]
+        flags = records.TYPE_INFERRED if part.inferred else 0
+        shard = offset = stride = first_slice = 0
+        if isinstance(part.slices, Scattered):
+            flags |= records.OWN_TENSORS
+            first_slice = slice_count
+            slice_count += len(part.slices.places)
+        else:
+            shard, offset, stride = part.slices.shard, part.slices.offset, part.slices.length
+        yield records.PartKindRecord(
+            name=part.name.encode(),
+            type_id=part.type_id,
+            flags=flags,
+            dimension_count=len(part.shape),
+            interleaved_row_count=ggml_type.interleaved_row_count if ggml_type else 0,
+            ne0=ne0,
+            ne1=ne1,
+            length=part.length,
+            type_name=ggml_types.type_name(part.type_id).encode(),
+            shard=shard,
+            first_slice=first_slice,
+            shard_offset=offset,
+            stride=stride,
+        ).pack()
 
 
-def _shard_bytes(found: ShardRange, file: int, offset: int, known: int) -> bytes:
-    place = (found.offset, found.length, offset, known)
-    return records.ShardBytesRecord(found.shard, file, *place).pack()
+def _shard_bytes_record(source: ShardRange, position: _Position) -> bytes:
+    file, offset, known_digest = position
+    return records.ShardBytesRecord(
+        source.shard, file, source.offset, source.length, offset, known_digest
+    ).pack()
 
 
-def _tensor(held: SourceTensor, file: int, offset: int, known: int) -> bytes:
-    tensor = held.tensor
+def _tensor_record(source: SourceTensor, position: _Position) -> bytes:
+    tensor = source.tensor
+    file, offset, tensor_digest = position
     ne0, ne1, ne2, ne3 = (*tensor.dims, 0, 0, 0, 0)[:4]
     return records.TensorRecord(
         name=tensor.name.encode(),
@@ -254,8 +235,8 @@ def _tensor(held: SourceTensor, file: int, offset: int, known: int) -> bytes:
         length=tensor.length,
         offset=offset,
         stored_length=tensor.length,
-        digest=known,
-        shard=held.shard,
+        digest=tensor_digest,
+        shard=source.shard,
         codec=records.CODEC_RAW,
         shard_offset=tensor.offset,
     ).pack()

@@ -1,4 +1,4 @@
-"""Layouts: named profiles that say how blobs are grouped, ordered and aligned.
+"""Layouts: named profiles of how blobs are grouped, ordered and aligned.
 
 A layout is a TOML file, shipped ones in `layouts/` and a user's own by path. It is checked when it
 is read: a `Layout` that exists makes sense.
@@ -9,27 +9,62 @@ import re
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from moepack import installed
-from moepack.errors import RequestError
-from moepack.format import records
-from moepack.format.names import is_plain_name
-from moepack.packing import codec
-from moepack.packing.codec import Codec
-from moepack.sizes import parse_size, size_text
+from moepack.common import installed
+from moepack.common.errors import RequestError
+from moepack.common.sizes import parse_size, size_text
+from moepack.pack.format import records
+from moepack.pack.format.names import is_plain_name
 
 MAX_FILE_LENGTH = 1 << 13
 DEFAULT = "layers"
+_DEFAULT_LEVEL = 3
+_MAX_LEVEL = 19
+"""Higher ones take gigabytes of memory for little."""
+
+_CODEC = re.compile(rf"{records.ZSTD}(?::([0-9]{{1,4}}))?\Z", re.ASCII)
 
 _PLACEHOLDER = re.compile(r"\{(layer|number)(?::0([1-9]))?\}", re.ASCII)
 _GROUPS = {"layer": "layer", "size": "number"}
 _ORDERS = ("hotness", "source")
+_PROJECTIONS = sorted(("gate_up", "gate", "up", "down", "attn_v"))
+_TABLES = {
+    "files": ("group", "name", "max_length"),
+    "blobs": ("order", "alignment"),
+    "parts": ("projections", "alignment", "small_alignment", "codec"),
+    "dense": ("alignment",),
+}
+
+
+class Codec(NamedTuple):
+    """A codec and its level; as text `zstd:3`."""
+
+    name: str
+    level: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.level}"
+
+
+def parse_codec(text: str, path: str | None = None, place: str | None = None) -> Codec:
+    """Read `zstd` or `zstd:LEVEL`; raise RequestError for anything else.
+
+    `path` and `place` are those of the text, if it is in a file.
+    """
+    match = _CODEC.match(text)
+    level = int(match[1] or _DEFAULT_LEVEL) if match else 0
+    if not 1 <= level <= _MAX_LEVEL:
+        expected = f"{records.ZSTD}, or {records.ZSTD}:1 to {records.ZSTD}:{_MAX_LEVEL}"
+        raise RequestError(
+            "no such codec", path=path, place=place, expected=expected, found=repr(text[:80])
+        )
+    return Codec(records.ZSTD, level)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A checked layout. Lengths and alignments are bytes; FORMAT.md says what each rule does."""
+    """A checked layout. Lengths and alignments are bytes; FORMAT.md explains each rule."""
 
     name: str
     description: str
@@ -44,9 +79,9 @@ class Layout:
     tensor_alignment: int
     codec: Codec | None = None
 
-    def with_codec(self, wanted: Codec | None) -> "Layout":
+    def with_codec(self, parts_codec: Codec | None) -> "Layout":
         """Return the same layout with parts stored by another codec; raises RequestError."""
-        changed = replace(self, codec=wanted)
+        changed = replace(self, codec=parts_codec)
         _check_codec(changed, path=None)
         return changed
 
@@ -55,7 +90,7 @@ class Layout:
 
         Raises RequestError for what is no alignment.
         """
-        if alignment < 1 or alignment.bit_count() != 1 or alignment > records.MAX_ALIGNMENT:
+        if not _is_alignment(alignment):
             raise RequestError(
                 "not an alignment",
                 expected=f"a power of two up to {size_text(records.MAX_ALIGNMENT)}",
@@ -98,7 +133,7 @@ def names() -> list[str]:
 def load(name_or_path: str | os.PathLike[str]) -> Layout:
     """Load a shipped layout by name, or any by the path of its TOML file.
 
-    Raises RequestError where there is none, or where it breaks a rule.
+    Raises RequestError if there is none, or it breaks a rule.
     """
     name = os.fspath(name_or_path)
     if name.endswith(".toml") or "/" in name:
@@ -122,15 +157,19 @@ def decode(data: bytes, path: str, name: str) -> Layout:
 
 
 def _check_codec(layout: Layout, path: str | None) -> None:
-    """Raise RequestError where a layout has a codec and has its blobs at equal distances."""
+    """Raise RequestError if a layout has a codec and its blobs at equal distances."""
     if layout.codec is not None and layout.order == "source":
         raise RequestError(
-            "a codec does not go with blobs in the order of the source: engines compute where these"
-            " lie by one distance, and compressed blobs differ in length",
+            "blobs in the order of the source take no codec: engines compute their offsets from one"
+            " distance, and compressed blobs differ in length",
             path=path,
             place=f"layout {layout.name}, codec {layout.codec}",
             hint="use another layout, such as layers: without hotness it has this order too",
         )
+
+
+def _is_alignment(value: int) -> bool:
+    return 1 <= value <= records.MAX_ALIGNMENT and value.bit_count() == 1
 
 
 class _LayoutDecoder:
@@ -144,126 +183,114 @@ class _LayoutDecoder:
             body = tomllib.loads(data.decode())
         except (ValueError, RecursionError) as error:
             self.fail("", f"not TOML ({str(error)[:80]})")
-        self.known(body, "", ("description", "files", "blobs", "parts", "dense"))
-        files = self.table(body, "files", ("group", "name", "max_length"))
-        blobs = self.table(body, "blobs", ("order", "alignment"))
-        part_keys = ("projections", "alignment", "small_alignment", "codec")
-        parts = self.table(body, "parts", part_keys)
-        dense = self.table(body, "dense", ("alignment",))
-        group = self.choice(files, "files.group", tuple(_GROUPS))
+        self.check_keys(body, "", ("description", *_TABLES))
+        for table, keys in _TABLES.items():
+            if not isinstance(body.get(table), dict):
+                self.fail(table, "missing, or not a table", f"[{table}]")
+            self.check_keys(body[table], f"{table}.", keys)
+        group = self.choice(body, "files.group", tuple(_GROUPS))
         layout = Layout(
             name=name,
             description=self.text(body, "description"),
             group=group,
-            file_name=self.file_name(files, group),
-            max_length=self.max_length(files, group),
-            order=self.choice(blobs, "blobs.order", _ORDERS),
-            blob_alignment=self.alignment(blobs, "blobs.alignment"),
-            projections=self.projections(parts),
-            part_alignment=self.alignment(parts, "parts.alignment"),
-            small_alignment=self.alignment(parts, "parts.small_alignment"),
-            tensor_alignment=self.alignment(dense, "dense.alignment"),
-            codec=self.codec(parts),
+            file_name=self.file_name(body, group),
+            max_length=self.max_length(body, group),
+            order=self.choice(body, "blobs.order", _ORDERS),
+            blob_alignment=self.alignment(body, "blobs.alignment"),
+            projections=self.projections(body),
+            part_alignment=self.alignment(body, "parts.alignment"),
+            small_alignment=self.alignment(body, "parts.small_alignment"),
+            tensor_alignment=self.alignment(body, "dense.alignment"),
+            codec=self.codec(body),
         )
-        self.check_alignments(layout)
-        _check_codec(layout, self.path)
-        return layout
-
-    def codec(self, parts: dict[str, Any]) -> Codec | None:
-        if "codec" not in parts:
-            return None
-        text = self.text(parts, "parts.codec")
-        return codec.parse(text, self.path, "parts.codec")
-
-    def check_alignments(self, layout: Layout) -> None:
         if layout.part_alignment > layout.blob_alignment:
             expected = f"<= blobs.alignment ({layout.blob_alignment})"
             self.fail("parts.alignment", "larger than the blob's", expected, layout.part_alignment)
         if layout.small_alignment > layout.part_alignment:
-            expected = f"<= parts.alignment ({layout.part_alignment})"
-            found = layout.small_alignment
-            self.fail("parts.small_alignment", "larger than the weights'", expected, found)
+            place, expected = (
+                "parts.small_alignment",
+                f"<= parts.alignment ({layout.part_alignment})",
+            )
+            self.fail(place, "larger than the weights'", expected, layout.small_alignment)
+        _check_codec(layout, self.path)
+        return layout
 
-    def table(self, body: dict[str, Any], key: str, keys: tuple[str, ...]) -> dict[str, Any]:
-        table = body.get(key)
-        if not isinstance(table, dict):
-            self.fail(key, "missing, or not a table", f"[{key}]")
-        self.known(table, f"{key}.", keys)
-        return table
-
-    def known(self, table: dict[str, Any], prefix: str, keys: tuple[str, ...]) -> None:
+    def check_keys(self, table: dict[str, Any], prefix: str, keys: tuple[str, ...]) -> None:
         for key in table:
             if key not in keys:
-                expected = ", ".join(prefix + known for known in keys)
+                expected = ", ".join(prefix + allowed for allowed in keys)
                 self.fail(f"{prefix}{key[:40]}", "unknown key", expected)
 
-    def text(self, table: dict[str, Any], place: str) -> str:
-        value = table.get(place.rpartition(".")[2])
+    def value(self, body: dict[str, Any], place: str) -> Any:
+        table, _, key = place.rpartition(".")
+        return (body[table] if table else body).get(key)
+
+    def text(self, body: dict[str, Any], place: str) -> str:
+        value = self.value(body, place)
         if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
             self.fail(place, "missing, or not a line of text")
         return value
 
-    def choice(self, table: dict[str, Any], place: str, choices: tuple[str, ...]) -> str:
-        value = self.text(table, place)
+    def choice(self, body: dict[str, Any], place: str, choices: tuple[str, ...]) -> str:
+        value = self.text(body, place)
         if value not in choices:
             self.fail(place, "unknown value", " or ".join(choices), value)
         return value
 
-    def size(self, table: dict[str, Any], place: str) -> int:
-        value = table.get(place.rpartition(".")[2])
+    def size(self, body: dict[str, Any], place: str) -> int:
+        value = self.value(body, place)
         if type(value) is int:
             return value
         try:
-            return parse_size(self.text(table, place), least=0)
+            return parse_size(self.text(body, place), least=0)
         except RequestError as error:
             self.fail(place, error.problem, error.expected, error.found)
 
-    def alignment(self, table: dict[str, Any], place: str) -> int:
-        value = self.size(table, place)
-        if value < 1 or value.bit_count() != 1 or value > records.MAX_ALIGNMENT:
-            found = value if abs(value) < 1 << 64 else "a huge number"
+    def alignment(self, body: dict[str, Any], place: str) -> int:
+        value = self.size(body, place)
+        if not _is_alignment(value):
+            number = value if abs(value) < 1 << 64 else "a huge number"
             expected = f"a power of two up to {records.MAX_ALIGNMENT}"
-            self.fail(place, "not an alignment", expected, found)
+            self.fail(place, "not an alignment", expected, number)
         return value
 
-    def file_name(self, files: dict[str, Any], group: str) -> str:
-        name = self.text(files, "files.name")
+    def codec(self, body: dict[str, Any]) -> Codec | None:
+        if "codec" not in body["parts"]:
+            return None
+        return parse_codec(self.text(body, "parts.codec"), self.path, "parts.codec")
+
+    def file_name(self, body: dict[str, Any], group: str) -> str:
+        name = self.text(body, "files.name")
         placeholder = _GROUPS[group]
-        used = [match[1] for match in _PLACEHOLDER.finditer(name)]
+        placeholders = [match[1] for match in _PLACEHOLDER.finditer(name)]
         rest = _PLACEHOLDER.sub("0", name)
-        if used != [placeholder] or set(rest) & {"{", "}"}:
+        if placeholders != [placeholder] or set(rest) & {"{", "}"}:
             self.fail("files.name", "wrong placeholders", f"{{{placeholder}}} once", name)
         if not is_plain_name(rest) or len(name) > 100 or not rest.endswith(".bin"):
-            self.fail("files.name", "not a plain file name ending in .bin", found=repr(name))
-        if rest.lower() == "dense.bin":
-            self.fail("files.name", "the dense part has this name", found=name)
+            self.fail("files.name", "not a plain file name ending in .bin", None, repr(name))
         return name
 
-    def max_length(self, files: dict[str, Any], group: str) -> int | None:
-        if (group == "size") != ("max_length" in files):
-            self.fail("files.max_length", 'belongs to files.group = "size", and to it alone')
+    def max_length(self, body: dict[str, Any], group: str) -> int | None:
+        if (group == "size") != ("max_length" in body["files"]):
+            self.fail("files.max_length", 'belongs to files.group = "size", and no other')
         if group != "size":
             return None
-        length = self.size(files, "files.max_length")
+        length = self.size(body, "files.max_length")
         if not 1 <= length <= records.MAX_LENGTH:
             self.fail("files.max_length", "out of bounds", f"1 to {records.MAX_LENGTH:,} bytes")
         return length
 
-    def projections(self, parts: dict[str, Any]) -> tuple[str, ...]:
-        known = {"gate_up", "gate", "up", "down", "attn_v"}
-        value = parts.get("projections")
-        if (
-            not isinstance(value, list)
-            or not all(isinstance(name, str) for name in value)
-            or sorted(value) != sorted(known)
-        ):
-            expected = "each once: " + ", ".join(sorted(known))
+    def projections(self, body: dict[str, Any]) -> tuple[str, ...]:
+        names = self.value(body, "parts.projections")
+        is_text = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not is_text or sorted(names) != _PROJECTIONS:
+            expected = "each once: " + ", ".join(_PROJECTIONS)
             self.fail("parts.projections", "not an order of the projections", expected)
-        return tuple(value)
+        return tuple(names)
 
     def fail(
-        self, place: str, problem: str, expected: object = None, found: object = None
+        self, place: str, problem: str, expected: object = None, actual: object = None
     ) -> NoReturn:
         raise RequestError(
-            problem, path=self.path, place=place or None, expected=expected, found=found
+            problem, path=self.path, place=place or None, expected=expected, found=actual
         )

@@ -1,35 +1,39 @@
-"""A log of what is safely on disk: lines that are synced as they are written, and a lock.
+"""An append-only log that is the lock of a directory as well: one process at a time.
 
-Each line is an object in JSON with a digest of itself. A line that a crash cut off or a bad disk
-changed ends what is trusted. The open log is also the lock: one process at a time.
+Each line is an object in JSON with a digest of itself, synced as it is written. A line that a crash
+cut off or a bad disk changed ends the trusted part.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import io
 import json
 import os
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from moepack import digest
-from moepack.errors import MoepackError, RequestError
-from moepack.storage.regular_file import NotRegularError, open_regular
+from moepack.common import digest
+from moepack.common.errors import MoepackError, RequestError
+from moepack.storage.lock import try_lock
+from moepack.storage.regular_file import NotRegularError, open_regular, write_at
 
 MAX_LINE_LENGTH = 16 << 20
 
 
 class LineLog:
-    """An open, locked log; `open_log` makes it."""
+    """The open, locked log at `path`, created if it is missing; `is_new` if it was empty.
 
-    def __init__(self, path: Path, file: io.FileIO) -> None:
+    Raises MoepackError if another process has it open, RequestError if `path` is not a regular
+    file: the target of a link belongs to somebody else.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = file
-        self.is_new = os.fstat(file.fileno()).st_size == 0
+        self._file = _open_locked(path)
+        self.is_new = os.fstat(self._file.fileno()).st_size == 0
 
     def begin(self, entry: dict[str, Any]) -> None:
         """Start afresh with a first line."""
@@ -41,14 +45,11 @@ class LineLog:
         self._file.seek(0)
         with open(self._file.fileno(), "rb", closefd=False) as lines:
             while line := lines.readline(MAX_LINE_LENGTH):
-                yield _object(line)
+                yield _parse(line)
 
     def trusted(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries from the first on, as far as they were written whole."""
-        for entry in self.entries():
-            if entry is None:
-                return
-            yield entry
+        """Yield the entries from the first one to the last before a damaged line."""
+        return takewhile(lambda entry: entry is not None, self.entries())  # type: ignore[arg-type]
 
     def keep(self, count: int) -> None:
         """Cut off all lines but the first `count`: the next one must not stand behind the rest."""
@@ -62,30 +63,21 @@ class LineLog:
     def append(self, entry: dict[str, Any]) -> None:
         """Add a line and sync it."""
         line = json.dumps(entry | {"check": _check(entry)}).encode() + b"\n"
-        end = self._file.seek(0, os.SEEK_END)
-        while line:
-            written = os.pwrite(self._file.fileno(), line, end)
-            line, end = line[written:], end + written
+        write_at(self._file.fileno(), line, self._file.seek(0, os.SEEK_END))
         os.fsync(self._file.fileno())
 
     def remove(self) -> None:
-        """Delete the log and give up the lock."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
+        """Delete the log and release the lock."""
+        self.path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Give up the lock; the log stays."""
+        """Release the lock; the log stays."""
         # A file object forgets its descriptor before it closes it, and no signal comes between.
         self._file.close()
 
 
-def open_log(path: Path) -> LineLog:
-    """Open or create the log at `path` and lock it.
-
-    Raises MoepackError where another process holds it, RequestError where the name is not a regular
-    file's: what a link points to is not ours to write to.
-    """
+def _open_locked(path: Path) -> io.FileIO:
     try:
         file = io.FileIO(os.fspath(path), "r+", opener=_open)
     except OSError as error:
@@ -95,27 +87,22 @@ def open_log(path: Path) -> LineLog:
         problem = "not a journal: a link, or no regular file"
         raise RequestError(problem, path=path, hint=hint) from None
     try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(file.fileno()).st_nlink == 0:  # another packer finished between the two calls
-            raise OSError(errno.EWOULDBLOCK, "")
-    except OSError as error:
+        if try_lock(file.fileno(), path, is_needed=True):
+            return file
+    except BaseException:
         file.close()
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        raise MoepackError(
-            "another moepack is packing into this directory",
-            path=path.parent,
-            hint="wait until it is done, or choose another directory",
-        ) from None
-    return LineLog(path, file)
+        raise
+    file.close()
+    problem = "another moepack is packing into this directory"
+    hint = "wait until it is done, or choose another directory"
+    raise MoepackError(problem, path=path.parent, hint=hint)
 
 
 def _open(path: str, flags: int) -> int:
     return open_regular(path, flags | os.O_CREAT | os.O_NOFOLLOW)
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
-    """Read a line; None where it is not one that was written whole."""
+def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
@@ -126,4 +113,4 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _check(entry: dict[str, Any]) -> str:
-    return digest.to_text(digest.of(json.dumps(entry, sort_keys=True).encode()))
+    return digest.to_text(digest.xxh3(json.dumps(entry, sort_keys=True).encode()))

@@ -8,44 +8,44 @@ The order of events is the promise:
 3. mirror.json is written anew, with all ranges;
 4. the pack gets its link.
 
-Whatever ends it early leaves what was mirrored before, and more bytes that nobody looks at; the
-same command goes on from there, and keeps what has its digest. Bytes that a reader may be looking
-at are never replaced by others: if some are not wanted any more, the files are made anew.
+Whatever ends it early leaves the mirror as it was before, and more bytes that nobody looks at; the
+same command goes on from there, and keeps all bytes with the right digest. Bytes that a reader may
+be looking at are never replaced by others: if some are not wanted any more, the files are made
+anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.errors import MoepackError, PackError, RequestError, write_failure
-from moepack.format import manifest
-from moepack.format.names import MIRROR_NAME
+from moepack.common.errors import MoepackError, PackError, RequestError, write_failure
+from moepack.common.phases import Progress
+from moepack.common.sizes import Size
+from moepack.pack.format import manifest
+from moepack.pack.format.names import MIRROR_NAME
+from moepack.pack.reading import mirror
+from moepack.pack.reading.directory import pack_folder, read_manifest
+from moepack.pack.reading.mirror import Description, RangeSet
+from moepack.pack.reading.pack import Pack
 from moepack.packing.mirror_copy import MirrorCopy, expert_reads
-from moepack.reading import mirror
-from moepack.reading.directory import read_manifest
-from moepack.reading.mirror import Coverage, Description
-from moepack.reading.pack import Pack
-from moepack.sizes import Size
 from moepack.storage.atomic import make_folder, publish, sync_directory, write_synced
-from moepack.storage.lock import lock
+from moepack.storage.lock import locked_folder
 from moepack.storage.space import check_space
 
-SUFFIX = ".mirror"
+_SUFFIX = ".mirror"
 _PARTIAL_NAME = f"{mirror.NAME}.partial"
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorSummary:
-    """A mirror: where it is, and what of the pack's experts is there; lengths are bytes.
+    """The mirror of a pack at `path`, with `expert_count` of its experts; lengths are bytes.
 
-    `kept_length` was there already. `is_same_drive` says that pack and mirror are on one file
-    system, where nothing is gained.
+    `kept_length` was there already. `is_same_drive` if pack and mirror are on one file system, so
+    that nothing is gained.
     """
 
     path: str
@@ -76,28 +76,31 @@ def mirror_pack(
     """Put a verified copy of a pack's experts into a folder in `target`; readers then use both.
 
     `target` is a folder on another drive. With `hottest`, only the hottest experts are copied, up
-    to so many bytes, `8GiB` or `25%` of the experts. What is there already is kept. `progress` is
+    to this size: bytes, `8GiB`, or `25%` of the experts. Existing copies are kept. `progress` is
     called with the bytes done since its last call, and those to do in all.
 
-    Raises PackError for a pack that is damaged or has no digests, RequestError where the pack has
+    Raises PackError for a pack that is damaged or has no digests, RequestError if the pack has
     another mirror or the folder is not this pack's, MachineError for a machine that fails.
     """
-    path = Path(pack)
+    path = pack_folder(pack)
     parent = Path(os.path.abspath(target))
     if not parent.is_dir():
         raise RequestError("no such folder", path=target, hint="name a folder on the other drive")
-    folder = parent / (Path(os.path.abspath(path)).name + SUFFIX)
+    folder = parent / (Path(os.path.abspath(path)).name + _SUFFIX)
     with Pack(path) as opened:
+        opened.require_files()
         length = None if hottest is None else opened.budget_length(hottest, "hottest")
         copy = MirrorCopy(opened, folder, length)
         if not copy.experts:
             raise RequestError("no expert fits", path=path, expected="more bytes", found=hottest)
         _check_link(path, folder)
+        description = Description(copy.content, os.path.realpath(path), length, copy.ranges)
         try:
-            with _locked(folder):
-                _prepare(path, folder, copy, length)
+            make_folder(folder)
+            with locked_folder(folder):
+                _prepare(path, folder, copy, description)
                 kept_length = copy.run(progress)
-                _write(folder, copy.description(_name_of(path), length))
+                _write(folder, description)
             _link(path, folder)
         except OSError as error:
             raise write_failure(error, folder, "run the same command again: it goes on") from error
@@ -116,13 +119,13 @@ def mirror_pack(
 def remove_mirror(pack: str | os.PathLike[str]) -> RemovedMirror:
     """Remove the mirror of a pack, and the link to it.
 
-    Where the drive is not there, or cannot be written to, the link alone is removed. Raises
-    RequestError for a pack without a mirror, and where it is being made, MachineError.
+    If the drive is not there, or cannot be written to, the link alone is removed. Raises
+    RequestError for a pack without a mirror, and while it is being made, MachineError.
     """
     path = Path(pack)
     folder = mirror.linked_folder(path)
     if folder is None:
-        read_manifest(path)  # which says what it is if it is no pack
+        read_manifest(path)  # which raises a better error if it is no pack
         raise RequestError("the pack has no mirror", path=path)
     try:
         is_removed = _remove_files(path, folder)
@@ -136,66 +139,53 @@ def remove_mirror(pack: str | os.PathLike[str]) -> RemovedMirror:
     return RemovedMirror(os.fspath(folder), os.fspath(pack), is_removed)
 
 
-def _name_of(pack: Path) -> str:
-    return os.path.realpath(pack)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Have a folder, made if need be, to oneself. Raises RequestError where another has it."""
-    make_folder(folder)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        lock(descriptor, folder)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _check_link(pack: Path, folder: Path) -> None:
-    """Raise RequestError where the pack's link leads elsewhere, or is something else."""
+    """Raise RequestError if the pack's link leads elsewhere, or is something else."""
     link = pack / MIRROR_NAME
     if os.path.lexists(link) and not link.is_symlink():
-        raise RequestError("has the name of a mirror's link, and is none", path=link)
+        raise RequestError("has the name of a mirror's link, but is not one", path=link)
     linked = mirror.linked_folder(pack)
-    if linked is not None and os.path.realpath(linked) != os.path.realpath(folder):
+    if linked is not None and not _is_same(linked, folder):
         hint = f"remove that first: `moepack mirror {pack} --remove`"
         raise RequestError("the pack has a mirror already", path=pack, found=linked, hint=hint)
 
 
+def _is_same(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> bool:
+    return os.path.realpath(first) == os.path.realpath(second)
+
+
 def _link(pack: Path, folder: Path) -> None:
-    link, partial = pack / MIRROR_NAME, pack / f"{MIRROR_NAME}.partial"
     if mirror.linked_folder(pack) == folder:
         return
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(partial)
+    partial = pack / f"{MIRROR_NAME}.partial"
+    partial.unlink(missing_ok=True)
     os.symlink(folder, partial)
-    os.replace(partial, link)
+    os.replace(partial, pack / MIRROR_NAME)
     sync_directory(pack)
 
 
-def _prepare(pack: Path, folder: Path, copy: MirrorCopy, hottest: int | None) -> None:
-    """Remove what is not to be added to, and see that there is room for the rest."""
+def _prepare(pack: Path, folder: Path, copy: MirrorCopy, description: Description) -> None:
+    """Remove files that cannot be added to, and check that there is room for the rest."""
     old = _described(folder)
     _check_owner(pack, folder, old)
-    empty = copy.description(_name_of(pack), hottest, is_empty=True)
     if old is None and not (folder / mirror.NAME).exists():
         if set(os.listdir(folder)) - {_PARTIAL_NAME}:
             hint = "choose another target, or remove it"
-            raise RequestError("exists already, and is no mirror", path=folder, hint=hint)
-        _write(folder, empty)
+            raise RequestError("exists already, and is not a mirror", path=folder, hint=hint)
+        _write(folder, description, names=copy.ranges)
     elif old is None or not _is_within(old, copy):
-        names = {*empty.ranges, *(old.ranges if old else ())}
-        _write(folder, empty._replace(ranges=dict.fromkeys(sorted(names), ())))
+        names = {*copy.ranges, *(old.ranges if old else ())}
+        _write(folder, description, names=names)
         _remove(folder, names)
-    _remove(folder, copy.file_names - copy.ranges.keys())  # of a run for more that did not end
+    # A run for more that did not end may have left files.
+    _remove(folder, copy.file_lengths.keys() - copy.ranges.keys())
     check_space(folder, copy.length - copy.length_on_disk())
 
 
 def _is_within(old: Description, copy: MirrorCopy) -> bool:
-    """Return whether a mirror is one of this pack, and holds nothing but what is wanted."""
+    """Return whether a mirror is one of this pack, and has nothing but the experts to copy."""
     return old.content == copy.content and all(
-        Coverage(copy.ranges.get(name, ())).holds(start, end)
+        RangeSet(copy.ranges.get(name, ())).covers(start, end)
         for name, ranges in old.ranges.items()
         for start, end in ranges
     )
@@ -209,28 +199,31 @@ def _described(folder: Path) -> Description | None:
 
 
 def _check_owner(pack: Path, folder: Path, description: Description | None) -> None:
-    """Raise RequestError where a folder is the mirror of another pack, which links to it."""
-    if description is None or description.pack == _name_of(pack):
+    """Raise RequestError if a folder is the mirror of another pack, which links to it."""
+    if description is None or description.pack == os.path.realpath(pack):
         return
     other = Path(description.pack)
     linked = mirror.linked_folder(other)
-    if linked is not None and os.path.realpath(linked) == os.path.realpath(folder):
+    if linked is not None and _is_same(linked, folder):
         hint = "choose another target"
         raise RequestError("the mirror of another pack", path=folder, found=other, hint=hint)
 
 
-def _write(folder: Path, description: Description) -> None:
+def _write(folder: Path, description: Description, names: Iterable[str] | None = None) -> None:
+    """Write mirror.json; with `names` so that no reader looks for bytes in these files."""
+    if names is not None:
+        description = description._replace(ranges=dict.fromkeys(sorted(names), ()))
     partial = folder / _PARTIAL_NAME
     write_synced(partial, mirror.encode(description))
     publish(partial, folder / mirror.NAME)
 
 
 def _remove_files(pack: Path, folder: Path) -> bool:
-    """Remove the files of a mirror, its description last; say whether that is a mirror.
+    """Remove the files of a mirror, its description last; return whether that is a mirror.
 
     Whoever made the pack may have let its link lead anywhere.
     """
-    if not (folder.name.endswith(SUFFIX) and folder.is_dir()):
+    if not (folder.name.endswith(_SUFFIX) and folder.is_dir()):
         return False
     if not (folder / mirror.NAME).exists():
         with contextlib.suppress(OSError):  # left empty by a removal that was cut off
@@ -245,12 +238,12 @@ def _remove_files(pack: Path, folder: Path) -> bool:
     with contextlib.suppress(MoepackError):
         name = str(pack / manifest.NAME)
         names |= {file.name for file in manifest.decode(read_manifest(pack), name).files}
-    with _locked(folder):
-        if description is not None:  # from now on nobody looks for the files
-            _write(folder, description._replace(ranges=dict.fromkeys(sorted(names), ())))
+    with locked_folder(folder):
+        if description is not None:
+            _write(folder, description, names=names)
         _remove(folder, names)
         _remove(folder, [mirror.NAME, _PARTIAL_NAME])
-    with contextlib.suppress(OSError):  # what is not of the mirror stays
+    with contextlib.suppress(OSError):  # files that are not the mirror's stay
         folder.rmdir()
     sync_directory(folder.parent)
     return True
@@ -258,6 +251,5 @@ def _remove_files(pack: Path, folder: Path) -> bool:
 
 def _remove(folder: Path, names: Iterable[str]) -> None:
     for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(folder / name)
+        (folder / name).unlink(missing_ok=True)
     sync_directory(folder)

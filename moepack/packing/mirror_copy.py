@@ -5,30 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.errors import MachineError, MoepackError, PackError, read_failure
-from moepack.reading.catalog import Catalog
-from moepack.reading.expert_read import FileRead
-from moepack.reading.mirror import Description, Ranges
-from moepack.reading.pack import Pack
-from moepack.reading.read_plan import plan_read
-from moepack.reading.reader import Reader
-from moepack.sizes import gaps
+from moepack.common.errors import MachineError, MoepackError, PackError
+from moepack.common.phases import Progress, advancing
+from moepack.common.sizes import gaps
+from moepack.pack.reading.catalog import Catalog
+from moepack.pack.reading.expert_read import FileRead
+from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.read_plan import plan_read
+from moepack.pack.reading.reader import Reader
 from moepack.storage import holes
 from moepack.storage.atomic import sync_directory
-from moepack.storage.buffers import allocate
+from moepack.storage.inputs import Inputs
 from moepack.storage.page_cache import drop
-from moepack.storage.regular_file import open_regular
+from moepack.storage.regular_file import open_regular, write_at
 
 _GROUP_LENGTH = 256 << 20
 """Bytes that are copied before they are read back."""
 _PIECE_LENGTH = 8 << 20
-
-Progress = Callable[[int, int], None]
 
 
 class MirroredExpert(NamedTuple):
@@ -65,8 +63,9 @@ def expert_reads(pack: Pack, hottest: int | None) -> list[MirroredExpert]:
 class MirrorCopy:
     """The copy of a pack's experts in `folder`.
 
-    `ranges` are those of the files that are wanted, by the files' names, and `length` their bytes.
-    Raises PackError where parts have no digests: nobody could tell a copy that is out of date.
+    `ranges` are those of the files to copy, by the files' names, and `length` their bytes;
+    `file_lengths` are those of all files of the pack. Raises PackError if parts have no digests:
+    nobody could tell a copy that is out of date.
     """
 
     def __init__(self, pack: Pack, folder: Path, hottest: int | None) -> None:
@@ -77,26 +76,16 @@ class MirrorCopy:
             if path in paths and not file.has_digests:
                 hint = "make the index anew, with digests: `moepack index --digests`"
                 raise PackError("has no digests to check a mirror by", path=pack.path, hint=hint)
-        self.ranges = _merged(read for expert in self.experts for read in expert.file_reads)
-        self.length = sum(end - start for of in self.ranges.values() for start, end in of)
+        ranges = _merge(read for expert in self.experts for read in expert.file_reads)
+        self.ranges = dict(sorted(ranges.items()))
+        self.length = sum(end - start for of_file in ranges.values() for start, end in of_file)
         self._pack = pack
         self._folder = folder
-        self._sources = {path.name: path for path in paths}
-        self._lengths = {file.name: file.length for file in pack.index.files}
+        self._sources = sorted(paths)
+        self.file_lengths = {file.name: file.length for file in pack.index.files}
         # The pack as it would be if its files were those of the mirror.
-        self._catalog = Catalog(
-            folder, pack.index, [folder / path.name for path in pack.file_paths]
-        )
-
-    @property
-    def file_names(self) -> set[str]:
-        """The names of all files of the pack."""
-        return set(self._lengths)
-
-    def description(self, pack: str, hottest: int | None, *, is_empty: bool = False) -> Description:
-        """Return what mirror.json says when all is there, or while nothing is to be looked at."""
-        ranges = {name: () if is_empty else of for name, of in sorted(self.ranges.items())}
-        return Description(self.content, pack, hottest, ranges)
+        file_paths = [folder / path.name for path in pack.file_paths]
+        self._catalog = Catalog(folder, pack.index, file_paths)
 
     def length_on_disk(self) -> int:
         """Return the bytes that the files in the folder take there now."""
@@ -107,35 +96,49 @@ class MirrorCopy:
         return length
 
     def run(self, progress: Progress | None) -> int:
-        """Copy what is not there or not right; return the bytes that were.
+        """Copy all experts that are missing or wrong; return the bytes of the right ones.
 
         Raises PackError for experts that are damaged in the pack, MachineError for a drive that
-        does not give back what was written, and OSError.
+        does not give back the written bytes, and OSError.
         """
         is_new = not self.length_on_disk()
-        total = sum(expert.length for expert in self.experts)
+        advanced = advancing(progress, sum(expert.length for expert in self.experts))
         kept_length = 0
         with ExitStack() as stack:
-            files = {name: _Target(self._folder / name) for name in self.ranges}
-            for name, file in files.items():
-                stack.callback(file.close)
-                file.shape(self._lengths[name], self.ranges[name])
+            descriptors = {}
+            for name in self.ranges:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                descriptors[name] = open_regular(self._folder / name, flags)
+                stack.callback(os.close, descriptors[name])
+                self._shape(name, descriptors[name])
             sync_directory(self._folder)
+            inputs = stack.enter_context(Inputs(self._sources, PackError))
             reader = stack.enter_context(Reader(self._catalog))
             for group in _groups(self.experts):
                 missing = group if is_new else [one for one, _ in self._wrong(reader, group)]
-                kept_length += sum(one.length for one in group) - sum(one.length for one in missing)
-                self._copy(missing, files)
+                length = sum(one.length for one in group)
+                kept_length += length - sum(one.length for one in missing)
+                self._copy(missing, inputs, descriptors)
                 for expert, error in self._wrong(reader, missing):
                     self._blame(expert, error)
-                if progress is not None:
-                    progress(sum(one.length for one in group), total)
+                advanced(length)
         return kept_length
+
+    def _shape(self, name: str, descriptor: int) -> None:
+        """Give a file its length, and back to the drive all bytes outside the ranges."""
+        length = self.file_lengths[name]
+        if os.fstat(descriptor).st_size != length:
+            os.ftruncate(descriptor, length)
+        if os.fstat(descriptor).st_blocks:
+            with contextlib.suppress(OSError):  # they take room, and nobody reads them
+                for start, end in gaps(0, length, self.ranges[name]):
+                    holes.punch(descriptor, start, end - start)
+        os.fsync(descriptor)
 
     def _wrong(
         self, reader: Reader, experts: Sequence[MirroredExpert]
     ) -> list[tuple[MirroredExpert, MoepackError]]:
-        """Read experts from the mirror; return those that are not right there, and why."""
+        """Read experts from the mirror; return the wrong ones, with their errors."""
         reads = [
             plan_read(self._catalog, one.layer, one.expert, None, one.family) for one in experts
         ]
@@ -151,88 +154,28 @@ class MirrorCopy:
                     done += 1
         return wrong
 
-    def _copy(self, experts: Iterable[MirroredExpert], files: dict[str, _Target]) -> None:
+    def _copy(
+        self, experts: Iterable[MirroredExpert], inputs: Inputs, descriptors: dict[str, int]
+    ) -> None:
         """Copy experts from the pack, and sync them."""
-        for name, ranges in _merged(r for one in experts for r in one.file_reads).items():
-            with _Source(self._sources[name]) as source:
-                for start, end in ranges:
-                    for offset in range(start, end, _PIECE_LENGTH):
-                        files[name].write(
-                            source.read(offset, min(_PIECE_LENGTH, end - offset)), offset
-                        )
+        numbers = {path.name: number for number, path in enumerate(self._sources)}
+        for name, ranges in _merge(r for one in experts for r in one.file_reads).items():
+            for start, end in ranges:
+                for offset in range(start, end, _PIECE_LENGTH):
+                    data = inputs.read(numbers[name], offset, min(_PIECE_LENGTH, end - offset))
+                    write_at(descriptors[name], data, offset)
             drop([self._folder / name])  # which syncs it first: what is read back is on the drive
 
     def _blame(self, expert: MirroredExpert, error: MoepackError) -> None:
         """Raise the error of the pack, if the expert is not right there either, or of the drive."""
         with self._pack.reader(mirror=False) as reader:
             reader.read(expert.layer, expert.expert, family=expert.family)
-        problem = "what is read back from the drive is not what was written"
+        problem = "the drive returned other bytes than were written"
         hint = "the drive or the memory is failing: the pack is as it was"
         raise MachineError(problem, path=error.path, place=error.place, hint=hint)
 
 
-class _Target:
-    """A file of the mirror, open for writing."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-
-    def shape(self, length: int, ranges: Ranges) -> None:
-        """Give the file its length, and back to the drive what is in no range."""
-        descriptor = self._descriptor
-        if os.fstat(descriptor).st_size != length:
-            os.ftruncate(descriptor, length)
-        if os.fstat(descriptor).st_blocks:
-            with contextlib.suppress(OSError):  # they take room, and nobody reads them
-                for start, end in gaps(0, length, ranges):
-                    holes.punch(descriptor, start, end - start)
-        os.fsync(descriptor)
-
-    def write(self, data: memoryview, offset: int) -> None:
-        """Write all of `data`."""
-        while data:
-            written = os.pwrite(self._descriptor, data, offset)
-            data, offset = data[written:], offset + written
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-
-
-class _Source:
-    """A file of the pack, read piece by piece into the same memory."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._memory = allocate(_PIECE_LENGTH)
-
-    def __enter__(self) -> _Source:
-        try:
-            self._descriptor = open_regular(self._path)
-        except OSError as error:
-            raise read_failure(error, self._path, PackError) from None
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        os.close(self._descriptor)
-
-    def read(self, offset: int, length: int) -> memoryview:
-        """Return `length` bytes, until the next call. Raises PackError where there are fewer."""
-        done = 0
-        while done < length:
-            try:
-                got = os.preadv(self._descriptor, [self._memory[done:length]], offset + done)
-            except OSError as error:
-                place = f"byte {offset:,}"
-                raise read_failure(error, self._path, MachineError, place) from None
-            if not got:
-                place = f"byte {offset + done:,}"
-                raise PackError("the file ends too early", path=self._path, place=place)
-            done += got
-        return self._memory[:length]
-
-
-def _merged(reads: Iterable[FileRead]) -> dict[str, list[tuple[int, int]]]:
+def _merge(reads: Iterable[FileRead]) -> dict[str, list[tuple[int, int]]]:
     """Return the ranges of reads by the name of their file, ascending and apart."""
     by_name: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for read in sorted(reads):

@@ -1,22 +1,22 @@
-"""What a pack is, or would be: the facts that packing gives back."""
+"""Summaries of a pack, whether it is written or planned."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.format.tables import DataFile
+from moepack.pack.format.tables import DataFile
+from moepack.pack.reading.pack import Pack
 from moepack.packing.plan import Plan
-from moepack.reading.pack import Pack
 from moepack.storage.space import free_space
 
 
 @dataclass(frozen=True, slots=True)
 class InPlaceFacts:
-    """What packing in place takes: units, the bytes of the largest, what must be free meanwhile.
+    """The needs of packing in place: units, the bytes of the largest, the bytes that must be free.
 
-    `shards` are the files that are given up, `refusals` what speaks against it.
+    `shards` are the files that are given up, `refusals` the reasons against it.
     """
 
     shards: tuple[DataFile, ...]
@@ -28,17 +28,16 @@ class InPlaceFacts:
 
 @dataclass(frozen=True, slots=True)
 class PackSummary:
-    """What a pack is, or with `dry_run` would be; lengths in bytes.
+    """A pack, or with `dry_run` a planned one; lengths in bytes.
 
-    `order` is what blobs are sorted by on disk, `hotness` or `source`. `selected_layers` is None
-    where no layer was left out, and `is_whole` says that the pack is all of the source. `codec` is
-    what parts are stored by, None for nothing; `stored_length` is the bytes that parts take then:
-    before they are compressed it is not known, and None, and lengths of files are upper bounds.
-    `dense_length` is None where it holds experts alone, and `measured_blob_count` is how many blobs
-    the hotness covers, None without one. `free_space` is that of the target before anything was
-    written. `written_length` is the bytes of data files written now, `resumed_file_count` how many
-    were taken over from an interrupted pack, `seconds` how long that took; all three are None where
-    nothing was to be written.
+    `order` is that of blobs on disk, `hotness` or `source`. `selected_layers` is None if no layer
+    was left out, and `is_whole` if all of the source is in the pack. `codec` is the one that parts
+    are stored by, None without; `stored_length` is the bytes that parts take then: before they are
+    compressed it is not known, and None, and lengths of files are upper bounds. `dense_length` is
+    None for experts alone, and `measured_blob_count` is how many blobs the hotness covers, None
+    without one. `free_space` is that of the target before anything was written. `written_length` is
+    the bytes of data files written now, `resumed_file_count` how many were taken over from an
+    interrupted pack, `seconds` how long that took; all three are None for a dry run.
     """
 
     layout: str
@@ -69,18 +68,18 @@ class PackSummary:
     in_place: InPlaceFacts | None = None
 
 
-def of_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSummary:
-    """Sum up what is planned."""
+def from_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSummary:
+    """Return the summary of a planned pack."""
     padding_length = plan.data_length - plan.payload_length
     files = tuple(DataFile(file.name, file.length) for file in plan.new_files())
     return PackSummary(
         layout=plan.layout.name,
         order=plan.sorted_by,
         layers=plan.source_layers,
-        selected_layers=None if plan.layers is None else tuple(plan.layers),
+        selected_layers=plan.layers,
         is_whole=plan.is_whole,
         blob_count=len(plan.order),
-        measured_blob_count=plan.measured_blob_count if plan.hotness else None,
+        measured_blob_count=plan.measured_blob_count,
         hotness_token_count=plan.hotness.token_count if plan.hotness else None,
         file_count=len(files),
         files=files,
@@ -99,36 +98,22 @@ def of_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSu
     )
 
 
-def as_written(summary: PackSummary, path: str | os.PathLike[str]) -> PackSummary:
-    """Return the summary of a plan, with the lengths of the pack that it became."""
-    written = of_pack(path)
-    return replace(
-        summary,
-        files=written.files,
-        index_length=written.index_length,
-        data_length=written.data_length,
-        stored_length=written.stored_length,
-        padding_length=written.padding_length,
-        padding_share=written.padding_share,
-    )
-
-
-def of_pack(path: str | os.PathLike[str]) -> PackSummary:
-    """Sum up a whole pack that is there."""
+def from_pack(path: str | os.PathLike[str]) -> PackSummary:
+    """Return the summary of a whole pack that is there."""
     with Pack(path) as pack:
-        index, stated, shape = pack.index, pack.manifest, pack.shape
-        hotness = stated.hotness or {}
-        others = sum(held.length for held in index.shard_bytes())
-        payload_length = shape.expert_length + (shape.dense_length or 0) + others
+        index, described, shape = pack.index, pack.manifest, pack.shape
+        hotness = described.hotness or {}
+        other_length = sum(shard_range.length for shard_range in index.shard_bytes())
+        payload_length = shape.expert_length + (shape.dense_length or 0) + other_length
         data_length = sum(file.length for file in index.files)
         stored_length = index.stored_length()
         padding_length = data_length - payload_length + shape.expert_length - stored_length
         return PackSummary(
-            layout=str(stated.layout.get("name")),
-            order=stated.blob_order,
+            layout=str(described.layout.get("name")),
+            order=described.blob_order,
             layers=shape.layers,
-            selected_layers=None if stated.layers is None else tuple(stated.layers),
-            is_whole=stated.is_whole,
+            selected_layers=None if described.layers is None else tuple(described.layers),
+            is_whole=described.is_whole,
             blob_count=index.blob_count,
             measured_blob_count=hotness.get("measured_blob_count"),
             hotness_token_count=hotness.get("token_count"),

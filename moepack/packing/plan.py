@@ -1,7 +1,7 @@
-"""The plan: which blob lies in which file at which offset. Pure: no file is opened.
+"""The plan: the files of a pack, and the blobs in each. Pure: no file is opened.
 
-A million blobs must fit, so a blob is three numbers here; what is the same for all experts of a
-family (parts, offsets inside the blob, length) stands once, in its template.
+A million blobs must fit, so a blob is two numbers here; parts, offsets inside the blob and length
+are the same for all experts of a family, and stand once, in its template.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from moepack.errors import RequestError
-from moepack.format import records, sections
-from moepack.format.names import projection
-from moepack.hotness.model import Hotness
+from moepack.common.errors import RequestError
+from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.sizes import align
+from moepack.pack.format import records, sections
+from moepack.pack.format.names import projection
 from moepack.packing.layout import Layout
 from moepack.packing.ranking import count_of, is_measured
-from moepack.shape import ROUTED_FAMILY
-from moepack.sizes import align
-from moepack.source.dense import Dense, ShardRange, SourceTensor
+from moepack.source.dense import Dense, ShardRange
 from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart
+from moepack.source.shards import SourceTensor
 from moepack.storage.extents import Extent, NewFile
+from moepack.traces.hotness.model import Hotness
 
 _SUFFIXES = ("weight", "bias", "scale", "input_scale")
 
@@ -36,11 +37,6 @@ class Template:
     first_part: int
     hotness_measured: bool
 
-    @property
-    def payload_length(self) -> int:
-        """The bytes of all parts of one blob, without padding."""
-        return sum(part.length for part in self.parts)
-
 
 class BlobKey(NamedTuple):
     """A blob by the number of its template and its expert there."""
@@ -49,26 +45,13 @@ class BlobKey(NamedTuple):
     expert: int
 
 
-class PlannedBlob(NamedTuple):
-    """One blob: the number of its template, its expert, its offset from the start of its file."""
-
-    template: int
-    expert: int
-    offset: int
-
-    @property
-    def key(self) -> BlobKey:
-        """The blob without its place."""
-        return BlobKey(self.template, self.expert)
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """One data file: its blobs in the order of their offsets, and its length in bytes."""
+    """One data file: its blobs, one behind the other, and its length in bytes."""
 
     name: str
     length: int
-    blobs: tuple[PlannedBlob, ...]
+    blobs: tuple[BlobKey, ...]
 
 
 DENSE_NAME = "dense.bin"
@@ -84,7 +67,7 @@ class PlannedDense:
     length: int
 
     def extents(self) -> Iterator[Extent]:
-        """Yield what is copied, in the order of offsets: other ranges, then tensors."""
+        """Yield the ranges to copy, in the order of offsets: other ranges, then tensors."""
         for (shard, shard_offset, length), offset in self.other_ranges:
             yield Extent(offset, length, shard, shard_offset)
         for (shard, tensor), offset in self.tensors:
@@ -93,11 +76,11 @@ class PlannedDense:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pack will be.
+    """A pack that is not written yet.
 
-    `order` holds all blobs, the hottest first, and `counts` how often those were chosen that were
-    measured. `hotness` is where the counts came from; `layers`
-    are those that were asked for, None for all. `dense` is None where experts alone are packed.
+    `order` holds all blobs, the hottest first, and `counts` how often routers selected those that
+    were measured. `hotness` is where the counts came from; `layers` are the packed ones, None for
+    all. `dense` is None if experts alone are packed.
     """
 
     layout: Layout
@@ -116,7 +99,7 @@ class Plan:
 
     @property
     def sorted_by(self) -> str:
-        """What blobs are sorted by on disk: `hotness`, where that was measured, or `source`."""
+        """The order of blobs on disk: `hotness`, if that was measured, or `source`."""
         measured = any(template.hotness_measured for template in self.templates)
         return "hotness" if measured and self.layout.order == "hotness" else "source"
 
@@ -127,17 +110,21 @@ class Plan:
 
     @property
     def data_length(self) -> int:
-        """The bytes of all data files; with a codec the most that they can be."""
+        """The bytes of all data files; with a codec an upper bound."""
         return sum(file.length for file in self.new_files())
 
     @property
     def expert_length(self) -> int:
         """The bytes of all parts, without padding."""
-        return sum(t.payload_length * t.family.expert_count for t in self.templates)
+        return sum(
+            part.length * template.family.expert_count
+            for template in self.templates
+            for part in template.parts
+        )
 
     @property
     def dense_length(self) -> int | None:
-        """The bytes of all dense tensors, without padding; None where they are not packed."""
+        """The bytes of all dense tensors, without padding; None if they are not packed."""
         if self.dense is None:
             return None
         return sum(tensor.length for (_, tensor), _ in self.dense.tensors)
@@ -146,17 +133,16 @@ class Plan:
     def payload_length(self) -> int:
         """The bytes that come from the source."""
         others = self.dense.other_ranges if self.dense else ()
-        return (
-            self.expert_length + (self.dense_length or 0) + sum(found.length for found, _ in others)
-        )
+        other_length = sum(shard_range.length for shard_range, _ in others)
+        return self.expert_length + (self.dense_length or 0) + other_length
 
     @property
-    def measured_blob_count(self) -> int:
-        """How many blobs were measured."""
-        return len(self.counts)
+    def measured_blob_count(self) -> int | None:
+        """How many blobs the hotness covers; None without hotness."""
+        return None if self.hotness is None else len(self.counts)
 
     def hotness_to_json(self) -> dict[str, Any] | None:
-        """Return what the manifest states of the hotness; None where none was given."""
+        """Return the hotness as the manifest states it; None without hotness."""
         if self.hotness is None:
             return None
         counts = {"measured_blob_count": self.measured_blob_count, "blob_count": len(self.order)}
@@ -164,32 +150,27 @@ class Plan:
 
     @property
     def index_length(self) -> int:
-        """The bytes of index.bin; with a codec the most that they can be."""
+        """The bytes of index.bin; with a codec an upper bound."""
         has_codecs = self.layout.codec is not None
         return self.directory(len(self.new_files()), has_codecs).index_length
 
     def directory(self, file_count: int, has_codecs: bool = False) -> sections.Directory:
-        """Return where the sections of an index of so many files will lie.
+        """Return the positions of the sections of an index of so many files.
 
-        `has_codecs` says whether any part is stored by a codec.
+        With `has_codecs` some parts are stored by a codec.
         """
-        kinds = sum(len(template.parts) for template in self.templates)
+        kinds = [part for template in self.templates for part in template.parts]
         counts = {
             "files": file_count,
             "families": len(self.templates),
-            "part_kinds": kinds,
+            "part_kinds": len(kinds),
             "blobs": len(self.order),
             "parts": sum(len(t.parts) * t.family.expert_count for t in self.templates),
             "ranks": len(self.order),
         }
-        slices = sum(
-            len(part.slices.places)
-            for template in self.templates
-            for part in template.parts
-            if isinstance(part.slices, Scattered)
-        )
-        if slices:
-            counts["slices"] = slices
+        places = [part.slices.places for part in kinds if isinstance(part.slices, Scattered)]
+        if places:
+            counts["slices"] = sum(map(len, places))
         if self.dense is not None:
             counts["tensors"] = len(self.dense.tensors)
             counts["shard_bytes"] = len(self.dense.other_ranges)
@@ -198,7 +179,7 @@ class Plan:
         return sections.place(counts)
 
     def new_files(self) -> list[NewFile]:
-        """Return all data files and what is copied into them; the dense part is the last."""
+        """Return all data files with the ranges to copy into them; the dense part is the last."""
         files = [
             NewFile(file.name, file.length, partial(self.extents, file)) for file in self.files
         ]
@@ -208,18 +189,13 @@ class Plan:
 
     def extents(self, file: PlannedFile) -> Iterator[Extent]:
         """Yield the parts of a file of blobs, in the order of their offsets."""
-        for blob in file.blobs:
-            template = self.templates[blob.template]
+        start = 0
+        for key in file.blobs:
+            template = self.templates[key.template]
             for part, offset in zip(template.parts, template.offsets_in_blob, strict=True):
-                shard, shard_offset = part.slices.at(blob.expert)
-                yield Extent(blob.offset + offset, part.length, shard, shard_offset)
-
-    def part_numbers(self, file: PlannedFile) -> Iterator[range]:
-        """Yield the part numbers of each blob of `file`, in the order of the blobs."""
-        for blob in file.blobs:
-            template = self.templates[blob.template]
-            first = template.first_part + blob.expert * len(template.parts)
-            yield range(first, first + len(template.parts))
+                shard, shard_offset = part.slices.at(key.expert)
+                yield Extent(start + offset, part.length, shard, shard_offset)
+            start += template.length
 
 
 def make(
@@ -237,23 +213,19 @@ def make(
     the limits of the format.
     """
     families = _select(experts, layers)
-    templates = _templates(families, layout, hotness)
+    routed = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
+    templates = _templates(families, routed, layout, hotness)
     in_source = [
         BlobKey(number, expert)
         for number, template in enumerate(templates)
         for expert in range(template.family.expert_count)
     ]
-    routed = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
-    counts = {
-        blob: count_of(
-            templates[blob.template].family,
-            routed.get(templates[blob.template].family.layer),
-            hotness,
-            blob.expert,
-        )
-        for blob in in_source
-        if hotness and templates[blob.template].hotness_measured
-    }
+    counts = {}
+    for blob in in_source:
+        template = templates[blob.template]
+        if hotness and template.hotness_measured:
+            routed_count = routed.get(template.family.layer)
+            counts[blob] = count_of(template.family, routed_count, hotness, blob.expert)
     # Sorting is stable: experts of equal hotness, and those not measured, keep the source's order.
     order = sorted(in_source, key=lambda blob: -counts.get(blob, -1))
     physical = order if layout.order == "hotness" else in_source
@@ -277,21 +249,20 @@ def _select(experts: Experts, layers: Sequence[int] | None) -> list[SourceFamily
         return list(experts.families)
     for layer in layers:
         if layer not in experts.layers:
-            held = ", ".join(map(str, experts.layers[:64]))
-            raise RequestError(f"layer {layer} has no experts", expected=f"one of {held}")
+            expected = "one of " + ", ".join(map(str, experts.layers[:64]))
+            raise RequestError(f"layer {layer} has no experts", expected=expected)
     return [family for family in experts.families if family.layer in set(layers)]
 
 
 def _templates(
-    families: list[SourceFamily], layout: Layout, hotness: Hotness | None
+    families: list[SourceFamily], routed: Mapping[int, int], layout: Layout, hotness: Hotness | None
 ) -> tuple[Template, ...]:
     templates: list[Template] = []
-    main_counts = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
     blob = part = 0
     for family in families:
         parts = tuple(sorted(family.parts, key=lambda part: _part_order(part, layout)))
         offsets, length = place_parts(parts, [part.length for part in parts], layout)
-        measured = is_measured(family, main_counts.get(family.layer), hotness)
+        measured = is_measured(family, routed.get(family.layer), hotness)
         templates.append(Template(family, parts, offsets, length, blob, part, measured))
         blob += family.expert_count
         part += family.expert_count * len(parts)
@@ -309,7 +280,7 @@ def place_parts(
 ) -> tuple[tuple[int, ...], int]:
     """Place the parts of one blob: weights aligned, small parts together behind them.
 
-    `lengths` are the bytes that they take. Returns their offsets in the blob, and its length.
+    `lengths` are their stored bytes. Returns their offsets in the blob, and its length.
     """
     offsets = []
     position = 0
@@ -350,41 +321,34 @@ def _by_size(
 
 
 def _file(name: str, blobs: Sequence[BlobKey], templates: Sequence[Template]) -> PlannedFile:
-    planned = []
-    offset = 0
-    for template, expert in blobs:
-        planned.append(PlannedBlob(template, expert, offset))
-        offset += templates[template].length
-    return PlannedFile(name, offset, tuple(planned))
+    return PlannedFile(name, sum(templates[blob.template].length for blob in blobs), tuple(blobs))
 
 
 def _place_dense(dense: Dense, alignment: int) -> PlannedDense:
     position = 0
     others, tensors = [], []
-    for found in dense.other_ranges:
-        others.append((found, position))
-        position = align(position + found.length, alignment)
-    for held in dense.tensors:
-        tensors.append((held, position))
-        position = align(position + held.tensor.length, alignment)
+    for shard_range in dense.other_ranges:
+        others.append((shard_range, position))
+        position = align(position + shard_range.length, alignment)
+    for tensor in dense.tensors:
+        tensors.append((tensor, position))
+        position = align(position + tensor.tensor.length, alignment)
     return PlannedDense(tuple(tensors), tuple(others), position)
 
 
 def _check_limits(plan: Plan) -> None:
-    dense = plan.dense.tensors if plan.dense else ()
-    file_count = len(plan.files) + (plan.dense is not None)
-    sections = plan.directory(file_count, plan.layout.codec is not None)
+    directory = plan.directory(len(plan.new_files()), plan.layout.codec is not None)
     limits = (
         ("layers", plan.source_layers[-1] + 1, records.MAX_LAYERS),
-        ("files", file_count, records.MAX_FILES),
-        ("dense tensors", len(dense), records.MAX_TENSORS),
-        ("families", len(plan.templates), records.MAX_FAMILIES),
-        ("part kinds", sum(len(t.parts) for t in plan.templates), records.MAX_PART_KINDS),
-        ("blobs", len(plan.order), records.MAX_BLOBS),
-        ("parts", sections["parts"].record_count, records.MAX_PARTS),
-        ("bytes of index", sections.index_length, records.MAX_INDEX_LENGTH),
+        ("files", directory["files"].record_count, records.MAX_FILES),
+        ("dense tensors", directory["tensors"].record_count, records.MAX_TENSORS),
+        ("families", directory["families"].record_count, records.MAX_FAMILIES),
+        ("part kinds", directory["part_kinds"].record_count, records.MAX_PART_KINDS),
+        ("blobs", directory["blobs"].record_count, records.MAX_BLOBS),
+        ("parts", directory["parts"].record_count, records.MAX_PARTS),
+        ("bytes of index", directory.index_length, records.MAX_INDEX_LENGTH),
         ("bytes", plan.data_length, records.MAX_LENGTH),
     )
-    for what, count, limit in limits:
+    for name, count, limit in limits:
         if count > limit:
-            raise RequestError(f"the pack would have too many {what}", expected=limit, found=count)
+            raise RequestError(f"the pack would have too many {name}", expected=limit, found=count)

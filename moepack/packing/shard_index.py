@@ -1,7 +1,7 @@
 """An index over the shards of a model as they lie: nothing is copied, and a reader reads slices.
 
-The directory gets index, manifest, and a link to each shard. The links are all that knows where the
-shards are: the format itself knows no paths, and a copy that follows links is a pack by itself.
+The directory gets index, manifest, and a link to each shard. The links alone know where the shards
+are: the format itself knows no paths, and a copy that follows links is a pack by itself.
 """
 
 from __future__ import annotations
@@ -17,33 +17,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moepack.errors import SourceError, read_failure, write_failure
-from moepack.format import manifest
-from moepack.format.tables import DataFile
+from moepack.common.errors import SourceError, read_failure, write_failure
+from moepack.common.escaping import shell_word
+from moepack.common.path_hints import missing_model_hint
+from moepack.common.paths import PathOrPaths, path_texts
+from moepack.common.phases import Progress, advancing
+from moepack.common.remote_path import is_remote
+from moepack.pack.format import manifest
+from moepack.pack.format.tables import DataFile
+from moepack.pack.reading.pack import Pack
 from moepack.packing.chosen_hotness import load_hotness
-from moepack.packing.index_encoder import PlaceDigests, encode_over_shards
+from moepack.packing.commit import TEMPORARY_NAME, commit
+from moepack.packing.index_encoder import DigestsByOffset, encode_over_shards
 from moepack.packing.layout import Layout
-from moepack.packing.packer import TOOL, Progress
+from moepack.packing.packer import encode_manifest
 from moepack.packing.plan import Plan, make
 from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import check_existing
-from moepack.paths import PathOrPaths
-from moepack.reading.pack import Pack
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
-from moepack.storage.atomic import make_folder, publish, sync_directory, write_synced
-from moepack.storage.extents import Extent
-from moepack.storage.inputs import InputFile, Inputs
-from moepack.storage.lock import lock
+from moepack.storage.atomic import make_folder
+from moepack.storage.extents import Extent, digests_of
+from moepack.storage.inputs import Inputs
+from moepack.storage.lock import locked_folder
 from moepack.storage.regular_file import remove
-from moepack.storage.stored_extents import digests_of
 from moepack.storage.thread_pool import run_each
 
 if TYPE_CHECKING:
-    from moepack.hotness.model import Hotness
+    from moepack.traces.hotness.model import Hotness
 
-AS_IT_LIES = Layout(
+_AS_IT_LIES = Layout(
     name="shards",
     description="the shards of the source, as they lie",
     group="layer",
@@ -56,14 +60,12 @@ AS_IT_LIES = Layout(
     small_alignment=1,
     tensor_alignment=1,
 )
-
 _LINK_NAME = re.compile(r"shard-\d{5,}-of-\d{5,}\.gguf", re.ASCII)
-_TEMPORARY_NAME = f"{manifest.NAME}.tmp"
 
 
 @dataclass(frozen=True, slots=True)
 class IndexSummary:
-    """An index over shards: what it covers, in bytes and counts; `has_digests` of parts."""
+    """An index over shards, in bytes and counts; `has_digests` of parts."""
 
     path: str
     layers: tuple[int, ...]
@@ -87,53 +89,45 @@ def index_model(
 ) -> IndexSummary:
     """Write an index over the shards of a model into the new directory `target`.
 
-    Nothing is copied; the shards must stay where they are, and as they are. With `digests` they are
-    read whole, and a reader can check what it reads; without, it can check their headers alone.
+    Nothing is copied; the shards must not be moved or changed. With `digests` they are
+    read whole, and a reader can check the bytes of experts; without, their headers alone.
     `progress` is called with the bytes done since its last call and with those to do in all, from
     one thread at a time.
 
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
+    _require_files(source)
     model = open_source(source)
     experts = find_experts(model)
     shape = shape_of(model, experts)
-    plan = make(
-        experts,
-        AS_IT_LIES,
-        dense=find_dense(model, experts),
-        hotness=load_hotness(hotness, shape),
-    )
-    names = _link_names(len(model.shards))
+    dense = find_dense(model, experts)
+    plan = make(experts, _AS_IT_LIES, dense=dense, hotness=load_hotness(hotness, shape))
+    count = len(model.shards)
     files = tuple(
-        DataFile(name, shard.file_length, is_shard=True, has_digests=digests)
-        for name, shard in zip(names, model.shards, strict=True)
+        DataFile(
+            f"shard-{number:05}-of-{count:05}.gguf", shard.file_length, True, has_digests=digests
+        )
+        for number, shard in enumerate(model.shards, 1)
     )
-    found = _digests(model, plan, digests, threads, progress)
-    index = encode_over_shards(plan, files, found)
-    described = manifest.Manifest(
-        tool=TOOL,
-        is_whole=True,
-        source=describe_source(model, shape, describe_shards(model)),
-        layout={"name": AS_IT_LIES.name},
-        hotness=plan.hotness_to_json(),
-        layers=None,
-        index_entry=manifest.describe_index(index),
-        files=tuple(manifest.FileEntry(file.name, file.length) for file in files),
-    )
-    _check_unchanged(model)
+    index = encode_over_shards(plan, files, _digests(model, plan, digests, threads, progress))
+    described = describe_source(model, shape, describe_shards(model))
+    data = encode_manifest(plan, described, index, layout={"name": _AS_IT_LIES.name})
+    paths, stamps = zip(*((shard.path, shard.stamp) for shard in model.shards), strict=True)
+    with Inputs(paths, SourceError, stamps=stamps):
+        pass  # all of them are as they were
     with _new_directory(Path(target)) as path:
-        for name, shard in zip(names, model.shards, strict=True):
-            (path / name).symlink_to(_link_target(path, Path(shard.path)))
-        write_synced(path / manifest.INDEX_NAME, index)
-        temporary = path / _TEMPORARY_NAME
-        write_synced(temporary, manifest.encode(described))
-        sync_directory(path)
-        publish(temporary, path / manifest.NAME)
+        for file, header in zip(files, model.shards, strict=True):
+            # A relative path, so that both can be moved together; from the folders' real paths,
+            # since a link is followed from there. A link to a shard stays one.
+            shard = Path(header.path)
+            link = os.path.relpath(shard.parent.resolve() / shard.name, path.resolve())
+            (path / file.name).symlink_to(link)
+        commit(path, manifest.INDEX_NAME, index, data)
     return IndexSummary(
         path=os.fspath(target),
         layers=plan.source_layers,
         blob_count=len(plan.order),
-        measured_blob_count=plan.measured_blob_count if plan.hotness else None,
+        measured_blob_count=plan.measured_blob_count,
         files=files,
         index_length=len(index),
         expert_length=plan.expert_length,
@@ -142,11 +136,20 @@ def index_model(
     )
 
 
+def _require_files(source: PathOrPaths) -> None:
+    for name in path_texts(source):
+        if is_remote(name):
+            hint = f"{missing_model_hint(name)}; or make a pack, which stores the model once:"
+            hint += f" moepack pack {shell_word(name)} -o NAME.moepack"
+            raise SourceError("the model is not on this machine", path=name, hint=hint)
+
+
 def open_as_they_lie(source: PathOrPaths) -> Pack:
     """Open the shards of a model as a pack, with an index that is nowhere on disk afterwards.
 
     Messages name the shards. Raises as `index_model`.
     """
+    _require_files(source)
     shards = [Path(shard.path) for shard in open_source(source).shards]
     with tempfile.TemporaryDirectory(prefix="moepack-") as temporary:
         folder = Path(temporary, "index")
@@ -154,25 +157,15 @@ def open_as_they_lie(source: PathOrPaths) -> Pack:
         return Pack(folder, shards=shards)
 
 
-def _link_names(count: int) -> list[str]:
-    return [f"shard-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
-
-
-def _link_target(path: Path, shard: Path) -> str:
-    """Return what the link to a shard says: a relative path, so that both can be moved together."""
-    # The folders' real paths, since a link is followed from there; a link to a shard stays one.
-    return os.path.relpath(shard.parent.resolve() / shard.name, path.resolve())
-
-
 @contextlib.contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """Make the directory; remove what was put there where the block ends early.
+    """Make the directory; remove all that was put there if the block ends early.
 
-    Where a process was killed before that, the next one does it. One at a time writes there.
+    If a process was killed before that, the next one does it. One at a time writes there.
     """
     try:
         created = make_folder(path)
-        with _locked(path):
+        with locked_folder(path):
             _remove_unfinished(path)
             check_existing(path, resume=False)
             try:
@@ -188,46 +181,27 @@ def _new_directory(path: Path) -> Iterator[Path]:
         raise write_failure(error, path) from None
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        lock(descriptor, os.path.realpath(folder))
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _remove_unfinished(folder: Path) -> None:
     """Remove the leftovers of a killed `index_model`, if nothing else is in the folder.
 
-    Links to shards come first and go last: where there is none, what is there is somebody else's.
+    Links to shards come first and go last: a folder without one is somebody else's.
     """
     names = set(os.listdir(folder)) - {"lost+found"}
     links = {name for name in names if _LINK_NAME.fullmatch(name) and (folder / name).is_symlink()}
-    if links and names - links <= {manifest.INDEX_NAME, _TEMPORARY_NAME}:
+    if links and names - links <= {manifest.INDEX_NAME, TEMPORARY_NAME}:
         for name in (*(names - links), *links):
             remove(folder / name)
 
 
-def _check_unchanged(source: Source) -> None:
-    with Inputs([InputFile(shard.path, shard.stamp) for shard in source.shards], SourceError):
-        pass
-
-
 def _digests(
     source: Source, plan: Plan, everything: bool, threads: int, progress: Progress | None
-) -> PlaceDigests:
-    """Digest what is to be known of each shard: its other ranges, or all of it."""
+) -> DigestsByOffset:
+    """Digest the other ranges of each shard, or with `everything` parts and tensors as well."""
     by_shard: dict[int, list[Extent]] = defaultdict(list)
-    for extent in sorted(_extents(plan, everything)):
-        if extent.length:
-            by_shard[extent.input].append(extent)
+    for shard, offset, length in sorted(_ranges(plan, everything)):
+        if length:
+            by_shard[shard].append(Extent(offset, length, shard, offset))
     total = sum(extent.length for extents in by_shard.values() for extent in extents)
-
-    def advanced(length: int) -> None:
-        if progress is not None:
-            progress(length, total)
 
     def digest_shard(shard: int, advanced: Callable[[int], None]) -> array[int]:
         path = Path(os.path.realpath(source.shards[shard].path))
@@ -236,25 +210,20 @@ def _digests(
         except OSError as error:
             raise read_failure(error, path, SourceError) from None
 
-    digests = run_each(digest_shard, list(by_shard), threads, advanced)
+    digests = run_each(digest_shard, list(by_shard), threads, advancing(progress, total))
     return {
-        (shard, extent.offset): known
-        for shard, of_shard in zip(by_shard, digests, strict=True)
-        for extent, known in zip(by_shard[shard], of_shard, strict=True)
+        (shard, extent.offset): computed
+        for (shard, extents), of_shard in zip(by_shard.items(), digests, strict=True)
+        for extent, computed in zip(extents, of_shard, strict=True)
     }
 
 
-def _extents(plan: Plan, everything: bool) -> Iterator[Extent]:
-    """Yield what is digested, at the offsets where it lies in its shard."""
+def _ranges(plan: Plan, everything: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield shard, offset and length of all that is digested."""
     assert plan.dense is not None
-    for (shard, offset, length), _ in plan.dense.other_ranges:
-        yield Extent(offset, length, shard, offset)
     if not everything:
+        yield from (shard_range for shard_range, _ in plan.dense.other_ranges)
         return
-    for (shard, tensor), _ in plan.dense.tensors:
-        yield Extent(tensor.offset, tensor.length, shard, tensor.offset)
-    for template in plan.templates:
-        for part in template.parts:
-            for expert in range(template.family.expert_count):
-                shard, offset = part.slices.at(expert)
-                yield Extent(offset, part.length, shard, offset)
+    for file in plan.new_files():
+        for extent in file.extents():
+            yield extent.input, extent.input_offset, extent.length

@@ -5,18 +5,17 @@ import os
 import stat
 from pathlib import Path
 
-from moepack.errors import MachineError, RequestError
-from moepack.format import manifest
-from moepack.format.names import IN_PLACE_NAME, JOURNAL_NAME
+from moepack.common.errors import MachineError, RequestError
+from moepack.common.pack_files import IN_PLACE_NAME, JOURNAL_NAME
+from moepack.pack.format import manifest
 from moepack.storage.atomic import make_folder, require_folder_of
-from moepack.storage.extents import NewFile
+from moepack.storage.extents import NewFile, is_whole
 from moepack.storage.regular_file import FileStamp
 from moepack.storage.space import check_space
-from moepack.storage.stored_extents import is_whole
 
 
 def prepare(path: Path, resume: bool) -> bool:
-    """Make the target directory; say whether it is new. An existing pack is never touched."""
+    """Make the target directory; return whether it is new. An existing pack is never touched."""
     is_new = make_folder(path)
     if not is_new:
         check_existing(path, resume)
@@ -24,9 +23,9 @@ def prepare(path: Path, resume: bool) -> bool:
 
 
 def check_existing(path: Path, resume: bool) -> None:
-    """Raise RequestError where what is at `path` is in the way of a pack."""
+    """Raise RequestError if the file or folder at `path` is in the way of a pack."""
     if not path.is_dir():
-        raise RequestError("exists, and is no directory", path=path)
+        raise RequestError("exists, and is not a directory", path=path)
     names = {name for name in os.listdir(path) if name != "lost+found"}
     if manifest.NAME in names:
         hint = "choose another directory, or remove it"
@@ -52,39 +51,34 @@ def check_existing(path: Path, resume: bool) -> None:
 
 
 def check_as_if_packing(path: Path, length: int, resume: bool) -> None:
-    """Raise what a pack of `length` bytes at `path` would end with before it wrote anything.
+    """Raise the error with which a pack of `length` bytes at `path` would end before it wrote.
 
-    What an interrupted pack left there is taken over or removed, so that its space is not needed.
+    The files of an interrupted pack are taken over or removed, so that their space is not needed.
     """
     require_folder_of(path)
-    held_length = 0
-    if not os.path.lexists(path):
-        _check_writable(path.absolute().parent, path)
-    else:
+    existing_length = 0
+    folder = path
+    if os.path.lexists(path):
         check_existing(path, resume)
-        _check_writable(path, path)
-        held_length = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
-    check_space(path, length - held_length)
-
-
-def _check_writable(folder: Path, path: Path) -> None:
-    """Raise MachineError, as writing `path` would, where nothing can be made in `folder`."""
-    if os.access(folder, os.W_OK | os.X_OK):
-        return
-    is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
-    problem = os.strerror(errno.EROFS if is_read_only else errno.EACCES)
-    raise MachineError(f"cannot create: {problem}", path=path)
+        existing_length = sum(e.stat().st_size for e in os.scandir(path) if e.is_file())
+    else:
+        folder = path.absolute().parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+        problem = os.strerror(errno.EROFS if is_read_only else errno.EACCES)
+        raise MachineError(f"cannot create: {problem}", path=path)
+    check_space(path, length - existing_length)
 
 
 class WatchedFiles:
-    """The finished data files of a pack in the making, and what they were when they were added."""
+    """The finished data files of a pack in the making, and their stamps when they were added."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stamps: dict[str, FileStamp] = {}
 
     def add(self, name: str, length: int) -> bool:
-        """Watch a file from now on; say whether it is a regular file of `length` bytes."""
+        """Watch a file from now on; return whether it is a regular file of `length` bytes."""
         stamp = self._stamp(name)
         if stamp is None or stamp.length != length:
             return False
@@ -92,9 +86,9 @@ class WatchedFiles:
         return True
 
     def is_unchanged(self, file: NewFile) -> bool:
-        """Say whether a file, whose digests are known, is what it was when it was added.
+        """Return whether a file with digests is as it was when it was added.
 
-        Where its stamp differs its bytes decide: some file systems forget a file's inode number and
+        If its stamp differs its bytes decide: some file systems forget a file's inode number and
         the fractions of its times, and whoever links to a file changes its ctime.
         """
         before, now = self._stamps.get(file.name), self._stamp(file.name)
@@ -103,9 +97,9 @@ class WatchedFiles:
         return before == now or is_whole(self._path / file.name, file, lambda _: None)
 
     def _stamp(self, name: str) -> FileStamp | None:
-        """Return the stamp of a file; None where no regular file has that name."""
+        """Return the stamp of a file; None if no regular file has that name."""
         try:
             status = os.stat(self._path / name, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        return FileStamp.of(status) if stat.S_ISREG(status.st_mode) else None
+        return FileStamp.from_stat(status) if stat.S_ISREG(status.st_mode) else None

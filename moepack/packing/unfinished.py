@@ -1,15 +1,19 @@
-"""The directory of a pack that is made of its shards in place, and what is in it until it is done.
+"""The directory of a pack that is made of its shards in place, until it is done.
 
     model.moepack/
       experts-….bin     as far as they are written
       in-place/
-        journal         where the shards belong; the lock as well
+        journal         the paths where the shards belong; the lock as well
         manifest.json   what the pack will be, or was; and a copy of it
         index.bin       where every byte belongs, its digest with it; and a copy
         shard-00001-of-00006.moepack-source
 
 The last are the shards themselves. They have holes, and programs load zeros without a word: so they
 have a name that none loads, until they are whole again or gone.
+
+The journal has nothing that a byte on the disk could contradict: which bytes are in the pack and
+which in the shards is found out by their digests, every time that the work is taken up. A journal
+that is damaged or lost therefore costs no more than the shards' paths.
 """
 
 from __future__ import annotations
@@ -17,23 +21,107 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from moepack.errors import MachineError, RequestError
-from moepack.format import manifest
-from moepack.format.names import IN_PLACE_NAME
+from moepack.common.errors import MachineError, MoepackError, RequestError, write_failure
+from moepack.common.pack_files import IN_PLACE_NAME, is_in_pack
+from moepack.pack.format import manifest
 from moepack.packing import in_place_draft
+from moepack.packing.commit import TEMPORARY_NAME, commit
 from moepack.packing.in_place_draft import Draft
-from moepack.packing.in_place_journal import InPlaceJournal, Shard
 from moepack.packing.in_place_refusals import check_open
-from moepack.packing.line_log import open_log
-from moepack.storage.atomic import make_folder, sync_directory, write_synced
-from moepack.storage.pack_files import is_in_pack
+from moepack.packing.line_log import LineLog
+from moepack.storage.atomic import make_folder, sync_directory
 
-JOURNAL_NAME = "journal"
-SHARD_SUFFIX = ".moepack-source"
-MANIFEST_DRAFT = f"{manifest.NAME}.tmp"
+_SHARD_SUFFIX = ".moepack-source"
+_VERSION = 2
+
+_KEEP = "do not remove the directory: it holds the model"
+
+
+class Shard(NamedTuple):
+    """A shard as it was: the path where it belongs, its length in bytes, and its mtime.
+
+    `home` is None if it was lost, `mtime_ns` for a shard that is made from a pack.
+    """
+
+    home: str | None
+    length: int
+    mtime_ns: int | None
+
+
+class Beginning(NamedTuple):
+    """The first line. `was_pack` if there was a pack at the beginning, and no shards.
+
+    `unit_length` is in bytes: pieces that are longer were cut there.
+    """
+
+    tool: str
+    was_pack: bool
+    unit_length: int
+    shards: tuple[Shard, ...]
+
+
+def _read_beginning(entry: dict[str, Any]) -> Beginning:
+    """Read the first line; raises KeyError, TypeError or ValueError."""
+    if entry["version"] != _VERSION or int(entry["unit_length"]) <= 0:
+        raise ValueError("unknown version")
+    shards = tuple(Shard(*shard) for shard in entry["shards"])
+    for home, length, mtime_ns in shards:
+        if type(length) is not int or not isinstance(home, str | None):
+            raise TypeError("not a shard")
+        if not isinstance(mtime_ns, int | None):
+            raise TypeError("not a time")
+    length = int(entry["unit_length"])
+    return Beginning(str(entry["tool"]), bool(entry["was_pack"]), length, shards)
+
+
+class InPlaceJournal(LineLog):
+    """An open, locked journal.
+
+    `beginning` is None if the first line is missing, or not whole. `is_damaged` if others stand
+    behind a line that is not as it was written: a crash does not leave that. `homes` are where the
+    shards belong by now.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.beginning: Beginning | None = None
+        self.is_damaged = False
+        self.homes: list[str | None] = []
+        self._load()
+
+    def _load(self) -> None:
+        entries = list(self.entries())
+        count = entries.index(None) if None in entries else len(entries)
+        self.is_damaged = any(entry is not None for entry in entries[count:])
+        if self.is_damaged or not count:
+            return
+        first, *others = self.trusted()
+        try:
+            self.beginning = _read_beginning(first)
+            self.homes = [shard.home for shard in self.beginning.shards]
+            for entry in others:
+                self.homes = [str(home) for home in entry["homes"]]
+        except (KeyError, TypeError, ValueError):
+            hint = "continue with the version that began it; do not remove the directory"
+            problem = "the journal was written by another version of moepack"
+            raise MachineError(problem, path=self.path, hint=hint) from None
+        self.keep(count)
+
+    def begin_with(self, beginning: Beginning) -> None:
+        """Write the first line, in place of all that was there."""
+        shards = [list(shard) for shard in beginning.shards]
+        self.begin({"version": _VERSION} | beginning._asdict() | {"shards": shards})
+        self._load()
+
+    def set_homes(self, homes: list[str]) -> None:
+        """Record where the shards belong from now on."""
+        if homes != self.homes:
+            self.append({"homes": homes})
+            self.homes = list(homes)
 
 
 def is_unfinished(path: Path) -> bool:
@@ -47,10 +135,10 @@ class Unfinished:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.inner = path / IN_PLACE_NAME
-        self.journal = InPlaceJournal(open_log(self.inner / JOURNAL_NAME))
+        self.journal = InPlaceJournal(self.inner / "journal")
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         self.journal.close()
 
     def sync(self) -> None:
@@ -59,40 +147,34 @@ class Unfinished:
             sync_directory(folder)
 
     @property
-    def has_shards(self) -> bool:
-        """Whether any shard is here."""
-        return has_shards(self.inner)
-
-    @property
     def is_untouched(self) -> bool:
-        """Whether no byte of the model is in the pack or here alone, whatever the journal says.
+        """Whether all bytes of the model are elsewhere, or in a whole pack, by the files alone.
 
         That is so if the pack is whole, or if there are no shards here and no data files.
         """
-        if self.has_shards:
+        if has_shards(self.inner):
             return False
-        names = set(os.listdir(self.path)) - {IN_PLACE_NAME, MANIFEST_DRAFT}
+        names = set(os.listdir(self.path)) - {IN_PLACE_NAME, TEMPORARY_NAME}
         return manifest.NAME in names or not any(name.endswith(".bin") for name in names)
 
-    def shard_paths(self, count: int) -> list[Path]:
-        """Name the shards as no program does."""
+    def _shard_paths(self, count: int) -> list[Path]:
         return [
-            self.inner / f"shard-{number:05d}-of-{count:05d}{SHARD_SUFFIX}"
+            self.inner / f"shard-{number:05d}-of-{count:05d}{_SHARD_SUFFIX}"
             for number in range(1, count + 1)
         ]
 
     def find_shards(self, shards: Sequence[Shard]) -> tuple[list[Path | None], list[int]]:
-        """Return where each shard is, and the numbers of those at home; None is a missing one.
+        """Return the path of each shard, None for a missing one, and the numbers of those at home.
 
-        A file at home is one of the right name and length: it has to be looked into.
+        A file at home is one of the right name and length: its bytes have to be checked.
         """
         paths: list[Path | None] = []
         at_home = []
-        for number, inner in enumerate(self.shard_paths(len(shards))):
+        for number, inner in enumerate(self._shard_paths(len(shards))):
             home = self.journal.homes[number]
             if os.path.lexists(inner):
                 paths.append(inner)
-            elif home is not None and _is_file(Path(home), shards[number].length):
+            elif home is not None and _is_file(home, shards[number].length):
                 paths.append(Path(home))
                 at_home.append(number)
             else:
@@ -100,77 +182,69 @@ class Unfinished:
         return paths, at_home
 
     def take_shards(self, paths: Sequence[Path | None]) -> list[Path | None]:
-        """Move shards here from where they are, and return where they are then.
+        """Move shards here, and return their paths then.
 
         Raises RequestError if somebody else has one open; it names the shard as it was named.
         """
-        taken: list[Path | None] = []
-        for path, inner in zip(paths, self.shard_paths(len(paths)), strict=True):
-            if path not in (None, inner):
-                assert path is not None
+        inner_paths = self._shard_paths(len(paths))
+        moved = [(path, inner) for path, inner in zip(paths, inner_paths, strict=True) if path]
+        for path, inner in moved:
+            if path != inner:
                 os.rename(path, inner)
                 sync_directory(path.parent)
-            taken.append(None if path is None else inner)
         sync_directory(self.inner)
-        for named, path in zip(paths, taken, strict=True):
-            if named is not None and path is not None and (refusal := check_open(path)):
-                refusal.path = os.fspath(named)
+        for path, inner in moved:
+            if refusal := check_open(inner):
+                refusal.path = os.fspath(path)
                 raise refusal
-        return taken
+        return [inner if path else None for path, inner in zip(paths, inner_paths, strict=True)]
 
     def make_shards(
         self, paths: Sequence[Path | None], shards: Sequence[Shard]
     ) -> list[Path | None]:
         """Make those shards that are missing, without any bytes; return where all shards are."""
-        inner = self.shard_paths(len(shards))
-        for path, target, shard in zip(paths, inner, shards, strict=True):
+        inner_paths = self._shard_paths(len(shards))
+        for path, inner, shard in zip(paths, inner_paths, shards, strict=True):
             if path is None:
-                with open(target, "xb") as file:
+                with open(inner, "xb") as file:
                     os.ftruncate(file.fileno(), shard.length)
                     os.fsync(file.fileno())
         sync_directory(self.inner)
-        return list(inner)
+        return list(inner_paths)
 
-    def send_home(self, shards: Sequence[Shard], homes: Sequence[str]) -> None:
-        """Give the shards that are here, and whole again, their names back."""
-        for shard, home, path in zip(shards, homes, self.shard_paths(len(shards)), strict=True):
+    def restore_names(self, shards: Sequence[Shard], homes: Sequence[str]) -> None:
+        """Move the shards that are here, and whole again, to their homes."""
+        for shard, home, path in zip(shards, homes, self._shard_paths(len(shards)), strict=True):
             if not path.exists():
                 continue
             if shard.mtime_ns is not None:
                 os.utime(path, ns=(shard.mtime_ns, shard.mtime_ns))
             os.rename(path, home)
-        sync_directory(self.inner)
-        for folder in {os.path.dirname(home) for home in homes}:
+        for folder in {self.inner, *(Path(home).parent for home in homes)}:
             sync_directory(folder)
 
     def commit(self, draft: Draft) -> None:
-        """Make it a pack: the rename of the manifest is the commit."""
-        write_synced(self.path / draft.manifest.index_entry.name, draft.index_bytes)
-        write_synced(self.path / MANIFEST_DRAFT, draft.manifest_bytes)
-        sync_directory(self.path)
-        os.replace(self.path / MANIFEST_DRAFT, self.path / manifest.NAME)
-        sync_directory(self.path)
-        if not in_place_draft.is_committed(self.path, draft):
-            hint = "the drive or the memory is failing: nothing was given up for it"
-            problem = "manifest or index is not read back from the drive as it was written"
-            raise MachineError(problem, path=self.path, hint=hint)
+        """Make it a pack, if it is not one."""
+        if not draft.is_committed:
+            name = draft.manifest.index_entry.name
+            commit(self.path, name, draft.index_bytes, draft.manifest_bytes)
 
     def withdraw(self, draft: Draft) -> None:
-        """Make it a pack no more, before anything of it is given up."""
-        names = (manifest.NAME, draft.manifest.index_entry.name, MANIFEST_DRAFT)
+        """Undo the commit, before any byte of the pack is given up."""
+        names = (manifest.NAME, draft.manifest.index_entry.name, TEMPORARY_NAME)
         self._remove(self.path / name for name in names)
 
     def remove_shards(self) -> None:
-        """Remove the shards, once all of them is in a pack that is committed."""
-        self._remove(path for path in self.inner.iterdir() if path.suffix == SHARD_SUFFIX)
+        """Remove the shards, once the pack is committed."""
+        self._remove(path for path in self.inner.iterdir() if path.suffix == _SHARD_SUFFIX)
 
     def remove_data_files(self, draft: Draft) -> None:
-        """Remove the data files, once all of them is in the shards, and these are at home."""
+        """Remove the data files, once the shards are whole and at home."""
         self._remove(self.path / file.name for file in draft.manifest.files)
 
-    def close_up(self) -> None:
+    def clean_up(self) -> None:
         """Remove journal and drafts, which nothing needs any more, and directories if empty."""
-        assert not self.has_shards
+        assert not has_shards(self.inner)
         self.journal.remove()
         self._remove(self.inner / name for name in in_place_draft.NAMES)
         self.inner.rmdir()
@@ -179,20 +253,42 @@ class Unfinished:
             self.path.rmdir()
             sync_directory(self.path.absolute().parent)
 
+    @contextlib.contextmanager
+    def cleaned_up_on_failure(self) -> Iterator[None]:
+        """Remove all that was made in the directory if the work does not begin in the block."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError, MoepackError):
+                self.clean_up()
+            raise
+
     def _remove(self, paths: Iterable[Path]) -> None:
         for path in list(paths):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+            path.unlink(missing_ok=True)
         sync_directory(self.inner)
         sync_directory(self.path)
 
 
+@contextlib.contextmanager
+def made(path: Path) -> Iterator[Unfinished]:
+    """Make the directory of an unfinished pack, synced, and lock it for the block."""
+    path.mkdir(exist_ok=True)
+    (path / IN_PLACE_NAME).mkdir(exist_ok=True)
+    unfinished = Unfinished(path)
+    try:
+        unfinished.sync()
+        yield unfinished
+    finally:
+        unfinished.close()
+
+
 def has_shards(inner: Path) -> bool:
     """Return whether any shard is in the folder `inner` of an unfinished pack."""
-    return any(name.endswith(SHARD_SUFFIX) for name in os.listdir(inner))
+    return any(name.endswith(_SHARD_SUFFIX) for name in os.listdir(inner))
 
 
-def _is_file(path: Path, length: int) -> bool:
+def _is_file(path: str, length: int) -> bool:
     try:
         status = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -205,7 +301,7 @@ def check_homes(
 ) -> None:
     """Make the folders where shards belong, and check that they can be moved there.
 
-    Raises RequestError where another file than one of `own` is there, or another file system.
+    Raises RequestError if another file than one of `own` is there, or another file system.
     """
     for folder in {Path(home).parent for home in homes}:
         make_folder(folder)
@@ -218,12 +314,54 @@ def check_homes(
     for home in map(Path, homes):
         if not os.path.lexists(home) or home in own:
             continue
+        hint = "choose another place; `force` has no effect"
         if is_in_pack(home):
-            hint = "choose another place; `force` changes nothing"
-            raise RequestError("a file of a pack is never written over", path=home, hint=hint)
+            raise RequestError("a file of a pack is never overwritten", path=home, hint=hint)
         if not stat.S_ISREG(os.stat(home, follow_symlinks=False).st_mode):
-            hint = "choose another place; `force` changes nothing"
-            raise RequestError("exists already, and is no regular file", path=home, hint=hint)
+            raise RequestError("exists already, and is not a regular file", path=home, hint=hint)
         if not force:
             hint = "choose another place, or replace it with `force=True`"
             raise RequestError("exists already", path=home, hint=hint)
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn OSError into MachineError, and add to each error how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise write_failure(error, path, _hint(path)) from error
+    except BaseException as error:
+        hint = _hint(path)
+        if isinstance(error, MoepackError) and error.hint is None:
+            error.hint = hint
+        elif hint is not None:
+            error.add_note(hint)
+        raise
+
+
+def _hint(path: Path) -> str | None:
+    """Return how to go on or back; None if nothing is left to do."""
+    if not is_unfinished(path):
+        return None
+    forth, back = f"`moepack pack --in-place --resume -o {path}`", f"`moepack restore {path}`"
+    go_on = f"go on with {forth}, or back with {back}; {_KEEP}"
+    try:
+        unfinished = Unfinished(path)
+    except (OSError, MoepackError):
+        return go_on
+    try:
+        is_pack = (path / manifest.NAME).exists()
+        if unfinished.is_untouched and not is_pack:
+            return f"the shards are where they belong; {back} removes what is left of the pack"
+        if unfinished.journal.beginning is None:
+            return (
+                "the bytes tell where they belong: go on with"
+                f" `moepack pack --in-place --resume --recover -o {path}`, or back with"
+                f" `moepack restore {path} --recover -o FOLDER`; {_KEEP}"
+            )
+        if is_pack:
+            return f"the pack is whole; {forth} removes what is left of the shards"
+        return go_on
+    finally:
+        unfinished.close()

@@ -1,22 +1,18 @@
-"""What `bench` measured, as text for people."""
+"""Measurements of `bench`, as text for people."""
 
 import math
 from collections.abc import Sequence
 
-from moepack.bench.pace import Schedule
-from moepack.bench.report import BenchReport, MeasuredReads
+from moepack.bench.comparison import Schedule
+from moepack.bench.run import BenchReport, MeasuredReads
 from moepack.bench.verdict import Gain
+from moepack.common.sizes import count_text, size_text
+from moepack.report.machine_text import mib_text, surface
 from moepack.report.page import Block, Page
-from moepack.report.surface import mib_text, surface
 from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN, rate_text, seconds_text
-from moepack.sizes import count_text, size_text
 
-_LAYOUTS = {
-    "blobs": "pack, blobs",
-    "parts": "pack, parts",
-    "slices": "shards",
-}
+_LAYOUTS = {"blobs": "pack, blobs", "parts": "pack, parts", "slices": "shards"}
 _WORDS = {
     "gain": "a gain",
     "loss": "a loss",
@@ -26,16 +22,16 @@ _WORDS = {
 
 
 def announced(schedule: Schedule) -> str:
-    """Write what is going to be done."""
+    """Write the plan of the comparison."""
     seconds, rounds = schedule.total_seconds, count_text(schedule.round_count, "round")
-    said = (
-        f"the comparison takes about {seconds_text(seconds)}, up to twice that where others "
+    plan = (
+        f"the comparison takes about {seconds_text(seconds)}, up to twice that if other programs "
         f"disturb it: {rounds}, each way with {size_text(schedule.portion_length)} of experts"
     )
     if schedule.seconds < schedule.needed_seconds:
         needed = schedule.needed_seconds
-        said += f"; a verdict takes more on this drive: --seconds {math.ceil(needed / 10) * 10}"
-    return said
+        plan += f"; a verdict takes more on this drive: --seconds {math.ceil(needed / 10) * 10}"
+    return plan
 
 
 def text(report: BenchReport) -> Page:
@@ -48,14 +44,14 @@ def text(report: BenchReport) -> Page:
         points = [point for point in report.surface if point.order == order]
         blocks.append(surface(((p.length, p.depth, p.bytes_per_second) for p in points), indent=2))
     routing, buffers = report.routing, report.raw_buffers
-    held = f"{count_text(buffers.count, 'buffer')} of {size_text(buffers.length)}"
+    memory = f"{count_text(buffers.count, 'buffer')} of {size_text(buffers.length)}"
     huge = "unknown" if buffers.huge_page_share is None else f"{buffers.huge_page_share:.0%}"
     blocks += [
         "",
         f"routed reads: {_tokens(routing.token_count)}, "
         f"{count_text(routing.routed_layer_count, 'layer')}, "
         f"{size_text(routing.useful_length)} of experts ({routing.origin})",
-        f"{count_text(report.round_count, 'round')}; raw and mapped reads go to {held}, "
+        f"{count_text(report.round_count, 'round')}; raw and mapped reads go to {memory}, "
         f"in huge pages: {huge}",
         Table(_READS, _reads(report.readings)),
         "blobs are read whole, parts and the slices of shards one by one; ms/token: reading all "
@@ -75,26 +71,27 @@ _GAINS = (Column("", "l"), Column(""), Column("", "l"), Column("", "l", rank=1))
 
 
 def _tokens(count: float) -> str:
-    """Write how many tokens were read; the last one may be a part."""
+    """Write a number of tokens, the last of which may be a part."""
     return count_text(int(count), "token") if count == int(count) else f"{count:,.1f} tokens"
 
 
 def _reads(readings: Sequence[MeasuredReads]) -> list[list[str]]:
     has_blobs = any(reads.layout == "parts" for reads in readings)
     names = _LAYOUTS if has_blobs else _LAYOUTS | {"blobs": "shards"}
-    rows = []
-    for reads in readings:
-        speeds = (reads.bytes_per_second_lowest, reads.bytes_per_second_highest)
-        lowest, highest = map(mib_text, speeds)
-        name, median = names[reads.layout], mib_text(reads.bytes_per_second)
-        rows.append(
-            [
-                *(name, f"{reads.way}, {reads.state}", str(reads.depth), median),
-                *(f"{lowest} to {highest}", f"{reads.cpu_seconds_per_gib:.3f}"),
-                *(f"{reads.reads_per_token:,.0f}", rate_text(reads.seconds_per_token * 1e3)),
-            ]
-        )
-    return rows
+    return [
+        [
+            names[reads.layout],
+            f"{reads.way}, {reads.state}",
+            str(reads.depth),
+            mib_text(reads.bytes_per_second),
+            f"{mib_text(reads.bytes_per_second_lowest)} to "
+            f"{mib_text(reads.bytes_per_second_highest)}",
+            f"{reads.cpu_seconds_per_gib:.3f}",
+            f"{reads.reads_per_token:,.0f}",
+            rate_text(reads.seconds_per_token * 1e3),
+        ]
+        for reads in readings
+    ]
 
 
 def _gain(gain: Gain) -> list[str]:

@@ -1,4 +1,4 @@
-"""Pictures: a drive's surface, where selections fall, how often caches hit, forecasts.
+"""Pictures: a drive's surface, heat and coverage of experts, hit rates, forecasts.
 
 Needs matplotlib, which is the extra `plot`.
 """
@@ -10,20 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moepack import extras
-from moepack.bench.report import SurfacePoint
-from moepack.errors import MachineError, RequestError
-from moepack.escaping import one_line
-from moepack.forecasting.facts import ForecastFacts
-from moepack.simulation.facts import Simulation
-from moepack.sizes import divide_up
+from moepack.bench.drive import SurfacePoint
+from moepack.common import extras
+from moepack.common.errors import MachineError, RequestError
+from moepack.common.escaping import one_line
+from moepack.common.sizes import divide_up
+from moepack.planning.forecasting.facts import ForecastFacts
 from moepack.storage.atomic import write_whole
+from moepack.traces.simulation.facts import Simulation
 
 SUFFIXES = (".svg", ".png")
 
 
 def check(path: str) -> None:
-    """Raise RequestError where `path` cannot be a picture, MachineError without matplotlib."""
+    """Raise RequestError if `path` cannot be a picture, MachineError without matplotlib."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise RequestError("not a picture", path=path, expected=" or ".join(SUFFIXES))
     try:
@@ -36,13 +36,24 @@ def check(path: str) -> None:
 def surface(points: Sequence[SurfacePoint], title: str, path: str) -> None:
     """Draw the points of `bench` into the file at `path`, SVG or PNG by its name.
 
-    Throughput by read size, a line for each depth. Raises what `check` raises, and MachineError
-    where the file cannot be written.
+    Throughput by read size, a line for each depth. Raises the errors of `check`, and MachineError
+    if the file cannot be written.
     """
     orders = list(dict.fromkeys(point.order for point in points))
     with _figure(path, title, len(orders), sharey=True) as axes:
         for axis, order in zip(axes, orders, strict=True):
-            _draw(axis, [point for point in points if point.order == order])
+            ordered = [point for point in points if point.order == order]
+            for depth in sorted({point.depth for point in ordered}):
+                line = sorted((p.length, p.bytes_per_second) for p in ordered if p.depth == depth)
+                lengths, speeds = zip(*line, strict=True)
+                mibs = [speed / (1 << 20) for speed in speeds]
+                axis.plot(lengths, mibs, marker="o", label=str(depth))
+            ticks = sorted({point.length for point in ordered})
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(ticks, [f"{length >> 10} KiB" for length in ticks], rotation=45)
+            axis.set_xlabel("read size")
+            axis.set_ylim(bottom=0)
+            axis.grid(alpha=0.3)
             axis.set_title(f"{order} reads")
         axes[0].set_ylabel("MiB/s")
         axes[-1].legend(title="in flight", fontsize="small")
@@ -68,7 +79,7 @@ def heat(
         left.set_ylabel("layer")
         rows = range(0, len(layers), divide_up(len(layers), 12))
         left.set_yticks(rows, [str(layers[row]) for row in rows])
-        left.figure.colorbar(picture, ax=left, label="times an even share")
+        left.figure.colorbar(picture, ax=left, label="times a uniform share")
         for name, curve in curves.items():
             steps = [100 * n / (len(curve) - 1) for n in range(len(curve))]
             right.plot(steps, [100 * share for share in curve], label=name)
@@ -79,14 +90,14 @@ def heat(
 
 
 def hit_rates(facts: Simulation, title: str, path: str) -> None:
-    """Draw LRU's hit rate by budget as a line, with an even router's, and other policies' points.
+    """Draw LRU's hit rate by budget as a line, with a uniform router's, and other policies' points.
 
     Raises as `surface` does.
     """
     with _figure(path, title, 1) as (axis,):
         lines = {
             "lru": [point.decode_hit_rate for point in facts.curve],
-            "lru, even router": [point.even_hit_rate for point in facts.curve],
+            "lru, uniform router": [point.even_hit_rate for point in facts.curve],
         }
         for name, rates in lines.items():
             gibs = [point.budget_length / (1 << 30) for point in facts.curve]
@@ -104,8 +115,8 @@ def hit_rates(facts: Simulation, title: str, path: str) -> None:
         if facts.step_length is not None:
             axis.axvline(facts.step_length / (1 << 30), color="grey", linestyle=":")
         axis.set_xscale("log")
-        axis.set_xlabel("memory for experts, GiB (dotted: what a token uses)")
-        axis.set_ylabel("hits of what is decoded, %")
+        axis.set_xlabel("memory for experts, GiB (dotted: use of a token)")
+        axis.set_ylabel("hit rate in decoding, %")
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
 
@@ -115,23 +126,23 @@ def speeds(facts: ForecastFacts, path: str) -> None:
 
     What does not fit is hollow. Raises as `surface` does.
     """
-    known = [one for one in facts.forecasts if one.tokens_per_second is not None]
-    streams = any(one.budget_length is not None for one in known)
-    places = [
+    forecasts = [one for one in facts.forecasts if one.tokens_per_second is not None]
+    streams = any(one.budget_length is not None for one in forecasts)
+    positions = [
         (one.budget_length or 0) / (1 << 30) if streams else one.cpu_layer_count or 0
-        for one in known
+        for one in forecasts
     ]
     with _figure(path, facts.model, 1) as (axis,):
         lowest, highest, likely = (
-            [getattr(one, name) or 0.0 for one in known]
+            [getattr(one, name) or 0.0 for one in forecasts]
             for name in ("lowest", "highest", "tokens_per_second")
         )
-        axis.fill_between(places, lowest, highest, alpha=0.2, label="nine runs of ten")
-        axis.plot(places, likely, label="forecast")
+        axis.fill_between(positions, lowest, highest, alpha=0.2, label="nine runs of ten")
+        axis.plot(positions, likely, label="forecast")
         for fits, face in ((True, None), (False, "none")):
             points = [
-                (place, speed)
-                for place, speed, one in zip(places, likely, known, strict=True)
+                (position, speed)
+                for position, speed, one in zip(positions, likely, forecasts, strict=True)
                 if (one.fits is not False) == fits
             ]
             if points:
@@ -167,20 +178,3 @@ def _figure(path: str, title: str, count: int, **options: Any) -> Iterator[Any]:
         write_whole(path, drawn.getbuffer())
     finally:
         pyplot.close(figure)
-
-
-def _draw(axis: Any, points: Sequence[SurfacePoint]) -> None:
-    lengths = sorted({point.length for point in points})
-    for depth in sorted({point.depth for point in points}):
-        line = sorted((p.length, p.bytes_per_second) for p in points if p.depth == depth)
-        axis.plot(
-            [length for length, _ in line],
-            [speed / (1 << 20) for _, speed in line],
-            marker="o",
-            label=str(depth),
-        )
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(lengths, [f"{length >> 10} KiB" for length in lengths], rotation=45)
-    axis.set_xlabel("read size")
-    axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.3)

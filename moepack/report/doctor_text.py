@@ -1,23 +1,21 @@
-"""What a doctor found, written for people."""
+"""Findings of a doctor, written for people."""
 
 from collections.abc import Iterator
 
-from moepack.diagnosis.doctor import DoctorFacts
-from moepack.diagnosis.prognosis import ANSWER_TOKENS, Prognosis
+from moepack.bench.diagnosis.doctor import DoctorFacts
+from moepack.bench.diagnosis.prognosis import ANSWER_TOKENS, Prognosis
+from moepack.common.sizes import count_text, size_text
 from moepack.report.forecast_text import prompt_words, speed_words
 from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN, rate_text, seconds_text
-from moepack.sizes import count_text, size_text
 
 _VERDICTS = {"fine": "fine", "limit": "LIMIT", "problem": "PROBLEM", "unknown": UNKNOWN}
 _MOST_CHANGES = 3
-
-
 _FINDINGS = (Column("", "l"), Column("", "l"), Column("", "l"))
 
 
 def text(facts: DoctorFacts) -> str:
-    """Write a line for each check, what to do below it, and what a model would do here."""
+    """Write a line for each check, its remedy below it, and the forecast of a model."""
     lines = []
     rows = [
         [finding.name, _VERDICTS[finding.verdict], finding.measured or UNKNOWN]
@@ -42,23 +40,23 @@ def _prognosis(model: str, prognosis: Prognosis) -> Iterator[str]:
             yield f"    {prognosis.refusal_hint}"
         return
     (speed,) = facts.forecasts
-    held = speed.budget_length
-    where = "all in memory" if held is None else f"{size_text(held)} of them in memory"
+    budget = speed.budget_length
+    where = "all in memory" if budget is None else f"{size_text(budget)} of them in memory"
     yield f"{model}: {size_text(facts.expert_length)} of experts, {where}"
     yield f"  decode: {speed_words(speed)}; the limit: {prognosis.decode_limit or UNKNOWN}"
     yield f"  prompt: {prompt_words(speed.prompt)}; the limit: {prognosis.prompt_limit or UNKNOWN}"
     yield (
-        f"  `run` would have {size_text(held or facts.expert_length)} of memory for experts, and "
+        f"  `run` would have {size_text(budget or facts.expert_length)} of memory for experts, and "
         f"compute prompts in micro-batches of up to {speed.prompt.micro_batch:,} tokens"
     )
     if prognosis.seconds is None:
         return
-    asked = f"{speed.prompt.token_count:,} tokens and {count_text(ANSWER_TOKENS, 'token')}"
-    takes = f"{asked} of an answer take {seconds_text(prognosis.seconds)}"
+    tokens = f"{speed.prompt.token_count:,} tokens and {count_text(ANSWER_TOKENS, 'token')}"
+    takes = f"{tokens} of an answer take {seconds_text(prognosis.seconds)}"
     if not prognosis.changes:
-        yield f"  {takes}; no single change of the machine would make that much less"
+        yield f"  {takes}; no single change of the machine would make it much faster"
         return
-    yield f"  {takes}; what would help most:"
+    yield f"  {takes}; changes that would help most:"
     for change in prognosis.changes[:_MOST_CHANGES]:
         yield (
             f"    {change.what}: {seconds_text(change.seconds)} "

@@ -1,16 +1,17 @@
-"""What a forecast says, written for people."""
+"""Forecasts, written for people."""
 
 from collections.abc import Iterator
 
-from moepack.forecasting.facts import (
+from moepack.common.sizes import count_text, size_text
+from moepack.planning.forecasting.facts import (
     ForecastFacts,
     PromptFacts,
     ReceiptFacts,
     SpeedFacts,
     TermFacts,
 )
-from moepack.forecasting.published import PublishedFacts
-from moepack.forecasting.reads import KIND_WORDS
+from moepack.planning.forecasting.published import PublishedFacts
+from moepack.planning.forecasting.reads import KIND_WORDS
 from moepack.report.page import Block, Page
 from moepack.report.table import Column, Table
 from moepack.report.values import (
@@ -21,19 +22,12 @@ from moepack.report.values import (
     share_text,
     speed_text,
 )
-from moepack.sizes import count_text, size_text
 
-_NAMES = {
-    "layers": "layers",
-    "vram": "VRAM",
-    "memory": "memory",
-    "drive": "drive",
-    "link": "GPU's link",
-}
+_NAMES = {"vram": "VRAM", "link": "GPU's link"}
 
 
 def text(facts: ForecastFacts) -> Page:
-    """Write what a token reads, the forecasts, and what they stand on."""
+    """Write the reads of a token, the forecasts, and their evidence."""
     machine = f" on {facts.machine}" if facts.machine else ""
     blocks: list[Block] = [
         f"{facts.model}{machine}: {size_text(facts.expert_length)} of experts, "
@@ -51,7 +45,7 @@ def text(facts: ForecastFacts) -> Page:
     blocks += [f"note: {line}" for line in _notes(facts.forecasts)]
     blocks += list(map(_receipt, facts.receipts))
     if facts.next_receipt is not None:
-        blocks.append("a run of this model here says it better")
+        blocks.append("a measured run of this model here makes it more certain")
     return Page(*blocks)
 
 
@@ -66,7 +60,7 @@ def _single(one: SpeedFacts) -> Iterator[Block]:
         )
     if one.vram_cache_length is not None:
         yield (
-            f"the cache in VRAM finds {share_text(one.vram_hit_rate)} of lookups; a token brings "
+            f"{share_text(one.vram_hit_rate)} of lookups hit in VRAM; a token uploads "
             f"{length_text(one.uploaded_length)} to it"
         )
     yield f"prompt of {prompt_words(one.prompt)}"
@@ -74,7 +68,10 @@ def _single(one: SpeedFacts) -> Iterator[Block]:
     vram = f"{length_text(one.vram_length)} of VRAM and " if one.vram_length != 0 else ""
     yield f"takes {vram}{length_text(one.memory_length)} of memory{fits}"
     if one.tokens_per_second is not None:
-        yield f"the range holds nine of ten runs; it stands on {_evidence(one)}"
+        evidence = "published runs of other machines"
+        if one.receipt_count:
+            evidence = count_text(one.receipt_count, "receipt")
+        yield f"nine of ten runs are in the range; evidence: {evidence}"
 
 
 _TERMS = (
@@ -83,7 +80,7 @@ _TERMS = (
 
 
 def _notes(forecasts: tuple[SpeedFacts, ...]) -> Iterator[str]:
-    """Yield the warnings, of several forecasts those that all have, and why speeds are unknown."""
+    """Yield the warnings that all forecasts share, and the reasons for unknown speeds."""
     yield from (
         line for line in forecasts[0].warnings if all(line in one.warnings for one in forecasts)
     )
@@ -104,12 +101,12 @@ def _way(one: SpeedFacts) -> str:
 
 
 def table_words(length: int) -> str:
-    """Say where row tables are."""
+    """Write the length of row tables, which stay on the drive."""
     return f"row tables of {size_text(length)} stay on the drive: a token reads few of their rows"
 
 
 def prompt_words(one: PromptFacts) -> str:
-    """Say how long a prompt takes, and what of it."""
+    """Write the time of a prompt, and its limit."""
     start = f"{one.token_count:,} tokens: {seconds_text(one.seconds)} to the first token"
     if one.seconds is None:
         return f"{start}: {one.reason}"
@@ -129,7 +126,7 @@ _LIMITS = {"drive": "the drive", "link": "the GPU's link", "computing": "computi
 
 
 def speed_words(one: SpeedFacts) -> str:
-    """Say how fast, between which bounds, or why that is not known."""
+    """Write the speed of decoding with its range, or the reason why it is unknown."""
     if one.tokens_per_second is None:
         return f"{UNKNOWN} tok/s: {one.reason}"
     speeds = f"{rate_text(one.tokens_per_second)} tok/s, {rate_text(one.lowest)} to "
@@ -140,23 +137,17 @@ def speed_words(one: SpeedFacts) -> str:
 
 
 def _term(term: TermFacts, binding: str | None) -> Iterator[str]:
-    """Yield the cells of a term: name, what, how fast, how long, whether it takes longest."""
+    """Yield the cells of a term: name, amount, speed, time, and whether it takes longest."""
     seconds = term.seconds
-    yield _NAMES[term.name]
+    yield _NAMES.get(term.name, term.name)
     if term.count is not None:
         each = UNKNOWN if seconds is None else f"{seconds / term.count * 1e6:.0f} µs each"
         yield from (str(term.count), each)
     else:
-        stated = "" if term.bandwidth is None else f" of {speed_text(term.bandwidth)} {term.basis}"
-        yield from (length_text(term.length), f"{speed_text(term.reached)}{stated}")
+        nominal = "" if term.bandwidth is None else f" of {speed_text(term.bandwidth)} {term.basis}"
+        yield from (length_text(term.length), f"{speed_text(term.reached)}{nominal}")
     yield UNKNOWN if seconds is None else f"{seconds * 1e3:.2f} ms"
     yield "takes longest" if term.name == binding else ""
-
-
-def _evidence(one: SpeedFacts) -> str:
-    if one.receipt_count:
-        return count_text(one.receipt_count, "receipt")
-    return "published runs of other machines"
 
 
 def _table(forecasts: tuple[SpeedFacts, ...]) -> Table:
@@ -176,8 +167,8 @@ def _table(forecasts: tuple[SpeedFacts, ...]) -> Table:
     rows = []
     for one in forecasts:
         if streams:
-            held, read = length_text(one.budget_length), length_text(one.missed_length)
-            cells = [held, share_text(one.hit_rate), read]
+            budget, read = length_text(one.budget_length), length_text(one.missed_length)
+            cells = [budget, share_text(one.hit_rate), read]
         else:
             cells = [str(one.cpu_layer_count)]
         vram = length_text(one.vram_length) if has_vram else ""
@@ -185,7 +176,7 @@ def _table(forecasts: tuple[SpeedFacts, ...]) -> Table:
         rows.append(
             [
                 *(*cells, vram, length_text(one.memory_length), *map(rate_text, speeds)),
-                UNKNOWN if one.binding is None else _NAMES[one.binding],
+                _NAMES.get(one.binding or UNKNOWN, one.binding or UNKNOWN),
                 *map(seconds_text, (one.prompt.seconds, one.prompt.shortest, one.prompt.longest)),
                 "does not fit" if one.fits is False else "",
             ]
@@ -201,7 +192,7 @@ def _receipt(receipt: ReceiptFacts) -> str:
 
 
 def published(facts: PublishedFacts) -> str:
-    """Write what the published formula says."""
+    """Write the result of the published formula."""
     terms = {"dense": facts.dense_seconds, "memory": facts.memory_seconds}
     parts = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in terms.items()]
     return (

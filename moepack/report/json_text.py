@@ -1,4 +1,4 @@
-"""Facts as JSON: one writer for all of them."""
+"""Facts as JSON."""
 
 import json
 import math
@@ -16,7 +16,7 @@ def json_text(facts: object) -> str:
 
 
 def escape_delete(text: str) -> str:
-    """Escape DEL in a JSON text: of all that terminals obey, JSON lets that alone through."""
+    """Escape DEL in a JSON text: the only control character that JSON does not escape."""
     return text.replace("\x7f", "\\u007f")
 
 

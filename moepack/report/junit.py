@@ -3,8 +3,9 @@
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 
-from moepack.escaping import one_line
-from moepack.verifying.report import Finding, Report
+from moepack.common.escaping import one_line
+from moepack.common.sizes import count_text
+from moepack.pack.verifying.report import Finding, Report
 
 
 def encode(report: Report) -> bytes:
@@ -31,14 +32,11 @@ def encode(report: Report) -> bytes:
         name = "pack" if layer is None else f"layer {layer}"
         case = ElementTree.SubElement(suite, "testcase", classname=one_line(report.path), name=name)
         if findings := by_layer.get(layer):
-            failure = ElementTree.SubElement(case, "failure", message=_message(findings))
+            message = count_text(len(findings), "finding")
+            failure = ElementTree.SubElement(case, "failure", message=message)
             failure.text = "\n".join(one_line(str(finding)) for finding in findings)
         elif layer in left_out:
             message = f"not looked at: {', '.join(report.not_looked_at)}"
             ElementTree.SubElement(case, "skipped", message=one_line(message))
     data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
     return data
-
-
-def _message(findings: list[Finding]) -> str:
-    return "1 finding" if len(findings) == 1 else f"{len(findings):,} findings"

@@ -7,35 +7,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
-from moepack.escaping import one_line, short
+from moepack.common.escaping import one_line, shorten
+from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.sizes import size_text
+from moepack.inspection.listing import BlobRow, Row, TensorRow
 from moepack.report.json_text import escape_delete
-from moepack.report.listing import BlobRow, Row, TensorRow
 from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN
-from moepack.shape import ROUTED_FAMILY
-from moepack.sizes import size_text
+from moepack.report.values import UNKNOWN, number_text
 
 
 def table(rows: Iterable[Row], width: int | None = None) -> Iterator[str]:
     """Write rows for people: a table of blobs, then one of tensors; yields lines.
 
-    A line has up to `width` columns, where that is given: so wide are the cells of the first rows,
-    or as those of most models.
+    A line has up to `width` columns, if that is given. Cells are as wide as in the first rows, or
+    in most models.
     """
     for kind, group in groupby(rows, attrgetter("kind")):
         first = list(islice(group, _MEASURED_ROWS))
-        columns, cells = _KINDS[kind](first[0].path is None)
+        columns, cells = _layout(first[0])
         usual = _USUAL if kind == "blob" else ()
         fitted = Table(columns, list(map(cells, first))).fitted(width, usual)
-        yield from _ended(fitted.heading())
+        yield from (f"{line}\n" for line in fitted.heading())
         for row in chain(first, group):
             yield fitted.line(cells(row)) + "\n"
-        yield from _ended(fitted.note())
-
-
-def _ended(lines: Iterable[str]) -> Iterator[str]:
-    return (f"{line}\n" for line in lines)
+        yield from (f"{line}\n" for line in fitted.note())
 
 
 _MEASURED_ROWS = 1024
@@ -55,37 +52,25 @@ _TENSOR_COLUMNS = (
 )
 
 
-def _blobs(is_apart: bool) -> tuple[Sequence[Column], Callable[[BlobRow], Sequence[str]]]:
-    """Return the columns of blobs, and what makes the cells of one."""
-
-    def cells(row: BlobRow) -> Sequence[str]:
-        numbers = (str(row.layer), str(row.expert), f"{row.rank:,}", _known(row.hotness))
-        place = () if is_apart else (_known(row.offset), _file(row.path))
-        family = "" if row.family == ROUTED_FAMILY else short(row.family)
-        return (*numbers, size_text(row.length), *place, family)
-
-    return (*(_BLOBS if is_apart else _PLACED_BLOBS), _FAMILY), cells
+def _layout(row: Row) -> tuple[Sequence[Column], Callable[[Any], Sequence[str]]]:
+    """Return the columns for rows of a kind, and a function for the cells of a row."""
+    if isinstance(row, TensorRow):
+        return _TENSOR_COLUMNS, _tensor_cells
+    placed = _BLOBS if row.path is None else _PLACED_BLOBS
+    return (*placed, _FAMILY), _blob_cells
 
 
-def _tensors(_is_apart: bool) -> tuple[Sequence[Column], Callable[[TensorRow], Sequence[str]]]:
-    """Return the columns of tensors, and what makes the cells of one."""
-
-    def cells(row: TensorRow) -> Sequence[str]:
-        shape = "x".join(map(str, row.shape)) or "one value"
-        place = f"{row.offset:,}", _file(row.path)
-        return (short(row.name), row.type, size_text(row.length), *place, shape)
-
-    return _TENSOR_COLUMNS, cells
+def _blob_cells(row: BlobRow) -> Sequence[str]:
+    numbers = (str(row.layer), str(row.expert), f"{row.rank:,}", number_text(row.hotness))
+    place = () if row.path is None else (number_text(row.offset), _file(row.path))
+    family = "" if row.family == ROUTED_FAMILY else shorten(row.family)
+    return (*numbers, size_text(row.length), *place, family)
 
 
-_KINDS: dict[str, Callable[[bool], tuple[Sequence[Column], Callable[..., Sequence[str]]]]] = {
-    "blob": _blobs,
-    "tensor": _tensors,
-}
-
-
-def _known(number: int | None) -> str:
-    return UNKNOWN if number is None else f"{number:,}"
+def _tensor_cells(row: TensorRow) -> Sequence[str]:
+    shape = "x".join(map(str, row.shape)) or "one value"
+    place = f"{row.offset:,}", _file(row.path)
+    return (shorten(row.name), row.type, size_text(row.length), *place, shape)
 
 
 def _file(path: Path | None) -> str:
@@ -96,7 +81,7 @@ COLUMNS = (
     *("kind", "layer", "expert", "family", "path", "offset", "length", "rank", "hotness"),
     *("name", "type", "shape"),
 )
-"""Of CSV; what a row does not have, or is not known, is empty."""
+"""The columns of CSV; unknown cells are empty."""
 
 
 def csv_text(rows: Iterable[Row]) -> Iterator[str]:
@@ -111,7 +96,7 @@ def csv_text(rows: Iterable[Row]) -> Iterator[str]:
 
 
 class _Lines:
-    """A file that gives back what is written to it."""
+    """A file that returns each line written to it."""
 
     def write(self, line: str) -> str:
         return line

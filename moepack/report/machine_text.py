@@ -1,14 +1,14 @@
-"""What was measured of a machine, as text for people."""
+"""Measurements of a machine, as text for people."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from moepack.bench.machine import MeasuredMachine
-from moepack.machine.model import Drive, Figure
-from moepack.machine.units import compute_text
-from moepack.report.page import Block, Page
-from moepack.report.surface import surface
+from moepack.common.sizes import size_text
+from moepack.planning.machine.model import Figure
+from moepack.planning.machine.units import compute_text
+from moepack.report.page import Page
+from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN, speed_text
-from moepack.sizes import size_text
 
 
 def text(measured: MeasuredMachine) -> Page:
@@ -20,16 +20,32 @@ def text(measured: MeasuredMachine) -> Page:
     for gpu in machine.gpus:
         length = size_text(int(gpu.memory.value))
         lines.append(f"GPU     {gpu.name or UNKNOWN}: {length}, {_speed(gpu.bandwidth)}")
-    if machine.drive is None:
+    drive = machine.drive
+    if drive is None:
         return Page(*lines, f"drive   {UNKNOWN}")
-    return Page(*lines, *_drive(machine.drive, measured.backend))
-
-
-def _drive(drive: Drive, backend: str | None) -> Iterator[Block]:
-    path = drive.path or UNKNOWN
-    yield f"drive   {path}, random reads with {backend}, MiB/s by size and reads in flight"
+    how = f"random reads with {measured.backend}, MiB/s by size and reads in flight"
     points = [(read.length, read.depth, read.bandwidth.value) for read in drive.reads]
-    yield surface(points, indent=8)
+    return Page(*lines, f"drive   {drive.path or UNKNOWN}, {how}", surface(points, indent=8))
+
+
+def surface(points: Iterable[tuple[int, int, float]], indent: int) -> Table:
+    """Return a table of MiB/s by length in bytes and depth; the deepest are left out first.
+
+    A point is a length, a depth, and bytes a second.
+    """
+    speeds = {(length, depth): speed for length, depth, speed in points}
+    depths = sorted({depth for _, depth in speeds})
+    columns = [Column(""), *(Column(str(depth), rank=rank) for rank, depth in enumerate(depths))]
+    rows = [
+        [size_text(length), *(mib_text(speeds.get((length, depth))) for depth in depths)]
+        for length in sorted({length for length, _ in speeds})
+    ]
+    return Table(columns, rows, indent)
+
+
+def mib_text(speed: float | None) -> str:
+    """Write bytes a second as MiB/s, without the unit; nothing if it was not measured."""
+    return "" if speed is None else f"{speed / (1 << 20):,.0f}"
 
 
 def _speed(figure: Figure | None) -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moepack.escaping import short
-from moepack.sizes import count_text, size_text
+from moepack.common.escaping import shorten
+from moepack.common.sizes import count_text, size_text
 
 if TYPE_CHECKING:
+    from moepack.inspection.facts import MirrorFacts, PackMirrorFacts
     from moepack.packing.mirror import MirrorSummary, RemovedMirror
-    from moepack.report.facts import MirrorFacts, PackMirrorFacts
 
 
 def mirror(facts: MirrorFacts) -> str:
-    """Write where a mirror is, what it holds, and whether it is read."""
-    path = short(str(facts.path))
+    """Write the path and the length of a mirror, or the reason why it is not read."""
+    path = shorten(str(facts.path))
     if facts.problem is not None:
-        return f"{path}: not read: {short(facts.problem)}"
+        return f"{path}: not read: {shorten(facts.problem)}"
     assert facts.length is not None
     hottest = "" if facts.hottest is None else f", the hottest {size_text(facts.hottest)}"
     return f"{path}: {size_text(facts.length)} of {size_text(facts.data_length)}{hottest}"
@@ -25,16 +25,16 @@ def mirror(facts: MirrorFacts) -> str:
 def shown(facts: PackMirrorFacts) -> str:
     """Write the mirror that a pack has."""
     if facts.mirror is None:
-        return f"{short(facts.path)}: has no mirror"
+        return f"{shorten(facts.path)}: has no mirror"
     return mirror(facts.mirror)
 
 
 def made(summary: MirrorSummary) -> str:
-    """Write what was mirrored."""
+    """Write the result of mirroring."""
     kept = f", {size_text(summary.kept_length)} of it kept" if summary.kept_length else ""
     experts = count_text(summary.expert_count, "expert")
     lines = [
-        f"{short(summary.path)}: {experts}, {size_text(summary.length)} of"
+        f"{shorten(summary.path)}: {experts}, {size_text(summary.length)} of"
         f" {size_text(summary.all_length)}{kept}; each was read back and has its digests"
     ]
     if summary.is_same_drive:
@@ -43,10 +43,8 @@ def made(summary: MirrorSummary) -> str:
 
 
 def removed(summary: RemovedMirror) -> str:
-    """Write what was removed."""
+    """Write the result of a removal."""
     if summary.is_removed:
-        return f"{short(summary.path)}: removed"
-    path = short(summary.path)
-    return (
-        f"{short(summary.pack)}: has no mirror any more; what was in {path} is left there, if any"
-    )
+        return f"{shorten(summary.path)}: removed"
+    left = f"whatever was in {shorten(summary.path)} is left there"
+    return f"{shorten(summary.pack)}: no longer has a mirror; {left}"

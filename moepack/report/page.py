@@ -1,4 +1,4 @@
-"""What is written for people: lines and tables, laid out for a terminal or as wide as they are."""
+"""Pages for people: lines and tables, laid out for a terminal or as wide as they are."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,7 +7,7 @@ from moepack.report.widths import wrapped
 
 
 class Verbatim(str):
-    """A command to paste, or a file's text: never wrapped, whatever a terminal's width."""
+    """A command to paste, or a file's text, which is never wrapped."""
 
     __slots__ = ()
 

@@ -1,18 +1,18 @@
-"""What a placement says, written for people."""
+"""Placements, written for people."""
 
 from collections.abc import Iterator
 
-from moepack.placing.facts import OptionFacts, PinFacts, PlacementFacts
+from moepack.common.sizes import size_text
+from moepack.planning.placing.facts import OptionFacts, PinFacts, PlacementFacts
 from moepack.report.forecast_text import prompt_words, speed_words, table_words
 from moepack.report.page import Block, Page, Verbatim
 from moepack.report.table import Column, Table
 from moepack.report.text import amount
 from moepack.report.values import share_text
-from moepack.sizes import size_text
 
 
 def text(facts: PlacementFacts) -> Page:
-    """Write the memories with what lies in them, and the command lines."""
+    """Write the memories with their contents, and the command lines."""
     return Page(*_blocks(facts))
 
 
@@ -27,11 +27,18 @@ def _blocks(facts: PlacementFacts) -> Iterator[Block]:
         yield table_words(facts.table_length)
     rows = []
     for device in facts.devices:
-        lengths = (
-            *(device.length, device.dense_length, device.context_length, device.expert_length),
-            device.compute_length,
+        left = device.left_length
+        rows.append(
+            [
+                device.name,
+                size_text(device.length),
+                size_text(device.dense_length),
+                size_text(device.context_length),
+                size_text(device.expert_length),
+                size_text(device.compute_length),
+                size_text(left) if left >= 0 else f"-{size_text(-left)}",
+            ]
         )
-        rows.append([device.name, *map(size_text, lengths), _left(device.left_length)])
     yield ""
     yield Table(_MEMORIES, rows)
     yield ""
@@ -53,18 +60,14 @@ _MEMORIES = (
 )
 
 
-def _left(length: int) -> str:
-    return size_text(length) if length >= 0 else f"-{size_text(-length)}"
-
-
 def _option(option: OptionFacts) -> Iterator[Block]:
     yield Verbatim(f"  {option.command}")
     parts = [(option.vram_expert_length, "in VRAM"), (option.memory_expert_length, "in memory")]
     parts.append((option.streamed_length, "on the drive"))
-    said = [f"{size_text(length)} {where}" for length, where in parts if length]
+    experts = [f"{size_text(length)} {where}" for length, where in parts if length]
     if option.vram_cache_length is not None:
-        said[0] += ", a cache"
-    yield f"  experts: {', '.join(said)}"
+        experts[0] += ", a cache"
+    yield f"  experts: {', '.join(experts)}"
     if option.forecast is not None:
         yield f"  decode: {speed_words(option.forecast)}"
         yield f"  prompt: {prompt_words(option.forecast.prompt)}"

@@ -1,12 +1,12 @@
 """Facts with control characters escaped: names in them come from files."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from moepack.escaping import one_line
+from moepack.common.escaping import one_line
 
 Facts = TypeVar("Facts")
 
@@ -14,8 +14,8 @@ Facts = TypeVar("Facts")
 def printable(facts: Facts) -> Facts:
     """Return facts with all texts and paths in them escaped, each on one line.
 
-    Looks into what has a form in JSON (see `json_text.to_json`). What needs no escapes is given
-    back as it is, the same object.
+    Looks into all kinds of values that JSON has (see `json_text.to_json`). Records that need no
+    escapes are returned as they are.
     """
     escaped: Any = _printable(facts)
     return escaped  # type: ignore[no-any-return]
@@ -29,12 +29,12 @@ def _printable(value: Any) -> Any:
         return value if text.isprintable() else type(value)(one_line(text))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.init]
-        changed = _changed({name: getattr(value, name) for name in names})
-        return dataclasses.replace(value, **changed) if changed else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        items = [_printable(item) for item in value]
-        is_same = all(a is b for a, b in zip(items, value, strict=True))
-        return value if is_same else type(value)(*items)
+        changes = _changes(value, names)
+        return dataclasses.replace(value, **changes) if changes else value
+    fields: Any = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and fields is not None:
+        changes = _changes(value, fields)
+        return type(value)(**dict(zip(fields, value, strict=True)) | changes) if changes else value
     if isinstance(value, Mapping):
         pairs = [(_printable(key), _printable(item)) for key, item in value.items()]
         both = zip(pairs, value.items(), strict=True)
@@ -46,7 +46,8 @@ def _printable(value: Any) -> Any:
     return value
 
 
-def _changed(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return those of several values that were escaped, by their names."""
-    pairs = ((name, value, _printable(value)) for name, value in values.items())
-    return {name: escaped for name, value, escaped in pairs if escaped is not value}
+def _changes(record: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a record that need escapes, with them."""
+    values = ((name, getattr(record, name)) for name in names)
+    escaped = ((name, value, _printable(value)) for name, value in values)
+    return {name: changed for name, value, changed in escaped if changed is not value}

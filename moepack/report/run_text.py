@@ -1,32 +1,29 @@
-"""What running a model took, for people."""
+"""Speed, reads and memory of running models, for people."""
 
-from moepack.programs.run_facts import RunFacts, RunPhase
+from moepack.common.sizes import count_text, size_text
 from moepack.report.values import UNKNOWN, length_text, rate_text, share_text, speed_text
-from moepack.sizes import count_text, size_text
+from moepack.running.pager.pager import Pager, PagerUsage
+from moepack.running.programs.run_facts import RunFacts, RunPhase
 
-_ENDS = {
-    "stop": "",
-    "length": "",
-    "context": "; the context is full",
-    "left": "; interrupted",
-}
+_ENDS = {"context": "; the context is full", "left": "; interrupted"}
 
 
 def generated(facts: RunFacts) -> str:
-    """Return in two lines what a prompt and its answer took."""
+    """Return two lines of statistics: of a prompt, and of its answer."""
     kept = f", {facts.kept_count:,} of them kept" if facts.kept_count else ""
     first = facts.first_token_seconds
     after = UNKNOWN if first is None else f"{first:.2f} s" if first < 10 else f"{first:,.0f} s"
+    end = _ENDS.get(facts.end, "")
     return (
         f"prompt: {count_text(facts.prompt_count, 'token')}{kept}, "
         f"{rate_text(facts.prompt.tokens_per_second)} tok/s, first token after {after}\n"
         f"answer: {count_text(facts.token_count, 'token')}, {so_far(facts)}, "
-        f"{size_text(facts.held_length)} of experts in memory; seed {facts.seed}{_ENDS[facts.end]}"
+        f"{size_text(facts.held_length)} of experts in memory; seed {facts.seed}{end}"
     )
 
 
 def so_far(facts: RunPhase) -> str:
-    """Return how fast tokens come, and what is read for them."""
+    """Return the speed of decoding, and the reads for it."""
     speed = f"{rate_text(facts.tokens_per_second)} tok/s, {share_text(facts.hit_rate)} hits"
     if not facts.read_length:
         return f"{speed}, nothing read"
@@ -34,4 +31,28 @@ def so_far(facts: RunPhase) -> str:
         f"{speed}, {length_text(facts.length_per_token)} read a token, "
         f"{share_text(facts.read_share)} of the time waiting for the drive "
         f"({speed_text(facts.length_per_second)})"
+    )
+
+
+def pager_memory(pager: Pager) -> str:
+    """Return a line about the memory for experts: its limit, the need, and the first reads."""
+    whole = pager.whole_length
+    memory = f"memory for experts: {size_text(min(pager.budget, whole))}"
+    first = "; those that earlier runs used most are read first" if pager.is_warming else ""
+    if pager.budget >= whole:
+        return f"{memory}, room for all of them{first}"
+    return f"{memory} of {size_text(whole)}; a step needs {size_text(pager.floor)}{first}"
+
+
+def pager_usage(usage: PagerUsage) -> str:
+    """Return a line about a program's experts: lookups, reads and memory."""
+    lookups = usage.hit_count + usage.miss_count
+    share = usage.hit_count / lookups if lookups else None
+    speed = usage.read_length / usage.read_seconds if usage.read_seconds else None
+    faults = f", {count_text(usage.fault_count, 'page fault')}" if usage.fault_count else ""
+    return (
+        f"experts: {share_text(share)} of {count_text(lookups, 'lookup')} hit, "
+        f"{size_text(usage.read_length)} read in {usage.read_seconds:.1f} s "
+        f"({length_text(speed)}/s), {size_text(usage.resident_length)} of "
+        f"{size_text(usage.budget)} in memory{faults}"
     )

@@ -1,53 +1,42 @@
-"""What a simulation says, written for people."""
+"""Results of a simulation, written for people."""
 
-from collections.abc import Iterator
-
-from moepack.report.page import Block, Page
+from moepack.common.sizes import count_text, size_text
+from moepack.report.page import Page
 from moepack.report.table import Column, Table
 from moepack.report.trace_text import left_out
 from moepack.report.values import length_text, share_text
-from moepack.simulation.facts import LEAST_SELECTIONS, CacheFacts, Simulation
-from moepack.sizes import count_text, size_text
+from moepack.traces.simulation.facts import LEAST_SELECTIONS, CacheFacts, Simulation
 
 _NOTES = {
-    "belady": "belady knows what comes: where experts have one length, nothing that reads them "
-    "when they are chosen hits more",
-    "layer": "layer and layer+lfu keep what each layer used last, even if that is over the budget",
-    "static": "static holds from the start what was hottest in the first half of what is decoded, "
-    "and is measured on the second",
-    "static-prompt": "static-prompt holds what was hottest in each request's prompt",
+    "belady": "belady knows the future: with experts of one length, no cache that reads on demand "
+    "hits more",
+    "layer": "layer and layer+lfu keep the last experts of each layer, even beyond the budget",
+    "static": "static pins the hottest experts of the first half of decoding, and is measured on "
+    "the second",
+    "static-prompt": "static-prompt pins the hottest experts of each request's prompt",
 }
 
 
 def text(facts: Simulation) -> Page:
-    """Write what a trace is, a table of budgets and policies, and what it does not tell."""
-    tokens, requests = (
-        count_text(count, noun)
-        for count, noun in ((facts.token_count, "token"), (facts.request_count, "request"))
-    )
+    """Write the size of a trace, tables of budgets and policies, and notes."""
+    tokens = count_text(facts.token_count, "token")
+    requests = count_text(facts.request_count, "request")
     turns = f"; {facts.session_count} requests run in turns" if facts.session_count > 1 else ""
     lines = [
         f"{tokens} in {requests}, {facts.decode_token_count:,} of them decoded{turns}",
         f"experts: {size_text(facts.expert_length)}; a decoded token uses "
-        f"{length_text(facts.step_length)}: with less, LRU finds little",
+        f"{length_text(facts.step_length)}: with less, LRU seldom hits",
     ]
     if facts.unknown:
         lines.append(f"not known: {', '.join(facts.unknown)}")
     if facts.enough_length is not None:
         lines.append(
-            f"with {size_text(facts.enough_length)} LRU hits all but 1 % of what it does with "
-            "everything in memory"
+            f"with {size_text(facts.enough_length)} LRU has all but 1 % of the hits that it has "
+            "with everything in memory"
         )
-    return Page(*lines, *_tables(facts), "", *_notes(facts))
-
-
-def _tables(facts: Simulation) -> Iterator[Block]:
-    """Yield the tables that there are, with an empty line before each."""
     tables = (_hit_rates(facts), _slots(facts), _prefetches(facts))
-    for table in tables:
-        if table.rows:
-            yield ""
-            yield table
+    blocks = [block for table in tables if table.rows for block in ("", table)]
+    return Page(*lines, *blocks, "", *_notes(facts))
 
 
 def _hit_rates(facts: Simulation) -> Table:
@@ -59,20 +48,16 @@ def _hit_rates(facts: Simulation) -> Table:
         if one.slots is None:
             by_budget.setdefault(one.budget_length, {})[one.policy] = one
     rows = []
-    for budget, found in sorted(by_budget.items()):
-        share = next(iter(found.values())).budget_share
-        rates = [share_text(found[policy].decode_hit_rate) for policy in policies]
-        lru = found.get("lru")
+    for budget, caches in sorted(by_budget.items()):
+        share = next(iter(caches.values())).budget_share
+        rates = [share_text(caches[policy].decode_hit_rate) for policy in policies]
+        lru = caches.get("lru")
         read = None if lru is None else lru.bytes_per_token
-        rows.append(
-            [
-                *(size_text(budget), f"{share:.0%}", *rates, share_text(even.get(budget))),
-                length_text(read),
-            ]
-        )
+        uniform = share_text(even.get(budget))
+        rows.append([size_text(budget), f"{share:.0%}", *rates, uniform, length_text(read)])
     by_policy = (Column(policy, rank=_RANKS.get(policy, len(_RANKS))) for policy in policies)
     columns = [Column("budget"), Column("of all", rank=_RANKS["of all"]), *by_policy]
-    columns += [Column("even", rank=_RANKS["even"]), Column("LRU reads a token", rank=1)]
+    columns += [Column("uniform", rank=_RANKS["uniform"]), Column("LRU reads a token", rank=1)]
     return Table(columns, rows)
 
 
@@ -80,20 +65,23 @@ _RANKS = {
     name: rank
     for rank, name in enumerate(
         (
-            *("lru", "LRU reads a token", "belady", "even", "static", "lfu", "of all", "layer"),
+            *("lru", "LRU reads a token", "belady", "uniform", "static", "lfu", "of all", "layer"),
             *("least-stale", "layer+lfu", "s3fifo", "static-prompt"),
         )
     )
 }
-"""What is left out last where a terminal is narrow, by columns."""
+"""The ranks of columns: the first ones stay longest on narrow terminals."""
 
 
 def _slots(facts: Simulation) -> Table:
-    """Write what caches with so many experts of each layer do."""
+    """Write the hit rates of caches by the number of experts per layer."""
     rows = [
         [
-            *(str(one.slots), size_text(one.budget_length), f"{one.budget_share:.0%}"),
-            *(share_text(one.decode_hit_rate), length_text(one.bytes_per_token)),
+            str(one.slots),
+            size_text(one.budget_length),
+            f"{one.budget_share:.0%}",
+            share_text(one.decode_hit_rate),
+            length_text(one.bytes_per_token),
         ]
         for one in facts.results
         if one.slots is not None
@@ -105,9 +93,11 @@ def _slots(facts: Simulation) -> Table:
 def _prefetches(facts: Simulation) -> Table:
     rows = [
         [
-            *(size_text(one.budget_length), str(one.guessed_count)),
+            size_text(one.budget_length),
+            str(one.guessed_count),
             share_text(one.useful_share),
-            *(length_text(one.useful_bytes_per_token), length_text(one.wasted_bytes_per_token)),
+            length_text(one.useful_bytes_per_token),
+            length_text(one.wasted_bytes_per_token),
         ]
         for one in facts.prefetches
     ]
@@ -117,11 +107,11 @@ def _prefetches(facts: Simulation) -> Table:
 
 def _notes(facts: Simulation) -> list[str]:
     policies = {one.policy for one in facts.results}
-    lines = ["hits are shares of what decoded tokens look up; even: LRU with an even router"]
+    lines = ["hits are shares of the lookups of decoded tokens; uniform: LRU with a uniform router"]
     lines += [note for policy, note in _NOTES.items() if policy in policies]
     if facts.cold_share is not None:
         lines.append(
-            f"{facts.cold_share:.1%} are the first use of an expert: what reads it then misses it"
+            f"{facts.cold_share:.1%} are the first use of an expert, which misses without prefetch"
         )
     if not facts.is_long_enough:
         lines.append(

@@ -1,11 +1,11 @@
-"""How fast a model runs, for people."""
+"""The speed of a model, for people."""
 
 from moepack.bench.engine_speed import EngineSpeed, PhaseSpeed, SideFacts
-from moepack.bench.spread import Spread
+from moepack.bench.measuring import Spread
+from moepack.common.sizes import count_text, size_text
 from moepack.report.page import Block, Page
 from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN, length_text, rate_text, share_text
-from moepack.sizes import count_text, size_text
+from moepack.report.values import UNKNOWN, length_text, number_text, rate_text, share_text
 
 _SPEEDS = (
     *(Column("", "l", least=12), Column("first token, s", "l", rank=1)),
@@ -19,7 +19,7 @@ _READS = (
 
 
 def text(speed: EngineSpeed) -> Page:
-    """Write the tables, and what they are about."""
+    """Write the conditions of the runs, and tables of speeds and reads."""
     blocks: list[Block] = [
         f"{speed.pack}: a model of {size_text(speed.model_length)}, {_limits(speed)}",
         f"{size_text(speed.expert_memory)} of it for experts under moepack",
@@ -67,10 +67,14 @@ def _spread(value: Spread | None) -> str:
 
 def _reads(side: SideFacts) -> tuple[str, ...]:
     prompt, decode = side.prompt, side.decode
-    misses = UNKNOWN if prompt.misses is None else f"{prompt.misses:,}"
     return (
-        *(side.name, length_text(prompt.read_length), misses, _waiting(prompt)),
-        *(length_text(decode.read_length_per_token), share_text(decode.hit_rate), _waiting(decode)),
+        side.name,
+        length_text(prompt.read_length),
+        number_text(prompt.misses),
+        _waiting(prompt),
+        length_text(decode.read_length_per_token),
+        share_text(decode.hit_rate),
+        _waiting(decode),
     )
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from moepack.common.sizes import count_text
 from moepack.report.widths import padded, shortened, text_width, wrapped
-from moepack.sizes import count_text
 
 _GAP = "  "
 
@@ -12,9 +12,9 @@ _GAP = "  "
 class Column(NamedTuple):
     """A column of a table.
 
-    `side` is where its cells stand, `l` or `r`. Where there is too little room, columns are left
+    `side` is the alignment of its cells, `l` or `r`. If there is too little room, columns are left
     out, those of the highest `rank` first; those of rank 0 stay. A column with `least` has names,
-    which are shortened in the middle before that, down to so many columns of a terminal.
+    which are shortened in the middle before that, down to that width.
     """
 
     heading: str
@@ -33,7 +33,7 @@ class Fitted(NamedTuple):
     width: int | None
 
     def heading(self) -> list[str]:
-        """Return the line of headings; none where no column has one."""
+        """Return the line of headings; none if no column has one."""
         headings = [column.heading for column in self.columns]
         return [self.line(headings)] if any(headings) else []
 
@@ -50,7 +50,7 @@ class Fitted(NamedTuple):
         return padded(text, width, is_right=column.side == "r")
 
     def note(self) -> list[str]:
-        """Return what tells of columns that were left out."""
+        """Return the lines about columns that were left out."""
         if not self.left_out_count or self.width is None:
             return []
         them = "it" if self.left_out_count == 1 else "them"
@@ -71,7 +71,7 @@ class Table(NamedTuple):
         return [*fitted.heading(), *map(fitted.line, self.rows), *fitted.note()]
 
     def fitted(self, width: int | None = None, usual: Sequence[int] = ()) -> Fitted:
-        """Choose the columns that fit into `width`; those without any text are none.
+        """Choose the columns with text that fit into `width`.
 
         Columns are at least as wide as `usual` says, where other rows follow.
         """
@@ -101,7 +101,7 @@ class Table(NamedTuple):
                 del widths[number]
 
     def _narrow(self, widths: dict[int, int], width: int) -> None:
-        """Take from columns that may be narrower what a line is too long, the widest first."""
+        """Narrow columns of names until lines fit, the widest first."""
         for number in sorted(widths, key=lambda n: -widths[n]):
             excess = self._total(widths) - width
             if excess > 0:

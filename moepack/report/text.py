@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moepack.escaping import short
-from moepack.hotness.coverage import Coverage
-from moepack.report import mirror_text
-from moepack.report.facts import (
+from moepack.common.escaping import shorten
+from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.sizes import count_text, named_text, ranges_text, size_text
+from moepack.inspection.facts import (
     BlobFacts,
     ExtractFacts,
     FamilyFacts,
-    HotnessFacts,
     PackFacts,
+    PackHotnessFacts,
     PlacedPartFacts,
     SourceFacts,
     UsedExpertsFacts,
 )
+from moepack.report import mirror_text
 from moepack.report.page import Page
 from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN
-from moepack.shape import ROUTED_FAMILY
-from moepack.sizes import count_text, named_text, ranges_text, size_text
+from moepack.report.values import UNKNOWN, number_text, tokens_text
+from moepack.traces.hotness.coverage import Coverage
 
 
 def inspected(facts: SourceFacts | PackFacts) -> Page:
@@ -32,11 +32,15 @@ def inspected(facts: SourceFacts | PackFacts) -> Page:
 def source(facts: SourceFacts) -> Page:
     """Write the facts of a source."""
     total_length = facts.expert_length + facts.dense_length
-    parameters = facts.parameters
+    parameters, used = facts.parameters, facts.experts_used
+    if isinstance(used, tuple):
+        per_token = f"{min(used)} to {max(used)}, by layer" if used else UNKNOWN
+    else:
+        per_token = UNKNOWN if used is None else str(used)
     lines = [
         f"{_model(facts.name, facts.architecture)}, {count_text(len(facts.shards), 'shard')}",
         f"  layers with experts   {ranges_text(facts.layers)}",
-        f"  experts per token     {_experts_used(facts.experts_used)}",
+        f"  experts per token     {per_token}",
         f"  expert bytes          {size_text(facts.expert_length)} "
         f"({facts.expert_length / max(total_length, 1):.1%} of all tensors)",
         f"  dense bytes           {size_text(facts.dense_length)}",
@@ -51,13 +55,7 @@ def source(facts: SourceFacts) -> Page:
 
 
 def _model(name: str | None, architecture: str | None) -> str:
-    return f"{short(name or 'a model without a name')} ({short(architecture or UNKNOWN)})"
-
-
-def _experts_used(used: int | tuple[int, ...] | None) -> str:
-    if isinstance(used, tuple):
-        return f"{min(used)} to {max(used)}, by layer" if used else UNKNOWN
-    return UNKNOWN if used is None else str(used)
+    return f"{shorten(name or 'a model without a name')} ({shorten(architecture or UNKNOWN)})"
 
 
 def amount(number: int | None) -> str:
@@ -104,7 +102,7 @@ def pack(facts: PackFacts) -> Page:
     )
     dense = "left out" if facts.dense_length is None else size_text(facts.dense_length)
     lines = [
-        f"{_model(source.name, source.architecture)}, {made} by {short(facts.tool)} from {count}",
+        f"{_model(source.name, source.architecture)}, {made} by {shorten(facts.tool)} from {count}",
         f"  layout     {_layout(facts)}",
         f"  layers     {ranges_text(facts.layers)}",
         f"  blobs      {facts.blob_count:,}, with {count_text(facts.part_count, 'part')}, "
@@ -121,7 +119,6 @@ def pack(facts: PackFacts) -> Page:
 
 
 def _codec(facts: PackFacts) -> list[str]:
-    """Write what parts are stored by, and what that saves."""
     if not facts.codecs:
         return []
     names = ", ".join(facts.codecs)
@@ -130,25 +127,25 @@ def _codec(facts: PackFacts) -> list[str]:
 
 
 def _layout(facts: PackFacts) -> str:
-    name = short(facts.layout.name or UNKNOWN)
+    name = shorten(facts.layout.name or UNKNOWN)
     if facts.padding_length is None:
-        return f"{name}: everything as it lies in the source"
+        return f"{name}: everything as in the source"
     blobs, weights = facts.blob_alignment, facts.part_alignment
     return f"{name}: blobs aligned to {size_text(blobs)}, weights to {size_text(weights)}"
 
 
 def _used(used: Sequence[UsedExpertsFacts]) -> str:
-    """Write how many experts a token uses, by family where there are several."""
+    """Write the number of experts that a token uses, by family."""
     texts = []
-    for found in used:
-        count = found.count
+    for one in used:
+        count = one.count
         counts = [c for c in count if c is not None] if isinstance(count, list) else [count]
         least, most = min(counts, default=0), max(counts, default=0)
         text = f"{most}" if least == most else f"{least} to {most}"
         texts.append(
             f"{text} expert{'' if text == '1' else 's'}"
-            if found.family == ROUTED_FAMILY
-            else f"{text} of {short(found.family)}"
+            if one.family == ROUTED_FAMILY
+            else f"{text} of {shorten(one.family)}"
         )
     return ", ".join(texts) or UNKNOWN
 
@@ -160,23 +157,19 @@ def _files(facts: PackFacts) -> str:
     return f"{text}, padding {facts.padding_share:.1%}; {'' if facts.is_whole else 'not '}whole"
 
 
-def _hotness(facts: HotnessFacts | None) -> str:
+def _hotness(facts: PackHotnessFacts | None) -> str:
     if facts is None:
         return "not measured: the order is the source's"
-    tokens = "an unknown number of tokens"
-    if facts.token_count is not None:
-        tokens = count_text(facts.token_count, "token")
-    selections = UNKNOWN
-    if facts.selection_count is not None:
-        selections = count_text(facts.selection_count, "selection")
+    count = facts.selection_count
+    selections = UNKNOWN if count is None else count_text(count, "selection")
     covered = ""
     if facts.measured_blob_count is not None and facts.blob_count is not None:
         covered = f", of {facts.measured_blob_count:,} of {count_text(facts.blob_count, 'blob')}"
-    return f"{selections} over {tokens}{covered}"
+    return f"{selections} over {tokens_text(facts.token_count)}{covered}"
 
 
 def _coverage(facts: Coverage | None) -> list[str]:
-    """Write how many bytes hold how much of what was measured."""
+    """Write the bytes of the hottest experts, by their share of the counts."""
     if facts is None:
         return []
     shares = [
@@ -188,9 +181,7 @@ def _coverage(facts: Coverage | None) -> list[str]:
 
 
 def blob(facts: BlobFacts) -> Page:
-    """Write where a blob and its parts lie."""
-    hotness = UNKNOWN if facts.hotness is None else f"{facts.hotness:,}"
-    is_apart = facts.path is None
+    """Write the file and the offsets of a blob and its parts."""
     is_apart = facts.path is None
     rows = [
         (
@@ -198,7 +189,7 @@ def blob(facts: BlobFacts) -> Page:
             part.type,
             f"{part.offset:,}",
             f"{part.length:,}",
-            part.path.name if is_apart else _digest(part.digest),
+            part.path.name if is_apart else (part.digest or UNKNOWN)[-16:],
         )
         for part in facts.parts
     ]
@@ -206,7 +197,7 @@ def blob(facts: BlobFacts) -> Page:
     return Page(
         "no blob: its parts lie apart in the shards" if facts.path is None else str(facts.path),
         f"  layer {facts.layer} expert {facts.expert}: {count_text(facts.length, 'byte')}{where}",
-        f"  rank {facts.rank:,}, hotness {hotness}",
+        f"  rank {facts.rank:,}, hotness {number_text(facts.hotness)}",
         Table(_APART if is_apart else _IN_BLOB, rows, indent=2),
         *_stored(facts.parts),
     )
@@ -221,7 +212,7 @@ _IN_BLOB = (*_PLACED, Column("digest, xxh3", "l", rank=2))
 
 
 def _stored(parts: Sequence[PlacedPartFacts]) -> list[str]:
-    """Write in how many bytes parts are stored that are not stored as they are."""
+    """Write the stored lengths of compressed parts."""
     lines = []
     for codec in dict.fromkeys(part.codec for part in parts if part.codec is not None):
         stored = [f"{part.name} in {part.stored_length:,}" for part in parts if part.codec == codec]
@@ -230,9 +221,5 @@ def _stored(parts: Sequence[PlacedPartFacts]) -> list[str]:
 
 
 def extracted(facts: ExtractFacts) -> str:
-    """Write what was extracted."""
+    """Write the result of an extraction."""
     return f"{facts.path}: {count_text(facts.length, 'byte')}"
-
-
-def _digest(text: str | None) -> str:
-    return UNKNOWN if text is None else text[-16:]

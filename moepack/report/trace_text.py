@@ -1,21 +1,21 @@
-"""What was found in traces, written for people."""
+"""Statistics of traces and hotness, written for people."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
-from moepack.analysis.concentration import Concentration, TopCoverage
-from moepack.analysis.reuse import ReuseFacts
-from moepack.analysis.statistics import TraceStatistics
-from moepack.hotness.measure import HotnessFacts
-from moepack.programs.learned import LearnedFacts
+from moepack.common.sizes import count_text
 from moepack.report.page import Block, Page
 from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN, length_text, share_text
-from moepack.sizes import count_text
-from moepack.trace.summary import TraceSummary
+from moepack.report.values import UNKNOWN, length_text, number_text, share_text, tokens_text
+from moepack.running.programs.learned import LearnedFacts
+from moepack.traces.analysis.concentration import Concentration
+from moepack.traces.analysis.reuse import ReuseFacts
+from moepack.traces.analysis.statistics import TraceStatistics
+from moepack.traces.hotness.measure import HotnessFileFacts
+from moepack.traces.summary import TraceSummary
 
 
 def imported(summary: TraceSummary) -> str:
-    """Write what an import or a recording came to: the whole file, and what is new in it."""
+    """Write the size of a trace file after an import or a recording, and its new part."""
     lines = [f"{summary.path}: {_totals(summary.token_count, summary.request_count)}"]
     lines[0] += f", {count_text(summary.selection_count, 'selection')}"
     if summary.counted_selection_count:
@@ -34,29 +34,26 @@ def _totals(token_count: int, request_count: int) -> str:
     return f"{count_text(token_count, 'token')} in {count_text(request_count, 'request')}"
 
 
-def hotness(facts: HotnessFacts) -> str:
-    """Write what measuring hotness came to."""
-    over = "an unknown number of tokens"
-    if facts.token_count is not None:
-        over = count_text(facts.token_count, "token")
+def hotness(facts: HotnessFileFacts) -> str:
+    """Write the extent of measured hotness."""
     lines = [
         f"{facts.path}: {count_text(facts.selection_count, 'selection')} of "
-        f"{count_text(facts.expert_count, 'expert')} over {over}"
+        f"{count_text(facts.expert_count, 'expert')} over {tokens_text(facts.token_count)}",
+        "  the later half is held out for evaluation",
     ]
     if facts.held_out is None:
-        lines.append("  nothing is held out to judge by: that takes tokens, and here are counts")
-    else:
-        lines.append("  the later half is held out to judge by")
+        lines[1] = "  nothing is held out for evaluation: that takes tokens, and these are counts"
     if len(facts.models) > 1:
         lines.append(f"  counted together, though of different models: {', '.join(facts.models)}")
     return "\n".join([*lines, *left_out(facts.warnings)])
 
 
 def learned(facts: LearnedFacts) -> str:
-    """Write what runs of a model have chosen lately, and what comes of it."""
+    """Write the counts of a model's recent runs, and their effect on the next one."""
     if facts.since is None:
         return (
-            "nothing was learned of this model yet: run and serve do, with memory for a part of it"
+            "nothing was learned about this model yet: run and serve learn while only part of it is"
+            " in memory"
         )
     lines = [
         f"{count_text(facts.selection_count, 'selection')} of {facts.chosen_count:,} of "
@@ -68,10 +65,10 @@ def learned(facts: LearnedFacts) -> str:
             f"{one.percent} % in {length_text(one.length)}" for one in facts.coverage.lengths
         )
         lines.append(f"  covered    {covered}, of {length_text(facts.coverage.total_length)}")
-    begin = "with the experts that were used most" if facts.is_warming else "as if nothing was"
+    begin = "begin with the most used experts" if facts.is_warming else "begin as if without counts"
     pin = "pin some of them" if facts.is_pinning else "pin none"
-    lines.append(f"  runs       begin {begin}, and {pin}")
-    return "\n".join([*lines, f"  kept in    {facts.path}", facts.reason])
+    lines += [f"  runs       {begin}, and {pin}", f"  kept in    {facts.path}", facts.reason]
+    return "\n".join(lines)
 
 
 def stats(facts: TraceStatistics) -> Page:
@@ -81,9 +78,9 @@ def stats(facts: TraceStatistics) -> Page:
     tokens = count_text(facts.window, "token")
     blocks: list[Block] = [f"{windows} of {tokens} in {requests}", _working_set(facts)]
     if not facts.window_count:
-        blocks.append("no request has a whole window of tokens that are known one by one")
+        blocks.append("no request has a whole window of single tokens")
     elif facts.working_set[-1].new_count is None:
-        blocks.append("no request has two windows: what is new in the second is not known")
+        blocks.append("no request has two windows: the number of new experts is unknown")
     return Page(*blocks, *_reuse(facts.reuse), *left_out(facts.warnings))
 
 
@@ -105,12 +102,12 @@ def _reuse(reuse: ReuseFacts) -> list[Block]:
         return []
     half = UNKNOWN if reuse.median_distance is None else count_text(reuse.median_distance, "token")
     rows = [
-        (str(layer.layer), share_text(layer.repeat_share), _number(layer.median_distance))
+        (str(layer.layer), share_text(layer.repeat_share), number_text(layer.median_distance))
         for layer in reuse.layers
     ]
     return [
         f"of {count_text(reuse.token_count, 'token')}:",
-        f"  chosen by the token before too   {share_text(reuse.repeat_share)}",
+        f"  used by the token before too     {share_text(reuse.repeat_share)}",
         f"  half of all reuses within        {half}",
         Table((Column("layer"), Column("repeated"), Column("half within")), rows),
     ]
@@ -118,20 +115,23 @@ def _reuse(reuse: ReuseFacts) -> list[Block]:
 
 def concentration(facts: Concentration) -> Page:
     """Write the concentration gate."""
-    tops: Sequence[TopCoverage] = facts.total.coverage
+    tops = facts.total.coverage
     rows = []
     for skew in [*facts.layers, facts.total]:
         name = "all" if skew.layer is None else str(skew.layer)
-        numbers = (f"{skew.entropy:.3f}", f"{skew.gini:.3f}", _number(skew.never_count))
-        rows.append([name, *numbers, *_shares(top.share for top in skew.coverage)])
-    if any(top.interleaved_share is not None for top in tops):
-        rows.append(_of_all("other requests", (top.interleaved_share for top in tops)))
-    rows.append(_of_all("even router", (top.even_share for top in tops)))
-    rows.append(_of_all("LRU cache", (top.latest_share for top in tops)))
-    shares = [Column(f"top {top.percent} %", rank=_TOP_RANKS.get(top.percent, 5)) for top in tops]
+        numbers = (f"{skew.entropy:.3f}", f"{skew.gini:.3f}", number_text(skew.never_count))
+        rows.append([name, *numbers, *(share_text(top.share) for top in skew.coverage)])
+    for name, shares in (
+        ("other requests", [top.interleaved_share for top in tops]),
+        ("uniform router", [top.even_share for top in tops]),
+        ("LRU cache", [top.latest_share for top in tops]),
+    ):
+        if name != "other requests" or any(share is not None for share in shares):
+            rows.append([name, "", "", "", *map(share_text, shares)])
+    columns = [Column(f"top {top.percent} %", rank=_TOP_RANKS.get(top.percent, 5)) for top in tops]
     return Page(
-        Table((*_SKEW, *shares), rows),
-        "top: learned on the earlier half, measured on the later; other requests: learned on every "
+        Table((*_SKEW, *columns), rows),
+        "top: ranked on the earlier half, measured on the later; other requests: ranked on every "
         "other one, measured on the rest; LRU cache: one of as many experts",
         "",
         facts.reason,
@@ -147,22 +147,10 @@ _TOP_RANKS = {25: 0, 50: 1, 10: 4}
 """The verdict is about the top quarter."""
 
 
-def _of_all(name: str, shares: Iterable[float | None]) -> list[str]:
-    return [name, "", "", "", *_shares(shares)]
-
-
-def _shares(shares: Iterable[float | None]) -> Iterator[str]:
-    return map(share_text, shares)
-
-
 def _average(average: float | None) -> str:
     return UNKNOWN if average is None else f"{average:.2f}"
 
 
-def _number(number: int | None) -> str:
-    return UNKNOWN if number is None else str(number)
-
-
 def left_out(warnings: Mapping[str, int]) -> list[str]:
-    """Write what was left out of files, a line for each problem."""
+    """Write the number of entries left out of files, a line for each problem."""
     return [f"  left out: {count:,} × {problem}" for problem, count in sorted(warnings.items())]

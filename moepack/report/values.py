@@ -1,15 +1,25 @@
-"""Values as text, for people: what is not known is a dash, never 0."""
+"""Values as text, for people: an unknown one is a dash, never 0."""
 
-from moepack import sizes
-from moepack.sizes import size_text
+from moepack.common import sizes
+from moepack.common.sizes import count_text, size_text
 
 UNKNOWN = "–"
-"""What stands for a fact that is not known."""
+"""The text for an unknown fact."""
 
 
 def length_text(length: float | None) -> str:
     """Write a length in bytes: `1.5 GiB`."""
     return UNKNOWN if length is None else size_text(round(length))
+
+
+def number_text(number: int | None) -> str:
+    """Write a number: `1,024`."""
+    return UNKNOWN if number is None else f"{number:,}"
+
+
+def tokens_text(count: int | None) -> str:
+    """Write a number of tokens: `192 tokens`."""
+    return "an unknown number of tokens" if count is None else count_text(count, "token")
 
 
 def speed_text(bytes_per_second: float | None) -> str:
@@ -31,7 +41,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def _in_units(count: int, unit: str, smaller: str) -> str:
-    """Write a count of sixtieths in both units, or in the larger one where nothing is left."""
+    """Write a count of sixtieths in both units, or in the larger one if nothing is left over."""
     whole, rest = divmod(count, 60)
     return f"{whole:,} {unit} {rest} {smaller}" if rest else f"{whole:,} {unit}"
 

@@ -1,17 +1,17 @@
-"""The outcome of a verification as text: what it comes to, and the first findings of each kind."""
+"""The outcome of a verification as text: the verdict, and the first findings of each kind."""
 
 from collections import defaultdict
 
-from moepack.escaping import short
-from moepack.sizes import count_text, size_text
-from moepack.verifying.report import Finding, Report
+from moepack.common.escaping import shorten
+from moepack.common.sizes import count_text, size_text
+from moepack.pack.verifying.report import Finding, Report
 
 SHOWN_FINDINGS = 3
-"""Of each kind."""
+"""The number of findings of each kind that are shown."""
 
 
 def report(outcome: Report, shown: int | None = SHOWN_FINDINGS) -> str:
-    """Write the outcome: a headline and the findings behind it, then what was looked at.
+    """Write the outcome: a headline and its findings, then the extent of the verification.
 
     Of each kind, the first `shown` findings are written; None is all of them.
     """
@@ -21,7 +21,7 @@ def report(outcome: Report, shown: int | None = SHOWN_FINDINGS) -> str:
         by_kind[finding.kind].append(finding)
     for kind, findings in by_kind.items():
         lines += _kind(kind, findings, shown)
-    lines.append(f"{short(outcome.path)}: {_verdict(outcome)}. {_looked_at(outcome)}")
+    lines.append(f"{shorten(outcome.path)}: {_verdict(outcome)}. {_looked_at(outcome)}")
     if outcome.not_looked_at:
         lines.append(f"  not looked at: {', '.join(outcome.not_looked_at)}")
     return "\n".join(lines)
@@ -30,7 +30,7 @@ def report(outcome: Report, shown: int | None = SHOWN_FINDINGS) -> str:
 def _kind(kind: str, findings: list[Finding], shown: int | None) -> list[str]:
     lines = [f"  {kind}: {count_text(len(findings), 'finding')}"]
     for finding in findings[:shown]:
-        place = short(finding.place)
+        place = shorten(finding.place)
         lines.append(f"    {place}: {finding.message}" if place else f"    {finding.message}")
     hidden = len(findings) - len(findings[:shown])
     return lines + ([f"    … and {hidden:,} more: -v lists all"] if hidden else [])
@@ -39,35 +39,31 @@ def _kind(kind: str, findings: list[Finding], shown: int | None) -> list[str]:
 def _verdict(outcome: Report) -> str:
     if outcome.findings:
         return count_text(len(outcome.findings), "finding")
-    return "sound" if outcome.passed else "nothing wrong in what was looked at"
+    return "sound" if outcome.passed else "no fault in the checked parts"
 
 
 def _looked_at(outcome: Report) -> str:
-    counts = [
-        _share(outcome.checked_blob_count, outcome.blob_count, "blob"),
-        count_text(outcome.part_count, "part") if outcome.passed else "",
-        _share(outcome.checked_tensor_count, outcome.tensor_count, "dense tensor")
-        if outcome.tensor_count
-        else "",
-        f"{size_text(outcome.read_length)} read"
-        if outcome.passed
-        else f"{size_text(outcome.read_length)} of {size_text(outcome.data_length)} read",
-        "digests only"
-        if outcome.compared_length is None
-        else f"{size_text(outcome.compared_length)} compared with the source",
-        ""
-        if outcome.gguf_py_length is None
-        else f"{size_text(outcome.gguf_py_length)} compared with gguf-py",
-        ""
-        if outcome.mirror_length is None
-        else f"{size_text(outcome.mirror_length)} of its mirror read",
-        f"SHA-256 of {count_text(outcome.sha256_count, 'shard')} right"
-        if outcome.sha256_count
-        else "",
-    ]
-    return ", ".join(filter(None, counts))
+    counts = [_share(outcome.checked_blob_count, outcome.blob_count, "blob")]
+    if outcome.passed:
+        counts.append(count_text(outcome.part_count, "part"))
+    if outcome.tensor_count:
+        counts.append(_share(outcome.checked_tensor_count, outcome.tensor_count, "dense tensor"))
+    whole = "" if outcome.passed else f" of {size_text(outcome.data_length)}"
+    counts.append(f"{size_text(outcome.read_length)}{whole} read")
+    if outcome.compared_length is None:
+        counts.append("digests only")
+    for length, what in (
+        (outcome.compared_length, "compared with the source"),
+        (outcome.gguf_py_length, "compared with gguf-py"),
+        (outcome.mirror_length, "of its mirror read"),
+    ):
+        if length is not None:
+            counts.append(f"{size_text(length)} {what}")
+    if outcome.sha256_count:
+        counts.append(f"SHA-256 of {count_text(outcome.sha256_count, 'shard')} right")
+    return ", ".join(counts)
 
 
 def _share(checked: int, count: int, noun: str) -> str:
-    in_all = count_text(count, noun)
-    return in_all if checked == count else f"{checked:,} of {in_all}"
+    total = count_text(count, noun)
+    return total if checked == count else f"{checked:,} of {total}"

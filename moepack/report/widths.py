@@ -1,4 +1,4 @@
-"""The columns that text takes on a terminal: counted, wrapped at words, shortened in the middle."""
+"""The width of text on a terminal: measured, wrapped at words, shortened in the middle."""
 
 import re
 import unicodedata
@@ -30,7 +30,7 @@ def padded(text: str, width: int, *, is_right: bool = False) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Return a text in up to `width` columns, its middle replaced by `…` where it takes more.
+    """Return a text in up to `width` columns, its middle replaced by `…` if it takes more.
 
     More is left of the end, where names of files have their numbers.
     """
@@ -51,7 +51,7 @@ def _start_of(text: str, width: int) -> str:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """Break a line at words where it takes more than `width` columns.
+    """Break a line at words if it takes more than `width` columns.
 
     It goes on below its text: behind a label with two spaces, else two columns further in than it
     began. A word that is longer than a line is left whole, as a path is copied.
@@ -76,7 +76,7 @@ def _hang(line: str, width: int) -> int:
 
 
 def _words(line: str, width: int) -> list[str]:
-    """Return the words with the space before them; what is in backquotes whole, where it fits."""
+    """Return the words with the space before them; quoted commands stay whole if they fit."""
     words: list[str] = []
     for word in _WORD.findall(line):
         fits = text_width(word.strip()) <= width

@@ -1,8 +1,8 @@
 """The experts of a source: which tensors hold them, and where each expert's slices lie.
 
 The tensor table decides; metadata only cross-checks it. A tensor is an expert tensor by exact name
-and rank and last dimension (names: llama.cpp b11549, llama-arch.cpp); one that looks like an expert
-tensor and is none that is known is refused by name, never guessed.
+and rank and last dimension (names: llama.cpp b11549, llama-arch.cpp); one that only looks like an
+expert tensor is refused by name, never guessed.
 """
 
 import itertools
@@ -11,12 +11,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
-from moepack.errors import SourceError
-from moepack.escaping import shell_word
-from moepack.shape import FamilyShape, ModelShape
+from moepack.common.errors import SourceError
+from moepack.common.escaping import shell_word
+from moepack.common.shape import FamilyShape, ModelShape
 from moepack.source import ggml_types, stated
-from moepack.source.shards import Source
-from moepack.source.tensor_table import Tensor, split_rows
+from moepack.source.shards import Source, SourceTensor
+from moepack.source.tensor_table import split_rows
 
 FAMILIES = ("ffn_exps", "ffn_chexps", "attn_v_exps")
 MAX_EXPERTS = 1 << 16
@@ -32,6 +32,7 @@ _SCATTERED = re.compile(
     r"blk\.(?P<layer>\d{1,5})\.(?P<stem>ffn_(?:gate|up|down))\.(?P<expert>\d{1,5})\.weight\Z",
     re.ASCII,
 )
+# Arctic's norm: its name ends in `_exps`, and it is no expert's.
 _LOOK_ALIKE = re.compile(r"blk\.\d+\.ffn_norm_exps\.weight\Z", re.ASCII)
 _RANK = {"weight": 3, "bias": 2, "scale": 1, "input_scale": 1}
 
@@ -72,7 +73,7 @@ class SourcePart:
     """One projection of a family in a layer, for all its experts.
 
     `name` is the tensor's without `blk.N.`; `shape` is one expert's in GGUF order; `length` is one
-    slice's bytes. `inferred` says that the type is unknown and the gap proved the length.
+    slice's bytes. With an unknown type, `inferred`, the length follows from the gap.
     """
 
     name: str
@@ -92,7 +93,7 @@ class SourcePart:
 class SourceFamily:
     """The experts of one kind in one layer.
 
-    `experts_used` is how many of them a token uses, None where the metadata does not state it.
+    `experts_used` is the number that a token uses, None if the metadata does not state it.
     """
 
     layer: int
@@ -119,14 +120,12 @@ class Experts:
 def mtp_start(source: Source) -> int | None:
     """Return the first multi-token-prediction layer: block_count - nextn_predict_layers.
 
-    llama.cpp leaves these layers out unless asked (llama-model.cpp, `load_mtp`). None where the
-    model has none: deepseek4 may state some and have none, and all of its blocks are run then
+    llama.cpp leaves these layers out unless told otherwise (llama-model.cpp, `load_mtp`). None if
+    the model has none: deepseek4 may state some and have none, and all of its blocks are run then
     (deepseek4.cpp, `load_arch_hparams`).
     """
-    blocks, predicted = (
-        source.model_value("block_count"),
-        source.model_value("nextn_predict_layers"),
-    )
+    blocks = source.model_value("block_count")
+    predicted = source.model_value("nextn_predict_layers")
     if type(blocks) is not int or type(predicted) is not int or not 0 < predicted < blocks:
         return None
     start = blocks - predicted
@@ -139,64 +138,56 @@ def mtp_start(source: Source) -> int | None:
 
 
 def find_experts(source: Source) -> Experts:
-    """Find the experts of a source; raise SourceError where it has none or they make no sense."""
+    """Find the experts of a source; raises SourceError if it has none or they make no sense."""
     collector = _Collector(source)
-    for shard, tensor in source.tensors():
-        collector.add(shard, tensor)
+    for tensor in source.tensors():
+        collector.add(tensor)
     return collector.finish()
 
 
 def shape_of(source: Source, experts: Experts) -> ModelShape:
     """Return the model's shape, as its tensors and its metadata state it."""
-    mtp_layer = mtp_start(source)
-    return ModelShape(
-        families=tuple(
-            FamilyShape(
-                layer=family.layer,
-                name=family.name,
-                expert_count=family.expert_count,
-                expert_length=sum(part.length for part in family.parts),
-                experts_used=family.experts_used,
-            )
-            for family in experts.families
-        ),
-        dense_length=sum(
-            tensor.length for _, tensor in source.tensors() if tensor.name not in experts.names
-        ),
-        mtp_layers=tuple(
-            layer for layer in experts.layers if mtp_layer is not None and layer >= mtp_layer
-        ),
-    )
+    families = []
+    for family in experts.families:
+        length = sum(part.length for part in family.parts)
+        layer, name, count = family.layer, family.name, family.expert_count
+        families.append(FamilyShape(layer, name, count, length, family.experts_used))
+    dense = (tensor for _, tensor in source.tensors() if tensor.name not in experts.names)
+    first_mtp = mtp_start(source)
+    mtp_layers = (n for n in experts.layers if first_mtp is not None and n >= first_mtp)
+    return ModelShape(tuple(families), sum(tensor.length for tensor in dense), tuple(mtp_layers))
 
 
 class _Collector:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.parts: dict[tuple[int, str], dict[str, tuple[int, SourcePart]]] = defaultdict(dict)
-        self.scattered: dict[tuple[int, str], dict[int, tuple[int, Tensor]]] = defaultdict(dict)
+        self.scattered: dict[tuple[int, str], dict[int, SourceTensor]] = defaultdict(dict)
         self.names: set[str] = set()
 
-    def add(self, shard: int, tensor: Tensor) -> None:
+    def add(self, entry: SourceTensor) -> None:
+        shard, tensor = entry
         if match := _STACKED.match(tensor.name):
-            layer, family = int(match["layer"]), f"ffn_{match['family']}"
-            if match["family"] is None:
-                family = "attn_v_exps"
-            self.check_rank(shard, tensor, _RANK[match["suffix"]])
-            self.check_count(shard, tensor, layer, family)
+            layer = int(match["layer"])
+            family = f"ffn_{match['family']}" if match["family"] else "attn_v_exps"
+            self.check_rank(entry, _RANK[match["suffix"]])
+            self.check_count(entry, layer, family)
             count = tensor.dims[-1]
-            self.check_sliceable(shard, tensor, count)
+            self.check_sliceable(entry, count)
             slices = Stacked(shard, tensor.offset, tensor.length // count)
-            self.add_part(shard, tensor, layer, family, match["part"], count, slices)
+            self.add_part(entry, (layer, family), match["part"], count, slices)
         elif match := _SCATTERED.match(tensor.name):
-            self.check_rank(shard, tensor, 2)
-            self.check_sliceable(shard, tensor, 1)
-            held = self.scattered[int(match["layer"]), f"{match['stem']}_exps.weight"]
-            if int(match["expert"]) in held:
-                self.fail(shard, tensor, "names an expert that another tensor names too")
-            held[int(match["expert"])] = (shard, tensor)
+            self.check_rank(entry, 2)
+            self.check_sliceable(entry, 1)
+            tensors = self.scattered[int(match["layer"]), f"{match['stem']}_exps.weight"]
+            if int(match["expert"]) in tensors:
+                self.fail(entry, "names an expert that another tensor names too")
+            tensors[int(match["expert"])] = entry
             self.names.add(tensor.name)
-        elif "exps" in tensor.name and not self.is_look_alike(tensor):
-            self.fail(shard, tensor, "looks like an expert tensor of a kind that is not known")
+        elif "exps" in tensor.name and not (
+            len(tensor.dims) == 1 and _LOOK_ALIKE.match(tensor.name)
+        ):
+            self.fail(entry, "looks like an expert tensor of an unknown kind")
 
     def finish(self) -> Experts:
         for (layer, part), tensors in self.scattered.items():
@@ -209,105 +200,93 @@ class _Collector:
         return Experts(tuple(self.family(*key) for key in keys), frozenset(self.names))
 
     def family(self, layer: int, name: str) -> SourceFamily:
-        held = self.parts[layer, name]
-        counts = {count for count, _ in held.values()}
-        place = f"layer {layer}, {name}"
-        path = self.source.shards[0].path
+        parts = dict(sorted(self.parts[layer, name].items()))
+        counts = {count for count, _ in parts.values()}
+        path, place = self.source.shards[0].path, f"layer {layer}, {name}"
         if len(counts) > 1:
-            found = ", ".join(f"{part}: {count}" for part, (count, _) in sorted(held.items()))
-            raise SourceError("parts have other expert counts", path=path, place=place, found=found)
-        stems = {part.partition("_exps")[0].partition("_chexps")[0] for part in held}
-        if name != "attn_v_exps" and not (
-            "ffn_down" in stems and stems & {"ffn_up", "ffn_gate_up"}
-        ):
-            raise SourceError(
-                "a projection is missing",
-                path=path,
-                place=place,
-                expected="down, and up or gate_up",
-                found=", ".join(sorted(held)),
-            )
-        parts = tuple(part for _, (_, part) in sorted(held.items()))
+            by_part = ", ".join(f"{part}: {count}" for part, (count, _) in parts.items())
+            problem = "parts have other expert counts"
+            raise SourceError(problem, path=path, place=place, found=by_part)
+        stems = {part.partition("_exps")[0].partition("_chexps")[0] for part in parts}
+        has_both = "ffn_down" in stems and stems & {"ffn_up", "ffn_gate_up"}
+        if name != "attn_v_exps" and not has_both:
+            problem, expected = "a projection is missing", "down, and up or gate_up"
+            names = ", ".join(parts)
+            raise SourceError(problem, path=path, place=place, expected=expected, found=names)
         count = counts.pop()
         used = stated.experts_used(self.source, layer, name, count)
-        return SourceFamily(layer, name, count, parts, used)
+        return SourceFamily(layer, name, count, tuple(part for _, part in parts.values()), used)
 
     def add_part(
         self,
-        shard: int,
-        tensor: Tensor,
-        layer: int,
-        family: str,
+        entry: SourceTensor,
+        key: tuple[int, str],
         name: str,
         count: int,
         slices: Stacked | Scattered,
     ) -> None:
+        layer, tensor = key[0], entry.tensor
         if layer > MAX_LAYER or not 1 <= count <= MAX_EXPERTS:
-            self.fail(shard, tensor, f"layer or expert count out of bounds ({layer}, {count})")
+            self.fail(entry, f"layer or expert count out of bounds ({layer}, {count})")
         blocks = self.source.model_value("block_count")
         if type(blocks) is int and layer >= blocks:
-            self.fail(shard, tensor, f"lies past the model's block_count of {blocks}")
-        if name in self.parts[layer, family]:
-            self.fail(shard, tensor, "stands beside one tensor for each expert")
+            self.fail(entry, f"is beyond the model's block_count of {blocks}")
+        if name in self.parts[key]:
+            self.fail(entry, "stands beside one tensor for each expert")
         shape = tensor.dims[:-1] if isinstance(slices, Stacked) else tensor.dims
         length = slices.length if isinstance(slices, Stacked) else tensor.length
         part = SourcePart(name, tensor.type_id, shape, length, tensor.inferred, slices)
-        self.parts[layer, family][name] = (count, part)
+        self.parts[key][name] = (count, part)
         self.names.add(tensor.name)
 
-    def add_scattered(self, layer: int, part: str, tensors: dict[int, tuple[int, Tensor]]) -> None:
-        shard, first = next(iter(tensors.values()))
+    def add_scattered(self, layer: int, part: str, tensors: dict[int, SourceTensor]) -> None:
+        first = next(iter(tensors.values()))
         expected = stated.expert_count(self.source, layer, "ffn_exps") or max(tensors) + 1
         if len(tensors) != expected or max(tensors) != expected - 1:
             missing = (str(number) for number in range(expected) if number not in tensors)
             first_missing = ", ".join(itertools.islice(missing, 5))
-            found = f"no expert {first_missing}" if first_missing else f"{len(tensors)} experts"
-            self.fail(shard, first, "does not stand for each expert", f"0 to {expected - 1}", found)
-        for shard, tensor in tensors.values():
-            if (tensor.type_id, tensor.dims) != (first.type_id, first.dims):
-                self.fail(shard, tensor, f"has another type or shape than {first.name}")
-        places = tuple(
-            SlicePlace(tensors[expert][0], tensors[expert][1].offset) for expert in range(expected)
-        )
-        self.add_part(shard, first, layer, "ffn_exps", part, expected, Scattered(places))
+            actual = f"no expert {first_missing}" if first_missing else f"{len(tensors)} experts"
+            self.fail(first, "does not stand for each expert", f"0 to {expected - 1}", actual)
+        for other in tensors.values():
+            if (other.tensor.type_id, other.tensor.dims) != (
+                first.tensor.type_id,
+                first.tensor.dims,
+            ):
+                self.fail(other, f"has another type or shape than {first.tensor.name}")
+        in_order = (tensors[expert] for expert in range(expected))
+        places = tuple(SlicePlace(shard, tensor.offset) for shard, tensor in in_order)
+        self.add_part(first, (layer, "ffn_exps"), part, expected, Scattered(places))
 
-    def check_rank(self, shard: int, tensor: Tensor, rank: int) -> None:
-        if len(tensor.dims) != rank:
-            self.fail(shard, tensor, "wrong number of dimensions", rank, len(tensor.dims))
-        if 0 in tensor.dims:
-            self.fail(shard, tensor, "an empty tensor", found=tensor.dims)
+    def check_rank(self, entry: SourceTensor, rank: int) -> None:
+        dims = entry.tensor.dims
+        if len(dims) != rank:
+            self.fail(entry, "wrong number of dimensions", rank, len(dims))
+        if 0 in dims:
+            self.fail(entry, "an empty tensor", None, dims)
 
-    def check_count(self, shard: int, tensor: Tensor, layer: int, family: str) -> None:
-        expected = stated.expert_count(self.source, layer, family)
-        if expected is not None and tensor.dims[-1] != expected:
-            problem = f"the last dimension is not the expert count of {family}"
-            self.fail(shard, tensor, problem, expected, tensor.dims[-1])
-
-    def check_sliceable(self, shard: int, tensor: Tensor, count: int) -> None:
-        known = ggml_types.TYPES.get(tensor.type_id)
-        if known is not None and not known.sliceable:
-            self.fail(shard, tensor, f"type {known.name} has one scale for all experts: no slices")
-        if tensor.ambiguous:
-            name = ggml_types.type_name(tensor.type_id)
-            self.fail(shard, tensor, f"unknown {name}, and the gap leaves its length open")
-        _, row_count = split_rows(tensor.dims)
-        interleaved = known.interleaved_row_count if known else 1
-        if interleaved > 1 and len(tensor.dims) > 1 and row_count // count % interleaved:
-            name = ggml_types.type_name(tensor.type_id)
-            problem = f"rows of one expert are not whole groups of {name}"
-            self.fail(shard, tensor, problem, f"a multiple of {interleaved}", row_count // count)
-        if tensor.length % count:
+    def check_count(self, entry: SourceTensor, layer: int, family: str) -> None:
+        expected, count = stated.expert_count(self.source, layer, family), entry.tensor.dims[-1]
+        if expected not in (None, count):
             self.fail(
-                shard,
-                tensor,
-                "does not divide into experts",
-                f"{count} equal slices",
-                tensor.length,
+                entry, f"the last dimension is not the expert count of {family}", expected, count
             )
 
-    def is_look_alike(self, tensor: Tensor) -> bool:
-        """Say whether this is arctic's norm: its name ends in `_exps`, it is no expert's."""
-        return len(tensor.dims) == 1 and bool(_LOOK_ALIKE.match(tensor.name))
+    def check_sliceable(self, entry: SourceTensor, count: int) -> None:
+        tensor = entry.tensor
+        ggml_type = ggml_types.TYPES.get(tensor.type_id)
+        name = ggml_types.type_name(tensor.type_id)
+        if ggml_type is not None and not ggml_type.sliceable:
+            self.fail(entry, f"type {name} has one scale for all experts: no slices")
+        if tensor.ambiguous:
+            self.fail(entry, f"unknown {name}, and the gap leaves its length open")
+        rows = split_rows(tensor.dims)[1] // count
+        interleaved = ggml_type.interleaved_row_count if ggml_type else 1
+        if interleaved > 1 and len(tensor.dims) > 1 and rows % interleaved:
+            problem = f"rows of one expert are not whole groups of {name}"
+            self.fail(entry, problem, f"a multiple of {interleaved}", rows)
+        if tensor.length % count:
+            expected = f"{count} equal slices"
+            self.fail(entry, "does not divide into experts", expected, tensor.length)
 
     def fail_dense(self) -> NoReturn:
         first = self.source.shards[0]
@@ -319,17 +298,11 @@ class _Collector:
         raise SourceError(problem, path=first.path, found=architecture, hint=hint)
 
     def fail(
-        self,
-        shard: int,
-        tensor: Tensor,
-        problem: str,
-        expected: object = None,
-        found: object = None,
+        self, entry: SourceTensor, problem: str, expected: object = None, actual: object = None
     ) -> NoReturn:
-        raise SourceError(
-            problem,
-            path=self.source.shards[shard].path,
-            place=f"tensor {tensor.name!r}",
-            expected=expected,
-            found=found,
-        )
+        path, place = self.source.shards[entry.shard].path, f"tensor {entry.tensor.name!r}"
+        raise SourceError(problem, path=path, place=place, expected=expected, found=actual)
+
+
+def _form(entry: SourceTensor) -> tuple[int, tuple[int, ...]]:
+    return entry.tensor.type_id, entry.tensor.dims

@@ -1,8 +1,8 @@
-"""The model in a folder: its shards lie there, or one level down, as in folders of quantisations.
+"""The model in a folder: its shards are there, or one level down, as in folders of quantisations.
 
 Facts of the cache that huggingface_hub keeps: a repository is the folder `models--OWNER--NAME`;
-`snapshots/COMMIT/` in it holds the repository's files as links into `blobs/`, and `refs/main` the
-commit that the branch was last seen at. Only what was downloaded of a commit is in its snapshot.
+`snapshots/COMMIT/` in it has the repository's files as links into `blobs/`, and `refs/main` the
+last known commit of the branch. A snapshot has only the files of its commit that were downloaded.
 """
 
 import os
@@ -10,54 +10,60 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from moepack.errors import SourceError
-from moepack.escaping import shell_word
+from moepack.common.errors import SourceError
+from moepack.common.escaping import shell_word
+from moepack.common.pack_files import is_pack
 from moepack.source import gguf_header
-from moepack.source.gguf_header import Value
-from moepack.storage.pack_files import is_pack
 
 SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z", re.DOTALL)
 NOT_MODELS = {
-    "imatrix": "an importance matrix, not a model",
-    "adapter": "an adapter (LoRA), not a model",
-    "mmproj": "a multimodal projector, not a model",
+    "imatrix": (
+        "an importance matrix, not a model",
+        "it says which experts are hot: moepack pack MODEL.gguf --hotness {} -o NAME",
+    ),
+    "adapter": (
+        "an adapter (LoRA), not a model",
+        "name its model, and give it to llama-server behind --: -m {{}} --lora {}",
+    ),
+    "mmproj": (
+        "a multimodal projector, not a model",
+        "name its model, and give it to llama-server behind --: -m {{}} --mmproj {}",
+    ),
 }
-"""What `general.type` may say that a GGUF is."""
-
-HINTS = {
-    "imatrix": "it says which experts are hot: moepack pack MODEL.gguf --hotness {} -o NAME",
-    "adapter": "name its model, and give it to llama-server behind --: -m {{}} --lora {}",
-    "mmproj": "name its model, and give it to llama-server behind --: -m {{}} --mmproj {}",
-}
-"""What each of them is for; `{}` is its path."""
+"""Other kinds of GGUFs by their `general.type`, with a hint; `{}` is the path."""
 
 _SHOWN_MODELS = 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
+def shard_names(prefix: str, count: int) -> Iterator[str]:
+    """Name the shards of a model split into `count`, as llama.cpp does."""
+    return (f"{prefix}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
+
+
 def model_in(folder: Path) -> Path:
     """Return a file of the one model that a folder names.
 
-    What lies in the folder itself comes before what lies one level down. Raises SourceError where
-    there is none, or several; OSError where the folder cannot be read.
+    Files in the folder itself come before those one level down. Raises SourceError if there is no
+    model, or several; OSError if the folder cannot be read.
     """
-    files: list[Path] = []
-    for places in _generations(folder):
-        found = _one_of_each(path for place in places for path in sorted(place.glob("*.gguf")))
-        models = [path for path in found if _is_model(path)]
+    others: list[Path] = []
+    for folders in _candidates(folder):
+        files = _one_of_each(path for place in folders for path in sorted(place.glob("*.gguf")))
+        models = [path for path in files if _is_model(path)]
         if len(models) > 1:
             raise _several(folder, models)
         if models:
             return models[0]
-        files += found
-        files += [piece for place in places for piece in sorted(place.glob("*.gguf[.-]*"))]
-    if files:
-        return files[0]  # reading it says what it is
+        others += files
+        others += [piece for place in folders for piece in sorted(place.glob("*.gguf[.-]*"))]
+    if others:
+        return others[0]  # reading it raises the error that it deserves
     raise _none(folder)
 
 
-def _generations(folder: Path) -> Iterator[list[Path]]:
-    """Yield the places to look in, those that count more first."""
+def _candidates(folder: Path) -> Iterator[list[Path]]:
+    """Yield the folders to look in, by falling precedence."""
     for roots in _snapshots(folder) or [[folder]]:
         yield roots
         yield [
@@ -70,10 +76,10 @@ def _generations(folder: Path) -> Iterator[list[Path]]:
 
 def _snapshots(folder: Path) -> list[list[Path]]:
     """List the snapshots of a repository in the hub's cache: that of the main branch, then all."""
-    held = folder / "snapshots"
-    if not held.is_dir():
+    snapshots = folder / "snapshots"
+    if not snapshots.is_dir():
         return []
-    every = sorted(path for path in held.iterdir() if path.is_dir())
+    every = sorted(path for path in snapshots.iterdir() if path.is_dir())
     try:
         commit = (folder / "refs" / "main").read_text().strip()
     except (OSError, ValueError):
@@ -93,23 +99,21 @@ def _one_of_each(paths: Iterable[Path]) -> list[Path]:
 
 
 def _is_model(path: Path) -> bool:
-    """Say whether a file is a model, and not an imatrix or projector; a broken one may be."""
+    """Return whether a file is a model, and not an imatrix or projector; a broken one may be."""
     try:
-        metadata = gguf_header.read(path).metadata
+        header = gguf_header.read(path)
     except SourceError:
         return True
-    kind = metadata.get("general.type", Value("str", "model")).data
-    architecture = metadata.get("general.architecture", Value("str", "")).data
-    return kind not in NOT_MODELS and architecture != "clip"
+    return (
+        header.value("general.type") not in NOT_MODELS
+        and header.value("general.architecture") != "clip"
+    )
 
 
 def _several(folder: Path, models: list[Path]) -> SourceError:
-    error = SourceError(
-        "several models in this folder",
-        path=folder,
-        found=", ".join(str(path.relative_to(folder)) for path in models),
-        hint="name one file of the model that you mean:",
-    )
+    names = ", ".join(str(path.relative_to(folder)) for path in models)
+    hint = "name one file of the model that you mean:"
+    error = SourceError("several models in this folder", path=folder, found=names, hint=hint)
     for path in models[:_SHOWN_MODELS]:
         error.add_note(f"  {shell_word(str(path))}")
     if len(models) > _SHOWN_MODELS:
@@ -118,16 +122,15 @@ def _several(folder: Path, models: list[Path]) -> SourceError:
 
 
 def _none(folder: Path) -> SourceError:
-    hint = "name a shard of a model, or the folder that its shards lie in"
-    if any(folder.glob("*.safetensors")):
-        there = shell_word(str(folder))
-        hint = (
-            "moepack reads GGUF; llama.cpp's script makes one of safetensors:"
-            f" python convert_hf_to_gguf.py {there} --outfile {shell_word(folder.name)}.gguf"
-        )
+    name = shell_word(str(folder))
     if is_pack(folder):
-        name = shell_word(str(folder))
         shards = shell_word(f"{folder.name.removesuffix('.moepack')}-shards")
         hint = f"name the model that it was made from; moepack restore {name} -o {shards} makes it"
         return SourceError("this is a pack, not a source", path=folder, hint=hint)
+    hint = "name a shard of a model, or the folder that its shards lie in"
+    if any(folder.glob("*.safetensors")):
+        hint = (
+            "moepack reads GGUF; llama.cpp's script makes one of safetensors:"
+            f" python convert_hf_to_gguf.py {name} --outfile {shell_word(folder.name)}.gguf"
+        )
     return SourceError("no GGUF in this folder, nor one level down", path=folder, hint=hint)

@@ -1,4 +1,4 @@
-"""GGML's tensor types: how many bytes a row of each takes.
+"""GGML's tensor types, with the bytes that a row of each takes.
 
 Facts of llama.cpp b11549 (ggml.c, `type_traits`) and ik_llama.cpp 8337e4cd (ggml.c, where some
 types put `row_meta_length` bytes in front of every row's blocks, and `_R4`, `_R8`, `_R16` types
@@ -13,8 +13,8 @@ class GgmlType(NamedTuple):
     """One type: a row takes row_meta_length + ne0 / block_count * block_length bytes.
 
     `block_count` is elements in a quantisation block; `block_length`, `row_meta_length` and
-    `tail_length` (once, at the tensor's end) are bytes; `interleaved_row_count` is how many
-    consecutive rows are stored as one unit.
+    `tail_length` (once, at the tensor's end) are bytes; `interleaved_row_count` is the
+    number of consecutive rows that are stored together.
     """
 
     type_id: int
@@ -143,10 +143,10 @@ _IK_LLAMA = (
     GgmlType(399, "Q8_K_R8", 256, 258, 0, 8),
 )
 
-TYPES = {known.type_id: known for known in (*_MAINLINE, *_IK_LLAMA)}
+TYPES = {ggml_type.type_id: ggml_type for ggml_type in (*_MAINLINE, *_IK_LLAMA)}
 
 
 def type_name(type_id: int) -> str:
-    """Name a type, also one that is not in the table."""
-    known = TYPES.get(type_id)
-    return known.name if known else f"type-{type_id}"
+    """Return the name of a type, also of one that is not in the table."""
+    ggml_type = TYPES.get(type_id)
+    return ggml_type.name if ggml_type else f"type-{type_id}"

@@ -12,15 +12,15 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from moepack import path_hints
-from moepack.errors import MachineError, SourceError
-from moepack.sizes import align
+from moepack.common import path_hints
+from moepack.common.errors import ErrorCode, MachineError, SourceError, open_failure, remedy
+from moepack.common.sizes import align
 from moepack.source import sniff
 from moepack.source.tensor_table import Tensor, TensorEntry, place_tensors
-from moepack.storage.regular_file import FileStamp, NotRegularError, open_regular
+from moepack.storage.input_file import Stamp, open_input
+from moepack.storage.regular_file import FileStamp, NotRegularError
 
 # Ten times what the largest models have, and still read within a second and 100 MB.
 MAX_TENSORS = 1 << 15
@@ -68,11 +68,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """One file's header, and what identifies the file while it is used.
+    """One file's header, and the stamp that the file had when it was read.
 
     `data_offset` is the length of the header with its padding: tensor data begins there. `pairs`
-    says where each metadata pair (key, type and value) starts and ends. `stamp` is the file's when
-    the header was read.
+    has the start and end of each metadata pair (key, type and value).
     """
 
     path: str
@@ -81,7 +80,7 @@ class GgufHeader:
     metadata: dict[str, Value]
     tensors: tuple[Tensor, ...]
     data_offset: int
-    stamp: FileStamp
+    stamp: Stamp
     pairs: dict[str, tuple[int, int]]
 
     @property
@@ -89,34 +88,45 @@ class GgufHeader:
         """The length of the file in bytes."""
         return self.stamp.length
 
+    def value(self, key: str) -> Any:
+        """Return the metadata value of `key`, None if it is absent or was not kept."""
+        value = self.metadata.get(key)
+        return None if value is None else value.data
+
 
 def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufHeader:
     """Read the header of the GGUF at `path`.
 
-    `alignment` overrules the file's own, to try out what a broken writer may have meant. Raises
-    SourceError for what breaks the format, MachineError where the file cannot be opened.
+    `alignment` overrules the file's own, to try that of a broken writer. Raises SourceError for a
+    file that breaks the format, MachineError if it cannot be opened.
     """
     name = os.fspath(path)
     try:
-        descriptor = open_regular(name)
+        file = open_input(path)
     except FileNotFoundError:
         raise missing(name) from None
     except NotRegularError:
         hint = "name a GGUF file or a folder of them"
         raise SourceError("not a file", path=name, hint=hint) from None
     except OSError as error:
-        raise MachineError(f"cannot open: {error.strerror}", path=name) from None
+        raise open_failure(error, name) from None
+
+    def read_at(length: int, position: int) -> bytes:
+        buffer = bytearray(length)
+        return bytes(memoryview(buffer)[: file.read_into(position, memoryview(buffer))])
+
     try:
-        read_at = partial(_read_at, descriptor)
-        return _Parser(name, read_at, FileStamp.of(os.fstat(descriptor)), alignment).parse()
+        return _Parser(name, read_at, file.stamp, alignment).parse()
     except OSError as error:
-        raise MachineError(f"cannot read: {error.strerror}", path=name) from None
+        raise MachineError(
+            f"cannot read: {error.strerror}", path=name, hint=remedy(error)
+        ) from None
     finally:
-        os.close(descriptor)
+        file.close()
 
 
 def parse(data: bytes | memoryview, path: str, file_length: int) -> GgufHeader:
-    """Read a header that is in memory; `file_length` is that of the file which it begins.
+    """Read a header that is in memory, the beginning of a file of `file_length` bytes.
 
     `path` is for messages. Raises SourceError as `read` does.
     """
@@ -127,16 +137,12 @@ def parse(data: bytes | memoryview, path: str, file_length: int) -> GgufHeader:
     return _Parser(path, read_at, FileStamp(0, 0, file_length, 0, 0), None).parse()
 
 
-def _read_at(descriptor: int, length: int, position: int) -> bytes:
-    return os.pread(descriptor, length, position)
-
-
 def missing(path: str) -> SourceError:
-    """Return the error for a path where no file is; a link to nothing is named as what it is."""
+    """Return the error for a path without a file; a link to nothing is named as one."""
     if not os.path.islink(path):
         return SourceError("no such file", path=path, hint=path_hints.missing_model_hint(path))
     hint = "a cache or a drive was cleared or moved: download it again, or mend the link"
-    return SourceError("a link to what is not there", path=path, found=os.readlink(path), hint=hint)
+    return SourceError("a dangling link", path=path, found=os.readlink(path), hint=hint)
 
 
 class _Parser:
@@ -146,7 +152,7 @@ class _Parser:
         self,
         path: str,
         read_at: Callable[[int, int], bytes],
-        stamp: FileStamp,
+        stamp: Stamp,
         alignment: int | None,
     ) -> None:
         self.path = path
@@ -177,51 +183,57 @@ class _Parser:
         if tensor_count:  # llama.cpp does not pad a header without tensors either
             data_offset = align(data_offset, alignment)
         tensors = place_tensors(self.path, entries, data_offset, self.file_length, alignment)
-        return GgufHeader(
-            self.path, version, alignment, metadata, tensors, data_offset, self.stamp, pairs
-        )
+        path, stamp = self.path, self.stamp
+        return GgufHeader(path, version, alignment, metadata, tensors, data_offset, stamp, pairs)
 
     def fail(
-        self, place: str | None, problem: str, expected: object = None, found: object = None
+        self,
+        place: str,
+        problem: str,
+        expected: object = None,
+        actual: object = None,
+        hint: str | None = None,
     ) -> NoReturn:
-        raise SourceError(problem, path=self.path, place=place, expected=expected, found=found)
-
-    def fail_short(self, place: str, problem: str, expected: object, found: object) -> NoReturn:
-        hint = sniff.join_hint(self.path) or "the download did not finish: download it again"
+        path = self.path
         raise SourceError(
-            problem, path=self.path, place=place, expected=expected, found=found, hint=hint
+            problem, path=path, place=place, expected=expected, found=actual, hint=hint
         )
 
-    def take(self, length: int, place: str) -> bytes:
-        """Return the next `length` bytes of the header."""
+    def fail_short(self, place: str, problem: str, expected: object, actual: object) -> NoReturn:
+        hint = sniff.join_hint(self.path) or "the download did not finish: download it again"
+        self.fail(place, problem, expected, actual, hint)
+
+    def next_bytes(self, length: int, place: str) -> bytes:
         start = self.position - self.window_offset
         if not 0 <= start <= start + length <= len(self.window):
-            self.refill(length, place)
-            start = 0
+            self.window = self.read_at(max(length, _WINDOW), self.position)
+            self.window_offset, start = self.position, 0
+            if len(self.window) < length:
+                place, problem = f"{place} at byte {self.position}", "the header is cut short"
+                self.fail_short(place, problem, f"{length} bytes", len(self.window))
         self.position += length
         return self.window[start : start + length]
 
-    def refill(self, length: int, place: str) -> None:
-        """Move the window so that it starts here and holds `length` bytes at least."""
-        self.window = self.read_at(max(length, _WINDOW), self.position)
-        self.window_offset = self.position
-        if len(self.window) < length:
-            place = f"{place} at byte {self.position}"
-            self.fail_short(place, "the header is cut short", f"{length} bytes", len(self.window))
-
     def u32(self, place: str) -> int:
-        value: int = _U32.unpack(self.take(4, place))[0]
+        value: int = _U32.unpack(self.next_bytes(4, place))[0]
         return value
 
     def u64(self, place: str) -> int:
-        value: int = _U64.unpack(self.take(8, place))[0]
+        value: int = _U64.unpack(self.next_bytes(8, place))[0]
         return value
 
     def read_preamble(self) -> tuple[int, int, int]:
         start = self.read_at(64, 0)
         if start[:4] != b"GGUF":
-            what, hint = sniff.describe(self.path, start)
-            raise SourceError(what, path=self.path, place="byte 0", found=start[:16], hint=hint)
+            description, hint = sniff.describe(self.path, start)
+            raise SourceError(
+                description,
+                path=self.path,
+                place="byte 0",
+                found=start[:16],
+                hint=hint,
+                code=ErrorCode.NOT_GGUF,
+            )
         self.position = 4
         version = self.u32("version")
         if version and version & 0xFFFF == 0:
@@ -244,11 +256,10 @@ class _Parser:
         at = self.position
         length = self.u64(place)
         if length > limit:
-            self.fail(
-                f"{place} at byte {at}", "too long", f"up to {limit:,} bytes", f"{length:,} bytes"
-            )
+            expected = f"up to {limit:,} bytes"
+            self.fail(f"{place} at byte {at}", "too long", expected, f"{length:,} bytes")
         try:
-            return self.take(length, place).decode()
+            return self.next_bytes(length, place).decode()
         except UnicodeDecodeError:
             self.fail(f"{place} at byte {at}", "not UTF-8")
 
@@ -264,12 +275,9 @@ class _Parser:
             return key, Value("str", self.read_string(place))
         if type_id not in _SCALARS:
             self.fail(place, "unknown value type", "0 to 12", type_id)
-        return key, Value(VALUE_TYPE_NAMES[type_id], self.read_scalar(type_id, place))
-
-    def read_scalar(self, type_id: int, place: str) -> int | float:
         form = _SCALARS[type_id]
-        value: int | float = form.unpack(self.take(form.size, place))[0]
-        return value
+        (value,) = form.unpack(self.next_bytes(form.size, place))
+        return key, Value(VALUE_TYPE_NAMES[type_id], value)
 
     def read_string(self, place: str) -> str | None:
         length = self.u64(place)
@@ -277,7 +285,7 @@ class _Parser:
             self.skip(length, place)
             return None
         # llama.cpp takes any bytes as a value; a name in Latin-1 is no reason to refuse a model.
-        return self.take(length, place).decode(errors="backslashreplace")
+        return self.next_bytes(length, place).decode(errors="backslashreplace")
 
     def read_array(self, place: str) -> Value:
         type_id = self.u32(place)
@@ -287,36 +295,37 @@ class _Parser:
             return Value("arr", None)
         if type_id not in _SCALARS:
             problem = "nested arrays are not allowed" if type_id == _ARRAY else "unknown value type"
-            self.fail(place, problem, found=f"array of type {type_id}")
+            self.fail(place, problem, None, f"array of type {type_id}")
         form = _SCALARS[type_id]
-        if count > (self.file_length - self.position) // form.size:
-            limit = (self.file_length - self.position) // form.size
-            self.fail_short(place, "array longer than the file", f"<= {limit:,}", count)
+        self.check_array(count, form.size, place)
         if count > min(KEPT_ARRAY_COUNT, KEPT_ELEMENTS - self.kept_elements):
             self.skip(count * form.size, place)
             return Value("arr", None)
         self.kept_elements += count
-        data = self.take(count * form.size, place)
+        data = self.next_bytes(count * form.size, place)
         return Value("arr", tuple(item for (item,) in form.iter_unpack(data)))
+
+    def check_array(self, count: int, item_length: int, place: str) -> None:
+        limit = (self.file_length - self.position) // item_length
+        if count > limit:
+            self.fail_short(place, "array longer than the file", f"<= {limit:,}", count)
 
     def skip(self, length: int, place: str) -> None:
         if length > self.file_length - self.position:
-            found = f"{length:,} bytes from byte {self.position:,}"
+            actual = f"{length:,} bytes from byte {self.position:,}"
             in_all = f"{self.file_length:,} bytes in all"
-            self.fail_short(place, "longer than the file", in_all, found)
+            self.fail_short(place, "longer than the file", in_all, actual)
         self.position += length
 
     def skip_strings(self, count: int, place: str) -> None:
         """Walk over `count` strings; this loop is most of the time that a header takes."""
         self.array_strings += count
-        if count > (self.file_length - self.position) // 8:
-            limit = (self.file_length - self.position) // 8
-            self.fail_short(place, "array longer than the file", f"<= {limit:,}", count)
+        self.check_array(count, 8, place)
         if self.array_strings > MAX_ARRAY_STRINGS:
             self.fail(place, "too many strings", f"<= {MAX_ARRAY_STRINGS:,}", self.array_strings)
         length_at = _U64.unpack_from
         while count:
-            self.take(8, place)  # moves the window where it must
+            self.next_bytes(8, place)  # moves the window if it must
             window = self.window
             at = self.position - 8 - self.window_offset
             last = len(window) - 8
@@ -350,7 +359,7 @@ class _Parser:
         rank = self.u32(place)
         if rank > 4:
             self.fail(place, "too many dimensions", "<= 4", rank)
-        dims = struct.unpack(f"<{rank}Q", self.take(8 * rank, place))
+        dims = struct.unpack(f"<{rank}Q", self.next_bytes(8 * rank, place))
         # A zero among them must not hide a product that overflows in C.
         if math.prod(max(1, dim) for dim in dims) >= 1 << 63:
             self.fail(place, "dimensions out of bounds", "a product below 2^63", dims)

@@ -1,9 +1,9 @@
-"""How many parameters a model has: in all, in its experts, and for one token."""
+"""The parameter counts of a model: in all, in its experts, and for one token."""
 
 import math
 from dataclasses import dataclass
 
-from moepack.shape import ModelShape, is_row_table
+from moepack.common.shape import ModelShape, is_row_table
 from moepack.source.experts import Experts, SourceFamily, mtp_start
 from moepack.source.shards import Source
 
@@ -14,17 +14,17 @@ EMBEDDINGS = (
     "position_embd.weight",
     "token_types.weight",
 )
-"""What is looked up by row: LLM_TENSOR_LAYER_INPUT with GGML_OP_GET_ROWS in llama-arch.cpp."""
+"""Tensors looked up by row: LLM_TENSOR_LAYER_INPUT with GGML_OP_GET_ROWS in llama-arch.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Numbers of parameters: of all tensors, those of experts, of embeddings, and of all else.
+    """Numbers of parameters: of all tensors, of experts, of embeddings, and of all others.
 
     Row tables count as embeddings; an embedding that is the output as well counts as dense.
-    `active` are those that one token is computed with, without multi-token-prediction layers, as
-    llama.cpp decodes, and without embeddings, of which it is but a row; None where it is not known
-    how many experts are used.
+    `active` are those that compute one token, without multi-token-prediction layers, as llama.cpp
+    decodes, and without embeddings, since a token takes one row of them; None if the number of used
+    experts is unknown.
     """
 
     total: int
@@ -35,7 +35,7 @@ class Parameters:
 
 
 def count_parameters(source: Source, experts: Experts, shape: ModelShape) -> Parameters:
-    """Count the parameters of a model whose experts were found."""
+    """Count the parameters of a model."""
     counts = {tensor.name: math.prod(tensor.dims) for _, tensor in source.tensors()}
     total, expert = sum(counts.values()), sum(map(_elements, experts.families))
     embedding = sum(
@@ -45,15 +45,21 @@ def count_parameters(source: Source, experts: Experts, shape: ModelShape) -> Par
         or (name in EMBEDDINGS and (name != TOKEN_EMBEDDING or OUTPUT in counts))  # the output then
     )
     dense = total - expert - embedding
-    used = [
-        _used_elements(family, family_shape.experts_used)
-        for family, family_shape in zip(experts.families, shape.families, strict=True)
-        if family.layer not in shape.mtp_layers
-    ]
     active = None
-    if None not in used:
-        active = dense - _elements_of_dense_mtp(source, experts)
-        active += sum(count for count in used if count is not None)
+    decoded = [family for family in experts.families if family.layer not in shape.mtp_layers]
+    if all(family.experts_used is not None for family in decoded):
+        first_mtp = mtp_start(source)
+        active = dense - sum(
+            count
+            for name, count in counts.items()
+            if first_mtp is not None
+            and name not in experts.names
+            and not is_row_table(name)
+            and (layer_of(name) or 0) >= first_mtp
+        )
+        for family in decoded:
+            used = min(family.experts_used or 0, family.expert_count)
+            active += _elements(family) * used // family.expert_count
     return Parameters(total, expert, embedding, dense, active)
 
 
@@ -61,27 +67,7 @@ def _elements(family: SourceFamily) -> int:
     return sum(math.prod(part.shape) for part in family.parts) * family.expert_count
 
 
-def _used_elements(family: SourceFamily, experts_used: int | None) -> int | None:
-    if experts_used is None:
-        return None
-    return _elements(family) * min(experts_used, family.expert_count) // family.expert_count
-
-
-def _elements_of_dense_mtp(source: Source, experts: Experts) -> int:
-    """Count the elements of prediction layers that are no expert's."""
-    first_layer = mtp_start(source)
-    if first_layer is None:
-        return 0
-    return sum(
-        math.prod(tensor.dims)
-        for _, tensor in source.tensors()
-        if tensor.name not in experts.names
-        and not is_row_table(tensor.name)
-        and (layer_of(tensor.name) or 0) >= first_layer
-    )
-
-
 def layer_of(name: str) -> int | None:
-    """Return the layer in a tensor's name, None where it has none."""
+    """Return the layer in a tensor's name, None if it has none."""
     fields = name.split(".")
     return int(fields[1]) if len(fields) > 2 and fields[1].isdecimal() else None

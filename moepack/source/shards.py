@@ -1,4 +1,4 @@
-"""The source: all shards of one model, found from any one of them and checked against each other.
+"""The source: all shards of one model, found by any one and checked against each other.
 
 Facts of llama.cpp b11549 (llama-model-loader.cpp, llama.cpp `llama_split_path`): shards are named
 `PREFIX-00001-of-0000N.gguf`; `split.no` counts from 0 (u16); `split.count` (u16) of 0 or 1 means
@@ -8,20 +8,27 @@ agree.
 """
 
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from moepack import path_hints
-from moepack.errors import MachineError, RequestError, SourceError
-from moepack.escaping import shell_word
-from moepack.paths import PathOrPaths, listed
+from moepack.common import path_hints
+from moepack.common.errors import MachineError, RequestError, SourceError
+from moepack.common.escaping import shell_word
+from moepack.common.paths import PathOrPaths, path_list
+from moepack.common.remote_path import is_remote
 from moepack.source import gguf_header, sniff
-from moepack.source.folder import HINTS, NOT_MODELS, SHARD_NAME, model_in
+from moepack.source.folder import NOT_MODELS, SHARD_NAME, model_in, shard_names
 from moepack.source.gguf_header import GgufHeader
 from moepack.source.tensor_table import Tensor
+
+
+class SourceTensor(NamedTuple):
+    """A tensor, and the number of the shard that holds it."""
+
+    shard: int
+    tensor: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,50 +39,70 @@ class Source:
 
     @property
     def architecture(self) -> str:
-        """The model's `general.architecture`; empty where the file does not say."""
+        """The model's `general.architecture`; empty if the file does not state it."""
         value = self.value("general.architecture")
         return value if isinstance(value, str) else ""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the shards are elsewhere."""
+        return is_remote(self.shards[0].path)
+
     def value(self, key: str) -> Any:
-        """Return the metadata value of `key`, None where it is absent or was not kept."""
-        held = self.shards[0].metadata.get(key)
-        return None if held is None else held.data
+        """Return the metadata value of `key`, None if it is absent or was not kept."""
+        return self.shards[0].value(key)
 
     def model_value(self, key: str) -> Any:
         """Return the metadata value of `<architecture>.key`."""
         return self.value(f"{self.architecture}.{key}")
 
-    def tensors(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield (shard number, tensor) for all tensors, in file order."""
+    def tensors(self) -> Iterator[SourceTensor]:
+        """Yield all tensors, in file order."""
         for number, shard in enumerate(self.shards):
             for tensor in shard.tensors:
-                yield number, tensor
+                yield SourceTensor(number, tensor)
 
 
 def open_source(named: PathOrPaths) -> Source:
     """Open the model that a path or several name: any shard, a folder, or all shards in any order.
 
-    For what a folder names see `folder.model_in`.
-    Raises SourceError where shards are missing, doubled, of other models, or break the format.
+    One that is elsewhere has an address: see `remote_model.find_remote_shards`.
+
+    `folder.model_in` finds the model in a folder. Raises SourceError if shards are missing,
+    doubled, of other models, or break the format.
     """
     paths = find_shards(named)
-    if len(listed(named)) > 1:
-        return _check(_in_order(_read_all(paths)))
-    if SHARD_NAME.match(paths[0].name) is None:
-        return _check([_read_single(paths[0])])
-    return _check(_read_all(paths))
+    headers = _read_all(paths)
+    if len(path_list(named)) > 1:
+        headers = _in_order(headers)
+    elif SHARD_NAME.match(paths[0].name) is None:
+        _check_single(headers[0])
+    return _check(headers)
 
 
 def find_shards(named: PathOrPaths) -> list[Path]:
     """Find the files of the model that `named` names, as `open_source` does, by their names alone.
 
-    Where all shards are named, their order is kept. Raises SourceError where shards are missing.
+    If all shards are named, their order is kept. Raises SourceError if shards are missing.
     """
-    if not listed(named):
+    names = path_list(named)
+    if not names:
         raise RequestError("no source given")
-    for name in listed(named):
-        _check_name(os.fspath(name))
-    paths = [Path(path) for path in listed(named)]
+    texts = [os.fspath(path) for path in names]
+    for name in texts:
+        if not name.strip():  # no file, whatever a path would make of it
+            raise SourceError("an empty name", hint=path_hints.missing_model_hint(name))
+        if "://" in name and not is_remote(name):
+            hint = path_hints.missing_model_hint(name)
+            raise SourceError("an address that is not understood", path=name, hint=hint)
+    if any(map(is_remote, texts)):
+        if len(texts) > 1:
+            hint = "name one shard: the others are found by their names"
+            raise RequestError("an address among several sources", hint=hint)
+        from moepack.source.remote_model import find_remote_shards  # here, since few are remote
+
+        return [*find_remote_shards(texts[0])]
+    paths = [Path(path) for path in names]
     if len(paths) > 1:
         _check_list(paths)
         return paths
@@ -86,21 +113,12 @@ def find_shards(named: PathOrPaths) -> list[Path]:
         raise MachineError(f"cannot read the folder: {error.strerror}", path=paths[0]) from None
 
 
-def _check_name(name: str) -> None:
-    """Raise SourceError for what names no file, before a path is made of it."""
-    if not name.strip() or "://" in name:
-        problem = "an address, not a file" if name.strip() else "an empty name"
-        hint = path_hints.missing_model_hint(name)
-        raise SourceError(problem, path=name if name.strip() else None, hint=hint)
-
-
 def _check_finished(path: Path) -> None:
-    """Raise SourceError where a file is a download that goes on."""
     unfinished = sniff.unfinished(path) if path.is_file() else None
     if unfinished is not None:
         sign, hint = unfinished
-        found = None if sign == str(path) else sign
-        raise SourceError("a download that is not finished", path=path, found=found, hint=hint)
+        other = None if sign == str(path) else sign
+        raise SourceError("a download that is not finished", path=path, found=other, hint=hint)
 
 
 def _siblings(path: Path) -> list[Path]:
@@ -119,7 +137,7 @@ def _siblings(path: Path) -> list[Path]:
 
 
 def _linked_shard(path: Path) -> Path | None:
-    """Return what a link leads to if that is named as a shard: the blobs of the hub are not."""
+    """Return the target of a link if it is named as a shard; the hub's blobs are not."""
     if not path.is_symlink() or not path.exists():
         return None
     linked = path.parent / path.readlink()
@@ -135,62 +153,46 @@ def _beside(path: Path) -> list[Path]:
         raise SourceError("a shard number out of bounds in the name", path=path)
     if not path.exists():
         raise gguf_header.missing(str(path))
+    folder = path.parent
     names = list(shard_names(match["prefix"], count))
-    held = set(os.listdir(path.parent))
-    missing = [name for name in names if name not in held]
+    present = set(os.listdir(folder))
+    missing = [name for name in names if name not in present]
     if missing:
         shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
-        raise SourceError(
-            f"{len(missing)} of {count} shards are missing",
-            path=path.parent,
-            found=f"no {shown}",
-            hint="download them into the same folder, or list all files by name:"
-            f" hf download OWNER/NAME --include {shell_word(_pattern(match))}"
-            f" --local-dir {shell_word(str(path.parent))}",
-        )
-    return [path.parent / name for name in names]
-
-
-def _pattern(match: re.Match[str]) -> str:
-    """Return the pattern that all shards of a model have for names."""
-    return f"{os.path.basename(match['prefix'])}-*-of-{match['count']}.gguf"
-
-
-def shard_names(prefix: str, count: int) -> Iterator[str]:
-    """Name the shards of a model split into `count`, as llama.cpp does."""
-    return (f"{prefix}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
+        pattern = shell_word(f"{os.path.basename(match['prefix'])}-*-of-{match['count']}.gguf")
+        hint = "download them into the same folder, or list all files by name:"
+        hint += f" hf download OWNER/NAME --include {pattern} --local-dir {shell_word(str(folder))}"
+        problem = f"{len(missing)} of {count} shards are missing"
+        raise SourceError(problem, path=folder, found=f"no {shown}", hint=hint)
+    return [folder / name for name in names]
 
 
 def _check_list(paths: list[Path]) -> None:
-    """Check what was listed, by the names alone."""
-    folders = [path for path in paths if path.is_dir()]
-    if folders:
-        raise RequestError(
-            "a folder among several sources", path=folders[0], hint="list files only"
-        )
+    """Check several paths of one model, by the names alone."""
     for path in paths:
+        if path.is_dir():
+            problem, hint = "a folder among several sources", "list files only"
+            raise RequestError(problem, path=path, hint=hint)
         if paths.count(path) > 1:
             raise SourceError("the same shard is listed twice", path=path)
     matches = [SHARD_NAME.match(path.name) for path in paths]
     prefixes = {match["prefix"] for match in matches if match}
     if len(prefixes) > 1:
-        found = ", ".join(sorted(prefixes))
-        raise SourceError("shards of different models", path=paths[0], found=found)
+        names = ", ".join(sorted(prefixes))
+        raise SourceError("shards of different models", path=paths[0], found=names)
 
 
-def _read_single(path: Path) -> GgufHeader:
-    header = gguf_header.read(path)
+def _check_single(header: GgufHeader) -> None:
     count = _split_value(header, "split.count", "u16")
     if count is not None and count > 1:
         raise SourceError(
             "one shard of several, under a name that does not say which",
-            path=path,
+            path=header.path,
             place="key 'split.count'",
             expected=f"a name like MODEL-00001-of-{count:05d}.gguf",
-            found=path.name,
+            found=os.path.basename(header.path),
             hint="restore the name, or list all shards",
         )
-    return header
 
 
 def _in_order(headers: list[GgufHeader]) -> list[GgufHeader]:
@@ -208,8 +210,8 @@ def _in_order(headers: list[GgufHeader]) -> list[GgufHeader]:
     return [by_number[number] for number in sorted(by_number)]
 
 
-def _read_all(paths: list[Path]) -> list[GgufHeader]:
-    """Read all headers; say so where a later shard fits the first one's alignment only."""
+def _read_all(paths: Sequence[Path]) -> list[GgufHeader]:
+    """Read all headers; a hint explains a later shard that fits the first one's alignment only."""
     headers: list[GgufHeader] = []
     for path in paths:
         try:
@@ -234,10 +236,10 @@ def _fits(path: Path, alignment: int) -> bool:
 
 def _check(headers: list[GgufHeader]) -> Source:
     first = headers[0]
-    kind = first.metadata.get("general.type")
-    if kind is not None and kind.data in NOT_MODELS:
-        problem, place = NOT_MODELS[str(kind.data)], "key 'general.type'"
-        hint = HINTS[str(kind.data)].format(shell_word(first.path))
+    kind = first.value("general.type")
+    if kind in NOT_MODELS:
+        problem, hint = NOT_MODELS[kind]
+        hint, place = hint.format(shell_word(first.path)), "key 'general.type'"
         raise SourceError(problem, path=first.path, place=place, hint=hint)
     count = _split_value(first, "split.count", "u16") or 0
     if count > 1 or len(headers) > 1:
@@ -290,22 +292,18 @@ def _split_value(header: GgufHeader, key: str, type_name: str) -> int | None:
     if value is None:
         return None
     if value.type_name != type_name or not isinstance(value.data, int):
+        place, actual = f"key {key!r}", value.type_name
         raise SourceError(
-            "wrong type", path=header.path, place=f"key {key!r}", expected=type_name,
-            found=value.type_name,
-        )  # fmt: skip
+            "wrong type", path=header.path, place=place, expected=type_name, found=actual
+        )
     return value.data
 
 
 def _check_tensors(headers: list[GgufHeader]) -> None:
-    seen: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for header in headers:
         for tensor in header.tensors:
-            other = seen.setdefault(tensor.name, header.path)
+            other = paths.setdefault(tensor.name, header.path)
             if other is not header.path:
-                raise SourceError(
-                    "stands in two shards",
-                    path=header.path,
-                    place=f"tensor {tensor.name!r}",
-                    found=f"also in {other}",
-                )
+                place, also = f"tensor {tensor.name!r}", f"also in {other}"
+                raise SourceError("stands in two shards", path=header.path, place=place, found=also)

@@ -1,25 +1,24 @@
-"""The numbers of experts that a model's metadata states, held against its tensors.
+"""The numbers of experts in a model's metadata, compared with its tensors.
 
-The tensor table decides. What the metadata does not state, or not as a number, is not known; where
-it states what the tensors refute, the source is at fault: no engine runs such a model.
+The tensor table decides. A number that the metadata lacks, or gives as something else, is unknown;
+if the tensors refute it, the source is at fault: no engine runs such a model.
 """
 
 from typing import NoReturn
 
-from moepack.errors import SourceError
-from moepack.shape import CHUNK_FAMILY
+from moepack.common.errors import SourceError
+from moepack.common.shape import CHUNK_FAMILY
 from moepack.source.shards import Source
 
 _OF_VALUES = "attn_v_exps"
 
 
 def expert_count(source: Source, layer: int, family: str) -> int | None:
-    """Return how many experts of a family the metadata states for a layer that has some.
+    """Return the number of a family's experts that the metadata states for a layer with some.
 
-    None where it states none. Raises SourceError where it states that there are none.
+    None if it states no number. Raises SourceError if it states 0.
     """
-    is_of_values = family == _OF_VALUES
-    key = "attention.value_expert_count" if is_of_values else "expert_count"
+    key = "attention.value_expert_count" if family == _OF_VALUES else "expert_count"
     count = _of_layer(source, key, layer)
     if count is None:
         return None
@@ -32,13 +31,12 @@ def expert_count(source: Source, layer: int, family: str) -> int | None:
 
 
 def experts_used(source: Source, layer: int, family: str, expert_count: int) -> int | None:
-    """Return how many of a family's `expert_count` experts a token uses in a layer.
+    """Return the number of a family's `expert_count` experts that a token uses in a layer.
 
-    Of chunk experts at most so many, since routed experts share them. None where the metadata does
-    not state it. Raises SourceError where it states more than there are, or none.
+    Of chunk experts it is the most, since routed experts share them. None if the metadata does not
+    state it. Raises SourceError if it states 0, or more than there are.
     """
-    is_of_values = family == _OF_VALUES
-    key = "attention.value_expert_used_count" if is_of_values else "expert_used_count"
+    key = "attention.value_expert_used_count" if family == _OF_VALUES else "expert_used_count"
     used = _of_layer(source, key, layer)
     if used is None:
         return None
@@ -51,7 +49,7 @@ def experts_used(source: Source, layer: int, family: str, expert_count: int) -> 
 
 
 def check_mtp_layers(source: Source) -> None:
-    """Raise SourceError where all layers or more are stated to be for multi-token prediction."""
+    """Raise SourceError if all layers or more are stated to be for multi-token prediction."""
     blocks = source.model_value("block_count")
     predicted = source.model_value("nextn_predict_layers")
     if type(blocks) is int and type(predicted) is int and not 0 <= predicted < blocks:
@@ -67,13 +65,7 @@ def _of_layer(source: Source, key: str, layer: int) -> int | None:
     return value if type(value) is int else None
 
 
-def _fail(source: Source, key: str, problem: str, expected: str, found: int) -> NoReturn:
-    raise SourceError(
-        problem,
-        path=source.shards[0].path,
-        place=f"key '{source.architecture}.{key}'",
-        expected=expected,
-        found=found,
-        hint="the metadata of this file is wrong, and no engine runs it: convert or download it"
-        " again",
-    )
+def _fail(source: Source, key: str, problem: str, expected: str, actual: int) -> NoReturn:
+    path, place = source.shards[0].path, f"key '{source.architecture}.{key}'"
+    hint = "the metadata of this file is wrong, and no engine runs it: convert or download it again"
+    raise SourceError(problem, path=path, place=place, expected=expected, found=actual, hint=hint)

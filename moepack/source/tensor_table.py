@@ -1,4 +1,4 @@
-"""Where the tensors of one GGUF file lie: the tensor table, checked against the file.
+"""The tensor table of one GGUF file, checked against the file.
 
 The rules are llama.cpp's (ggml/src/gguf.cpp, b11549): each tensor starts where the padded one
 before it ends. Here the last one must also end where the file does.
@@ -7,9 +7,10 @@ before it ends. Here the last one must also end where the file does.
 import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
 
-from moepack.errors import SourceError
-from moepack.sizes import align
+from moepack.common.errors import SourceError
+from moepack.common.sizes import align
 from moepack.source import ggml_types, sniff
 
 
@@ -17,8 +18,8 @@ from moepack.source import ggml_types, sniff
 class Tensor:
     """One tensor: `dims` in GGUF order, `offset` from the start of the file, `length` in bytes.
 
-    `inferred` says that the type is unknown and the length follows from the gap to the next tensor;
-    then `ambiguous` says that the gap leaves more than one length (`length` is the longest).
+    With an unknown type, `inferred`, the length follows from the gap to the next tensor; if that
+    leaves more than one, `ambiguous`, it is the longest.
     """
 
     name: str
@@ -30,8 +31,7 @@ class Tensor:
     ambiguous: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """A line of the tensor table; `offset_in_data` counts from the start of the tensor data."""
 
     name: str
@@ -48,31 +48,22 @@ def place_tensors(
     A tensor's length has two witnesses, the type's block arithmetic and the gap to the next tensor
     (for the last one: to the end of the file, where the final padding may be absent).
     """
-    if len({entry.name for entry in entries}) != len(entries):
-        names = sorted(entry.name for entry in entries)
-        twice = next(a for a, b in itertools.pairwise(names) if a == b)
-        raise SourceError("stands twice", path=path, place=f"tensor {twice!r}")
+    names = sorted(entry.name for entry in entries)
+    for name, next_name in itertools.pairwise(names):
+        if name == next_name:
+            _fail(path, name, "stands twice")
     tensors = []
     expected = 0
     for number, entry in enumerate(entries):
-        place = f"tensor {entry.name!r}"
         offset = entry.offset_in_data
         if offset != expected:
-            raise SourceError(
-                "tensors overlap, or leave a gap",
-                path=path,
-                place=place,
-                expected=f"byte {expected:,} of the tensor data",
-                found=f"byte {offset:,}",
-            )
+            first_byte = f"byte {expected:,} of the tensor data"
+            problem = "tensors overlap, or leave a gap"
+            _fail(path, entry.name, problem, first_byte, f"byte {offset:,}")
         if offset % alignment:  # possible behind an unknown type, whose length is the gap's
-            raise SourceError(
-                "offset not aligned",
-                path=path,
-                place=place,
-                expected=f"a multiple of {alignment:,} bytes",
-                found=f"byte {offset:,} of the tensor data",
-            )
+            multiple = f"a multiple of {alignment:,} bytes"
+            actual = f"byte {offset:,} of the tensor data"
+            _fail(path, entry.name, "offset not aligned", multiple, actual)
         is_last = number + 1 == len(entries)
         end = file_length - data_offset if is_last else entries[number + 1].offset_in_data
         tensor, padded = _place(path, entry, data_offset, end - expected, alignment, is_last)
@@ -84,67 +75,41 @@ def place_tensors(
 def _place(
     path: str, entry: TensorEntry, data_offset: int, gap: int, alignment: int, is_last: bool
 ) -> tuple[Tensor, int]:
-    """Return the tensor and how far it reaches with its padding."""
-    known = ggml_types.TYPES.get(entry.type_id)
-    offset = data_offset + entry.offset_in_data
-    if known is None:
+    """Return the tensor and its length with its padding."""
+    name, dims, type_id, offset_in_data = entry
+    offset = data_offset + offset_in_data
+    ggml_type = ggml_types.TYPES.get(type_id)
+    if ggml_type is None:
         if gap < 0:
-            raise SourceError(
-                "overlaps the next tensor",
-                path=path,
-                place=f"tensor {entry.name!r}",
-                found=f"{-gap:,} bytes in common",
-            )
-        lengths = lengths_from_gap(entry.dims, gap, alignment)
-        tensor = Tensor(
-            *(entry.name, entry.dims, entry.type_id, offset, lengths[-1] if lengths else gap),
-            inferred=True,
-            ambiguous=len(lengths) != 1,
-        )
+            _fail(path, name, "overlaps the next tensor", None, f"{-gap:,} bytes in common")
+        lengths = _lengths_from_gap(dims, gap, alignment)
+        length, is_ambiguous = lengths[-1] if lengths else gap, len(lengths) != 1
+        tensor = Tensor(name, dims, type_id, offset, length, inferred=True, ambiguous=is_ambiguous)
         return tensor, gap
-    length = _known_length(path, entry, known)
+    length = _length(path, entry, ggml_type)
     padded = align(length, alignment)
     if is_last and gap < length:
-        raise SourceError(
-            "the file ends inside the tensor",
-            path=path,
-            place=f"tensor {entry.name!r}",
-            expected=f"a file of at least {offset + length:,} bytes",
-            found=f"{offset + gap:,} bytes",
-            hint=sniff.join_hint(path) or "the download did not finish: download it again",
-        )
+        hint = sniff.join_hint(path) or "the download did not finish: download it again"
+        expected = f"a file of at least {offset + length:,} bytes"
+        problem = "the file ends inside the tensor"
+        _fail(path, name, problem, expected, f"{offset + gap:,} bytes", hint)
     if is_last and gap > padded:
-        # llama.cpp ignores what follows; here it would take away the second witness of the length.
-        raise SourceError(
-            "bytes follow the last tensor",
-            path=path,
-            place=f"tensor {entry.name!r}",
-            expected=f"a file of at most {offset + padded:,} bytes",
-            found=f"{offset + gap:,} bytes",
-            hint="compare the file's length with the published one",
-        )
-    return Tensor(entry.name, entry.dims, entry.type_id, offset, length), padded
+        # llama.cpp ignores these; here they would take away the second witness of the length.
+        hint = "compare the file's length with the published one"
+        expected = f"a file of at most {offset + padded:,} bytes"
+        problem = "bytes follow the last tensor"
+        _fail(path, name, problem, expected, f"{offset + gap:,} bytes", hint)
+    return Tensor(name, dims, type_id, offset, length), padded
 
 
-def _known_length(path: str, entry: TensorEntry, known: ggml_types.GgmlType) -> int:
+def _length(path: str, entry: TensorEntry, ggml_type: ggml_types.GgmlType) -> int:
     ne0, row_count = split_rows(entry.dims)
-    if ne0 % known.block_count:
-        raise SourceError(
-            f"rows are not whole blocks of {known.name}",
-            path=path,
-            place=f"tensor {entry.name!r}",
-            expected=f"a multiple of {known.block_count}",
-            found=ne0,
-        )
-    length = known.tensor_length(ne0, row_count) if ne0 * row_count else 0
+    if ne0 % ggml_type.block_count:
+        problem = f"rows are not whole blocks of {ggml_type.name}"
+        _fail(path, entry.name, problem, f"a multiple of {ggml_type.block_count}", ne0)
+    length = ggml_type.tensor_length(ne0, row_count) if ne0 * row_count else 0
     if length >= 1 << 63:
-        raise SourceError(
-            "too long",
-            path=path,
-            place=f"tensor {entry.name!r}",
-            expected="less than 2^63 bytes",
-            found=f"{length:,} bytes",
-        )
+        _fail(path, entry.name, "too long", "less than 2^63 bytes", f"{length:,} bytes")
     return length
 
 
@@ -153,14 +118,25 @@ def split_rows(dims: tuple[int, ...]) -> tuple[int, int]:
     return (dims[0], math.prod(dims[1:])) if dims else (1, 1)
 
 
-def lengths_from_gap(dims: tuple[int, ...], gap: int, alignment: int) -> range:
-    """List the lengths that a tensor of an unknown type may have, from the gap it fills.
+def _lengths_from_gap(dims: tuple[int, ...], gap: int, alignment: int) -> range:
+    """Return the possible lengths of a tensor of an unknown type, from the gap it fills.
 
     Rows all have the same length, and the padding behind a tensor is shorter than the alignment.
     """
     _, row_count = split_rows(dims)
     if row_count < 1 or gap < 1:
         return range(0)
-    smallest = max(gap - alignment + 1, 1)
-    first = align(smallest, row_count)
+    first = align(max(gap - alignment + 1, 1), row_count)
     return range(first, gap + 1, row_count)
+
+
+def _fail(
+    path: str,
+    name: str,
+    problem: str,
+    expected: object = None,
+    actual: object = None,
+    hint: str | None = None,
+) -> NoReturn:
+    place = f"tensor {name!r}"
+    raise SourceError(problem, path=path, place=place, expected=expected, found=actual, hint=hint)

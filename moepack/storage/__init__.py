@@ -1,4 +1,4 @@
-"""Where bytes lie, and how they get into memory: files, backends, buffers, the page cache.
+"""Bytes in files and in memory: backends, buffers, the page cache, copying.
 
 It knows paths, offsets and memory, and nothing of experts; of packs it knows their files, so that
 none is written over. A new way to read is a module here that keeps the contract of `backend`.

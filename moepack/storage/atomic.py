@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from moepack.errors import MachineError, RequestError
+from moepack.common.errors import MachineError, RequestError
+from moepack.common.paths import AnyPath
 from moepack.storage.regular_file import (
     NotRegularError,
     is_stream,
@@ -15,25 +16,25 @@ from moepack.storage.regular_file import (
 )
 
 
-def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Make what was created, renamed or removed in a directory outlive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_directory(path: AnyPath) -> None:
+    """Make names that were created, changed or removed in a directory survive a loss of power."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_file(path: AnyPath) -> None:
+    """Make the bytes of a file survive a loss of power."""
+    _sync(path, os.O_RDONLY)
+
+
+def _sync(path: AnyPath, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def sync_file(path: str | os.PathLike[str]) -> None:
-    """Make the bytes of a file outlive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_synced(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
+def write_synced(path: AnyPath, data: bytes | memoryview) -> None:
     """Write a whole file, and sync it."""
     with open(path, "wb") as file:
         file.write(data)
@@ -41,35 +42,35 @@ def write_synced(path: str | os.PathLike[str], data: bytes | memoryview) -> None
         os.fsync(file.fileno())
 
 
-def publish(partial: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Return a finished, synced file its name; an older file of that name is gone then.
+def publish(partial: AnyPath, path: AnyPath) -> None:
+    """Give a finished, synced file its name; an older file of that name is gone then.
 
-    Raises NotRegularError where something else has that name, and OSError.
+    Raises NotRegularError if something other than a file has that name, and OSError.
     """
     require_replaceable(path)
     os.replace(partial, path)
     sync_directory(Path(path).absolute().parent)
 
 
-def require_folder_of(path: str | os.PathLike[str]) -> None:
-    """Raise RequestError where the folder that is to hold `path` does not exist."""
+def require_folder_of(path: AnyPath) -> None:
+    """Raise RequestError if the folder of `path` does not exist."""
     folder = Path(os.path.realpath(path) if os.path.islink(path) else path).absolute().parent
     if not folder.is_dir():
         raise RequestError("no such folder", path=folder, hint="make it, or choose another")
 
 
-def make_folder(path: str | os.PathLike[str]) -> bool:
-    """Make a folder, synced; say whether it is new.
+def make_folder(path: AnyPath) -> bool:
+    """Make a folder, synced; return whether it is new.
 
-    Raises RequestError where no folder holds it or something else has its name, MachineError for
-    what the system refuses.
+    Raises RequestError if its parent does not exist or something else has its name, MachineError
+    if the system refuses.
     """
     require_folder_of(path)
     try:
         os.mkdir(path)
     except FileExistsError:
         if not os.path.isdir(path):
-            raise RequestError("exists, and is no directory", path=path) from None
+            raise RequestError("exists, and is not a directory", path=path) from None
         return False
     except OSError as error:
         raise MachineError(f"cannot create: {error.strerror}", path=path) from None
@@ -77,12 +78,10 @@ def make_folder(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-def refuse_existing(
-    path: str | os.PathLike[str], *, force: bool = False, append: bool | None = None
-) -> None:
-    """Raise RequestError where something is that was not asked to be written over, or added to.
+def refuse_existing(path: AnyPath, *, force: bool = False, append: bool | None = None) -> None:
+    """Raise RequestError if there is something that may not be written over, or added to.
 
-    `append` is None where adding is not possible at all.
+    `append` is None if adding is not possible at all.
     """
     if force and append:
         raise RequestError("`force` and `append` at once", path=path)
@@ -92,10 +91,10 @@ def refuse_existing(
     raise RequestError("exists already", path=path, hint=hint)
 
 
-def refuse_special(path: str | os.PathLike[str]) -> None:
-    """Raise RequestError where a device, a FIFO or the like is, which no file takes the place of.
+def refuse_special(path: AnyPath) -> None:
+    """Raise RequestError if a device, a FIFO or the like is there, which no file replaces.
 
-    Whatever is asked for: `--force` is for files.
+    Whatever the options: `--force` is for files.
     """
     try:
         require_replaceable(path)
@@ -105,12 +104,12 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def whole_file(path: AnyPath) -> Iterator[IO[bytes]]:
     """Yield a new file to write, beside `path`; rename it when it was written.
 
-    Whatever ends the block early leaves what was at `path`, and nothing else. A link is followed; a
-    stream (`/dev/null`, a pipe) has no whole and is written to as it is. Raises MachineError for
-    what the system refuses, and for what is neither a file nor a stream.
+    An early end of the block, for whatever reason, leaves `path` as it was, and nothing else. A
+    link is followed; a stream (`/dev/null`, a pipe) has no whole and is written to as it is. Raises
+    MachineError if the system refuses, and for anything that is neither a file nor a stream.
     """
     target = Path(os.path.realpath(path))
     partial = Path(f"{target}.partial")
@@ -120,7 +119,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 yield file
             return
         require_replaceable(target)
-        with open(partial, "wb", opener=_open_partial) as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(open_regular(partial, flags), "wb") as file:
             try:
                 yield file
                 file.flush()
@@ -130,18 +130,12 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 with contextlib.suppress(OSError):
                     partial.unlink(missing_ok=True)
                 raise
-    except NotRegularError as error:
-        raise MachineError(f"cannot write: {error.strerror}", path=error.filename) from None
     except OSError as error:
-        problem = f"cannot write: {error.strerror or error}"
-        raise MachineError(problem, path=os.fspath(path)) from None
+        at_fault = error.filename if isinstance(error, NotRegularError) else path
+        raise MachineError(f"cannot write: {error.strerror or error}", path=at_fault) from None
 
 
-def _open_partial(path: str, flags: int) -> int:
-    return open_regular(path, flags | os.O_NOFOLLOW)
-
-
-def write_whole(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
+def write_whole(path: AnyPath, data: bytes | memoryview) -> None:
     """Write a file that appears under its name when it is whole. Raises MachineError."""
     with whole_file(path) as file:
         file.write(data)

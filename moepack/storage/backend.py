@@ -1,8 +1,8 @@
 """The contract of a reading backend: how bytes come from the disk into memory.
 
 A backend knows files, offsets and buffers, and nothing of experts. Any offset, length and buffer is
-right: what direct I/O needs beyond that is the backend's own business. A request ends with its
-buffers full, with an error, or with fewer bytes because the file ended; never less and silence.
+allowed: the alignment of direct I/O is the backend's own business. A request ends with its buffers
+full, with an error, or with fewer bytes because the file ended; never with less and silence.
 """
 
 from collections.abc import Iterable
@@ -25,14 +25,14 @@ class ReadRequest(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The bytes that are asked for."""
+        """The bytes requested."""
         return len(self.buffer) + sum(map(len, self.more))
 
 
 class Completion(NamedTuple):
     """The end of the request that was started as `number`: `length` bytes are in its buffers.
 
-    `error` is the operating system's, None where there was none; fewer bytes than asked and no
+    `error` is the operating system's, None if there was none; fewer bytes than requested and no
     error means that the file ended.
     """
 
@@ -55,27 +55,28 @@ class ReadQueue(Protocol):
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
         """Begin requests, each under a number that its completion bears; do not wait for them.
 
-        No more than the queue's depth may be in flight. What cannot be begun ends with an error.
+        No more than the queue's depth may be in flight. A request that cannot begin ends with an
+        error.
         """
         ...
 
     def finished(self, *, wait: bool) -> list[Completion]:
-        """Take the completions that are there, in the order in which the requests ended.
+        """Return the completions so far, in the order in which the requests ended.
 
-        With `wait`, and where requests are in flight, there is at least one.
+        With `wait`, and if requests are in flight, there is at least one.
         """
         ...
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when requests have ended, for event loops.
 
-        It is the queue's; `finished` makes it unreadable again. What ended before the first call
-        is not told of, so ask before the first request.
+        It is the queue's; `finished` makes it unreadable again. Requests that ended before the
+        first call do not count, so call it before the first request.
         """
         ...
 
     def close(self) -> None:
-        """Give up what has not begun, wait for what is in flight, and free the queue."""
+        """Drop requests that have not begun, wait for those in flight, and free the queue."""
         ...
 
 
@@ -89,7 +90,7 @@ class Backend(Protocol):
         ...
 
     def queue(self, depth: int) -> ReadQueue:
-        """Make a queue for up to `depth` requests in flight. Raises OSError where it cannot."""
+        """Make a queue for up to `depth` requests in flight. Raises OSError if it cannot."""
         ...
 
     def close(self) -> None:

@@ -1,24 +1,33 @@
-"""New files as a list of what is copied into them: the one shape of all that moepack writes.
+"""New files as a list of copied ranges: the one shape of all files that moepack writes.
 
 A pack's data files, restored shards and exported models are all this: ranges of input files at
-planned offsets, and zeros between them.
+planned offsets, and zeros between them. What an interrupted run has left of such a file is found by
+the digests of its extents.
 """
 
+from __future__ import annotations
+
+import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
-from moepack.storage.clone import BLOCK
+from moepack.common import digest
+from moepack.storage.regular_file import open_regular
 
 RUN_LENGTH = 8 << 20
 """About how many bytes of a new file are written in one go."""
+BLOCK = 4096
+"""Of the file systems that share blocks between files."""
+_PIECE_LENGTH = 512 << 10
 
 
 class Extent(NamedTuple):
-    """`length` bytes at `input_offset` of an input, and where they go.
+    """`length` bytes at `input_offset` of an input, and their `offset` in the new file.
 
-    `offset` counts from the start of the new file, `input` is the number of the input file. Where
-    it is known what they are, `digest` is that of the bytes; `label` is what a message calls them.
-    Where what lies in the input is a frame that they are decoded from, `frame_length` is its bytes.
+    `input` is the number of the input file, `digest` that of the bytes, if it is known, `label`
+    their name in messages. `frame_length` is that of the frame in the input, if they lie in one.
     """
 
     offset: int
@@ -31,7 +40,7 @@ class Extent(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where it ends in the new file."""
+        """The end of the extent in the new file."""
         return self.offset + self.length
 
     @property
@@ -42,9 +51,9 @@ class Extent(NamedTuple):
 
 
 class NewFile(NamedTuple):
-    """A file to write: its plain name, its length in bytes, and what is copied into it.
+    """A file to write: its plain name, its length in bytes, and the extents copied into it.
 
-    `extents` gives them anew with each call, by rising offsets; what is between them is zeros.
+    `extents` yields them anew with each call, by rising offsets; zeros fill the gaps.
     """
 
     name: str
@@ -76,3 +85,80 @@ def runs(file: NewFile, length: int = RUN_LENGTH) -> Iterator[Run]:
             start, pending = extent.offset, []
         pending.append(extent)
     yield Run(start, file.length, number, tuple(pending), is_last=True)
+
+
+def digests_of(
+    path: Path, extents: Iterable[Extent], advanced: Callable[[int], None] | None = None
+) -> array[int]:
+    """Compute the digests of a file's extents, from its bytes, in the order given.
+
+    `advanced` is called with the bytes read since its last call. Raises OSError.
+    """
+    buffer = memoryview(bytearray(_PIECE_LENGTH))
+    descriptor = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with open(descriptor, "rb", buffering=0):
+        return array("Q", (_digest(descriptor, extent, buffer, advanced) for extent in extents))
+
+
+def is_whole(path: Path, file: NewFile, advanced: Callable[[int], None]) -> bool:
+    """Return whether `file` is at `path` to the byte, as far as its digests are known.
+
+    `advanced` is called with the bytes found correct since its last call. Raises OSError.
+    """
+    if path.is_symlink() or not path.is_file():
+        return False
+    buffer = memoryview(bytearray(_PIECE_LENGTH))
+    with open(path, "rb", buffering=0, opener=open_regular) as opened:
+        if os.fstat(opened.fileno()).st_size != file.length:
+            return False
+        for run in runs(file):
+            if not is_written(opened.fileno(), run, buffer):
+                return False
+            advanced(run.end - run.start)
+    return True
+
+
+def is_written(descriptor: int, run: Run, buffer: memoryview) -> bool:
+    """Return whether an open file has a run already: digests known and equal, zeros between."""
+    position = run.start
+    for extent in run.extents:
+        if extent.digest is None or not is_zero(descriptor, position, extent.offset, buffer):
+            return False
+        if _digest(descriptor, extent, buffer) != extent.digest:
+            return False
+        position = extent.end
+    return is_zero(descriptor, position, run.end, buffer)
+
+
+def _digest(
+    descriptor: int,
+    extent: Extent,
+    buffer: memoryview,
+    advanced: Callable[[int], None] | None = None,
+) -> int:
+    computed = digest.stream()
+    for piece in _pieces(descriptor, extent.offset, extent.end, buffer):
+        computed.update(piece)
+        if advanced is not None:
+            advanced(len(piece))
+    return computed.intdigest()
+
+
+def is_zero(descriptor: int, start: int, end: int, buffer: memoryview) -> bool:
+    """Return whether all of a range of an open file is there, and zeros. Raises OSError."""
+    length = 0
+    for piece in _pieces(descriptor, start, end, buffer):
+        length += len(piece)
+        if bytes(piece).count(0) != len(piece):
+            return False
+    return length == end - start
+
+
+def _pieces(descriptor: int, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
+    """Yield the bytes of a range of a file, as far as the file reaches."""
+    while start < end:
+        length = os.preadv(descriptor, [buffer[: end - start]], start)
+        if not length:
+            return
+        yield buffer[:length]
+        start += length

@@ -1,8 +1,7 @@
 """Frames of Zstandard, as parts are stored by the codec `zstd` (FORMAT.md, "Codec").
 
 One frame without a dictionary, which states its content size; nothing follows it. No more is
-decoded than the caller gives room for, whatever a frame says of itself, in a window of 64 MiB at
-most.
+decoded than the caller's buffer takes, whatever a frame states, in a window of 64 MiB at most.
 """
 
 import threading
@@ -20,7 +19,7 @@ from zstandard import (
 )
 
 ReadAt = Callable[[int, int], bytes | bytearray | memoryview]
-"""Gives the bytes of a frame from an offset in it on, as many as are asked for."""
+"""Returns bytes of a frame, by their offset in it and their number."""
 
 VERSION = ".".join(map(str, ZSTD_VERSION))
 """Of the library: other versions write other frames of the same bytes."""
@@ -33,11 +32,19 @@ _CHECKSUM_LENGTH = 4
 MAX_WINDOW = 1 << 26
 """Of a frame, in bytes; that of a single segment is its content."""
 
-_of_thread = threading.local()
+
+class _OfThread(threading.local):
+    """Each thread's decoder, which uses its memory again."""
+
+    def __init__(self) -> None:
+        self.decompressor = ZstdDecompressor(max_window_size=MAX_WINDOW)
+
+
+_of_thread = _OfThread()
 
 
 class FrameError(ValueError):
-    """A frame that is not what it has to be."""
+    """A frame that breaks these rules."""
 
 
 def compress(data: bytes | bytearray | memoryview, level: int) -> bytes:
@@ -47,18 +54,15 @@ def compress(data: bytes | bytearray | memoryview, level: int) -> bytes:
 
 
 def decompress_into(frame: memoryview, target: memoryview) -> None:
-    """Decode the one frame that `frame` is to exactly `target`, which may be partly filled if not.
-
-    Raises FrameError.
-    """
+    """Decode one frame to exactly `target`. Raises FrameError, with it partly filled."""
     check(lambda offset, length: frame[offset : offset + length], len(frame), len(target))
-    _fill(_decompressor().stream_reader(frame), target)
+    _fill(_of_thread.decompressor.stream_reader(frame), target)
 
 
 def check(read_at: ReadAt, stored_length: int, length: int) -> None:
     """Check that `stored_length` bytes are one frame of `length` bytes, without decoding it.
 
-    Raises FrameError, and what `read_at` raises.
+    Raises FrameError, and errors of `read_at`.
     """
     head = bytes(read_at(0, min(stored_length, _MAX_HEADER_LENGTH)))
     position, has_checksum = _check_header(head, length)
@@ -79,7 +83,7 @@ def check(read_at: ReadAt, stored_length: int, length: int) -> None:
 
 
 def _check_header(head: bytes, length: int) -> tuple[int, bool]:
-    """Return how long the header of a frame is, and whether the frame ends in a checksum."""
+    """Return the length of a frame's header, and whether the frame ends in a checksum."""
     if not head.startswith(FRAME_HEADER):
         raise FrameError("its frame is none of Zstandard")
     try:
@@ -99,8 +103,7 @@ def _check_header(head: bytes, length: int) -> tuple[int, bool]:
 class FrameStream:
     """The content of one frame, decoded piece by piece in little memory.
 
-    `read_at` gives the stored bytes. Raises FrameError, now or in `read_into`, and what `read_at`
-    raises.
+    `read_at` gives the stored bytes. Raises FrameError, now or in `read_into`, and its errors.
     """
 
     def __init__(self, read_at: ReadAt, stored_length: int, length: int) -> None:
@@ -110,7 +113,7 @@ class FrameStream:
         self._stored_length = stored_length
         self._left = length
         self._decoded = ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(
-            self,  # type: ignore[arg-type]  # all that it asks for is `read`
+            self,  # type: ignore[arg-type]  # it needs nothing but `read`
             closefd=False,
         )
 
@@ -122,16 +125,13 @@ class FrameStream:
         return data
 
     def read_into(self, view: memoryview) -> None:
-        """Fill `view` with the next bytes of the content; with the last, all of it was right."""
+        """Fill `view` with the next bytes of the content; its end comes only if all is sound."""
         self._left -= len(view)
         assert self._left >= 0, "more than the content"
         _fill(self._decoded, view, is_end=not self._left)
 
     def pieces(self, length: int) -> Iterator[memoryview]:
-        """Yield what is left of the content in pieces of up to `length` bytes.
-
-        Each is gone when the next one is asked for.
-        """
+        """Yield the rest of the content in pieces of up to `length` bytes, in one buffer."""
         buffer = memoryview(bytearray(min(length, self._left)))
         while self._left:
             piece = buffer[: self._left]
@@ -139,17 +139,8 @@ class FrameStream:
             yield piece
 
 
-def _decompressor() -> ZstdDecompressor:
-    """Return this thread's decoder, which uses its memory again."""
-    decompressor: ZstdDecompressor | None = getattr(_of_thread, "decompressor", None)
-    if decompressor is None:
-        decompressor = ZstdDecompressor(max_window_size=MAX_WINDOW)
-        _of_thread.decompressor = decompressor
-    return decompressor
-
-
 def _fill(decoded: ZstdDecompressionReader, view: memoryview, *, is_end: bool = True) -> None:
-    """Fill `view` with what is decoded; at the end of the frame if `is_end`."""
+    """Fill `view` with decoded bytes; with `is_end`, the frame has to end there."""
     try:
         while view:
             length = decoded.readinto(view)

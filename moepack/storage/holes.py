@@ -1,16 +1,17 @@
-"""Holes in files: ranges whose blocks went back to the file system, and which read as zeros.
+"""Holes in files: ranges that read as zeros, since their blocks went back to the file system.
 
-Linux alone: fallocate(2) with FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE; which ranges are holes
-is what lseek(2) says with SEEK_HOLE.
+Linux alone: fallocate(2) with FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE makes them, lseek(2)
+with SEEK_HOLE finds them.
 """
 
 import ctypes
 import errno
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
+from moepack.common.paths import AnyPath
+from moepack.storage import libc
 from moepack.storage.open_files import file_system_type
 
 _KEEP_SIZE = 1
@@ -18,47 +19,48 @@ _PUNCH_HOLE = 2
 _PROBE_BLOCKS = 64
 _BTRFS = 0x9123683E
 _BTRFS_EXTENT_LENGTH = 128 << 20
+_FALLOCATE_TYPES = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_fallocate = libc.function("fallocate", *_FALLOCATE_TYPES)
 _NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENODEV)
 
 
 def punch(descriptor: int, offset: int, length: int) -> None:
     """Give the blocks of a range back; raises OSError. A block that is only touched is zeroed."""
-    fallocate = _find_fallocate()
-    if fallocate is None:
+    if _fallocate is None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-    while fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length):
-        code = ctypes.get_errno()
-        if code != errno.EINTR:
-            raise OSError(code, os.strerror(code))
+    while _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length):
+        error = libc.last_error()
+        if error.errno != errno.EINTR:
+            raise error
 
 
 def hole_in(descriptor: int, start: int, end: int) -> int | None:
-    """Return where the first hole between `start` and `end` begins; None where there is none."""
+    """Return the offset of the first hole between `start` and `end`; None if there is none."""
     hole = os.lseek(descriptor, start, os.SEEK_HOLE)
     return hole if hole < min(end, os.fstat(descriptor).st_size) else None
 
 
-def block_length(path: str | os.PathLike[str]) -> int:
-    """Return the unit in which the file system of a file gives blocks back, in bytes."""
+def block_length(path: AnyPath | int) -> int:
+    """Return the bytes of a block of a file's file system, by its path or descriptor."""
     return max(os.stat(path).st_blksize, os.statvfs(path).f_frsize)
 
 
-def extent_length(path: str | os.PathLike[str]) -> int:
-    """Return how long extents can be that are kept while any byte of them is in use, in bytes.
+def extent_length(path: AnyPath) -> int:
+    """Return the greatest length in bytes that a file system frees only as a whole.
 
-    128 MiB on btrfs (BTRFS_MAX_EXTENT_SIZE in fs/btrfs/fs.h); 0 where blocks come back one by one.
+    128 MiB on btrfs (BTRFS_MAX_EXTENT_SIZE in fs/btrfs/fs.h); 0 if blocks come back one by one.
     """
     return _BTRFS_EXTENT_LENGTH if file_system_type(path) == _BTRFS else 0
 
 
 def can_punch(folder: Path) -> bool:
-    """Try on a scratch file in `folder` whether a hole frees its blocks, and those alone.
+    """Return whether a hole in a scratch file in `folder` frees its blocks, and those alone.
 
-    Raises OSError where that cannot be tried: no file can be made there, or the drive fails.
+    Raises OSError if that cannot be tried: no file can be made there, or the drive fails.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         descriptor = file.fileno()
-        block = max(os.fstat(descriptor).st_blksize, os.fstatvfs(descriptor).f_frsize)
+        block = block_length(descriptor)
         data = os.urandom(block) * _PROBE_BLOCKS
         file.write(data)
         file.flush()
@@ -73,18 +75,6 @@ def can_punch(folder: Path) -> bool:
             return False
         os.fsync(descriptor)
         freed = 512 * (before - os.fstat(descriptor).st_blocks)
-        edges_stay = (
-            os.pread(descriptor, block, 0) + os.pread(descriptor, block, start + length)
-            == data[:block] + data[-block:]
-        )
+        edges = os.pread(descriptor, block, 0) + os.pread(descriptor, block, start + length)
+        edges_stay = edges == data[:block] + data[-block:]
         return freed >= length // 2 and edges_stay and hole_in(descriptor, 0, len(data)) == start
-
-
-def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
-    """Find the system call in the C library; None on systems other than Linux."""
-    try:
-        function = ctypes.CDLL(None, use_errno=True).fallocate
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    return function

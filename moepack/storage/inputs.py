@@ -1,44 +1,46 @@
-"""The files that a copy reads from: open, watched, and errors by whose fault it is."""
+"""The files that a copy reads: open, checked for changes, with errors by fault."""
 
-import os
+import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
-from moepack import digest
-from moepack.errors import MachineError, MoepackError, read_failure
+from moepack.common import digest
+from moepack.common.errors import MoepackError, open_failure, read_failure
+from moepack.common.paths import AnyPath
 from moepack.storage.extents import Extent
-from moepack.storage.regular_file import FileStamp, NotRegularError, open_regular
+from moepack.storage.input_file import InputFile, Stamp, open_input
+from moepack.storage.regular_file import NotRegularError
+from moepack.storage.remote.store import RemoteStamp
 
-
-class InputFile(NamedTuple):
-    """A file that is read; `stamp` is what it was when it was planned, None where that is open."""
-
-    path: str
-    stamp: FileStamp | None = None
+VERIFY_HINT = "run `moepack verify` on the pack"
 
 
 class Inputs:
     """The open input files of a copy, for positioned reads from any thread.
 
-    `fault` is the error for an input that cannot be read, is too short or has changed. `data` are
-    inputs that are in memory; their numbers follow those of the files.
+    `fault` is the error for an input that cannot be read, is too short or has changed since it had
+    its stamp in `stamps`; without stamps, changes are not looked for. `data` are inputs in memory;
+    their numbers follow those of the files.
     """
 
     def __init__(
         self,
-        files: Sequence[InputFile],
+        paths: Sequence[AnyPath],
         fault: type[MoepackError],
         data: Sequence[bytes] = (),
+        *,
+        stamps: Sequence[Stamp] = (),
     ) -> None:
-        self._files = files
+        self.paths = list(paths)
+        self.fault = fault
         self._data = data
-        self._fault = fault
-        self._descriptors: list[int] = []
+        self._stamps = stamps
+        self._files: list[InputFile] = []
 
     def __enter__(self) -> Self:
         try:
-            for file in self._files:
-                self._descriptors.append(self._open(file.path))
+            for path in self.paths:
+                self._files.append(self._open(path))
             self.check_unchanged()
         except BaseException:
             self.__exit__()
@@ -46,33 +48,44 @@ class Inputs:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        while self._files:
+            self._files.pop().close()
 
-    def _open(self, path: str) -> int:
+    def _open(self, path: AnyPath) -> InputFile:
         try:
-            return open_regular(path)
+            return open_input(path)
         except FileNotFoundError:
-            raise self._fault("the file is missing", path=path) from None
+            raise self.fault("the file is missing", path=path) from None
         except NotRegularError as error:
-            raise self._fault("not a regular file", path=path, found=error.kind) from None
+            raise self.fault("not a regular file", path=path, found=error.kind) from None
         except OSError as error:
-            raise MachineError(f"cannot open: {error.strerror}", path=path) from None
+            raise open_failure(error, path) from None
 
     def read_into(self, number: int, offset: int, buffer: memoryview) -> int:
-        """Read up to len(buffer) bytes from `offset` of an input; 0 never comes back."""
-        if number >= len(self._files):
-            data = self._data[number - len(self._files)][offset : offset + len(buffer)]
+        """Read up to len(buffer) bytes from `offset` of an input; at least one comes back."""
+        if number >= len(self.paths):
+            data = self._data[number - len(self.paths)][offset : offset + len(buffer)]
             buffer[: len(data)] = data
             return len(data)
-        path, place = self._files[number].path, f"byte {offset:,}"
+        path, place = self.paths[number], f"byte {offset:,}"
         try:
-            length = os.preadv(self._descriptors[number], [buffer], offset)
+            length = self._files[number].read_into(offset, buffer)
         except OSError as error:
-            raise read_failure(error, path, self._fault, place) from error
+            raise read_failure(error, path, self.fault, place) from error
         if not length:
-            raise self._fault("the file became shorter", path=path, place=place)
+            raise self.fault("the file became shorter", path=path, place=place)
         return length
+
+    def pieces(self, number: int, offset: int, length: int) -> list[bytes]:
+        """Read exactly `length` bytes from `offset` of an input, in pieces as they come."""
+        path, place = self.paths[number], f"byte {offset:,}"
+        try:
+            pieces = list(self._files[number].stream(offset, length))
+        except OSError as error:
+            raise read_failure(error, path, self.fault, place) from error
+        if sum(map(len, pieces)) < length:
+            raise self.fault("the file became shorter", path=path, place=place)
+        return pieces
 
     def read(self, number: int, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes from `offset` of an input."""
@@ -83,45 +96,50 @@ class Inputs:
         return bytes(data)
 
     def descriptor(self, number: int) -> int | None:
-        """Return the descriptor of an input; None of one in memory."""
-        return self._descriptors[number] if number < len(self._files) else None
+        """Return the descriptor of an input; None if it is in memory, or not on this machine."""
+        return self._files[number].descriptor if number < len(self.paths) else None
 
-    def damaged(self, extent: Extent, computed: int) -> MoepackError:
-        """Return the error for an extent that does not have its digest."""
-        assert extent.digest is not None
-        return self._fault(
-            "the bytes do not have the digest in the index",
-            path=self._files[extent.input].path,
-            place=f"{extent.label} at byte {extent.input_offset:,}",
-            expected=digest.to_text(extent.digest),
-            found=digest.to_text(computed),
-            hint="run `moepack verify` on the pack",
-        )
+    def length(self, number: int) -> int:
+        """Return the length of an input."""
+        if number < len(self.paths):
+            return self._files[number].stamp.length
+        return len(self._data[number - len(self.paths)])
 
-    def undecodable(self, extent: Extent, problem: str) -> MoepackError:
-        """Return the error for an extent whose frame is not what it has to be."""
-        return self._fault(
-            f"the bytes cannot be decoded: {problem}",
-            path=self._files[extent.input].path,
-            place=f"{extent.label} at byte {extent.input_offset:,}",
-            hint="run `moepack verify` on the pack",
-        )
+    def sha256(self, number: int) -> str | None:
+        """Return the SHA-256 that an input's bytes must have, None if that is not known."""
+        stamp = self._files[number].stamp
+        return stamp.sha256 if isinstance(stamp, RemoteStamp) else None
+
+    def check_sha256(self, number: int, computed: str) -> None:
+        """Raise `fault` if the SHA-256 of an input is known, and its bytes have another."""
+        expected = self.sha256(number)
+        if expected not in (None, computed):
+            raise self.fault(
+                "other bytes than the hub states: the SHA-256 differs",
+                path=self.paths[number],
+                expected=expected,
+                found=computed,
+                hint="remove the unfinished pack and begin again; nothing was committed",
+            )
+
+    def check_digest(self, extent: Extent, computed: int) -> None:
+        """Raise `fault` if an extent's digest is known, and its bytes have another."""
+        if extent.digest is not None and extent.digest != computed:
+            raise self.fault(
+                "the bytes do not have the digest in the index",
+                path=self.paths[extent.input],
+                place=f"{extent.label} at byte {extent.input_offset:,}",
+                expected=digest.to_text(extent.digest),
+                found=digest.to_text(computed),
+                hint=VERIFY_HINT,
+            )
 
     def check_unchanged(self) -> None:
-        """Raise `fault` where an input is not the file any more that was planned with."""
-        for file, descriptor in zip(self._files, self._descriptors, strict=True):
-            if file.stamp is not None and not _is_unchanged(file, descriptor):
-                raise self._fault(
-                    "the file changed while it was being read",
-                    path=file.path,
-                    hint="wait until it is complete, then begin again from the start",
-                )
-
-
-def _is_unchanged(file: InputFile, descriptor: int) -> bool:
-    """Say whether both the open file and the one at its path are what was planned with."""
-    try:
-        at_path = FileStamp.of(os.stat(file.path))
-    except OSError:
-        return False
-    return FileStamp.of(os.fstat(descriptor)) == file.stamp == at_path
+        """Raise `fault` if an input, opened or at its path, does not have its stamp any more."""
+        for number, stamp in enumerate(self._stamps):
+            with contextlib.suppress(OSError):
+                if self._files[number].stamp == stamp == self._files[number].current_stamp():
+                    continue
+            hint = "wait until it is complete, then begin again from the start"
+            path = self.paths[number]
+            raise self.fault("the file changed while it was being read", path=path, hint=hint)

@@ -17,11 +17,11 @@ _ASK_AGAIN = {-errno.EINTR, -errno.EAGAIN}
 
 
 class UringBackend:
-    """Reads with O_DIRECT: what is queued through a ring, single reads at once.
+    """Reads with O_DIRECT: queued reads through a ring, single ones at once.
 
     A single read gains nothing from a ring. Rings are set up once and kept for the next queue; with
     `fixed`, memory is registered with each of them, so that the kernel need not pin its pages for
-    every read that goes there.
+    every read into it.
     """
 
     name = "uring"
@@ -37,7 +37,7 @@ class UringBackend:
         return aligned_read.read(self._files, 0, request)
 
     def queue(self, depth: int) -> "UringQueue":
-        """Return a queue with a ring of its own. Raises OSError where there is none to be had."""
+        """Return a queue with a ring of its own. Raises OSError if there is none."""
         with contextlib.suppress(IndexError):
             queue = self._idle.pop()
             if queue.depth == depth:
@@ -76,10 +76,15 @@ class UringQueue:
         self._ring = Ring(depth)
         self._fixed = range(0)
         if fixed is not None:
-            self._register(fixed)
+            self._fixed = range(address(fixed), address(fixed) + len(fixed))
+            try:
+                self._ring.register(self._fixed.start, len(fixed))
+            except OSError:
+                self._ring.close()
+                raise
         self._iovecs = memoryview(bytearray(depth * MAX_PIECES * _IOVEC.size))
         self._free = list(range(depth))
-        # Those that need no rounding, nearly all, are done with one answer and no more arithmetic.
+        # Those that need no rounding, nearly all, end with one result and no more arithmetic.
         self._reads: dict[int, tuple[int, ReadRequest, OpenFile, RoundedRead | None]] = {}
         self._failed: list[Completion] = []
         self._event: int | None = None
@@ -98,7 +103,9 @@ class UringQueue:
                     continue
                 read = RoundedRead(request, file.alignment)
             except OSError as error:
-                self._fail(number, error)
+                self._failed.append(Completion(number, 0, error))
+                if self._event is not None:
+                    os.eventfd_write(self._event, 1)
                 continue
             slot = self._free.pop()
             self._reads[slot] = (number, request, file, read)
@@ -106,7 +113,7 @@ class UringQueue:
         self._ring.submit()
 
     def finished(self, *, wait: bool) -> list[Completion]:
-        """Take the completions that are there; with `wait`, at least one."""
+        """Return the completions so far; with `wait`, at least one."""
         if self._event is not None:
             _clear(self._event)
         completions, self._failed = self._failed, []
@@ -126,7 +133,7 @@ class UringQueue:
         return self._event
 
     def close(self) -> None:
-        """Wait for what is in flight: the kernel writes into its memory till then.
+        """Wait for the requests in flight: the kernel writes into their memory till then.
 
         Reads that a device has begun cannot be called back, so none is cancelled. The ring is kept.
         """
@@ -136,39 +143,24 @@ class UringQueue:
         self._free = list(range(self.depth))
         self._failed.clear()
         if self._event is not None:
-            _clear(self._event)  # else the next owner would be told of them
+            _clear(self._event)  # else the next owner would see them
         self._backend.keep(self)
 
     def free(self) -> None:
         """Free the ring; nothing is in flight."""
         self._ring.close()
 
-    def _register(self, memory: memoryview) -> None:
-        start = address(memory)
-        try:
-            self._ring.register(start, len(memory))
-        except OSError:
-            self._ring.close()
-            raise
-        self._fixed = range(start, start + len(memory))
-
-    def _fail(self, number: int, error: OSError) -> None:
-        self._failed.append(Completion(number, 0, error))
-        if self._event is not None:
-            os.eventfd_write(self._event, 1)
-
     def _prepare_piece(
         self, slot: int, file: OpenFile, offset: int, start: int, length: int
     ) -> None:
-        """Prepare a read to one place; the ring takes it when it is submitted."""
-        # An entry has 32 bits for it; what is beyond is asked for again as after a short read.
+        # An entry has 32 bits for it; the rest is requested again as after a short read.
         length = min(length, ring.MAX_BUFFER_LENGTH)
         buffer = self._registered(start, length) if self._fixed else None
         code = ring.READ if buffer is None else ring.READ_FIXED
         self._ring.prepare(code, file.descriptor, offset, start, length, slot, buffer or 0)
 
     def _prepare_rest(self, slot: int, file: OpenFile, read: RoundedRead) -> None:
-        """Prepare what is left of a read; the kernel reads the iovecs when it is submitted."""
+        """Prepare the rest of a read; the kernel reads the iovecs when it is submitted."""
         pieces, offset = read.rest, read.offset + read.done
         if len(pieces) == 1:
             return self._prepare_piece(slot, file, offset, address(pieces[0]), len(pieces[0]))
@@ -180,14 +172,14 @@ class UringQueue:
         return self._ring.prepare(ring.READV, file.descriptor, offset, start, len(pieces), slot)
 
     def _registered(self, start: int, length: int) -> int | None:
-        """Return the number of the registered buffer that holds this memory; None for none."""
-        number, place = divmod(start - self._fixed.start, ring.MAX_BUFFER_LENGTH)
+        """Return the number of the registered buffer that contains this memory; None for none."""
+        number, offset = divmod(start - self._fixed.start, ring.MAX_BUFFER_LENGTH)
         if start not in self._fixed or start + length > self._fixed.stop:
             return None
-        return number if place + length <= ring.MAX_BUFFER_LENGTH else None
+        return number if offset + length <= ring.MAX_BUFFER_LENGTH else None
 
     def _end(self, slot: int, result: int) -> Completion | None:
-        """Take one answer of the ring; None where the read goes on."""
+        """Return the completion of a read by its result; None if the read goes on."""
         number, request, file, read = self._reads[slot]
         if read is None and result == len(request.buffer):
             del self._reads[slot]

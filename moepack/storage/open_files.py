@@ -1,8 +1,9 @@
-"""Files opened for reading: through the page cache or past it, and what the device then asks for.
+"""Files opened for reading, through the page cache or past it, with the alignment that they need.
 
-`O_DIRECT` is Linux's; macOS has F_NOCACHE, which asks for no alignment. Other systems have neither.
+`O_DIRECT` is Linux's; macOS has F_NOCACHE, which needs no alignment. Other systems have neither.
 """
 
+import ctypes
 import errno
 import os
 import struct
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from moepack.common.paths import AnyPath
+from moepack.storage import libc
 from moepack.storage.regular_file import open_addressable
 
 _AT_EMPTY_PATH = 0x1000
@@ -26,23 +29,22 @@ _DIOALIGN_AT = 152
 
 
 class Alignment(NamedTuple):
-    """What a file asks of a read: multiples of `memory` and `offset` bytes; 1 for nothing.
+    """The multiples of bytes that a file needs in reads: of addresses, and of offsets and lengths.
 
-    `reported` says whether the kernel said so, and not a guess.
+    1 for no need.
     """
 
     memory: int
     offset: int
-    reported: bool
 
 
-ANY = Alignment(1, 1, reported=True)
-USUAL = Alignment(4096, 4096, reported=False)
-"""Where the kernel does not say: enough for every drive with sectors of 512 or 4096 bytes."""
+ANY = Alignment(1, 1)
+USUAL = Alignment(4096, 4096)
+"""If the kernel reports none: enough for every drive with sectors of 512 or 4096 bytes."""
 
 
 class OpenFile(NamedTuple):
-    """An open file, what reads of it must be aligned to, and whether it lies in memory for sure."""
+    """An open file, the alignment of its reads, and whether it surely lies in memory."""
 
     descriptor: int
     alignment: Alignment
@@ -58,7 +60,7 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def get(self, path: Path) -> OpenFile:
-        """Return the open file at `path`. Raises OSError where it cannot be opened."""
+        """Return the open file at `path`. Raises OSError if it cannot be opened."""
         try:
             return self._files[path]
         except KeyError:
@@ -83,30 +85,33 @@ def open_buffered(path: Path) -> OpenFile:
 def lies_in_memory(path: Path) -> bool:
     """Return whether a file is on tmpfs or ramfs.
 
-    These take O_DIRECT without meaning it, and cannot say whether a read has to wait: it has not.
+    These take O_DIRECT without meaning it, and cannot report whether a read has to wait: none has.
     """
     return file_system_type(path) in _MEMORY_FILE_SYSTEMS
 
 
-def file_system_type(path: str | os.PathLike[str]) -> int | None:
-    """Return the number that Linux knows the file system of a file by (statfs(2)), if it says."""
+def file_system_type(path: AnyPath) -> int | None:
+    """Return Linux's number of the type of a file's file system (statfs(2)); None if unknown."""
     if sys.platform != "linux":
         return None
-    import ctypes
-
-    answer = ctypes.create_string_buffer(_STATFS_LENGTH)
-    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), answer):
+    statfs = libc.function("statfs", ctypes.c_char_p, ctypes.c_char_p)
+    buffer = ctypes.create_string_buffer(_STATFS_LENGTH)
+    if statfs is None or statfs(os.fsencode(path), buffer):
         return None
-    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF
+    return ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF
 
 
 def open_direct(path: Path) -> OpenFile:
     """Open a file to be read past the page cache.
 
-    Raises OSError where the system or the file system has no such thing.
+    Raises OSError if the system or the file system cannot do that.
     """
     if sys.platform == "darwin":
-        return _open_uncached(path)
+        import fcntl
+
+        descriptor = open_addressable(path)
+        fcntl.fcntl(descriptor, getattr(fcntl, "F_NOCACHE", 48), 1)
+        return OpenFile(descriptor, ANY)
     flag = getattr(os, "O_DIRECT", None)
     if flag is None:
         raise OSError(errno.EOPNOTSUPP, "this system has no O_DIRECT")
@@ -118,29 +123,21 @@ def open_direct(path: Path) -> OpenFile:
         raise
 
 
-def _open_uncached(path: Path) -> OpenFile:
-    import fcntl
-
-    descriptor = open_addressable(path)
-    fcntl.fcntl(descriptor, getattr(fcntl, "F_NOCACHE", 48), 1)
-    return OpenFile(descriptor, ANY)
-
-
 def _direct_alignment(descriptor: int) -> Alignment:
-    """Ask statx what direct I/O of an open file needs.
+    """Return the alignment of direct I/O on an open file, by statx.
 
-    Kernels before 6.1, and file systems like tmpfs, do not say: then it is a guess. A memory
+    Kernels before 6.1, and file systems like tmpfs, do not report it: then it is a guess. A memory
     alignment of 0 means that this file cannot be read directly (statx(2)).
     """
-    import ctypes
-
-    statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
-    answer = ctypes.create_string_buffer(_STATX_LENGTH)
-    if statx is None or statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, answer):
+    statx = libc.function(
+        "statx", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p
+    )
+    buffer = ctypes.create_string_buffer(_STATX_LENGTH)
+    if statx is None or statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, buffer):
         return USUAL
-    if not _MASK.unpack_from(answer)[0] & _STATX_DIOALIGN:
+    if not _MASK.unpack_from(buffer)[0] & _STATX_DIOALIGN:
         return USUAL
-    memory, offset = (_MASK.unpack_from(answer, _DIOALIGN_AT + at)[0] for at in (0, 4))
+    memory, offset = (_MASK.unpack_from(buffer, _DIOALIGN_AT + at)[0] for at in (0, 4))
     if not memory or not offset:
         raise OSError(errno.EINVAL, "this file cannot be read with O_DIRECT")
-    return Alignment(memory, offset, reported=True)
+    return Alignment(memory, offset)

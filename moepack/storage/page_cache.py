@@ -1,21 +1,21 @@
-"""What of a file lies in the page cache, and getting it out of there."""
+"""The page cache: the share of a file that lies in it, and dropping a file from it."""
 
 import ctypes
-import errno
 import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from moepack.sizes import divide_up
+from moepack.common.sizes import divide_up
+from moepack.storage import libc
 from moepack.storage.regular_file import open_regular
 
 _WINDOW = 1 << 30
-"""Bytes that are asked for at a time: a file may be larger than what can be mapped."""
+"""Bytes looked at in one call: a file may be larger than the longest possible mapping."""
 
 
 def drop(paths: Iterable[Path]) -> None:
-    """Ask the system to forget what it has cached of files, as far as it can and will.
+    """Ask the system to drop its cached pages of files, as far as it can and will.
 
     Dirty and mapped pages stay, as does all of a file system that lies in memory.
     """
@@ -28,41 +28,32 @@ def drop(paths: Iterable[Path]) -> None:
 
 
 def cached_share(paths: Iterable[Path]) -> float | None:
-    """Return which share of the files' pages is cached; None where the system does not tell."""
+    """Return the share of the files' pages that is cached; None if the system does not tell."""
     cached = pages = 0
-    for path in paths:
-        try:
-            cached_count, page_count = _count(path)
-        except (OSError, AttributeError, ValueError):
-            return None
-        cached += cached_count
-        pages += page_count
+    try:
+        for path in paths:
+            size = path.stat().st_size
+            with open(path, "rb", opener=open_regular) as file:
+                for start in range(0, size, _WINDOW):
+                    flags = _resident(file.fileno(), start, min(_WINDOW, size - start))
+                    cached += len(flags) - flags.count(0)
+                    pages += len(flags)
+    except (OSError, ValueError):
+        return None
     return cached / max(pages, 1)
 
 
-def _count(path: Path) -> tuple[int, int]:
-    """Return how many pages of a file are cached, and how many it has."""
-    cached = pages = 0
-    size = path.stat().st_size
-    with open(path, "rb", opener=open_regular) as file:
-        for start in range(0, size, _WINDOW):
-            length = min(_WINDOW, size - start)
-            # A private mapping, since ctypes gives addresses of writable memory alone.
-            area = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=start)
-            flags = _resident(area, length)
-            area.close()
-            cached += len(flags) - flags.count(0)
-            pages += len(flags)
-    return cached, pages
-
-
-def _resident(area: mmap.mmap, length: int) -> bytes:
+def _resident(descriptor: int, start: int, length: int) -> bytes:
+    """Return a byte for each page of a range, 0 for one that is not cached (mincore(2))."""
+    mincore = libc.function("mincore", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+    if mincore is None:
+        raise OSError("this system has no mincore")
     flags = ctypes.create_string_buffer(divide_up(length, mmap.PAGESIZE))
-    first = ctypes.c_char.from_buffer(area)
-    mincore = ctypes.CDLL(None, use_errno=True).mincore
-    failed = mincore(ctypes.byref(first), ctypes.c_size_t(length), flags)
-    code = ctypes.get_errno()
-    del first  # it holds the mapping
-    if failed:
-        raise OSError(code or errno.EINVAL, os.strerror(code))
+    # A private mapping, since ctypes gives addresses of writable memory alone.
+    with mmap.mmap(descriptor, length, access=mmap.ACCESS_COPY, offset=start) as area:
+        first = ctypes.c_char.from_buffer(area)
+        has_failed = mincore(ctypes.addressof(first), length, flags)
+        del first  # it keeps the mapping open
+    if has_failed:
+        raise libc.last_error()
     return flags.raw

@@ -1,4 +1,4 @@
-"""Regular files: opened only where they are, and recognised when they are looked at again.
+"""Regular files: nothing else is opened, and a file is recognised when it is looked at again.
 
 A FIFO would wait for somebody at its other end, a device may act when it is opened, and reading it
 may never end. Nor is either ever replaced: a file in the place of /dev/null would break a machine.
@@ -9,6 +9,8 @@ import errno
 import os
 import stat
 from typing import NamedTuple, Self
+
+from moepack.common.paths import AnyPath
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -21,15 +23,15 @@ _STREAMS = (stat.S_IFIFO, stat.S_IFCHR)
 
 
 class NotRegularError(OSError):
-    """What should be a regular file is something else: `kind` says what, such as `a FIFO`."""
+    """Something other than a regular file is at a path; `kind` names it, such as `a FIFO`."""
 
-    def __init__(self, kind: str, path: str | os.PathLike[str]) -> None:
+    def __init__(self, kind: str, path: AnyPath) -> None:
         super().__init__(errno.EINVAL, f"{kind}, not a regular file", os.fspath(path))
         self.kind = kind
 
 
 class FileStamp(NamedTuple):
-    """What changes when a file is replaced or written to; times are in nanoseconds.
+    """The facts of a file that change when it is replaced or written to; times in nanoseconds.
 
     `ctime_ns` is the one that no program can set back.
     """
@@ -41,30 +43,30 @@ class FileStamp(NamedTuple):
     ctime_ns: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Self:
-        """Return the stamp of a file from what `os.stat` says of it."""
-        return cls(
-            status.st_dev,
-            status.st_ino,
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-        )
+    def from_stat(cls, status: os.stat_result) -> Self:
+        """Return the stamp of a file from its `os.stat`."""
+        mtime_ns, ctime_ns = status.st_mtime_ns, status.st_ctime_ns
+        return cls(status.st_dev, status.st_ino, status.st_size, mtime_ns, ctime_ns)
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+def open_regular(path: AnyPath, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     """Return a descriptor of the file at `path`, or of the one that it links to.
 
-    Fits `open` as its `opener`. Raises NotRegularError at once for what is no regular file, and
+    Fits `open` as its `opener`. Raises NotRegularError at once for anything but a regular file, and
     OSError.
     """
     return _open(path, flags, mode, (stat.S_IFREG,))
 
 
-def is_stream(path: str | os.PathLike[str]) -> bool:
+def open_addressable(path: AnyPath, flags: int = os.O_RDONLY) -> int:
+    """Return a descriptor as `open_regular` does, of a block device as well: it has offsets."""
+    return _open(path, flags, 0, (stat.S_IFREG, stat.S_IFBLK))
+
+
+def is_stream(path: AnyPath) -> bool:
     """Return whether bytes can be written to `path` one after the other and nowhere else.
 
-    Such as a FIFO, a terminal and /dev/null, and what links to one.
+    Such as a FIFO, a terminal and /dev/null, and links to one.
     """
     try:
         return stat.S_IFMT(os.stat(path).st_mode) in _STREAMS
@@ -72,8 +74,8 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def require_replaceable(path: str | os.PathLike[str]) -> None:
-    """Raise NotRegularError where something other than a regular file is, or is linked to.
+def require_replaceable(path: AnyPath) -> None:
+    """Raise NotRegularError if something other than a regular file is at `path`, or linked to.
 
     Nothing, and a link to nothing, can be replaced; /dev/stderr cannot, whatever the shell made of
     it. Raises OSError.
@@ -84,19 +86,14 @@ def require_replaceable(path: str | os.PathLike[str]) -> None:
             raise NotRegularError("a link to an open file", path)
 
 
-def remove(path: str | os.PathLike[str]) -> None:
-    """Remove a regular file or a link, where there is one.
+def remove(path: AnyPath) -> None:
+    """Remove a regular file or a link, if there is one.
 
-    Raises NotRegularError for what is neither, and OSError.
+    Raises NotRegularError for anything else, and OSError.
     """
     with contextlib.suppress(FileNotFoundError):
         _check_kind(os.lstat(path).st_mode, (stat.S_IFREG, stat.S_IFLNK), path)
         os.unlink(path)
-
-
-def open_addressable(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor as `open_regular` does, of a block device as well: it has offsets."""
-    return _open(path, flags, 0, (stat.S_IFREG, stat.S_IFBLK))
 
 
 def read_whole(descriptor: int, offset: int, length: int) -> bytearray:
@@ -104,14 +101,22 @@ def read_whole(descriptor: int, offset: int, length: int) -> bytearray:
     data = bytearray(length)
     view = memoryview(data)
     while view:
-        got = os.preadv(descriptor, [view], offset)
-        if not got:
+        read_length = os.preadv(descriptor, [view], offset)
+        if not read_length:
             raise EOFError(f"ends at byte {offset:,}")
-        view, offset = view[got:], offset + got
+        view, offset = view[read_length:], offset + read_length
     return data
 
 
-def _open(path: str | os.PathLike[str], flags: int, mode: int, kinds: tuple[int, ...]) -> int:
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at `offset` of an open file. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        length = os.pwrite(descriptor, view, offset)
+        view, offset = view[length:], offset + length
+
+
+def _open(path: AnyPath, flags: int, mode: int, kinds: tuple[int, ...]) -> int:
     try:  # before it is opened, since some devices act then
         _check_kind(os.stat(path).st_mode, kinds, path)
     except FileNotFoundError:
@@ -127,6 +132,6 @@ def _open(path: str | os.PathLike[str], flags: int, mode: int, kinds: tuple[int,
     return descriptor
 
 
-def _check_kind(mode: int, kinds: tuple[int, ...], path: str | os.PathLike[str]) -> None:
+def _check_kind(mode: int, kinds: tuple[int, ...], path: AnyPath) -> None:
     if stat.S_IFMT(mode) not in kinds:
         raise NotRegularError(_KINDS.get(stat.S_IFMT(mode), "no file"), path)

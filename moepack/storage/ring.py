@@ -5,8 +5,8 @@ It knows rings, not files or experts. The numbers are those of the kernel's inte
 architecture.
 
 One thread at a time uses a ring. The kernel reads what is submitted inside of `enter`, in the same
-thread, so that needs no barrier. Completions are written by whichever processor ends the read: what
-lies behind the ring's tail may only be read after it, see `_ordered`.
+thread, so that needs no barrier. Completions are written by whichever processor ends the read: they
+may only be read after the ring's tail, see `_fence`.
 """
 
 import ctypes
@@ -17,9 +17,10 @@ import struct
 import threading
 import time
 
+from moepack.storage import libc
+
 _SETUP, _ENTER, _REGISTER = 425, 426, 427
 _OFF_SQ_RING, _OFF_CQ_RING, _OFF_SQES = 0, 0x8000000, 0x10000000
-_FEAT_SINGLE_MMAP = 1
 _ENTER_GETEVENTS = 1
 _REGISTER_BUFFERS, _REGISTER_EVENTFD = 0, 4
 
@@ -36,38 +37,26 @@ _SQE = struct.Struct("=BBHiQQIIQH22x")
 """opcode, flags, ioprio, fd, off, addr, len, rw_flags, user_data, buf_index; the rest is 0."""
 _CQE = struct.Struct("=QiI")
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-_enter_type = ctypes.CFUNCTYPE(
-    *(ctypes.c_long, ctypes.c_long, ctypes.c_int, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint),
-    *(ctypes.c_void_p, ctypes.c_size_t),
-    use_errno=True,
-)
-_syscall_of_enter = _enter_type(("syscall", _libc))
+_syscall = libc.LIBRARY["syscall"]
+_syscall.restype = ctypes.c_long
+_syscall.argtypes = [ctypes.c_long] * 7
 
 
-def _call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
-    """Do a system call; raise OSError as Python's own do."""
-    plain = [ctypes.c_long(item) if isinstance(item, int) else item for item in arguments]
-    result: int = _libc.syscall(ctypes.c_long(number), *plain)
+def _call(number: int, *arguments: int) -> int:
+    """Do a system call of six arguments; raises OSError as Python's own do."""
+    result: int = _syscall(number, *arguments)
     if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise libc.last_error()
     return result
 
 
 def _enter(descriptor: int, submit_count: int, wait_count: int) -> int:
-    """Submit and wait, as `_call` would in twice the time: every read comes by here."""
     flags = _ENTER_GETEVENTS if wait_count else 0
-    taken = _syscall_of_enter(_ENTER, descriptor, submit_count, wait_count, flags, None, 0)
-    if taken < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return int(taken)
+    return _call(_ENTER, descriptor, submit_count, wait_count, flags, 0, 0)
 
 
 class Ring:
-    """A ring for up to `depth` requests in flight. Raises OSError where io_uring is not to be had.
+    """A ring for up to `depth` requests in flight. Raises OSError if io_uring is not available.
 
     EPERM: a container or the system's settings forbid it; ENOSYS: the kernel has none; ENOMEM: old
     kernels count rings against the limit of locked memory.
@@ -75,7 +64,7 @@ class Ring:
 
     def __init__(self, depth: int) -> None:
         params = ctypes.create_string_buffer(_PARAMS_LENGTH)
-        self._descriptor = _call(_SETUP, depth, params)
+        self._descriptor = _call(_SETUP, depth, ctypes.addressof(params), 0, 0, 0, 0)
         self._maps: list[mmap.mmap] = []
         self._event_descriptor: int | None = None
         try:
@@ -86,18 +75,15 @@ class Ring:
         self._barrier = threading.Lock()
 
     def _map(self, params: bytes) -> None:
-        """Map the two rings and the entries where io_uring_params says that they are."""
-        sq_entries, cq_entries, _, _, _, features = struct.unpack_from("=6I", params)
+        """Map the two rings and the entries, by the offsets in io_uring_params."""
+        sq_entries, cq_entries = struct.unpack_from("=2I", params)
         sq_head, sq_tail, sq_mask, _, _, _, sq_array = struct.unpack_from(
             "=7I", params, _SQ_OFFSETS_AT
         )
         cq_head, cq_tail, cq_mask, _, _, cqes = struct.unpack_from("=6I", params, _CQ_OFFSETS_AT)
-        sq_length, cq_length = sq_array + 4 * sq_entries, cqes + _CQE_LENGTH * cq_entries
-        if features & _FEAT_SINGLE_MMAP:
-            sq_map = cq_map = self._map_at(_OFF_SQ_RING, max(sq_length, cq_length))
-        else:
-            sq_map = self._map_at(_OFF_SQ_RING, sq_length)
-            cq_map = self._map_at(_OFF_CQ_RING, cq_length)
+        # Since Linux 5.4 one mapping would do; two do on every kernel.
+        sq_map = self._map_at(_OFF_SQ_RING, sq_array + 4 * sq_entries)
+        cq_map = self._map_at(_OFF_CQ_RING, cqes + _CQE_LENGTH * cq_entries)
         self._entries = self._map_at(_OFF_SQES, _SQE_LENGTH * sq_entries)
         self._depth = sq_entries
         # Words, not bytes: one store has to change a whole number.
@@ -121,7 +107,7 @@ class Ring:
 
     @property
     def in_flight(self) -> int:
-        """How many requests were prepared and not yet taken back: each has one completion."""
+        """Number of requests that were prepared and not yet taken back: each has one completion."""
         return _distance(self._cq[self._cq_head], self._sq[self._sq_tail])
 
     @property
@@ -129,10 +115,10 @@ class Ring:
         return _distance(self._sq[self._sq_head], self._sq[self._sq_tail])
 
     def prepare(
-        self, code: int, descriptor: int, offset: int, address: int, length: int, tag: int,
+        self, code: int, descriptor: int, offset: int, address: int, length: int, user_data: int,
         buffer_number: int = 0,
     ) -> None:  # fmt: skip
-        """Queue one request, to be submitted by the next `enter`; its completion bears `tag`.
+        """Queue one request, to be submitted by the next `enter`; its completion bears `user_data`.
 
         READ fills `length` bytes at `address`, READV the `length` pieces of the iovec array there,
         READ_FIXED is READ inside of registered buffer `buffer_number`.
@@ -144,20 +130,20 @@ class Ring:
         assert in_flight < self._depth, "more requests than the ring has room for"
         _SQE.pack_into(
             self._entries, (tail & self._sq_mask) * _SQE_LENGTH,
-            code, 0, 0, descriptor, offset, address, length, 0, tag, buffer_number,
+            code, 0, 0, descriptor, offset, address, length, 0, user_data, buffer_number,
         )  # fmt: skip
         sq[self._sq_tail] = (tail + 1) & 0xFFFFFFFF
 
     def submit(self) -> None:
-        """Hand to the kernel what was prepared, and wait for no completion."""
+        """Hand the prepared requests to the kernel, and wait for no completion."""
         count = self._unsubmitted
         while count and self._enter(count, 0) < count:
             count = self._unsubmitted
 
     def completions(self, *, wait: bool) -> list[tuple[int, int]]:
-        """Take (tag, result) of what has ended: bytes, or an errno below 0.
+        """Return (user data, result) of the requests that have ended: bytes, or an errno below 0.
 
-        With `wait`, and where requests are in flight, there is at least one.
+        With `wait`, and if requests are in flight, there is at least one.
         """
         completions = self._take()
         while wait and not completions and self.in_flight:
@@ -166,10 +152,7 @@ class Ring:
         return completions
 
     def _enter(self, submit_count: int, wait_count: int) -> int:
-        """Submit, and wait for completions; return how many were submitted.
-
-        A signal may end it early.
-        """
+        """Submit, and wait for completions until a signal comes; return how many were submitted."""
         try:
             return _enter(self._descriptor, submit_count, wait_count)
         except InterruptedError:
@@ -184,19 +167,19 @@ class Ring:
         head, tail = self._cq[self._cq_head], self._cq[self._cq_tail]
         if head == tail:
             return []
-        self._ordered()
+        self._fence()
         completions = []
         while head != tail:
             at = self._cqes_at + (head & self._cq_mask) * _CQE_LENGTH
-            tag, result, _ = _CQE.unpack_from(self._cqes, at)
-            completions.append((tag, result))
+            user_data, result, _ = _CQE.unpack_from(self._cqes, at)
+            completions.append((user_data, result))
             head = (head + 1) & 0xFFFFFFFF
-        self._ordered()
+        self._fence()
         self._cq[self._cq_head] = head
         return completions
 
-    def _ordered(self) -> None:
-        """Let no processor move a load or store from after this to before it, or the reverse.
+    def _fence(self) -> None:
+        """Keep processors from moving a load or store across this point.
 
         Python has no fence, but a lock's release followed by its acquisition is one. x86 needs
         none here, ARM and RISC-V do.
@@ -208,22 +191,24 @@ class Ring:
     def register(self, address: int, length: int) -> None:
         """Register memory for READ_FIXED, as buffers of MAX_BUFFER_LENGTH, numbered from 0.
 
-        Raises OSError: ENOMEM where it exceeds the limit of locked memory.
+        Raises OSError: ENOMEM if it exceeds the limit of locked memory.
         """
         iovecs = b"".join(
             struct.pack("=QQ", start, min(MAX_BUFFER_LENGTH, address + length - start))
             for start in range(address, address + length, MAX_BUFFER_LENGTH)
         )
-        array = ctypes.create_string_buffer(iovecs, len(iovecs))
-        _call(_REGISTER, self._descriptor, _REGISTER_BUFFERS, array, len(iovecs) // 16)
+        self._register(_REGISTER_BUFFERS, iovecs, len(iovecs) // 16)
 
     def event_descriptor(self) -> int:
         """Return an eventfd that counts completions from now on."""
         if self._event_descriptor is None:
             self._event_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            number = ctypes.create_string_buffer(struct.pack("=i", self._event_descriptor), 4)
-            _call(_REGISTER, self._descriptor, _REGISTER_EVENTFD, number, 1)
+            self._register(_REGISTER_EVENTFD, struct.pack("=i", self._event_descriptor), 1)
         return self._event_descriptor
+
+    def _register(self, code: int, data: bytes, count: int) -> None:
+        array = ctypes.create_string_buffer(data, len(data))
+        _call(_REGISTER, self._descriptor, code, ctypes.addressof(array), count, 0, 0)
 
     def close(self) -> None:
         """Unmap and close the ring. Nothing may be in flight: the kernel would still write."""
@@ -239,5 +224,5 @@ class Ring:
 
 
 def _distance(start: int, end: int) -> int:
-    """Count the entries from `start` to `end`, positions that begin again at 2**32."""
+    """Return the number of entries from `start` to `end`, positions that wrap at 2**32."""
     return (end - start) & 0xFFFFFFFF

@@ -4,25 +4,36 @@ import ctypes
 import os
 from collections.abc import Callable
 
-from moepack.storage.clone import clone_range
-from moepack.storage.extents import Extent, Run
+from moepack.storage import libc
+from moepack.storage.extents import Extent
+from moepack.storage.sharing import clone_range
+
+_sync_file_range = libc.function(
+    "sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+)
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 class RunWriter:
-    """Writes one run from its start to its end through a buffer."""
+    """Writes an open file from `start` to `end` through a buffer."""
 
     def __init__(
-        self, descriptor: int, run: Run, buffer: memoryview, advanced: Callable[[int], None]
+        self,
+        descriptor: int,
+        start: int,
+        end: int,
+        buffer: memoryview,
+        advanced: Callable[[int], None],
     ) -> None:
         self._descriptor = descriptor
-        self._end = run.end
+        self._end = end
         self._buffer = buffer
         self._advanced = advanced
-        self._flushed = run.start
+        self._flushed = start
         self._filled = 0
 
     def space(self, limit: int) -> memoryview:
-        """Return free space of up to `limit` bytes, one at least, behind what was written."""
+        """Return free space of up to `limit` bytes, one at least, behind the bytes so far."""
         if self._filled == len(self._buffer):
             self._flush()
         return self._buffer[self._filled : min(len(self._buffer), self._filled + limit)]
@@ -49,21 +60,21 @@ class RunWriter:
             self.advance(len(space))
 
     def scratch(self) -> memoryview:
-        """Write what is there, and return the buffer for other use until the next call."""
+        """Flush the buffer, and return it for other use until the next call."""
         self._flush()
         return self._buffer
 
     def clone(self, source: int, extent: Extent) -> bool:
-        """Share an extent with the open file `source`; say whether the file system did."""
-        place = (extent.input_offset, extent.length)
-        if not clone_range(source, *place, self._descriptor, extent.offset):
+        """Share an extent with the open file `source`; return whether the file system did."""
+        offset, length = extent.input_offset, extent.length
+        if not clone_range(source, offset, length, self._descriptor, extent.offset):
             return False
-        self._advanced(extent.length)
-        self._flushed += extent.length
+        self._advanced(length)
+        self._flushed += length
         return True
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the rest."""
         self.pad_to(self._end)
         self._flush()
 
@@ -74,28 +85,8 @@ class RunWriter:
         self._filled = 0
         while ready:
             length = os.pwrite(self._descriptor, ready, offset)
-            _start_writing_back(self._descriptor, offset, length)
+            if _sync_file_range is not None:
+                # The drive begins now instead of at the sync: half the time of a pack on a disk. It
+                # promises nothing, so its result does not matter: the sync at the end decides.
+                _sync_file_range(self._descriptor, offset, length, _SYNC_FILE_RANGE_WRITE)
             ready, offset = ready[length:], offset + length
-
-
-def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """Find the system call in the C library; None on systems other than Linux."""
-    try:
-        function = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return function
-
-
-_sync_file_range = _find_sync_file_range()
-_SYNC_FILE_RANGE_WRITE = 2
-
-
-def _start_writing_back(descriptor: int, offset: int, length: int) -> None:
-    """Let the drive begin now instead of at the sync: half the time of a pack on a disk.
-
-    It promises nothing, so what it returns does not matter: the sync at the end decides.
-    """
-    if _sync_file_range is not None:
-        _sync_file_range(descriptor, offset, length, _SYNC_FILE_RANGE_WRITE)

@@ -1,8 +1,10 @@
-"""Who else has a file: blocks that are shared with clones and snapshots, and other programs.
+"""Files that others have too: blocks shared with clones and snapshots, and programs that use them.
 
-Linux alone. Blocks: the ioctl FS_IOC_FIEMAP (Documentation/filesystems/fiemap.rst), whose extents
-are flagged where another file or a snapshot has them too. Programs: a write lease (fcntl(2),
-F_SETLEASE) is given only to the one that has the file open; maps count as well.
+Linux alone. Cloning: the ioctl FICLONERANGE (ioctl_ficlonerange(2)), on xfs and btrfs; offsets and
+lengths are multiples of the file system's block, which is 4 KiB on nearly all. Shared blocks: the
+ioctl FS_IOC_FIEMAP (Documentation/filesystems/fiemap.rst), whose extents are flagged if another
+file or a snapshot has them too. Programs: a write lease (fcntl(2), F_SETLEASE) is given only to the
+one that has the file open; maps count as well.
 """
 
 import contextlib
@@ -11,9 +13,16 @@ import fcntl
 import os
 import signal
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from moepack.common.paths import AnyPath
+from moepack.storage.extents import BLOCK
+
+_CLONE_RANGE = 0x4020940D
+_CLONE = struct.Struct("<qQQQ")
+_REFUSALS = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ETXTBSY)
 _FIEMAP = 0xC020660B
 _FIEMAP_HEADER = struct.Struct("<QQIIII")
 _FIEMAP_EXTENT = struct.Struct("<QQQQQIIII")
@@ -23,22 +32,44 @@ _SHARED = 0x2000
 _SYNC_FIRST = 0x1
 
 
+def clone_range(source: int, source_offset: int, length: int, target: int, offset: int) -> bool:
+    """Share `length` bytes of one open file with another; return whether the file system did.
+
+    Raises OSError for what is no refusal, such as a full file system.
+    """
+    try:
+        fcntl.ioctl(target, _CLONE_RANGE, _CLONE.pack(source, source_offset, length, offset))
+    except OSError as error:
+        if error.errno in _REFUSALS:
+            return False
+        raise
+    return True
+
+
+def can_clone(source: AnyPath, folder: AnyPath) -> bool:
+    """Return whether a file can share its blocks with new ones in `folder`, by sharing one."""
+    try:
+        with open(source, "rb") as file, tempfile.TemporaryFile(dir=folder) as new:
+            return clone_range(file.fileno(), 0, BLOCK, new.fileno(), 0)
+    except OSError:
+        return False
+
+
 def shares_blocks(descriptor: int) -> bool | None:
-    """Say whether another file or a snapshot has blocks of an open file; None where unknown."""
+    """Return whether another file or a snapshot has blocks of an open file; None if unknown."""
     start = 0
     while True:
-        header = _FIEMAP_HEADER.pack(
-            start, (1 << 64) - 1 - start, _SYNC_FIRST, 0, _EXTENTS_AT_A_TIME, 0
-        )
-        asked = bytearray(header + bytes(_FIEMAP_EXTENT.size * _EXTENTS_AT_A_TIME))
+        length = (1 << 64) - 1 - start
+        header = _FIEMAP_HEADER.pack(start, length, _SYNC_FIRST, 0, _EXTENTS_AT_A_TIME, 0)
+        buffer = bytearray(header + bytes(_FIEMAP_EXTENT.size * _EXTENTS_AT_A_TIME))
         try:
-            fcntl.ioctl(descriptor, _FIEMAP, asked)
+            fcntl.ioctl(descriptor, _FIEMAP, buffer)
         except OSError:
             return None
-        count = _FIEMAP_HEADER.unpack_from(asked)[3]
+        count = _FIEMAP_HEADER.unpack_from(buffer)[3]
         for number in range(count):
             at = _FIEMAP_HEADER.size + number * _FIEMAP_EXTENT.size
-            logical, _, length, _, _, flags, *_ = _FIEMAP_EXTENT.unpack_from(asked, at)
+            logical, _, length, _, _, flags, *_ = _FIEMAP_EXTENT.unpack_from(buffer, at)
             if flags & _SHARED:
                 return True
             start = logical + length
@@ -48,15 +79,15 @@ def shares_blocks(descriptor: int) -> bool | None:
             return False
 
 
-def is_open_elsewhere(path: str | os.PathLike[str]) -> bool:
-    """Say whether any other program, or this one, has a file open or mapped.
+def is_open_elsewhere(path: AnyPath) -> bool:
+    """Return whether any other program, or this one, has a file open or mapped.
 
-    Where the system gives no leases, what `holders` finds decides. Raises OSError.
+    If the system gives no leases, `holders` decides. Raises OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # Whoever opens the file while the lease is held makes the system send a signal. SIGIO, the
-        # default, would end this process; SIGURG is ignored where nobody waits for it.
+        # default, would end this process; SIGURG is ignored if nobody waits for it.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -70,22 +101,21 @@ def is_open_elsewhere(path: str | os.PathLike[str]) -> bool:
     return any(holders(path))
 
 
-def holders(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Name the processes that are seen to have a file open or mapped: `llama-server (4711)`."""
-    wanted = os.stat(path)
+def holders(path: AnyPath) -> Iterator[str]:
+    """Yield the processes that have a file open or mapped, as far as seen: `llama-server (47)`."""
+    file = os.stat(path)
+    # As the kernel writes names (proc_pid_maps(5)), which need not be UTF-8.
+    name = os.fsencode(os.path.realpath(path)).replace(b"\n", rb"\012")
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if _has(process, wanted, os.path.realpath(path)):
-                name = (process / "comm").read_text(errors="replace").strip()
-                yield f"{name} ({process.name})"
+            if _has_open(process, file) or b" %s\n" % name in (process / "maps").read_bytes():
+                program = (process / "comm").read_text(errors="replace").strip()
+                yield f"{program} ({process.name})"
 
 
-def _has(process: Path, wanted: os.stat_result, path: str) -> bool:
+def _has_open(process: Path, file: os.stat_result) -> bool:
     for descriptor in (process / "fd").iterdir():
         with contextlib.suppress(OSError):
-            held = descriptor.stat()
-            if (held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino):
+            if os.path.samestat(descriptor.stat(), file):
                 return True
-    # As the kernel writes names (proc_pid_maps(5)), which need not be UTF-8.
-    name = os.fsencode(path).replace(b"\n", rb"\012")
-    return b" %s\n" % name in (process / "maps").read_bytes()
+    return False

@@ -1,11 +1,11 @@
-"""Work that several threads share, on a machine that may have no more of them."""
+"""Work shared by several threads, on a machine that may not have as many."""
 
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from moepack.errors import NO_THREADS_HINT, MachineError
+from moepack.common.errors import NO_THREADS_HINT, MachineError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,7 +17,10 @@ class CanceledError(Exception):
 
 
 class ThreadPool(ThreadPoolExecutor):
-    """A ThreadPoolExecutor whose `submit` and `map` raise MachineError where no thread starts."""
+    """A ThreadPoolExecutor that raises MachineError if no thread can be started.
+
+    If its block ends early, what has not begun is cancelled.
+    """
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Do as ThreadPoolExecutor does."""
@@ -26,11 +29,14 @@ class ThreadPool(ThreadPoolExecutor):
         except RuntimeError as error:
             raise MachineError(str(error), hint=NO_THREADS_HINT) from error
 
+    def __exit__(self, kind: type[BaseException] | None, *others: Any) -> None:
+        self.shutdown(cancel_futures=kind is not None)
+
 
 class SharedProgress:
-    """Takes the bytes that any thread has done on to `advanced`, from one thread at a time.
+    """Passes the progress of all threads on to `advanced`, from one thread at a time.
 
-    Once it is stopped, every call raises CanceledError: threads that report what they do end soon.
+    Once it is stopped, every call raises CanceledError: threads that report progress end soon.
     """
 
     def __init__(self, advanced: Callable[[int], None]) -> None:
@@ -46,7 +52,7 @@ class SharedProgress:
             self._advanced(length)
 
     def stop(self) -> None:
-        """Let every later call raise CanceledError."""
+        """Make every later call raise CanceledError."""
         self._stop.set()
 
 
@@ -56,10 +62,10 @@ def run_each(
     threads: int,
     advanced: Callable[[int], None],
 ) -> list[R]:
-    """Call `work` for each item, in `threads`; return what it returned, in the order of the items.
+    """Call `work` for each item, in `threads`; return its results in the order of the items.
 
-    It is given the item, and what to call with the bytes done since its last call. The first
-    failure, or an interruption, stops all others where they next call that, and is raised.
+    Its arguments are the item, and a function to call with the bytes done since the last call. The
+    first failure, or an interruption, stops all others at their next such call, and is raised.
     """
     shared = SharedProgress(advanced)
     with ThreadPool(max_workers=threads) as executor:
@@ -69,6 +75,5 @@ def run_each(
                 future.result()
         except BaseException:
             shared.stop()
-            executor.shutdown(cancel_futures=True)
             raise
     return [future.result() for future in futures]

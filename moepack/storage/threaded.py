@@ -23,7 +23,7 @@ _PATIENCE = 5.0
 
 
 class ThreadedBackend:
-    """Reads with `os.preadv`: through the page cache, or past it where `direct`."""
+    """Reads with `os.preadv`: through the page cache, or past it if `direct`."""
 
     def __init__(self, *, direct: bool) -> None:
         self.name = "direct" if direct else "buffered"
@@ -36,7 +36,11 @@ class ThreadedBackend:
 
     def read(self, request: ReadRequest) -> Completion:
         """Do one request now, in this thread."""
-        return aligned_read.read(self._files, 0, request)
+        return self.do(0, request)
+
+    def do(self, number: int, request: ReadRequest) -> Completion:
+        """Do the request `number` now, in this thread."""
+        return aligned_read.read(self._files, number, request)
 
     def queue(self, depth: int) -> "ThreadedQueue":
         """Make a queue; more than MAX_THREADS requests are never read at a time."""
@@ -46,14 +50,14 @@ class ThreadedBackend:
         """End the threads, which have nothing to do any more, and close all files."""
         self._work.put(None)
         for thread in self._threads:
-            # An interruption kept it from starting, or it is this one, where a reader was dropped.
+            # An interruption kept it from starting, or it is this one, which dropped the reader.
             with contextlib.suppress(RuntimeError):
                 thread.join(_PATIENCE)
         self._threads.clear()
         self._files.close()
 
     def read_cached(self, number: int, request: ReadRequest) -> Completion | None:
-        """Do a request in this thread if that needs no waiting; None where it would."""
+        """Do a request in this thread if that needs no waiting; return None if it would wait."""
         path, offset, buffer, more = request
         length = request.length if more else len(buffer)
         if self._is_direct or length > _MAX_CACHED:
@@ -63,13 +67,13 @@ class ThreadedBackend:
             if not (_NOWAIT or file.is_in_memory):
                 return None
             flags = 0 if file.is_in_memory else _NOWAIT
-            got = os.preadv(file.descriptor, [buffer, *more], offset, flags)
+            read_length = os.preadv(file.descriptor, [buffer, *more], offset, flags)
         except OSError:  # it is not cached, or the file system cannot tell; a thread finds out more
             return None
-        return completed(number, got) if got == length else None
+        return completed(number, read_length) if read_length == length else None
 
     def begin(self, queue: "ThreadedQueue", number: int, request: ReadRequest) -> None:
-        """Let a thread do a request and give its completion to `queue`."""
+        """Submit a request to a thread, which gives its completion to `queue`."""
         with self._lock:
             self._unfinished += 1
             if len(self._threads) < min(self._unfinished, MAX_THREADS):
@@ -97,7 +101,7 @@ class ThreadedBackend:
         self._work.put(None)  # for the next thread
 
     def _read(self, queue: "ThreadedQueue", number: int, request: ReadRequest) -> Completion | None:
-        return aligned_read.read(self._files, number, request) if queue.begin() else None
+        return self.do(number, request) if queue.begin() else None
 
     def _end(self, queue: "ThreadedQueue", completion: Completion | None) -> None:
         with self._lock:
@@ -114,15 +118,15 @@ class ThreadedQueue:
         self._ended: SimpleQueue[Completion] = SimpleQueue()
         self._in_flight = 0
         self._signal: _Signal | None = None
-        # What `close` waits for is counted by the threads: no signal's handler interrupts these.
-        # Of its owner alone: an interrupted wait must not let go of what a thread holds.
+        # Threads count the reads that `close` waits for: no signal's handler interrupts these.
+        # Released by its owner alone: an interrupted wait must not release it for a thread.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._reading = 0
         self._is_closing = False
 
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
-        """Hand to the threads what is not done at once."""
+        """Do cached reads at once, and hand the others to the threads."""
         for number, request in requests:
             completion = self._backend.read_cached(number, request)
             if completion is None:
@@ -134,7 +138,7 @@ class ThreadedQueue:
             self._in_flight += 1
 
     def finished(self, *, wait: bool) -> list[Completion]:
-        """Take the completions that are there; with `wait`, at least one."""
+        """Return the completions so far; with `wait`, at least one."""
         if self._signal is not None:
             self._signal.clear()
         completions: list[Completion] = []
@@ -147,7 +151,7 @@ class ThreadedQueue:
             return completions
 
     def begin(self) -> bool:
-        """Tell a thread whether to do a request; not once the queue is closing."""
+        """Return whether a thread is to do a request; false once the queue is closing."""
         with self._lock:
             if self._is_closing:
                 return False
@@ -171,7 +175,7 @@ class ThreadedQueue:
         return self._signal.fileno()
 
     def close(self) -> None:
-        """Give up what no thread has begun, and wait for the rest."""
+        """Drop the requests that no thread has begun, and wait for the others."""
         with self._changed:
             self._is_closing = True
             self._changed.wait_for(lambda: not self._reading)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 
 def user_folder(variable: str, default: str) -> Path | None:
-    """Return moepack's folder below that which `variable` names, or below `default` of the home.
+    """Return moepack's folder in the one of `variable`, or in `default` of the home.
 
-    It is made where it is not. None where it cannot be, and for a folder that others may write to:
-    what lies there is trusted.
+    It is made if it does not exist. None if it cannot be made, and for a folder that others may
+    write to: its files are trusted.
     """
     # The specification: a relative path is to be ignored.
     base = os.environ.get(variable, "")
@@ -22,6 +22,6 @@ def user_folder(variable: str, default: str) -> Path | None:
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether nobody but this user and root can have written what is at `path`."""
+    """Return whether nobody but this user and root can have written the file at `path`."""
     status = path.stat()
     return status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o022

@@ -1,7 +1,7 @@
-"""New files that appear under their names when they are whole, and whose bytes are known before.
+"""New files of known bytes that appear under their names when they are whole.
 
-Restoring and exporting know the digest of everything that they write. So they need no journal: what
-an interrupted run left is read, what is right in it stays, and the rest is written.
+Restoring and exporting know the digest of everything that they write. So they need no journal: the
+files of an interrupted run are read, correct runs in them stay, and the rest is written.
 """
 
 from __future__ import annotations
@@ -9,33 +9,32 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress
+from operator import not_
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack import digest
-from moepack.errors import PackError, RequestError, write_failure
+from moepack.common import digest
+from moepack.common.errors import PackError, RequestError, write_failure
+from moepack.common.pack_files import is_in_pack
+from moepack.common.phases import Progress, advancing
 from moepack.storage.atomic import publish, refuse_special, require_folder_of
-from moepack.storage.clone import can_clone
 from moepack.storage.copying import Copier, WrittenFile
-from moepack.storage.extents import Extent, NewFile
-from moepack.storage.inputs import InputFile, Inputs
+from moepack.storage.extents import NewFile, is_whole
+from moepack.storage.inputs import Inputs
 from moepack.storage.lock import lock
-from moepack.storage.pack_files import is_in_pack
 from moepack.storage.regular_file import open_regular
+from moepack.storage.sharing import can_clone
 from moepack.storage.space import check_space
-from moepack.storage.stored_extents import is_whole
 from moepack.storage.thread_pool import run_each
 
 SUFFIX = ".partial"
 MAX_NAME_LENGTH = 255
 """In bytes: that of Linux."""
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes done since its last call, and the bytes that are to be done in all."""
-
 
 class WholeFilesResult(NamedTuple):
-    """What was done, in bytes: `cloned_length` is shared with inputs, `kept_length` from before."""
+    """Lengths in bytes: of all files, of the parts shared with inputs, of the parts from before."""
 
     length: int
     cloned_length: int
@@ -58,18 +57,15 @@ def write_whole_files(
 
     `inputs` are the files of a pack that their extents name, `data` those inputs behind them that
     are in memory. `check` is called with each file that is whole and synced, and its name, before
-    it gets that; it raises where something is wrong. With `resume` what an interrupted run left is
-    used, and a file that is whole already stays; with `force` files of these names are replaced,
-    but never those of a pack.
+    it gets that; it raises if something is wrong. With `resume` the files of an interrupted run are
+    continued, and a file that is whole already stays; with `force` files of these names are
+    replaced, but never those of a pack.
 
-    Raises RequestError for an existing file, PackError for a pack whose bytes are not what its
-    index says, MachineError for a machine that cannot.
+    Raises RequestError for an existing file, PackError for a pack whose bytes differ from its
+    index, MachineError for a machine that cannot.
     """
     total = sum(file.length for file in files)
-
-    def advanced(length: int) -> None:
-        if progress is not None:
-            progress(length, total)
+    advanced = advancing(progress, total)
 
     def is_there(file: NewFile, advanced: Callable[[int], None]) -> bool:
         return is_whole(folder / file.name, file, advanced)
@@ -81,9 +77,9 @@ def write_whole_files(
         publish(folder / written.name, folder / name)
 
     with _resumable(folder, [file.name for file in files]):
-        there = run_each(is_there, files, threads, advanced) if resume else [False] * len(files)
-        missing = [file for file, is_done in zip(files, there, strict=True) if not is_done]
-        kept = [file for file, is_done in zip(files, there, strict=True) if is_done]
+        are_there = run_each(is_there, files, threads, advanced) if resume else [False] * len(files)
+        kept = list(compress(files, are_there))
+        missing = list(compress(files, map(not_, are_there)))
         _check_targets(folder, missing, inputs, resume, force)
         check_space(folder, _needed_length(folder, missing, inputs))
         names = {partial_name(file.name): file.name for file in missing}
@@ -91,7 +87,7 @@ def write_whole_files(
         if check is not None:
             for file in kept:
                 check(folder / file.name, file.name)
-        with Inputs([InputFile(str(path)) for path in inputs], PackError, data) as opened:
+        with Inputs(inputs, PackError, data) as opened:
             copier = Copier(folder, opened, advanced, resume=resume, clone=True)
             copier.write(partials, threads, finish)
     kept_length = copier.kept_length + sum(file.length for file in kept)
@@ -99,18 +95,18 @@ def write_whole_files(
 
 
 def partial_name(name: str) -> str:
-    """Return what a file is called until it is whole; never longer than a name can be."""
+    """Return the name of a file until it is whole; never longer than a name can be."""
     if len(os.fsencode(name + SUFFIX)) <= MAX_NAME_LENGTH:
         return name + SUFFIX
-    return f"{digest.of(os.fsencode(name)):016x}{SUFFIX}"
+    return f"{digest.xxh3(os.fsencode(name)):016x}{SUFFIX}"
 
 
 def _check_targets(
     folder: Path, files: Sequence[NewFile], inputs: Sequence[Path], resume: bool, force: bool
 ) -> None:
-    """Refuse what stands in the way of `files`; remove what an interrupted run left and is no use.
+    """Remove useless leftovers of an interrupted run; raise RequestError for other obstacles.
 
-    Raises RequestError; PackError where the names of the files are in each other's way.
+    Raises PackError if the names of the files collide.
     """
     names = {file.name for file in files} | {partial_name(file.name) for file in files}
     if len(names) < 2 * len(files):
@@ -129,12 +125,12 @@ def _check_targets(
 
 
 def _remove(partial: Path) -> None:
-    """Remove what an interrupted run left; raise RequestError where that run goes on."""
+    """Remove a leftover of an interrupted run; raise RequestError if that run goes on."""
     if partial.is_symlink():
         partial.unlink()
         return
-    with open(partial, "rb", opener=open_regular) as held:
-        lock(held.fileno(), partial)
+    with open(partial, "rb", opener=open_regular) as file:
+        lock(file.fileno(), partial)
         partial.unlink()
 
 
@@ -145,11 +141,11 @@ def _check_target(path: Path, inputs: Sequence[Path], resume: bool, force: bool)
     if path.is_dir():
         raise RequestError("a folder has this name", path=path, hint="choose another place")
     refuse_special(path)
-    if path.exists() and any(held.exists() and path.samefile(held) for held in inputs):
-        raise RequestError("belongs to what is read", path=path, hint="choose another place")
+    if path.exists() and any(other.exists() and path.samefile(other) for other in inputs):
+        raise RequestError("is one of the files to read", path=path, hint="choose another place")
     if is_in_pack(path):
-        hint = "choose another place; `force` changes nothing"
-        raise RequestError("a file of a pack is never written over", path=path, hint=hint)
+        hint = "choose another place; `force` has no effect"
+        raise RequestError("a file of a pack is never overwritten", path=path, hint=hint)
     if not force:
         problem = "exists already" + (", and is not the file that would be written" * resume)
         hint = "choose another place, or replace it with `force=True`"
@@ -157,39 +153,33 @@ def _check_target(path: Path, inputs: Sequence[Path], resume: bool, force: bool)
 
 
 def _needed_length(folder: Path, files: Sequence[NewFile], inputs: Sequence[Path]) -> int:
-    """Return the bytes of space that writing takes.
-
-    What an interrupted run has written or shared already takes none, nor does what can be shared.
-    """
-
-    def is_shared(extent: Extent) -> bool:
-        return extent.input < len(inputs) and extent.is_blocks
-
+    """Return the bytes of space that writing takes, beyond those written already or shared."""
     largest = max(filter(os.path.isfile, inputs), key=os.path.getsize, default=None)
     shares = largest is not None and can_clone(largest, folder)
     needed = 0
     for file in files:
         partial = folder / partial_name(file.name)
-        held = 512 * os.stat(partial).st_blocks if partial.exists() else 0
+        on_disk = 512 * os.stat(partial).st_blocks if partial.exists() else 0
         if shares:
-            held = max(held, sum(extent.length for extent in file.extents() if is_shared(extent)))
-        needed += max(0, file.length - held)
+            extents = (e for e in file.extents() if e.input < len(inputs) and e.is_blocks)
+            on_disk = max(on_disk, sum(extent.length for extent in extents))
+        needed += max(0, file.length - on_disk)
     return needed
 
 
 @contextmanager
 def _resumable(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Turn what the system says while writing into a MachineError, and say how to go on.
+    """Turn errors of the system while writing into a MachineError with a hint how to go on.
 
-    Where nothing was begun, there is nothing to go on with.
+    If nothing was begun, there is nothing to go on with.
     """
     hint = "run the same again with `resume=True` to continue"
     partials = [partial_name(name) for name in names]
     try:
         yield
     except OSError as error:
-        is_begun = any(os.path.lexists(folder / name) for name in (*partials, *names))
-        raise write_failure(error, folder, hint if is_begun else None) from error
+        has_begun = any(os.path.lexists(folder / name) for name in (*partials, *names))
+        raise write_failure(error, folder, hint if has_begun else None) from error
     except KeyboardInterrupt as stop:
         stop.add_note(hint)
         raise

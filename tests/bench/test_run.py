@@ -6,32 +6,26 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import moepack
-from moepack import extras
-from moepack.bench import drive, replay, run, workload
-from moepack.bench.pace import Schedule
-from moepack.bench.replay import Groups
-from moepack.bench.report import SurfacePoint
-from moepack.bench.scratch import Scratch
-from moepack.bench.timed_reads import in_flight, through_maps, through_queue
-from moepack.bench.turns import in_turns
+from moepack.bench import drive, layouts, run, workload
+from moepack.bench.comparison import Schedule
+from moepack.bench.layouts import Groups
+from moepack.bench.timed_reads import Scratch, in_flight, through_maps, through_queue
 from moepack.bench.workload import RoutedLayer
-from moepack.errors import MachineError, RequestError, TraceError
-from moepack.hotness import file
-from moepack.keys import ExpertKey
-from moepack.reading.expert_read import PAGE, FileRead
+from moepack.common import extras
+from moepack.common.errors import MachineError, RequestError, TraceError
+from moepack.common.keys import ExpertKey
+from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
+from moepack.pack.reading.expert_read import PAGE, FileRead
 from moepack.report import bench_text, chart
-from moepack.shape import ROUTED_FAMILY, FamilyShape, ModelShape
-from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
-from moepack.storage import page_cache
 from moepack.storage.threaded import ThreadedBackend
+from moepack.traces.hotness import file
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, pack_model
 from tests.support.needs import require_disk
 
@@ -72,9 +66,9 @@ def test_slices_and_parts_are_the_same_bytes_of_the_same_experts(
     source = open_source([first_shard(model)])
     with moepack.open(packs[model]) as pack:
         layers = [RoutedLayer(layer, (3, 0, 1)) for layer in pack.layers]
-        slices = replay.slices(source, find_experts(source), pack, layers)
-        parts = replay.parts(pack, layers)
-        blobs = replay.blobs(pack, layers)
+        slices = layouts.slices(source, pack, layers)
+        parts = layouts.parts(pack, layers)
+        blobs = layouts.blobs(pack, layers)
     assert list(map(sorted, contents(slices))) == list(map(sorted, contents(parts)))
     for (blob,), expert in zip(contents(blobs), contents(parts), strict=True):
         assert len(expert) > 1
@@ -82,30 +76,10 @@ def test_slices_and_parts_are_the_same_bytes_of_the_same_experts(
         assert blob.replace(b"\0", b"") == b"".join(expert).replace(b"\0", b"")
 
 
-@pytest.mark.parametrize("layout", ["blobs", "parts", "slices"])
-def test_a_reader_reads_each_layout_and_proves_it_with_the_digests_of_the_pack(
-    layout: str, packs: dict[str, Path]
-) -> None:
-    source = open_source([first_shard("ud-mixed")])
-    with moepack.open(packs["ud-mixed"]) as pack, pack.reader() as reader:
-        layers = [RoutedLayer(layer, (3, 1)) for layer in pack.layers]
-        groups = {
-            "blobs": replay.blobs(pack, layers),
-            "parts": replay.parts(pack, layers),
-            "slices": replay.slices(source, find_experts(source), pack, layers),
-        }[layout]
-        for group, (layer, numbers) in zip(groups, layers, strict=True):
-            with reader.submit_reads(group) as batch:
-                for expert, number in zip(batch.completions(in_order=True), numbers, strict=True):
-                    for kind in pack.parts(layer):
-                        part = reader.read(layer, number, kind.name)
-                        assert expert.part(kind.name) == part
-
-
 def test_the_source_of_another_pack_is_refused(packs: dict[str, Path]) -> None:
     other = open_source([first_shard("mixtral")])
     with moepack.open(packs["qwen3moe"]) as pack, pytest.raises(RequestError, match="layer 0"):
-        replay.slices(other, find_experts(other), pack, [RoutedLayer(0, (1,))])
+        layouts.slices(other, pack, [RoutedLayer(0, (1,))])
 
 
 @pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss"])
@@ -116,8 +90,8 @@ def test_raw_reads_are_rounded_to_pages_each_in_its_own_and_not_past_the_end(
     with moepack.open(packs[model]) as pack:
         last = max(pack.layers)
         layers = [RoutedLayer(last, tuple(range(pack.expert_count(last))))]
-        groups = replay.slices(source, find_experts(source), pack, layers)
-    (portion,) = replay.portions(groups, [1])
+        groups = layouts.slices(source, pack, layers)
+    (portion,) = layouts.portions(groups, [1])
     assert portion.useful_length == sum(part.length for part in groups[0][0].parts) * len(groups[0])
     for expert, rounded in zip(groups[0], portion.rounded[0], strict=True):
         end = 0
@@ -135,15 +109,8 @@ def test_raw_reads_are_rounded_to_pages_each_in_its_own_and_not_past_the_end(
 
 def test_portions_are_whole_layers_and_leave_nothing_over(packs: dict[str, Path]) -> None:
     with moepack.open(packs["qwen3moe"]) as pack:
-        groups = replay.blobs(pack, [RoutedLayer(0, (0,))] * 7)
-    assert [len(one.groups) for one in replay.portions(groups, [2, 2, 3])] == [2, 2, 3]
-
-
-def test_turns_give_each_side_its_results_in_order() -> None:
-    numbers = iter(range(6))
-    sides = {"a": lambda: next(numbers), "b": lambda: -next(numbers)}
-    assert in_turns(sides, 3) == {"a": [0, 3, 4], "b": [-1, -2, -5]}
-    assert in_turns(sides, 0) == {"a": [], "b": []}
+        groups = layouts.blobs(pack, [RoutedLayer(0, (0,))] * 7)
+    assert [len(one.groups) for one in layouts.portions(groups, [2, 2, 3])] == [2, 2, 3]
 
 
 def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
@@ -171,12 +138,8 @@ def test_a_trace_with_one_expert_a_line_is_read_token_by_token(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a,b,c\n1,2,3\n", "not a trace"),
-        ("", "empty"),
         (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,1,0,16"), "line 6.*not of the model.*expert 16"),
         (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,2,0,15"), "line 6.*not of the model.*layer 2"),
-        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,x,0,15"), "line 6.*not a line"),
-        (BIG_MOE.replace("0,1,0,1,0,15", "0,1"), "line 6.*not a line"),
         ("layer,expert,count\n0,1,5\n", "no tokens"),
         (BIG_MOE[: BIG_MOE.index("0,1,0,0,0")], "no selections"),
     ],
@@ -220,14 +183,14 @@ def test_the_layers_that_fit_are_whole_and_at_least_one(packs: dict[str, Path]) 
 def test_the_surface_stays_inside_the_files(tmp_path: Path) -> None:
     files = [(tmp_path / "a", 300 << 10), (tmp_path / "b", 70 << 10)]
     for order in drive.ORDERS:
-        ranges = drive.spread(files, 64 << 10, order)
+        ranges = drive.read_ranges(files, 64 << 10, order)
         drawn = [next(ranges) for _ in range(200)]
         assert {one.path.name for one in drawn} == {"a", "b"}
         for path, offset, length, _ in drawn:
             assert length == 64 << 10
             assert offset % length == 0
             assert offset + length <= dict(files)[path]
-    sequential = drive.spread(files, 64 << 10, "sequential")
+    sequential = drive.read_ranges(files, 64 << 10, "sequential")
     assert [next(sequential).offset >> 16 for _ in range(7)] == [0, 1, 2, 3, 0, 0, 1]
     assert {point.length for point in drive.grid(files)} == {64 << 10, 256 << 10}
 
@@ -258,27 +221,6 @@ def test_timed_reads_count_what_they_read_and_refuse_what_is_short(tmp_path: Pat
     backend.close()
 
 
-def test_in_flight_ends_in_time(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(4096))
-    backend = ThreadedBackend(direct=False)
-    usage = in_flight(backend, drive.spread([(path, 4096)], 512, "random"), 2, 512, 0.05)
-    backend.close()
-    assert usage.read_count > 10
-    assert 0.05 <= usage.seconds < 5
-
-
-def test_dropping_really_empties_the_page_cache(packs: dict[str, Path]) -> None:
-    require_disk(packs["gpt-oss"])
-    paths = sorted(packs["gpt-oss"].glob("experts-*.bin"))
-    for path in paths:
-        path.read_bytes()
-    if page_cache.cached_share(paths) != 1:
-        pytest.skip("this file system's cache cannot be seen")
-    page_cache.drop(paths)
-    assert page_cache.cached_share(paths) == 0
-
-
 def test_what_lies_in_memory_is_not_called_cold_and_gets_no_verdict() -> None:
     shared_memory = Path("/dev/shm")
     if not shared_memory.is_dir():
@@ -292,7 +234,7 @@ def test_what_lies_in_memory_is_not_called_cold_and_gets_no_verdict() -> None:
         shutil.rmtree(target)
     assert report.backend == "buffered"
     assert report.cold_is_assured is False
-    assert report.verdict == "No verdict: what was read may have come out of the page cache."
+    assert report.verdict == "No verdict: the reads may have come from the page cache."
 
 
 @pytest.fixture(scope="module")
@@ -377,7 +319,7 @@ def test_bench_of_a_model_measures_its_shards_and_compares_nothing() -> None:
     report = moepack.bench_pack(shard, seconds=0, point_seconds=0, length=100 << 10)
     assert report.pack == str(shard)
     assert (report.gains, report.packing_gains) == ((), None)
-    assert report.verdict.startswith("No verdict: these are shards as they lie")
+    assert report.verdict.startswith("No verdict: without a pack")
     assert {reads.layout for reads in report.readings} == {"blobs"}
     text = str(bench_text.text(report))
     assert re.search("^shards +reader, cold", text, re.MULTILINE)
@@ -407,14 +349,6 @@ def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
     assert "asked for" in report.why
     assert [gain.depth for gain in report.gains if gain.way == "reader"] == [1, 3, 1]
     assert len(report.readings) == 3 * 7
-    headlines = {
-        "gain": "Packing gains here: ",
-        "loss": "Packing loses here: ",
-        "none": "No gain here: ",
-        "undecided": "Not decided in 1 s: ",
-        None: "No verdict: ",
-    }
-    assert report.verdict.startswith(headlines[report.outcome])
     assert sum(count for count, _ in calls) == calls[-1][1] >= 600
     (schedule,) = announced
     assert schedule.seconds == report.seconds == 0.6
@@ -426,7 +360,6 @@ def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
     [
         ({"depths": ()}, "depths"),
         ({"depths": (1, 257)}, "depths.*256.*1,257"),
-        ({"seconds": -1}, "seconds"),
         ({"seconds": float("inf")}, "seconds"),
         ({"length": 0}, "length"),
         ({"point_seconds": float("nan")}, "seconds"),
@@ -443,14 +376,10 @@ def test_a_call_that_cannot_be_is_refused_before_anything_is_opened(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("--depths", "0"), "not a list of depths"),
         (("--depths", "1,,2"), "--depths: not a list of numbers"),
-        (("--depths", "9" * 5000), "--depths: not a list of numbers"),
         (("--length", "many"), "not a size"),
-        (("--length", "0"), "not a length"),
         (("--plot", "s.pdf"), "not a picture"),
         (("--plot", "s.svg", "--point-seconds", "0"), "no surface to draw"),
-        (("--trace", "t", "--hotness", "h"), "a trace and hotness at once"),
     ],
 )
 def test_options_that_cannot_be_are_usage_errors(
@@ -459,17 +388,6 @@ def test_options_that_cannot_be_are_usage_errors(
     run = moepack_command("bench", hot_pack, *options)
     assert run.returncode == 2
     assert problem in run.stderr
-
-
-@pytest.mark.long
-def test_a_picture_is_drawn_as_png_as_well(tmp_path: Path) -> None:
-    point = SurfacePoint(65536, 1, "random", 1e9, 0.1, 100)
-    chart.surface([point, replace(point, depth=2)], "title", str(tmp_path / "s.png"))
-    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
-    chart.surface([point], "title", str(tmp_path / "a.svg"))
-    chart.surface([point], "title", str(tmp_path / "b.svg"))
-    with pytest.raises(MachineError, match="cannot write"):
-        chart.surface([point], "title", str(tmp_path / "missing" / "s.png"))
 
 
 def test_plotting_without_matplotlib_says_what_to_install(

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import resuming, several_texts
 from benchmarks.several_texts import Moment, summarise
 from moepack.bench.run_memory import RunMemory
-from moepack.pager.pager import PagerUsage
+from moepack.running.pager.pager import PagerUsage
 from tests.support.needs import needs_llama
 
 

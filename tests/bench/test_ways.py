@@ -4,30 +4,25 @@ import itertools
 import mmap
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import moepack
-from moepack.bench import replay, run, ways, workload
-from moepack.bench.comparison import Apparatus
-from moepack.bench.report import BenchReport
+from moepack.bench import layouts, run, ways, workload
+from moepack.bench.comparison import Rig
 from moepack.bench.rounds import Condition, Measurement
-from moepack.bench.scratch import HUGE_PAGE, Scratch
-from moepack.reading.pack import Pack
-from moepack.source.experts import find_experts
-from moepack.source.shards import open_source
+from moepack.bench.run import BenchReport
+from moepack.bench.timed_reads import HUGE_PAGE, Scratch
+from moepack.pack.reading.pack import Pack
+from moepack.source.shards import Source, open_source
 from moepack.storage import page_cache
 from moepack.storage.aligned_read import address
 from moepack.storage.threaded import ThreadedBackend, ThreadedQueue
-from tests.support.amounts import amounts
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.needs import require_disk
 from tests.support.synthetic_drive import (
     CALM,
-    NOISY,
-    ROUGH,
     SyntheticDrive,
     Weather,
     nothing_is_cached,
@@ -43,29 +38,27 @@ def is_shard(path: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pack, run.Model]]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pack, Source]]:
     """Build a model of a few large enough experts, and a pack of it."""
     folder = tmp_path_factory.mktemp("model")
     shards = write_shards(split(moe(experts=4, ne=(256, 64)), 6), folder)
     moepack.pack_model(shards, folder / "pack")
     source = open_source(shards)
     with moepack.open(folder / "pack") as pack:
-        yield pack, run.Model(source, find_experts(source))
+        yield pack, source
 
 
-def measured(
-    model: tuple[Pack, run.Model], seed: int, weather: Weather, factor: float
-) -> BenchReport:
+def measured(model: tuple[Pack, Source], seed: int, weather: Weather, factor: float) -> BenchReport:
     """Run all of `bench` on a drive on which shards take `factor` times as long as packs."""
     drive = SyntheticDrive(seed, weather, factor, is_shard)
-    apparatus = Apparatus(drive.backend, drive.clock, drive.others)
+    rig = Rig(drive.backend, drive.clock, drive.disturbance)
     reads = workload.from_counts({}, model[0].shape, 2, 1, "")
     settings = run.Settings(DEPTHS, seconds=SECONDS, length=100 << 10, point_seconds=0)
     with nothing_is_cached():
-        return run.measure_pack(*model, reads, apparatus, settings)
+        return run.measure_pack(*model, reads, rig, settings)
 
 
-def truths(model: tuple[Pack, run.Model]) -> dict[tuple[str, int], float]:
+def truths(model: tuple[Pack, Source]) -> dict[tuple[str, int], float]:
     """Tell how many times as fast blobs are on a drive that treats all files alike."""
     report = measured(model, 0, CALM, 1.0)
     gains = [
@@ -75,7 +68,7 @@ def truths(model: tuple[Pack, run.Model]) -> dict[tuple[str, int], float]:
     return {(gain.way, gain.depth): gain.ratio or 0 for gain in gains}
 
 
-def test_what_is_measured_is_what_the_drive_does(model: tuple[Pack, run.Model]) -> None:
+def test_what_is_measured_is_what_the_drive_does(model: tuple[Pack, Source]) -> None:
     """One latency each for three slices against one for a blob, and more bytes by rounding."""
     before = truths(model)
     assert all(1 < before[way, 4] < before[way, 1] < 3 for way in ("reader", "raw"))
@@ -87,44 +80,18 @@ def test_what_is_measured_is_what_the_drive_does(model: tuple[Pack, run.Model]) 
             assert gain.word == "gain"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "weather",
-    [
-        replace(NOISY, outlier_share=0.001),
-        replace(ROUGH, outlier_share=0.001, phase_seconds=SECONDS / 8, drift_seconds=2 * SECONDS),
-    ],
-    ids=["noisy", "rough"],
-)
-@pytest.mark.parametrize("count", amounts(4, 10))
-@pytest.mark.parametrize(
-    ("truth", "headlines"),
-    [(0.98, {"No gain", "Not decided in 0 s:"}), (1.3, {"Packing gains"})],
-)
-def test_all_runs_of_all_of_it_say_what_is_so(
-    truth: float, headlines: set[str], weather: Weather, model: tuple[Pack, run.Model], count: int
+def test_all_layouts_get_the_same_buffers_and_whole_pages(
+    model: tuple[Pack, Source],
 ) -> None:
-    """At depth 1 packs are much faster there; but depth 4 is what counts.
-
-    Where each read takes another time, several of them at once take some 3 % longer than one.
-    """
-    factor = truth / truths(model)["reader", 4]
-    reports = [measured(model, seed, weather, factor) for seed in range(count)]
-    assert all(gain.word == "gain" for one in reports for gain in one.gains[:1])
-    said = {report.verdict.partition(" here")[0].partition(" at")[0] for report in reports}
-    assert said <= headlines, [report.verdict for report in reports]
-
-
-def test_all_layouts_get_the_same_buffers_and_whole_pages(model: tuple[Pack, run.Model]) -> None:
     """Raw: an expert's reads lie one behind the other in a buffer, and buffers take turns."""
-    pack, (source, experts) = model
+    pack, source = model
     layers = workload.from_counts({}, pack.shape, 3, 2, "").layers
     groups = {
-        "blobs": replay.blobs(pack, layers),
-        "parts": replay.parts(pack, layers),
-        "slices": replay.slices(source, experts, pack, layers),
+        "blobs": layouts.blobs(pack, layers),
+        "parts": layouts.parts(pack, layers),
+        "slices": layouts.slices(source, pack, layers),
     }
-    portions = {layout: replay.portions(one, [len(layers)]) for layout, one in groups.items()}
+    portions = {layout: layouts.portions(one, [len(layers)]) for layout, one in groups.items()}
     drive = SyntheticDrive(0, CALM, 1.0)
     with ways.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
         buffers = opened.buffers
@@ -149,20 +116,20 @@ def test_all_layouts_get_the_same_buffers_and_whole_pages(model: tuple[Pack, run
 
 
 def test_buffers_hold_the_longest_expert_of_any_layout(
-    model: tuple[Pack, run.Model], monkeypatch: pytest.MonkeyPatch
+    model: tuple[Pack, Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ways, "HUGE_PAGE", mmap.PAGESIZE)  # else there is room to spare
-    pack, (source, experts) = model
+    pack, source = model
     layers = workload.from_counts({}, pack.shape, 3, 2, "").layers
     portions = {
-        "blobs": replay.portions(replay.blobs(pack, layers), [len(layers)]),
-        "slices": replay.portions(replay.slices(source, experts, pack, layers), [len(layers)]),
+        "blobs": layouts.portions(layouts.blobs(pack, layers), [len(layers)]),
+        "slices": layouts.portions(layouts.slices(source, pack, layers), [len(layers)]),
     }
     drive = SyntheticDrive(0, CALM, 1.0)
     assert portions["slices"][0].longest > portions["blobs"][0].longest
     with ways.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
         assert opened.buffers.length == portions["slices"][0].longest
-        assert opened.meet(portions, 1) == 1
+        assert opened.warm_up(portions, 1) == 1
 
 
 def test_scratch_begins_on_huge_pages_and_has_been_touched() -> None:
@@ -186,12 +153,12 @@ def test_huge_pages_are_there_where_the_system_gives_them() -> None:
 
 @pytest.mark.parametrize("before", [("reader", "warm"), ("mapped", "cold"), ("raw", "cold")])
 def test_what_was_cached_is_dropped_before_a_cold_reading(
-    before: tuple[str, str], model: tuple[Pack, run.Model]
+    before: tuple[str, str], model: tuple[Pack, Source]
 ) -> None:
     pack, _ = model
     require_disk(pack.path)
     layers = workload.from_counts({}, pack.shape, 3, 2, "").layers
-    portions = {"blobs": replay.portions(replay.blobs(pack, layers), [len(layers)])}
+    portions = {"blobs": layouts.portions(layouts.blobs(pack, layers), [len(layers)])}
     paths = portions["blobs"][0].paths
     shares: list[float | None] = []
 

@@ -8,16 +8,16 @@ from moepack.packing.shard_index import index_model
 from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD, compiled
 from tests.support.gguf_builder import F32, moe
 from tests.support.light_folder import tmp_path
-from tests.support.models import pack_model
-from tests.support.pack_draft import COUNTS
+from tests.support.pack_draft import tiny
 
-__all__ = ["tmp_path"]
+__all__ = ["tiny", "tmp_path"]
 
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the C test program once, with sanitizers, and with zstd where it is installed."""
-    return compiled_test(tmp_path_factory.mktemp("c"), *(ZSTD if HAS_ZSTD else ()))
+    folder = tmp_path_factory.mktemp("c")
+    return compiled_test(folder, *SANITIZERS, *(ZSTD if HAS_ZSTD else ()))
 
 
 @pytest.fixture(scope="session")
@@ -28,30 +28,21 @@ def program_without_zstd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled_test(folder: Path, *flags: str) -> Path:
     target, source = folder / "reader_test", Path(__file__).parent / "reader_test.c"
-    run = compiled("cc", "-std=c99", *SANITIZERS, *flags, source, "-o", target)
+    run = compiled("cc", "-std=c99", *flags, source, "-o", target)
     assert run.returncode == 0, run.stderr
     return target
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pack two layers of two experts, each of three parts of 32 bytes; read-only."""
-    folder = tmp_path_factory.mktemp("small")
-    model = moe((0, 1), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(folder / "m.gguf")
-    pack_model([model], folder / "pack", counts=COUNTS)
-    return folder / "pack"
-
-
-@pytest.fixture(scope="session")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Lay an index over such a model, whose digests are known; read-only."""
+    """Lay an index over a model like that of `tiny`, with digests; read-only."""
     folder = tmp_path_factory.mktemp("apart")
     model = moe((0, 1), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(folder / "m.gguf")
     index_model(model, folder / "index", digests=True)
     return folder / "index"
 
 
-@pytest.fixture(params=["small", "apart"])
+@pytest.fixture(params=["tiny", "apart"])
 def either(request: pytest.FixtureRequest) -> Path:
     """Give a pack with blobs, then an index over shards; read-only."""
     return Path(request.getfixturevalue(request.param))

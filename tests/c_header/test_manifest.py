@@ -1,44 +1,47 @@
 """The C reader takes the name of the index from the manifest, and refuses what is no JSON."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moepack import digest, strict_json
-from moepack.format import manifest
-from moepack.format.names import is_index_name
+from moepack.common import digest, strict_json
+from moepack.pack.format import manifest
+from moepack.pack.format.names import is_index_name
 from tests.support.broken_packs import BAD_NAMES
-from tests.support.c_readers import c_says, python_says
+from tests.support.c_readers import Verdict, c_says, python_says
 from tests.support.hostile_input import mutate, random_edits
 from tests.support.pack_draft import sealed
 
 
-def with_value(small: Path, value: bytes) -> bytes:
+def with_value(tiny: Path, value: bytes) -> bytes:
     """Return the manifest with a value for a key that nobody knows, and its digest."""
-    body = body_of(small)
+    body = body_of(tiny)
     signed = json.dumps(body, indent=2).encode().removesuffix(b"\n}") + b',\n  "odd": ' + value
-    return signed + f',\n  "manifest_digest": "{digest.to_text(digest.of(signed))}"\n}}\n'.encode()
+    return (
+        signed + f',\n  "manifest_digest": "{digest.to_text(digest.xxh3(signed))}"\n}}\n'.encode()
+    )
 
 
-def with_name(small: Path, name: object) -> bytes:
+def with_name(tiny: Path, name: object) -> bytes:
     """Return the manifest with another name of the index, and its digest."""
-    body = body_of(small)
+    body = body_of(tiny)
     body["index"]["name"] = name
     return sealed(json.dumps(body, indent=2))
 
 
-def body_of(small: Path) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads((small / "manifest.json").read_bytes())
+def body_of(tiny: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((tiny / "manifest.json").read_bytes())
     del body["manifest_digest"]
     return body
 
 
-def linked(small: Path, path: Path, text: bytes, index: str = "index.bin") -> Path:
+def linked(tiny: Path, path: Path, text: bytes, index: str = "index.bin") -> Path:
     """Make a pack with another manifest, the index under that name, and no data files."""
     path.mkdir()
-    (path / index).symlink_to(small / "index.bin")
+    (path / index).symlink_to(tiny / "index.bin")
     (path / "manifest.json").write_bytes(text)
     return path
 
@@ -78,16 +81,25 @@ TWICE = [
 ]
 
 
-def test_any_json_may_stand_beside_the_name_of_the_index(
-    small: Path, tmp_path: Path, program: Path
-) -> None:
-    paths = [
-        linked(small, tmp_path / str(n), with_value(small, value)) for n, value in enumerate(SOUND)
-    ]
-    expected = python_says(small)
-    for value, path, verdict in zip(SOUND, paths, c_says(program, "check", paths), strict=True):
-        assert verdict == expected, value
-        assert python_says(path) == expected, value
+Check = Callable[[list[bytes]], list[tuple[Path, Verdict]]]
+"""The fixture `check`."""
+
+
+@pytest.fixture
+def check(tiny: Path, tmp_path: Path, program: Path) -> Check:
+    """Return what the C reader says of packs with other manifests."""
+
+    def says(texts: list[bytes]) -> list[tuple[Path, Verdict]]:
+        paths = [linked(tiny, tmp_path / str(n), text) for n, text in enumerate(texts)]
+        return list(zip(paths, c_says(program, "check", paths), strict=True))
+
+    return says
+
+
+def test_any_json_may_stand_beside_the_name_of_the_index(tiny: Path, check: Check) -> None:
+    expected = python_says(tiny)
+    for path, verdict in check([with_value(tiny, value) for value in SOUND]):
+        assert verdict == python_says(path) == expected, path.name
 
 
 @pytest.mark.parametrize(
@@ -96,75 +108,58 @@ def test_any_json_may_stand_beside_the_name_of_the_index(
     ids=["broken", "too deep", "twice"],
 )
 def test_what_is_no_json_for_everybody_is_refused(
-    values: list[bytes], words: str, small: Path, tmp_path: Path, program: Path
+    values: list[bytes], words: str, tiny: Path, check: Check
 ) -> None:
-    paths = [
-        linked(small, tmp_path / str(n), with_value(small, value)) for n, value in enumerate(values)
-    ]
-    for value, path, verdict in zip(values, paths, c_says(program, "check", paths), strict=True):
+    verdicts = check([with_value(tiny, value) for value in values])
+    for value, (path, verdict) in zip(values, verdicts, strict=True):
         assert verdict.refusal.startswith("DAMAGED manifest.json: byte "), value
         assert f": {words}" in verdict.refusal, value
         assert python_says(path).refusal, value
 
 
-def test_the_byte_that_is_wrong_is_named(small: Path, tmp_path: Path, program: Path) -> None:
-    text = with_value(small, b"[1, 2, x]")
-    path = linked(small, tmp_path / "pack", text)
-    (verdict,) = c_says(program, "check", [path])
-    assert verdict.refusal == f"DAMAGED manifest.json: byte {text.index(b'x]')}: not JSON"
-
-
-def test_what_is_not_one_object_with_an_index_is_refused(
-    small: Path, tmp_path: Path, program: Path
-) -> None:
+def test_what_is_not_one_object_with_an_index_is_refused(tiny: Path, check: Check) -> None:
     index = b'{"index": {"name": "index.bin"}}'
     nothing = "index.name: expected a plain name, found none"
+    later = with_value(tiny, b"[1, 2, x]")
     texts = {
         b"": "byte 0: not JSON",
         b" \n": "byte 2: not JSON",
         index + b"\0": "byte 32: not JSON",
         index + b" {}": "byte 33: not JSON",
         index[:-1]: "byte 31: not JSON",
+        later: f"byte {later.index(b'x]')}: not JSON",
         b"1": nothing,
         b"[" + index + b"]": nothing,
         b'["index", {"name": "index.bin"}]': nothing,
         b'"index.bin"': nothing,
         b"{}": nothing,
     }
-    paths = [linked(small, tmp_path / str(n), text) for n, text in enumerate(texts)]
-    verdicts = c_says(program, "check", paths)
-    for (text, words), verdict in zip(texts.items(), verdicts, strict=True):
+    *verdicts, (_, alone) = check([*texts, b" " + index + b"\n"])
+    for (text, words), (_, verdict) in zip(texts.items(), verdicts, strict=True):
         assert verdict.refusal == f"DAMAGED manifest.json: {words}", text
-    (verdict,) = c_says(program, "check", [linked(small, tmp_path / "only", b" " + index + b"\n")])
-    assert verdict.refusal == ""
+    assert alone.refusal == ""
 
 
-def test_a_manifest_has_up_to_8_mib(small: Path, tmp_path: Path, program: Path) -> None:
-    left = manifest.MAX_LENGTH - len(with_value(small, b""))
+def test_a_manifest_has_up_to_8_mib(tiny: Path, check: Check) -> None:
+    left = manifest.MAX_LENGTH - len(with_value(tiny, b""))
     values = [b'"' + b"x" * (left - 2) + b'"', b'"' + b"x" * (left - 1) + b'"']
-    paths = [
-        linked(small, tmp_path / str(n), with_value(small, value)) for n, value in enumerate(values)
-    ]
-    longest, longer = c_says(program, "check", paths)
-    assert longest == python_says(small)
+    (_, longest), (path, longer) = check([with_value(tiny, value) for value in values])
+    assert longest == python_says(tiny)
     most = manifest.MAX_LENGTH
     words = f"length: expected up to {most} bytes, found {most + 1}"
     assert longer.refusal == f"DAMAGED manifest.json: {words}"
-    assert python_says(paths[1]).refusal
+    assert python_says(path).refusal
 
 
 LEFT_TO_OTHERS = ("an object has the same key twice", "is beyond all numbers")
 """What the C reader does not look at, but for keys on the way to the name."""
 
 
-def test_c_and_python_agree_on_damage_to_the_manifest(
-    small: Path, tmp_path: Path, program: Path
-) -> None:
-    text = (small / "manifest.json").read_bytes()
+def test_c_and_python_agree_on_damage_to_the_manifest(tiny: Path, check: Check) -> None:
+    text = (tiny / "manifest.json").read_bytes()
     texts = [mutate(text, random_edits(seed, len(text))) for seed in range(500)]
-    paths = [linked(small, tmp_path / str(n), damaged) for n, damaged in enumerate(texts)]
     counts = [0, 0]
-    for damaged, verdict in zip(texts, c_says(program, "check", paths), strict=True):
+    for damaged, (_, verdict) in zip(texts, check(texts), strict=True):
         problem = problem_with(damaged)
         is_refused = verdict.refusal.startswith("DAMAGED manifest.json: ")
         assert is_refused == bool(problem) or problem.endswith(LEFT_TO_OTHERS), damaged
@@ -184,16 +179,16 @@ def problem_with(text: bytes) -> str:
 # Names.
 
 
-def test_the_index_may_have_any_plain_name(small: Path, tmp_path: Path, program: Path) -> None:
+def test_the_index_may_have_any_plain_name(tiny: Path, tmp_path: Path, program: Path) -> None:
     names = ["ranking-2.bin", "INDEX.BIN", "a", "9._-", "con-.x", "x" * 255, "manifest.json.x"]
     paths = [
-        linked(small, tmp_path / str(number), with_name(small, name), name)
+        linked(tiny, tmp_path / str(number), with_name(tiny, name), name)
         for number, name in enumerate(names)
     ]
-    text = with_value(small, b"0").replace(b'"name": "index', rb'"\u006eame" :"\u0069\u006Edex')
+    text = with_value(tiny, b"0").replace(b'"name": "index', rb'"\u006eame" :"\u0069\u006Edex')
     assert b"u006eame" in text
-    paths.append(linked(small, tmp_path / "escaped", text))
-    expected = python_says(small)
+    paths.append(linked(tiny, tmp_path / "escaped", text))
+    expected = python_says(tiny)
     assert all(verdict == expected for verdict in c_says(program, "check", paths))
     assert all(python_says(path).refusal == "" for path in paths[:-1])
 
@@ -205,37 +200,10 @@ OTHER_NAMES: list[Any] = [
 ]
 
 
-def test_other_names_are_refused(small: Path, tmp_path: Path, program: Path) -> None:
-    paths = [
-        linked(small, tmp_path / str(number), with_name(small, name))
-        for number, name in enumerate(OTHER_NAMES)
-    ]
-    verdicts = c_says(program, "check", paths)
-    for name, path, verdict in zip(OTHER_NAMES, paths, verdicts, strict=True):
+def test_other_names_are_refused(tiny: Path, check: Check) -> None:
+    verdicts = check([with_name(tiny, name) for name in OTHER_NAMES])
+    for name, (path, verdict) in zip(OTHER_NAMES, verdicts, strict=True):
         words = "DAMAGED manifest.json: index.name: expected a plain name, found "
         assert verdict.refusal.startswith(words), name
         assert verdict.refusal != words, name
         assert python_says(path).place == "index.name", name
-
-
-def test_no_data_file_has_the_name_of_the_index(small: Path, tmp_path: Path, program: Path) -> None:
-    name = "Experts-00001.BIN"
-    path = linked(small, tmp_path / "pack", with_name(small, name), name)
-    (verdict,) = c_says(program, "check", [path])
-    assert verdict.refusal == f"DAMAGED {name}: file 1: name: the index is called {name}"
-    assert python_says(path).place == "index.name"
-
-
-def test_messages_name_the_index_as_the_manifest_does(
-    small: Path, tmp_path: Path, program: Path
-) -> None:
-    text = with_name(small, "ranking-2.bin")
-    missing = linked(small, tmp_path / "missing", text, "ranking-1.bin")
-    path = linked(small, tmp_path / "pack", text, "ranking-2.bin")
-    damaged = bytearray((small / "index.bin").read_bytes())
-    damaged[-1] ^= 1
-    (path / "ranking-2.bin").unlink()
-    (path / "ranking-2.bin").write_bytes(damaged)
-    first, second = c_says(program, "check", [missing, path])
-    assert first.refusal == "DAMAGED ranking-2.bin: the file is missing"
-    assert second.refusal.startswith("DIGEST ranking-2.bin: trailer: expected ")

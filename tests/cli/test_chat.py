@@ -1,220 +1,183 @@
 """The chat of `run`: in a pipe, and on a terminal of its own."""
 
+import contextlib
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from moepack.cli import slash_commands
-from tests.support.chat_model import write_chat_model
+from moepack.cli.running.chat import parse_command
+from tests.support import warm_command
 from tests.support.children import PATIENCE
-from tests.support.models import first_shard, flip, pack_model
+from tests.support.models import flip, pack_model
 from tests.support.needs import needs_llama
 from tests.support.terminals import MOEPACK, Terminal, plain
+from tests.support.warm_command import Run
 
-pytestmark = [
-    pytest.mark.long,
-    needs_llama,
-]
+pytestmark = [pytest.mark.long, needs_llama]
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = ("--memory", "floor", "--threads", "1", "--temperature", "0", "--seed", "7")
+BRIEF = ("-n", "3", "-c", "256", *SMALL)
 LONG = "x" * 300
 """A line that has no room in a context of 64 tokens."""
-QUESTIONS = (
-    "{%- for message in messages if message.role == 'user' -%}"
-    "<{{ message.content | replace('\n', '|') }}>{%- endfor -%}"
-)
+Answer = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def chat_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a model with a template for chats."""
-    return write_chat_model(tmp_path_factory.mktemp("chat") / "chat.gguf")
+def alone(chat_path: Path) -> Answer:
+    """Return a function for the answer to a prompt by itself."""
+
+    @cache
+    def answer(prompt: str, *options: str) -> str:
+        words = ["run", str(chat_path), *BRIEF, "-q", "-p", prompt, *options]
+        return str(warm_command.run(words).stdout)
+
+    return answer
 
 
-def answers(run: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return the tokens of each answer, its speed left out, or which error ended it."""
-    lines = run.stderr.splitlines()[1:]
-    lines = [line for line in lines if not line.startswith("prompt: ")]
-    return [line.partition(",")[0].removeprefix("answer: ") for line in lines]
-
-
-def test_an_outgrown_context_ends_the_answer_and_clear_begins_anew(
-    moepack_command: Command, chat_path: Path
+def test_an_error_ends_an_answer_alone_and_clear_begins_anew(
+    cli: Run, chat_path: Path, alone: Answer
 ) -> None:
-    lines = f"hello\n{LONG}\n /clear \nhello\n"
     arguments = ("run", chat_path, "-n", "3", "--context", "64", *SMALL)
-    run = moepack_command(*arguments, input=lines)
-    assert answers(run) == [
-        "3 tokens",
+    fine = cli(*arguments, input="a\nb\n /clear \nhello\n")
+    run = cli(*arguments, input=f"a\n{LONG}\nb\n/clear\nrefuse\nhello\n")
+    assert (fine.returncode, run.returncode) == (0, 2), "the exit code tells of the error"
+    assert run.stdout == fine.stdout, "a question without an answer is forgotten"
+    assert run.stdout.endswith(alone("hello"))
+    lines = [line.partition(",")[0] for line in run.stderr.splitlines()[1:]]
+    assert [line for line in lines if not line.startswith("prompt: ")] == [
+        "answer: 3 tokens",
         "error: the prompt does not fit into the context",
         "hint: give it more with --context",
-        "hint: /clear forgets what was said so far",
-        "3 tokens",
+        "hint: /clear forgets the conversation",
+        "answer: 3 tokens",
+        "error: the model's chat template refuses the messages: not this",
+        "answer: 3 tokens",
     ]
-    assert run.returncode == 2, "where nobody sees the error, the exit code tells of it"
-    alone = moepack_command(*arguments, "-p", "hello")
-    assert run.stdout == alone.stdout * 2
 
 
-def test_a_question_without_an_answer_is_forgotten(
-    moepack_command: Command, chat_path: Path
-) -> None:
-    arguments = ("run", chat_path, "-n", "3", "--context", "64", *SMALL)
-    plain = moepack_command(*arguments, input="a\nb\n")
-    run = moepack_command(*arguments, input=f"a\n{LONG}\nb\n")
-    assert (plain.returncode, run.returncode) == (0, 2)
-    assert run.stdout == plain.stdout
-    assert run.stderr.count("answer: 3 tokens") == 2
-
-
-def test_messages_that_the_template_refuses_end_an_answer_alone(
-    moepack_command: Command, chat_path: Path
-) -> None:
-    run = moepack_command("run", chat_path, "-n", "3", "-q", *SMALL, input="refuse\nhello\n")
-    problem = "the model's chat template refuses the messages: not this"
-    assert run.stderr == f"error: {problem}\n"
-    assert run.returncode == 2
-    assert run.stdout.startswith(
-        moepack_command("run", chat_path, "-n", "3", "-q", *SMALL, "-p", "hello").stdout
-    )
-
-
-def test_a_damaged_expert_ends_an_answer_alone(
-    moepack_command: Command, chat_path: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_expert_ends_an_answer_alone(cli: Run, chat_path: Path, tmp_path: Path) -> None:
     pack = tmp_path / "pack"
     pack_model([chat_path], pack)
     for path in pack.glob("experts-*.bin"):
         for offset in range(5, path.stat().st_size, 4096):
             flip(path, offset)
-    run = moepack_command("run", pack, "-n", "3", "-q", *SMALL, input="hello\n\nagain\n")
+    run = cli("run", pack, "-n", "3", "-q", *SMALL, input="hello\n\nagain\n")
     errors = run.stderr.splitlines()[::2]
     assert len(errors) == 2, run.stderr
     assert all(error.startswith("error: ") and "digest" in error for error in errors)
     assert (run.returncode, run.stdout) == (4, "")
 
 
-def test_what_no_answer_would_have_is_said_before_the_first(moepack_command: Command) -> None:
-    run = moepack_command("run", first_shard("qwen3moe"), *SMALL, input="hello\nand again\n")
-    assert run.returncode == 2
-    error = f"error: {first_shard('qwen3moe')}: the model has no template for chats\n"
-    assert run.stderr.count("error: ") == run.stderr.count(error) == 1
+@pytest.mark.parametrize("mode", [("-p", "hello", "--raw"), ()], ids=["raw", "chat"])
+def test_a_schema_and_biases_hold_for_answers(
+    mode: tuple[str, ...], cli: Run, chat_path: Path
+) -> None:
+    arguments = ("run", chat_path, "-n", "8", "-c", "256", "-q", *SMALL, *mode)
+    schema = cli(*arguments, "-j", '{"const": 12345678901}', input="hello\n")
+    assert schema.stdout.strip()
+    assert "12345678901".startswith(schema.stdout.strip())
+    bias = cli(*arguments, "-l", "70+100", input="hello\n")
+    assert len(set(bias.stdout.strip())) == 1
 
 
-def test_lines_that_are_no_text_are_answered(moepack_command: Command, chat_path: Path) -> None:
-    arguments = ("run", chat_path, "-n", "3", *SMALL)
-    run = moepack_command(*arguments, input="a\udcff\n", errors="surrogateescape")
-    assert (run.returncode, answers(run)) == (0, ["3 tokens"]), run.stderr
-
-
-def test_a_schema_and_biases_hold_for_answers(moepack_command: Command, chat_path: Path) -> None:
-    arguments = ("run", chat_path, "-n", "8", "-c", "256", "-q", *SMALL)
-    for more in (("-p", "hello"), ("-p", "hello", "--raw"), ()):
-        schema = moepack_command(*arguments, *more, "-j", '{"const": 12345678901}', input="hello\n")
-        assert schema.stdout.strip()
-        assert "12345678901".startswith(schema.stdout.strip())
-        plainly = moepack_command(*arguments, *more, input="hello\n")
-        bias = moepack_command(*arguments, *more, "-l", "70+100", input="hello\n")
-        assert len(set(bias.stdout.strip())) == 1
-        assert bias.stdout != plainly.stdout
-
-
-def test_quotes_hold_several_lines_together(moepack_command: Command, chat_path: Path) -> None:
-    """They are one message, and none of them is a command; the end of a pipe ends it as well."""
-    arguments = ("run", chat_path, "-n", "3", "-c", "256", "-q", *SMALL)
+def test_quoted_lines_paths_and_bytes_that_are_no_text_are_messages(
+    cli: Run, chat_path: Path, alone: Answer
+) -> None:
+    """Quoted lines are one message, and none of them is a command; so ends a pipe as well."""
     lines = "a\n/clear\n\nb"
-    alone = moepack_command(*arguments, "-p", lines).stdout
-    for text in (
-        f'"""{lines}"""\n',
-        f'"""\n{lines}\n"""\n',
-        f'  """{lines}\n""" \n',
-        f'"""\n{lines}',
-    ):
-        run = moepack_command(*arguments, input=text)
-        assert (run.returncode, run.stdout) == (0, alone), text
-
-
-def test_what_is_quoted_is_no_command(moepack_command: Command, chat_path: Path) -> None:
-    arguments = ("run", chat_path, "-n", "3", "-c", "256", "-q", *SMALL)
-    for word in ("/bye", "/nothing"):
-        run = moepack_command(*arguments, input=f'"""{word}"""\n')
-        alone = moepack_command(*arguments, "-p", word)
-        assert (run.returncode, run.stdout) == (0, alone.stdout)
+    messages = {
+        "/etc/hosts is a file": "/etc/hosts is a file",
+        '"""/bye"""': "/bye",
+        f'"""{lines}"""': lines,
+        f'"""\n{lines}\n"""': lines,
+        f'  """{lines}\n""" ': lines,
+        f'"""\n{lines}': lines,
+    }
+    text = "\n/clear\n".join(["\udcff", *messages])
+    arguments = ("run", chat_path, *BRIEF, "-q")
+    run = cli(*arguments, input=text.encode(errors="surrogateescape"), text=False)
+    assert (run.returncode, run.stderr) == (0, b"")
+    expected = "".join(map(alone, messages.values()))
+    assert run.stdout.decode().endswith(expected)
+    assert len(run.stdout) > len(expected.encode())
 
 
 def test_a_command_of_a_chat_is_obeyed_and_never_sent(
-    moepack_command: Command, chat_path: Path
+    cli: Run, chat_path: Path, alone: Answer
 ) -> None:
-    arguments = ("run", chat_path, "-n", "3", "--context", "256", *SMALL)
-    alone = moepack_command(*arguments, input="hello\n")
-    run = moepack_command(*arguments, input="hello\n/help\n/?\n/nothing\n/clear it\n/bye\nno\n")
-    assert (run.returncode, run.stdout) == (2, alone.stdout)
+    lines = "hello\n/help\n/?\n/nothing\n/clear it\n/bye\nno\n"
+    run = cli("run", chat_path, *BRIEF, input=lines)
+    assert (run.returncode, run.stdout) == (2, alone("hello"))
     assert run.stderr.count("/regen  ") == 2
-    assert "error: no command of a chat: /nothing\n" in run.stderr
+    assert "error: not a chat command: /nothing\n" in run.stderr
     assert "hint: there are /help /regen /system /clear /stats /bye; " in run.stderr
-    assert "error: /clear takes nothing behind it, found it\n" in run.stderr
+    assert "error: /clear takes no argument, found it\n" in run.stderr
     assert run.stderr.count("answer: ") == 1
 
 
-@pytest.mark.parametrize("text", ["/help\nline two", "/clear\n/bye", "/nothing\nat all\n"])
-def test_several_lines_are_no_command(text: str) -> None:
-    assert slash_commands.parse(text) is None
-    assert slash_commands.parse("/system be\nbrief") == ("system", "be\nbrief")
-    assert slash_commands.parse(" /help\n") == ("help", "")
+def test_several_lines_are_no_command() -> None:
+    for text in ("/help\nline two", "/clear\n/bye", "/nothing\nat all\n"):
+        assert parse_command(text) is None
+    assert parse_command("/system be\nbrief") == ("system", "be\nbrief")
+    assert parse_command(" /help\n") == ("help", "")
 
 
-def test_a_path_is_no_command(moepack_command: Command, chat_path: Path) -> None:
-    run = moepack_command("run", chat_path, "-n", "3", *SMALL, input="/etc/hosts is a file\n")
-    assert (run.returncode, answers(run)) == (0, ["3 tokens"])
-
-
-def test_an_answer_is_computed_again_with_another_seed(
-    moepack_command: Command, chat_path: Path
-) -> None:
+def test_an_answer_is_computed_again_with_another_seed(cli: Run, chat_path: Path) -> None:
     warm = ("--memory", "floor", "-t", "1", "--temp", "2", "-c", "256", "-n", "9")
-    run = moepack_command("run", chat_path, *warm, "-s", "5", input="/regen\nhello\n/regen\nand?\n")
+    run = cli("run", chat_path, *warm, "-s", "5", input="/regen\nhello\n/regen\nand?\n")
     assert run.stderr.count("error: nothing has been answered yet") == 1
     assert re.findall(r"seed (\d+)", run.stderr) == ["5", "6", "5"]
-    texts = [
-        moepack_command("run", chat_path, *warm, "-s", seed, "-p", "hello").stdout
-        for seed in ("5", "6")
-    ]
+    texts = [cli("run", chat_path, *warm, "-s", seed, "-p", "hello").stdout for seed in ("5", "6")]
     assert run.stdout.startswith("".join(texts))
     assert texts[0] != texts[1]
 
 
-def test_what_the_model_is_told_is_shown_and_changed(
-    moepack_command: Command, chat_path: Path
-) -> None:
-    arguments = ("run", chat_path, "-n", "5", "-c", "256", *SMALL)
-    run = moepack_command(
-        *arguments, input='/system\n/system be brief\n/system\nhello\n/clear\n/system ""\nhello\n'
-    )
-    told = moepack_command(*arguments, "-p", "hello", "--system", "be brief")
-    plainly = moepack_command(*arguments, "-p", "hello")
-    assert run.stdout == told.stdout + plainly.stdout
+def test_the_system_prompt_is_shown_and_changed(cli: Run, chat_path: Path, alone: Answer) -> None:
+    lines = '/system\n/system be brief\n/system\nhello\n/clear\n/system ""\nhello\n'
+    run = cli("run", chat_path, *BRIEF, input=lines)
+    assert run.stdout == alone("hello", "--system", "be brief") + alone("hello")
     shown = [line for line in run.stderr.splitlines()[1:] if ":" not in line]
-    assert shown == ["the model is told nothing before all else", "be brief"]
+    assert shown == ["there is no system prompt", "be brief"]
 
 
 ENDLESS = ("--context", "2048", "--ignore-eos")
 """Answers that end with the context alone: after seconds."""
 PROMPT = r"\x1b\[\?2004h[^\n]*>"
-"""What a terminal gets when it is to be typed at."""
+"""The sequence with which a terminal invites typing."""
 
 
 @pytest.fixture
 def terminal(chat_path: Path) -> Iterator[Terminal]:
-    """Begin a chat."""
+    """Begin a chat, up to its prompt."""
+    yield from begin_chat(chat_path)
+
+
+@pytest.fixture(scope="module")
+def open_terminal(chat_path: Path) -> Iterator[Terminal]:
+    yield from begin_chat(chat_path)
+
+
+@pytest.fixture
+def long_terminal(open_terminal: Terminal) -> Terminal:
+    """Clear a chat that goes on: each test leaves it at the prompt."""
+    open_terminal.type("/clear\r")
+    open_terminal.until("the conversation is forgotten")
+    open_terminal.until(PROMPT)
+    return open_terminal
+
+
+def begin_chat(chat_path: Path) -> Iterator[Terminal]:
     terminal = Terminal(*MOEPACK, "run", str(chat_path), *SMALL, *ENDLESS)
     try:
+        terminal.until("/help lists the other commands")
+        written = terminal.until(PROMPT)
+        assert "\x1b[6n" not in written, "some terminals never answer where the cursor is"
         yield terminal
     finally:
         terminal.close()
@@ -230,75 +193,73 @@ def begin_answer(terminal: Terminal, text: str = "hello") -> None:
 def signal_children(process_id: int, number: signal.Signals) -> None:
     """Send a signal to the processes that one has started."""
     for path in Path(f"/proc/{process_id}/task").glob("*/children"):
-        for child in path.read_text().split():
-            os.kill(int(child), number)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
+            for child in path.read_text().split():
+                os.kill(int(child), number)
 
 
-def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
-    terminal.until("/help says what else there is")
-    terminal.until(PROMPT)
-    for _ in range(3):
-        begin_answer(terminal)
-        terminal.type("\x03" * 2)
-        said = terminal.until(PROMPT)
-        assert "; interrupted" in " ".join(plain(said).split())
-    terminal.type("and\x03")
-    terminal.until("Ctrl-D or /bye ends the chat")
-    terminal.until(PROMPT)
-    terminal.type("\x04")
-    assert terminal.process.wait(PATIENCE) == 0
+def test_ctrl_c_ends_an_answer_and_never_the_chat(long_terminal: Terminal) -> None:
+    for _ in range(2):
+        begin_answer(long_terminal)
+        long_terminal.type("\x03")  # a second one may make Linux drop what is not yet shown
+        written = long_terminal.until(PROMPT)
+        assert "; interrupted" in " ".join(plain(written).split())
 
 
-def test_a_chat_ends_with_its_server(terminal: Terminal) -> None:
-    terminal.until(PROMPT)
-    begin_answer(terminal)
-    signal_children(terminal.process.pid, signal.SIGKILL)
-    terminal.until("server: ended by SIGKILL")
-    assert terminal.process.wait(PATIENCE) == 6
-    assert terminal.is_as_usual
+def test_ctrl_c_and_a_signal_clear_the_line_that_is_typed(long_terminal: Terminal) -> None:
+    for is_signal in (False, True):
+        long_terminal.type("hello")
+        written = long_terminal.until("hello")
+        if is_signal:
+            long_terminal.process.send_signal(signal.SIGINT)
+        else:
+            long_terminal.type("\x03")
+        written += long_terminal.until("Ctrl-D or /bye ends the chat")
+        written += long_terminal.until(PROMPT)
+        assert "\x1b[0m" in written
+        assert not re.search(r"\x1b\[(?!0m)[0-9;]*m", written), "it has no colours"
 
 
-def test_what_the_next_answer_waits_for_is_shown(terminal: Terminal) -> None:
-    """An answer that is left is computed for a while: here until its server goes on."""
-    terminal.until(PROMPT)
-    begin_answer(terminal)
-    signal_children(terminal.process.pid, signal.SIGSTOP)
-    terminal.type("\x03")
-    terminal.until(PROMPT)
-    terminal.type("hello\r")
-    terminal.until("ending the answer before")
-    signal_children(terminal.process.pid, signal.SIGCONT)
+def test_the_wait_for_an_answer_that_was_left_is_shown(long_terminal: Terminal) -> None:
+    """The server computes it for a while longer: here until it goes on."""
+    begin_answer(long_terminal)
+    signal_children(long_terminal.process.pid, signal.SIGSTOP)
+    long_terminal.type("\x03")
+    long_terminal.until(PROMPT)
+    long_terminal.type("hello\r")
+    long_terminal.until("ending the answer before")
+    signal_children(long_terminal.process.pid, signal.SIGCONT)
     time.sleep(0.3)
-    terminal.type("\x03")
-    terminal.until(r"\binterrupted")
+    long_terminal.type("\x03")
+    long_terminal.until(r"\binterrupted")
+    long_terminal.until(PROMPT)
 
 
-def test_ctrl_c_at_any_moment_leaves_the_chat_as_it_was(terminal: Terminal) -> None:
+def test_ctrl_c_at_any_moment_leaves_the_chat_as_it_was(long_terminal: Terminal) -> None:
     """Also between the prompt and the answer, while it is closed, and before the next prompt."""
-    terminal.until(PROMPT)
-    for number in range(6):
-        terminal.type("hello\r")
-        time.sleep(0.04 * number)
+    for number in range(5):
+        long_terminal.type("hello\r")
+        time.sleep(0.05 * number)
         for _ in range(4):
-            terminal.type("\x03")
+            long_terminal.type("\x03")
             time.sleep(0.004)
         time.sleep(0.3)
-        terminal.type("\x15/system\r")
-        terminal.until("is told nothing before")
-        terminal.until(PROMPT)
-    terminal.type("/bye\r")
-    assert terminal.process.wait(PATIENCE) == 0
+        long_terminal.type("\x15/system\r")
+        long_terminal.until("there is no system prompt")
+        long_terminal.until(PROMPT)
 
 
-def test_a_signal_that_interrupts_the_prompt_clears_the_line(terminal: Terminal) -> None:
-    terminal.until(PROMPT)
-    terminal.type("hello")
-    terminal.until("hello")
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.until("Ctrl-D or /bye ends the chat")
-    terminal.until(PROMPT)
-    terminal.type("/bye\r")
-    assert terminal.process.wait(PATIENCE) == 0
+def test_stats_are_switched_on_and_off_in_the_chat(long_terminal: Terminal) -> None:
+    long_terminal.type("/stats\r")
+    long_terminal.until("stats are on")
+    long_terminal.until(PROMPT)
+    begin_answer(long_terminal)
+    long_terminal.until(r"tok/s, .* hits")
+    long_terminal.type("\x03")
+    long_terminal.until(PROMPT)
+    long_terminal.type("/stats\r")
+    long_terminal.until("stats are off")
+    long_terminal.until(PROMPT)
 
 
 def test_pasted_lines_are_one_message(chat_path: Path) -> None:
@@ -314,23 +275,12 @@ def test_pasted_lines_are_one_message(chat_path: Path) -> None:
         terminal.until("/bye")
         terminal.type("\x03")
         terminal.until(PROMPT)
-        terminal.type("x\r")
-        terminal.until(r"prompt: (\d+) tokens")
+        terminal.type("\x04")
+        assert terminal.process.wait(PATIENCE) == 0
     finally:
         terminal.close()
     assert first.count("prompt: ") == 1
     assert int(re.findall(r"prompt: (\d+)", first)[0]) > len("<user>a bb /bye")
-
-
-def test_stats_are_switched_on_in_the_chat(terminal: Terminal) -> None:
-    terminal.until(PROMPT)
-    terminal.type("/stats\r")
-    terminal.until("stats are on")
-    terminal.until(PROMPT)
-    begin_answer(terminal)
-    terminal.until(r"tok/s, .* hits")
-    terminal.type("\x03")
-    terminal.until(PROMPT)
 
 
 def test_a_dumb_terminal_gets_no_control_sequences(chat_path: Path) -> None:
@@ -348,33 +298,24 @@ def test_a_dumb_terminal_gets_no_control_sequences(chat_path: Path) -> None:
     assert "\x1b" not in written
 
 
-def test_a_termination_ends_the_chat_and_not_an_answer_alone(terminal: Terminal) -> None:
-    terminal.until(PROMPT)
+def test_a_chat_ends_with_its_server(terminal: Terminal) -> None:
     begin_answer(terminal)
-    terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.process.wait(PATIENCE) == 130
-
-
-def test_a_termination_at_the_prompt_ends_the_chat(terminal: Terminal) -> None:
-    terminal.until(PROMPT)
-    terminal.type("hello")
-    terminal.until("hello")
-    assert not terminal.is_as_usual
-    terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.process.wait(PATIENCE) == 130
+    signal_children(terminal.process.pid, signal.SIGKILL)
+    terminal.until("server: ended by SIGKILL")
+    assert terminal.process.wait(PATIENCE) == 6
     assert terminal.is_as_usual
 
 
-def test_a_terminal_is_not_asked_where_its_cursor_is(terminal: Terminal) -> None:
-    """Some never answer."""
-    written = terminal.until(PROMPT)
-    terminal.type("hello")
-    assert "\x1b[6n" not in written + terminal.until("hello")
-
-
-def test_the_line_that_is_typed_has_no_colours(terminal: Terminal) -> None:
-    terminal.until(PROMPT)
-    terminal.type("hello\x03")
-    written = terminal.until(PROMPT)
-    assert re.findall(r"\x1b\[[0-9;]*m", written).count("\x1b[0m") > 0
-    assert not re.search(r"\x1b\[(?!0m)[0-9;]*m", written)
+@pytest.mark.parametrize("is_answering", [True, False])
+def test_a_termination_ends_the_chat_and_not_an_answer_alone(
+    is_answering: bool, terminal: Terminal
+) -> None:
+    if is_answering:
+        begin_answer(terminal)
+    else:
+        terminal.type("hello")
+        terminal.until("hello")
+        assert not terminal.is_as_usual
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.process.wait(PATIENCE) == 130
+    assert terminal.is_as_usual

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from moepack.cli import main
-from moepack.footprint.weights import weights_of
+from moepack.planning.footprint.model import footprint_of
 from tests.support.gguf_builder import F32, moe, split
 from tests.support.models import FIXTURES, flip, shards_of
 from tests.support.needs import needs_llama
@@ -84,11 +84,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     layout = (FIXTURES.parent / "layouts" / "layers.toml").read_text()
     Path(made.named(".toml")).write_text(layout)
     Path(made.named(".machine")).write_text(MACHINE)
-    receipt = RECEIPT | {"model_size": weights_of(source).length}
+    receipt = RECEIPT | {"model_size": footprint_of(source).weights.length}
     Path(made.named(".receipt")).write_text(json.dumps([receipt]))
     for number in range(2):
-        stated = f"# model={NAME.replace(chr(10), '').replace(chr(13), '')}{number} arch=qwen3moe\n"
-        Path(made.named(f".{number}.csv")).write_text(f"# route_trace v1\n{stated}{TRACE}{ROWS}")
+        name = NAME.replace(chr(10), "").replace(chr(13), "")
+        heading = f"# model={name}{number} arch=qwen3moe\n"
+        Path(made.named(f".{number}.csv")).write_text(f"# route_trace v1\n{heading}{TRACE}{ROWS}")
     return made
 
 
@@ -133,17 +134,9 @@ COMMANDS: dict[str, Command] = {
     "hotness": lambda s: [
         *("hotness", s.named(".0.csv"), s.named(".1.csv"), "-o", s.named(".hot.csv"), "--force"),
     ],
-    "simulate": lambda s: [
-        *("simulate", s.named(".0.csv"), "--model", s.pack),
-        *("--plot", s.named(".s.svg"), "--force"),
-    ],
-    "bench": lambda s: [
-        *("bench", s.pack, "--source", s.source, *LITTLE, "--plot", s.named(".b.svg"), "--force"),
-    ],
-    "machine": lambda s: ["machine", s.pack, "--seconds", "0"],
-    "machine to a file": lambda s: [
-        *("machine", s.pack, "--seconds", "0", "-o", s.named(".m.toml"), "--force"),
-    ],
+    "simulate": lambda s: ["simulate", s.named(".0.csv"), "--model", s.pack],
+    "bench": lambda s: ["bench", s.pack, "--source", s.source, *LITTLE],
+    "machine": lambda s: ["machine", s.pack, "--seconds", "0", "-o", s.named(".m.toml"), "--force"],
     "forecast": lambda s: [
         *("forecast", s.pack, "--machine", s.named(".machine"), "--receipt", s.named(".receipt")),
         *("--plot", s.named(".f.svg"), "--force"),
@@ -192,14 +185,15 @@ def strings(value: object) -> list[str]:
 
 def test_files_for_other_programs_are_well_formed(scene: Scene) -> None:
     """JUnit XML and SVG allow few control characters, TOML none in a text."""
-    outputs = {"verify a damaged pack": ".xml", "trace concentration": ".c.svg"}
-    outputs |= {"simulate": ".s.svg", "bench": ".b.svg", "forecast": ".f.svg"}
-    for command, suffix in outputs.items():
-        assert main.run(COMMANDS[command](scene)) == (5 if suffix == ".xml" else 0)
+    for suffix in (".xml", ".c.svg", ".f.svg"):
+        name = next(name for name, words in COMMANDS.items() if scene.named(suffix) in words(scene))
+        if not Path(scene.named(suffix)).exists():
+            assert main.run(COMMANDS[name](scene)) == (5 if suffix == ".xml" else 0)
         data = Path(scene.named(suffix)).read_bytes()
         assert len(list(ElementTree.fromstring(data).iter())) > 4
         assert not _OBEYED.findall(data.decode().replace("\t", ""))
-    main.run(COMMANDS["machine to a file"](scene))
+    if not Path(scene.named(".m.toml")).exists():
+        assert main.run(COMMANDS["machine"](scene)) == 0
     again = ["forecast", scene.pack, "--machine", scene.named(".m.toml")]
     assert main.run(again) == 0
 

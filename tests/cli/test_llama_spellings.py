@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 import pytest
 
-from moepack.cli.llama_spellings import RUN, SERVE, check_rest, translate
-from moepack.cli.request_fields import split_fields
-from moepack.cli.running import run
-from moepack.cli.serving import serve
-from moepack.errors import RequestError
+from moepack.cli.run import _split_prompt, run
+from moepack.cli.running.request_fields import split_fields
+from moepack.cli.serve import serve
+from moepack.cli.words.llama_spellings import RUN, SERVE, Translation, check_rest
+from moepack.common.errors import RequestError
 from tests.support.needs import needs_llama
 
 
@@ -39,7 +39,8 @@ from tests.support.needs import needs_llama
     ],
 )
 def test_run_understands_what_is_typed(typed: str, words: str, passed_on: str) -> None:
-    assert translate(run, typed.split(), RUN) == (words.split(), passed_on.split())
+    translation = Translation(run, typed.split(), RUN)
+    assert (translation.words, translation.passed_on) == (words.split(), passed_on.split())
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,8 @@ def test_run_understands_what_is_typed(typed: str, words: str, passed_on: str) -
     ],
 )
 def test_serve_understands_what_is_typed(typed: str, words: str, passed_on: str) -> None:
-    assert translate(serve, typed.split(), SERVE) == (words.split(), passed_on.split())
+    translation = Translation(serve, typed.split(), SERVE)
+    assert (translation.words, translation.passed_on) == (words.split(), passed_on.split())
 
 
 @pytest.mark.parametrize(
@@ -58,17 +60,21 @@ def test_serve_understands_what_is_typed(typed: str, words: str, passed_on: str)
     [
         (
             "-ngl 99 m.gguf",
-            "-ngl: the llama.cpp",
+            "-ngl: moepack's own llama.cpp",
             "moepack run m.gguf -- llama-server -m {} -ngl 99",
         ),
-        ("m --n-cpu-moe=3", "--n-cpu-moe: the llama.cpp", "llama-server -m {} --n-cpu-moe 3"),
-        ("m -ot exps=CPU", "-ot: the llama.cpp", "-ot exps=CPU"),
-        ("m -cmoe", "-cmoe: the llama.cpp", "llama-server -m {} -cmoe"),
+        (
+            "m --n-cpu-moe=3",
+            "--n-cpu-moe: moepack's own llama.cpp",
+            "llama-server -m {} --n-cpu-moe 3",
+        ),
+        ("m -ot exps=CPU", "-ot: moepack's own llama.cpp", "-ot exps=CPU"),
+        ("m -cmoe", "-cmoe: moepack's own llama.cpp", "llama-server -m {} -cmoe"),
         ("m --mlock", "--mlock: llama.cpp would read or lock the whole model", "--memory"),
         ("m --no-mmap", "--no-mmap: llama.cpp would read or lock", "leave it out"),
         ("m -np 4", "-np: `run` computes one text at a time", "moepack serve m -- -np 4"),
-        ("m --port 99", "--port: `run` serves nobody", "moepack serve m --port 99"),
-        ("-hf a/b", "-hf: moepack downloads nothing yet", "hf download a/b --include"),
+        ("m --port 99", "--port: `run` is not a server", "moepack serve m --port 99"),
+        ("-hf a/b", "-hf: moepack cannot download models", "hf download a/b --include"),
         ("m -m n", "the model is named twice: m, and -m n", "name it once"),
         ("m -n5 -m n", "the model is named twice: m, and -m n", "name it once"),
         ("-m", "-m names no model", "-m FILE"),
@@ -78,14 +84,14 @@ def test_serve_understands_what_is_typed(typed: str, words: str, passed_on: str)
 )
 def test_the_rest_is_answered_with_what_to_type(typed: str, problem: str, hint: str) -> None:
     with pytest.raises(RequestError) as caught:
-        translate(run, typed.split(), RUN)
+        run.make_context("run", typed.split())
     assert caught.value.problem.startswith(problem)
     assert hint in (caught.value.hint or "")
 
 
 def test_a_batch_is_noted_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert translate(run, ["m", "-b", "512"], RUN) == (["m"], [])
-    assert "micro-batches (-ub): -b 512 changes nothing here" in capsys.readouterr().err
+    assert Translation(run, ["m", "-b", "512"], RUN).words == ["m"]
+    assert "micro-batches (-ub): -b 512 has no effect here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -134,16 +140,35 @@ def test_what_cannot_go_into_requests_is_refused(typed: str, problem: str) -> No
 
 @pytest.mark.parametrize("typed", ["--bogus 3 -m m", "m --bogus 3 -m n", "--bogus 3 -ngl 9"])
 def test_the_value_of_an_unknown_option_is_no_model(typed: str) -> None:
-    words = run.expand_words(click.Context(run), typed.split())
     with pytest.raises(click.NoSuchOption, match="--bogus"):
-        run.make_context("run", words)
+        run.make_context("run", typed.split())
 
 
-def test_a_prompt_may_stand_before_the_model() -> None:
-    for words in (["Why is it", "-m", "m"], ["-m", "m", "Why is it"]):
-        context = click.Context(run)
-        expanded = run.expand_words(context, words)
-        assert run.settle_words(context, expanded) == ["m", "-p", "Why is it"]
+@pytest.mark.parametrize(
+    ("typed", "prompt"),
+    [
+        ("MODEL|Why is it?", "Why is it?"),
+        ("Why is it?|-m|MODEL", "Why is it?"),
+        ("MODEL|Why?|-n|3", None),
+        ("MODEL|summarise notes.gguf", "summarise notes.gguf"),
+        ("MODEL|/etc is what", "/etc is what"),
+        ("MODEL|nowhere/ is what", "nowhere/ is what"),
+        ("MODEL|llama-3 or llama-4, which?", "llama-3 or llama-4, which?"),
+        ("a b.gguf", None),
+        ("MODEL|./a b.gguf", None),
+        ("MODEL|~/a b.gguf", None),
+        ("model-00001-of-00006.gguf|a b", None),
+    ],
+)
+def test_a_last_argument_that_is_no_path_is_a_prompt(
+    typed: str, prompt: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a b").touch()
+    (tmp_path / "MODEL").touch()
+    monkeypatch.chdir(tmp_path)
+    words = run.make_context("run", typed.split("|")).params["source_or_pack"]
+    expected = (words, None) if prompt is None else (("MODEL",), prompt)
+    assert _split_prompt(words, None, None) == expected
 
 
 OPTION = re.compile(r"((?:-\S+, +)*-\S+)((?: (?:<[^>]*>|\S)+)*)")
@@ -152,14 +177,14 @@ OPTION = re.compile(r"((?:-\S+, +)*-\S+)((?: (?:<[^>]*>|\S)+)*)")
 
 @pytest.mark.parametrize("rest", ["-c 256", "--ctx-size=256", "-np 2 -t 1", "--threads 1"])
 def test_an_option_on_both_sides_of_the_dashes_is_refused(rest: str) -> None:
-    with pytest.raises(RequestError, match="stands before -- and behind it"):
+    with pytest.raises(RequestError, match="is given before and after --"):
         check_rest(["x.gguf"], rest.split(), {"--context": 512, "--threads": 2})
     check_rest(["x.gguf"], rest.split(), {"--context": None, "--threads": None})
 
 
 @needs_llama
 def test_llama_cpp_knows_every_option_that_is_passed_on_and_how_many_values_it_takes() -> None:
-    command = [sys.executable, "-m", "moepack.programs.server", "--help"]
+    command = [sys.executable, "-m", "moepack.running.programs.server", "--help"]
     help_text = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     value_counts = {
         name: len(re.sub("<[^>]*>", "_", match[2]).split())

@@ -2,31 +2,36 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import warm_command
 from tests.support.children import PATIENCE
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.npm_builds import FOLDER, require_node
 from tests.support.pagers import PROMPTS, ROOT, Program
 
+pytestmark = pytest.mark.long
+
 Run = subprocess.CompletedProcess[str]
 MODULE = "tests.support.llama_program"
-CALL = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
 QUESTION = json.dumps(PROMPTS[1])
 
 
 def run(*words: str | Path, question: str = "", **names: str) -> Run:
     """Run the command; the first of `words` that is no option is the model."""
-    command = [sys.executable, "-m", "moepack", "run", *map(str, words)]
+    arguments = ["run", *map(str, words)]
+    if not names:
+        return warm_command.run(arguments, input=question, cwd=ROOT, timeout=PATIENCE)
+    command = [sys.executable, "-m", "moepack", *arguments]
     options = {"capture_output": True, "text": True, "timeout": PATIENCE, "cwd": ROOT}
     return subprocess.run(command, input=question, env=os.environ | names, **options)  # type: ignore[call-overload,no-any-return]
 
@@ -45,7 +50,7 @@ def expected() -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -KILL $$", -9)]
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -INT $$", -2), ("kill -KILL $$", -9)]
 )
 def test_it_ends_as_the_program_ends(model: Path, script: str, code: int) -> None:
     assert run(model, "--", "sh", "-c", script).returncode == code
@@ -68,50 +73,43 @@ def test_the_model_s_path_is_an_argument_and_a_variable(model: Path) -> None:
     assert end.stdout == f"{filled} {path}\n"
 
 
+SHELL = f'{sys.executable} -m {MODULE} "$MOEPACK_MODEL"; exit $?'
+RUNPY = f"import runpy; runpy.run_module('{MODULE}', run_name='__main__')"
+UV = ["uv", "run", "--no-project", "--offline", "--python", sys.executable]
+CALL = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
+
+
 @needs_llama
 @pytest.mark.parametrize(
     "command",
     [
         [sys.executable, "-m", MODULE, "{}"],
-        ["sh", "-c", f'{sys.executable} -m {MODULE} "$MOEPACK_MODEL"; exit $?'],
+        ["sh", "-c", SHELL],
         ["sh", "-c", f'sh -c "exec {sys.executable} -m {MODULE} $0" && true', "{}"],
-        [
-            "env",
-            sys.executable,
-            "-c",
-            f"import runpy; runpy.run_module('{MODULE}', run_name='__main__')",
-            "{}",
-        ],
-        [
-            *(
-                sys.executable,
-                "-c",
-                "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))",
-            ),
-            *(sys.executable, "-m", MODULE, "{}"),
-        ],
+        ["env", sys.executable, "-c", RUNPY, "{}"],
+        [sys.executable, "-c", CALL, sys.executable, "-m", MODULE, "{}"],
+        [*UV, "python", "-m", MODULE, "{}"],
     ],
-    ids=["itself", "a shell", "shells", "env", "a child"],
+    ids=["itself", "a shell", "shells", "env", "a child", "uv"],
 )
 def test_programs_are_served_however_they_are_started(
     model: Path, expected: str, command: list[str]
 ) -> None:
-    for path in (model, first_shard("qwen3moe")):
-        end = run("--memory", "floor", path, "--", *command, question=QUESTION)
-        assert (end.returncode, end.stdout) == (0, expected), end.stderr
-        assert "lookups hit" in end.stderr
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"there is no {command[0]} here")
+    path = first_shard("qwen3moe") if command[:2] == ["sh", "-c"] else model
+    end = run("--memory", "floor", path, "--", *command, question=QUESTION)
+    assert (end.returncode, end.stdout) == (0, expected), end.stderr
+    first, *_, last = end.stderr.splitlines()
+    assert first.startswith("memory for experts: ")
+    assert re.match("experts: .* lookups hit", last)
 
 
 @needs_llama
-def test_a_program_of_uv_is_served(model: Path, expected: str) -> None:
-    if shutil.which("uv") is None:
-        pytest.skip("there is no uv here")
-    uv = ["uv", "run", "--no-project", "--offline", "--python", sys.executable]
-    end = run(
-        "--memory", "floor", model, "--", *uv, "python", "-m", MODULE, "{}", question=QUESTION
-    )
-    assert (end.returncode, end.stdout) == (0, expected), end.stderr
-    assert "lookups hit" in end.stderr
+def test_nothing_is_said_of_a_program_if_it_is_to_be_quiet(model: Path, expected: str) -> None:
+    words = ("-q", "--memory", "floor", model, "--", sys.executable, "-m", MODULE, "{}")
+    end = run(*words, question=QUESTION)
+    assert (end.stdout, end.stderr) == (expected, "")
 
 
 def test_a_program_of_npx_is_served(model: Path) -> None:
@@ -124,16 +122,6 @@ def test_a_program_of_npx_is_served(model: Path) -> None:
     end = run("--memory", "floor", model, "--", *npx, question=QUESTION, **options["env"])
     assert (end.returncode, end.stdout) == (0, alone.stdout), end.stderr
     assert "lookups hit" in end.stderr
-
-
-@needs_llama
-def test_what_was_needed_is_said_unless_it_is_to_be_quiet(model: Path) -> None:
-    command = ["--", sys.executable, "-m", MODULE, "{}"]
-    loud = run("--memory", "floor", model, *command, question=QUESTION)
-    first, *_, last = loud.stderr.splitlines()
-    assert first.startswith("memory for experts: ")
-    assert last.startswith("experts: ")
-    assert run("-q", "--memory", "floor", model, *command, question=QUESTION).stderr == ""
 
 
 @needs_llama
@@ -152,58 +140,10 @@ def test_a_program_that_never_mapped_the_model_is_told_of(model: Path) -> None:
     assert "have it map the file, not read it (use_mmap" in end.stderr
 
 
-@pytest.mark.parametrize(
-    "options", [["-p", "text"], ["--tokens", "3"], ["--temperature", "1"], ["--raw"], ["--json"]]
-)
-def test_options_of_chats_do_not_go_with_a_program(model: Path, options: list[str]) -> None:
-    end = run(*options, model, "--", "touch", "/nowhere/at/all")
-    assert end.returncode == 2
-    assert "does not go with a program of one's own" in end.stderr
-    assert "touch:" not in end.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--no-mmap"], "--no-mmap"),
-        (["--load-mode", "none"], "--load-mode none"),
-        (["--mlock"], "--mlock"),
-    ],
-)
-def test_programs_that_would_read_all_of_the_model_are_refused(
-    model: Path, words: list[str], named: str
-) -> None:
-    end = run(model, "--", "true", "-m", "{}", *words)
-    assert end.returncode == 2
-    assert f"with {named} the program reads the whole model into memory" in end.stderr
-
-
-def test_no_program_is_refused_and_one_that_is_not_there_as_by_shells(model: Path) -> None:
-    assert run(model, "--").returncode == 2
-    assert run(model, "--", "no-such-program-at-all").returncode == 127
-    assert run(model, "--", "/etc/passwd").returncode == 126
-
-
-def test_too_little_memory_is_refused_before_the_program_starts(model: Path) -> None:
-    end = run("--memory", "1KiB", model, "--", "echo", "started")
-    assert (end.returncode, end.stdout) == (2, "")
-    assert "too little memory for the experts of one step" in end.stderr
-
-
-@pytest.fixture
-def start(model: Path) -> Callable[..., "subprocess.Popen[str]"]:
-    def begin(*words: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "moepack", "run", str(model), "--", *words]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, text=True, cwd=ROOT, **pipes)  # type: ignore[call-overload,no-any-return]
-
-    return begin
-
-
-def test_a_signal_reaches_the_program(start: Callable[..., "subprocess.Popen[str]"]) -> None:
-    with start(
-        "sh", "-c", "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
-    ) as process:
+def test_a_signal_reaches_the_program(model: Path) -> None:
+    script = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
+    command = [sys.executable, "-m", "moepack", "run", str(model), "--", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.5)  # a signal in its first milliseconds ends both, as one before

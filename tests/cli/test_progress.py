@@ -1,37 +1,49 @@
-"""Progress on real terminals: what is known late, what changes, and what is loaded for it."""
+"""Progress and live lines on real terminals, in pipes, and in commands that draw none."""
 
 import re
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from tests.support.terminals import on_terminal
+from moepack.cli.running import answers
+from moepack.cli.shared import progress as shown
+from moepack.cli.shared.progress import progress, watched_progress
+from tests.support.terminals import on_terminal, streams_on_terminal
 
 pytestmark = pytest.mark.long
 
-STEPS = """
-import sys, time
-from moepack.cli.progress import progress
-_, what, unit, *steps = sys.argv
-with progress(None, what, unit) as advance:
-    for step in steps:
-        count, _, total = step.partition("/")
-        advance(int(count), int(total) if total else None)
-        time.sleep(0.12)
-"""
+UNKNOWN_SIZE = (0, 0)
 
 
-def frames(what: str, unit: str, *steps: str) -> list[str]:
-    """Return what was drawn for some steps: `count`, or `count/total` where one is told."""
-    command = (sys.executable, "-c", STEPS, what, unit, *steps)
-    *drawn, after = on_terminal(*command).split("\r")
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def draw(what: str, unit: str, *steps: str, size: tuple[int, int] = UNKNOWN_SIZE) -> list[str]:
+    """Make progress by steps, `count` or `count/total`; return the frames, also empty ones."""
+    with streams_on_terminal(size) as written, progress(None, what, unit) as advance:
+        assert advance is not None
+        for step in steps:
+            count, _, total = step.partition("/")
+            advance(int(count), int(total) if total else None)
+            time.sleep(0.06)
+    *frames, after = written[0].split("\r")
     assert after == "", "the bar is gone in the end"
-    return [frame.rstrip() for frame in drawn if frame.strip()]
+    assert "\x1b" not in written[0], "without colours"
+    return [frame.rstrip() for frame in frames]
+
+
+def frames(*arguments: str) -> list[str]:
+    return list(filter(None, draw(*arguments)))
 
 
 def test_a_total_may_be_known_late_and_change() -> None:
-    drawn = frames("packing", "runs", *["1"] * 6, *["1/40"] * 4, *["1/20"] * 4)
+    drawn = frames("packing", "runs", *["1"] * 8, *["1/40"] * 5, *["1/20"] * 5)
     texts = [re.sub(r"\[.*", "", frame) for frame in drawn]
     assert re.fullmatch(r"packing: \drun ", texts[0])
     totals = [match[1] for text in texts if (match := re.search(r"\d+/(\d+) $", text))]
@@ -42,96 +54,161 @@ def test_a_total_may_be_known_late_and_change() -> None:
 
 @pytest.mark.parametrize(("unit", "step"), [("tokens", "0/100"), ("s", "0")])
 def test_a_bar_on_which_nothing_was_done_is_erased(unit: str, step: str) -> None:
-    command = (sys.executable, "-c", STEPS, "prompt", unit, *[step] * 5)
-    *drawn, blank, after = on_terminal(*command).split("\r")
+    *drawn, blank = draw("prompt", unit, *[step] * 8)
     assert any("prompt" in frame for frame in drawn)
-    assert (blank.strip(), after) == ("", "")
-    assert len(blank) >= max(map(len, drawn))
-
-
-def test_more_than_a_total_is_no_error() -> None:
-    assert re.match(r"packing: \d+run \[", frames("packing", "runs", *["3/10"] * 8)[-1])
+    assert blank == ""
 
 
 @pytest.mark.parametrize(
     ("unit", "step", "pattern"),
     [
-        ("B", "1048576/10485760", r"8\.00M/10\.0M \[00:0\d<00:0\d, [\d.]+MiB/s\]"),
-        ("tokens", "100/1000", r"800/1000 \[00:0\d<00:0\d, [\d.]+ tok/s\]"),
-        ("ms", "100/1000", r"\[00:0\d<00:0\d\]"),
+        ("B", "1048576/10485760", r"80%\|[^|]+\| 8\.00M/10\.0M \[00:0\d<00:0\d, [\d.]+MiB/s\]"),
+        ("tokens", "100/1000", r"80%\|[^|]+\| 800/1000 \[00:0\d<00:0\d, [\d.]+ tok/s\]"),
+        ("ms", "100/1000", r"80%\|[^|]+\| \[00:0\d<00:0\d\]"),
+        ("runs", "3/10", r"2\drun \[.*"),  # more than the total is no error
     ],
 )
 def test_each_unit_is_written_as_it_is_counted(unit: str, step: str, pattern: str) -> None:
-    drawn = frames("x", unit, *[step] * 8)
-    assert re.fullmatch(rf"x:  80%\|[^|]+\| {pattern}", drawn[-1])
+    assert re.fullmatch(rf"x: +{pattern}", frames("x", unit, *[step] * 8)[-1])
 
 
 def test_what_is_done_at_once_draws_nothing() -> None:
     assert frames("packing", "B", "5/10", "5") == []
+    with streams_on_terminal() as written, watched_progress("prompt", "tokens", lambda: (1, 100)):
+        time.sleep(0.2)
+    assert not written[0].strip()
 
 
-def test_a_bar_is_as_wide_as_its_terminal() -> None:
-    for columns in (50, 90):
-        size = f'stty cols {columns} rows 24 && exec "$@"'
-        steps = ["1/10"] * 8
-        command = ("sh", "-c", size, "sh", sys.executable, "-c", STEPS, "packing", "runs", *steps)
-        drawn = on_terminal(*command, COLUMNS="70").split("\r")
-        assert {len(frame) for frame in drawn if "|" in frame} == {columns - 1}
+@pytest.mark.parametrize("columns", [24, 90, 200])
+def test_a_bar_is_as_wide_as_its_terminal(columns: int) -> None:
+    drawn = draw("packing", "runs", *["1/10"] * 8, size=(columns, 24))
+    assert {len(frame) for frame in drawn if "packing" in frame} == {columns - 1}
 
 
-def test_no_bar_has_colours() -> None:
-    assert "\x1b" not in "".join(frames("packing", "B", *["1/10"] * 6))
+def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(shown, "_SECONDS_BETWEEN_LINES", 0.0)
+    with streams_on_terminal() as written, progress(None, "packing") as advance:
+        assert advance is not None
+        advance(5, 10)
+    assert re.fullmatch(r"packing  50 %  5 B of 10 B  .*left\r\n", written[0])
 
 
-LOADED = (
-    STEPS
-    + """
-print("tqdm" in sys.modules, "multiprocessing.synchronize" in sys.modules)
-import threading
-print(threading.active_count())
-"""
+def test_what_is_watched_has_a_bar_that_is_gone_before_the_text() -> None:
+    began = time.monotonic()
+
+    def percent() -> tuple[int, int]:
+        return round(100 * (time.monotonic() - began)), 100
+
+    with streams_on_terminal() as written:
+        with watched_progress("prompt", "tokens", percent):
+            time.sleep(0.7)
+        print("text")
+    *drawn, text = written[0].split("\r")[:-1]
+    pattern = r"prompt: +\d\d%\|[^|]+\| +\d+/100 \[00:00<00:00, [\d.]+ tok/s\]"
+    assert re.search(pattern, written[0])
+    assert (drawn[-1].strip(), text) == ("", "text")
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(shown, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with progress(None, "packing") as advance:
+        assert advance is not None
+        for _ in range(100):
+            now[0] += 0.5
+            advance(1 << 30, 100 << 30)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5
+    assert lines[0] == "packing  20 %  20.0 GiB of 100.0 GiB  2.0 GiB/s  0:40 left"
+    assert lines[4] == "packing 100 %  100.0 GiB of 100.0 GiB  2.0 GiB/s  0:00 left"
+
+
+@pytest.mark.parametrize(
+    ("unit", "count", "total", "line"),
+    [
+        ("ms", 30_000, 60_000, "working  50 %  0:30 of 1:00  0:30 left"),
+        ("tokens", 3000, 6000, "working  50 %  3,000 tokens of 6,000 tokens  100 tok/s  0:30 left"),
+        ("tokens", 1000, None, "working 1,000 tokens"),
+        ("runs", 1, 5, "working  20 %  1 run of 5 runs  2:00 left"),
+        ("B", 0, 5, "working   0 %  0 B of 5 B"),  # no speed of nothing
+    ],
 )
+def test_what_is_counted_has_its_unit(
+    unit: str,
+    count: int,
+    total: int | None,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(shown, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with progress(None, "working", unit) as advance:
+        assert advance is not None
+        now[0] += 30
+        advance(count, total)
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+LOADED = """
+import sys, threading, time
+from moepack.cli.shared.progress import progress
+with progress(None, "packing") as advance:
+    for _ in range(int(sys.argv[1])):
+        advance(1, 10)
+        time.sleep(0.1)
+print("tqdm" in sys.modules, "multiprocessing.synchronize" in sys.modules, threading.active_count())
+"""
 
 
 def test_tqdm_is_loaded_where_a_bar_is_drawn_alone() -> None:
     """Without a thread of its own, and without locks between processes."""
-    command = (sys.executable, "-c", LOADED, "packing", "B", *["1/10"] * 6)
-    assert on_terminal(*command).endswith("\rTrue False\r\n1\r\n")
-    assert on_terminal(*command, TERM="dumb").endswith("False False\r\n1\r\n")
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert run.stdout == "False False\n1\n"
-    nothing = (sys.executable, "-c", LOADED, "packing", "B")
-    assert on_terminal(*nothing) == "False False\r\n1\r\n"
+    command = (sys.executable, "-c", LOADED)
+    assert on_terminal(*command, "5").endswith("\rTrue False 1\r\n")
+    assert on_terminal(*command, "0") == "False False 1\r\n"
+    run = subprocess.run([*command, "5"], capture_output=True, text=True, check=True)
+    assert run.stdout == "False False 1\n"
 
 
-def test_a_quiet_command_on_a_terminal_loads_no_tqdm(packs: dict[str, object]) -> None:
-    code = (
-        "import sys; from moepack.cli.main import cli\n"
-        "cli(sys.argv[1:], standalone_mode=False); print('tqdm' in sys.modules)"
-    )
-    verify = (sys.executable, "-c", code, "verify", str(packs["qwen3moe"]))
-    assert on_terminal(*verify, "-q") == "False\r\n"
-    assert on_terminal(*verify).endswith("True\r\n")
+def talk(*, is_wanted: bool = True) -> None:
+    with answers.live_line(is_wanted=is_wanted) as draw_line:
+        for number in range(6):
+            print(f"word{number}", end=" ", flush=True)
+            time.sleep(0.12)
+            draw_line(lambda number=number: f"{number} words so far, and more to come")  # type: ignore[misc]
+        print()
+    print("done", flush=True)
 
 
-WATCHED = """
-import sys, time
-from moepack.cli.watched_progress import watched_progress
-seconds = float(sys.argv[1])
-began = time.monotonic()
-with watched_progress("prompt", "tokens", lambda: (round(100 * (time.monotonic() - began)), 100)):
-    time.sleep(seconds)
-print("text")
-"""
+@pytest.mark.parametrize("columns", [20, 80])
+def test_a_live_line_stays_in_the_last_row(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "30")
+    with streams_on_terminal() as texts:
+        talk()
+    (written,) = texts
+    row = r"\x1b\[30;1H\x1b\[2K([^\x1b]*)\x1b8"
+    words = re.sub(r"\x1b(?:7|8|\[[\d;]*[rAK])", "", re.sub(row, "", written)).split()
+    assert words == [*(f"word{number}" for number in range(6)), "done"]
+    last = set(re.findall(row, written))
+    assert "" in last, "it is gone in the end"
+    assert any("words so far" in text for text in last)
+    assert max(map(len, last)) < columns
+    assert written.index("\x1b[1;29r") < written.index("word0")
+    assert written.index("word5") < written.index("\x1b[r"), "the terminal is whole again"
 
 
-def test_what_is_watched_has_a_bar_that_is_gone_before_the_text() -> None:
-    drawn = on_terminal(sys.executable, "-c", WATCHED, "0.9")
-    *frames, text = drawn.split("\r")[:-1]
-    assert re.search(r"prompt: +\d\d%\|[^|]+\| +\d+/100 \[00:00<00:00, [\d.]+ tok/s\]", drawn)
-    assert not frames[-1].strip()
-    assert text == "text"
-
-
-def test_what_is_watched_for_a_moment_draws_nothing() -> None:
-    assert on_terminal(sys.executable, "-c", WATCHED, "0.2").strip() == "text"
+def test_a_live_line_is_lines_elsewhere_and_nothing_where_it_is_not_wanted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(answers, "_SECONDS_BETWEEN_LINES", 0.2)
+    talk()
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err
+    assert printed.err.count("words so far") >= 2
+    with streams_on_terminal() as texts:
+        talk(is_wanted=False)
+    assert "so far" not in texts[0]

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ import pytest
 from tests.support.children import PATIENCE
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
+from tests.support.warm_command import Run
 
-pytestmark = [
-    pytest.mark.long,
-    needs_llama,
-]
+pytestmark = [pytest.mark.long, needs_llama]
 SMALL = ("--memory", "floor", "--context", "256", "--threads", "1")
 SHARD = first_shard("qwen3moe")
 
@@ -42,9 +40,17 @@ def served(model: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
             process.terminate()
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_it_is_told_to_end(stop: signal.Signals) -> None:
-    with served(SHARD, *SMALL) as (process, url):
+@pytest.mark.parametrize(
+    ("stop", "context", "length", "note_count"),
+    [(signal.SIGINT, (), 2048, 0), (signal.SIGTERM, ("-c", "9000"), 2048, 1)],
+)
+def test_it_serves_until_it_is_told_to_end(
+    stop: signal.Signals, context: tuple[str, ...], length: int, note_count: int
+) -> None:
+    """With a context that is no longer than the model was trained for."""
+    options = ("--memory", "floor", "-t", "1", *context, "--", "-np", "1")
+    with served(SHARD, *options) as (process, url):
+        assert httpx.get(f"{url}/slots").json()[0]["n_ctx"] == length
         body: dict[str, Any] = {"prompt": "Hello", "max_tokens": 5, "temperature": 0}
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
         assert answer["usage"]["completion_tokens"] == 5
@@ -53,89 +59,52 @@ def test_it_serves_until_it_is_told_to_end(stop: signal.Signals) -> None:
         assert process.wait(PATIENCE) == 0
         assert process.stderr is not None
         lines = process.stderr.read().splitlines()
-    assert lines[0].startswith("memory for experts: ")
-    assert re.match(r"experts: [0-9.]+% of \d+ lookups hit, ", lines[-1]), lines[-1]
+    notes = [line for line in lines if "note: the model was trained for 2,048 tokens" in line]
+    assert len(notes) == note_count
+    assert any(line.startswith("memory for experts: ") for line in lines)
+    assert any(re.match(r"experts: [0-9.]+% of \d+ lookups hit, ", line) for line in lines)
 
 
-def test_options_behind_the_dashes_are_the_servers_own() -> None:
-    with served(SHARD, *SMALL, "--", "-np", "2", "--metrics") as (_, url):
-        assert httpx.get(f"{url}/props").json()["total_slots"] == 2
-        assert "llamacpp:" in httpx.get(f"{url}/metrics").text
-
-
-def test_options_that_people_know_may_be_typed_before_the_dashes(tmp_path: Path) -> None:
-    options = ("-np", "2", "--metrics", "--chat-template", "llama2", "--ctx-size", "0")
-    with served(SHARD, "--memory", "floor", "-t", "1", *options) as (_, url):
-        properties = httpx.get(f"{url}/props").json()
-        assert properties["total_slots"] == 2
-        body = {"messages": [{"role": "user", "content": "hello"}]}
-        prompt = httpx.post(f"{url}/apply-template", json=body).json()["prompt"]
-        assert "[INST] hello" in prompt
-        assert "llamacpp:" in httpx.get(f"{url}/metrics").text
-
-
-@pytest.mark.parametrize(
-    ("context", "length", "notes"),
-    [
-        ((), 2048, 0),
-        (("-c", "9000"), 2048, 1),
-        (("-c", "512"), 512, 0),
-        (("-c", "9000", "-q"), 2048, 0),
-    ],
-)
-def test_a_context_is_no_longer_than_the_model_was_trained_for(
-    context: tuple[str, ...], length: int, notes: int
+def test_options_of_the_server_stand_before_or_behind_the_dashes(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = ("--memory", "floor", "-t", "1", *context, "--", "-np", "1")
-    with served(SHARD, *options) as (process, url):
-        slot = httpx.get(f"{url}/slots").json()[0]
-        assert slot["n_ctx"] == length
-        process.terminate()
-        assert process.stderr is not None
-        assert process.stderr.read().count("note: the model was trained for 2,048 tokens") == notes
-
-
-@pytest.mark.parametrize(("key", "notes"), [((), 1), (("--api-key", "sesame"), 0)])
-def test_who_serves_everybody_is_told_so(key: tuple[str, ...], notes: int) -> None:
-    with served(SHARD, "--host", "0.0.0.0", *key, *SMALL) as (process, _):
-        process.terminate()
-        assert process.stderr is not None
-        lines = process.stderr.read().splitlines()
-    assert sum(line.startswith("note: without --api-key") for line in lines) == notes
-
-
-def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the key comes from the environment."""
     monkeypatch.setenv("MOEPACK_API_KEY", "sesame")
-    with served(SHARD, *SMALL) as (_, url):
+    options = ("-np", "2", "--chat-template", "llama2", "--ctx-size", "512", "-q", "--")
+    headers = {"Authorization": "Bearer sesame"}
+    with served(SHARD, "--memory", "floor", "-t", "1", *options, "--metrics") as (_, url):
         assert httpx.get(f"{url}/props").status_code == 401
-        headers = {"Authorization": "Bearer sesame"}
-        assert httpx.get(f"{url}/props", headers=headers).status_code == 200
+        with httpx.Client(base_url=url, headers=headers) as client:
+            assert client.get("/props").json()["total_slots"] == 2
+            assert client.get("/slots").json()[0]["n_ctx"] == 256
+            body = {"messages": [{"role": "user", "content": "hello"}]}
+            assert "[INST] hello" in client.post("/apply-template", json=body).json()["prompt"]
+            assert "llamacpp:" in client.get("/metrics").text
 
 
-def test_a_model_with_a_hostile_name_is_served_under_one_that_can_be_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "note_count"), [((), 1), (("--api-key", "sesame"), 0)])
+def test_who_serves_everybody_is_told_so(
+    key: tuple[str, ...], note_count: int, tmp_path: Path
+) -> None:
+    """Also a model with a hostile name, which is served under one that can be said."""
     folder = tmp_path / "a\x1b[2J\nb\udcff"
     folder.mkdir()
     for shard in shards_of("qwen3moe"):
         (folder / Path(shard).name).symlink_to(shard)
-    with served(folder, *SMALL) as (_, url):
-        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-        assert model == r"a\x1b[2J\nb\udcff"
+    with served(folder, "--host", "0.0.0.0", *key, *SMALL) as (process, url):
+        if not key:
+            model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+            assert model == r"a\x1b[2J\nb\udcff"
+        process.terminate()
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+    assert sum(line.startswith("note: without --api-key") for line in lines) == note_count
 
 
-def test_what_is_wrong_is_said(moepack_command: Callable[..., Any]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        run = moepack_command("serve", SHARD, "--port", port, *SMALL)
+def test_a_port_that_is_taken_is_named(cli: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        run = cli("serve", SHARD, "--port", port, *SMALL)
     assert run.returncode == 6
     problem = f"cannot listen at 127.0.0.1 port {port}: Address already in use"
     assert f"error: {problem}\n" in run.stderr
-    run = moepack_command("serve", SHARD, "--host", "no.such.host.example", *SMALL)
-    assert run.returncode == 6
-    run = moepack_command("serve", SHARD, "--api-key", "", "--port", "0", *SMALL)
-    assert run.returncode == 2
-    run = moepack_command("serve", SHARD, *SMALL, "--", "-np", "2", "--port", "8081")
-    assert run.returncode == 2
-    assert "error: --port goes before --, not behind it\n" in run.stderr
-    run = moepack_command("serve", SHARD, *SMALL, "-ngl", "99")
-    assert run.returncode == 2
-    assert f"hint: for a GPU: moepack run {SHARD} -- llama-server -m {{}} -ngl 99\n" in run.stderr

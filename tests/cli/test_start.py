@@ -52,7 +52,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
     return run
 
 
-@pytest.mark.parametrize("module", ["moepack.cli.main", "click", "moepack.errors"])
+@pytest.mark.parametrize("module", ["moepack.cli.main", "click", "moepack.common.errors"])
 def test_an_interruption_while_the_program_starts_is_no_traceback(
     module: str, start: Start
 ) -> None:
@@ -61,7 +61,7 @@ def test_an_interruption_while_the_program_starts_is_no_traceback(
 
 
 @pytest.mark.parametrize(
-    "module", ["moepack.report.inspection", "dataclasses", "moepack.source.shards"]
+    "module", ["moepack.inspection.describe", "dataclasses", "moepack.source.shards"]
 )
 def test_an_interruption_while_a_command_loads_its_rooms_is_no_traceback(
     module: str, start: Start

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from tests.support.children import PATIENCE
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, ROOT
+from tests.support.warm_command import Run
 
 pytestmark = [pytest.mark.long, needs_llama]
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
 SHARD = first_shard("qwen3moe")
 SMALL = ("--memory", "floor", "--context", "64", "--threads", "1")
 PROGRAM = (sys.executable, "-m", "tests.support.llama_program", "{}")
@@ -33,20 +33,14 @@ def counts(path: Path) -> tuple[int, int]:
     return summary.request_count, summary.token_count
 
 
-def test_each_answer_is_a_request(moepack_command: Command, tmp_path: Path) -> None:
+def test_each_answer_is_a_request(cli: Run, tmp_path: Path) -> None:
     trace = tmp_path / "t.moetrace"
     arguments = ("run", SHARD, "-p", "Hello", "-n", "7", *SMALL, "--trace", trace, "--json")
-    facts = json.loads(moepack_command(*arguments).stdout)
+    facts = json.loads(cli(*arguments).stdout)
     assert counts(trace) == (1, facts["prompt"]["step_count"] + facts["step_count"])
-    again = moepack_command(*arguments)
+    again = cli(*arguments)
     assert again.returncode == 2
     assert "t.moetrace: exists already" in again.stderr
-
-
-def test_in_python_it_is_an_argument(tmp_path: Path) -> None:
-    with moepack.serve(SHARD, memory="floor", trace=tmp_path / "t.moetrace") as server:
-        assert "".join(server.client.complete("Hello", count=5))
-    assert counts(tmp_path / "t.moetrace")[0] == 1
 
 
 @contextmanager
@@ -86,8 +80,8 @@ def test_what_a_killed_one_leaves_can_be_read(tmp_path: Path) -> None:
     assert counts(partial)[0] == 1
 
 
-def test_where_no_router_chose_there_is_no_trace(moepack_command: Command, tmp_path: Path) -> None:
-    end = moepack_command("run", SHARD, "--trace", tmp_path / "t", "--", "true")
+def test_where_no_router_chose_there_is_no_trace(cli: Run, tmp_path: Path) -> None:
+    end = cli("run", SHARD, "--trace", tmp_path / "t", "--", "true")
     assert end.returncode == 0
-    assert "no router has chosen anything: no trace was written" in end.stderr
+    assert "no router has selected an expert: no trace was written" in end.stderr
     assert not list(tmp_path.iterdir())

@@ -1,14 +1,13 @@
 """Batches and readers that nobody holds any more, wherever the interpreter notices it."""
 
 import gc
-import os
 import threading
 from pathlib import Path
 
 import pytest
 
 import moepack
-from moepack.reading.pack import Pack
+from moepack.pack.reading.pack import Pack
 from tests.support.amounts import amounts
 from tests.support.children import run_child, within
 from tests.support.faulty_backend import Fault, FaultyBackend, fault_at, make
@@ -67,65 +66,61 @@ def test_a_collection_at_any_line_of_a_read_harms_no_read(
     assert run_child(code, packs["qwen3moe"], str(step)) == "right True\n"
 
 
-def test_a_collection_in_a_thread_that_reads_does_not_wait_for_that_read(
-    packs: dict[str, Path],
-) -> None:
-    code = """
-        import gc, os, sys, threading, moepack
-        dropped, collected, read = threading.Event(), threading.Event(), os.preadv
+COLLECTING = """
+import gc, os, sys, threading, time, moepack
+dropped, collected, read = threading.Event(), threading.Event(), os.preadv
 
-        def collecting(*all):
-            if all[3:]:
-                raise BlockingIOError  # not cached, so that a thread reads it
-            if threading.current_thread() is not threading.main_thread():
-                dropped.wait()
-                gc.collect()
-                collected.set()
-            return read(*all)
+def collecting(*all):
+    if all[3:]:
+        raise BlockingIOError  # not cached, so that a thread reads it
+    if threading.current_thread() is not threading.main_thread():
+        dropped.wait()
+        gc.collect()
+        collected.set()
+    return read(*all)
 
-        with moepack.open(sys.argv[1]) as pack, pack.reader(backend="buffered") as reader:
-            os.preadv = collecting
-            gc.disable()
-            batch = reader.submit([(0, n) for n in range(8)])
-            batch.itself = batch
-            del batch
-            dropped.set()
-            print(collected.wait(60), len(reader.read(0, 9)) == pack.locate(0, 9).length)
-    """
-    assert run_child(code, packs["qwen3moe"]) == "True True\n"
+def drop(reader, layer):
+    batch = reader.submit([(layer, n) for n in range(8)])
+    batch.itself = batch
+
+before = threading.active_count()
+pack = moepack.open(sys.argv[1])
+reader = pack.reader(backend="buffered")
+os.preadv = collecting
+gc.disable()
+"""
+"""A reader, `reader`, in whose threads dropped batches are collected once `dropped` is set."""
+COLLECTIONS = {
+    "does not wait for that read": """
+drop(reader, 0)
+dropped.set()
+assert collected.wait(60)
+assert len(reader.read(0, 9)) == pack.locate(0, 9).length
+""",
+    "does not wait for a reader that closes": """
+batch = reader.submit([(0, n) for n in range(4)])
+drop(reader, 1)
+threading.Timer(0.1, dropped.set).start()
+reader.close()
+assert reader.statistics.in_flight_count == 0
+""",
+    "closes the dropped reader of the batch": """
+drop(reader, 0)
+del reader
+dropped.set()
+while True:  # all threads go but that of the reader that sees it
+    gc.collect()
+    with pack.reader(backend="buffered"):
+        if threading.active_count() - before <= 1:
+            break
+    time.sleep(0.01)
+""",
+}
 
 
-def test_a_reader_dropped_with_its_batch_in_a_thread_that_reads_does_not_wait(
-    packs: dict[str, Path],
-) -> None:
-    code = """
-        import gc, os, sys, threading, time, moepack
-        dropped, read = threading.Event(), os.preadv
-
-        def collecting(*all):
-            if all[3:]:
-                raise BlockingIOError  # not cached, so that a thread reads it
-            dropped.wait()
-            gc.collect()
-            return read(*all)
-
-        before = threading.active_count()
-        with moepack.open(sys.argv[1]) as pack:
-            reader = pack.reader(backend="buffered")
-            os.preadv = collecting
-            batch = reader.submit([(0, n) for n in range(8)])
-            batch.itself = batch
-            del batch, reader
-            dropped.set()
-            # All threads go but that of the reader that sees it.
-            while True:
-                gc.collect()
-                with pack.reader(backend="buffered"):
-                    if threading.active_count() - before <= 1:
-                        break
-                time.sleep(0.01)
-    """
-    run_child(code, packs["qwen3moe"])
+@pytest.mark.parametrize("program", COLLECTIONS.values(), ids=COLLECTIONS)
+def test_a_collection_in_a_thread_that_reads(program: str, packs: dict[str, Path]) -> None:
+    assert run_child(COLLECTING + program, packs["qwen3moe"]) == ""
 
 
 def test_a_dropped_reader_with_reads_in_flight_is_closed_by_the_next_one(pack: Pack) -> None:
@@ -163,10 +158,11 @@ def test_dropping_waits_for_nothing(pack: Pack, name: str) -> None:
 def test_dropping_a_loop_over_experts_waits_for_nothing(pack: Pack, name: str) -> None:
     gate = threading.Event()
     keys = keys_of(pack)[:4]
+    pool = moepack.BufferPool(5, 1 << 16)
     backend = FaultyBackend(make(name), *(fault_at(pack, *key, until=gate) for key in keys[1:]))
-    with pack.reader(backend=backend) as reader:
+    with pack.reader(backend=backend, pool=pool) as reader:
         many = reader.read_many(keys)
-        next(many)
+        next(many).release()
 
         def drop() -> None:
             nonlocal many
@@ -176,116 +172,55 @@ def test_dropping_a_loop_over_experts_waits_for_nothing(pack: Pack, name: str) -
         gate.set()
         assert reader.read(0, 1) == on_disk(pack.locate(0, 1))
         assert reader.statistics.in_flight_count == 0
+        assert pool.free_count == 5
+        assert backend.open_queues == 0
 
 
-def test_a_collection_in_a_thread_that_reads_does_not_wait_for_a_reader_that_closes(
-    packs: dict[str, Path],
-) -> None:
-    code = """
-        import gc, os, sys, threading, time, moepack
-        dropped, read = threading.Event(), os.preadv
+INTERRUPTED = """
+import os, signal, sys, threading, moepack
+from tests.support.faulty_backend import Fault, FaultyBackend, make
 
-        def collecting(*all):
-            if all[3:]:
-                raise BlockingIOError  # not cached, so that a thread reads it
-            dropped.wait()
-            time.sleep(0.3)
-            gc.collect()
-            return read(*all)
+gate = threading.Event()
 
-        with moepack.open(sys.argv[1]) as pack:
-            reader = pack.reader(backend="buffered")
-            os.preadv = collecting
-            gc.disable()
-            held = reader.submit([(0, n) for n in range(4)])
-            batch = reader.submit([(1, n) for n in range(4)])
-            batch.itself = batch
+def stop(*_):
+    gate.set()
+    raise KeyboardInterrupt
+
+def resources():
+    threads = [one for one in threading.enumerate() if one.name.startswith("moepack")]
+    return len(os.listdir("/proc/self/fd")), len(threads)
+
+signal.signal(signal.SIGALRM, stop)
+before = resources()
+pool = moepack.BufferPool(8, 1 << 16)
+with moepack.open(sys.argv[1]) as pack:
+    backend = FaultyBackend(make(sys.argv[2]), Fault(until=gate))
+    reader = pack.reader(backend=backend, pool=pool)
+    batch = reader.submit([(0, n) for n in range(8)])
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        if sys.argv[3] == "drop":
             del batch
-            dropped.set()
+            reader.statistics
+        else:
             reader.close()
-            print(reader.statistics.in_flight_count)
-    """
-    assert run_child(code, packs["qwen3moe"]) == "0\n"
+        print("swallowed")
+    except KeyboardInterrupt:
+        print("interrupted")
+    if sys.argv[3] == "drop":
+        print(reader.statistics.in_flight_count, pool.free_count)
+    reader.close()
+    print(reader.statistics.in_flight_count, pool.free_count, backend.is_closed)
+batch = None
+print(resources() == before)
+"""
 
 
-def test_one_interruption_of_what_closes_a_dropped_batch_loses_nothing(
-    packs: dict[str, Path], name: str
+@pytest.mark.parametrize("how", ["drop", "close"])
+def test_the_call_after_an_interrupted_one_closes_what_was_dropped(
+    packs: dict[str, Path], name: str, how: str
 ) -> None:
     """The signal comes while a call waits for the batch's reads; nothing swallows it."""
-    code = """
-        import signal, sys, threading, moepack
-        from tests.support.faulty_backend import Fault, FaultyBackend, make
-
-        gate = threading.Event()
-
-        def stop(*_):
-            gate.set()
-            raise KeyboardInterrupt
-
-        pool = moepack.BufferPool(8, 1 << 16)
-        with moepack.open(sys.argv[1]) as pack:
-            backend = FaultyBackend(make(sys.argv[2]), Fault(until=gate))
-            reader = pack.reader(backend=backend, pool=pool)
-            batch = reader.submit([(0, n) for n in range(8)])
-            signal.signal(signal.SIGALRM, stop)
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.1)
-                del batch
-                reader.statistics
-                print("swallowed")
-            except KeyboardInterrupt:
-                print("interrupted")
-            print(reader.statistics.in_flight_count, pool.free_count)
-            reader.close()
-            print(reader.statistics.in_flight_count, pool.free_count, backend.is_closed)
-    """
-    out = run_child(code, packs["qwen3moe"], name)
-    assert out == "interrupted\n0 8\n0 8 True\n"
-
-
-def test_a_close_that_is_interrupted_is_done_by_the_next(packs: dict[str, Path], name: str) -> None:
-    code = """
-        import os, signal, sys, threading, moepack
-        from tests.support.faulty_backend import Fault, FaultyBackend, make
-
-        gate = threading.Event()
-
-        def stop(*_):
-            gate.set()
-            raise KeyboardInterrupt
-
-        def held():
-            readers = [one for one in threading.enumerate() if one.name.startswith("moepack")]
-            return len(os.listdir("/proc/self/fd")), len(readers)
-
-        before = held()
-        pool = moepack.BufferPool(8, 1 << 16)
-        with moepack.open(sys.argv[1]) as pack:
-            inner = make(sys.argv[2])
-            reader = pack.reader(backend=FaultyBackend(inner, Fault(until=gate)), pool=pool)
-            batch = reader.submit([(0, n) for n in range(8)])
-            signal.signal(signal.SIGALRM, stop)
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.1)
-                reader.close()
-            except KeyboardInterrupt:
-                print("interrupted")
-            reader.close()
-            print(pool.free_count, reader.statistics.in_flight_count)
-            del batch
-        print(held() == before)
-    """
-    out = run_child(code, packs["qwen3moe"], name)
-    assert out == "interrupted\n8 0\nTrue\n"
-
-
-def test_a_dropped_pool_and_reader_leave_no_descriptor(pack: Pack, name: str) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        reader = pack.reader(backend=name, pool=moepack.BufferPool(4, 1 << 16))
-        for one in reader.read_many(keys_of(pack)):
-            one.release()
-            break
-        del reader, one
-    pack.reader().close()  # closes what was in flight when its reader was dropped
-    assert len(os.listdir("/proc/self/fd")) == before
+    dropped = "0 8\n" if how == "drop" else ""
+    out = run_child(INTERRUPTED, packs["qwen3moe"], name, how)
+    assert out == f"interrupted\n{dropped}0 8 True\nTrue\n"

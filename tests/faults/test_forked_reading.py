@@ -10,8 +10,8 @@ import pytest
 
 import moepack
 import moepack.aio
-from moepack.errors import RequestError
-from moepack.reading.pack import Pack
+from moepack.common.errors import RequestError
+from moepack.pack.reading.pack import Pack
 from tests.support.children import PATIENCE, run_child
 from tests.support.models import keys_of, on_disk
 from tests.support.reads import in_child
@@ -95,16 +95,6 @@ def test_a_child_that_ends_as_programs_do_leaves_the_parent_alone(
         print("right")
     """
     assert run_child(code, packs["qwen3moe"], name) == "right\n"
-
-
-def test_a_child_may_look_things_up_and_make_a_reader_of_its_own(pack: Pack, name: str) -> None:
-    def work() -> None:
-        with pack.reader(backend=name) as own:
-            assert own.read(1, 2) == on_disk(pack.locate(1, 2))
-
-    with pack.reader(backend=name) as reader:
-        reader.read(0, 0)
-        in_child(work)
 
 
 def test_an_asyncio_reader_that_a_child_closes_reads_on_in_the_parent(

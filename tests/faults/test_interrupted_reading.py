@@ -40,8 +40,8 @@ work = {
     "single": lambda: reader.read(1, 3),
     "batch": lambda: [one.view for one in reader.read_many(keys)],
 }[sys.argv[3]]
-for count in range(400):
-    interrupted(work, 0.0002 + 0.00001 * (count % 97))
+for count in range(150):
+    interrupted(work, 0.0002 + 0.00002 * (count % 47))
 signal.setitimer(signal.ITIMER_REAL, 0)
 for one in reader.read_many(keys):
     where = pack.locate(*keys[one.number])
@@ -50,60 +50,15 @@ reader.close()
 print("read on")
 """
 
-SIGNALS = """
-import os, signal, sys, time, moepack
-
-def ended(child):
-    # Python ignores a signal that comes while it drops an object: so they come until it ends.
-    while True:
-        os.kill(child, signal.SIGINT)
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
-            found, status = os.waitpid(child, os.WNOHANG)
-            if found:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.001)
-
-pack = moepack.open(sys.argv[1])
-for number in range(8):
-    ready, begin = os.pipe()
-    child = os.fork()
-    if not child:
-        break
-    os.read(ready, 1)
-    time.sleep(0.002 + number * 0.003)
-    assert ended(child) in (0, 1, -2), "-2 is one that came before the `try`"
-else:
-    print("all ended")
-    sys.exit()
-
-os.write(begin, b".")
-try:
-    with moepack.open(sys.argv[1]) as pack, pack.reader(backend=sys.argv[2]) as reader:
-        while True:
-            for one in reader.read_many([(1, n) for n in range(16)]):
-                pass
-except KeyboardInterrupt:
-    pass
-"""
-
 
 @pytest.mark.parametrize("how", ["single", "batch"])
 def test_a_reader_that_was_interrupted_reads_on_and_closes(
     packs: dict[str, Path], name: str, how: str
 ) -> None:
+    """It may complain: Python prints an interruption of what is dropped."""
     command = [sys.executable, "-c", PROGRAM, str(packs["qwen3moe"]), name, how]
     run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (run.returncode, run.stdout) == (0, "read on\n"), run.stderr
-
-
-def test_a_program_that_is_interrupted_while_it_reads_ends(
-    packs: dict[str, Path], name: str
-) -> None:
-    """At several moments, each in a fork."""
-    command = [sys.executable, "-c", SIGNALS, str(packs["qwen3moe"]), name]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert (run.returncode, run.stdout) == (0, "all ended\n"), run.stderr
 
 
 def test_an_interrupted_read_is_not_in_flight(

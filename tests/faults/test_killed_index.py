@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import moepack
-from moepack.errors import MachineError, PackError, RequestError
+from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.packing.shard_index import index_model
 from tests.support import machine_faults
+from tests.support.amounts import amounts
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.machine_faults import Shot, needs_strace
 from tests.support.models import contents
@@ -33,14 +34,15 @@ def assert_whole(target: Path, source: Path) -> None:
 
 
 @needs_strace()
+@pytest.mark.parametrize("step", amounts(5, 1))
 @pytest.mark.parametrize("fault", ["signal=SIGKILL", "error=EIO", "signal=SIGINT"])
 def test_after_each_call_that_it_does_not_survive_it_begins_again(
-    fault: str, source: Path, tmp_path: Path
+    fault: str, step: int, source: Path, tmp_path: Path
 ) -> None:
     """Killed, failing or interrupted: at each of its calls on what it makes."""
     calls = machine_faults.record(tmp_path / "recorded", source, word="index")
     assert {"mkdir", "symlink", "write", "fsync", "rename"} <= {call.name for call in calls}
-    shots = machine_faults.shots(calls)[:: 1 if fault == "signal=SIGKILL" else 2]
+    shots = machine_faults.shots(calls)[::step]
 
     def disturb(shot: Shot) -> None:
         target = tmp_path / str(shot.number)
@@ -61,44 +63,29 @@ def test_after_each_call_that_it_does_not_survive_it_begins_again(
         list(pool.map(disturb, shots))
 
 
-def leftover(target: Path, count: int) -> Path:
-    """Make what a killed run leaves: so many links of three, and then the files."""
+def leftover(target: Path) -> Path:
+    """Make what a killed run of another model leaves: its links, and a file."""
     target.mkdir()
-    for number in range(1, min(count, 3) + 1):
+    for number in range(1, 4):
         (target / f"shard-{number:05}-of-00003.gguf").symlink_to("elsewhere")
-    for name in ("index.bin", "manifest.json.tmp")[: max(0, count - 3)]:
-        (target / name).write_bytes(b"half")
+    (target / "index.bin").write_bytes(b"half")
     return target
 
 
-def test_what_is_not_of_a_killed_run_alone_stays(source: Path, tmp_path: Path) -> None:
-    for number, name in enumerate(("index.bin", "notes", "shard-00001-of-00002.gguf", "a folder")):
-        target = tmp_path / str(number)
-        target.mkdir()
-        if number:
-            leftover(target / "x", 4)
-            for path in (target / "x").iterdir():
-                if path.name != name:
-                    path.rename(target / path.name)
-                else:
-                    path.unlink()
-            (target / "x").rmdir()
-        (target / name).mkdir() if name == "a folder" else (target / name).write_bytes(b"mine")
-        before = sorted(os.listdir(target))
-        with pytest.raises(RequestError, match="not empty"):
-            index_model(source, target)
-        assert sorted(os.listdir(target)) == before
-
-
-@pytest.mark.parametrize("count", range(6))
-def test_another_model_may_begin_where_one_was_killed(
-    count: int, source: Path, tmp_path: Path
-) -> None:
-    target = leftover(tmp_path / "index", count)
-    index_model(source, target)
-    assert_whole(target, source)
-    with pytest.raises(RequestError, match="a whole pack is here already"):
+@pytest.mark.parametrize("name", ["index.bin", "notes", "shard-00001-of-00002.gguf", "folder/x"])
+def test_what_is_not_of_a_killed_run_alone_stays(name: str, source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "index" if name == "index.bin" else leftover(tmp_path / "index")
+    (target / name).parent.mkdir(exist_ok=True)
+    (target / name).write_bytes(b"mine")
+    before = sorted(os.listdir(target))
+    with pytest.raises(RequestError, match="not empty"):
         index_model(source, target)
+    assert sorted(os.listdir(target)) == before
+
+
+def test_another_model_may_begin_where_one_was_killed(source: Path, tmp_path: Path) -> None:
+    target = leftover(tmp_path / "index")
+    index_model(source, target)
     assert_whole(target, source)
 
 
@@ -108,19 +95,19 @@ def test_a_run_that_goes_on_is_left_alone(
     """The second run finds what the first has made so far, as after a kill."""
     target = tmp_path / "index"
     write = os.fsync
-    seen: list[list[str]] = []
+    names: list[str] = []
 
     def second(descriptor: int) -> None:
         monkeypatch.setattr(os, "fsync", write)
         with pytest.raises(RequestError, match="another moepack is writing here"):
             index_model(source, target)
-        seen.append(os.listdir(target))
+        names.extend(os.listdir(target))
         write(descriptor)
 
     target.mkdir()
     monkeypatch.setattr(os, "fsync", second)
     index_model(source, target)
-    assert "index.bin" in seen[0]
+    assert "index.bin" in names
     assert_whole(target, source)
 
 

@@ -9,27 +9,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import Phase, find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moepack.errors import MachineError, SourceError
+from moepack.common.errors import MachineError, SourceError
+from moepack.pack.verifying import witness
 from moepack.source import experts, gguf_header
 from moepack.source.shards import Source, open_source
-from moepack.verifying import witness
-from tests.support.broken_ggufs import (
-    BROKEN,
-    LONGEST,
-    STARTS,
-    Broken,
-    small,
-)
+from tests.support.broken_ggufs import BROKEN, LONGEST, STARTS, Broken, small
+from tests.support.children import within
 from tests.support.gguf_builder import F32, Q8_0, GgufBuilder, TensorSpec, add_experts, moe, split
 from tests.support.gguf_builder import write_shards as write_all
 from tests.support.hostile_input import (
-    DEEP,
+    EFFORTS,
     MAX_MEMORY,
     MAX_SECONDS,
-    QUICK,
     assert_cheap,
     assert_clear,
     measured,
@@ -77,15 +71,8 @@ def test_each_rule_has_an_error_that_says_what_is_wrong(broken: Broken, tmp_path
     assert broken.problem in f"{error.problem}, {error.expected}"
     assert broken.expected in str(error.expected)
     assert broken.found in str(error.found)
-
-
-def test_the_names_of_broken_files_differ() -> None:
-    assert len({broken.name for broken in BROKEN}) == len(BROKEN)
-
-
-def test_version_0_is_not_called_big_endian(tmp_path: Path) -> None:
-    error = refused(GgufBuilder(version=0).write(tmp_path / "zero.gguf"))
-    assert "endian" not in str(error)
+    assert broken.hint in str(error.hint)
+    look_with_witness(path)
 
 
 @pytest.mark.parametrize(
@@ -120,24 +107,15 @@ def test_a_long_key_does_not_make_a_long_message(tmp_path: Path) -> None:
         refused(GgufBuilder(metadata=[(key, "raw", value)]).write(tmp_path / "long.gguf"))
 
 
-@pytest.mark.parametrize("where", ["header", "data"])
-def test_a_file_cut_at_any_byte_is_refused(where: str, tmp_path: Path) -> None:
-    data = small().bytes()
-    last_byte = len(data) - 16  # what follows is the last tensor's padding, which may be absent
-    cuts = range(HEADER_LENGTH) if where == "header" else range(HEADER_LENGTH, last_byte)
-    path = tmp_path / "cut.gguf"
-    for length in cuts:
-        path.write_bytes(data[:length])
-        error = refused(path)
-        assert error.hint, length
-
-
-def test_only_the_last_padding_may_be_absent(tmp_path: Path) -> None:
+def test_a_file_cut_at_any_byte_is_refused_but_in_the_last_padding(tmp_path: Path) -> None:
     data = small().bytes()
     path = tmp_path / "cut.gguf"
-    for length in range(len(data) - 16, len(data) + 1):
+    for length in range(len(data) + 1):
         path.write_bytes(data[:length])
-        assert_sound(gguf_header.read(path))
+        if length < len(data) - 16:
+            assert refused(path).hint, length
+        else:
+            assert_sound(gguf_header.read(path))
 
 
 def test_a_header_cut_at_any_byte_of_a_large_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -155,33 +133,16 @@ def test_a_header_cut_at_any_byte_of_a_large_vocabulary_is_refused(tmp_path: Pat
 # Files that are something else.
 
 
-@pytest.mark.parametrize(
-    ("data", "hint"),
-    [
-        (b"<!DOCTYPE html><p>Log in</p>", "download the file again"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull"),
-        (b"", "download it again"),
-        (bytes(5000), "download it again"),
-        (b"PK\3\4" + bytes(60), "unpack it"),
-        (struct.pack("<Q", 9) + b'{"a":{}}\n', "convert_hf_to_gguf.py"),
-    ],
-)
-def test_what_is_no_gguf_comes_with_what_to_do(data: bytes, hint: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(data)
-    assert hint in str(refused(path).hint)
-
-
 @pytest.mark.parametrize("name", ["m.gguf.part1of3", "m.gguf-split-a", "m.gguf.part-aa"])
-@pytest.mark.parametrize("piece", ["first", "second"])
-def test_a_piece_cut_by_bytes_is_to_be_joined_first(name: str, piece: str, tmp_path: Path) -> None:
+def test_a_piece_cut_by_bytes_is_to_be_joined_first(name: str, tmp_path: Path) -> None:
     data = small().bytes()
     path = tmp_path / name
-    path.write_bytes(data[:900] if piece == "first" else data[900:])
-    assert "cat" in str(refused(path).hint)
-    with pytest.raises(SourceError) as caught:
-        open_source([tmp_path])
-    assert "cat" in str(caught.value.hint)
+    for piece in (data[:900], data[900:]):
+        path.write_bytes(piece)
+        assert "cat" in str(refused(path).hint)
+        with pytest.raises(SourceError) as caught:
+            open_source([tmp_path])
+        assert "cat" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("broken", STARTS, ids=lambda broken: broken.name)
@@ -191,14 +152,6 @@ def test_a_later_shard_that_is_no_gguf_is_named(broken: Broken, tmp_path: Path) 
     with pytest.raises(SourceError) as caught:
         open_source([shards[0]])
     assert_clear(caught.value, shards[1])
-
-
-def test_a_file_that_is_not_there_is_the_sources_fault(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.gguf", tmp_path / "m-00001-of-00002.gguf"):
-        with pytest.raises(SourceError, match="no such file"):
-            open_source([path])
-    with pytest.raises(SourceError, match="no GGUF in this folder"):
-        open_source([tmp_path])
 
 
 def test_a_folder_named_like_a_model_is_no_model(tmp_path: Path) -> None:
@@ -211,14 +164,10 @@ def test_a_folder_named_like_a_model_is_no_model(tmp_path: Path) -> None:
         open_source([tmp_path])
 
 
-def test_a_device_is_no_model() -> None:
-    with pytest.raises(SourceError):
-        gguf_header.read("/dev/null")
-
-
 def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "model.gguf")
-    assert measured(FIND, tmp_path / "model.gguf").text
+    path = tmp_path / "model.gguf"
+    os.mkfifo(path)
+    assert "not a file" in str(within(lambda: refused(path)))
 
 
 # Experts that make no sense.
@@ -253,17 +202,28 @@ def _alone(*experts_there: int, count: int | None = None, ne1: int = 2) -> GgufB
     return builder
 
 
+def _other_type() -> GgufBuilder:
+    builder = _alone(0, 1)
+    builder.tensors[1].type_id = 26
+    return builder
+
+
 SCALE = "blk.0.ffn_up_exps.scale"
 GATE = "blk.0.ffn_gate_exps.weight"
 NORM = "blk.0.ffn_norm_exps.weight"
+LINES = GgufBuilder().put("general.architecture", "str", "a\nb\x1b[2J" + "c" * 1000)
 ODD = [
     Odd("one dimension too few", _down(small(), dims=(2, 8)), "expected 3, found 2"),
     Odd("one dimension too many", _down(small(), dims=(2, 4, 1, 2)), "expected 3, found 4"),
     Odd("no experts in it", _down(small(), dims=(2, 4, 0), data=b""), "an empty tensor"),
     Odd("another expert count", _down(small(), dims=(2, 2, 4)), "expected 2, found 4"),
-    Odd("an unknown kind", _down(small(), name="blk.0.ffn_side_exps.weight"), "not known"),
-    Odd("an unknown suffix", _down(small(), name="blk.0.ffn_up_exps.lora_a"), "not known"),
-    Odd("a layer of six digits", _down(small(), name="blk.100000.ffn_up_exps.weight"), "not known"),
+    Odd("an unknown kind", _down(small(), name="blk.0.ffn_side_exps.weight"), "unknown kind"),
+    Odd("an unknown suffix", _down(small(), name="blk.0.ffn_up_exps.lora_a"), "unknown kind"),
+    Odd(
+        "a layer of six digits",
+        _down(small(), name="blk.100000.ffn_up_exps.weight"),
+        "unknown kind",
+    ),
     Odd("a layer past the model", _down(small(), name="blk.1.ffn_down_exps.weight"), "block_count"),
     Odd("no down", _down(small(), name="other", dims=(16,)), "a projection is missing"),
     Odd("a gap in the experts", _alone(0, 1, 3), "no expert 2"),
@@ -272,10 +232,12 @@ ODD = [
     Odd("other experts than stated", _alone(0, 2, count=2), "no expert 1"),
     Odd("experts across blocks", _model().tensor(SCALE, (32,), Q8_0, 34), "32 equal slices"),
     Odd("half a group of rows", _model().tensor(GATE, (32, 12, 2), 208, 34), "multiple of 8"),
-    Odd("a norm of two dimensions", _model().tensor(NORM, (4, 2), F32, 16), "not known"),
+    Odd("a norm of two dimensions", _model().tensor(NORM, (4, 2), F32, 16), "unknown kind"),
     Odd("an expert of another shape", _alone(0, 1, ne1=4), "another type or shape"),
+    Odd("an expert of another type", _other_type(), "another type or shape"),
     Odd("an expert by two names", _alone(0, 1).tensor("blk.00.ffn_up.0.weight", (4, 2), 0, 16), ""),
     Odd("no tensors", _model(), "without tensors"),
+    Odd("a name of several lines", LINES.tensor("x", (4,), F32, 16), "dense"),
     Odd("a dense model", _model().tensor("blk.0.ffn_up.weight", (4, 2), F32, 16), "dense"),
 ]
 
@@ -287,14 +249,7 @@ def test_experts_that_make_no_sense_are_refused_by_name(odd: Odd, tmp_path: Path
         experts.find_experts(open_source([path]))
     assert_clear(caught.value, path)
     assert odd.words in str(caught.value)
-
-
-def test_an_architecture_of_several_lines_makes_one_line(tmp_path: Path) -> None:
-    builder = GgufBuilder().put("general.architecture", "str", "a\nb\x1b[2J" + "c" * 1000)
-    path = builder.tensor("x", (4,), F32, 16).write(tmp_path / "dense.gguf")
-    with pytest.raises(SourceError) as caught:
-        experts.find_experts(open_source([path]))
-    assert_clear(caught.value, path)
+    look_with_witness(path)
 
 
 def test_metadata_that_says_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
@@ -326,7 +281,7 @@ FIND = (
     "from moepack.source import experts, shards",
     "experts.find_experts(shards.open_source([path]))",
 )
-WITNESS = ("from moepack.verifying import witness", "witness.hear([path])")
+WITNESS = ("from moepack.pack.verifying import witness", "witness.read_shards([path])")
 
 
 def sparse(builder: GgufBuilder, path: Path, length: int = (1 << 30) + (1 << 28)) -> Path:
@@ -375,17 +330,10 @@ def _unknown_type() -> GgufBuilder:
     return builder
 
 
-def _many_experts_stated() -> GgufBuilder:
-    return _alone(0, 1, count=0xFFFFFFFF)
-
-
 GIANTS: list[tuple[str, Callable[[], GgufBuilder], int]] = [
     ("an array of 2^27 u64 that is not there", lambda: _claims(10, 1 << 28), (1 << 30) + 64),
     ("an array of 2^27 u64 that is there", lambda: _claims(10, 1 << 27), (1 << 30) + (1 << 20)),
     ("100 million empty strings", lambda: _claims(8, 100_000_000), (1 << 30) + 64),
-    ("4 million empty strings", lambda: _claims(8, 1 << 22), (1 << 30) + 64),
-    ("40 million tensors", lambda: GgufBuilder(tensor_count=40_000_000), (1 << 30) + 64),
-    ("80 million pairs", lambda: GgufBuilder(pair_count=80_000_000), (1 << 30) + 64),
     ("65536 tensors of zeros", lambda: GgufBuilder(tensor_count=1 << 16), (1 << 30) + 64),
     (
         "a string of a gigabyte",
@@ -409,7 +357,7 @@ def test_giants_are_refused_within_seconds_and_100_mb(
 
 
 def test_an_expert_count_of_four_billion_costs_nothing(tmp_path: Path) -> None:
-    outcome = assert_cheap(FIND, _many_experts_stated().write(tmp_path / "many.gguf"))
+    outcome = assert_cheap(FIND, _alone(0, 1, count=0xFFFFFFFF).write(tmp_path / "many.gguf"))
     assert "no expert 2" in outcome.text
 
 
@@ -421,25 +369,13 @@ def test_a_name_that_claims_99999_shards_costs_nothing(tmp_path: Path) -> None:
 # The verifier's own parser: it gets shards that are sound, and must not fall over others.
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
-def test_the_witness_raises_nothing_but_source_errors(broken: Broken, tmp_path: Path) -> None:
-    path = tmp_path / "broken.gguf"
-    path.write_bytes(broken.data)
-    look_with_witness(path)
-
-
-@pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd.name)
-def test_the_witness_raises_nothing_else_about_experts(odd: Odd, tmp_path: Path) -> None:
-    look_with_witness(odd.builder.write(tmp_path / "odd.gguf"))
-
-
 @pytest.mark.parametrize("name", ["blk.\u00b2.ffn_up_exps.weight", "blk.0.ffn_up.\u00b2.weight"])
 def test_the_witness_takes_plain_digits_only(name: str, tmp_path: Path) -> None:
     dims = (4, 2, 2) if "exps" in name else (4, 2)
     path = _model().tensor(name, dims, F32, 16).write(tmp_path / "digits.gguf")
-    found = look_with_witness(path)
-    assert found is not None
-    assert not found.parts
+    witnessed = look_with_witness(path)
+    assert witnessed is not None
+    assert not witnessed.parts
 
 
 def test_the_witness_does_not_divide_by_no_experts(tmp_path: Path) -> None:
@@ -460,7 +396,7 @@ def test_the_witness_is_not_drowned_by_an_alignment(tmp_path: Path) -> None:
 def look_with_witness(path: Path) -> witness.Witness | None:
     """Return what the witness finds, None where it refuses as it should."""
     try:
-        return witness.hear([str(path)])
+        return witness.read_shards([str(path)])
     except SourceError as error:
         assert_clear(error, path)
         return None
@@ -480,9 +416,10 @@ KEYS = ("expert_count", "block_count", "experts_per_group", "attention.value_exp
 def any_models(draw: st.DrawFn) -> bytes:
     """Draw a GGUF whose tensors lie as they should, whatever they are."""
     builder = GgufBuilder().put("general.architecture", "str", "m")
-    for key in draw(st.sets(st.sampled_from(KEYS))):
-        builder.put(f"m.{key}", "u32", draw(st.sampled_from((0, 1, 2, 2, 2, 3, 0xFFFF))))
     experts_each = draw(st.sampled_from((1, 2, 3)))
+    for key in draw(st.sets(st.sampled_from(KEYS))):
+        numbers = (*[experts_each] * 7, 0, 1, 2, 3, 0xFFFF)
+        builder.put(f"m.{key}", "u32", draw(st.sampled_from(numbers)))
     layers = st.sampled_from(("0", "0", "0", "0", "1", "1", "00", "65536", "99999"))
     names = st.tuples(layers, st.sampled_from(STEMS), st.sampled_from(["weight"] * 5 + [*RANKS]))
     usual = [("0", "ffn_up_exps", "weight"), ("0", "ffn_down_exps", "weight")]
@@ -491,7 +428,7 @@ def any_models(draw: st.DrawFn) -> bytes:
         name = f"blk.{layer}.{stem}.{suffix}"
         if all(tensor.name != name for tensor in builder.tensors):
             rank = RANKS[suffix] - (stem[-1] in "01") - 2 * (stem == "ffn_norm_exps")
-            rank = draw(st.sampled_from([rank] * 7 + [0, 1, 2, 3, 4]))
+            rank = draw(st.sampled_from([rank] * 30 + [0, 1, 2, 3, 4]))
             _add_any(draw, builder, name, rank, experts_each)
     return builder.bytes()
 
@@ -505,7 +442,7 @@ def _add_any(draw: st.DrawFn, builder: GgufBuilder, name: str, rank: int, count:
     blocks = draw(st.integers(1, 2))
     others = [draw(st.sampled_from((1, 2, 3, 4, 8, 32))) for _ in range(rank - 1)]
     if others:
-        others[-1] = draw(st.sampled_from([count] * 7 + [0, 1, 2]))
+        others[-1] = draw(st.sampled_from([count] * 20 + [0, 1, 2]))
     dims = (block * blocks, *others)[:rank] if rank != 1 else (count,)
     row_length = length * blocks if rank != 1 else length * count // block
     builder.tensor(name, dims, type_id, row_length, tail=32 if type_id == 36 else 0)
@@ -518,18 +455,18 @@ def look(data: bytes, path: Path) -> Source | None:
     try:
         source = open_source([path])
         assert_sound(source.shards[0])
-        found = experts.find_experts(source)
-        ours = slices(found)
+        families = experts.find_experts(source)
+        ours = slices(families)
     except SourceError as error:
         assert_clear(error, path)
         return None
     assert_disjoint(ours, source.shards[0].file_length)
     if theirs is not None:
         assert ours == {key: _comparable(value) for key, value in theirs.parts.items()}
-        assert theirs.dense == {
-            tensor.name: (tensor.type_id, tensor.dims, tensor.length, 0, tensor.offset)
+        assert {name: walked[1:5] for name, walked in theirs.dense.items()} == {
+            tensor.name: (tensor.dims, tensor.type_id, tensor.offset, tensor.length)
             for _, tensor in source.tensors()
-            if tensor.name not in found.names
+            if tensor.name not in families.names
         }
     return source
 
@@ -537,10 +474,10 @@ def look(data: bytes, path: Path) -> Source | None:
 Comparable = tuple[int, tuple[int, ...], int, tuple[int, ...]]
 
 
-def slices(found: experts.Experts) -> dict[tuple[int, str], Comparable]:
+def slices(source_experts: experts.Experts) -> dict[tuple[int, str], Comparable]:
     """Return type, shape, length and starts of each part's slices."""
     result = {}
-    for family in found.families:
+    for family in source_experts.families:
         for part in family.parts:
             starts = tuple(part.slices.at(expert)[1] for expert in range(family.expert_count))
             result[family.layer, part.name] = (part.type_id, part.shape, part.length, starts)
@@ -551,10 +488,10 @@ def _comparable(theirs: witness.PartSlices) -> Comparable:
     return theirs.type_id, theirs.shape, theirs.length, tuple(theirs.starts)
 
 
-def assert_disjoint(found: dict[tuple[int, str], Comparable], file_length: int) -> None:
+def assert_disjoint(parts: dict[tuple[int, str], Comparable], file_length: int) -> None:
     """Check that no two slices share a byte, and that all lie in the file."""
     extents = sorted(
-        (start, start + length) for _, _, length, starts in found.values() for start in starts
+        (start, start + length) for _, _, length, starts in parts.values() for start in starts
     )
     assert all(start < end <= file_length for start, end in extents)
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(extents))
@@ -575,35 +512,26 @@ def _bases() -> Iterator[GgufBuilder]:
 
 
 BASES = [builder.bytes() for builder in _bases()]
-MUTANTS = [mutants(builder.bytes(), len(builder.header())) for builder in _bases()]
-FIRST = settings(QUICK, max_examples=1000, phases=[Phase.generate])
-HOSTILE = st.one_of(*MUTANTS, any_models(), st.binary(max_size=200))
+MUTANTS = st.one_of(*(mutants(builder.bytes(), len(builder.header())) for builder in _bases()))
 
 
 def test_the_bases_of_the_mutants_are_sound(scratch: Path) -> None:
     assert all(look(base, scratch) for base in BASES)
 
 
-@QUICK
-@given(HOSTILE)
-def test_any_file_is_read_or_refused(scratch: Path, data: bytes) -> None:
-    look(data, scratch)
+@pytest.mark.parametrize("effort", EFFORTS)
+@pytest.mark.parametrize(
+    ("strategy", "is_refused"),
+    [(MUTANTS, {True, False}), (any_models(), {True, False}), (st.binary(max_size=200), {True})],
+    ids=["mutants", "models", "noise"],
+)
+def test_any_file_is_read_or_refused(
+    scratch: Path, strategy: st.SearchStrategy[bytes], is_refused: set[bool], effort: settings
+) -> None:
+    outcomes = set()
 
+    def check(data: bytes) -> None:
+        outcomes.add(look(data, scratch) is None)
 
-@pytest.mark.slow
-@DEEP
-@given(HOSTILE)
-def test_any_of_many_files_is_read_or_refused(scratch: Path, data: bytes) -> None:
-    look(data, scratch)
-
-
-@QUICK
-@given(any_models())
-def test_any_tensors_are_understood_or_refused(scratch: Path, data: bytes) -> None:
-    look(data, scratch)
-
-
-def test_the_search_meets_what_is_refused_and_what_is_accepted(scratch: Path) -> None:
-    for strategy in (st.one_of(*MUTANTS), any_models()):
-        find(strategy, lambda data: look(data, scratch) is not None, settings=FIRST)
-        find(strategy, lambda data: look(data, scratch) is None, settings=FIRST)
+    effort(given(strategy)(check))()
+    assert outcomes == is_refused

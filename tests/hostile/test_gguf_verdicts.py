@@ -3,11 +3,13 @@
 Where the two differ, the case stands in a list here, with the reason.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from moepack.errors import SourceError
+from moepack.common.errors import SourceError
 from moepack.source import gguf_header
 from tests.support import llama_cpp
 from tests.support.broken_ggufs import BROKEN, small
@@ -38,17 +40,33 @@ STRICTER = {
     "no data at all": DATA,
     "bytes behind": "the gap to the end is the second witness of the last tensor's length",
 }
-# The same for mutants, by moepack's problem.
+# Moepack's problems with mutants that llama.cpp takes, for the same reasons.
 STRICTER_PROBLEMS = {
-    "not UTF-8": NAME,
-    "not a name for a tensor: empty, with NUL, or a path upwards": NAME,
-    "the file ends inside the tensor": DATA,
-    "bytes follow the last tensor": STRICTER["bytes behind"],
+    "not UTF-8",
+    "not a name for a tensor: empty, with NUL, or a path upwards",
+    "the file ends inside the tensor",
+    "bytes follow the last tensor",
 }
 
 
+class Verdict(NamedTuple):
+    """A file, and the verdicts on its header; `ours` is None if moepack takes it."""
+
+    path: Path
+    ours: SourceError | None
+    is_taken: bool | None
+
+
+def verdicts(folder: Path, contents: Sequence[bytes]) -> list[Verdict]:
+    """Write files, and show each to both."""
+    paths = [folder / f"{number}.gguf" for number in range(len(contents))]
+    for path, data in zip(paths, contents, strict=True):
+        path.write_bytes(data)
+    theirs = llama_cpp.accepts_headers_isolated(paths)
+    return [Verdict(path, ours(path), good) for path, good in zip(paths, theirs, strict=True)]
+
+
 def ours(path: Path) -> SourceError | None:
-    """Return moepack's verdict: None where it accepts."""
     try:
         gguf_header.read(path)
     except SourceError as error:
@@ -56,19 +74,22 @@ def ours(path: Path) -> SourceError | None:
     return None
 
 
-def written(folder: Path, contents: list[bytes]) -> list[Path]:
-    paths = [folder / f"{number}.gguf" for number in range(len(contents))]
-    for path, data in zip(paths, contents, strict=True):
-        path.write_bytes(data)
-    return paths
+def knows_all_types(path: Path) -> bool:
+    """Return whether a header has llama.cpp's types alone; moepack knows ik_llama.cpp's too."""
+    return {t.type_id for t in gguf_header.read(path).tensors} <= set(llama_cpp.type_ids())
+
+
+def laxer(shown: list[Verdict]) -> list[Path]:
+    """List the files that moepack takes, and llama.cpp refuses or dies of, for no known reason."""
+    accepted = [one.path for one in shown if not one.is_taken and one.ours is None]
+    return [path for path in accepted if knows_all_types(path)]
 
 
 def test_of_the_broken_files_llama_cpp_takes_those_that_are_listed(tmp_path: Path) -> None:
-    paths = written(tmp_path, [broken.data for broken in BROKEN])
-    assert all(map(ours, paths))
-    theirs = llama_cpp.accepts_headers_isolated(paths)
-    taken = {broken.name for broken, accepts in zip(BROKEN, theirs, strict=True) if accepts}
-    assert taken == set(STRICTER)
+    shown = verdicts(tmp_path, [broken.data for broken in BROKEN])
+    assert all(one.ours for one in shown)
+    accepted = {broken.name for broken, one in zip(BROKEN, shown, strict=True) if one.is_taken}
+    assert accepted == set(STRICTER)
 
 
 def bases() -> list[GgufBuilder]:
@@ -82,12 +103,6 @@ def bases() -> list[GgufBuilder]:
     return [rich, old, no_tensors, scalars]
 
 
-def test_both_take_what_is_sound(tmp_path: Path) -> None:
-    paths = written(tmp_path, [base.bytes() for base in bases()])
-    assert [ours(path) for path in paths] == [None] * len(paths)
-    assert llama_cpp.accepts_headers_isolated(paths) == [True] * len(paths)
-
-
 def mutants(first: int = 0, count: int = MUTANT_COUNT) -> list[bytes]:
     """Return damaged headers, the same in each run."""
     sound = [(base.bytes(), len(base.header())) for base in bases()]
@@ -97,46 +112,33 @@ def mutants(first: int = 0, count: int = MUTANT_COUNT) -> list[bytes]:
     ]
 
 
-def knows_all_types(path: Path) -> bool:
-    """Say whether a sound header has llama.cpp's types alone; moepack knows ik_llama.cpp's too."""
-    return {t.type_id for t in gguf_header.read(path).tensors} <= set(llama_cpp.type_ids())
-
-
-def test_no_mutant_that_llama_cpp_refuses_or_dies_of_is_taken(tmp_path: Path) -> None:
-    paths = written(tmp_path, mutants())
-    theirs = llama_cpp.accepts_headers_isolated(paths)
-    laxer = [p for p, accepts in zip(paths, theirs, strict=True) if not accepts and ours(p) is None]
-    assert not [path for path in laxer if knows_all_types(path)]
-    assert theirs.count(True) > 50
-    assert len(theirs) - theirs.count(True) > 200
+def test_both_take_what_is_sound_and_no_mutant_is_taken_by_moepack_alone(tmp_path: Path) -> None:
+    """And what moepack alone refuses, it refuses for one of the reasons above."""
+    shown = verdicts(tmp_path, [*(base.bytes() for base in bases()), *mutants()])
+    sound, damaged = shown[: len(bases())], shown[len(bases()) :]
+    assert [(one.ours, one.is_taken) for one in sound] == [(None, True)] * len(sound)
+    assert not laxer(damaged)
+    assert {one.ours.problem for one in damaged if one.is_taken and one.ours} == STRICTER_PROBLEMS
+    taken_count = sum(one.is_taken is True for one in damaged)
+    assert taken_count > 50
+    assert len(damaged) - taken_count > 200
 
 
 @pytest.mark.slow
 def test_none_of_many_mutants_is_taken_that_llama_cpp_refuses(tmp_path: Path) -> None:
-    paths = written(tmp_path, mutants(MUTANT_COUNT, 50_000))
-    for start in range(0, len(paths), MUTANT_COUNT):
-        group = paths[start : start + MUTANT_COUNT]
-        theirs = llama_cpp.accepts_headers_isolated(group)
-        laxer = [p for p, taken in zip(group, theirs, strict=True) if not taken and not ours(p)]
-        assert not [path for path in laxer if knows_all_types(path)]
+    contents = mutants(MUTANT_COUNT, 50_000)
+    for start in range(0, len(contents), MUTANT_COUNT):
+        assert not laxer(verdicts(tmp_path, contents[start : start + MUTANT_COUNT]))
 
 
-def test_a_mutant_that_moepack_alone_refuses_is_refused_for_a_reason(tmp_path: Path) -> None:
-    paths = written(tmp_path, mutants())
-    theirs = llama_cpp.accepts_headers_isolated(paths)
-    taken = [path for path, accepts in zip(paths, theirs, strict=True) if accepts]
-    errors = [error for path in taken if (error := ours(path))]
-    assert {error.problem for error in errors} == set(STRICTER_PROBLEMS)
-
-
-@pytest.mark.parametrize("type_id", [31, 36, 97, 144, 230, 399, 43, 12345])
-def test_types_that_llama_cpp_does_not_know_are_the_only_exception(
-    type_id: int, tmp_path: Path
-) -> None:
+def test_types_that_llama_cpp_does_not_know_are_the_only_exception(tmp_path: Path) -> None:
     """ik_llama.cpp's files hold them, and a byte copy needs no knowledge of a type."""
-    row = {31: 144, 36: 64, 97: 272, 144: 140, 230: 512, 399: 258}.get(type_id, 100)
-    builder = GgufBuilder().tensor("x", (256, 64), type_id, row, tail=32 if type_id == 36 else 0)
-    path = builder.tensor("y", (4,), F32, 16).write(tmp_path / "x.gguf")
-    assert ours(path) is None
-    assert llama_cpp.accepts_headers_isolated([path]) == [False]
-    assert not knows_all_types(path)
+    rows = {31: 144, 36: 64, 97: 272, 144: 140, 230: 512, 399: 258, 43: 100, 12345: 100}
+    contents = []
+    for type_id, row in rows.items():
+        tail = 32 if type_id == 36 else 0
+        builder = GgufBuilder().tensor("x", (256, 64), type_id, row, tail=tail)
+        contents.append(builder.tensor("y", (4,), F32, 16).bytes())
+    for path, error, is_taken in verdicts(tmp_path, contents):
+        assert (error, is_taken) == (None, False)
+        assert not knows_all_types(path)

@@ -4,19 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moepack import installed
-from moepack.errors import RequestError
+from moepack.common import installed
+from moepack.common.errors import RequestError
 from moepack.packing import layout
-from tests.support.hostile_input import (
-    DEEP,
-    QUICK,
-    assert_cheap,
-    assert_clear,
-    mutants,
-)
+from tests.support.hostile_input import EFFORTS, assert_cheap, assert_clear, filled, mutants
 
 SHIPPED = {
     name: (installed.folder("layouts") / f"{name}.toml").read_bytes() for name in layout.names()
@@ -50,36 +44,25 @@ BAD_LAYOUTS: dict[str, tuple[bytes, str]] = {
     "NUL": (b"\0" * 100, "not TOML"),
     "too long": (b"#" * (layout.MAX_FILE_LENGTH + 1), "too long"),
     "deep lists": (b"a = " + b"[" * 5000, "not TOML"),
-    "deep tables": (b"a = " + b"{a=" * 2000, "not TOML"),
-    "a huge number": (b"a = " + b"9" * 5000, "not TOML"),
     "a key twice": (edited("[files]", "[files]\n[files]"), "not TOML"),
     "an unknown key": (b"extra = 1\n" + SHIPPED["layers"], "extra: unknown key"),
     "an unknown key of two lines": (b'"a\\nb" = 1\n' + SHIPPED["layers"], "unknown key"),
     "an unknown key inside": (edited("[blobs]", "[blobs]\nextra = 1"), "blobs.extra': unknown key"),
     "no description": (edited("description", "# description"), "description: missing"),
-    "a description of two lines": (edited("one file a layer, h", "\\nh"), "description: missing"),
     "a long description": (edited("one file a layer, h", "h" * 300), "description: missing"),
     "no files": (edited("[files]", "[other]"), ""),
     "files as a number": (b"files = 1", "files: missing, or not a table"),
     "an unknown group": (edited('"layer"', '"expert"'), "files.group: unknown value"),
-    "a group of a list": (edited('"layer"', '["layer"]'), "files.group: missing"),
     "an unknown order": (edited('"hotness"', '"heat"'), "blobs.order: unknown value"),
     "no order": (edited("order =", "# order ="), "blobs.order: missing"),
     "a class in the name": (named("{layer.__class__}.bin"), "files.name: wrong placeholders"),
-    "an item in the name": (named("{layer[0]}.bin"), "files.name: wrong placeholders"),
     "a conversion in the name": (named("{layer!r}.bin"), "files.name: wrong placeholders"),
-    "a position in the name": (named("{}.bin"), "files.name: wrong placeholders"),
     "a wide number in the name": (named("{layer:099999999}.bin"), "files.name: wrong placeholders"),
-    "a format in the name": (named("{layer:>9}.bin"), "files.name: wrong placeholders"),
-    "a brace in the name": (named("{{layer}}.bin"), "files.name: wrong placeholders"),
     "an open brace in the name": (named("{layer}{.bin"), "files.name: wrong placeholders"),
     "no number in the name": (named("experts.bin"), "files.name: wrong placeholders"),
-    "two numbers in the name": (named("{layer}-{layer}.bin"), "files.name: wrong placeholders"),
     "the other number": (named("{number}.bin"), "files.name: wrong placeholders"),
     "a name upwards": (named("../{layer}.bin"), "files.name: not a plain file name"),
-    "an absolute name": (named("/tmp/{layer}.bin"), "files.name: not a plain file name"),
     "a name with NUL": (named("a\0{layer}.bin"), "files.name: missing"),
-    "a name of two lines": (named("a\n{layer}.bin"), "files.name: missing"),
     "a long name": (named("x" * 120 + "{layer}.bin"), "files.name: not a plain file name"),
     "another ending": (named("{layer}.json"), "files.name: not a plain file name"),
     "a length by layer": (
@@ -91,27 +74,19 @@ BAD_LAYOUTS: dict[str, tuple[bytes, str]] = {
         "files.max_length: belongs",
     ),
     "a length of 0": (sized("0"), "files.max_length: out of bounds"),
-    "a negative length": (sized("-1"), "files.max_length: out of bounds"),
     "a length of 2^63": (sized(str(1 << 63)), "files.max_length: out of bounds"),
     "a length of 2^9999": (sized(hex(1 << 9999)), "files.max_length: out of bounds"),
     "a length in TiB": (sized('"999999999999999999 TiB"'), "files.max_length: too large a size"),
     "a length of 21 digits": (sized('"100000000000000000000"'), "files.max_length: not a size"),
-    "a length of NaN": (sized("nan"), "files.max_length: missing"),
-    "a length of 1.5": (sized("1.5"), "files.max_length: missing"),
     "a length of true": (sized("true"), "files.max_length: missing"),
-    "a length of words": (sized('"four"'), "files.max_length: not a size"),
-    "alignment 0": (aligned("0"), "blobs.alignment: not an alignment"),
     "alignment 3": (aligned("3"), "blobs.alignment: not an alignment"),
     "alignment -4096": (aligned("-4096"), "blobs.alignment: not an alignment"),
     "alignment 2^31": (aligned('"2 GiB"'), "blobs.alignment: not an alignment"),
     "alignment 2^9999": (aligned(hex(1 << 9999)), "blobs.alignment: not an alignment"),
-    "alignment -2^9999": (aligned("-" + "9" * 4000), "blobs.alignment: not an alignment"),
     "blobs below parts": (aligned('"1 KiB"'), "parts.alignment: larger than the blob's"),
     "small above parts": (edited("= 64", "= 8192"), "parts.small_alignment: larger than"),
     "no projections": (edited(PROJECTIONS, "[]"), "parts.projections: not an order"),
     "a projection twice": (edited('"gate_up"', '"gate"'), "parts.projections: not an order"),
-    "a projection as a number": (edited('"gate_up"', "1"), "parts.projections: not an order"),
-    "projections as text": (edited(PROJECTIONS, '"gate"'), "parts.projections: not an order"),
     "projections as lists": (edited('"gate_up"', '["gate_up"]'), "parts.projections: not an order"),
 }
 
@@ -139,24 +114,12 @@ def test_the_name_of_a_layout_is_looked_up_and_never_a_path(name: str) -> None:
 LAYOUT = ("from moepack.packing import layout", "layout.load(path)")
 
 
-def filled(piece: bytes, length: int) -> bytes:
-    return piece * (length // len(piece))
-
-
 LIMIT = layout.MAX_FILE_LENGTH
 BIG_LAYOUTS = {
     "dotted keys": b"a" + filled(b".a", LIMIT - 5) + b"=1",
     "dotted tables": filled(b"[a" + b".a" * 500 + b"]\n", LIMIT),
-    "tables": b"".join(b"[t%d]\n" % n for n in range(6000)),
-    "lists of tables": filled(b"[[a]]\n", LIMIT),
-    "lists": b"a=[" + filled(b"[],", LIMIT - 10) + b"]",
     "inline tables": b"a=[" + filled(b"{a=1},", LIMIT - 10) + b"]",
-    "escapes": b'a="' + filled(b"\\u0041", LIMIT - 10) + b'"',
     "quotes": b'a="""' + filled(b'""x', LIMIT - 10),
-    "dates": b"a=[" + filled(b"1979-05-27T07:32:00Z,", LIMIT - 30) + b"]",
-    "a long key": b'"' + filled(b"k", LIMIT - 10) + b'"=1',
-    "digits": b"a=" + filled(b"9", LIMIT - 10),
-    "digits with underscores": b"a=1" + filled(b"_1", LIMIT - 10),
     "hexadecimal": b"a=0x" + filled(b"f", LIMIT - 10),
 }
 
@@ -173,25 +136,17 @@ LAYOUTS = st.one_of(*(mutants(data) for data in SHIPPED.values())) | st.binary(m
 
 def check_layout(data: bytes) -> None:
     try:
-        found = layout.decode(data, "l.toml", "l")
+        decoded = layout.decode(data, "l.toml", "l")
     except RequestError as error:
         assert_clear(error, "l.toml")
         return
-    assert found.small_alignment <= found.part_alignment <= found.blob_alignment <= 1 << 30
-    names = {found.file_named(number) for number in (0, 1, 9, 10, 99999)}
+    assert decoded.small_alignment <= decoded.part_alignment <= decoded.blob_alignment <= 1 << 30
+    names = {decoded.file_named(number) for number in (0, 1, 9, 10, 99999)}
     assert len(names) == 5
     assert not any("/" in name or name in ("index.bin", "manifest.json") for name in names)
-    json.dumps(found.to_json())
+    json.dumps(decoded.to_json())
 
 
-@QUICK
-@given(LAYOUTS)
-def test_any_layout_is_decoded_or_refused(data: bytes) -> None:
-    check_layout(data)
-
-
-@pytest.mark.slow
-@DEEP
-@given(LAYOUTS)
-def test_any_of_many_layouts_is_decoded_or_refused(data: bytes) -> None:
-    check_layout(data)
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_any_layout_is_decoded_or_refused(effort: settings) -> None:
+    effort(given(LAYOUTS)(check_layout))()

@@ -1,4 +1,4 @@
-"""Numbers in a model's metadata that no model has: refused, or not known, and never worked with."""
+"""Numbers in a model's metadata that no model has: refused, or unknown, and never worked with."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack.errors import RequestError, SourceError
+from moepack.common.errors import RequestError, SourceError
 from moepack.report.json_text import JsonValue, to_json
 from moepack.report.text import source as source_text
 from moepack.source.experts import find_experts
@@ -123,7 +123,7 @@ def test_whatever_a_header_counts_a_model_is_refused_or_its_pack_is_sound(
 def test_whatever_a_header_says_of_attention_no_figure_comes_of_nonsense(
     architecture: str, tmp_path: Path
 ) -> None:
-    known = 0
+    figure_count = 0
     for key in WIDTHS[architecture]:
         for kind, value in NO_NUMBERS:
             builder = model(architecture).put(f"{architecture}.{key}", kind, value)
@@ -136,9 +136,9 @@ def test_whatever_a_header_says_of_attention_no_figure_comes_of_nonsense(
                     continue
                 except RequestError:  # it would take more memory than there is
                     continue
-                known += 1
+                figure_count += 1
                 assert not negatives(to_json(facts)), (key, kind, value)
-    assert known
+    assert figure_count
 
 
 CONTRADICTIONS: list[tuple[str, str, Any, str]] = [

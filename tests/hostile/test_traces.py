@@ -20,22 +20,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance import make_traces
-from moepack.errors import TraceError
-from moepack.hotness import file
-from moepack.hotness.model import Hotness
-from moepack.keys import ExpertKey
-from moepack.trace.expert_places import MAX_PLACES, PAGE
-from moepack.trace.model import MAX_COUNT
+from moepack.common.errors import TraceError
+from moepack.common.keys import ExpertKey
+from moepack.traces.hotness import file
+from moepack.traces.hotness.model import Hotness
+from moepack.traces.model import MAX_COUNT
 from tests.support.hostile_input import (
     MAX_SECONDS,
     QUICK,
     assert_cheap,
     assert_clear,
+    filled,
     measured,
     mutants,
 )
-from tests.support.shapes import shape_of_counts
-from tests.support.trace_forms import npy
 
 LINE = b"0,0,5\n"
 BAD_HOTNESS: dict[str, tuple[bytes, str]] = {
@@ -46,24 +44,15 @@ BAD_HOTNESS: dict[str, tuple[bytes, str]] = {
     "a fact that is not UTF-8": (b"# origin=\xff\n" + LINE, "line 1: not UTF-8"),
     "UTF-16": ("0,0,5\n".encode("utf-16"), "UTF-16"),
     "a GGUF": (b"GGUF\3\0\0\0" + bytes(90), "zero bytes"),
-    "JSON": (b'{"0": [1, 2]}\n', "line 1: not a count"),
     "two fields": (LINE + b"0,1\n", "line 2: not as many columns as before"),
     "more fields than before": (LINE + b"0,1,3,2\n", "line 2: not as many columns as before"),
-    "fewer fields than before": (b"0,1,3,2\n0,2,3\n", "line 2: not as many columns"),
     "five fields": (LINE + b"0,1,2,3,4\n", "line 2: not a count"),
     "more held out than counted": (b"0,1,2,3\n", "line 1: more held out than counted"),
     "an origin that is no JSON": (b"# origin={1}\n" + LINE, "line 1: not an origin"),
     "an origin that is no object": (b"# origin=7\n" + LINE, "line 1: not an origin"),
     "a negative count": (LINE + b"0,1,-1\n", "line 2: not a count"),
-    "a negative layer": (b"-1,0,5\n", "line 1: not a count"),
-    "NaN": (b"0,0,nan\n", "line 1: not a count"),
-    "a fraction": (b"0,0,1.5\n", "line 1: not a count"),
-    "1e5": (b"0,0,1e5\n", "line 1: not a count"),
-    "hexadecimal": (b"0,0,0x5\n", "line 1: not a count"),
-    "an underscore": (b"0,0,1_0\n", "line 1: not a count"),
     "other digits": ("0,0,\u0665\n".encode(), "line 1: not a count"),
     "a count of 2^63": (b"0,0,9223372036854775808\n", "line 1: a number out of bounds"),
-    "a count of 20 digits": (b"0,0,10000000000000000000\n", "line 1: a number out of bounds"),
     "counts that add up to 2^63": (b"0,0,9223372036854775807\n0,0,1\n", "add up to too many"),
     "counts of all that add up to 2^63": (
         b"0,0,9223372036854775807\n7,3,1\n",
@@ -72,12 +61,9 @@ BAD_HOTNESS: dict[str, tuple[bytes, str]] = {
     "a count of 5000 digits": (b"0,0," + b"9" * 5000 + b"\n", "line 1: a number out of bounds"),
     "a layer of six digits": (b"100000,0,5\n", "line 1: out of bounds"),
     "an expert of six digits": (b"0,100000,5\n", "line 1: out of bounds"),
-    "a space inside a number": (b"1 2,0,5\n", "line 1: not a count"),
     "an endless line": (b"1" * (1 << 20) + b"\n", "line 1: not a count"),
-    "an endless line of spaces": (b"0,0," + b" " * (1 << 20) + b"\n", "line 1: not a count"),
     "a line without end": (b"1" * (18 << 20), "line too long"),
     "NUL": (LINE + b"\0\n", "zero bytes"),
-    "an escape": (LINE + b"\x1b[2J\n", "line 2: not a count"),
     "a token count of words": (b"# tokens=many\n" + LINE, "line 1: not a token count"),
     "a token count of 2^63": (b"# tokens=9223372036854775808\n" + LINE, "line 1: not a token"),
     "token counts that add up to 2^63": (
@@ -132,22 +118,6 @@ def test_files_that_were_joined_add_up(tmp_path: Path) -> None:
     assert (hotness.held_out.token_count, hotness.held_out.counts) == (8, {(0, 0): 4})
 
 
-def test_counts_add_up_however_long_the_file_is(tmp_path: Path) -> None:
-    """It is read in pieces."""
-    line = b"0,0,5,2\n1,3,7,0\n"
-    hotness = loaded(tmp_path, b"layer,expert,count,held_out\n" + line * 200_000)
-    assert hotness.counts == {(0, 0): 1_000_000, (1, 3): 1_400_000}
-    assert hotness.held_out is not None
-    assert hotness.held_out.counts == {(0, 0): 400_000}
-
-
-@pytest.mark.parametrize("line", [b"5,0,1", b"0,2,1", b"65535,65535,1"])
-def test_hotness_of_another_model_is_refused(line: bytes, tmp_path: Path) -> None:
-    with pytest.raises(TraceError) as caught:
-        loaded(tmp_path, line).check_fits(shape_of_counts({0: 2}))
-    assert_clear(caught.value, tmp_path / "hot.csv")
-
-
 HOT = b"# tokens=12\nlayer,expert,count\n0,0,5\n0,1,7\n12,345,9007199254740991\n"
 
 
@@ -174,22 +144,15 @@ def test_any_hotness_file_is_read_or_refused(
 
 # Giants: seconds and 100 MB, in a process of its own.
 
-LOAD = ("from moepack.hotness import file", "file.load(path)")
+LOAD = ("from moepack.traces.hotness import file", "file.load(path)")
 LENGTH = 8 << 20
-
-
-def filled(piece: bytes, length: int) -> bytes:
-    return piece * (length // len(piece))
 
 
 BIG_HOTNESS: dict[str, Callable[[], bytes]] = {
     "short lines": lambda: LINE + filled(b"aa\n", LENGTH),
-    "empty lines": lambda: filled(b"\n", LENGTH),
     "comments": lambda: filled(b"#a\n", LENGTH),
-    "comments of blanks": lambda: filled(b"# " + b" " * 997 + b"\n", LENGTH),
     "an endless line": lambda: filled(b"1", LENGTH),
     "an endless comment": lambda: filled(b"#", LENGTH),
-    "endless spaces": lambda: filled(b" ", LENGTH),
     "wide letters": lambda: filled("\U0001f4a9".encode(), LENGTH),
 }
 
@@ -211,7 +174,7 @@ MEASURES = {
     "statistics": ("import moepack", "moepack.trace_statistics([path])"),
     "concentration": ("import moepack", "moepack.concentration([path])"),
     "picture": (
-        "from moepack.analysis.concentration import read_sample",
+        "from moepack.traces.analysis.concentration import read_sample",
         "sample = read_sample([path]); sample.heat_table(); sample.curves()",
     ),
 }
@@ -219,7 +182,7 @@ HIGHEST = [(65535, 65535), (0, 65535), (65535, 0)]
 
 
 def few_tokens(path: Path) -> None:
-    """Write a trace file of a few hundred bytes whose layers and experts are the highest."""
+    """Write a trace file of a few hundred bytes with the highest layers and experts."""
     rows = [(0, 2, HIGHEST), (0, 2, HIGHEST), (1, 2, HIGHEST)]
     path.write_bytes(make_traces.file(make_traces.origin(), make_traces.tokens(*rows)))
 
@@ -232,11 +195,7 @@ def few_lines(path: Path) -> None:
     path.write_bytes(b"".join(b"layer %d expert %d\n" % pair for pair in HIGHEST))
 
 
-def heat(path: Path) -> None:
-    path.write_text(json.dumps({"layers": [{"abs_layer": 65535, "heat": [1] * 65536}]}))
-
-
-@pytest.mark.parametrize("write", [few_tokens, few_counts, few_lines, heat])
+@pytest.mark.parametrize("write", [few_tokens, few_counts, few_lines])
 @pytest.mark.parametrize("name", MEASURES)
 def test_high_numbers_cost_nothing(
     name: str, write: Callable[[Path], None], tmp_path: Path
@@ -249,30 +208,8 @@ def test_high_numbers_cost_nothing(
     assert outcome.memory < 150 << 20
 
 
-def test_stretches_of_many_experts_are_few(tmp_path: Path) -> None:
-    """The middle of a request is known at its end, and counts are kept in stretches until then."""
-    path = tmp_path / "trace"
-    pages = range(0, 65536, PAGE)
-    path.write_bytes(
-        b"".join(b"layer %d expert %d\n" % (n, page) for page in pages for n in range(16))
-    )
-    outcome = measured(MEASURES["hotness"], path)
-    assert outcome.text == ""
-    assert outcome.memory < 400 << 20
-
-
-@pytest.mark.parametrize("name", ["hotness", "concentration"])
-def test_more_experts_than_any_model_has_are_refused(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "counts.csv"
-    path.write_bytes(b"".join(b"%d,%d\n" % (n, n % 7 * 9000) for n in range(10_000)))
-    outcome = measured(MEASURES[name], path)
-    assert f"{path}: more layers or experts than any model has" in outcome.text
-    assert f"{MAX_PLACES:,}" in outcome.text
-    assert outcome.memory < 400 << 20
-
-
 READ = (
-    "from moepack.trace.formats import registry; from moepack.trace.validation import Checks",
+    "from moepack.traces.formats import registry; from moepack.traces.validation import Checks",
     "for _ in registry.read(path, Checks(path)): pass",
 )
 
@@ -307,17 +244,8 @@ def test_a_packed_array_that_ends_too_early_takes_no_memory(tmp_path: Path) -> N
     assert "it ends too early" in assert_cheap(READ, path).text
 
 
-def test_counts_of_more_experts_than_any_model_has_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "counts.npz"
-    layers, experts = 2048, MAX_PLACES // 2048
-    np.savez_compressed(path, logical_count=np.ones((1, layers, experts), np.uint8))
-    assert measured(READ, path).text == ""
-    np.savez_compressed(path, logical_count=np.zeros((1, layers, experts + 1), np.uint8))
-    assert "more layers or experts" in measured(READ, path).text
-
-
 def test_members_of_an_archive_are_bounded_in_sum(tmp_path: Path) -> None:
-    """Each of them is below the bound; all together they are not."""
+    """Each is below the bound; all together they are not."""
     path = tmp_path / "trace.npz"
     zeros = bytes(300 << 20)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -358,7 +286,7 @@ def test_unpacking_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
 
 def test_much_packed_text_is_read_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    text = (b"layer 1 expert 2\n---token\n" + b"." * 4000 + b"\n") * 40_000
+    text = (b"layer 1 expert 2\n---token\n" + b"." * 4000 + b"\n") * 30_000
     for compress in (
         partial(lzma.compress, preset=0),
         partial(bz2.compress, compresslevel=1),
@@ -367,7 +295,7 @@ def test_much_packed_text_is_read_in_little_memory(tmp_path: Path) -> None:
         path.write_bytes(compress(text))
         outcome = measured(READ, path)
         assert outcome.text == ""
-        assert outcome.memory < 150 << 20
+        assert outcome.memory < len(text)
 
 
 def test_the_heading_of_a_route_is_read_in_time(tmp_path: Path) -> None:
@@ -377,11 +305,3 @@ def test_the_heading_of_a_route_is_read_in_time(tmp_path: Path) -> None:
     outcome = measured(READ, path)
     assert outcome.text == ""
     assert outcome.seconds < MAX_SECONDS
-
-
-@pytest.mark.parametrize("name", MEASURES)
-def test_a_trace_without_selections_is_refused(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "empty.npy"
-    path.write_bytes(npy(np.full((3, 2, 2), -1)))
-    outcome = measured(MEASURES[name], path)
-    assert outcome.text.startswith(f"TraceError: {path}: no selections in it")

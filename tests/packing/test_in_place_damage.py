@@ -1,9 +1,10 @@
-"""What packing in place reads back is damaged, at any step of it or of the way back.
+"""Files are damaged at any step of packing in place, or of the way back.
 
 No byte of the model is lost, none is declared sound that is not, and both ways stay open: from the
 bytes themselves where the journal is of no use any more.
 """
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,24 +14,26 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from moepack.errors import MachineError, MoepackError, PackError
-from moepack.packing import units
-from moepack.packing.in_place_journal import Beginning, InPlaceJournal, Shard
-from moepack.packing.line_log import open_log
+from moepack.common.errors import MachineError, MoepackError, PackError
+from moepack.packing import in_place_draft, units
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
-from moepack.packing.unit_files import Side
+from moepack.packing.unit_files import FileSet
 from moepack.storage import holes
 from tests.support import gguf_builder
 from tests.support.models import contents, tree
 
-STEPS = ((os, "rename"), (os, "replace"), (os, "unlink"), (os, "ftruncate"), (Side, "sync"))
+pytestmark = pytest.mark.long
+
+STEPS = ((os, "rename"), (os, "replace"), (os, "unlink"), (os, "ftruncate"), (FileSet, "sync"))
 
 
-@pytest.fixture(autouse=True)
-def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def small_units() -> Iterator[None]:
     """Let there be several units, and pieces that are larger than one."""
-    monkeypatch.setattr(units, "MAX_LENGTH", units.CUT_ALIGNMENT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units, "MAX_LENGTH", units.CUT_ALIGNMENT)
+        yield
 
 
 class Moments(NamedTuple):
@@ -120,17 +123,13 @@ def moments(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> Moments:
     return Moments(root, begun, shards, packed)
 
 
-@pytest.fixture(params=["pack", "restore"])
+@pytest.fixture(scope="module", params=["pack", "restore"])
 def on_the_way(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Moments:
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Moments]:
     """Return the moments of both ways."""
-    return moments(tmp_path, monkeypatch, request.param)
-
-
-def some(snapshots: list[dict[str, bytes]]) -> list[dict[str, bytes]]:
-    """Return every sixth moment, and the last ones, when little is left to remove."""
-    return [*snapshots[:-4:6], *snapshots[-4:]]
+    with pytest.MonkeyPatch.context() as patch:
+        yield moments(tmp_path_factory.mktemp(request.param), patch, request.param)
 
 
 def journals(line: bytes) -> Iterator[bytes | None]:
@@ -146,101 +145,46 @@ def journals(line: bytes) -> Iterator[bytes | None]:
     yield None
 
 
-def check_damaged_journals(moments: Moments, snapshots: list[dict[str, bytes]]) -> None:
-    """See that at these moments no damage to the journal costs a byte, and both ways are open."""
+@pytest.mark.parametrize(
+    "step", [3, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+)
+def test_no_damage_to_the_journal_loses_a_byte(step: int, on_the_way: Moments) -> None:
+    """Both ways are open afterwards. At some moments, and at each some damages; or all of both."""
     name = "model.moepack/in-place/journal"
+    snapshots = on_the_way.snapshots
+    assert len(snapshots) > 20
+    if step > 1:
+        snapshots = [*snapshots[:-3:12], *snapshots[-3:]]
     recovered = 0
-    for snapshot in snapshots:
-        for journal in journals(snapshot[name]):
-            for way in ("pack", "restore"):
-                damaged = {key: data for key, data in snapshot.items() if key != name}
-                moments.lay(damaged if journal is None else damaged | {name: journal})
-                before = tree(moments.root)
-                error = moments.refusal(way)
-                if isinstance(error, MachineError):
-                    assert error.problem == "the journal is damaged"
-                    assert "--recover" in (error.hint or "")
-                    after = tree(moments.root)
-                    assert {**before, name: after[name]} == after
-                    moments.goes(way, recover=True)
-                    recovered += 1
-                elif error is not None:
-                    assert moments.is_as_it_was(), str(error)
-                assert moments.is_as_it_was(), (way, journal)
-    assert recovered > len(snapshots)
-
-
-def test_no_damage_to_the_journal_loses_a_byte(on_the_way: Moments) -> None:
-    check_damaged_journals(on_the_way, some(on_the_way.snapshots))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_no_damage_to_the_journal_loses_a_byte_at_any_step(on_the_way: Moments) -> None:
-    assert len(on_the_way.snapshots) > 20
-    check_damaged_journals(on_the_way, on_the_way.snapshots)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_no_flip_and_no_cut_of_the_journal_loses_a_byte(on_the_way: Moments) -> None:
-    """Every byte of it, in the middle of the way."""
-    name = "model.moepack/in-place/journal"
-    snapshot = on_the_way.snapshots[len(on_the_way.snapshots) // 2]
-    line = snapshot[name]
-    flips = [
-        line[:at] + bytes([line[at] ^ 1 << at % 8]) + line[at + 1 :] for at in range(len(line))
-    ]
-    cuts = [line[:length] for length in range(len(line))]
-    for journal in (*flips, *cuts):
-        for way in ("pack", "restore"):
-            on_the_way.lay(snapshot | {name: journal})
-            with suppress(MachineError):
-                on_the_way.goes(way)
-            if not on_the_way.is_as_it_was():
+    for number, snapshot in enumerate(snapshots):
+        cases = list(itertools.product(("pack", "restore"), journals(snapshot[name])))
+        for way, journal in cases[number % step :: step]:
+            damaged = {key: data for key, data in snapshot.items() if key != name}
+            on_the_way.lay(damaged if journal is None else damaged | {name: journal})
+            before = tree(on_the_way.root)
+            error = on_the_way.refusal(way)
+            if isinstance(error, MachineError):
+                assert error.problem == "the journal is damaged"
+                assert "--recover" in (error.hint or "")
+                after = tree(on_the_way.root)
+                assert {**before, name: after[name]} == after
                 on_the_way.goes(way, recover=True)
-            assert on_the_way.is_as_it_was()
+                recovered += 1
+            assert on_the_way.is_as_it_was(), (way, journal, str(error))
+    assert recovered > len(snapshots) // step
 
 
-def test_every_flip_and_every_cut_of_the_journal_is_seen(tmp_path: Path) -> None:
-    """What is left of it is its beginning, or nothing: never other names or lengths."""
-    path = tmp_path / "journal"
-    shards = (Shard("/models/one.gguf", 4096, 12345), Shard(None, 8192, None))
-    beginning = Beginning("moepack", False, 65536, shards)
-    journal = InPlaceJournal(open_log(path))
-    journal.begin(beginning)
-    journal.set_homes(["/elsewhere/one.gguf", "/elsewhere/two.gguf"])
-    journal.close()
-    whole = path.read_bytes()
-    first = whole.index(b"\n") + 1
-    flips = [
-        whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))
-    ]
-    for at, data in enumerate(flips):
-        path.write_bytes(data)
-        read = InPlaceJournal(open_log(path))
-        read.close()
-        assert read.is_damaged == (at < first - 1)
-        assert read.beginning == (None if at < first else beginning)
-        assert read.homes == ([] if at < first else [shard.home for shard in shards])
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        read = InPlaceJournal(open_log(path))
-        read.close()
-        assert not read.is_damaged
-        assert read.beginning == (None if length < first else beginning)
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "index.bin"])
-def test_one_damaged_description_is_put_right_by_its_copy(name: str, on_the_way: Moments) -> None:
+def test_one_damaged_description_is_put_right_by_its_copy(on_the_way: Moments) -> None:
     snapshot = on_the_way.snapshots[len(on_the_way.snapshots) // 2]
-    for copy in ("", ".copy"):
-        path = f"model.moepack/in-place/{name}{copy}"
+    for name in ("manifest.json", "manifest.json.copy", "index.bin", "index.bin.copy"):
+        path = f"model.moepack/in-place/{name}"
         whole = snapshot[path]
-        for at in range(0, len(whole), len(whole) // 6):
+        for at in (0, len(whole) // 2 | 1):
             flipped = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
             for data in (flipped, whole[:at]):
                 on_the_way.lay(snapshot | {path: data})
+                in_place_draft.read(on_the_way.target / "in-place", on_the_way.target)
+                assert (on_the_way.root / path).read_bytes() == whole
                 on_the_way.goes("pack" if at % 2 else "restore")
                 assert on_the_way.is_as_it_was()
 
@@ -264,7 +208,7 @@ def test_a_byte_that_changed_in_a_file_is_found_before_anything_is_given_up(
     """In a data file, or in a shard: either the other side has it, or nothing is changed at all."""
     refused = 0
     unfinished = [s for s in on_the_way.snapshots if any(name.endswith("-source") for name in s)]
-    for snapshot in unfinished[::6]:
+    for snapshot in unfinished[::12]:
         for name, whole in snapshot.items():
             if not whole or name.endswith(("journal", "manifest.json", "index.bin", ".copy")):
                 continue
@@ -306,7 +250,9 @@ def test_another_file_of_a_shards_name_and_length_is_left_alone(
     other = bytes(len(packing.shards[name]))
     moved = "model.moepack/in-place/shard-00001"
     gone = [s for s in packing.snapshots if not any(key.startswith(moved) for key in s)]
-    for snapshot in (gone[0], gone[-1]):
+    left = [s for s in gone if any(key.endswith("-source") for key in s)]
+    assert left
+    for snapshot in (gone[0], *left, gone[-1]):
         packing.lay(snapshot | {f"source/{name}": other})
         with suppress(MoepackError):
             packing.goes("pack")

@@ -4,26 +4,22 @@ import contextlib
 import errno
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import moepack
-from moepack.errors import MachineError, MirrorWarning, PackError, RequestError
+from moepack.common.errors import MachineError, MirrorWarning, PackError, RequestError
+from moepack.pack.reading import mirror as descriptions
 from moepack.packing import mirror_copy
-from moepack.packing.mirror_copy import MirrorCopy
-from moepack.reading import mirror as descriptions
 from moepack.storage.lock import lock
-from tests.support import gguf_builder
+from tests.support.interruptions import CrashError, crash_after, record_calls
 from tests.support.machine_faults import Room
 from tests.support.mirrors import mirror, reads_right
-from tests.support.models import contents, first_shard, flip, keys_of, on_disk, pack_model
+from tests.support.models import contents, first_shard, flip, keys_of, on_disk
+
+pytestmark = pytest.mark.long
 
 HOTTEST = 300_000
 
@@ -44,24 +40,24 @@ def target(tmp_path: Path) -> Path:
 
 
 def mirrored(pack: Path) -> set[tuple[int, int]]:
-    """Say which experts a mirror has, see that they are right there, and that all can be read."""
+    """Return the experts in a mirror; check that they are right there, and that all can be read."""
     with moepack.open(pack) as opened:
-        found = opened.mirror
-        assert found is not None
-        assert found.problem is None
-        assert found.description is not None
-        held = set()
+        folder = opened.mirror
+        assert folder is not None
+        assert folder.problem is None
+        assert folder.description is not None
+        experts = set()
         for key in keys_of(opened):
             where = opened.locate(*key)
-            ranges = found.description.ranges.get(where.path.name, ())
-            if descriptions.Coverage(ranges).holds(where.offset, where.offset + where.length):
-                held.add(key)
-                copy = where._replace(path=found.path / where.path.name)
+            ranges = folder.description.ranges.get(where.path.name, ())
+            if descriptions.RangeSet(ranges).covers(where.offset, where.offset + where.length):
+                experts.add(key)
+                copy = where._replace(path=folder.path / where.path.name)
                 assert on_disk(copy) == on_disk(where)
         with opened.reader() as reader:
             reads_right(opened, reader)
     assert moepack.verify(pack).passed
-    return held
+    return experts
 
 
 def length_on_drive(target: Path) -> int:
@@ -142,32 +138,6 @@ def test_every_kind_of_pack_can_be_mirrored(packs: dict[str, Path], tmp_path: Pa
 # Whatever interrupts it
 
 
-class CrashError(BaseException):
-    """The process ends here."""
-
-
-_CALLS = ("pwrite", "ftruncate", "fsync", "replace", "unlink", "symlink", "mkdir")
-
-
-def _crash_after(patch: pytest.MonkeyPatch, left: list[int]) -> None:
-    """Let the process end before the call for which nothing is left, and write half before that."""
-
-    def crashing(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*arguments: Any, **options: Any) -> Any:
-            left[0] -= 1
-            if left[0] < 0:
-                if name == "pwrite" and not left[0] + 1:
-                    descriptor, data, offset = arguments
-                    call(descriptor, data[: len(data) // 2], offset)
-                raise CrashError
-            return call(*arguments, **options)
-
-        return step
-
-    for name in _CALLS:
-        patch.setattr(os, name, crashing(name, getattr(os, name)))
-
-
 @pytest.mark.parametrize("before", ["nothing", "a part", "all"])
 def test_whatever_ends_it_leaves_what_was_there_and_the_next_run_goes_on(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
@@ -182,58 +152,38 @@ def test_whatever_ends_it_leaves_what_was_there_and_the_next_run_goes_on(
         (pack / ".mirror").unlink(missing_ok=True)
         if before != "nothing":
             moepack.mirror_pack(pack, target, hottest=HOTTEST if before == "a part" else None)
-        wanted = None if before != "all" else HOTTEST
-        left = [steps]
+        hottest = None if before != "all" else HOTTEST
         with monkeypatch.context() as patch:
-            _crash_after(patch, left)
+            has_crashed = crash_after(patch, steps)
             with contextlib.suppress(CrashError):
-                moepack.mirror_pack(pack, target, hottest=wanted)
-        if left[0] >= 0:
+                moepack.mirror_pack(pack, target, hottest=hottest)
+        if not has_crashed():
             break
         if (pack / ".mirror").is_symlink():
             mirrored(pack)
         else:
             assert before == "nothing"
-        moepack.mirror_pack(pack, target, hottest=wanted)
+        moepack.mirror_pack(pack, target, hottest=hottest)
         with moepack.open(pack) as opened:
-            expected = keys_of(opened) if wanted is None else opened.hottest(wanted)
+            expected = keys_of(opened) if hottest is None else opened.hottest(hottest)
         assert mirrored(pack) == set(expected)
         shutil.rmtree(target)
-        steps += 1 if steps < 12 else 3
+        steps += 2 if steps < 12 else 7
     assert steps > 15
-
-
-def test_what_was_begun_and_is_not_wanted_takes_no_room(
-    pack: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "symlink", lambda *_: 1 / 0)
-        patch.setattr("moepack.packing.mirror.MirrorCopy.description", _empty)
-        with pytest.raises(ZeroDivisionError):
-            moepack.mirror_pack(pack, target)
-    assert length_on_drive(target) > 2 * HOTTEST
-    summary = moepack.mirror_pack(pack, target, hottest=HOTTEST)
-    assert summary.kept_length == summary.length
-    assert length_on_drive(target) <= HOTTEST + 65536
-
-
-def _empty(copy: MirrorCopy, pack: str, hottest: int | None, **_: Any) -> Any:
-    return descriptions.Description(copy.content, pack, hottest, {})
 
 
 def test_a_removal_that_is_cut_off_can_be_done_again(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for steps in range(40):
+    for steps in range(0, 40, 2):
         target = tmp_path / f"second {steps}"
         target.mkdir()
         moepack.mirror_pack(pack, target)
-        left = [steps]
         with monkeypatch.context() as patch:
-            _crash_after(patch, left)
+            has_crashed = crash_after(patch, steps)
             with contextlib.suppress(CrashError):
                 moepack.remove_mirror(pack)
-        if left[0] >= 0:
+        if not has_crashed():
             break
         assert not moepack.verify(pack).findings
         if (pack / ".mirror").is_symlink():
@@ -243,64 +193,22 @@ def test_a_removal_that_is_cut_off_can_be_done_again(
     assert not (pack / ".mirror").is_symlink()
 
 
-def test_a_killed_process_loses_nothing_but_its_time(tmp_path: Path, target: Path) -> None:
-    builder = gguf_builder.moe(tuple(range(3)), 16, ne=(512, 256))
-    pack_model([builder.write(tmp_path / "m.gguf")], tmp_path / "pack")
-    script = (
-        "import moepack, sys; from moepack.packing import mirror_copy;"
-        "mirror_copy._GROUP_LENGTH = 1 << 20; mirror_copy._PIECE_LENGTH = 1 << 16;"
-        "moepack.mirror_pack(sys.argv[1], sys.argv[2])"
-    )
-    folder = target / "pack.mirror"
-    kept = []
-    for share in (0.2, 0.6):
-        command = [sys.executable, "-c", script, str(tmp_path / "pack"), str(target)]
-        process = subprocess.Popen(command)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and process.poll() is None:
-            taken = sum(path.stat().st_blocks * 512 for path in folder.glob("*.bin"))
-            if taken > share * (19 << 20):
-                break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not (tmp_path / "pack" / ".mirror").exists()
-    summary = moepack.mirror_pack(tmp_path / "pack", target)
-    kept.append(summary.kept_length)
-    assert kept[0] > summary.length / 4
-    assert len(mirrored(tmp_path / "pack")) == 48
-
-
 def test_copies_are_on_the_drive_before_anything_says_so(
     pack: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each file is synced, then described, and then the pack gets its link."""
-    events: list[str] = []
-    fsync, replace, pwrite = os.fsync, os.replace, os.pwrite
-
-    def name_of(descriptor: int) -> str:
-        return os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
-
-    def synced(descriptor: int) -> None:
-        events.append(name_of(descriptor))
-        fsync(descriptor)
-
-    def written(descriptor: int, data: Any, offset: int) -> int:
-        events.append(f"write {name_of(descriptor)}")
-        return pwrite(descriptor, data, offset)
-
-    def replaced(source: Path, target: Path) -> None:
-        events.append(f"-> {Path(target).name}")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", replaced)
-    monkeypatch.setattr(os, "pwrite", written)
+    events = record_calls(monkeypatch)
     moepack.mirror_pack(pack, target)
-    described = len(events) - 1 - events[::-1].index("-> mirror.json")
-    assert "pack.mirror" in events[events.index("-> mirror.json") + 1 : described]
+    renames = [n for n, event in enumerate(events) if event.endswith("-> mirror.json")]
+    first, described = renames
+    assert "pack.mirror" in events[first + 1 : described]
     for name in ("experts-00000.bin", "experts-00001.bin"):
         assert name in events[events.index(f"write {name}") : described]
-    assert events[described + 1 :] == ["pack.mirror", "-> .mirror", "pack"]
+    assert [event for event in events[described + 1 :] if "remove" not in event] == [
+        "pack.mirror",
+        ".mirror.partial -> .mirror",
+        "pack",
+    ]
 
 
 def test_what_the_drive_does_not_give_back_is_not_announced(
@@ -312,7 +220,7 @@ def test_what_the_drive_does_not_give_back_is_not_announced(
         return pwrite(descriptor, bytes(byte ^ 1 for byte in data), offset)
 
     monkeypatch.setattr(os, "pwrite", write_badly)
-    with pytest.raises(MachineError, match="not what was written") as caught:
+    with pytest.raises(MachineError, match="other bytes than were written") as caught:
         moepack.mirror_pack(pack, target)
     assert str(target) in str(caught.value.path)
     assert not (pack / ".mirror").exists()
@@ -329,12 +237,6 @@ def test_a_damaged_pack_is_not_mirrored(pack: Path, target: Path) -> None:
 
 
 # Where it cannot be
-
-
-@pytest.fixture
-def room() -> Iterator[Room]:
-    with Room() as opened:
-        yield opened
 
 
 def test_a_drive_that_is_full_is_said_to_be(pack: Path, target: Path, room: Room) -> None:
@@ -387,7 +289,7 @@ def test_what_is_not_asked_for_is_left_alone(pack: Path, target: Path, tmp_path:
         moepack.mirror_pack(pack, tmp_path / "nowhere")
     (target / "pack.mirror").mkdir()
     (target / "pack.mirror" / "holiday.jpg").write_text("x")
-    with pytest.raises(RequestError, match="is no mirror"):
+    with pytest.raises(RequestError, match="is not a mirror"):
         moepack.mirror_pack(pack, target)
     (target / "pack.mirror" / "holiday.jpg").unlink()
     moepack.mirror_pack(pack, target)
@@ -449,15 +351,6 @@ def test_nothing_is_removed_but_mirrors(pack: Path, tmp_path: Path) -> None:
 
 
 # Beside the other things that are done with packs
-
-
-def test_a_pack_that_is_made_anew_gets_its_mirror_anew(pack: Path, target: Path) -> None:
-    moepack.mirror_pack(pack, target)
-    shutil.rmtree(pack)
-    moepack.pack_model(first_shard("ud-mixed"), pack)
-    assert moepack.mirror_pack(pack, target).kept_length == 0
-    with moepack.open(pack) as opened:
-        assert mirrored(pack) == set(keys_of(opened))
 
 
 def test_a_pack_that_is_ranked_anew_keeps_its_mirror(pack: Path, target: Path) -> None:

@@ -1,10 +1,9 @@
-"""A pack is ranked anew: what changes, what stays, and what an interruption leaves."""
+"""A pack is ranked anew: changes, bytes that stay, and the leftovers of interruptions."""
 
 import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,14 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack.errors import MoepackError, PackError, TraceError
+from moepack.common.errors import MoepackError, PackError
 from moepack.packing.chosen_hotness import load_hotness
 from moepack.packing.layout import load
-from moepack.packing.line_log import open_log
+from moepack.packing.line_log import LineLog
 from moepack.storage.atomic import write_synced
-from tests.support import gguf_builder
+from tests.support.interruptions import CrashError, crash_after, record_calls
 from tests.support.models import FIXTURES, contents, first_shard, hotness_of, pack_model
-from tests.support.pack_draft import Draft, strong_digests
+from tests.support.pack_draft import Draft
 
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 OTHER = hotness_of({(0, 3): 9, (0, 1): 4, (1, 15): 7})
@@ -41,7 +40,7 @@ def data_files(pack: Path) -> dict[str, bytes]:
 
 
 def test_the_index_is_the_one_that_packing_in_this_order_writes(pack: Path, tmp_path: Path) -> None:
-    """But for where blobs lie: they stay where they are."""
+    """But for the offsets of blobs, which stay."""
     before = data_files(pack)
     summary = moepack.rank_pack(pack, HOTNESS)
     assert data_files(pack) == before
@@ -76,9 +75,10 @@ def test_a_second_ranking_replaces_the_first_and_the_same_one_changes_nothing(pa
     assert moepack.verify(pack).passed
 
 
-def test_what_others_wrote_stays(pack: Path) -> None:
+def test_strong_digests_and_what_others_wrote_stay(tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    moepack.pack_model(first_shard("qwen3moe"), pack, strong=True)
     draft = Draft(pack)
-    strong_digests()(draft)
     draft.body["org.example.checked"] = {"by": "someone"}
     draft.body["index"]["org.example.copy"] = "elsewhere"
     draft.save()
@@ -87,35 +87,13 @@ def test_what_others_wrote_stays(pack: Path) -> None:
     assert body["org.example.checked"] == {"by": "someone"}
     assert body["index"]["org.example.copy"] == "elsewhere"
     assert moepack.verify(pack).passed
-
-
-def test_chunk_experts_are_ranked_as_packing_ranks_them(tmp_path: Path) -> None:
-    builder = gguf_builder.moe((), 4, architecture="grovemoe", ne=(4, 2), block_count=1)
-    builder.put("grovemoe.experts_per_group", "u32", 2)
-    for name in ("gate", "up", "down"):
-        builder.tensor(f"blk.0.ffn_{name}_exps.weight", (4, 2, 4), gguf_builder.F32, 16)
-        builder.tensor(f"blk.0.ffn_{name}_chexps.weight", (4, 2, 2), gguf_builder.F32, 16)
-    model = builder.write(tmp_path / "m.gguf")
-    hotness = hotness_of({(0, 0): 2, (0, 3): 5})
-    moepack.pack_model(model, tmp_path / "hot", hotness=hotness)
-    moepack.pack_model(model, tmp_path / "pack")
-    moepack.rank_pack(tmp_path / "pack", hotness)
-    with moepack.open(tmp_path / "pack") as ours, moepack.open(tmp_path / "hot") as theirs:
-        for family in theirs.families(0):
-            for expert in range(theirs.expert_count(0, family=family)):
-                hot = theirs.hotness(0, expert, family=family)
-                assert ours.hotness(0, expert, family=family) == hot
-
-
-def test_hotness_of_another_model_changes_nothing(pack: Path) -> None:
-    before = contents(pack)
-    with pytest.raises(TraceError, match="no such expert"):
-        moepack.rank_pack(pack, hotness_of({(0, 99): 1}))
-    assert contents(pack) == before
+    with moepack.open(pack) as opened:
+        assert opened.manifest.index_entry.sha256 is not None
+        assert opened.index.strong_digest(0) is not None
 
 
 def test_one_at_a_time(pack: Path) -> None:
-    lock = open_log(pack / "pack.journal")
+    lock = LineLog(pack / "pack.journal")
     try:
         with pytest.raises(MoepackError, match="another moepack"):
             moepack.rank_pack(pack, HOTNESS)
@@ -128,31 +106,17 @@ def test_one_at_a_time(pack: Path) -> None:
 def test_whatever_interrupts_it_leaves_the_old_ranking_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each step, and the next ranking removes what is left."""
+    """At each step, and the next ranking removes the leftovers."""
     pack_model([first_shard("qwen3moe")], tmp_path / "base", counts={(0, 1): 3})
     with moepack.open(tmp_path / "base") as opened:
         old = opened.hottest(1 << 40)
     moepack.rank_pack(shutil.copytree(tmp_path / "base", tmp_path / "new"), OTHER)
     new = contents(tmp_path / "new")
 
-    class CrashError(BaseException):
-        """The process ends here."""
-
-    def crashing(call: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
-        def step(*arguments: Any, **options: Any) -> Any:
-            left[0] -= 1
-            if left[0] < 0:
-                raise CrashError
-            return call(*arguments, **options)
-
-        return step
-
     for steps in range(40):
         pack = Path(shutil.copytree(tmp_path / "base", tmp_path / f"pack {steps}"))
-        left = [steps]
         with monkeypatch.context() as patch:
-            for name in ("fsync", "replace", "unlink", "write"):
-                patch.setattr(os, name, crashing(getattr(os, name), left))
+            has_crashed = crash_after(patch, steps)
             with contextlib.suppress(CrashError):
                 moepack.rank_pack(pack, OTHER)
         assert moepack.verify(pack).passed
@@ -160,7 +124,7 @@ def test_whatever_interrupts_it_leaves_the_old_ranking_or_the_new(
             is_new = opened.hottest(1 << 40) != old
         moepack.rank_pack(pack, OTHER)
         assert contents(pack) == new
-        if left[0] >= 0:
+        if not has_crashed():
             break
     assert is_new
     assert steps > 8
@@ -170,26 +134,9 @@ def test_it_is_committed_by_one_rename_of_what_is_on_the_drive(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder is synced before that, and after it; the manifest is never written in place."""
-    events: list[str] = []
-    fsync, replace_file, unlink = os.fsync, os.replace, os.unlink
-
-    def synced(descriptor: int) -> None:
-        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
-        fsync(descriptor)
-
-    def replaced(source: Path, target: Path) -> None:
-        events.append(f"{source.name} -> {target.name}")
-        replace_file(source, target)
-
-    def unlinked(path: Path, **options: Any) -> None:
-        events.append(f"remove {path.name}")
-        unlink(path, **options)
-
     os.link(pack / "manifest.json", pack.parent / "linked")
     before = (pack / "manifest.json").read_bytes()
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", replaced)
-    monkeypatch.setattr(os, "unlink", unlinked)
+    events = record_calls(monkeypatch)
     name = moepack.rank_pack(pack, HOTNESS).index_name
     assert (pack.parent / "linked").read_bytes() == before
     at = events.index("manifest.json.tmp -> manifest.json")
@@ -239,8 +186,8 @@ def test_what_is_not_read_back_as_it_was_written_is_not_committed(
     def write_badly(path: Path, data: bytes) -> None:
         write(path, bytes([data[0] ^ 1]) + data[1:])
 
-    monkeypatch.setattr("moepack.packing.ranking.write_synced", write_badly)
-    with pytest.raises(MoepackError, match="not what was written"):
+    monkeypatch.setattr("moepack.packing.commit.write_synced", write_badly)
+    with pytest.raises(MoepackError, match="other bytes than were written"):
         moepack.rank_pack(pack, HOTNESS)
     after = contents(pack)
     assert {name: after[name] for name in before} == before

@@ -1,11 +1,11 @@
-"""What packing, indexing, restoring and exporting say of themselves."""
+"""Summaries of packing, indexing, restoring and exporting."""
 
 from pathlib import Path
 
 import pytest
 
-from moepack.engines.stock_gguf import ExportSummary
-from moepack.format.tables import DataFile
+from moepack.pack.engines.stock_gguf import ExportSummary
+from moepack.pack.format.tables import DataFile
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import RestoreSummary
 from moepack.packing.shard_index import index_model
@@ -55,8 +55,8 @@ def test_the_plan_says_how_much_the_hotness_covers(tmp_path: Path) -> None:
     heat = hotness_of({(0, 1): 3})
     dry = pack_model(first_shard("qwen3moe"), tmp_path / "p", hotness=heat, dry_run=True)
     assert "16 of 32 blobs measured, over an unknown number of tokens" in pack_text.plan(dry)
-    known = heat._replace(token_count=1234)
-    dry = pack_model(first_shard("qwen3moe"), tmp_path / "p", hotness=known, dry_run=True)
+    counted = heat._replace(token_count=1234)
+    dry = pack_model(first_shard("qwen3moe"), tmp_path / "p", hotness=counted, dry_run=True)
     assert "over 1,234 tokens" in pack_text.plan(dry)
 
 

@@ -34,7 +34,7 @@ def test_cells_that_are_shown_are_whole_and_others_are_counted(table: Table, wid
     has_text = [any(cells) for cells in zip(*table.rows, strict=True)]
     assert fitted.left_out_count == sum(has_text) - len(fitted.widths)
     assert bool(fitted.note()) == (fitted.left_out_count > 0)
-    left_out = [n for n, held in enumerate(has_text) if held and n not in fitted.widths]
+    left_out = [n for n, is_filled in enumerate(has_text) if is_filled and n not in fitted.widths]
     for row in table.rows:
         line = fitted.line(row)
         for number in fitted.widths:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.errors import MachineError, SourceError
+from moepack.common.errors import MachineError, SourceError
 from moepack.source.folder import model_in
 from moepack.source.shards import find_shards, open_source
 from tests.support.gguf_builder import GgufBuilder, moe, split, write_shards
@@ -84,14 +84,6 @@ def test_a_long_list_of_models_is_cut(tmp_path: Path) -> None:
     assert caught.value.__notes__[-1] == "  … and 3 more"
 
 
-def test_a_name_that_would_move_the_cursor_is_escaped_in_the_list(tmp_path: Path) -> None:
-    for name in ("a.gguf", "b\x1b[2J.gguf"):
-        moe().write(tmp_path / name)
-    with pytest.raises(SourceError) as caught:
-        model_in(tmp_path)
-    assert all(note.isprintable() for note in caught.value.__notes__)
-
-
 @pytest.mark.parametrize(
     ("names", "named"),
     [
@@ -163,7 +155,7 @@ def test_a_link_to_a_folder_is_as_good_as_the_folder(tmp_path: Path) -> None:
 def test_a_link_to_nothing_is_named_as_one(tmp_path: Path, number: int) -> None:
     links = cached(tmp_path / "models--owner--name", COMMIT, "model")
     links[number].resolve().unlink()
-    with pytest.raises(SourceError, match=f"{links[number].name}: a link to what is not there"):
+    with pytest.raises(SourceError, match=f"{links[number].name}: a dangling link"):
         open_source(links[0])
 
 
@@ -173,18 +165,6 @@ def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
     for named in (link, tmp_path):
         with pytest.raises(MachineError, match="Too many levels of symbolic links"):
             open_source(named)
-
-
-def test_a_folder_without_a_model_says_what_to_name(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    moe().write(tmp_path / "a" / "b" / "deep.gguf")
-    with pytest.raises(SourceError, match="no GGUF in this folder, nor one level down") as caught:
-        find_shards(tmp_path)
-    assert "name a shard" in (caught.value.hint or "")
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(SourceError) as caught:
-        find_shards(tmp_path)
-    assert "convert_hf_to_gguf.py" in (caught.value.hint or "")
 
 
 def test_a_hidden_folder_is_left_alone(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from tests.support.needs import needs_llama
 def test_sizes_are_the_gguf_packages() -> None:
     """One entry of gguf 0.19.0 is wrong: Q8_1 has 36 bytes in C."""
     compared = 0
-    for known, sizes in GGML_QUANT_SIZES.items():
-        if known != GGMLQuantizationType.Q8_1:
-            ours = TYPES[known.value]
-            assert (ours.name, ours.block_count, ours.block_length) == (known.name, *sizes)
+    for ggml_type, sizes in GGML_QUANT_SIZES.items():
+        if ggml_type != GGMLQuantizationType.Q8_1:
+            ours = TYPES[ggml_type.value]
+            assert (ours.name, ours.block_count, ours.block_length) == (ggml_type.name, *sizes)
             compared += 1
     assert compared > 30
 
@@ -45,15 +45,15 @@ def test_rows_are_as_long_as_in_llama_cpp_for_every_type() -> None:
     ],
 )
 def test_row_meta_of_ik_types_stands_once_a_row(name: str, ne0: int, length: int) -> None:
-    (known,) = (each for each in TYPES.values() if each.name == name)
-    assert known.row_length(ne0) == length
+    (ggml_type,) = (each for each in TYPES.values() if each.name == name)
+    assert ggml_type.row_length(ne0) == length
 
 
 def test_interleaved_types_say_how_many_rows_belong_together() -> None:
-    for known in TYPES.values():
-        suffix = known.name.rpartition("_R")[2]
-        if "_R" in known.name and suffix.isdigit():
-            assert known.interleaved_row_count == int(suffix)
+    for ggml_type in TYPES.values():
+        suffix = ggml_type.name.rpartition("_R")[2]
+        if "_R" in ggml_type.name and suffix.isdigit():
+            assert ggml_type.interleaved_row_count == int(suffix)
 
 
 def test_unknown_types_have_a_name_too() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from moepack.errors import SourceError
+from moepack.common.errors import SourceError
 from moepack.source.shards import open_source
 from tests.support.gguf_builder import GgufBuilder, moe, split, write_shards
-from tests.support.models import FIXTURES, REAL_MODELS, first_shard, shards_of
+from tests.support.models import REAL_MODELS, shards_of
 
 
 @pytest.fixture
@@ -23,29 +23,6 @@ def test_any_one_shard_names_the_whole_model(model: str) -> None:
     assert len(whole) > 1
     for path in whole:
         assert [shard.path for shard in open_source([path]).shards] == whole
-
-
-def test_a_folder_names_the_model_in_it(shards: list[Path]) -> None:
-    assert len(open_source([shards[0].parent]).shards) == len(shards)
-
-
-def test_files_beside_the_model_that_are_no_models_are_left_alone(shards: list[Path]) -> None:
-    shutil.copy(FIXTURES / "qwen3moe-imatrix.gguf", shards[0].parent / "imatrix.gguf")
-    projector = GgufBuilder().put("general.architecture", "str", "clip")
-    projector.write(shards[0].parent / "mmproj-F16.gguf")
-    assert len(open_source([shards[0].parent]).shards) == len(shards)
-
-
-def test_a_folder_with_two_models_is_refused_by_their_names(shards: list[Path]) -> None:
-    moe().write(shards[0].parent / "other.gguf")
-    with pytest.raises(SourceError, match=r"several models.*other\.gguf") as caught:
-        open_source([shards[0].parent])
-    assert caught.value.hint
-
-
-def test_a_list_in_any_order_and_under_any_names_is_put_in_order(shards: list[Path]) -> None:
-    renamed = [path.rename(path.with_name(f"{9 - n}.gguf")) for n, path in enumerate(shards)]
-    assert [s.path for s in open_source(renamed[::-1]).shards] == [str(path) for path in renamed]
 
 
 def test_a_first_shard_without_tensors_is_sound(tmp_path: Path) -> None:
@@ -94,15 +71,6 @@ def test_a_shard_renamed_out_of_the_pattern_is_explained(shards: list[Path]) -> 
     assert "list all shards" in (caught.value.hint or "")
 
 
-def test_shards_with_swapped_names_are_named(shards: list[Path]) -> None:
-    spare = shards[0].with_name("spare")
-    shards[1].rename(spare)
-    shards[2].rename(shards[1])
-    spare.rename(shards[2])
-    with pytest.raises(SourceError, match=r"00002-of-00004.*split\.no.*expected 1, found 2"):
-        open_source([shards[0]])
-
-
 def test_a_name_that_contradicts_the_header_is_refused_in_a_list(shards: list[Path]) -> None:
     wrong = shards[1].rename(shards[1].with_name("model-00001-of-00009.gguf"))
     with pytest.raises(SourceError, match="name and the header name different shards"):
@@ -125,8 +93,8 @@ def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shard", "key", "type_name", "value", "message"),
     [
-        (0, "split.tensors.count", "i32", 99, "expected 12, found 99"),
-        (1, "split.tensors.count", "i32", 99, "expected 12, found 99"),
+        (0, "split.tensors.count", "i32", 99, "expected 14, found 99"),
+        (1, "split.tensors.count", "i32", 99, "expected 14, found 99"),
         (2, "split.count", "u16", 9, "expected 4, found 9"),
         (2, "split.no", "u16", 1, "expected 2, found 1"),
         (0, "split.count", "u32", 4, "expected u16, found u32"),
@@ -136,13 +104,10 @@ def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
 def test_shards_that_disagree_are_named(
     tmp_path: Path, shard: int, key: str, type_name: str, value: int, message: str
 ) -> None:
-    shards = split(moe(), 4)[:4]
-    total = sum(len(each.tensors) for each in shards)
-    assert len(shards) == 4
-    for each in shards:
-        each.put("split.tensors.count", "i32", total)
+    shards = split(moe(), 4)
+    assert (len(shards), sum(len(each.tensors) for each in shards)) == (4, 14)
     shards[shard].put(key, type_name, value)
-    with pytest.raises(SourceError, match=message.replace("12", str(total))):
+    with pytest.raises(SourceError, match=message):
         open_source([write_shards(shards, tmp_path)[0]])
 
 
@@ -162,31 +127,3 @@ def test_each_shard_has_an_alignment_of_its_own(tmp_path: Path) -> None:
     shards[1].put("general.alignment", "u32", 256)
     source = open_source([write_shards(shards, tmp_path)[0]])
     assert [shard.alignment for shard in source.shards][:3] == [32, 256, 32]
-
-
-def test_an_imatrix_or_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="importance matrix"):
-        open_source([FIXTURES / "qwen3moe-imatrix.gguf"])
-    adapter = moe().put("general.type", "str", "adapter").write(tmp_path / "lora.gguf")
-    with pytest.raises(SourceError, match="adapter"):
-        open_source([adapter])
-
-
-def test_a_vocabulary_without_tensors_is_read(tmp_path: Path) -> None:
-    """It ends before its own padded data offset."""
-    assert open_source([FIXTURES / "mixtral-vocab-only.gguf"]).architecture == "llama"
-
-
-def test_a_piece_cut_by_bytes_is_recognised(tmp_path: Path) -> None:
-    whole = moe().bytes()
-    first, second = tmp_path / "m.gguf.part1of2", tmp_path / "m.gguf.part2of2"
-    first.write_bytes(whole[: len(whole) // 2])
-    second.write_bytes(whole[len(whole) // 2 :])
-    for path in (first, second, tmp_path):
-        with pytest.raises(SourceError) as caught:
-            open_source([path])
-        assert "cat" in (caught.value.hint or "")
-
-
-def test_first_shard_helper_names_real_files() -> None:
-    assert all(first_shard(model).exists() for model in REAL_MODELS)

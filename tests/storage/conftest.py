@@ -1,5 +1,5 @@
 """Files to read, for all tests of this room."""
 
-from tests.support.reads import files, held
+from tests.support.reads import files, slow_file
 
-__all__ = ["files", "held"]
+__all__ = ["files", "slow_file"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.errors import MachineError
+from moepack.common.errors import MachineError
 from moepack.storage.atomic import publish, whole_file, write_whole
 from tests.support.special_files import SPECIAL, is_special, make_special
 

@@ -1,19 +1,18 @@
-"""The contract of a backend, held against each one: its bytes are those of a plain read.
+"""The contract of a backend, for each one: its bytes are those of a plain read.
 
 Files, disks, rings and threads are real. `HeldFile` is a file system of one file whose answers a
 test gives, so that reads wait, come short or fail when the test wants it.
 """
 
+import contextlib
 import errno
+import itertools
 import os
 import random
 import resource
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,10 +21,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moepack.errors import MoepackError
+from moepack.common.errors import MoepackError
 from moepack.storage import page_cache
 from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address
-from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
+from moepack.storage.backend import Backend, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate
 from moepack.storage.open_files import ANY, Alignment, open_direct
 from moepack.storage.threaded import MAX_THREADS, ThreadedBackend
@@ -87,16 +86,9 @@ def backend(request: pytest.FixtureRequest, files: Files) -> Iterator[Backend]:
         made.close()
 
 
-def alignment_of(path: Path) -> Alignment:
-    """Return what a file asks of direct reads."""
-    file = open_direct(path)
-    os.close(file.descriptor)
-    return file.alignment
-
-
-def check_canaries(asked: list[Asked], before: int, behind: int) -> None:
+def check_canaries(reads: list[Asked], before: int, behind: int) -> None:
     """See that from `before` to `behind` nothing was touched but the buffers."""
-    places = sorted((one.start, one.start + one.length) for one in asked)
+    places = sorted((one.start, one.start + one.length) for one in reads)
     for start, end in places:
         assert ARENA[before:start] == bytes([CANARY]) * (start - before)
         before = end
@@ -107,8 +99,21 @@ def lay_canaries(start: int, end: int) -> None:
     ARENA[start:end] = bytes([CANARY]) * (end - start)
 
 
+def check_both_ways(backend: Backend, read: Asked, behind: int = 8 * PAGE) -> None:
+    """Do a read at once, and through a queue; up to `behind` nothing else may be touched."""
+    with closing(backend.queue(1)) as queue:
+        for is_queued in (False, True):
+            lay_canaries(0, behind)
+            if is_queued:
+                queue.start([(1, read.request)])
+                read.check(take_all(queue, 1)[1])
+            else:
+                read.check(backend.read(read.request))
+            check_canaries([read], 0, behind)
+
+
 def becomes_unreadable(queue: ReadQueue) -> bool:
-    """Say whether `finished` makes the descriptor unreadable; a thread may be about to signal."""
+    """Return whether `finished` makes it unreadable; a thread may be about to signal."""
     deadline = time.monotonic() + PATIENCE
     while is_readable(queue.fileno()):
         if time.monotonic() > deadline:
@@ -135,7 +140,7 @@ SLOT = 96 * 1024
 
 
 class TestContract:
-    """What `moepack.storage.backend` promises."""
+    """The promises of `moepack.storage.backend`."""
 
     @EACH
     @given(OFFSETS, LENGTHS, STARTS, st.booleans())
@@ -143,12 +148,12 @@ class TestContract:
         self, backend: Backend, files: Files, offset: int, length: int, start: int, ragged: bool
     ) -> None:
         path = files.ragged if ragged else files.aligned
-        asked = ask(path, offset, PAGE + start, length)
+        read = ask(path, offset, PAGE + start, length)
         lay_canaries(0, 3 * PAGE + start + length)
-        completion = backend.read(asked.request)
+        completion = backend.read(read.request)
         assert completion.number == 0
-        asked.check(completion)
-        check_canaries([asked], 0, 3 * PAGE + start + length)
+        read.check(completion)
+        check_canaries([read], 0, 3 * PAGE + start + length)
 
     @EACH
     @given(
@@ -159,503 +164,200 @@ class TestContract:
         self,
         backend: Backend,
         files: Files,
-        wanted: list[tuple[int, int, int, bool]],
+        reads: list[tuple[int, int, int, bool]],
         chance: random.Random,
     ) -> None:
         """Numbers come in no order, and reads begin in two goes."""
-        lay_canaries(0, SLOT * len(wanted) + PAGE)
-        numbers = chance.sample(range(1 << 40), len(wanted))
-        asked = {
+        lay_canaries(0, SLOT * len(reads) + PAGE)
+        numbers = chance.sample(range(1 << 40), len(reads))
+        by_number = {
             number: ask(files.ragged if ragged else files.aligned, offset, slot * SLOT + at, length)
             for slot, (number, (offset, length, at, ragged)) in enumerate(
-                zip(numbers, wanted, strict=True)
+                zip(numbers, reads, strict=True)
             )
         }
-        pairs = [(number, one.request) for number, one in asked.items()]
+        pairs = [(number, one.request) for number, one in by_number.items()]
         cut = chance.randrange(len(pairs) + 1)
         with closing(backend.queue(DEPTH)) as queue:
             queue.start(pairs[:cut])
             queue.start(iter(pairs[cut:]))
-            for number, completion in take_all(queue, len(pairs)).items():
-                asked[number].check(completion)
-        check_canaries(list(asked.values()), 0, SLOT * len(wanted) + PAGE)
+            check_all(queue, by_number)
+        check_canaries(list(by_number.values()), 0, SLOT * len(reads) + PAGE)
 
-    @pytest.mark.parametrize("length", [1, 512, PAGE, PAGE + 1, 3 * PAGE])
-    @pytest.mark.parametrize(
-        "before_the_end", [0, 1, 511, 512, PAGE - 1, PAGE, PAGE + 1, -1, -PAGE]
-    )
+    @pytest.mark.parametrize("before_the_end", [0, 1, 511, PAGE, PAGE + 1, -1, -PAGE])
     def test_a_read_over_the_end_is_short_and_no_error(
-        self, backend: Backend, files: Files, before_the_end: int, length: int
+        self, backend: Backend, files: Files, before_the_end: int
     ) -> None:
-        queue = backend.queue(4)
-        for path in files:
-            offset = path.stat().st_size - before_the_end
-            for start in (PAGE, PAGE + 3):
-                asked = ask(path, offset, start, length)
-                assert len(asked.expected) == max(0, min(length, before_the_end))
-                for how in ("read", "queue"):
-                    lay_canaries(0, 8 * PAGE)
-                    if how == "read":
-                        asked.check(backend.read(asked.request))
-                    else:
-                        queue.start([(7, asked.request)])
-                        asked.check(take_all(queue, 1)[7])
-                    check_canaries([asked], 0, 8 * PAGE)
-        queue.close()
+        for path, length, start in itertools.product(files, (1, PAGE, 3 * PAGE), (PAGE, PAGE + 3)):
+            read = ask(path, path.stat().st_size - before_the_end, start, length)
+            assert len(read.expected) == max(0, min(length, before_the_end))
+            check_both_ways(backend, read)
 
-    @pytest.mark.parametrize("start", [0, 1, 512, 700])
-    @pytest.mark.parametrize("offset", [0, 1, 512, PAGE, MIB - 100])
-    def test_megabytes_are_read_whole(
-        self, backend: Backend, files: Files, offset: int, start: int
-    ) -> None:
-        asked = ask(files.ragged, offset, PAGE + start, 2 * MIB + 77)
-        lay_canaries(0, 3 * MIB)
-        queue = backend.queue(1)
-        queue.start([(1, asked.request)])
-        asked.check(take_all(queue, 1)[1])
-        check_canaries([asked], 0, 3 * MIB)
-        queue.close()
-
-    def test_an_empty_file_ends_at_once(self, backend: Backend, tmp_path: Path) -> None:
-        (tmp_path / "empty").touch()
-        assert backend.read(ReadRequest(tmp_path / "empty", 0, ARENA[:100])) == (0, 0, None)
-
-    def test_a_hundred_reads_go_through_a_queue_of_eight(
-        self, backend: Backend, files: Files
-    ) -> None:
-        """What ends makes room at once for the next: slots and numbers are used again."""
-        chance = random.Random(2)
-        queue = backend.queue(8)
-        slots = list(range(8))
-        flying: dict[int, tuple[int, Asked]] = {}
-        begun = 0
-        while begun < 100 or flying:
-            while slots and begun < 100:
-                slot = slots.pop()
-                start = slot * SLOT + chance.choice([0, 0, 1, 512])
-                one = ask(
-                    files.ragged, chance.randrange(len(DATA)), start, chance.randrange(1, 9999)
-                )
-                flying[begun] = slot, one
-                queue.start([(begun, one.request)])
-                begun += 1
-            for completion in queue.finished(wait=True):
-                slot, one = flying.pop(completion.number)
-                one.check(completion)
-                slots.append(slot)
-        queue.close()
-
-    def test_a_full_queue_starts_at_once(self, backend: Backend, files: Files) -> None:
-        """As many as the depth allows, of a depth that is no power of two."""
-        asked = [ask(files.ragged, n * 5000, n * SLOT, 5000) for n in range(13)]
-        queue = backend.queue(13)
-        for _ in range(3):
-            lay_canaries(0, 13 * SLOT)
-            queue.start([(n, one.request) for n, one in enumerate(asked)])
-            for number, completion in take_all(queue, 13).items():
-                asked[number].check(completion)
-        queue.close()
-
-    def test_a_missing_file_is_a_completion_and_the_queue_goes_on(
+    def test_a_file_that_cannot_be_read_is_an_error_of_its_read_and_the_queue_goes_on(
         self, backend: Backend, files: Files, tmp_path: Path
     ) -> None:
+        """A missing file, a directory, memory that is not there, a directory that is none."""
         late = tmp_path / "late.bin"
+        paths = [late, Path("/"), Path("/proc/self/mem"), Path("/proc/self/mem/file")]
+        bad = [ReadRequest(path, 0, ARENA[PAGE:][:10]) for path in paths]
         good = ask(files.ragged, 100, 0, 500)
-        queue = backend.queue(4)
-        bad = ReadRequest(late, 0, ARENA[PAGE : PAGE + 10])
-        for _ in range(3 * 4):  # more than the depth: nothing of a failed read stays in the queue
-            queue.start([(1, bad), (2, good.request), (3, bad)])
-            taken = take_all(queue, 3)
-            assert isinstance(taken[1].error, FileNotFoundError)
-            assert isinstance(taken[3].error, FileNotFoundError)
-            assert taken[1].length == 0
-            good.check(taken[2])
-        assert isinstance(backend.read(bad).error, FileNotFoundError)
+        with closing(backend.queue(5)) as queue:
+            for _ in range(3):  # more than the depth: nothing of a failed read stays in the queue
+                queue.start([*enumerate(bad), (9, good.request)])
+                completions = take_all(queue, 5)
+                good.check(completions.pop(9))
+                for completion in completions.values():
+                    assert isinstance(completion.error, OSError)
+                    assert completion.length == 0
+                assert isinstance(completions[0].error, FileNotFoundError)
+        assert isinstance(backend.read(bad[0]).error, FileNotFoundError)
         late.write_bytes(DATA[:10])
-        ask(late, 0, PAGE, 10).check(backend.read(bad))
-        queue.close()
-
-    def test_what_cannot_begin_makes_the_descriptor_readable(
-        self, backend: Backend, tmp_path: Path
-    ) -> None:
-        queue = backend.queue(2)
-        descriptor = queue.fileno()
-        assert not is_readable(descriptor)
-        queue.start([(1, ReadRequest(tmp_path / "none", 0, ARENA[:10]))])
-        assert is_readable(descriptor, 5)
-        assert isinstance(queue.finished(wait=False)[0].error, FileNotFoundError)
-        assert becomes_unreadable(queue)
-        queue.close()
-
-    @pytest.mark.parametrize("path", ["/", "/proc/self/mem", "/proc/self/mem/file"])
-    def test_what_cannot_be_read_is_an_error_of_the_system(
-        self, backend: Backend, files: Files, path: str
-    ) -> None:
-        """A directory, memory that is not there, a directory that is none."""
-        good = ask(files.ragged, 100, 0, 500)
-        queue = backend.queue(4)
-        queue.start([(1, ReadRequest(Path(path), 0, ARENA[PAGE : PAGE + 10])), (2, good.request)])
-        taken = take_all(queue, 2)
-        assert isinstance(taken[1].error, OSError)
-        assert taken[1].length == 0
-        good.check(taken[2])
-        queue.close()
-
-    def test_a_device_that_fails_is_an_error_and_no_end_of_the_file(
-        self, backend: Backend, tmp_path: Path
-    ) -> None:
-        """A loop device whose lower half was cut off under it; reads span what is there and not."""
-        image = tmp_path / "image"
-        image.write_bytes(DATA[: 64 * PAGE])
-        command = ["losetup", "--find", "--show", str(image)]
-        try:
-            made = subprocess.run(command, capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            pytest.skip("this user may not make loop devices")
-        device = Path(made.stdout.strip())
-        try:
-            os.truncate(image, 16 * PAGE)
-            for offset, start in ((20 * PAGE, 0), (8 * PAGE, 0), (8 * PAGE + 5, 3)):
-                for completion in (
-                    backend.read(ReadRequest(device, offset, ARENA[start : start + 16 * PAGE])),
-                    self._queued(backend, device, offset, start),
-                ):
-                    assert completion.error is not None
-                    assert completion.error.errno == errno.EIO
-            assert backend.read(ReadRequest(device, 0, ARENA[: 4 * PAGE])) == (0, 4 * PAGE, None)
-        finally:
-            subprocess.run(["losetup", "--detach", device], check=True)
-
-    def _queued(self, backend: Backend, path: Path, offset: int, start: int) -> Completion:
-        queue = backend.queue(1)
-        queue.start([(0, ReadRequest(path, offset, ARENA[start : start + 16 * PAGE]))])
-        taken = take_all(queue, 1)[0]
-        queue.close()
-        return taken
-
-    @pytest.mark.parametrize("left", [0, 100, PAGE, PAGE + 100])
-    def test_a_file_cut_short_after_it_was_opened_gives_what_is_left(
-        self, backend: Backend, tmp_path: Path, left: int
-    ) -> None:
-        path = tmp_path / "shrinking.bin"
-        path.write_bytes(DATA[: 4 * PAGE])
-        whole = ask(path, 0, 0, 4 * PAGE)
-        whole.check(backend.read(whole.request))
-        os.truncate(path, left)
-        lay_canaries(0, 6 * PAGE)
-        queue = backend.queue(1)
-        for start in (0, 1):
-            asked = ask(path, 0, start, 3 * PAGE)
-            queue.start([(1, asked.request)])
-            asked.check(take_all(queue, 1)[1])
-            assert len(asked.expected) == left
-        queue.close()
-
-    def test_an_open_file_is_read_on_after_its_name_is_gone(
-        self, backend: Backend, tmp_path: Path
-    ) -> None:
-        path = tmp_path / "removed.bin"
-        path.write_bytes(DATA[:PAGE])
-        asked = ask(path, 0, 0, PAGE)
-        asked.check(backend.read(asked.request))
-        path.unlink()
-        queue = backend.queue(1)
-        queue.start([(1, asked.request)])
-        asked.check(take_all(queue, 1)[1])
-        queue.close()
-
-    def test_nothing_in_flight_is_nothing_to_wait_for(self, backend: Backend) -> None:
-        queue = backend.queue(2)
-        queue.start([])
-        assert queue.finished(wait=True) == []
-        assert queue.finished(wait=False) == []
-        queue.close()
+        ask(late, 0, PAGE, 10).check(backend.read(bad[0]))
 
     def test_looking_for_completions_does_not_wait_and_waiting_does(
-        self, held: HeldFile, backend: Backend
+        self, slow_file: HeldFile, backend: Backend
     ) -> None:
         """The file holds its reads back, so nothing can have ended."""
-        asked = [
-            Asked(held.path, n * PAGE, n * SLOT, 100, DATA[n * PAGE :][:100]) for n in range(4)
-        ]
-        queue = backend.queue(4)
-        descriptor = queue.fileno()
-        queue.start([(n, one.request) for n, one in enumerate(asked)])
-        held.wait_for(4)
-        assert queue.finished(wait=False) == []
-        assert not is_readable(descriptor)
-        later = threading.Timer(0.05, held.let_go)
-        later.start()
-        taken = {one.number: one for one in queue.finished(wait=True)}
-        assert taken
-        while len(taken) < 4:
-            taken |= {one.number: one for one in queue.finished(wait=True)}
-        for number, one in taken.items():
-            asked[number].check(one)
-        queue.close()
-        later.join()
+        by_number = {n: of_held(slow_file, n * PAGE, n * SLOT, 100) for n in range(4)}
+        with closing(backend.queue(4)) as queue:
+            descriptor = queue.fileno()
+            queue.start([(n, one.request) for n, one in by_number.items()])
+            slow_file.wait_for(4)
+            assert queue.finished(wait=False) == []
+            assert not is_readable(descriptor)
+            with later(slow_file.let_go):
+                completions = queue.finished(wait=True)
+                assert completions
+                while len(completions) < 4:
+                    completions += queue.finished(wait=True)
+        for one in completions:
+            by_number[one.number].check(one)
 
     def test_completions_come_in_the_order_in_which_reads_end(
-        self, held: HeldFile, backend: Backend, files: Files
+        self, slow_file: HeldFile, backend: Backend, files: Files
     ) -> None:
         """One read waits, and those begun after it are not held up."""
-        slow = Asked(held.path, 0, 0, 100, DATA[:100])
-        queue = backend.queue(4)
-        queue.start([(1, slow.request)])
-        for number in range(2, 30):
-            quick = ask(files.ragged, number, SLOT, 1000)
-            queue.start([(number, quick.request)])
-            (completion,) = queue.finished(wait=True)
-            assert completion.number == number
-            quick.check(completion)
-        held.let_go()
-        slow.check(take_all(queue, 1)[1])
-        queue.close()
+        slow = of_held(slow_file, 0, 0, 100)
+        with closing(backend.queue(4)) as queue:
+            queue.start([(1, slow.request)])
+            for number in range(2, 30):
+                quick = ask(files.ragged, number, SLOT, 1000)
+                queue.start([(number, quick.request)])
+                (completion,) = queue.finished(wait=True)
+                assert completion.number == number
+                quick.check(completion)
+            slow_file.let_go()
+            slow.check(take_all(queue, 1)[1])
 
     def test_the_descriptor_is_readable_when_reads_have_ended_and_not_after_they_are_taken(
-        self, held: HeldFile, backend: Backend
+        self, slow_file: HeldFile, backend: Backend
     ) -> None:
-        held.let_go()
-        asked = Asked(held.path, 5, 0, 100, DATA[5:105])
-        queue = backend.queue(4)
-        descriptor = queue.fileno()
-        assert queue.fileno() == descriptor
-        assert not is_readable(descriptor)
-        for number in range(20):
-            queue.start([(number, asked.request), (100, asked.request._replace(offset=0))])
-            taken = 0
-            while taken < 2:
-                assert is_readable(descriptor, 5)
-                taken += len(queue.finished(wait=False))
-            assert becomes_unreadable(queue)
-        queue.close()
-
-    def test_the_descriptor_of_a_new_queue_is_unreadable(
-        self, backend: Backend, files: Files
-    ) -> None:
-        """Whatever ended in the queue before it, and though that was never taken."""
-        asked = ask(files.ragged, 0, 0, 100)
-        for _ in range(3):
-            with closing(backend.queue(2)) as queue:
-                assert not is_readable(queue.fileno())
-                queue.start([(1, asked.request)])
-                assert is_readable(queue.fileno(), 5)
+        slow_file.let_go()
+        request = of_held(slow_file, 5, 0, 100).request
+        with closing(backend.queue(4)) as queue:
+            descriptor = queue.fileno()
+            assert queue.fileno() == descriptor
+            assert not is_readable(descriptor)
+            for number in range(20):
+                queue.start([(number, request), (100, request._replace(offset=0))])
+                count = 0
+                while count < 2:
+                    assert is_readable(descriptor, 5)
+                    count += len(queue.finished(wait=False))
+                assert becomes_unreadable(queue)
 
     def test_close_waits_for_what_is_in_flight_and_nothing_is_written_after_it(
-        self, held: HeldFile, backend: Backend
+        self, slow_file: HeldFile, backend: Backend
     ) -> None:
-        length = 3 * PAGE
         queue = backend.queue(8)
-        requests = [
-            ReadRequest(held.path, n * length + n % 2, ARENA[n * SLOT :][:length]) for n in range(8)
-        ]
-        queue.start(enumerate(requests))
-        held.wait_for(8)
-        later = threading.Timer(0.05, held.let_go)
-        later.start()
-        queue.close()
-        lay_canaries(0, 9 * SLOT)
-        assert held._open, "closed before the reads had ended"
-        time.sleep(0.02)
-        check_canaries([], 0, 9 * SLOT)
-        later.join()
-
-    def test_close_gives_up_many_reads_of_a_disk(self, backend: Backend, files: Files) -> None:
-        """Buffers are the caller's again at once, whatever the disk is doing."""
-        for _ in range(5):
-            queue = backend.queue(DEPTH)
-            requests = [
-                ReadRequest(files.ragged, n * MIB // 8, ARENA[n * MIB // 4 :][: MIB // 4])
-                for n in range(DEPTH)
-            ]
-            queue.start(enumerate(requests))
+        reads = [of_held(slow_file, n * 3 * PAGE + n % 2, n * SLOT, 3 * PAGE) for n in range(8)]
+        queue.start((n, one.request) for n, one in enumerate(reads))
+        slow_file.wait_for(8)
+        with later(slow_file.let_go):
             queue.close()
-            lay_canaries(0, DEPTH * MIB // 4)
-            time.sleep(0.01)
-            check_canaries([], 0, DEPTH * MIB // 4)
+            lay_canaries(0, 9 * SLOT)
+            assert slow_file._open, "closed before the reads had ended"
+            time.sleep(0.02)
+            check_canaries([], 0, 9 * SLOT)
 
     def test_a_new_queue_knows_nothing_of_the_one_before(
         self, backend: Backend, files: Files, tmp_path: Path
     ) -> None:
-        """Queues of the same depth and of another one, closed with completions not taken."""
+        """Queues of the same depth and of another one, closed with completions not fetched."""
         missing = ReadRequest(tmp_path / "none", 0, ARENA[:10])
-        for round_number, depth in enumerate((4, 4, 3, 8, 8, 1)):
+        for depth in (4, 4, 3, 8, 8, 1):
             queue = backend.queue(depth)
-            assert queue.finished(wait=True) == []
-            asked = [ask(files.ragged, n + round_number, n * SLOT, 5000) for n in range(depth)]
-            queue.start([(n, one.request) for n, one in enumerate(asked)])
-            taken = take_all(queue, depth)
-            for number, completion in taken.items():
-                asked[number].check(completion)
-            queue.start([(50 + n, one.request) for n, one in enumerate(asked[:-1])])
+            queue.start([])
+            assert queue.finished(wait=True) == queue.finished(wait=False) == []
+            by_number = {n: ask(files.ragged, n + depth, n * SLOT, 5000) for n in range(depth)}
+            queue.start([(n, one.request) for n, one in by_number.items()])
+            check_all(queue, by_number)
+            queue.start([(50 + n, by_number[n].request) for n in range(depth - 1)])
             queue.start([(99, missing)])
             queue.close()
 
-    def test_each_thread_has_a_queue_of_its_own(self, backend: Backend, files: Files) -> None:
-        problems: list[str] = []
-
-        def work(thread: int) -> None:
-            chance = random.Random(thread)
-            try:
-                for _ in range(8):
-                    queue = backend.queue(4)
-                    asked = [
-                        ask(
-                            files.ragged, chance.randrange(len(DATA)), thread * MIB + n * SLOT,
-                            chance.randrange(1, SLOT),
-                        )
-                        for n in range(4)
-                    ]  # fmt: skip
-                    queue.start([(n, one.request) for n, one in enumerate(asked)])
-                    for number, completion in take_all(queue, 4).items():
-                        asked[number].check(completion)
-                    queue.close()
-            except BaseException:
-                problems.append(traceback.format_exc())
-
-        run_threads(work, 4)
-        assert not problems, problems[0]
-
-    def test_single_reads_from_eight_threads(self, backend: Backend, files: Files) -> None:
-        problems: list[str] = []
-
-        def work(thread: int) -> None:
-            chance = random.Random(thread)
-            try:
-                for _ in range(20):
-                    offset, length = chance.randrange(len(DATA)), chance.randrange(1, SLOT)
-                    asked = ask(chance.choice(files), offset, thread * SLOT * 2, length)
-                    asked.check(backend.read(asked.request))
-            except BaseException:
-                problems.append(traceback.format_exc())
-
-        run_threads(work, 8)
-        assert not problems, problems[0]
-
-    def test_a_queue_may_be_handed_from_one_thread_to_another(
-        self, held: HeldFile, backend: Backend
-    ) -> None:
-        """Begun in one, waited for in the second, closed in the third, with reads in flight."""
-        asked = [Asked(held.path, n * 999, n * SLOT, 999, DATA[n * 999 :][:999]) for n in range(8)]
-        queues: list[ReadQueue] = []
-        taken: dict[int, Completion] = {}
-
-        def begin(_: int) -> None:
-            queues.append(backend.queue(8))
-            queues[0].start([(n, one.request) for n, one in enumerate(asked)])
-
-        def wait(_: int) -> None:
-            held.let_go()
-            taken.update(take_all(queues[0], 8))
-            queues[0].start([(n, one.request) for n, one in enumerate(asked)])
-
-        run_threads(begin, 1)
-        held.wait_for(8)
-        run_threads(wait, 1)
-        run_threads(lambda _: queues[0].close(), 1)
-        for number, one in taken.items():
-            asked[number].check(one)
-
-    def test_a_read_that_stops_short_on_a_block_goes_on(
-        self, held: HeldFile, backend: Backend
-    ) -> None:
-        """The file gives at most one block at a time; a read has whole blocks and ragged ends."""
-        held.answer = lambda offset, length: DATA[offset : offset + min(length, PAGE)]
-        held.let_go()
+    def test_a_read_that_stops_short_goes_on(self, slow_file: HeldFile, backend: Backend) -> None:
+        """The file gives little at a time; a read has whole blocks and ragged ends."""
+        most = 999 if backend.name == "buffered" else PAGE
+        slow_file.answer = lambda offset, length: DATA[offset : offset + min(length, most)]
+        slow_file.let_go()
         for offset, start, length in ((0, 0, 5 * PAGE), (77, PAGE + 77, 5 * PAGE), (77, 3, 9000)):
-            lay_canaries(0, 8 * PAGE)
-            asked = Asked(held.path, offset, start, length, DATA[offset : offset + length])
-            asked.check(backend.read(asked.request))
-            check_canaries([asked], 0, 8 * PAGE)
-            lay_canaries(0, 8 * PAGE)
-            queue = backend.queue(1)
-            queue.start([(1, asked.request)])
-            asked.check(take_all(queue, 1)[1])
-            check_canaries([asked], 0, 8 * PAGE)
-            queue.close()
+            check_both_ways(backend, of_held(slow_file, offset, start, length))
 
-    def test_an_error_within_a_read_is_an_error(self, held: HeldFile, backend: Backend) -> None:
+    def test_an_error_within_a_read_is_an_error_and_no_end_of_the_file(
+        self, slow_file: HeldFile, backend: Backend
+    ) -> None:
         """One block is given, and the next one fails: that is no short read."""
-        held.answer = lambda offset, length: DATA[:PAGE] if not offset else errno.EIO
-        held.let_go()
-        queue = backend.queue(1)
-        request = ReadRequest(held.path, 0, ARENA[: 3 * PAGE])
-        queue.start([(1, request)])
-        for completion in (backend.read(request), take_all(queue, 1)[1]):
-            assert completion.error is not None
-            assert (completion.error.errno, completion.length) == (errno.EIO, 0)
-        queue.close()
+        slow_file.answer = lambda offset, length: DATA[:PAGE] if not offset else errno.EIO
+        slow_file.let_go()
+        request = ReadRequest(slow_file.path, 0, ARENA[: 3 * PAGE])
+        with closing(backend.queue(1)) as queue:
+            queue.start([(1, request)])
+            for completion in (backend.read(request), take_all(queue, 1)[1]):
+                assert completion.error is not None
+                assert (completion.error.errno, completion.length) == (errno.EIO, 0)
 
     def test_a_request_longer_than_four_gigabytes_is_read(
-        self, held: HeldFile, backend: Backend
+        self, slow_file: HeldFile, backend: Backend
     ) -> None:
         """The file ends before the buffer does, so that almost none of it becomes real memory."""
-        held.let_go()
+        slow_file.let_go()
         try:
             buffer = allocate((4 << 30) + PAGE)
         except MoepackError:
             pytest.skip("no address space for it")
-        asked = ReadRequest(held.path, 3 * MIB, buffer)
-        assert backend.read(asked) == (0, 1234, None)
+        request = ReadRequest(slow_file.path, 3 * MIB, buffer)
+        assert backend.read(request) == (0, 1234, None)
         with closing(backend.queue(1)) as queue:
-            queue.start([(1, asked)])
+            queue.start([(1, request)])
             assert take_all(queue, 1)[1] == (1, 1234, None)
             assert buffer[:1234] == DATA[3 * MIB :]
 
-    def test_registered_memory_may_end_within_a_buffer(self, files: Files) -> None:
-        """A buffer of which only the start is registered is a buffer like any other."""
-        memory = allocate(4 * PAGE)
-        made = UringBackend(memory[: 2 * PAGE])
-        with closing(made), closing(made.queue(1)) as queue:
-            queue.start([(1, ReadRequest(files.ragged, 0, memory))])
-            assert take_all(queue, 1)[1] == (1, 4 * PAGE, None)
+
+def of_held(slow_file: HeldFile, offset: int, start: int, length: int) -> Asked:
+    return Asked(slow_file.path, offset, start, length, DATA[offset : offset + length])
 
 
-def run_threads(work: Callable[[int], None], count: int) -> None:
-    """Run `work` in so many threads at a time, each with its number."""
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def check_all(queue: ReadQueue, reads: dict[int, Asked]) -> None:
+    """Wait for all of these reads, and compare them."""
+    for number, completion in take_all(queue, len(reads)).items():
+        reads[number].check(completion)
+
+
+@contextlib.contextmanager
+def later(work: Callable[[], None]) -> Iterator[None]:
+    """Do `work` in a moment, in another thread."""
+    timer = threading.Timer(0.05, work)
+    timer.start()
+    yield
+    timer.join()
 
 
 class TestThreads:
-    """What only a backend with threads can do wrong."""
-
-    @pytest.mark.parametrize("direct", [False, True])
-    def test_short_answers_of_the_system_are_gone_on_with(
-        self, monkeypatch: pytest.MonkeyPatch, files: Files, direct: bool
-    ) -> None:
-        """Of what is asked, the system gives one block or some bytes at a time."""
-        chance = random.Random(3)
-        real = os.preadv
-        calls = []
-        block = alignment_of(files.ragged).offset if direct else 1
-
-        def short(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-            calls.append(offset)
-            most = block * chance.randrange(1, 9999 // block + 2)
-            clipped = []
-            for buffer in buffers:
-                clipped.append(buffer[:most])
-                most -= len(clipped[-1])
-            return real(descriptor, [one for one in clipped if len(one)], offset)
-
-        monkeypatch.setattr(os, "preadv", short)
-        with closing(ThreadedBackend(direct=direct)) as backend:
-            for _ in range(40):
-                offset, start = chance.randrange(len(DATA)), chance.randrange(2 * PAGE)
-                if direct and chance.random() < 0.5:
-                    start = offset % PAGE
-                asked = ask(files.ragged, offset, start, chance.randrange(1, 60_000))
-                lay_canaries(0, 80_000)
-                asked.check(backend.read(asked.request))
-                check_canaries([asked], 0, 80_000)
-        assert len(calls) > 100
+    """Faults that only a backend with threads can have."""
 
     def test_no_more_threads_are_started_than_there_is_work_for(
-        self, held: HeldFile, files: Files
+        self, slow_file: HeldFile, files: Files
     ) -> None:
         with nothing_left(), closing(ThreadedBackend(direct=False)) as backend:
             before = threading.active_count()
@@ -665,10 +367,10 @@ class TestThreads:
                 queue.start([(number, one.request)])
                 take_all(queue, 1)
             assert threading.active_count() - before == 1
-            requests = [ReadRequest(held.path, n, ARENA[n * 100 :][:100]) for n in range(100)]
+            requests = [ReadRequest(slow_file.path, n, ARENA[n * 100 :][:100]) for n in range(100)]
             queue.start(enumerate(requests))
             assert threading.active_count() - before == MAX_THREADS
-            held.let_go()
+            slow_file.let_go()
             assert len(take_all(queue, 100)) == 100
             queue.close()
 
@@ -696,6 +398,9 @@ class TestThreads:
         page_cache.drop([path])
         if page_cache.cached_share([path]):
             pytest.skip("this file system keeps its files in memory")
+        with open(path, "rb", buffering=0) as file:  # its first bytes are cached, and no others
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            os.pread(file.fileno(), PAGE, PAGE)
         with closing(ThreadedBackend(direct=False)) as backend:
             queue = backend.queue(2)
             queue.start([(3, short.request)])
@@ -713,71 +418,18 @@ class TestThreads:
             assert len(take_all(queue, 1)) == 1
             queue.close()
 
-    @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no tmpfs to be had")
-    def test_what_lies_in_memory_needs_no_thread(self) -> None:
-        with (
-            tempfile.NamedTemporaryFile(dir="/dev/shm") as file,
-            closing(ThreadedBackend(direct=False)) as backend,
-        ):
-            path = Path(file.name)
-            path.write_bytes(DATA)
-            before = threading.active_count()
-            queue = backend.queue(2)
-            signal = queue.fileno()
-            one = ask(path, 4321, 0, 5000)
-            queue.start([(1, one.request)])
-            assert threading.active_count() == before
-            assert is_readable(signal)
-            one.check(take_all(queue, 1)[1])
-            assert not is_readable(signal)
-            queue.close()
-
-    def test_close_does_not_begin_what_has_not_begun(self, held: HeldFile) -> None:
-        """More reads wait than there are threads, and those are never asked of the file."""
+    def test_close_does_not_begin_what_has_not_begun(self, slow_file: HeldFile) -> None:
+        """More reads wait than there are threads, and those are never begun."""
         with nothing_left(), closing(ThreadedBackend(direct=False)) as backend:
             queue = backend.queue(200)
-            requests = [ReadRequest(held.path, n, ARENA[n * 100 :][:100]) for n in range(150)]
+            requests = [ReadRequest(slow_file.path, n, ARENA[n * 100 :][:100]) for n in range(150)]
             queue.start(enumerate(requests))
-            held.wait_for(MAX_THREADS)
-            later = threading.Timer(0.05, held.let_go)
+            slow_file.wait_for(MAX_THREADS)
+            later = threading.Timer(0.05, slow_file.let_go)
             later.start()
             queue.close()
             later.join()
-            assert len(held.asked) == MAX_THREADS
-
-    def test_a_thread_never_writes_to_a_descriptor_that_is_closed(
-        self, monkeypatch: pytest.MonkeyPatch, files: Files
-    ) -> None:
-        """The owner takes a completion and closes while the thread that gave it is to signal it.
-
-        A thread may lose the processor just before its write; here it does. A pipe that is opened
-        then gets the number of the closed one.
-        """
-        real = os.write
-
-        def late(descriptor: int, data: bytes) -> int:
-            time.sleep(0.1)
-            return real(descriptor, data)
-
-        problems: list[object] = []
-        monkeypatch.setattr(threading, "excepthook", problems.append)
-        monkeypatch.setattr(os, "write", late)
-        backend = ThreadedBackend(direct=False)
-        queue = backend.queue(1)
-        queue.fileno()
-        queue.start([(1, ask(files.ragged, 0, 0, 100).request)])
-        queue.finished(wait=True)
-        queue.close()
-        reading, writing = os.pipe()
-        backend.close()
-        hit = is_readable(reading)
-        os.close(reading)
-        os.close(writing)
-        assert not hit
-        assert not problems
-
-    def test_no_memory_for_a_misaligned_read_is_an_error_of_that_read(self, files: Files) -> None:
-        in_child(lambda: read_without_memory(ThreadedBackend(direct=True), files.ragged))
+            assert len(slow_file.asked) == MAX_THREADS
 
     def test_no_more_threads_to_be_had_is_no_reason_to_hang(self, files: Files) -> None:
         """What cannot begin ends with an error, or is done by the threads that there are."""
@@ -795,28 +447,8 @@ class TestThreads:
         in_child(without_threads)
 
 
-def test_no_memory_for_a_misaligned_read_through_a_ring_is_an_error_of_that_read(
-    files: Files,
-) -> None:
-    in_child(lambda: read_without_memory(UringBackend(), files.ragged))
-
-
-def read_without_memory(backend: Backend, path: Path) -> None:
-    """Read where a copy of the buffer does not fit into the address space any more."""
-    buffer = allocate(512 * MIB)[1:]
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
-    resource.setrlimit(resource.RLIMIT_AS, (used + 256 * MIB, used + 256 * MIB))
-    with closing(backend), closing(backend.queue(4)) as queue:
-        queue.start([(1, ReadRequest(path, 0, ARENA[:PAGE])), (2, ReadRequest(path, 0, buffer))])
-        taken = take_all(queue, 2)
-        assert taken[1] == (1, PAGE, None)
-        error = taken[2].error
-        assert error is not None
-        assert error.errno == errno.ENOMEM
-
-
-ALIGNMENTS = [ANY, *(Alignment(m, o, True) for m, o in ((1, 512), (4, 512), (512, 512)))]
-ALIGNMENTS += [Alignment(4, PAGE, True), Alignment(512, PAGE, True), Alignment(PAGE, PAGE, False)]
+ALIGNMENTS = [ANY, *(Alignment(m, o) for m, o in ((1, 512), (4, 512), (512, 512)))]
+ALIGNMENTS += [Alignment(4, PAGE), Alignment(512, PAGE), Alignment(PAGE, PAGE)]
 
 
 class TestRoundedRead:
@@ -860,8 +492,8 @@ class TestRoundedRead:
         expected = data[offset : offset + length]
         assert read.finish() == len(expected)
         assert buffer[: len(expected)] == expected
-        asked = Asked(Path("any"), offset, PAGE + start, length, expected)
-        check_canaries([asked], 0, 3 * PAGE + start + length)
+        plain = Asked(Path("any"), offset, PAGE + start, length, expected)
+        check_canaries([plain], 0, 3 * PAGE + start + length)
 
     def _check(
         self, read: RoundedRead, buffer: memoryview, alignment: Alignment, offset: int
@@ -884,8 +516,3 @@ class TestRoundedRead:
         for piece in pieces:
             piece[: len(data)] = data[: len(piece)]
             data = data[len(piece) :]
-
-    def test_whole_blocks_go_to_the_buffer_itself(self) -> None:
-        buffer = ARENA[PAGE : 9 * PAGE]
-        (piece,) = RoundedRead(ReadRequest(Path("any"), PAGE, buffer), ALIGNMENTS[-1]).rest
-        assert address(piece) == address(buffer)

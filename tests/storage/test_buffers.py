@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from moepack.errors import RequestError
+from moepack.common.errors import RequestError
 from moepack.storage.buffers import writable_bytes
 
 

@@ -2,25 +2,23 @@
 
 import os
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from moepack.engines.stock_gguf import export_gguf
-from moepack.errors import MachineError, PackError
+from moepack.common.errors import PackError
+from moepack.pack.engines.stock_gguf import export_gguf
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
-from moepack.storage.clone import BLOCK, can_clone, clone_range
-from moepack.storage.whole_files import partial_name
+from moepack.storage.extents import BLOCK
+from moepack.storage.sharing import can_clone, clone_range
 from tests.support import gguf_builder
 from tests.support.file_systems import free_length, mounted, shared_length
 from tests.support.gguf_builder import moe
 from tests.support.models import contents, flip
 from tests.support.packs import pieces
 
-MIB = 1 << 20
 SHARING = ("xfs", "btrfs")
 
 
@@ -49,7 +47,7 @@ def exported(source: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def holds(path: Path, data: bytes) -> bool:
-    """Say whether a file holds just these bytes; pytest would compare them for minutes."""
+    """Return whether a file has just these bytes; pytest would compare them for minutes."""
     return path.read_bytes() == data
 
 
@@ -120,64 +118,12 @@ def test_what_lies_off_blocks_is_copied(sharing: Path) -> None:
 
 def test_a_damaged_part_is_not_shared_silently(sharing: Path, source: Path) -> None:
     pack_model(source, sharing / "pack")
-    found = [(path, piece) for _, path, piece in pieces(sharing / "pack") if piece.length > BLOCK]
-    for path, piece in (found[1], found[-2]):
-        flip(path, piece.offset + piece.length - 1)
+    parts = [(path, piece) for _, path, piece in pieces(sharing / "pack") if piece.length > BLOCK]
+    for path, piece in (parts[1], parts[-2]):
+        flip(path, piece.input_offset + piece.length - 1)
         with pytest.raises(PackError, match="the bytes do not have the digest") as raised:
             export_gguf(sharing / "pack", sharing / "model.gguf", threads=1)
-        assert raised.value.place == f"{piece.label} at byte {piece.offset:,}"
+        assert raised.value.place == f"{piece.label} at byte {piece.input_offset:,}"
         assert not (sharing / "model.gguf").exists()
         (sharing / "model.gguf.partial").unlink()
-        flip(path, piece.offset + piece.length - 1)
-
-
-def test_what_is_shared_needs_no_space(sharing: Path, source: Path, exported: bytes) -> None:
-    pack_model(source, sharing / "pack")
-    filler = sharing / "filler"
-    with open(filler, "wb") as file:
-        left = free_length(sharing) - len(exported) // 2
-        os.posix_fallocate(file.fileno(), 0, left)
-    assert free_length(sharing) < len(exported)
-    export_gguf(sharing / "pack", sharing / "model.gguf")
-    assert holds(sharing / "model.gguf", exported)
-    with pytest.raises(MachineError, match="not enough space"):
-        export_gguf(sharing / "pack", sharing / "other.gguf", alignment=1 << 21)
-
-
-def test_an_interrupted_export_goes_on_sharing(
-    sharing: Path, source: Path, exported: bytes
-) -> None:
-    pack_model(source, sharing / "pack")
-    before = contents(sharing / "pack")
-    export_gguf(sharing / "pack", sharing / "model.gguf")
-    partial = sharing / partial_name("model.gguf")
-    (sharing / "model.gguf").rename(partial)
-    with open(partial, "r+b") as file:  # in place: what is written over is not the pack's
-        file.seek(MIB)
-        file.write(b"damaged")
-    done = export_gguf(sharing / "pack", sharing / "model.gguf", resume=True)
-    assert holds(sharing / "model.gguf", exported)
-    assert done.kept_length > MIB
-    assert done.cloned_length > MIB
-    assert contents(sharing / "pack") == before
-
-
-@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
-def test_where_nothing_can_be_shared_it_is_copied(
-    kind: str, source: Path, exported: bytes, tmp_path: Path
-) -> None:
-    with mounted(kind, tmp_path / kind) as folder:
-        pack_model(source, folder / "pack")
-        done = export_gguf(folder / "pack", folder / "model.gguf")
-        assert holds(folder / "model.gguf", exported)
-        assert done.cloned_length == 0
-
-
-def test_between_file_systems_it_is_copied(
-    sharing: Path, source: Path, exported: bytes, tmp_path: Path
-) -> None:
-    pack_model(source, tmp_path / "pack")
-    done = export_gguf(tmp_path / "pack", sharing / "model.gguf")
-    assert holds(sharing / "model.gguf", exported)
-    assert done.cloned_length == 0
-    shutil.rmtree(tmp_path / "pack")
+        flip(path, piece.input_offset + piece.length - 1)

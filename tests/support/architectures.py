@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 
-from tests.support import llama_cpp
-from tests.support.gguf_builder import GgufBuilder, TensorSpec
+from tests.support import llama_cpp, llama_cpp_memory
+from tests.support.gguf_builder import GgufBuilder, TensorSpec, kind_of
 
 WORDS = 256
 """Of the vocabulary, which cannot make tokens of a text."""
@@ -279,14 +279,19 @@ MODELS: dict[str, Architecture] = {
 """By what a test calls them."""
 
 
-def write(model: str, path: Path, *, has_weights: bool = True) -> Path:
-    """Write one of `MODELS` to `path`, with random weights or with a hole in their place."""
+def write(
+    model: str, path: Path, *, has_weights: bool = True, has_experts: bool = True, **sizes: int
+) -> Path:
+    """Write one of `MODELS` to `path`, with random weights or with a hole in their place.
+
+    Without `has_experts` only theirs are holes. `sizes` are metadata with other values.
+    """
     architecture = MODELS[model]
-    pairs = {**_USUAL, **architecture.pairs}
+    pairs = {**_USUAL, **architecture.pairs, **sizes}
     header = _header(architecture.name, pairs)
     if architecture.unlisted:
         header = _header(architecture.name, {**pairs, "nextn_predict_layers": 0})
-    wanted = llama_cpp.wanted_tensors(header.write(path)) | dict(architecture.unlisted)
+    wanted = llama_cpp_memory.wanted_tensors(header.write(path)) | dict(architecture.unlisted)
     builder = _header(architecture.name, pairs)
     random = np.random.Generator(np.random.SFC64(len(model)))
     for name, shape in wanted.items():
@@ -297,24 +302,19 @@ def write(model: str, path: Path, *, has_weights: bool = True) -> Path:
             names = [name.replace("gate_up", half) for half in ("gate", "up")]
             own_shape = shape[0], shape[1] // 2, shape[2]
         for own_name in names:
-            draws = random if has_weights else None
+            is_hole = not has_weights or (not has_experts and "_exps" in own_name)
+            draws = None if is_hole else random
             builder.tensors.append(_tensor(own_name, own_shape, draws))
-    return builder.write(path) if has_weights else builder.write_sparse(path)
+    return builder.write_sparse(path)
 
 
 def _header(architecture: str, pairs: Pairs) -> GgufBuilder:
     builder = GgufBuilder().put("general.architecture", "str", architecture)
     for key, value in pairs.items():
-        builder.put(f"{architecture}.{key}", "arr:u64" if key in _LONG else _kind(value), value)
+        builder.put(f"{architecture}.{key}", "arr:u64" if key in _LONG else kind_of(value), value)
     builder.put("tokenizer.ggml.model", "str", "test")
     builder.put("tokenizer.ggml.tokens", "arr:str", [f"word {word}" for word in range(WORDS)])
     return builder.put("tokenizer.ggml.scores", "arr:f32", [0.0] * WORDS)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, list):
-        return f"arr:{_kind(value[0])}"
-    return {bool: "bool", int: "u32", float: "f32"}[type(value)]
 
 
 def _tensor(name: str, shape: tuple[int, ...], random: np.random.Generator | None) -> TensorSpec:

@@ -9,7 +9,7 @@ from tests.support.gguf_builder import F32, Q8_0, GgufBuilder, TensorSpec, moe
 
 
 class Broken(NamedTuple):
-    """A file that breaks one rule, and what the message must hold: place, problem and so on."""
+    """A file that breaks one rule, and words of the place, the problem and so on in the message."""
 
     name: str
     data: bytes
@@ -17,6 +17,7 @@ class Broken(NamedTuple):
     problem: str
     expected: str = ""
     found: str = ""
+    hint: str = ""
 
 
 def small() -> GgufBuilder:
@@ -35,7 +36,6 @@ def array(type_id: int, count: int, items: bytes = b"") -> bytes:
 
 
 def aligned(type_name: str, value: Any) -> bytes:
-    """Return a file that states an alignment."""
     return small().put("general.alignment", type_name, value).bytes()
 
 
@@ -47,7 +47,6 @@ def with_tensor(number: int, **fields: Any) -> bytes:
 
 
 def named(name: str) -> bytes:
-    """Return a file whose second tensor has this name."""
     return with_tensor(1, name=name)
 
 
@@ -59,12 +58,10 @@ def with_last(dims: tuple[int, ...], type_id: int = F32, data: bytes = b"") -> b
 
 
 def keyed(key: str) -> bytes:
-    """Return a file with one more key."""
     return small().put(key, "u32", 1).bytes()
 
 
 def reordered() -> bytes:
-    """Return a file whose data is in another order than its table."""
     builder = small()
     builder.tensors[2].offset, builder.tensors[3].offset = 224, 160
     return builder.bytes()
@@ -86,7 +83,6 @@ def long_name() -> bytes:
 
 
 def counting(field: str, count: int) -> bytes:
-    """Return a file that claims another count of tensors or pairs."""
     builder = small()
     setattr(builder, field, count)
     return builder.bytes()
@@ -97,92 +93,70 @@ def _string(data: bytes) -> bytes:
 
 
 LONGEST = gguf_header.MAX_KEY_LENGTH
+SAFETENSORS = struct.pack("<Q", 9) + b'{"a":{}}\n'
+KEY = "'test.key'"
+LONG, HUGE = struct.pack("<Q", 5000), struct.pack("<Q", (1 << 64) - 8)
+CUT_PAIRS = dataclasses.replace(small(), tensors=[], pair_count=6, trailing=bytes(8))
 TWO_GIB = GgufBuilder(metadata=[("general.alignment", "u32", 1 << 31)])
 TWO_KEYS = GgufBuilder(metadata=[("twice", "u32", 1), ("twice", "u32", 1)])
 STARTS = [
-    Broken("an empty file", b"", "byte 0", "an empty file"),
-    Broken("other magic", GgufBuilder(magic=b"GGUX").bytes(), "byte 0", "not a GGUF", "", "GGUX"),
-    Broken("magic backwards", GgufBuilder(magic=b"FUGG").bytes(), "byte 0", "not a GGUF"),
-    Broken("a web page", b"<!DOCTYPE html><p>Log in</p>", "byte 0", "a web page"),
-    Broken("a web page of an older kind", b"\n <html><body>403", "byte 0", "a web page"),
-    Broken("an LFS pointer", b"version https://git-lfs.github.com/spec/v1\n", "byte 0", "Git LFS"),
-    Broken("a zip", b"PK\3\4" + bytes(60), "byte 0", "archive"),
-    Broken("a gzip", b"\x1f\x8b" + bytes(60), "byte 0", "archive"),
-    Broken("a zstd", b"\x28\xb5\x2f\xfd" + bytes(60), "byte 0", "archive"),
-    Broken("safetensors", struct.pack("<Q", 9) + b'{"a":{}}\n', "byte 0", "safetensors"),
-    Broken("GGML", b"lmgg" + bytes(60), "byte 0", "before GGUF"),
-    Broken("zeros", bytes(5000), "byte 0", "zeros"),
-    Broken("version 0", GgufBuilder(version=0).bytes(), "version", "version", "2 or 3", "0"),
+    *(
+        Broken(name, data, "byte 0", problem, hint=hint)
+        for name, data, problem, hint in (
+            ("an empty file", b"", "an empty file", "download it again"),
+            ("other magic", GgufBuilder(magic=b"GGUX").bytes(), "not a GGUF", "ends in .gguf"),
+            (
+                "a web page",
+                b"<!DOCTYPE html><p>Log in</p>",
+                "a web page",
+                "download the file again",
+            ),
+            (
+                "an LFS pointer",
+                b"version https://git-lfs.github.com/spec/v1",
+                "LFS",
+                "git lfs pull",
+            ),
+            ("a zip", b"PK\3\4" + bytes(60), "archive", "unpack it first: unzip"),
+            ("a gzip", b"\x1f\x8b" + bytes(60), "archive", "unpack it first: gunzip"),
+            ("a zstd", b"\x28\xb5\x2f\xfd" + bytes(60), "archive", "unpack it first: unzstd"),
+            ("safetensors", SAFETENSORS, "safetensors", "convert_hf_to_gguf.py"),
+            ("GGML", b"lmgg" + bytes(60), "before GGUF", "llama.cpp's convert scripts"),
+            ("zeros", bytes(5000), "zeros", "download it again"),
+        )
+    ),
     Broken("version 1", GgufBuilder(version=1).bytes(), "version", "version", "2 or 3", "1"),
     Broken("version 4", GgufBuilder(version=4).bytes(), "version", "version", "2 or 3", "4"),
     Broken("big-endian", GgufBuilder(version=3 << 24).bytes(), "version", "big-endian", "2 or 3"),
 ]
 COUNTS = [
-    Broken(
-        f"{what} {text}",
-        counting(field, count),
-        place,
-        "out of bounds",
-        "<=",
-        str(count),
-    )
-    for what, field, place in (
-        ("tensors", "tensor_count", "tensor count"),
-        ("pairs", "pair_count", "key-value count"),
-    )
-    for text, count in (
-        ("more than the file can hold", 100),
-        ("negative", (1 << 64) - 1),
-        ("2^63", 1 << 63),
-        ("2^31", 1 << 31),
-    )
+    Broken(f"{field} {count}", counting(field, count), place, "out of bounds", "<=", str(count))
+    for field, place in (("tensor_count", "tensor count"), ("pair_count", "key-value count"))
+    for count in (100, (1 << 64) - 1, 1 << 63, 1 << 31)
 ]
 PAIRS = [
     Broken("an empty key", keyed(""), "key 5", "empty"),
     Broken("a long key", keyed("k" * (LONGEST + 1)), "key 5", "too long", f"{LONGEST:,}"),
     Broken("a key not in UTF-8", keyed("k\udcff"), "key 5", "not UTF-8"),
     Broken("a key twice", TWO_KEYS.bytes(), "key 'twice'", "twice"),
-    Broken("value type 13", numbered(13, bytes(8)), "'test.key'", "value type", "0 to 12", "13"),
-    Broken("value type -1", numbered(0xFFFFFFFF, bytes(8)), "'test.key'", "value type"),
-    Broken("an array of arrays", array(9, 1, bytes(12)), "'test.key'", "nested"),
-    Broken("an array of type 13", array(13, 1, bytes(8)), "'test.key'", "value type", "", "13"),
-    Broken("2^27 u8 past the end", array(0, 1 << 27), "'test.key'", "longer", "<=", "134217728"),
-    Broken("2^60 u64 past the end", array(10, 1 << 60), "'test.key'", "longer", "<=", str(1 << 60)),
-    Broken("2^61 u64, a product of 0", array(10, 1 << 61), "'test.key'", "longer", "<="),
-    Broken("2^64-1 bools", array(7, (1 << 64) - 1), "'test.key'", "longer", "<="),
-    Broken("2^40 strings", array(8, 1 << 40), "'test.key'", "longer", "<=", str(1 << 40)),
-    Broken(
-        "a string in an array past the end",
-        array(8, 2, _string(b"one") + struct.pack("<Q", 5000)),
-        "'test.key'",
-        "longer than the file",
-        "",
-        "5000",
-    ),
-    Broken(
-        "a string in an array of 2^64-8",
-        array(8, 2, struct.pack("<Q", (1 << 64) - 8) + _string(b"two")),
-        "'test.key'",
-        "longer than the file",
-    ),
-    Broken(
-        "a long string past the end", numbered(8, struct.pack("<Q", 5000)), "'test.key'", "long"
-    ),
-    Broken("a string of 2^64-1", numbered(8, struct.pack("<Q", (1 << 64) - 1)), "'test.key'", ""),
+    Broken("value type 13", numbered(13, bytes(8)), KEY, "value type", "0 to 12", "13"),
+    Broken("value type -1", numbered(0xFFFFFFFF, bytes(8)), KEY, "value type"),
+    Broken("an array of arrays", array(9, 1, bytes(12)), KEY, "nested"),
+    Broken("an array of type 13", array(13, 1, bytes(8)), KEY, "value type", "", "13"),
+    Broken("2^60 u64 past the end", array(10, 1 << 60), KEY, "longer", "<=", str(1 << 60)),
+    Broken("2^61 u64, a product of 0", array(10, 1 << 61), KEY, "longer", "<="),
+    Broken("2^40 strings", array(8, 1 << 40), KEY, "longer", "<=", str(1 << 40)),
+    Broken("a long item", array(8, 2, _string(b"one") + LONG), KEY, "longer than", "", "5000"),
+    Broken("an item of 2^64-8", array(8, 2, HUGE + _string(b"two")), KEY, "longer than the file"),
+    Broken("a long string past the end", numbered(8, LONG), KEY, "long"),
+    Broken("a string of 2^64-1", numbered(8, struct.pack("<Q", (1 << 64) - 1)), KEY, ""),
     Broken("alignment 0", aligned("u32", 0), "general.alignment", "alignment", "power", "0"),
     Broken("alignment 3", aligned("u32", 3), "general.alignment", "alignment", "power", "3"),
-    Broken("alignment 33", aligned("u32", 33), "general.alignment", "alignment", "power", "33"),
     Broken("alignment 2^31", TWO_GIB.bytes(), "general.alignment", "alignment", "power"),
     Broken("alignment as i32", aligned("i32", 32), "general.alignment", "type", "u32", "i32"),
-    Broken("alignment as u64", aligned("u64", 32), "general.alignment", "type", "u32", "u64"),
     Broken("alignment as text", aligned("str", "32"), "general.alignment", "type", "u32", "str"),
     Broken("alignments", aligned("arr:u32", [32]), "general.alignment", "type", "u32", "arr"),
-    Broken(
-        "pairs that end in the file",
-        dataclasses.replace(small(), tensors=[], pair_count=6, trailing=bytes(8)).bytes()[:-4],
-        "key 5",
-        "cut short",
-    ),
+    Broken("pairs that end in the file", CUT_PAIRS.bytes()[:-4], "key 5", "cut short"),
 ]
 NAMES = [
     Broken("no name", named(""), "tensor ''", "empty"),
@@ -200,7 +174,6 @@ DIMENSIONS = [
     Broken("five dimensions", with_last((1,) * 5, data=bytes(4)), "'last'", "dimensions", "4", "5"),
     Broken("2^32-1 dimensions", with_tensor(1, count_of_dims=0xFFFFFFFF), "attn_norm", "<= 4"),
     Broken("a negative dimension", with_last(((1 << 64) - 1,)), "'last'", "dimensions", "2^63"),
-    Broken("2^63 elements in a row", with_last((1 << 63,)), "'last'", "dimensions", "2^63"),
     Broken("2^63 elements", with_last((1 << 32, 1 << 31)), "'last'", "dimensions", "2^63"),
     Broken("2^64 elements", with_last((1 << 32, 1 << 32)), "'last'", "dimensions", "2^63"),
     Broken("2^124 elements, or none", with_last((1 << 62, 1 << 62, 0)), "'last'", "dimensions"),
@@ -213,14 +186,7 @@ OFFSETS = [
     Broken("an overlap", with_tensor(1, offset=96), "attn_norm", "overlap", "128", "96"),
     Broken("the same offset twice", with_tensor(1, offset=0), "attn_norm", "overlap", "128", "0"),
     Broken("a gap", with_tensor(2, offset=192), "ffn_gate", "gap", "160", "192"),
-    Broken(
-        "an unaligned offset behind an unknown type",
-        unknown_then(161),
-        "'b'",
-        "aligned",
-        "32",
-        "161",
-    ),
+    Broken("unaligned behind an unknown type", unknown_then(161), "'b'", "aligned", "32", "161"),
     Broken("an overlap with an unknown type", unknown_then(96), "'u'", "overlap", "", "32 bytes"),
     Broken("the first one late", with_tensor(0, offset=32), "token_embd", "gap", "0", "32"),
     Broken("data in another order", reordered(), "ffn_gate", "overlap", "160", "224"),
@@ -231,9 +197,7 @@ OFFSETS = [
     Broken("data cut short", small().bytes()[:-17], "output_norm", "ends inside", "", ""),
     Broken("no data at all", small().header(), "output_norm", "ends inside"),
     Broken("an end inside the padding", small().header()[:-1], "output_norm", "ends inside"),
-    Broken(
-        "bytes behind", dataclasses.replace(small(), trailing=b"\0").bytes(), "output", "follow"
-    ),
+    Broken("bytes behind", small().bytes() + b"\0", "output", "follow"),
     Broken("another alignment than stated", aligned("u32", 64), "ffn_gate", "gap", "192", "160"),
 ]
 BROKEN = [*STARTS, *COUNTS, *PAIRS, *NAMES, *DIMENSIONS, *OFFSETS]

@@ -1,4 +1,4 @@
-"""Every rule of manifest.json, broken alone: which value breaks it, and what a reader says."""
+"""Every rule of manifest.json, broken alone, with the message of readers."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ MISSING = object()
 
 
 class Entry(NamedTuple):
-    """A value in the manifest that breaks a rule, and what the error must hold."""
+    """A value in the manifest that breaks a rule, and words of the error."""
 
     name: str
     path: tuple[Any, ...]
@@ -73,7 +73,7 @@ def written(path: tuple[Any, ...]) -> str:
 
 
 def entry(name: str, path: tuple[Any, ...], value: Any, problem: str) -> Entry:
-    """Return an entry whose message names the value itself."""
+    """Return an entry with a message that names the value itself."""
     return Entry(name, path, value, f"{written(path)}: {problem}")
 
 

@@ -96,7 +96,6 @@ class _Program:
         assert model, "the model was not loaded"
         context_params = call["llama_context_default_params"]()
         context_params.n_ctx = context_params.n_batch = 1024
-        context_params.n_ubatch = options.micro_batch
         self._context = call["llama_init_from_model"](model, context_params)
         assert self._context, "no context was made"
         call["llama_set_n_threads"](self._context, 1, 1)
@@ -115,17 +114,17 @@ class _Program:
         """Return greedy tokens that follow `prompt`, and the digest of their logits."""
         call = self._call
         call["llama_memory_clear"](call["llama_get_memory"](self._context), True)
-        digest, tokens, given = hashlib.sha256(), [], prompt
+        digest, tokens, batch_tokens = hashlib.sha256(), [], prompt
         for _ in range(TOKEN_COUNT):
-            numbers = array("i", given)
-            batch = call["llama_batch_get_one"](numbers.buffer_info()[0], len(given))
+            numbers = array("i", batch_tokens)
+            batch = call["llama_batch_get_one"](numbers.buffer_info()[0], len(batch_tokens))
             assert call["llama_decode"](self._context, batch) == 0, "llama_decode failed"
             place = call["llama_get_logits_ith"](self._context, -1)
             logits = ctypes.string_at(place, self._logits_length)
             digest.update(logits)
             values = array("f", logits)
-            given = [values.index(max(values))]
-            tokens += given
+            arguments = [values.index(max(values))]
+            tokens += arguments
         return {"tokens": tokens, "logits": digest.hexdigest()}
 
 
@@ -137,7 +136,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--micro-batch", type=int, default=512)
     parser.add_argument("--gpu-layers", type=int, default=0)
     parser.add_argument("--on-cpu", default="", help="a pattern of tensors that the GPU lacks")
     program = _Program(parser.parse_args())

@@ -1,4 +1,4 @@
-"""What the C reader and the Python reader say of a pack, in the same words."""
+"""The verdicts of the C reader and the Python reader on a pack, in the same words."""
 
 import shutil
 import subprocess
@@ -7,31 +7,31 @@ from pathlib import Path
 from typing import NamedTuple
 
 import moepack
-from moepack import digest
-from moepack.errors import PackError
-from moepack.format.records import BlobRecord
-from moepack.reading.reader import Reader
+from moepack.common import digest
+from moepack.common.errors import PackError
+from moepack.pack.format.records import BlobRecord
+from moepack.pack.reading.reader import Reader
 from tests.support.children import PATIENCE
 from tests.support.pack_draft import Draft, Rule
 
 
 class Verdict(NamedTuple):
-    """What a reader says of a pack: what it found, and the error, with its code, if it refuses.
+    """A line for each thing in a pack, or the error, with its code, of a reader that refuses it.
 
-    `place` is what Python's error names apart.
+    `place` is that of Python's error.
     """
 
-    found: list[str]
+    lines: list[str]
     refusal: str
     place: str = ""
 
     def agrees(self, other: "Verdict") -> bool:
-        """Say whether both refuse, or both find the same."""
+        """Return whether both refuse, or both have the same lines."""
         return bool(self.refusal and other.refusal) or self == other
 
 
 class Case(NamedTuple):
-    """One change of a pack, and what the C reader's refusal must hold; empty if it must read it."""
+    """One change of a pack, and words of the C reader's refusal; empty if it must read it."""
 
     name: str
     breaks: Callable[[Draft], object]
@@ -55,11 +55,11 @@ def c_says(program: Path, mode: str, packs: list[Path]) -> list[Verdict]:
 
 
 def verdict_of(output: str) -> Verdict:
-    _, *found, last = output.splitlines()
+    _, *lines, last = output.splitlines()
     assert last == "sound" or last.startswith("refused "), last
     assert last.isprintable()
     assert len(last) < 256 + 20
-    return Verdict(found, last.removeprefix("refused ").removeprefix("sound"))
+    return Verdict(lines, last.removeprefix("refused ").removeprefix("sound"))
 
 
 def python_says(path: Path, *, reads: bool = False) -> Verdict:
@@ -82,14 +82,14 @@ def experts(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
     for family in pack.index.families:
         for expert in range(family.expert_count):
             whose = f"{family.layer} {family.name} {expert}"
-            known = pack.hotness(family.layer, expert, family=family.name)
+            hotness = pack.hotness(family.layer, expert, family=family.name)
             # The library does not offer a blob in which a part has a codec; C does.
             blob = BlobRecord(*pack.index.blob(family.first_blob + expert))
             offered = pack.locate_all(family.layer, expert, family=family.name)
             assert offered is None or offered[1:3] == (blob.offset, blob.length)
             where = f"{blob.file} {blob.offset}" if blob.length else "None None"
             length = blob.length or sum(kind.length for kind in family.part_kinds)
-            yield f"blob {whose} {where} {length} {known.rank} {known.hotness}"
+            yield f"blob {whose} {where} {length} {hotness.rank} {hotness.hotness}"
             for kind in family.part_kinds:
                 part = pack.locate(family.layer, expert, kind.name, family=family.name)
                 inside = part.offset - blob.offset if blob.length else None
@@ -101,8 +101,8 @@ def experts(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
                 )
                 if reader is not None:
                     key = (family.layer, expert, kind.name)
-                    found = digest.of(reader.read(*key, family=family.name))
-                    yield f"bytes {found:016x}"
+                    part_digest = digest.xxh3(reader.read(*key, family=family.name))
+                    yield f"bytes {part_digest:016x}"
 
 
 def file_of(pack: moepack.Pack, path: Path) -> int:
@@ -110,8 +110,8 @@ def file_of(pack: moepack.Pack, path: Path) -> int:
     return pack.file_paths.index(path)
 
 
-def digest_text(known: int | None) -> str:
-    return "None" if known is None else f"{known:016x}"
+def digest_text(value: int | None) -> str:
+    return "None" if value is None else f"{value:016x}"
 
 
 def ranks(pack: moepack.Pack) -> Iterator[str]:
@@ -125,17 +125,17 @@ def ranks(pack: moepack.Pack) -> Iterator[str]:
 
 
 def tensors(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
-    for held in pack.index.tensors():
-        axes = (*held.shape, 0, 0, 0, 0)[:4]
-        known = held.digest if pack.index.files[held.file].has_digests else None
+    for tensor in pack.index.tensors():
+        axes = (*tensor.shape, 0, 0, 0, 0)[:4]
+        tensor_digest = pack.index.files[tensor.file].known(tensor.digest)
         fields = (
-            *(held.name.encode().hex(), held.type_name, held.type_id, int(held.inferred)),
-            *(len(held.shape), *axes, held.file, held.offset, held.length),
-            *(digest_text(known), held.shard, held.shard_offset),
+            *(tensor.name.encode().hex(), tensor.type_name, tensor.type_id, int(tensor.inferred)),
+            *(len(tensor.shape), *axes, tensor.file, tensor.offset, tensor.length),
+            *(digest_text(tensor_digest), tensor.shard, tensor.shard_offset),
         )
         yield f"tensor {' '.join(map(str, fields))}"
         if reader is not None:
-            yield f"bytes {digest.of(reader.read_dense(held.name)):016x}"
+            yield f"bytes {digest.xxh3(reader.read_dense(tensor.name)):016x}"
 
 
 def drafts(small: Path, folder: Path, rules: Sequence[Rule | Case]) -> list[Path]:

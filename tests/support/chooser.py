@@ -6,7 +6,6 @@ are apart. It gets a line with the status of each, 0 where its experts were brou
 of graphs are computed by a thread for each list.
 """
 
-import argparse
 import ctypes
 import json
 import os
@@ -30,22 +29,11 @@ def _compute(library: Any, graphs: list[tuple[int, int, list[list[int]], int]]) 
 
 def main() -> None:
     """Map the model, and do what is asked."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("library")
-    parser.add_argument("length", type=int)
-    options = parser.parse_args()
-    library = ctypes.CDLL(options.library)
-    library.choose.argtypes = (
-        ctypes.c_size_t,
-        ctypes.c_int,
-        *[ctypes.c_int64] * 2,
-        *(
-            ctypes.c_size_t,
-            ctypes.c_void_p,
-        ),
-    )
-    map_file(options.model, options.length)
+    model, library_path, length = sys.argv[1:]
+    library = ctypes.CDLL(library_path)
+    size, count = ctypes.c_size_t, ctypes.c_int64
+    library.choose.argtypes = size, ctypes.c_int, count, count, size, ctypes.c_void_p
+    map_file(model, int(length))
     print("ready", flush=True)
     for line in sys.stdin:
         lists = json.loads(line)

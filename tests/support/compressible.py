@@ -1,4 +1,4 @@
-"""Models with experts that a codec shortens, as far as a test asks for it, and packs of them."""
+"""Models with compressible experts, and packs of them."""
 
 import struct
 from pathlib import Path
@@ -19,14 +19,14 @@ def compressible(
     ne: tuple[int, int] = (64, 64),
     masks: dict[str, int] | None = None,
 ) -> GgufBuilder:
-    """Build a model whose gate and down a codec shortens by half, and whose up it does not.
+    """Build a model in which a codec shortens gate and down by half, and not up.
 
     `masks` says otherwise by projection. A part has 4 bytes for each element of `ne`.
     """
     builder = moe(layers, experts, ne=ne, type_id=F32, block=(1, 4))
-    wanted = {"gate": SHORT, "up": LONG, "down": SHORT} | (masks or {})
+    all_masks = {"gate": SHORT, "up": LONG, "down": SHORT} | (masks or {})
     for spec in builder.tensors:
-        for name, mask in wanted.items():
+        for name, mask in all_masks.items():
             if f"ffn_{name}_exps" in spec.name:
                 spec.data = bytes(byte & mask for byte in spec.data)
     return builder
@@ -56,24 +56,23 @@ def part_number(pack_path: Path, layer: int, expert: int, part: str) -> int:
         return family.first_part + expert * len(names) + names.index(part)
 
 
-def store(pack_path: Path, number: int, stored: bytes, *, stated: bytes | None = None) -> None:
-    """Store other bytes of a part that is stored by a codec, with all digests of them made right.
-
-    `stated` are the bytes whose digest the index says is that of the stored ones.
-    """
+def store(pack_path: Path, number: int, stored: bytes) -> None:
+    """Store other bytes for a part with a codec, and make all their digests right."""
     draft = Draft(pack_path)
+    store_part(draft, number, stored)
+    draft.body["index"].pop("sha256", None)
+    draft.save()
+
+
+def store_part(draft: Draft, number: int, stored: bytes) -> None:
+    """Store a part with a codec in other bytes, with a right digest of these."""
     part = draft.get("part", number)
     assert part.codec
-    path = pack_path / draft.body["files"][part.file]["name"]
-    data = bytearray(path.read_bytes())
-    end = part.offset + max(len(stored), part.stored_length)
-    assert not any(data[part.offset + part.stored_length : end]), "no room for it"
-    data[part.offset : end] = stored + bytes(end - part.offset - len(stored))
-    path.write_bytes(data)
+    draft.write(part.file, part.offset, bytes(part.stored_length))
+    assert not any(draft.bytes_at(part.file, part.offset, len(stored))), "no room for it"
+    draft.write(part.file, part.offset, stored)
     if len(stored) != part.stored_length:
         draft.set("part", number, stored_length=len(stored))
     section = draft.sections["stored_digests"]
     at = section.offset + number * section.record_length
-    struct.pack_into("<Q", draft.index, at, xxhash.xxh3_64_intdigest(stated or stored))
-    draft.body["index"].pop("sha256", None)
-    draft.save()
+    struct.pack_into("<Q", draft.index, at, xxhash.xxh3_64_intdigest(stored))

@@ -4,23 +4,11 @@ import os
 import shutil
 from pathlib import Path
 
-from gguf import GGUFWriter
-
 from moepack.packing import pack_model
+from moepack.planning.machine.file import toml_text
+from tests.support.gguf_builder import GgufBuilder
+from tests.support.machines import machine
 from tests.support.models import FIXTURES, first_shard, shards_of
-
-_MACHINE = """\
-format = "moepack-machine"
-version = 1
-name = "box"
-
-[memory]
-length = { value = 64000000000, basis = "typed" }
-bandwidth = { value = 50000000000, basis = "typed" }
-
-[drive]
-bandwidth = { value = 3000000000, basis = "typed" }
-"""
 
 
 def lay_out(desk: Path) -> Path:
@@ -37,7 +25,7 @@ def lay_out(desk: Path) -> Path:
         ("prompts.txt", "prompt.txt"),
     ):
         shutil.copy(FIXTURES / fixture, desk / name)
-    (desk / "machine.toml").write_text(_MACHINE)
+    (desk / "machine.toml").write_text(toml_text(machine(bandwidth=40, drive=3)))
     pack_model.pack_model([first_shard("qwen3moe")], desk / "model.moepack")
     pack_model.pack_model([first_shard("mixtral")], desk / "other.moepack")
     _lay_out_what_is_no_model(desk)
@@ -57,7 +45,6 @@ def _lay_out_what_is_no_model(desk: Path) -> None:
         ("model.zip", b"PK\x03\x04" + bytes(60)),
         ("fetched.gguf.part", whole),
         ("fetched.gguf.incomplete", whole),
-        ("fetched.gguf.crdownload", whole),
         ("torrent.gguf", whole),
         ("torrent.gguf.aria2", bytes(40)),
         ("notes.txt", b"Why is the sky blue?\n"),
@@ -68,11 +55,8 @@ def _lay_out_what_is_no_model(desk: Path) -> None:
         ("mmproj.gguf", "mmproj", "clip"),
         ("lora.gguf", "adapter", "qwen3moe"),
     ):
-        writer = GGUFWriter(desk / name, architecture)
-        writer.add_type(kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.close()
+        builder = GgufBuilder().put("general.architecture", "str", architecture)
+        builder.put("general.type", "str", kind).write(desk / name)
     for name in ("empty", "hub", "several", "tail"):
         (desk / name).mkdir()
     (desk / "hub" / "config.json").write_text("{}")

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import moepack
-from moepack.errors import MachineError
-from moepack.reading.pack import Pack
+from moepack.common.errors import MachineError
+from moepack.pack.reading.pack import Pack
 from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 from moepack.storage.threaded import ThreadedBackend
 from tests.support.children import PATIENCE
@@ -31,7 +31,6 @@ NAMES = ("buffered", "direct", "uring")
 
 
 def make(name: str) -> Backend:
-    """Make a real backend by its name."""
     return UringBackend() if name == "uring" else ThreadedBackend(direct=name == "direct")
 
 
@@ -63,7 +62,7 @@ class Fault:
     times: int | None = None
 
     def meets(self, request: ReadRequest) -> bool:
-        """Say whether this happens to `request`, and count it."""
+        """Return whether this happens to `request`, and count it."""
         end = request.offset + request.length
         if self.path not in (None, request.path):
             return False
@@ -74,13 +73,11 @@ class Fault:
         return self.times is None or self.times >= 0
 
     def wait(self) -> None:
-        """Dawdle."""
         if self.until is not None:
             assert self.until.wait(PATIENCE), "nobody let the read go on"
         time.sleep(self.delay)
 
     def spoil(self, request: ReadRequest, completion: Completion) -> Completion:
-        """Change what came of a request."""
         if self.code:
             return completion._replace(length=0, error=OSError(self.code, os.strerror(self.code)))
         if self.missing:
@@ -137,12 +134,10 @@ class FaultyBackend:
         self._lock = threading.Lock()
 
     def read(self, request: ReadRequest) -> Completion:
-        """Do one request in this thread."""
         fault = self.fault_of(request)
         return self.do(fault, 0, request)
 
     def queue(self, depth: int) -> "FaultyQueue":
-        """Make a queue, or fail."""
         code = self.queue_codes.pop(0) if self.queue_codes else 0
         if code:
             raise OSError(code, os.strerror(code))
@@ -152,25 +147,22 @@ class FaultyBackend:
         return queue
 
     def close(self) -> None:
-        """Close the files of the real one."""
         assert not self._count, "files are closed under a read"
         assert not self.is_closed, "closed twice"
         self.is_closed = True
         self.inner.close()
 
     def fault_of(self, request: ReadRequest) -> Fault:
-        """Note a request, and say what happens to it."""
+        """Note a request, and return its fault."""
         with self._lock:
             self.begun.append(Begun(request.path, request.offset, request.length))
             return next((fault for fault in self.faults if fault.meets(request)), NO_FAULT)
 
     def do(self, fault: Fault, number: int, request: ReadRequest) -> Completion:
-        """Do a request in this thread, with what happens to it."""
         fault.wait()
         return fault.spoil(request, self.inner.read(request)._replace(number=number))
 
     def count(self, count: int, length: int) -> None:
-        """Count what is in flight."""
         with self._lock:
             self._count += count
             self._length += length
@@ -178,7 +170,6 @@ class FaultyBackend:
             self.peak_length = max(self.peak_length, self._length)
 
     def forget_queue(self) -> None:
-        """Count a queue as closed."""
         with self._lock:
             self.open_queues -= 1
 
@@ -200,7 +191,6 @@ class FaultyQueue:
         self._vain_waits = 0
 
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
-        """Begin requests."""
         at_once = []
         for number, request in requests:
             assert number not in self._requests
@@ -222,7 +212,6 @@ class FaultyQueue:
             self._inner.start(at_once)
 
     def finished(self, *, wait: bool) -> list[Completion]:
-        """Take what has ended."""
         if self._event is not None:
             os.eventfd_write(self._event, 1)
             os.eventfd_read(self._event)
@@ -249,7 +238,6 @@ class FaultyQueue:
         return self._poll.fileno()
 
     def close(self) -> None:
-        """Wait for what is in flight."""
         for thread, has_ended in self._threads:
             # Python 3.11 takes a thread for dead whose `join` a signal cuts off: so not that alone.
             assert has_ended.wait(PATIENCE)
@@ -295,11 +283,11 @@ class FaultyQueue:
             count = 1
             if self._event is not None and len(self._ready) > 1:
                 os.eventfd_write(self._event, 1)
-        given, self._ready = self._ready[:count], self._ready[count:]
-        for completion in given:
+        ended, self._ready = self._ready[:count], self._ready[count:]
+        for completion in ended:
             _, request = self._requests.pop(completion.number)
             self._backend.count(-1, -request.length)
-        return given
+        return ended
 
 
 def fail_allocation(

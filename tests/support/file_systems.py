@@ -22,12 +22,14 @@ _COUNT = 4096
 
 
 @contextlib.contextmanager
-def mounted(kind: str, folder: Path, length: int = 400 << 20) -> Iterator[Path]:
+def mounted(
+    kind: str, folder: Path, length: int = 400 << 20, *, options: str = "loop"
+) -> Iterator[Path]:
     """Mount a new file system of `kind` and give its path; skip where that cannot be done."""
     folder.mkdir()
     with Room() as room:
-        if kind == "tmpfs":
-            yield room.mount(folder, "-t", "tmpfs", "-o", f"size={length}", "none")
+        if kind in ("tmpfs", "ramfs"):
+            yield room.mount(folder, "-t", kind, "-o", f"size={length}", "none")
             return
         make = shutil.which(f"mkfs.{kind}")
         if make is None:
@@ -36,7 +38,7 @@ def mounted(kind: str, folder: Path, length: int = 400 << 20) -> Iterator[Path]:
         with open(image, "wb") as file:
             file.truncate(length)
         subprocess.run([make, "-q", image], check=True, capture_output=True)
-        yield room.mount(folder, "-t", kind, "-o", "loop", image)
+        yield room.mount(folder, "-t", kind, "-o", options, image)
         room.run("umount", folder)
 
 

@@ -68,7 +68,6 @@ class GgufBuilder:
         return self
 
     def header(self) -> bytes:
-        """Return everything before the tensor data, padded."""
         out = bytearray(self.magic + struct.pack("<I", self.version))
         tensor_count = len(self.tensors) if self.tensor_count is None else self.tensor_count
         pair_count = len(self.metadata) if self.pair_count is None else self.pair_count
@@ -88,29 +87,35 @@ class GgufBuilder:
         return bytes(out)
 
     def pad(self, length: int) -> bytes:
-        """Return the padding behind `length` bytes."""
         return bytes([self.padding]) * (_padded(length, self.alignment) - length)
 
     def write(self, path: Path) -> Path:
-        """Write the file and give its path."""
         path.write_bytes(self.bytes())
         return path
 
     def write_sparse(self, path: Path) -> Path:
-        """Write the header alone, and make the file as long as if it had all tensors."""
-        header = self.header()
-        lengths = (_padded(spec.hole, self.alignment) for spec in self.tensors)
-        length = len(header) + sum(lengths)
-        path.write_bytes(header)
-        os.truncate(path, length)
+        """Write a file with holes for the bytes that are not here."""
+        with open(path, "wb") as file:
+            file.write(self.header())
+            for spec in self.tensors:
+                file.write(spec.data)
+                length = len(spec.data)
+                file.seek(_padded(length + spec.hole, self.alignment) - length, os.SEEK_CUR)
+            file.truncate()
         return path
 
     def bytes(self) -> bytes:
-        """Return the whole file."""
         out = bytearray(self.header())
         for spec in self.tensors:
             out += spec.data + self.pad(len(spec.data))
         return bytes(out) + self.trailing
+
+
+def kind_of(value: Any) -> str:
+    """Return the type that llama.cpp's converter gives a number, or a list of numbers."""
+    if isinstance(value, list):
+        return f"arr:{kind_of(value[0])}"
+    return {bool: "bool", int: "u32", float: "f32"}[type(value)]
 
 
 def filler(name: str, length: int) -> bytes:
@@ -155,7 +160,6 @@ def add_experts(
     row_meta: int = 0,
     projections: tuple[str, ...] = ("gate", "up", "down"),
 ) -> None:
-    """Add the stacked expert tensors of one layer."""
     for name in projections:
         ne0, ne1 = ne[::-1] if name == "down" else ne
         row_length = row_meta + ne0 // block[0] * block[1]
@@ -181,13 +185,11 @@ def split(builder: GgufBuilder, tensors_each: int) -> list[GgufBuilder]:
 
 
 def write_shards(shards: list[GgufBuilder], folder: Path, prefix: str = "model") -> list[Path]:
-    """Write shards under the names that llama.cpp gives them."""
     names = shard_names(prefix, len(shards))
     return [shard.write(folder / name) for shard, name in zip(shards, names, strict=True)]
 
 
 def shard_names(prefix: str, count: int) -> Iterator[str]:
-    """Name the shards of a model."""
     return (f"{prefix}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1))
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from moepack.errors import MoepackError
+from moepack.common.errors import MoepackError
 from tests.support import warm_command
 
 Refusal = TypeVar("Refusal", bound=MoepackError)
@@ -27,6 +27,9 @@ _HEALTH = list(HealthCheck)
 # The default run is the same each time; `make fuzz` looks further, and elsewhere each time.
 QUICK = settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=_HEALTH)
 DEEP = settings(max_examples=20_000, deadline=None, suppress_health_check=_HEALTH)
+
+EFFORTS = [QUICK, pytest.param(DEEP, marks=pytest.mark.slow)]
+"""Parameters of a test that tries hostile input."""
 
 SIZES = (0, 1, 2, 3, 4, 5, 8, 9, 12, 13, 31, 32, 33, 63, 64, 255, 256, 4096)
 POWERS = tuple((1 << power) + more for power in (15, 16, 24, 31, 32, 62, 63) for more in (-1, 0, 1))
@@ -67,7 +70,6 @@ def mutate(data: bytes, edits: list[Edit]) -> bytes:
 
 
 def random_edits(seed: int, length: int) -> list[Edit]:
-    """Return the same one to three edits for the same seed."""
     rng = random.Random(seed)
     return [
         Edit(rng.choice(KINDS), rng.randrange(length), rng.choice(NUMBERS), rng.randrange(40))
@@ -85,8 +87,11 @@ def edits(length: int, header_length: int | None = None) -> st.SearchStrategy[li
 
 
 def mutants(data: bytes, header_length: int | None = None) -> st.SearchStrategy[bytes]:
-    """Draw damaged versions of `data`."""
     return edits(len(data), header_length).map(lambda drawn: mutate(data, drawn))
+
+
+def filled(piece: bytes, length: int) -> bytes:
+    return piece * (length // len(piece))
 
 
 def assert_clear(error: MoepackError, path: str | Path) -> None:

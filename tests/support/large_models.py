@@ -14,7 +14,7 @@ from typing import Any
 from gguf import GGMLQuantizationType
 
 from tests.support import llama_cpp, llama_cpp_memory
-from tests.support.gguf_builder import GgufBuilder, TensorSpec
+from tests.support.gguf_builder import GgufBuilder, TensorSpec, kind_of
 from tests.support.needs import require_llama
 
 Pairs = dict[str, Any]
@@ -40,6 +40,18 @@ _MLA: Pairs = {
     "attention.value_length_mla": 128,
     "rope.dimension_count": 64,
 }
+
+
+def _ssm(kernel: int, state: int, groups: int, rank: int, inner: int) -> Pairs:
+    return {
+        "ssm.conv_kernel": kernel,
+        "ssm.state_size": state,
+        "ssm.group_count": groups,
+        "ssm.time_step_rank": rank,
+        "ssm.inner_size": inner,
+    }
+
+
 _DELTA_NET: Pairs = {
     "attention.head_count": 16,
     "attention.head_count_kv": 2,
@@ -48,16 +60,13 @@ _DELTA_NET: Pairs = {
     "rope.dimension_count": 64,
     "rope.dimension_sections": [11, 11, 10, 0],
     "full_attention_interval": 4,
-    "ssm.conv_kernel": 4,
-    "ssm.state_size": 128,
-    "ssm.group_count": 16,
-    "ssm.time_step_rank": 32,
-    "ssm.inner_size": 4096,
+    **_ssm(4, 128, 16, 32, 4096),
 }
 
 
-def _heads(count: int, kv_count: int | list[int], length: int) -> Pairs:
-    return {
+def _heads(count: int, kv_count: int | list[int], length: int, window: int | None = None) -> Pairs:
+    windows = {} if window is None else {"attention.sliding_window": window}
+    return windows | {
         "attention.head_count": count,
         "attention.head_count_kv": kv_count,
         "attention.key_length": length,
@@ -115,9 +124,8 @@ MODELS: Mapping[str, tuple[str, Pairs]] = {
     "gpt-oss-120b": (
         "gpt-oss",
         _sizes(36, 2880, 2880, 201088, 131072)
-        | _heads(64, 8, 64)
-        | _experts(128, 4, 2880)
-        | {"attention.sliding_window": 128},
+        | _heads(64, 8, 64, window=128)
+        | _experts(128, 4, 2880),
     ),
     "Qwen3-30B-A3B": (
         "qwen3moe",
@@ -169,11 +177,7 @@ MODELS: Mapping[str, tuple[str, Pairs]] = {
             "expert_count": 72,
             "expert_used_count": 10,
             "expert_shared_feed_forward_length": 1536,
-            "ssm.conv_kernel": 4,
-            "ssm.state_size": 128,
-            "ssm.group_count": 1,
-            "ssm.time_step_rank": 128,
-            "ssm.inner_size": 8192,
+            **_ssm(4, 128, 1, 128, 8192),
         },
     ),
     "Nemotron-3-Nano-30B-A3B": (
@@ -183,11 +187,7 @@ MODELS: Mapping[str, tuple[str, Pairs]] = {
         | _experts(128, 6, 1856, 3712)
         | {
             "feed_forward_length": [1856 if kind == "E" else 0 for kind in _HYBRID],
-            "ssm.conv_kernel": 4,
-            "ssm.state_size": 128,
-            "ssm.group_count": 8,
-            "ssm.time_step_rank": 64,
-            "ssm.inner_size": 4096,
+            **_ssm(4, 128, 8, 64, 4096),
         },
     ),
     "LFM2-8B-A1B": (
@@ -253,9 +253,7 @@ MODELS: Mapping[str, tuple[str, Pairs]] = {
 DENSE: Mapping[str, tuple[str, Pairs]] = {
     "Gemma-3-27B": (
         "gemma3",
-        _sizes(62, 5376, 21504, 262208, 131072)
-        | _heads(32, 16, 128)
-        | {"attention.sliding_window": 1024},
+        _sizes(62, 5376, 21504, 262208, 131072) | _heads(32, 16, 128, window=1024),
     ),
     "Gemma-3n-E4B": (
         "gemma3n",
@@ -272,28 +270,16 @@ DENSE: Mapping[str, tuple[str, Pairs]] = {
     ),
     "OLMo-3-7B": (
         "olmo2",
-        _sizes(32, 4096, 11008, 100278, 65536)
-        | _heads(32, 32, 128)
-        | {"attention.sliding_window": 4096},
+        _sizes(32, 4096, 11008, 100278, 65536) | _heads(32, 32, 128, window=4096),
     ),
     "PLaMo-3-8B": (
         "plamo3",
-        _sizes(32, 4096, 16384, 107520, 4096)
-        | _heads(32, 4, 128)
-        | {"attention.sliding_window": 2048},
+        _sizes(32, 4096, 16384, 107520, 4096) | _heads(32, 4, 128, window=2048),
     ),
     "Qwen3.5-27B": ("qwen35", _sizes(64, 5120, 17408, 248320, 262144) | _DELTA_NET),
     "Falcon-H1-7B": (
         "falcon-h1",
-        _sizes(44, 3072, 12288, 130048, 262144)
-        | _heads(12, 2, 128)
-        | {
-            "ssm.conv_kernel": 4,
-            "ssm.state_size": 256,
-            "ssm.group_count": 1,
-            "ssm.time_step_rank": 24,
-            "ssm.inner_size": 3072,
-        },
+        _sizes(44, 3072, 12288, 130048, 262144) | _heads(12, 2, 128) | _ssm(4, 256, 1, 24, 3072),
     ),
     "LFM2-1.2B": (
         "lfm2",
@@ -317,24 +303,14 @@ DENSE: Mapping[str, tuple[str, Pairs]] = {
         _sizes(64, 2560, 0, 50288, 1048576)
         | {
             "attention.head_count": 0,
-            "ssm.conv_kernel": 4,
-            "ssm.state_size": 128,
-            "ssm.group_count": 1,
-            "ssm.time_step_rank": 80,
-            "ssm.inner_size": 5120,
+            **_ssm(4, 128, 1, 80, 5120),
         },
     ),
     "PLaMo-2-8B": (
         "plamo2",
         _sizes(32, 4096, 16384, 100032, 2097152)
         | _heads(32, [4 if layer % 2 else 0 for layer in range(32)], 128)
-        | {
-            "ssm.conv_kernel": 4,
-            "ssm.state_size": 64,
-            "ssm.group_count": 0,
-            "ssm.time_step_rank": 64,
-            "ssm.inner_size": 8192,
-        },
+        | _ssm(4, 64, 0, 64, 8192),
     ),
     "Nemotron-H-8B": (
         "nemotron_h",
@@ -342,11 +318,7 @@ DENSE: Mapping[str, tuple[str, Pairs]] = {
         | _heads(32, [8 if kind == "*" else 0 for kind in _HYBRID], 128)
         | {
             "feed_forward_length": [21504 if kind == "E" else 0 for kind in _HYBRID],
-            "ssm.conv_kernel": 4,
-            "ssm.state_size": 128,
-            "ssm.group_count": 8,
-            "ssm.time_step_rank": 128,
-            "ssm.inner_size": 8192,
+            **_ssm(4, 128, 8, 128, 8192),
         },
     ),
     "Muse-Glimmer": (
@@ -370,10 +342,10 @@ def write(name: str, path: Path, without: str = "^$") -> Path:
     builder = GgufBuilder().put("general.architecture", "str", architecture)
     builder.put("general.name", "str", name)
     for key, value in pairs.items():
-        builder.put(f"{architecture}.{key}", _kind(value), value)
+        builder.put(f"{architecture}.{key}", kind_of(value), value)
     builder.put("tokenizer.ggml.model", "str", "no_vocab")
-    wanted = llama_cpp_memory.wanted_tensors(builder.write(path))
-    for tensor, shape in wanted.items():
+    shapes = llama_cpp_memory.wanted_tensors(builder.write(path))
+    for tensor, shape in shapes.items():
         has_scales = architecture == "gemma4" and "input" not in tensor
         if re.search(without, tensor) or (_UNUSED.search(tensor) and not has_scales):
             continue
@@ -383,10 +355,23 @@ def write(name: str, path: Path, without: str = "^$") -> Path:
     return builder.write_sparse(path)
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, list):
-        return f"arr:{_kind(value[0])}"
-    return {bool: "bool", int: "u32", float: "f32"}[type(value)]
+def write_plain(path: Path, layers: int, experts: int, used: int, length: int, dense: int) -> Path:
+    """Write a model by the bytes of an expert's projection and of all that is dense."""
+    builder = GgufBuilder().put("general.architecture", "str", "qwen3moe")
+    numbers = {"block_count": layers, "expert_count": experts, "expert_used_count": used}
+    numbers |= {"embedding_length": 32, "feed_forward_length": 32, "context_length": 4096}
+    numbers |= {"attention.head_count": 1, "attention.head_count_kv": 1}
+    for key, value in numbers.items():
+        builder.put(f"qwen3moe.{key}", "u32", value)
+    tensors: dict[str, tuple[int, ...]] = {"output_norm.weight": (dense,)}
+    for layer in range(layers):
+        for name in ("gate", "up", "down"):
+            tensors[f"blk.{layer}.ffn_{name}_exps.weight"] = (length, 1, experts)
+    for name, dims in tensors.items():
+        builder.tensors.append(
+            TensorSpec(name, dims, GGMLQuantizationType.I8, b"", hole=math.prod(dims))
+        )
+    return builder.write_sparse(path)
 
 
 def _type(architecture: str, name: str, shape: tuple[int, ...]) -> GGMLQuantizationType:

@@ -7,8 +7,8 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -18,9 +18,6 @@ import numpy as np
 
 PACKAGE, VERSION, LIBRARY = "xllamacpp", "2026.10.11549", "xllamacpp/xllamacpp.abi3.so"
 TYPE_COUNT = 43  # GGML_TYPE_COUNT; ggml indexes a table with the id, unchecked
-# Values that make an optional F32 tensor a no-op (or fill an unused MTP head), by name ending.
-NEUTRAL = {".bias": 0, "scale": 1, "freqs.weight": 1, "_tokens.weight": 0, "head_head.weight": 0}
-TensorSource = Callable[[str, memoryview], None]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 _errors: list[str] = []  # what llama.cpp logged at level 4, as errors, since the last load
@@ -49,24 +46,14 @@ types["context_params"] = _struct("""u32 n_ctx n_batch n_ubatch n_seq_max n_rs_s
     bool swa_full kv_unified; ptr samplers; size n_samplers; ptr ctx_other""")
 types["log_callback"] = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 types["tensor_callback"] = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-types["eval_callback"] = ctypes.CFUNCTYPE(
-    ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p
-)
 TensorHead = _struct("i32 type; ptr buffer; i64 ne0 ne1 ne2 ne3")  # of ggml_tensor
-types["params"], types["sources"] = ctypes.c_int32 * 16, ctypes.c_void_p * 10
-_Tensor = _struct("""i32 type; ptr buffer; i64 ne0 ne1 ne2 ne3; size nb0 nb1 nb2 nb3; i32 op;
-    params op_params; i32 flags; sources src""")
 keep_errors = types["log_callback"](
     lambda level, text, _: _errors.append(text.decode(errors="replace")) if level == 4 else None
 )
 _SIGNATURES = """
     i64 ggml_blck_size(i32) size ggml_type_size(i32) size ggml_row_size(i32 i64)
     str ggml_type_name(i32)
-    ptr gguf_init_from_file(str gguf_params) i64 gguf_find_tensor(ptr str)
-    void gguf_add_tensor(ptr ptr) void gguf_free(ptr) ptr ggml_get_first_tensor(ptr)
-    ptr ggml_get_next_tensor(ptr ptr) str ggml_get_name(ptr) ptr ggml_set_name(ptr str)
-    size ggml_nbytes(ptr) str ggml_op_name(i32) void ggml_backend_tensor_get(ptr ptr size size)
-    void ggml_backend_tensor_set(ptr ptr size size) void ggml_free(ptr)
+    ptr gguf_init_from_file(str gguf_params) void gguf_free(ptr)
     void llama_log_set(log_callback ptr) void llama_backend_init()
     model_params llama_model_default_params() context_params llama_context_default_params()
     ptr llama_model_load_from_file(str model_params)
@@ -145,21 +132,10 @@ def accepts_header(path: Path) -> bool:
     return header is not None
 
 
-def model_verdict(path: Path) -> str:
-    """Return "" if llama.cpp loads the model, else its errors; may kill the process."""
-    with ExitStack() as stack:
-        return "" if _load_model(path, stack) else "".join(_errors).strip() or "no reason given"
-
-
 def accepts_headers_isolated(paths: Sequence[Path]) -> list[bool | None]:
     """Return `accepts_header` of each path from a child process; None where it died."""
-    return isolated(accepts_header, paths)
-
-
-def isolated(function: Callable[[Path], Any], paths: Sequence[Path]) -> list[Any]:
-    """Call a function of this module on each path in a child process; None where it died."""
-    answers: list[Any] = []
-    command = [sys.executable, "-P", __file__, function.__name__]  # -P: no imports from here
+    answers: list[bool | None] = []
+    command = [sys.executable, "-P", __file__]  # -P: no imports from here
     while len(answers) < len(paths):
         child = subprocess.run([*command, *paths[len(answers) :]], capture_output=True, check=False)
         if child.returncode > 0:  # not a death by signal but a mistake in this file
@@ -168,15 +144,11 @@ def isolated(function: Callable[[Path], Any], paths: Sequence[Path]) -> list[Any
     return answers[: len(paths)]
 
 
-def _params() -> Any:
-    params = load().llama_model_default_params()
-    params.use_extra_bufts = False  # virtual models never repack, and repacked rounds differently
-    return params
-
-
 def _load_model(path: Path, stack: ExitStack) -> Any:
     _errors.clear()
-    model = load().llama_model_load_from_file(os.fsencode(path), _params())
+    params = load().llama_model_default_params()
+    params.use_extra_bufts = False  # repacked weights round differently
+    model = load().llama_model_load_from_file(os.fsencode(path), params)
     stack.callback(load().llama_model_free, model)
     return model
 
@@ -217,163 +189,8 @@ def _last_logits(model: Any, context: Any, tokens: Sequence[int], batch_count: i
     return np.array(values, np.float32)
 
 
-def imatrix_counts(
-    path: Path, requests: Sequence[Sequence[int]], *, repack: bool = True
-) -> dict[int, list[int]]:
-    """Count experts by layer as llama-imatrix does: by the operands of expert multiplications.
-
-    All parameters that are not the requests' and not told are llama.cpp's defaults.
-    """
-    counts: dict[int, list[int]] = {}
-
-    def called(address: int, asks: bool, _user_data: object) -> bool:
-        tensor = _Tensor.from_address(address)
-        if load().ggml_op_name(tensor.op) != b"MUL_MAT_ID":
-            return not asks
-        name = re.search(rb"blk\.(\d+)\.ffn_down_exps", load().ggml_get_name(tensor.src[0]))
-        if not asks and name is not None:
-            weights = TensorHead.from_address(tensor.src[0])
-            found = counts.setdefault(int(name[1]), [0] * weights.ne2)
-            for expert in _matrix(tensor.src[2]).ravel():
-                found[expert] += 1
-        return name is not None or not asks
-
+def _decode(model: Any, tokens: Sequence[int], stack: ExitStack) -> Floats:
     params = load().llama_context_default_params()
-    callback = types["eval_callback"](called)
-    params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
-    model_params = load().llama_model_default_params() if repack else _params()
-    with ExitStack() as stack:
-        model = load().llama_model_load_from_file(os.fsencode(path), model_params)
-        stack.callback(load().llama_model_free, model)
-        for tokens in requests:
-            with ExitStack() as inner:
-                _decode(model, tokens, inner, params)
-    return counts
-
-
-def _matrix(address: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    tensor = _Tensor.from_address(address)
-    data = np.empty(load().ggml_nbytes(address), np.uint8)
-    load().ggml_backend_tensor_get(address, data.ctypes.data, 0, len(data))
-    shape, strides = (tensor.ne1, tensor.ne0), (tensor.nb1, tensor.nb0)
-    return np.ndarray(shape, np.int32, data.data, strides=strides)
-
-
-def logits_from(paths: Sequence[Path], tokens: Sequence[int], source: TensorSource) -> Floats:
-    """Load headers from paths but let source fill each tensor's bytes; return logits."""
-    params = _params()
-    params.load_mtp = True  # a virtual model aborts on tensors that it shall skip
-    with ExitStack() as stack:
-        feeder = _Feeder(paths, source, stack)
-        callback = types["tensor_callback"](feeder.serve)
-        _errors.clear()
-        model = load().llama_model_init_from_user(feeder.header, callback, None, params)
-        stack.callback(load().llama_model_free, model)
-        if feeder.error is not None:
-            raise feeder.error
-        return _decode(model, tokens, stack)
-
-
-def wanted_tensors(header: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors, optional ones too, of a model of which only this is there.
-
-    They are in GGUF order. Metadata that llama.cpp can do nothing with may kill the process.
-    """
-    found: dict[str, tuple[int, ...]] = {}
-
-    def want(tensor: int, _user_data: object) -> None:
-        head = TensorHead.from_address(tensor)
-        shape = head.ne0, head.ne1, head.ne2, head.ne3
-        count = max(number for number in range(1, 5) if number == 1 or shape[number - 1] > 1)
-        found[load().ggml_get_name(tensor).decode()] = shape[:count]
-
-    params = _params()
-    params.load_mtp = True
-    with ExitStack() as stack:
-        opened = load().gguf_init_from_file(os.fsencode(header), types["gguf_params"](True, None))
-        stack.callback(load().gguf_free, opened)
-        callback = types["tensor_callback"](want)
-        _errors.clear()
-        model = load().llama_model_init_from_user(opened, callback, None, params)
-        stack.callback(load().llama_model_free, model)
-        if model is None:
-            raise ValueError("".join(_errors).strip() or "no reason given")
-    return found
-
-
-class _Feeder:
-    """Serve llama.cpp's requests for tensor data, and keep the first error."""
-
-    def __init__(self, paths: Sequence[Path], source: TensorSource, stack: ExitStack) -> None:
-        self.source = source
-        self.error: BaseException | None = None
-        self.tensors: dict[str, int] = {}  # name to ggml_tensor address
-        self.header, *_ = [self._open(path, stack) for path in paths]
-        self.parts = self._joined() | {name: [name] for name in self.tensors}
-        for name, parts in self.parts.items():
-            if load().gguf_find_tensor(self.header, name.encode()) < 0:
-                # llama.cpp only uses name and type: a joined tensor may keep its part's shape.
-                load().ggml_set_name(self.tensors[parts[0]], name.encode())
-                load().gguf_add_tensor(self.header, self.tensors[parts[0]])
-
-    def _open(self, path: Path, stack: ExitStack) -> Any:
-        context = ctypes.c_void_p()
-        params = types["gguf_params"](True, ctypes.addressof(context))
-        header = load().gguf_init_from_file(os.fsencode(path), params)
-        if header is None:
-            raise ValueError(f"llama.cpp refuses the header of {path}")
-        stack.callback(load().gguf_free, header)
-        stack.callback(load().ggml_free, context)
-        tensor = load().ggml_get_first_tensor(context)
-        while tensor is not None:
-            self.tensors[load().ggml_get_name(tensor).decode()] = tensor
-            tensor = load().ggml_get_next_tensor(context, tensor)
-        return header
-
-    def _joined(self) -> dict[str, list[str]]:
-        # A virtual model creates every optional tensor: as F32 if the header lacks it. Where the
-        # files hold the same rows under other names, it must get these in their own type.
-        joined = {"output.weight": ["token_embd.weight"]}
-        for gate in self.tensors:
-            parts = [gate, gate.replace("ffn_gate_exps.weight", "ffn_up_exps.weight")]
-            types = {TensorHead.from_address(self.tensors[part]).type for part in parts}
-            if gate != parts[1] and len(types) == 1:
-                joined[gate.replace("gate_exps", "gate_up_exps")] = parts
-        return joined
-
-    def serve(self, tensor: int, _user_data: object) -> None:
-        """Fill one tensor; C cannot carry an exception, so the first is kept for later."""
-        with suppress(BaseException):
-            try:
-                if self.error is None:
-                    self._fill(tensor)
-            finally:
-                self.error = self.error or sys.exc_info()[1]
-
-    def _fill(self, tensor: int) -> None:
-        name, size = load().ggml_get_name(tensor).decode(), load().ggml_nbytes(tensor)
-        parts = self.parts.get(name, [name])
-        experts = TensorHead.from_address(tensor).ne2
-        rows = [np.frombuffer(self._read(p, size), np.uint8).reshape(experts, -1) for p in parts]
-        data = np.concatenate(rows, axis=1).tobytes()
-        if len(data) != size:
-            raise ValueError(f"llama.cpp wants {size} bytes of {name}, the file has {len(data)}")
-        load().ggml_backend_tensor_set(tensor, data, 0, size)  # host and device memory alike
-
-    def _read(self, name: str, size: int) -> bytes | bytearray:
-        if name not in self.tensors:
-            values = [value for end, value in NEUTRAL.items() if name.endswith(end)]
-            if not values:
-                raise LookupError(f"llama.cpp wants {name}, which the files lack")
-            return np.full(size // 4, values[0], np.float32).tobytes()
-        # All bits set is NaN in floats and scales: bytes left unfilled show in the logits.
-        data = bytearray(b"\xff" * load().ggml_nbytes(self.tensors[name]))
-        self.source(name, memoryview(data))
-        return data
-
-
-def _decode(model: Any, tokens: Sequence[int], stack: ExitStack, params: Any = None) -> Floats:
-    params = params or load().llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = len(tokens)
     params.n_threads = params.n_threads_batch = 1
     context = load().llama_init_from_model(model, params)
@@ -391,5 +208,5 @@ if __name__ == "__main__":
     # Deaths are expected: no core files, and no debugger that ggml starts when it aborts.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    for argument in sys.argv[2:]:
-        print(json.dumps(globals()[sys.argv[1]](Path(argument))), flush=True)
+    for argument in sys.argv[1:]:
+        print(json.dumps(accepts_header(Path(argument))), flush=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.support import llama_cpp
 
-BATCHES = [[(7 * n) % 200 + 3 for n in range(30)], *([(11 * n) % 200 + 3] for n in range(25))]
+BATCHES = [[(7 * n) % 200 + 3 for n in range(8)], *([(37 * n) % 200 + 3] for n in range(12))]
 BATCH_COUNT = 2
 """Tokens that are computed at once, so that the experts of a step are not all of a layer."""
 

@@ -50,7 +50,6 @@ class LoopDisk:
         self.path = room.mount(self._place, "-o", "loop", inner)
 
     def unmount(self) -> None:
-        """Take the file system out."""
         assert self._room.run("umount", self._place), "still in use"
         assert not self._cache or self._room.run("umount", self._cache), "still in use"
 
@@ -62,7 +61,6 @@ class LoopDisk:
         assert self._room.run("mount", "-o", "loop", image, self._place), "cannot be mounted"
 
     def snapshot(self, target: Path) -> str:
-        """Copy what has reached the disk by now; return a digest of it."""
         return copy_sparse(self.image, target)
 
 

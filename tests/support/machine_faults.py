@@ -34,9 +34,17 @@ _LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+)")
 
 
 def start(*arguments: str | Path) -> "subprocess.Popen[str]":
-    """Start `moepack pack` in a process of its own."""
     command = [*PACK_COMMAND, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def length_on_disk(folder: Path) -> int:
+    """Return the bytes of all files in `folder` at this moment; -1 if it does not exist."""
+    try:
+        with os.scandir(folder) as entries:
+            return sum(entry.stat().st_size for entry in entries)
+    except FileNotFoundError:  # the folder, or a file that was just renamed
+        return 0 if folder.exists() else -1
 
 
 def wait_until(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
@@ -141,19 +149,13 @@ def record(target: Path, *arguments: str | Path, word: str = "pack") -> list[Cal
 
 
 def hit(
-    shot: Shot,
-    fault: str,
-    target: Path,
-    *arguments: str | Path,
-    also: Sequence[str] = (),
-    word: str = "pack",
+    shot: Shot, fault: str, target: Path, *arguments: str | Path, word: str = "pack"
 ) -> "subprocess.CompletedProcess[str]":
     """Run `moepack pack` with `fault` (`error=EIO`, `signal=SIGKILL`) at the place of `shot`.
 
-    A signal that kills does so before the call. `also` are more faults in the words of strace,
-    `word` is that of another command.
+    A signal that kills does so before the call. `word` is that of another command.
     """
-    return _run_traced(_aimed(shot, fault, target, also), target, arguments, word)
+    return _run_traced(_aimed(shot, fault, target), target, arguments, word)
 
 
 @contextlib.contextmanager
@@ -222,13 +224,11 @@ def _any_of(names: Sequence[str]) -> str:
     return ",".join(f"?{name}" for name in dict.fromkeys(names))
 
 
-def _aimed(shot: Shot, fault: str, target: Path, also: Sequence[str] = ()) -> list[str]:
-    """Return the options of strace for one shot."""
-    faults = [f"inject={_any_of(shot.name.split())}:{fault}:when={shot.when}", *also]
-    traced = [fault.partition("=")[2].partition(":")[0] for fault in faults]
-    options = ["-o", os.devnull, "-e", f"trace={','.join(traced)}"]
+def _aimed(shot: Shot, fault: str, target: Path) -> list[str]:
+    calls = _any_of(shot.name.split())
+    options = ["-o", os.devnull, "-e", f"trace={calls}"]
     options += [word for file in shot.files for word in ("-P", str(target / file))]
-    return options + [word for fault in faults for word in ("-e", fault)]
+    return [*options, "-e", f"inject={calls}:{fault}:when={shot.when}"]
 
 
 def _traced_command(
@@ -248,7 +248,6 @@ def _run_traced(
 
 
 def renamed_to(call: Call) -> str:
-    """Return the new name of the file that `call` renames."""
     return Path(re.findall(r'"([^"]*)"', call.arguments)[-1]).name
 
 
@@ -260,8 +259,8 @@ class Disk:
 
     def __init__(self, target: Path) -> None:
         """Take all that is there now as safe."""
-        held = target.iterdir() if target.is_dir() else ()
-        self.before = {path.name: path.read_bytes() for path in held}
+        paths = target.iterdir() if target.is_dir() else ()
+        self.before = {path.name: path.read_bytes() for path in paths}
         self.lengths = {name: len(data) for name, data in self.before.items()}
         self.synced = dict(self.lengths)
         self.files = {name: (name, 0) for name in self.before}
@@ -270,7 +269,6 @@ class Disk:
         self.call_count = 0
 
     def see(self, call: Call) -> None:
-        """Follow one call."""
         file = call.file
         self.call_count += 1
         if call.name == "fsync" and file == ".":
@@ -357,13 +355,12 @@ class Room:
         self.close()
 
     def close(self) -> None:
-        """End the namespace and with it its mounts."""
         if self._shell is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._shell.communicate()
 
     def run(self, *command: str | Path) -> bool:
-        """Run a command in the room; say whether it went well."""
+        """Run a command in the room; return whether it went well."""
         assert self._shell is not None
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
@@ -380,9 +377,5 @@ class Room:
         """Mount on the directory `place`; return the path by which it is seen from outside."""
         if not self.run("mount", *arguments, place):
             pytest.skip(f"this user may not mount: {shlex.join(map(str, arguments))}")
-        return self.path(place)
-
-    def path(self, place: Path) -> Path:
-        """Return the path from outside of a place in the room."""
         assert self._shell is not None
         return Path(f"/proc/{self._shell.pid}/root{place}")

@@ -1,6 +1,6 @@
 """Machines that tests forecast for."""
 
-from moepack.machine.model import Basis, Drive, Figure, Gpu, Machine, ReadSpeed
+from moepack.planning.machine.model import Basis, Drive, Figure, Gpu, Machine, ReadSpeed
 
 GB = 10**9
 

@@ -5,7 +5,6 @@ pieces whose bytes are others than those of the file EXPECTED. The environment's
 any program would use it: nothing is known of it here.
 """
 
-import argparse
 import ctypes
 import itertools
 import json
@@ -15,11 +14,11 @@ import random
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
-_LIBC.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
 
 
 def map_file(path: str, length: int) -> int:
@@ -76,26 +75,16 @@ def _in_child(path: str, address: int, expected: bytes, *, anew: bool) -> int:
 
 def main() -> None:
     """Map the model, and do what is asked."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("expected")
-    options = parser.parse_args()
-    with open(options.expected, "rb") as file:
-        expected = file.read()
-    address = map_file(options.model, len(expected))
+    model, expected_path = sys.argv[1:]
+    expected = Path(expected_path).read_bytes()
+    address = map_file(model, len(expected))
     print("ready", flush=True)
     for line in sys.stdin:
         what, *arguments = json.loads(line)
         if what == "compare":
             result = _compare(address, expected, *arguments)
-        elif what == "remap":  # in the middle, then all of it
-            half = len(expected) // 2 // mmap.PAGESIZE * mmap.PAGESIZE
-            assert _LIBC.munmap(address, half) == 0
-            assert _LIBC.munmap(address + half, len(expected) - half) == 0
-            address = map_file(options.model, len(expected))
-            result = 0
         else:
-            result = _in_child(options.model, address, expected, anew=what == "fork anew")
+            result = _in_child(model, address, expected, anew=what == "fork anew")
         print(json.dumps(result), flush=True)
 
 

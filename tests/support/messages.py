@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.errors import PackError
+from moepack.common.errors import PackError
 
 _FORMAT = (Path(__file__).parent.parent.parent / "layouts" / "FORMAT.md").read_text()
 _WILD = {"N": r"[\d,]+", "…": r".*", "KEY": r"[\w.\[\]-]+", "SECTION": r"[\w.-]+"}
@@ -18,7 +18,7 @@ class Message(NamedTuple):
     problem: str
 
     def fits(self, error: PackError) -> bool:
-        """Say whether an error is this message."""
+        """Return whether an error is this message."""
         is_anywhere = self.place and not self.place.isprintable()
         place = is_anywhere or _pattern(self.place).fullmatch(error.place or "")
         return bool(place) and bool(_pattern(self.problem).fullmatch(error.problem))
@@ -30,7 +30,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _messages() -> Iterator[tuple[str, Message]]:
-    """Yield each message with the word for what it is about: manifest, shards, index."""
+    """Yield each message with its subject: manifest, shards, index."""
     text = _FORMAT[_FORMAT.index("\n## Messages\n") : _FORMAT.index("\n## GGML types\n")]
     about, before = "", [""]
     for line in text.splitlines():
@@ -53,6 +53,6 @@ for _about, _message in _messages():
 
 
 def documented(error: PackError) -> Message | None:
-    """Return what the document says of an error; None where it says nothing."""
+    """Return the documented message of an error; None if there is none."""
     about = "manifest" if (error.path or "").endswith("manifest.json") else "index"
     return next((message for message in MESSAGES[about] if message.fits(error)), None)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import moepack
-from moepack.reading.pack import Pack
+from moepack.pack.reading.pack import Pack
 from tests.support.models import keys_of, on_disk
 
 
@@ -23,10 +23,3 @@ def reads_right(pack: Pack, reader: moepack.Reader, rounds: int = 1) -> None:
         for one in reader.read_many(keys, in_order=False):
             assert one.view == on_disk(pack.locate(*keys[one.number]))
             one.release()
-
-
-def mirrored_share(reader: moepack.Reader) -> float:
-    """Return the share of the bytes read so far that came from the mirror."""
-    statistics = reader.statistics
-    assert statistics.mirror is not None
-    return statistics.mirror.read_length / statistics.read_length

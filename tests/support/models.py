@@ -1,16 +1,17 @@
 """The real models in fixtures/, packs of them, and damage to their files."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moepack.hotness.model import Hotness
-from moepack.keys import ExpertKey
+from moepack.common.keys import ExpertKey
+from moepack.pack.reading.locations import BlobLocation, PartLocation
+from moepack.pack.reading.pack import Pack
 from moepack.packing import pack_model as packing
-from moepack.reading.locations import BlobLocation, PartLocation
-from moepack.reading.pack import Pack
 from moepack.source.shards import Source, open_source
+from moepack.traces.hotness.model import Hotness
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 
@@ -25,7 +26,6 @@ REAL_MODELS = {
 
 
 def first_shard(model: str) -> Path:
-    """Return the first shard of a real model in fixtures/."""
     return FIXTURES / REAL_MODELS[model]
 
 
@@ -48,7 +48,6 @@ def oracle() -> dict[str, dict[str, Any]]:
 def pack_model(
     paths: list[Path], target: Path, layout_name: str = "layers", **options: Any
 ) -> Source:
-    """Pack the model at `paths` into `target`; return the source."""
     counts = options.pop("counts", None)
     if counts is not None:
         options["hotness"] = hotness_of(counts)
@@ -68,7 +67,6 @@ def keys_of(pack: Pack) -> list[tuple[int, int]]:
 
 
 def on_disk(where: BlobLocation | PartLocation) -> bytes:
-    """Read a blob or a part plainly."""
     with open(where.path, "rb") as file:
         file.seek(where.offset)
         return file.read(where.length)
@@ -84,7 +82,6 @@ def flip(path: Path, offset: int, mask: int = 0x01) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Map the files in a folder to what is in them."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -92,3 +89,12 @@ def tree(folder: Path) -> dict[str, bytes]:
     """Return all files below a folder, by their path in it."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def digest_of_all(folder: Path) -> str:
+    """Return the SHA-256 of the names and the SHA-256s of all files below a folder."""
+    lines = (
+        f"{name} {hashlib.sha256(data).hexdigest()}\n"
+        for name, data in sorted(tree(folder).items())
+    )
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

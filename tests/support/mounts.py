@@ -19,7 +19,7 @@ _CAP_SYS_ADMIN = 21
 
 
 def why_not() -> str | None:
-    """Say why nothing can be mounted here; None where it can."""
+    """Return why nothing can be mounted here; None if it can."""
     try:
         importlib.import_module("mfusepy")
     except ImportError:
@@ -73,5 +73,4 @@ def mounted(
 
 
 def unmount(folder: Path) -> None:
-    """Unmount what is left of a mount; nothing where there is none."""
     subprocess.run(["fusermount3", "-u", "-z", "-q", str(folder)], check=False)

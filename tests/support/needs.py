@@ -1,11 +1,11 @@
-"""What of a machine a test cannot do without: where it lacks that, the test is skipped by name."""
+"""Parts of a machine that tests need: without them a test is skipped by name."""
 
 import resource
 from pathlib import Path
 
 import pytest
 
-from moepack.sizes import size_text
+from moepack.common.sizes import size_text
 from moepack.storage.open_files import lies_in_memory
 from tests.support import llama_cpp
 
@@ -17,26 +17,26 @@ needs_llama = pytest.mark.skipif(llama_cpp.why_not() is not None, reason=_NO_LLA
 
 
 def require_llama() -> None:
-    """Skip the test that gets this far where there is no llama.cpp."""
+    """Skip the running test without llama.cpp."""
     if llama_cpp.why_not() is not None:
         pytest.skip(_NO_LLAMA_CPP)
 
 
 def require_disk(path: Path) -> None:
-    """Skip the test where files of the folder `path` lie in memory, which knows no cold reads."""
+    """Skip the test if files of the folder `path` lie in memory, which knows no cold reads."""
     if lies_in_memory(path):
         pytest.skip("temporary files lie in memory here (TMPDIR)")
 
 
 def has_capability(number: int) -> bool:
-    """Say whether this process has one of Linux's capabilities; none is known elsewhere."""
+    """Return whether this process has one of Linux's capabilities; no other system has any."""
     if not _STATUS.exists():
         return False
     return bool(int(_STATUS.read_text().partition("CapEff:")[2].split()[0], 16) >> number & 1)
 
 
 def require_locked_memory(length: int) -> None:
-    """Skip the test where a user's processes may not lock so many bytes together."""
+    """Skip the test if a user's processes may not lock so many bytes together."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if 0 <= limit < length and not has_capability(_CAP_IPC_LOCK):
         pytest.skip(f"this user may lock {size_text(limit)}, not {size_text(length)} (ulimit -l)")

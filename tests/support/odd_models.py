@@ -24,8 +24,9 @@ def write(name: str, folder: Path) -> list[Path]:
     return write_shards(shards, folder)
 
 
-def legacy(layers: int = 2, experts: int = 4) -> GgufBuilder:
+def legacy() -> GgufBuilder:
     """Build a model with a tensor for each expert, as before April 2024."""
+    layers, experts = 2, 4
     builder = moe((), architecture="llama", block_count=layers, experts=experts)
     for layer in range(layers):
         for expert in range(experts):

@@ -5,14 +5,15 @@ import json
 import shutil
 import struct
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import pytest
 
-from moepack import digest
-from moepack.format import records
-from moepack.format.manifest import PAGE_LENGTH
+from moepack.common import digest
+from moepack.pack.format import records
+from moepack.pack.format.manifest import PAGE_LENGTH
 from tests.support.gguf_builder import F32, moe
 from tests.support.models import pack_model
 
@@ -59,8 +60,20 @@ class Piece(NamedTuple):
         return len(self.data) // self.record_length if self.record_length else 0
 
 
+def name_of(piece: Piece) -> str:
+    return piece.name.rstrip(b"\0").decode()
+
+
+def lengthened(piece: Piece, more: bytes) -> Piece:
+    """Return a section with `more` at the end of each of its records."""
+    length = piece.record_length
+    starts = range(0, len(piece.data), length)
+    data = b"".join(piece.data[at : at + length] + more for at in starts)
+    return piece._replace(data=data, record_length=length + len(more))
+
+
 class Draft:
-    """A pack whose index and manifest a test changes; `save` makes all digests right again.
+    """A pack with an index and a manifest to change; `save` makes all digests right again.
 
     A `compact` manifest has a line for each key and no more.
     """
@@ -79,11 +92,11 @@ class Draft:
     def sections(self) -> dict[str, records.SectionRecord]:
         """The records of the directory, by name."""
         size = records.SectionRecord.LAYOUT.size
-        held = [
+        entries = [
             records.SectionRecord.unpack(self.index, records.Header.LAYOUT.size + n * size)
             for n in range(self.header.section_count)
         ]
-        return {section.name.rstrip(b"\0").decode(): section for section in held}
+        return {section.name.rstrip(b"\0").decode(): section for section in entries}
 
     def number_of(self, section: str) -> int:
         """Return the number of a section's record in the directory."""
@@ -109,6 +122,22 @@ class Draft:
         assert tuple(after) != tuple(before)
         KINDS[kind][1].pack_into(self.index, self.at(kind, number), *after)
 
+    def read(self, record: Any) -> bytes:
+        """Return the stored bytes of a part, a tensor or bytes of a shard, by its record."""
+        length: int = record._asdict().get("stored_length") or record.length
+        return self.bytes_at(record.file, record.offset, length)
+
+    def bytes_at(self, file: int, offset: int, length: int) -> bytes:
+        with open(self.path / self.body["files"][file]["name"], "rb") as data_file:
+            data_file.seek(offset)
+            return data_file.read(length)
+
+    def write(self, file: int, offset: int, data: bytes) -> None:
+        """Write into a data file."""
+        with open(self.path / self.body["files"][file]["name"], "r+b") as data_file:
+            data_file.seek(offset)
+            data_file.write(data)
+
     def rename(self, number: int, name: str) -> None:
         """Give a data file another name, in the index and in the manifest alike."""
         self.set("file", number, name=name.encode("utf-8", "surrogateescape"))
@@ -129,12 +158,12 @@ class Draft:
         """Take the index apart."""
         return [
             Piece(
-                held.name,
-                bytes(self.index[held.offset :][: held.record_count * held.record_length]),
-                held.record_length,
-                held.flags,
+                section.name,
+                bytes(self.index[section.offset :][: section.record_count * section.record_length]),
+                section.record_length,
+                section.flags,
             )
-            for held in self.sections.values()
+            for section in self.sections.values()
         ]
 
     def rebuild(
@@ -162,7 +191,7 @@ class Draft:
 
     def save(self) -> None:
         """Write index and manifest, with all digests made right."""
-        trailer = digest.of(bytes(self.index[:-8]))
+        trailer = digest.xxh3(bytes(self.index[:-8]))
         self.index[-8:] = struct.pack("<Q", trailer)
         (self.path / self.body["index"]["name"]).write_bytes(self.index)
         entry = self.body["index"] | {
@@ -172,7 +201,7 @@ class Draft:
         pages = [self.index[at : at + PAGE_LENGTH] for at in range(0, len(self.index), PAGE_LENGTH)]
         entry["pages"] = {
             "length": PAGE_LENGTH,
-            "digests": [digest.to_text(digest.of(page)) for page in pages],
+            "digests": [digest.to_text(digest.xxh3(page)) for page in pages],
         }
         self.body["index"] = entry
         self.save_manifest()
@@ -182,7 +211,9 @@ class Draft:
         self.body.pop("manifest_digest", None)
         text = json.dumps(self.body, indent=2)
         if self.compact:
-            lines = (f"  {json.dumps(key)}: {json.dumps(held)}" for key, held in self.body.items())
+            lines = (
+                f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in self.body.items()
+            )
             text = "{\n" + ",\n".join(lines) + "\n}"
         (self.path / "manifest.json").write_bytes(sealed(text))
 
@@ -194,7 +225,9 @@ def _aligned(length: int) -> int:
 def sealed(text: str) -> bytes:
     """Add the digest to a manifest that lacks it."""
     signed = text[: text.rindex("\n}")].encode("utf-8", "surrogatepass")
-    return signed + f',\n  "manifest_digest": "{digest.to_text(digest.of(signed))}"\n}}\n'.encode()
+    return (
+        signed + f',\n  "manifest_digest": "{digest.to_text(digest.xxh3(signed))}"\n}}\n'.encode()
+    )
 
 
 class Rule(NamedTuple):
@@ -207,11 +240,25 @@ class Rule(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What the message holds of the two."""
+        """The words of the message."""
         return f"{self.place}: {self.problem}"
 
 
+P = ParamSpec("P")
 Change = Callable[[Draft], None]
+
+
+def later(function: Callable[Concatenate[Draft, P], object]) -> Callable[P, Change]:
+    """Let a function be called without its draft, and return the change to be made to one."""
+
+    @wraps(function)
+    def with_arguments(*arguments: P.args, **options: P.kwargs) -> Change:
+        def change(draft: Draft) -> None:
+            function(draft, *arguments, **options)
+
+        return change
+
+    return with_arguments
 
 
 def header(**fields: Any) -> Change:
@@ -222,25 +269,19 @@ def record(kind: str, number: int, /, **fields: Any) -> Change:
     return lambda draft: draft.set(kind, number, **fields)
 
 
-def moved(kind: str, number: int, /, **steps: int) -> Change:
+@later
+def moved(draft: Draft, kind: str, number: int, /, **steps: int) -> None:
     """Add to fields of a record."""
-
-    def change(draft: Draft) -> None:
-        held = draft.get(kind, number)
-        draft.set(kind, number, **{name: getattr(held, name) + n for name, n in steps.items()})
-
-    return change
+    before = draft.get(kind, number)
+    draft.set(kind, number, **{name: getattr(before, name) + n for name, n in steps.items()})
 
 
-def shifted(kind: str, number: int, /, **multiples: float) -> Change:
+@later
+def shifted(draft: Draft, kind: str, number: int, /, **multiples: float) -> None:
     """Add multiples of the blobs' alignment to fields of a record."""
-
-    def change(draft: Draft) -> None:
-        alignment = draft.header.blob_alignment
-        steps = {name: int(times * alignment) for name, times in multiples.items()}
-        moved(kind, number, **steps)(draft)
-
-    return change
+    alignment = draft.header.blob_alignment
+    steps = {name: int(times * alignment) for name, times in multiples.items()}
+    moved(kind, number, **steps)(draft)
 
 
 def section(name: str, /, **fields: Any) -> Change:
@@ -248,12 +289,10 @@ def section(name: str, /, **fields: Any) -> Change:
     return lambda draft: draft.set("section", draft.number_of(name), **fields)
 
 
-def all_of(*changes: Callable[[Draft], object]) -> Change:
-    def change(draft: Draft) -> None:
-        for each in changes:
-            each(draft)
-
-    return change
+@later
+def all_of(draft: Draft, *changes: Callable[[Draft], object]) -> None:
+    for each in changes:
+        each(draft)
 
 
 def renamed(name: str) -> Change:
@@ -261,44 +300,27 @@ def renamed(name: str) -> Change:
     return record("file", 1, name=name.encode())
 
 
-def resized(change: int, *, stated: bool) -> Change:
+@later
+def resized(draft: Draft, change: int, *, in_header: bool) -> None:
     """Make the index longer or shorter, and say so in its header or not."""
-
-    def resize(draft: Draft) -> None:
-        end = len(draft.index) - 8
-        draft.index[end:end] = bytes(max(0, change))
-        del draft.index[end + min(0, change) : end]
-        if stated:
-            draft.set("header", index_length=len(draft.index))
-
-    return resize
+    end = len(draft.index) - 8
+    draft.index[end:end] = bytes(max(0, change))
+    del draft.index[end + min(0, change) : end]
+    if in_header:
+        draft.set("header", index_length=len(draft.index))
 
 
-def longer_file(draft: Draft) -> None:
-    draft.set("file", 0, length=draft.get("file", 0).length + 4096)
-
-
-def swapped_files(draft: Draft) -> None:
-    draft.body["files"].reverse()
-
-
-def stated(**values: Any) -> Change:
+@later
+def stated(draft: Draft, /, **values: Any) -> None:
     """Change keys of the manifest."""
-
-    def change(draft: Draft) -> None:
-        assert {key: draft.body[key] for key in values} != values
-        draft.body |= values
-
-    return change
+    assert {key: draft.body[key] for key in values} != values
+    draft.body |= values
 
 
-def without(name: str) -> Change:
+@later
+def without(draft: Draft, name: str) -> None:
     """Leave a section out."""
-
-    def change(draft: Draft) -> None:
-        draft.rebuild([piece for piece in draft.pieces() if _name(piece) != name])
-
-    return change
+    draft.rebuild([piece for piece in draft.pieces() if name_of(piece) != name])
 
 
 def added(*pieces: Piece) -> Change:
@@ -306,40 +328,27 @@ def added(*pieces: Piece) -> Change:
     return lambda draft: draft.rebuild([*draft.pieces(), *pieces])
 
 
-def replaced(name: str, **fields: Any) -> Change:
+@later
+def replaced(draft: Draft, name: str, /, **fields: Any) -> None:
     """Give a section other bytes, record lengths or flags."""
-
-    def change(draft: Draft) -> None:
-        held = draft.pieces()
-        new = [piece._replace(**fields) if _name(piece) == name else piece for piece in held]
-        assert new != held
-        draft.rebuild(new)
-
-    return change
+    before = draft.pieces()
+    new = [piece._replace(**fields) if name_of(piece) == name else piece for piece in before]
+    assert new != before
+    draft.rebuild(new)
 
 
-def fewer(name: str) -> Change:
+@later
+def fewer(draft: Draft, name: str) -> None:
     """Leave out the last record of a section."""
-
-    def change(draft: Draft) -> None:
-        piece = next(piece for piece in draft.pieces() if _name(piece) == name)
-        replaced(name, data=piece.data[: -piece.record_length])(draft)
-
-    return change
+    piece = next(piece for piece in draft.pieces() if name_of(piece) == name)
+    replaced(name, data=piece.data[: -piece.record_length])(draft)
 
 
-def more(name: str) -> Change:
+@later
+def more(draft: Draft, name: str) -> None:
     """Repeat the last record of a section."""
-
-    def change(draft: Draft) -> None:
-        piece = next(piece for piece in draft.pieces() if _name(piece) == name)
-        replaced(name, data=piece.data + piece.data[-piece.record_length :])(draft)
-
-    return change
-
-
-def _name(piece: Piece) -> str:
-    return piece.name.rstrip(b"\0").decode()
+    piece = next(piece for piece in draft.pieces() if name_of(piece) == name)
+    replaced(name, data=piece.data + piece.data[-piece.record_length :])(draft)
 
 
 def counted(name: str, count: int) -> Change:
@@ -352,41 +361,33 @@ def pushed(name: str, step: int) -> Change:
     return lambda draft: moved("section", draft.number_of(name), offset=step)(draft)
 
 
-def swapped_sections(draft: Draft) -> None:
-    """Let the second section stand first."""
-    first, second, *others = draft.pieces()
-    draft.rebuild([second, first, *others])
-
-
-def cut_to(length: int) -> Change:
+@later
+def cut_to(draft: Draft, length: int) -> None:
     """Cut the index off."""
-
-    def change(draft: Draft) -> None:
-        del draft.index[length:]
-
-    return change
+    del draft.index[length:]
 
 
-def dirty_gap(before: str) -> Change:
+@later
+def dirty_gap(draft: Draft, before: str) -> None:
     """Write into the bytes before a section, or before the trailer."""
+    sections = draft.sections
+    end = sections[before].offset if before in sections else len(draft.index) - 8
+    ends = [one.offset + one.record_count * one.record_length for one in sections.values()]
+    assert end not in ends, "nothing lies between"
+    draft.index[end - 1] = 1
 
-    def change(draft: Draft) -> None:
-        held = draft.sections
-        end = held[before].offset if before in held else len(draft.index) - 8
-        ends = [one.offset + one.record_count * one.record_length for one in held.values()]
-        assert end not in ends, "nothing lies between"
-        draft.index[end - 1] = 1
 
-    return change
+def move_part(draft: Draft, number: int, step: int) -> None:
+    """Move a part with its bytes, and leave zeros behind."""
+    part, content = draft.get("part", number), draft.read(draft.get("part", number))
+    draft.write(part.file, part.offset, bytes(len(content)))
+    draft.write(part.file, part.offset + step, content)
+    draft.set("part", number, offset=part.offset + step)
 
 
 def set_rank(draft: Draft, rank: int, number: int) -> None:
     at = draft.sections["ranks"].offset + 4 * rank
     draft.index[at : at + 4] = struct.pack("<I", number)
-
-
-def ranked(rank: int, number: int) -> Change:
-    return lambda draft: set_rank(draft, rank, number)
 
 
 def without_blobs(draft: Draft, *, kind: int = records.SHARD_FILE) -> None:
@@ -397,17 +398,16 @@ def without_blobs(draft: Draft, *, kind: int = records.SHARD_FILE) -> None:
         draft.set("blob", number, offset=0, length=0)
 
 
-def second_places(draft: Draft, *, file: int = 4, offset: int = 0, kind: int = 2) -> None:
+def second_places(draft: Draft, *, file: int = 4, offset: int = 0) -> None:
     """Give the first part a second place, in a file of its own; file number 3 is that file."""
-    part = draft.get("part")
-    data = (draft.path / "experts-00000.bin").read_bytes()[part.offset :][: part.stored_length]
+    data = draft.read(draft.get("part"))
     alignment = draft.header.part_alignment
     name, length = "second.bin", -(-len(data) // alignment) * alignment
     (draft.path / name).write_bytes(data + bytes(length - len(data)))
-    pieces = {_name(piece): piece for piece in draft.pieces()}
-    held = pieces["files"]
-    new = records.FileRecord(name.encode(), length, kind, 0).pack()
-    pieces["files"] = held._replace(data=held.data + new)
+    pieces = {name_of(piece): piece for piece in draft.pieces()}
+    files = pieces["files"]
+    new = records.FileRecord(name.encode(), length, 2, 0).pack()
+    pieces["files"] = files._replace(data=files.data + new)
     draft.body["files"].append({"name": name, "length": length})
     records_of_parts = [records.SecondPlaceRecord(file, offset)]
     records_of_parts += [records.SecondPlaceRecord(0, 0)] * (pieces["parts"].record_count - 1)
@@ -415,59 +415,44 @@ def second_places(draft: Draft, *, file: int = 4, offset: int = 0, kind: int = 2
     draft.rebuild([*pieces.values(), Piece(b"second_places", places, 16, 0)])
 
 
-def strong_digests(*, other: int | None = None) -> Change:
+@later
+def strong_digests(draft: Draft, *, other: int | None = None) -> None:
     """Add the SHA-256 of all parts, tensors and shard bytes; of record `other` it is wrong."""
-
-    def change(draft: Draft) -> None:
-        files = [draft.path / entry["name"] for entry in draft.body["files"]]
-        digests = []
-        for kind in ("part", "tensor", "shard_bytes"):
-            for number in range(draft.sections[KINDS[kind][0]].record_count):
-                held = draft.get(kind, number)
-                length = getattr(held, "stored_length", None) or held.length
-                data = files[held.file].read_bytes()[held.offset : held.offset + length]
-                digests.append(hashlib.sha256(data).digest())
-        if other is not None:
-            digests[other] = bytes(32)
-        draft.rebuild([*draft.pieces(), Piece(b"strong_digests", b"".join(digests), 32, 0)])
-
-    return change
+    digests = [
+        hashlib.sha256(draft.read(draft.get(kind, number))).digest()
+        for kind in ("part", "tensor", "shard_bytes")
+        for number in range(draft.sections[KINDS[kind][0]].record_count)
+    ]
+    if other is not None:
+        digests[other] = bytes(32)
+    draft.rebuild([*draft.pieces(), Piece(b"strong_digests", b"".join(digests), 32, 0)])
 
 
+@later
 def with_codecs(
-    name: bytes = b"zstd", *, flags: int = records.SECTION_REQUIRED, count: int | None = None
-) -> Change:
+    draft: Draft,
+    name: bytes = b"zstd",
+    *,
+    flags: int = records.SECTION_REQUIRED,
+    count: int | None = None,
+) -> None:
     """State a codec, and `count` digests of stored bytes (all: None); no part is stored by it."""
-
-    def change(draft: Draft) -> None:
-        numbers = range(draft.sections["parts"].record_count)[:count]
-        digests = b"".join(struct.pack("<Q", draft.get("part", n).digest) for n in numbers)
-        sections = [Piece(b"codecs", name.ljust(32, b"\0"), 32, flags)]
-        if digests:
-            sections.append(Piece(b"stored_digests", digests, 8, 0))
-        added(*sections)(draft)
-
-    return change
+    numbers = range(draft.sections["parts"].record_count)[:count]
+    digests = b"".join(struct.pack("<Q", draft.get("part", n).digest) for n in numbers)
+    sections = [Piece(b"codecs", name.ljust(32, b"\0"), 32, flags)]
+    if digests:
+        sections.append(Piece(b"stored_digests", digests, 8, 0))
+    added(*sections)(draft)
 
 
-def codec_twice(draft: Draft) -> None:
-    """State the same codec twice."""
-    with_codecs()(draft)
-    more("codecs")(draft)
-
-
-def own_tensors(count: int = 2, *, shard: int = 0) -> Change:
+@later
+def own_tensors(draft: Draft, count: int = 2, *, shard: int = 0) -> None:
     """Give the experts of the first part kind a tensor each, with `count` slices."""
-
-    def change(draft: Draft) -> None:
-        held = draft.get("part_kind")
-        flags = held.flags | records.OWN_TENSORS
-        draft.set("part_kind", 0, flags=flags, shard=0, shard_offset=0, stride=0)
-        size = records.SliceRecord.LAYOUT.size
-        slices = [
-            records.SliceRecord(shard, held.shard_offset + n * held.stride).pack()
-            for n in range(count)
-        ]
-        draft.rebuild([*draft.pieces(), Piece(b"slices", b"".join(slices), size, 0)])
-
-    return change
+    kind = draft.get("part_kind")
+    flags = kind.flags | records.OWN_TENSORS
+    draft.set("part_kind", 0, flags=flags, shard=0, shard_offset=0, stride=0)
+    size = records.SliceRecord.LAYOUT.size
+    slices = [
+        records.SliceRecord(shard, kind.shard_offset + n * kind.stride).pack() for n in range(count)
+    ]
+    draft.rebuild([*draft.pieces(), Piece(b"slices", b"".join(slices), size, 0)])

@@ -1,24 +1,52 @@
-"""Packs for tests of what is made of them: their pieces, damage to these, and a mended manifest."""
+"""Packs for tests: odd ones, their pieces, damage to these, and a mended manifest."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import moepack
-from moepack.format import manifest
-from moepack.format.source_entry import ShardEntry
-from moepack.reading.shard_map import ShardPiece, map_shards
+from moepack.pack.format import manifest
+from moepack.pack.format.source_entry import ShardEntry
+from moepack.pack.reading.shard_map import map_shards
+from moepack.storage.extents import Extent
+from tests.support.gguf_builder import Q8_0, moe
+
+FINE_LAYOUT = """
+description = "aligned to less than any drive asks for"
+[files]
+group = "layer"
+name = "experts-{layer}.bin"
+[blobs]
+order = "source"
+alignment = 64
+[parts]
+projections = ["gate_up", "gate", "up", "down", "attn_v"]
+alignment = 64
+small_alignment = 64
+[dense]
+alignment = 64
+"""
 
 
-def pieces(pack_path: Path) -> Iterator[tuple[str, Path, ShardPiece]]:
+def families_model(folder: Path) -> Path:
+    """Write a model with three families in layer 0."""
+    builder = moe((0, 3), experts=8).put("qwen3moe.experts_per_group", "u32", 4)
+    builder.put("qwen3moe.attention.value_expert_count", "u32", 3)
+    for name in ("up", "down"):
+        builder.tensor(f"blk.0.ffn_{name}_chexps.weight", (64, 64, 2), Q8_0, 68)
+    builder.tensor("blk.0.attn_v_exps.weight", (64, 16, 3), Q8_0, 68)
+    return builder.write(folder / "m.gguf")
+
+
+def pieces(pack_path: Path) -> Iterator[tuple[str, Path, Extent]]:
     """Yield each piece of each shard: the shard's name, the file of the pack, and the piece."""
     with moepack.open(pack_path) as pack:
         for shard in map_shards(pack):
             for piece in shard.pieces:
-                yield shard.name, pack.file_paths[piece.file], piece
+                yield shard.name, pack.file_paths[piece.input], piece
 
 
 def edit_shards(pack_path: Path, edit: Callable[[int, ShardEntry], ShardEntry]) -> None:
-    """Change what a pack's manifest says of each shard, and sign it anew."""
+    """Change the shards in a pack's manifest, and sign it anew."""
     path = pack_path / manifest.NAME
     described = manifest.decode(path.read_bytes(), str(path))
     shards = tuple(edit(*both) for both in enumerate(described.source.shards))
@@ -27,6 +55,6 @@ def edit_shards(pack_path: Path, edit: Callable[[int, ShardEntry], ShardEntry]) 
 
 
 def same_bytes(paths: list[Path], folder: Path) -> bool:
-    """Say whether a folder holds files of these names and bytes, and nothing else."""
-    held = {path.name: path.read_bytes() for path in folder.iterdir()}
-    return held == {path.name: path.read_bytes() for path in paths}
+    """Return whether a folder has files of these names and bytes, and nothing else."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return files == {path.name: path.read_bytes() for path in paths}

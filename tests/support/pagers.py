@@ -1,4 +1,4 @@
-"""A pager in a thread, and programs that it serves; what a program answers without one."""
+"""A pager in a thread, and programs that it serves."""
 
 import json
 import os
@@ -6,25 +6,33 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryFile
-from types import TracebackType
 from typing import Any, Self
 
-from moepack.errors import MoepackError
+from moepack.common.errors import MoepackError
 from moepack.packing.opening import open_model
-from moepack.pager.messages import Do, op
-from moepack.pager.pager import Pager, PagerOptions
-from moepack.programs.runner import preloaded_library
+from moepack.running.pager.messages import Op, encode
+from moepack.running.pager.pager import Pager, PagerOptions
+from moepack.running.programs.runner import preloaded_library
 from tests.support.children import PATIENCE
-from tests.support.llama_program import Answer
 from tests.support.models import FIXTURES
 
 ROOT = FIXTURES.parent
 _LLAMA = "llama_program"
+SLOTS = ("--slots", 4, "--micro-batch", 32)
+"""Options of a program that answers four texts at once."""
+
+Answers = list[Any] | str
+"""`Answer`s of `llama_program` as JSON, for each of several models if there are more."""
+Alone = Callable[[str], list[Answers]]
+"""The fixture `alone`."""
+Form = Callable[[str, str], Path]
+"""The fixture `form`."""
 
 PROMPTS: tuple[tuple[Sequence[int], ...], ...] = (
     ([7],),
@@ -63,33 +71,22 @@ class Program:
         self.begin(*arguments)
         return self.result()
 
-    def ask(self, *prompts: Sequence[int]) -> list[Answer] | str:
+    def ask(self, *prompts: Sequence[int]) -> Answers:
         """Have prompts continued at once; return the answers, or what the server says instead."""
         self.begin(*prompts)
         return self.answers()
 
-    def answers(self) -> list[Answer] | str:
+    def answers(self) -> Answers:
         """Wait for answers, or for what the server says instead."""
-        return as_answers(self._present(self.result()))
-
-    def ask_all(self, *prompts: Sequence[int]) -> list[list[Answer] | str]:
-        """Ask each of several models of the program."""
-        self.begin(*prompts)
-        return self.all_answers()
-
-    def all_answers(self) -> list[list[Answer] | str]:
-        """Wait for the answers of several models."""
-        return [as_answers(result) for result in self._present(self.result())]
+        result: Answers = self.result()
+        assert result is not None, self.complaint
+        return result
 
     @property
     def has_answered(self) -> bool:
         """Whether it has answered, or ended."""
         assert self.process.stdout is not None
         return bool(select.select([self.process.stdout], [], [], 0)[0])
-
-    def _present(self, result: Any) -> Any:
-        assert result is not None, self.complaint
-        return result
 
     def begin(self, *prompts: object) -> None:
         """Ask, and wait for nothing."""
@@ -104,8 +101,7 @@ class Program:
 
     def result(self) -> Any:
         """Wait for the next answer; None where the program has ended."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.result_line()
         return json.loads(line) if line else None
 
     @property
@@ -117,14 +113,9 @@ class Program:
     def __enter__(self) -> Self:
         return self.wait_ready()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         with self._errors:
-            if error is not None or self.process.poll() is not None:
+            if any(exception) or self.process.poll() is not None:
                 self.process.kill()
             self.process.communicate(timeout=PATIENCE)
 
@@ -136,16 +127,27 @@ def _start_of(module: str) -> list[str]:
     return [sys.executable, "-m", f"tests.support.{module}"]
 
 
-def as_answers(result: Any) -> list[Answer] | str:
-    """Return answers as they were before they were JSON."""
-    return result if isinstance(result, str) else [_as_answer(*one) for one in result]
+def _environment(pager: Pager) -> dict[str, str]:
+    return {**pager.environment, "LD_PRELOAD": str(preloaded_library())}
 
 
-def _as_answer(tokens: list[int], likeliest: list[list[tuple[int, float]]]) -> Answer:
-    return Answer(tokens, [[(number, value) for number, value in place] for place in likeliest])
+def chooser(ggml: Path, model: Path, pager: Pager) -> Program:
+    """Start a program whose routers select as they are told, with experts of `model` mapped."""
+    with open_model([model]) as pack:
+        shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
+    length = os.path.getsize(shard)
+    return Program(shard, ggml, length, module="chooser", **_environment(pager))
 
 
-def answers(program: Program) -> list[list[Answer] | str]:
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until something is the case."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def answers(program: Program) -> list[Answers]:
     """Return what a program answers to PROMPTS."""
     return [program.ask(*prompts) for prompts in PROMPTS]
 
@@ -166,7 +168,7 @@ class Paging:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that programs get."""
-        return {**self.pager.environment, "LD_PRELOAD": str(preloaded_library())}
+        return _environment(self.pager)
 
     def program(self, *options: object, module: str = _LLAMA, **names: str) -> Program:
         """Start a program that it serves: a module of this folder, or a script of node."""
@@ -175,12 +177,20 @@ class Paging:
         self._programs.append(program)
         return program
 
+    def chooser(self, ggml: Path, model: Path) -> Program:
+        """Start a program whose routers select as they are told."""
+        return chooser(ggml, model, self.pager)
+
+    def settle(self) -> None:
+        """Wait until it has served all that came before."""
+        self.do(lambda pager: None)
+
     def watch(self, is_watched: bool) -> None:
         """Have programs announce their choices or, as where routers have other names, none."""
 
         def job(pager: Pager) -> None:
             for client in pager._mapper.clients:
-                client.do([op(Do.WATCH, expert=is_watched)])
+                client.send([encode(Op.WATCH, expert=is_watched)])
                 client.finish()
 
         self.do(job)

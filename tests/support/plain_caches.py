@@ -1,16 +1,28 @@
-"""Caches as docs/policies.md says that they work, written from that page alone.
+"""Caches as docs/policies.md describes them, written from that page alone.
 
-A policy is told of each step, and names what goes. Everything is a plain list, and all of it is
-gone through each time; nothing here is of moepack's.
+A policy records each step, and names the expert to evict. Everything is a plain list, gone through
+each time; nothing here is of moepack's.
 """
 
 import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 Expert = tuple[int, int]
 """A layer and a number."""
+Experts = Sequence[Expert]
+
+
+class Policy(Protocol):
+    """An order of eviction."""
+
+    def record(self, step: Experts, misses: Experts) -> None:
+        """Record the experts of a step, and those of them that were missing."""
+
+    def evict(self, step: Experts) -> Expert | None:
+        """Evict an expert that is not of the step; None if there is none."""
 
 
 class Lru:
@@ -19,20 +31,18 @@ class Lru:
     def __init__(self) -> None:
         self.by_use: list[Expert] = []
 
-    def note(self, step: Sequence[Expert], misses: Sequence[Expert]) -> None:
-        """Take what a step uses, and what of that comes in."""
-        for expert in step:
-            if expert in self.by_use:
-                self.by_use.remove(expert)
-            self.by_use.append(expert)
+    def record(self, step: Experts, misses: Experts) -> None:
+        self.by_use = [expert for expert in self.by_use if expert not in step] + list(step)
 
-    def leave(self, step: Sequence[Expert]) -> Expert | None:
-        """Name an expert that goes, none of the step's; None where there is none."""
+    def evict(self, step: Experts) -> Expert | None:
         others = [expert for expert in self.by_use if expert not in step]
-        if not others:
-            return None
-        self.by_use.remove(others[0])
-        return others[0]
+        expert = min(others, key=self.rank, default=None)
+        if expert is not None:
+            self.by_use.remove(expert)
+        return expert
+
+    def rank(self, expert: Expert) -> int:
+        return 0
 
 
 class Lfu(Lru):
@@ -42,20 +52,12 @@ class Lfu(Lru):
         super().__init__()
         self.counts: Counter[Expert] = Counter()
 
-    def note(self, step: Sequence[Expert], misses: Sequence[Expert]) -> None:
-        """Take what a step uses, and what of that comes in."""
-        super().note(step, misses)
+    def record(self, step: Experts, misses: Experts) -> None:
+        super().record(step, misses)
         self.counts.update(step)
 
-    def leave(self, step: Sequence[Expert]) -> Expert | None:
-        """Name an expert that goes, none of the step's; None where there is none."""
-        others = [expert for expert in self.by_use if expert not in step]
-        if not others:
-            return None
-        least = min(self.counts[expert] for expert in others)
-        gone = next(expert for expert in others if self.counts[expert] == least)
-        self.by_use.remove(gone)
-        return gone
+    def rank(self, expert: Expert) -> int:
+        return self.counts[expert]
 
 
 class S3Fifo:
@@ -67,8 +69,7 @@ class S3Fifo:
         self.ghosts: list[Expert] = []
         self.uses: dict[Expert, int] = {}
 
-    def note(self, step: Sequence[Expert], misses: Sequence[Expert]) -> None:
-        """Take what a step uses, and what of that comes in."""
+    def record(self, step: Experts, misses: Experts) -> None:
         for expert in step:
             if expert not in misses:
                 self.uses[expert] = min(3, self.uses[expert] + 1)
@@ -80,8 +81,7 @@ class S3Fifo:
             else:
                 self.small.append(expert)
 
-    def leave(self, step: Sequence[Expert]) -> Expert | None:
-        """Name an expert that goes, none of the step's; None where there is none."""
+    def evict(self, step: Experts) -> Expert | None:
         while True:
             is_small_first = 10 * len(self.small) >= len(self.small) + len(self.main)
             queues = [self.small, self.main] if is_small_first else [self.main, self.small]
@@ -111,52 +111,42 @@ class LeastStale:
 
     def __init__(self) -> None:
         self.stale: list[Expert] = []
-        self.fresh: list[tuple[int, list[Expert]]] = []
-        """Layers and what their last step used, in the order of these steps."""
+        self.fresh: dict[int, list[Expert]] = {}
+        """The experts of each layer's last step, in the order of these steps."""
 
-    def note(self, step: Sequence[Expert], misses: Sequence[Expert]) -> None:
-        """Take what a step uses, and what of that comes in."""
+    def record(self, step: Experts, misses: Experts) -> None:
         layer = step[0][0]
-        for one in [one for one in self.fresh if one[0] == layer]:
-            self.fresh.remove(one)
-            self.stale += [expert for expert in one[1] if expert not in step]
+        self.stale += self.fresh.pop(layer, [])
         self.stale = [expert for expert in self.stale if expert not in step]
-        self.fresh.append((layer, list(step)))
+        self.fresh[layer] = list(step)
 
-    def leave(self, step: Sequence[Expert]) -> Expert | None:
-        """Name an expert that goes, none of the step's; None where there is none."""
-        if self.stale:
-            return self.stale.pop(0)
-        for _, experts in reversed(self.fresh):
-            for expert in experts:
-                if expert not in step:
-                    experts.remove(expert)
-                    return expert
-        return None
+    def evict(self, step: Experts) -> Expert | None:
+        ordered = itertools.chain(self.stale, *reversed(self.fresh.values()))
+        expert = next((expert for expert in ordered if expert not in step), None)
+        if expert is not None:
+            (self.stale if expert in self.stale else self.fresh[expert[0]]).remove(expert)
+        return expert
 
 
 class AnyOne:
-    """A list, and numbers that are drawn."""
+    """A list, and random numbers."""
 
     def __init__(self) -> None:
         self.experts: list[Expert] = []
         self.random = random.Random(0)
 
-    def note(self, step: Sequence[Expert], misses: Sequence[Expert]) -> None:
-        """Take what a step uses, and what of that comes in."""
+    def record(self, step: Experts, misses: Experts) -> None:
         self.experts += misses
 
-    def leave(self, step: Sequence[Expert]) -> Expert | None:
-        """Name an expert that goes, none of the step's; None where there is none."""
+    def evict(self, step: Experts) -> Expert | None:
         if not self.experts:
             return None
         start = self.random.randrange(len(self.experts))
-        for place in itertools.chain(range(start, len(self.experts)), range(start)):
-            expert = self.experts[place]
+        for expert in self.experts[start:] + self.experts[:start]:
             if expert not in step:
-                last = self.experts.pop()
-                if place < len(self.experts):
-                    self.experts[place] = last
+                index, last = self.experts.index(expert), self.experts.pop()
+                if index < len(self.experts):
+                    self.experts[index] = last
                 return expert
         return None
 
@@ -164,51 +154,40 @@ class AnyOne:
 class Belady:
     """Experts, and all steps that are to come."""
 
-    def __init__(self, steps: Sequence[Sequence[Expert]]) -> None:
+    def __init__(self, steps: Sequence[Experts]) -> None:
         self.coming = list(steps)
-        self.held: set[Expert] = set()
+        self.resident: set[Expert] = set()
 
-    def note(self, step: Sequence[Expert], misses: Sequence[Expert]) -> None:
-        """Take what a step uses, and what of that comes in."""
+    def record(self, step: Experts, misses: Experts) -> None:
         self.coming.pop(0)
-        self.held.update(misses)
+        self.resident.update(misses)
 
-    def leave(self, step: Sequence[Expert]) -> Expert | None:
-        """Name an expert that goes, none of the step's; None where there is none."""
-        others = sorted(self.held - set(step))
-        if not others:
-            return None
-        uses = [self.next_use(expert) for expert in others]
-        gone = others[uses.index(max(uses))]
-        self.held.remove(gone)
-        return gone
+    def evict(self, step: Experts) -> Expert | None:
+        expert = max(sorted(self.resident - set(step)), key=self.next_use, default=None)
+        if expert is not None:
+            self.resident.remove(expert)
+        return expert
 
     def next_use(self, expert: Expert) -> int:
-        """Count the steps until an expert is used next."""
         uses = (number for number, step in enumerate(self.coming) if expert in step)
         return next(uses, len(self.coming))
 
 
-Policy = Lru | Lfu | S3Fifo | LeastStale | AnyOne | Belady
-
-
 class Cache:
-    """Experts within a budget; `size` is what each takes of it."""
+    """Experts within a budget; `size` is the part of it that each takes."""
 
     def __init__(self, budget: int, policy: Policy, size: Callable[[Expert], int]) -> None:
         self.budget, self.policy, self.size = budget, policy, size
-        self.held: set[Expert] = set()
+        self.resident: set[Expert] = set()
 
-    def step(self, experts: Sequence[Expert]) -> list[Expert]:
+    def step(self, experts: Experts) -> list[Expert]:
         """Return the misses."""
-        misses = [expert for expert in experts if expert not in self.held]
-        self.held.update(misses)
-        self.policy.note(experts, misses)
-        while sum(map(self.size, self.held)) > self.budget:
-            gone = self.policy.leave(experts)
-            if gone is None:
+        misses = [expert for expert in experts if expert not in self.resident]
+        self.resident.update(misses)
+        self.policy.record(experts, misses)
+        while sum(map(self.size, self.resident)) > self.budget:
+            expert = self.policy.evict(experts)
+            if expert is None:
                 break
-            assert gone in self.held
-            assert gone not in experts
-            self.held.remove(gone)
+            self.resident.remove(expert)
         return misses

@@ -1,4 +1,4 @@
-"""Files to read, requests for them, and what must hold when they have ended."""
+"""Files to read, requests for them, and checks of their ends."""
 
 import contextlib
 import ctypes
@@ -48,13 +48,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def descriptors() -> set[str]:
-    """Return what this process has open, by number."""
+    """Return the numbers of the open descriptors of this process."""
     return set(os.listdir("/proc/self/fd"))
 
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """Check that what is done inside leaves no descriptor, thread or ring behind."""
+    """Check that the block leaves no descriptor, thread or ring behind."""
     gc.collect()  # what earlier tests left is not to go meanwhile
     before, threads, rings = len(descriptors()), threading.active_count(), rings_mapped()
     yield
@@ -69,7 +69,7 @@ def rings_mapped() -> int:
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Run `work` in a forked child, which may do to itself what it likes; fail where it fails.
+    """Run `work` in a forked child, which may harm itself; fail if it fails.
 
     A child that takes too long is killed by its alarm, and TimeoutError is raised here.
     """
@@ -114,7 +114,7 @@ def _system_call(number: int, *arguments: int | bytes | None) -> int:
 
 
 class HeldFile:
-    """A file whose reads wait until `let_go`: FUSE, served by a thread, mounted nowhere.
+    """A file on which reads wait until `let_go`: FUSE, served by a thread, mounted nowhere.
 
     `answer` says what a read of (offset, length) gets: bytes, or an errno. The mount has no place
     in the tree of files and ends with its descriptor.
@@ -140,11 +140,11 @@ class HeldFile:
         self.path = Path(f"/proc/self/fd/{self._mount}/file")
 
     def let_go(self) -> None:
-        """Answer all reads, those that wait and those that will come."""
+        """Answer all reads, waiting and later ones."""
         with self._lock:
             self._open = True
-            held, self._held = self._held, []
-        for one in held:
+            waiting, self._held = self._held, []
+        for one in waiting:
             self._answer(*one)
 
     def wait_for(self, count: int) -> None:
@@ -155,7 +155,7 @@ class HeldFile:
             time.sleep(0.001)
 
     def close(self) -> None:
-        """End the file system; what is still asked of it fails."""
+        """End the file system; further reads fail."""
         self.let_go()
         os.close(self._mount)
         os.eventfd_write(self._stop, 1)
@@ -199,11 +199,11 @@ class HeldFile:
         mode, number = (0o100644, 2) if code == _LOOKUP else (0o40755, 1)
         times = (0,) * 6
         size = len(DATA)
-        held = _FUSE_ATTRIBUTES.pack(number, size, 0, *times, mode, 1, 0, 0, 0, PAGE, 0)
+        attributes = _FUSE_ATTRIBUTES.pack(number, size, 0, *times, mode, 1, 0, 0, 0, PAGE, 0)
         if code == _LOOKUP:
-            return struct.pack("<QQQQII", 2, 0, 3600, 3600, 0, 0) + held
+            return struct.pack("<QQQQII", 2, 0, 3600, 3600, 0, 0) + attributes
         if code == _GETATTR:
-            return struct.pack("<QII", 3600, 0, 0) + held
+            return struct.pack("<QII", 3600, 0, 0) + attributes
         if code == _OPEN:
             return struct.pack("<QII", 0, _FOPEN_DIRECT_IO, 0)
         return b"" if code in (_RELEASE, _FLUSH) else errno.ENOSYS
@@ -218,7 +218,7 @@ class HeldFile:
 
 
 @pytest.fixture
-def held() -> Iterator[HeldFile]:
+def slow_file() -> Iterator[HeldFile]:
     """Return a file whose reads wait; a test names this before its backend."""
     try:
         file = HeldFile()
@@ -257,15 +257,15 @@ def ask(path: Path, offset: int, start: int, length: int) -> Asked:
 
 def take_all(queue: ReadQueue, count: int) -> dict[int, Completion]:
     """Wait for `count` completions; give them by number."""
-    taken: dict[int, Completion] = {}
-    while len(taken) < count:
-        found = queue.finished(wait=True)
-        assert found, "nothing ended, and something is in flight"
-        for completion in found:
-            assert completion.number not in taken
-            taken[completion.number] = completion
+    completions: dict[int, Completion] = {}
+    while len(completions) < count:
+        ended = queue.finished(wait=True)
+        assert ended, "nothing ended, and something is in flight"
+        for completion in ended:
+            assert completion.number not in completions
+            completions[completion.number] = completion
     assert queue.finished(wait=False) == []
-    return taken
+    return completions
 
 
 def is_readable(descriptor: int, seconds: float = 0) -> bool:

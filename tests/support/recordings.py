@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moepack.trace.recording.recording import record_trace
-from moepack.trace.summary import TraceSummary
+from moepack.running.recording.recording import record_trace
+from moepack.traces.summary import TraceSummary
 from tests.support.gguf_builder import F32, TensorSpec, moe
 from tests.support.models import first_shard
 

@@ -5,15 +5,15 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from moepack.keys import ExpertKey
-from moepack.trace.model import Item, Origin, Phase
+from moepack.common.keys import ExpertKey
+from moepack.traces.model import Item, Origin, Phase
 from tests.support.trace_samples import tokens_from
 
 LAYERS, EXPERTS = 3, 6
 
 
 class RoutedCall(NamedTuple):
-    """What a model computes at once: for each token, the experts of each layer."""
+    """Tokens that a model computes at once: for each, the experts of each layer."""
 
     request: int
     phase: Phase
@@ -31,7 +31,7 @@ def _request() -> st.SearchStrategy[tuple[list[list[list[int]]], list[list[list[
 
 @st.composite
 def routing(draw: st.DrawFn) -> list[RoutedCall]:
-    """Draw requests, each a prompt and what is decoded; something at least."""
+    """Draw requests of a prompt and decoded tokens, one token at least."""
     calls = []
     for number, (prompt, decoded) in enumerate(draw(st.lists(_request(), min_size=1, max_size=4))):
         calls += [RoutedCall(number, Phase.PREFILL, prompt)] * bool(prompt)
@@ -57,16 +57,8 @@ def items_of(calls: Sequence[RoutedCall], piece_length: int) -> Iterator[Item]:
         yield tokens_from(rows[start : start + piece_length])
 
 
-def steps_of(
-    calls: Sequence[RoutedCall], batch_count: int | None = None
-) -> Iterator[tuple[RoutedCall, int, list[ExpertKey]]]:
-    """Yield the steps of calls, prompts cut into batches: call, its number, and all choices."""
-    number = 0
+def steps_of(calls: Sequence[RoutedCall]) -> Iterator[tuple[RoutedCall, list[ExpertKey]]]:
+    """Yield the steps of calls: the call, and all choices."""
     for call in calls:
-        count = batch_count or len(call.tokens)
-        for start in range(0, len(call.tokens), count):
-            for layer in range(LAYERS):
-                batch = call.tokens[start : start + count]
-                keys = [ExpertKey(layer, expert) for token in batch for expert in token[layer]]
-                yield call, number, keys
-            number += 1
+        for layer in range(LAYERS):
+            yield call, [ExpertKey(layer, expert) for one in call.tokens for expert in one[layer]]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from moepack.programs.server_process import ServerProcess
+from moepack.running.programs.server_process import ServerProcess
 
 OPTIONS = ("-c", "2048", "-t", "1")
-"""A context that takes seconds to fill, and a thread: tests run side by side."""
+"""A context for every text of a test, and a thread: tests run side by side."""
 
 
 @contextlib.contextmanager
@@ -20,11 +20,11 @@ def serving(model_path: Path, *options: str, api_key: str | None = None) -> Iter
         yield server
 
 
-def exchange(url: str, request: bytes, timeout: float = 20) -> bytes:
+def exchange(url: str, request: bytes) -> bytes:
     """Send bytes to a server; return all that comes back until it closes the connection."""
     parts = urlsplit(url)
     assert parts.hostname is not None
-    with socket.create_connection((parts.hostname, parts.port or 80), timeout) as connection:
+    with socket.create_connection((parts.hostname, parts.port or 80), 20) as connection:
         connection.sendall(request)
         answer = b""
         while data := connection.recv(1 << 16):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from moepack.shape import ROUTED_FAMILY, FamilyShape, ModelShape
+from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
 
 
 def shape_of_counts(counts: Mapping[int, int], length: int = 1) -> ModelShape:

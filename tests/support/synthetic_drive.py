@@ -84,22 +84,19 @@ class SyntheticDrive:
         self.requests: list[ReadRequest] = []
 
     def clock(self) -> float:
-        """Return the time in seconds."""
         self._time += _TICK
         return self._time
 
-    def others(self) -> Disturbance:
+    def disturbance(self) -> Disturbance:
         """Return how much of the time since the last call was crowded."""
         share = self._crowded_seconds / max(self._time - self._asked_at, _TICK)
         self._asked_at, self._crowded_seconds = self._time, 0.0
         return Disturbance(share / 2, None)
 
     def backend(self, depth: int) -> "SyntheticBackend":
-        """Make a backend that reads from this drive."""
         return SyntheticBackend(self)
 
     def pass_time(self, until: float) -> None:
-        """Let time pass, if it has not."""
         if self._is_bad and self._weather.crowded > 1:
             self._crowded_seconds += max(0.0, until - self._time)
         self._time = max(self._time, until)
@@ -136,22 +133,18 @@ class SyntheticBackend:
         self._files: dict[Path, int] = {}
 
     def read(self, request: ReadRequest) -> Completion:
-        """Do one request."""
         completion, end = self.begin(0, request)
         self._drive.pass_time(end)
         return completion
 
     def queue(self, depth: int) -> "SyntheticQueue":
-        """Make a queue."""
         return SyntheticQueue(self, self._drive)
 
     def close(self) -> None:
-        """Close all files."""
         while self._files:
             os.close(self._files.popitem()[1])
 
     def begin(self, number: int, request: ReadRequest) -> tuple[Completion, float]:
-        """Do a request; return its completion, and when that is there."""
         path, offset, buffer, more = request
         self._drive.requests.append(request)
         if path not in self._files:
@@ -169,11 +162,9 @@ class SyntheticQueue:
         self._in_flight: list[tuple[Completion, float]] = []
 
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
-        """Begin requests."""
         self._in_flight += [self._backend.begin(*request) for request in requests]
 
     def finished(self, *, wait: bool) -> list[Completion]:
-        """Take what has ended; with `wait`, let time pass until something has."""
         if not self._in_flight:
             return []
         first = min(self._in_flight, key=lambda one: one[1])
@@ -189,5 +180,4 @@ class SyntheticQueue:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give up what is in flight."""
         self._in_flight.clear()

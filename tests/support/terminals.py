@@ -10,16 +10,19 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from threading import Thread
 
 from tests.support.children import PATIENCE
 
 MOEPACK = (sys.executable, "-m", "moepack")
 
 
-def on_terminal(*command: str, columns: int = 80, **environment: str) -> str:
+def on_terminal(*command: str, **environment: str) -> str:
     """Run a command on a terminal of its own; return all that it wrote there."""
     ours, theirs = pty.openpty()
-    names = os.environ | {"TERM": "xterm", "COLUMNS": str(columns)} | environment
+    names = os.environ | {"TERM": "xterm", "COLUMNS": "80"} | environment
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=names) as run:
         os.close(theirs)
         written = b""
@@ -33,10 +36,38 @@ def on_terminal(*command: str, columns: int = 80, **environment: str) -> str:
     return written.decode()
 
 
-class Terminal:
-    """A command on a terminal of its own, which is typed at; `written` is what is not read yet.
+@contextmanager
+def streams_on_terminal(size: tuple[int, int] | None = None) -> Iterator[list[str]]:
+    """Make this process's streams a terminal of some columns and rows, or of no known size.
 
-    The terminal is also where its Ctrl-C comes from.
+    Yields a list that has all written text when the block has ended.
+    """
+    ours, theirs = pty.openpty()
+    if size is not None:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", size[1], size[0], 0, 0))
+    pieces: list[bytes] = []
+    text: list[str] = []
+
+    def read() -> None:
+        with suppress(OSError):  # Linux's sign that the other end was closed
+            while piece := os.read(ours, 1 << 16):
+                pieces.append(piece)
+
+    reader = Thread(target=read)
+    reader.start()
+    try:
+        with open(theirs, "w") as stream, redirect_stdout(stream), redirect_stderr(stream):
+            yield text
+    finally:
+        reader.join()
+        os.close(ours)
+        text.append(b"".join(pieces).decode())
+
+
+class Terminal:
+    """A command on a terminal of its own, for typing; `written` is its unread text.
+
+    Its Ctrl-C comes from the terminal, too.
     """
 
     def __init__(self, *command: str, columns: int = 80, **environment: str) -> None:

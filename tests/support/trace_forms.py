@@ -1,10 +1,9 @@
-"""The same trace in every format, and how it is read back."""
+"""The same trace in every format, how it is read back, and refused."""
 
 import io
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
-from moepack.trace.formats import number_text, rows
+from moepack.common.errors import TraceError
+from tests.support.hostile_input import refused_by
 from tests.support.trace_samples import (
-    BINARIES,
     DECODE,
     PREFILL,
     TEXTS,
     Call,
-    TokenExperts,
+    Sample,
     Trace,
+    own,
+    read,
+    seen,
 )
 
 FEW = settings(
@@ -29,7 +31,7 @@ FEW = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-ALL = TEXTS | BINARIES
+ALL = TEXTS | {"moepack": Sample("moepack", own, seen)}
 PACKINGS = ("", ".gz", ".zst", ".xz", ".bz2")
 SMALL: Trace = [
     [Call(PREFILL, [{3: [7, 1], 5: [2, 0, 4]}, {3: [300, 1], 5: [1, 2, 3]}]),
@@ -42,25 +44,10 @@ SMALL: Trace = [
 def pieces_of(length: int) -> Iterator[None]:
     """Let files be read in tiny pieces."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "texts", partial(number_text.texts, length=length))
-        patch.setattr("moepack.trace.formats.mblt._READ_LENGTH", length)
-        patch.setattr("moepack.trace.formats.arrays._PIECE_SELECTIONS", length)
-        patch.setattr("moepack.trace.formats.registry._HEAD_LENGTH", 1 << 12)
+        patch.setattr("moepack.traces.formats.number_text.PIECE_LENGTH", length)
+        patch.setattr("moepack.traces.formats.arrays._PIECE_SELECTIONS", length)
+        patch.setattr("moepack.traces.formats.number_text._HEAD_LENGTH", 1 << 12)
         yield
-
-
-def big_trace(calls: int, experts: int) -> Trace:
-    rng = random.Random(1)
-    layers = range(3, 99, 8)
-
-    def token() -> TokenExperts:
-        return {layer: rng.sample(range(experts), 4) for layer in layers}
-
-    prompts = [Call(PREFILL, [token() for _ in range(20)]) for _ in range(2)]
-    return [[prompt, *(Call(DECODE, [token()]) for _ in range(calls))] for prompt in prompts]
-
-
-BIG = big_trace(100, 999)
 
 
 def npy(array: NDArray[Any]) -> bytes:
@@ -73,3 +60,8 @@ def npz(**arrays: NDArray[Any]) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
+
+
+def refused(path: Path, **options: Any) -> TraceError:
+    """Read a trace that cannot be read; return the error."""
+    return refused_by(TraceError, path, lambda: read(path, **options))

@@ -1,4 +1,4 @@
-"""Traces in every format, written from a plain model of what happened by none of moepack's code.
+"""Traces in every format, written from a plain model of routing, by none of moepack's code.
 
 A trace is a list of requests, a request a list of calls, a call some tokens that are computed at
 once, and a token its experts by layer. The tokens of a call have the same layers, and as many
@@ -7,23 +7,21 @@ experts in each.
 
 import bz2
 import gzip
-import json
 import lzma
 import random
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import zstandard
 from hypothesis import strategies as st
 
 from conformance import make_traces
-from moepack.trace.formats import registry
-from moepack.trace.model import Counts, Item, Origin, Tokens
-from moepack.trace.validation import Checks
+from moepack.traces.formats import registry
+from moepack.traces.model import Counts, Item, Origin, Tokens
+from moepack.traces.validation import Checks
 from tests.support.shapes import shape_of_counts
 
 UNKNOWN, PREFILL, DECODE = 0, 1, 2
@@ -33,7 +31,7 @@ Selections = list[tuple[int, int]]
 
 
 class Call(NamedTuple):
-    """What a model computes at once."""
+    """Tokens that a model computes at once."""
 
     phase: int
     tokens: list[TokenExperts]
@@ -66,7 +64,7 @@ def tokens_from(rows: Sequence[Row]) -> Tokens:
 
 
 def flat(items: Iterable[Item]) -> Seen:
-    """Look at what was read, and check that it is well formed."""
+    """Return items as plain values, and check that they are well formed."""
     tokens: list[tuple[int, int, Selections]] = []
     counts: Counter[tuple[int, int, int]] = Counter()
     last = -1
@@ -95,21 +93,16 @@ def read(
     lenient: bool = False,
     form: str | None = None,
 ) -> tuple[list[Origin], Seen, Counter[str]]:
-    """Read a file; give its origins, what is in it, and the warnings."""
+    """Read a file; return its origins, its content, and the warnings."""
     checks = Checks(str(path), None if shape is None else shape_of_counts(shape), lenient)
     items = list(registry.read(str(path), checks, form))
     return [item for item in items if isinstance(item, Origin)], flat(items), checks.warnings
 
 
-def layers_of(trace: Trace) -> list[int]:
-    """List the layers with experts."""
-    return sorted({layer for one in seen(trace).tokens for layer, _ in one[2]})
-
-
 def shape_of(trace: Trace) -> dict[int, int]:
     """Return the model on which a trace can have been taken: as many experts in each layer."""
-    most = max(expert for one in seen(trace).tokens for _, expert in one[2])
-    return dict.fromkeys(layers_of(trace), most + 1)
+    layers = {layer for one in seen(trace).tokens for layer, _ in one[2]}
+    return dict.fromkeys(sorted(layers), dimensions(trace)[1])
 
 
 def dimensions(trace: Trace) -> tuple[int, int]:
@@ -168,7 +161,7 @@ def packed(data: bytes, packing: str) -> bytes:
 def seen(
     trace: Trace, requests: bool = True, phase: Callable[[Call], int] = lambda call: call.phase
 ) -> Seen:
-    """Keep all tokens, and what is asked for."""
+    """Return all tokens, with or without requests, and with their phases."""
     tokens = [
         (number * requests, phase(call), selections(token))
         for number, request in enumerate(trace)
@@ -178,26 +171,12 @@ def seen(
     return Seen(tokens, Counter())
 
 
-def by_size(call: Call) -> int:
-    """Return the phase that a call of so many tokens seems to be."""
-    return PREFILL if len(call.tokens) > 1 else DECODE
-
-
 def _unnumbered(trace: Trace) -> Seen:
     return seen(trace, False, lambda _: UNKNOWN)
 
 
-def _sized(trace: Trace) -> Seen:
-    return seen(trace, False, by_size)
-
-
 def _of_log(trace: Trace) -> Seen:
     return Seen(seen(only(trace, DECODE)).tokens, counted(only(trace, PREFILL), PREFILL))
-
-
-def _first_tokens(trace: Trace) -> Seen:
-    cut = [[Call(by_size(call), call.tokens[:1]) for call in one] for one in trace]
-    return seen(cut, False)
 
 
 def only(trace: Trace, phase: int) -> Trace:
@@ -251,47 +230,10 @@ def expert_log(trace: Trace, tokens: bool = True, prompts: bool = True) -> bytes
     return _text(lines)
 
 
-def _moe_flash(trace: Trace) -> bytes:
-    layers, experts = dimensions(trace)
-    lines = [f"moe-flash: loaded manifest: {layers} layers, {experts} experts/layer"]
-    for call in calls_of(trace):
-        count = len(call.tokens)
-        for layer, rows in by_layer(call):
-            behind = f" ({count} tokens)" if count > 1 else ""
-            listed = ",".join(map(str, rows[0]))
-            lines.append(f"moe-flash: layer {layer:3d} topk=[{listed}]{behind}")
-        lines.append("llama_perf: 5 tokens, topk=[1,2] layer 3")
-    return _text(lines)
-
-
-def _json_lines(rows: Iterable[dict[str, Any]], spaced: bool) -> bytes:
-    separators = (", ", ": ") if spaced else (",", ":")
-    return _text(json.dumps(row, separators=separators) for row in rows)
-
-
-def _anemll(trace: Trace, spaced: bool = False) -> bytes:
-    rows = []
-    for number, call in enumerate(calls_of(trace)):
-        for layer, listed in by_layer(call):
-            experts = [expert for row in listed for expert in row]
-            row = {"seq": number, "layer": layer, "n_expert_used": len(listed[0])}
-            rows.append({**row, "n_tokens": len(listed), "experts": experts, "slots": experts[:1]})
-    return _json_lines(rows, spaced)
-
-
-def _mer(trace: Trace, spaced: bool = False) -> bytes:
-    rows = [
-        {"token": n, "layer": layer, "experts": experts, "cache_hit": [True], "predicted": [1, 2]}
-        for n, token in enumerate(tokens_of(trace))
-        for layer, experts in token.items()
-    ]
-    return _json_lines(rows, spaced)
-
-
 def _route_csv(trace: Trace) -> bytes:
     layers, experts = dimensions(trace)
-    stated = f"n_layer={layers} n_expert={experts} n_expert_used=4"
-    lines = ["# route_trace v1", f"# model=tiny.gguf arch=qwen3moe {stated}"]
+    dimensions_text = f"n_layer={layers} n_expert={experts} n_expert_used=4"
+    lines = ["# route_trace v1", f"# model=tiny.gguf arch=qwen3moe {dimensions_text}"]
     lines += ["turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"]
     for turn, request in enumerate(trace):
         step = 0
@@ -323,36 +265,6 @@ def _selections_csv(trace: Trace) -> bytes:
     return _text(f"{layer},{e}" for t in tokens_of(trace) for layer, e in selections(t))
 
 
-def _usage(trace: Trace) -> bytes:
-    rows = [f"{layer} {expert} {n}" for (_, layer, expert), n in counted(trace).items()]
-    layers, experts = dimensions(trace)
-    return _text([f"-1 {layers - 1} {experts}", "-2 1 9f3a", *rows])
-
-
-def _gates(trace: Trace) -> bytes:
-    lines = []
-    for number, call in enumerate(calls_of(trace)):
-        for layer, rows in by_layer(call):
-            for n, row in enumerate(rows):
-                gates = " ".join(f"{e}:{('0.25', '1e-05', '1')[e % 3]}" for e in row)
-                lines.append(f"{number} {n} {layer} {gates}")
-    return _text(lines)
-
-
-def _potatomaxx(trace: Trace) -> bytes:
-    rows = [(n, *one) for n, token in enumerate(tokens_of(trace)) for one in token.items()]
-    return _text(["# all", *(f"{n} {at} {' '.join(map(str, row))}" for n, at, row in rows)])
-
-
-def mblt(trace: Trace) -> bytes:
-    """Write mbolt's stream."""
-    numbers = [0x544C424D, 1, max(shape_of(trace).values())]
-    for call in calls_of(trace):
-        for layer, rows in by_layer(call):
-            numbers += [layer, len(rows[0]), len(rows), *(e for row in rows for e in row)]
-    return struct.pack(f"<{len(numbers)}i", *numbers)
-
-
 def own(trace: Trace) -> bytes:
     """Write moepack's own file, a record a request."""
     records = [
@@ -363,7 +275,7 @@ def own(trace: Trace) -> bytes:
 
 
 class Sample(NamedTuple):
-    """A format: its name in moepack, how it is written, what it keeps, what it does not tell.
+    """A format: its name, its writer, the content that it keeps, and the facts that it lacks.
 
     Calls that are not `numbered` are told by their layers.
     """
@@ -377,7 +289,6 @@ class Sample(NamedTuple):
 
 _UNNUMBERED = frozenset({"requests", "phases"})
 _COUNTS = _UNNUMBERED | {"tokens"}
-_REQUESTS = frozenset({"requests"})
 
 TEXTS: dict[str, Sample] = {
     "log": Sample("expert-log", expert_log, _of_log),
@@ -386,22 +297,8 @@ TEXTS: dict[str, Sample] = {
     "log without prompts": Sample(
         "expert-log", lambda trace: expert_log(only(trace, DECODE), prompts=False),
         lambda trace: _unnumbered(only(trace, DECODE)), _UNNUMBERED),
-    "moe-flash": Sample(
-        "moe-flash", _moe_flash, _first_tokens, _REQUESTS | {"later tokens"}, numbered=False),
-    "anemll": Sample("anemll", _anemll, _sized, _REQUESTS, numbered=False),
-    "anemll with spaces": Sample(
-        "anemll", lambda trace: _anemll(trace, True), _sized, _REQUESTS, numbered=False),
-    "mer": Sample("mer", _mer, _unnumbered, _UNNUMBERED),
-    "mer with spaces": Sample("mer", lambda trace: _mer(trace, True), _unnumbered, _UNNUMBERED),
     "route-csv": Sample("route-csv", _route_csv, seen),
     "call-csv": Sample("call-csv", _call_csv, _unnumbered, _UNNUMBERED),
     "counts": Sample("counts", _counts_csv, _only_counts, _COUNTS),
     "selections": Sample("counts", _selections_csv, _only_counts, _COUNTS),
-    "colibri-usage": Sample("colibri-usage", _usage, _only_counts, _COUNTS),
-    "colibri-route": Sample("colibri-route", _gates, _unnumbered, _UNNUMBERED),
-    "potatomaxx": Sample("potatomaxx", _potatomaxx, _unnumbered, _UNNUMBERED),
 }  # fmt: skip
-BINARIES: dict[str, Sample] = {
-    "moepack": Sample("moepack", own, seen),
-    "mblt": Sample("mblt", mblt, _sized, _REQUESTS, numbered=False),
-}

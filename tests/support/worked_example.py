@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.hotness import file
+from moepack.traces.hotness import file
 from tests.support.models import FIXTURES, first_shard, pack_model
 
 

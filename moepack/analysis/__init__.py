@@ -1,4 +1,0 @@
-"""What a trace says: working set, reuse, and whether static hotness is worth anything.
-
-It reads traces, and gives figures; how they are written for people is `report`'s.
-"""

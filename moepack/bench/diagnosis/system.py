@@ -1,0 +1,178 @@
+"""Checks of the system: ways to read, page faults, huge pages, limits, file systems."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import resource
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from moepack.bench.diagnosis.check_result import CheckResult
+from moepack.common.errors import MachineError
+from moepack.common.sizes import size_text
+from moepack.running.pager.huge_pages import HUGE_PAGE, HugePages
+from moepack.running.pager.page_faults import check_page_faults
+from moepack.storage import probe
+from moepack.storage.open_files import lies_in_memory
+
+MAPPINGS_AN_EXPERT = 3
+"""One for each of gate, up and down in memory."""
+_MAPPINGS = Path("/proc/sys/vm/max_map_count")
+_OTHER_MAPPINGS = 2000
+"""Those of a program and its libraries."""
+_LEAST_OPEN_FILES = 512
+_LEAST_LOCKED = 8 << 20
+_DEPTH = 4
+
+
+def check_reading(path: Path) -> list[CheckResult]:
+    """Try the ways to read a file: io_uring, and past the page cache."""
+    if lies_in_memory(path):
+        measured = "the files lie in memory (tmpfs)"
+        hint = "their pages take memory twice: keep models on a drive"
+        return [CheckResult("direct reads", measured, "limit", hint)]
+    return [_way("direct reads", "direct", path), _way("io_uring", "uring", path)]
+
+
+def _way(name: str, backend: str, path: Path) -> CheckResult:
+    problem = probe.problem_with(backend, path, _DEPTH)
+    if problem is None:
+        return CheckResult(name, "works", "fine")
+    reason, remedy = problem
+    if backend == "direct":
+        hint = (
+            "experts are read through the page cache, which takes memory from them: move the model "
+        )
+        return CheckResult(name, reason, "limit", f"{hint}to a local file system")
+    hint = "; ".join(filter(None, (remedy, "threads read meanwhile")))
+    return CheckResult(name, reason, "limit", hint)
+
+
+def check_faults() -> CheckResult:
+    """Check that userfaultfd, which packs need, is allowed."""
+    try:
+        check_page_faults()
+    except MachineError as error:
+        return CheckResult("page faults", str(error.problem), "problem", error.hint)
+    return CheckResult("page faults", "userfaultfd works", "fine")
+
+
+def check_huge_pages() -> CheckResult:
+    """Try a huge page of shared memory: drives read faster into these."""
+    name = "huge pages"
+    if not hasattr(os, "memfd_create"):
+        return CheckResult(name, None, "unknown")
+    descriptor = os.memfd_create("moepack-doctor")
+    try:
+        os.ftruncate(descriptor, HUGE_PAGE)
+        HugePages(descriptor, HUGE_PAGE).fill(0, HUGE_PAGE)
+        length = os.fstat(descriptor).st_blocks * 512
+    finally:
+        os.close(descriptor)
+    if length >= HUGE_PAGE:
+        return CheckResult(name, "work for shared memory", "fine")
+    hint = "Linux 6.1 and CONFIG_TRANSPARENT_HUGEPAGE have them; reads are up to half as fast"
+    return CheckResult(name, f"pages of {size_text(mmap.PAGESIZE)} alone", "limit", hint)
+
+
+def check_open_files(shard_count: int = 0) -> CheckResult:
+    """Compare the limit of open files with the need of shards and connections."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = _LEAST_OPEN_FILES + 2 * shard_count
+    if limit == resource.RLIM_INFINITY or limit >= least:
+        return CheckResult("open files", _limit_text(limit), "fine")
+    return CheckResult("open files", _limit_text(limit), "problem", f"ulimit -n {least}")
+
+
+def check_locked_memory() -> CheckResult:
+    """Compare the limit of locked memory with the need of io_uring."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    is_enough = limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKED
+    measured = "no limit" if limit == resource.RLIM_INFINITY else size_text(limit)
+    if is_enough:
+        return CheckResult("locked memory", measured, "fine")
+    hint = f"ulimit -l {_LEAST_LOCKED >> 10}: io_uring may be refused without it"
+    return CheckResult("locked memory", measured, "limit", hint)
+
+
+def check_mappings(expert_count: int | None = None, path: Path = _MAPPINGS) -> CheckResult:
+    """Compare the limit of mapped ranges with the need of experts in memory.
+
+    `expert_count` is that of the model, None if unknown.
+    """
+    try:
+        limit = int(path.read_text())
+    except (OSError, ValueError):
+        return CheckResult("mappings", None, "unknown")
+    room = max(0, limit - _OTHER_MAPPINGS) // MAPPINGS_AN_EXPERT
+    measured = f"{limit:,} a process, for some {room:,} experts in memory"
+    if expert_count is None or expert_count <= room:
+        return CheckResult("mappings", measured, "fine")
+    needed = MAPPINGS_AN_EXPERT * expert_count + _OTHER_MAPPINGS
+    hint = f"the model has {expert_count:,}: sysctl vm.max_map_count={needed}"
+    return CheckResult("mappings", measured, "limit", hint)
+
+
+def _limit_text(limit: int) -> str:
+    return "no limit" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+_REMOTE = re.compile(r"nfs\d?|cifs|smb3?|9p|ceph|glusterfs|lustre|afs|virtiofs|fuse\.sshfs")
+_LINE = re.compile(r"(?P<device>\d+:\d+) \S+ (?P<point>\S+) .*? - (?P<kind>\S+) (?P<source>\S+)")
+
+
+def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> CheckResult:
+    """Check whether the file system of a file is local and on a fast drive.
+
+    `mounts` are the lines of /proc/self/mountinfo.
+    """
+    if mounts is None:
+        mounts = []
+        with suppress(OSError):
+            mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    matches = [match for line in mounts if (match := _LINE.search(line))]
+    kinds = [match["kind"] for match in matches if match["device"] == number]
+    kind = kinds[-1] if kinds else _by_folder(path, matches)
+    if kind is None:
+        return CheckResult("file system", None, "unknown")
+    if _REMOTE.fullmatch(kind):
+        hint = "a drive of another machine is slow: copy the model to a local one"
+        return CheckResult("file system", kind, "limit", hint)
+    if kind.startswith("fuse"):
+        hint = "each read goes through another program: name the underlying files, or the pack"
+        return CheckResult("file system", kind, "limit", hint)
+    if _turns(number):
+        hint = "a rotating disk reads few experts per second: move the model to an SSD"
+        return CheckResult("file system", f"{kind} on a rotating disk", "limit", hint)
+    return CheckResult("file system", kind, "fine")
+
+
+def _by_folder(path: Path, mounts: Iterable[re.Match[str]]) -> str | None:
+    """Return the kind of the innermost mount: file systems such as btrfs make numbers up."""
+    real = os.path.realpath(path)
+    points = {match["point"].replace("\\040", " "): match["kind"] for match in mounts}
+    inside = [one for one in points if f"{real}/".startswith(one.rstrip("/") + "/")]
+    return points[max(inside, key=len)] if inside else None
+
+
+def _turns(number: str) -> bool:
+    device = Path(f"/sys/dev/block/{number}")
+    for folder in (device, device / ".."):
+        try:
+            return (folder / "queue/rotational").read_text().strip() == "1" and not _is_virtual(
+                device
+            )
+        except OSError:
+            continue
+    return False
+
+
+def _is_virtual(device: Path) -> bool:
+    """Return whether a disk is virtual: these always claim to turn."""
+    name = os.path.realpath(device).rpartition("/")[2]
+    return name.startswith(("vd", "xvd", "loop", "dm-", "nbd"))

@@ -1,0 +1,102 @@
+"""The command `pack`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import moepack
+from moepack.cli.shared.confirmation import check_confirmation, confirm
+from moepack.cli.shared.options import (
+    folder_option,
+    hotness_option,
+    layers_option,
+    progress_options,
+    recover_option,
+    resume_option,
+    size_option,
+    threads_option,
+)
+from moepack.cli.shared.parameters import LayoutName, PathName
+from moepack.cli.shared.progress import progress
+from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, next_line, sum_up
+from moepack.common.errors import RequestError
+
+if TYPE_CHECKING:
+    from moepack.packing.pack_summary import PackSummary
+
+
+@click.command()
+@click.argument("source", nargs=-1, type=PathName(), metavar="SOURCE...")
+@folder_option("Folder of the new pack.")
+@click.option(
+    "--layout",
+    type=LayoutName(),
+    default="layers",
+    metavar="NAME|FILE.toml",
+    help="Order of blobs in files: layers, hot-first, natural, or a file of your own.",
+)
+@size_option("--alignment", least=0, help="Alignment of blobs, weights and tensors, such as 16KiB.")
+@click.option("--codec", metavar="zstd[:LEVEL]", help="Compression for parts that get 5 % shorter.")
+@hotness_option
+@click.option("--experts-only", is_flag=True, help="Leave out the dense part.")
+@layers_option
+@click.option("--no-mtp", is_flag=True, help="Leave out multi-token-prediction layers.")
+@click.option("--sha256", is_flag=True, help="Record the SHA-256 of each shard, for restore.")
+@click.option("--strong", is_flag=True, help="Add a SHA-256 of each part, tensor and header.")
+@click.option("--in-place", is_flag=True, help="Turn the shards themselves into the pack.")
+@click.option(
+    "--yes-delete-source", "is_confirmed", is_flag=True, help="Pack in place without asking."
+)
+@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@resume_option
+@recover_option
+@threads_option
+@progress_options
+def pack(
+    source: tuple[str, ...],
+    target: str,
+    no_mtp: bool,
+    in_place: bool,
+    is_confirmed: bool,
+    dry_run: bool,
+    resume: bool,
+    recover: bool,
+    **options: Any,
+) -> None:
+    """Turn SOURCE into the new pack DIR: the whole model, one aligned blob per expert.
+
+    With --in-place --resume, leave SOURCE out: all of it is in DIR.
+
+    Example: moepack pack model.gguf --hotness hot.csv -o model.moepack
+    """
+    from moepack.report import pack_text
+    from moepack.report.printable import printable
+
+    if recover and not (in_place and resume):
+        raise click.UsageError("--recover needs --in-place --resume.")
+    if not source and not (in_place and resume):
+        raise click.UsageError("SOURCE is missing")
+    check_confirmation("--yes-delete-source", is_confirmed, in_place)
+
+    def print_plan(summary: PackSummary) -> None:
+        if not is_json() and not is_quiet():
+            lay_out(pack_text.plan(printable(summary)))
+
+    options |= {"mtp": not no_mtp, "in_place": in_place, "resume": resume, "recover": recover}
+    call = partial(moepack.pack_model, source, target, **options)
+    if in_place and not (is_confirmed or dry_run or resume):
+        summary = call(dry_run=True)
+        if summary.in_place is not None and not summary.in_place.refusals:
+            confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
+    with progress(None, "packing") as advance:
+        summary = call(dry_run=dry_run, planned=print_plan, progress=advance)
+    next_step = None
+    if summary.written_length is not None:
+        sources = [] if in_place else [word for path in source for word in ("--source", path)]
+        next_step = next_line("verify", summary.path, *sources)
+    sum_up(summary, pack_text.packed, next_step)
+    if dry_run and summary.in_place and summary.in_place.refusals:
+        raise RequestError("it would be refused", hint="see above")

@@ -1,0 +1,142 @@
+"""Options of commands that run a model."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from moepack.cli.shared.options import (
+    backend_option,
+    micro_batch_option,
+    number_option,
+    options,
+    size_option,
+)
+from moepack.cli.shared.parameters import PathName
+from moepack.running.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
+
+pager_options = options(
+    size_option(
+        "--memory",
+        word="floor",
+        share_of="memory",
+        help="Memory for experts: 8GiB, 50% of this machine's memory, or floor, the minimum "
+        "for one step.  [default: the free memory, as it changes]",
+    ),
+    click.option(
+        "--policy",
+        type=click.Choice(["lru", "lfu", "layer", "layer+lfu", "s3fifo", "least-stale"]),
+        default="lru",
+        help="Cache eviction policy.",
+    ),
+    size_option(
+        "--pin",
+        share_of="experts",
+        help="Amount of the hottest experts to pin: 2GiB, 10%.  [default: as earlier runs suggest]",
+    ),
+    backend_option,
+    click.option(
+        "--check",
+        type=click.Choice(["always", "first", "never"]),
+        default="first",
+        help="Reads to verify by their digests: always, or only the first of each part.",
+    ),
+    click.option(
+        "--trace",
+        "trace_path",
+        type=PathName(),
+        metavar="FILE",
+        help="Trace file to record the routing to.",
+    ),
+    click.option(
+        "--no-learn",
+        is_flag=True,
+        help="Keep no counts for later runs, and ignore those of earlier ones.",
+    ),
+)
+
+context_option = number_option(
+    "-c",
+    "--context",
+    least=0,
+    most=MAX_CONTEXT,
+    help="Context length in tokens; 0 is the trained length.  [default: 4096, or that]",
+)
+threads_option = number_option(
+    "-t",
+    "--threads",
+    least=1,
+    most=MAX_THREADS,
+    help="Number of computing threads.  [default: one per core]",
+)
+stats_option = click.option(
+    "--stats", is_flag=True, help="Print speed, hit rate and reads while it runs."
+)
+
+chat_options = options(
+    click.option(
+        "--chat-template",
+        metavar="NAME_OR_TEXT",
+        help="Chat template in place of the model's: one of llama.cpp's names, or Jinja.",
+    ),
+    click.option(
+        "--chat-template-file",
+        type=PathName(),
+        metavar="FILE",
+        help="Chat template in a Jinja file.",
+    ),
+)
+
+engine_options = options(
+    pager_options,
+    context_option,
+    threads_option,
+    micro_batch_option("Prompt tokens computed at once; by default up to 2,048, as memory allows."),
+)
+
+_sampling_options = options(
+    click.option(
+        "--temperature",
+        "--temp",
+        type=float,
+        default=0.8,
+        help="Sampling temperature; 0 is greedy.",
+    ),
+    click.option(
+        "--top-k", type=int, default=40, help="Number of most likely tokens to sample from."
+    ),
+    click.option(
+        "--top-p",
+        type=float,
+        default=0.95,
+        help="Nucleus sampling: cumulative probability of the tokens to sample from.",
+    ),
+    click.option(
+        "--min-p",
+        type=float,
+        default=0.05,
+        help="Minimum probability of a token, relative to the most likely one.",
+    ),
+    click.option(
+        "--repeat-penalty", type=float, default=1.0, help="Penalty for repeated tokens; 1 is none."
+    ),
+    click.option("-s", "--seed", type=int, help="Random seed; -1 draws one.  [default: -1]"),
+)
+
+
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the sampling options to a command, which has them as its argument `sampling`."""
+
+    @wraps(command)
+    def sampled(**arguments: Any) -> Any:
+        from moepack.running.programs.sampling import Sampling, random_seed
+
+        if arguments["seed"] in (None, -1):
+            arguments["seed"] = random_seed()
+        sampling = Sampling(**{name: arguments.pop(name) for name in Sampling._fields})
+        sampling.check()
+        return command(sampling=sampling, **arguments)
+
+    decorated: Callable[..., Any] = _sampling_options(sampled)
+    return decorated

@@ -1,0 +1,158 @@
+"""Programs with the experts of a model: `run MODEL -- PROGRAM`, and `serve`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moepack.cli.shared.progress import ProgressLines, progress
+from moepack.cli.shared.terminal import complain, is_quiet, lay_out, say
+from moepack.common.errors import MoepackError, RequestError
+from moepack.common.sizes import size_text
+
+if TYPE_CHECKING:
+    from moepack.pack.reading.pack import Pack
+    from moepack.running.pager.pager import Pager
+    from moepack.running.programs.learner import Learner
+    from moepack.running.programs.trace_writer import TraceWriter
+
+_SECONDS_BETWEEN = 5.0
+
+
+def run_program_command(
+    context: click.Context,
+    source_or_pack: Sequence[str],
+    command: Sequence[str],
+    /,
+    *,
+    stats: bool,
+    is_ours: bool = False,
+    model_words: Callable[[Pack], Sequence[str]] = lambda pack: (),
+    **options: Any,
+) -> None:
+    """Run a program with the experts of a model, and end as it ends.
+
+    `options` are the pager's. `is_ours`: it is our own server. `model_words` returns words for the
+    end of the command, by the model.
+    """
+    from moepack.common.extras import require
+    from moepack.packing.opening import open_model
+    from moepack.report import run_text
+    from moepack.running.pager.pager import PagerOptions
+    from moepack.running.programs.command import llama_variables, micro_batch
+    from moepack.running.programs.micro_batch import server_options
+    from moepack.running.programs.process import end_like
+    from moepack.running.programs.runner import Listener, run_program
+
+    if not command:
+        raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
+    trace_path = options["trace_path"]
+    with open_model(source_or_pack) as pack, trace_to(trace_path, pack) as trace:
+        pack.require_files()
+        command = [*command, *model_words(pack)]
+        if is_ours:
+            require("run")
+            command = server_options(pack, command, options["memory"], options["pin"] or 0)
+        pager_options = PagerOptions(
+            memory=options["memory"],
+            policy=options["policy"],
+            pinned=options["pin"],
+            backend=options["backend"],
+            check=options["check"],
+            micro_batch=micro_batch(command[1:], os.environ),
+        )
+        variables = {} if is_ours else llama_variables(command, os.environ)
+        watcher = _Watcher(stats, variables)
+        listener = Listener(watcher.begun, _report_failure, watcher.tick, watcher.pinning)
+        learner = learner_of(pack, options["no_learn"])
+        end = run_program(pack, command, pager_options, listener, variables, trace, learner)
+    if end.has_mapped and not is_quiet():
+        say(run_text.pager_usage(end.usage), err=True)
+    elif not end.has_mapped and not is_ours:
+        complain(
+            "note",
+            "the program has ended and never mapped the model: give it the path {}, and have it "
+            "map the file, not read it (use_mmap in llama.cpp's interfaces)",
+        )
+    context.exit(end_like(end.returncode))
+
+
+@contextmanager
+def trace_to(
+    path: str | None, pack: Pack, *, has_requests: bool = False
+) -> Iterator[TraceWriter | None]:
+    """Yield a writer for a trace, None without a path; a trace that stays empty is noted."""
+    from moepack.running.programs.trace_writer import TraceWriter
+
+    if path is None:
+        yield None
+        return
+    with TraceWriter(path, pack, has_requests=has_requests) as trace:
+        yield trace
+    if trace.is_empty:
+        complain("note", "no router has selected an expert: no trace was written")
+
+
+def learner_of(pack: Pack, no_learn: bool) -> Learner | None:
+    """Return the learner of a run, None if nothing is learned; its problems become notes."""
+    from moepack.running.programs.learner import make_learner
+
+    return make_learner(pack, learn=not no_learn, notice=partial(complain, "note"))
+
+
+def say_memory(pager: Pager) -> None:
+    """Print the memory for experts, and a note if this machine has less."""
+    from moepack.planning.machine.memory_limits import read_memory
+    from moepack.report import run_text
+
+    lay_out(run_text.pager_memory(pager), err=True)
+    machine = int(read_memory().value)
+    if min(pager.budget, pager.whole_length) > machine:
+        complain("note", f"that is more than this machine has: {size_text(machine)}")
+
+
+class _Watcher:
+    """Prints the progress of a program, and now and then its statistics."""
+
+    def __init__(self, stats: bool, variables: Mapping[str, str]) -> None:
+        self._stats = stats
+        self._variables = variables
+        self._next = time.monotonic() + _SECONDS_BETWEEN
+        self._last = ""
+        self._pinning: ProgressLines | None = None
+        self._stack = ExitStack()
+
+    def pinning(self, length: int, total: int) -> None:
+        if self._pinning is None and not is_quiet():
+            self._pinning = self._stack.enter_context(progress(None, "pinning experts"))
+        if self._pinning is not None:
+            self._pinning(length, total)
+
+    def begun(self, pager: Pager) -> None:
+        self._stack.close()
+        if is_quiet():
+            return
+        say_memory(pager)
+        if self._variables:
+            words = ", ".join(f"{name}={value}" for name, value in self._variables.items())
+            say(f"set for the program: {words}", err=True)
+
+    def tick(self, pager: Pager) -> None:
+        if not self._stats or time.monotonic() < self._next:
+            return
+        from moepack.report import run_text
+
+        self._next = time.monotonic() + _SECONDS_BETWEEN
+        if (line := run_text.pager_usage(pager.usage)) != self._last:
+            say(line, err=True)
+            self._last = line
+
+
+def _report_failure(error: MoepackError) -> None:
+    complain("error", str(error))

@@ -1,0 +1,98 @@
+"""The server behind `run`: its start, with progress and notes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from moepack.cli.running.program import learner_of, say_memory
+from moepack.cli.shared.progress import progress, watched_progress
+from moepack.cli.shared.terminal import complain, is_json, is_quiet, is_verbose, say
+from moepack.common.sizes import Size, count_text
+
+if TYPE_CHECKING:
+    from moepack.pack.reading.pack import Pack
+    from moepack.planning.machine.processors import OtherWork
+    from moepack.running.programs.context import ContextLength
+    from moepack.running.programs.model_server import ModelServer
+    from moepack.running.programs.trace_writer import TraceWriter
+
+
+def start_server(
+    pack: Pack,
+    trace: TraceWriter | None,
+    options: Sequence[str],
+    other_work: OtherWork,
+    *,
+    context: int | None,
+    threads: int | None,
+    micro_batch: int | None,
+    memory: Size | None,
+    pin: Size | None,
+    no_learn: bool,
+    **pager: Any,
+) -> ModelServer:
+    """Return a server for this process alone, which has the only key, when its model is loaded.
+
+    `options` are llama-server's; `other_work` has watched other programs for a while.
+    """
+    from moepack.planning.machine.processors import limited_threads
+    from moepack.running.pager.pager import PagerOptions
+    from moepack.running.programs.command import THREADS, single_text_options
+    from moepack.running.programs.context import choose_context
+    from moepack.running.programs.micro_batch import choose_micro_batch
+    from moepack.running.programs.model_server import ModelServer
+
+    length = note_context(choose_context(pack, context))
+    if micro_batch is None:
+        micro_batch = choose_micro_batch(pack, context=length, memory=memory, pinned=pin or 0)
+    if threads is None:
+        is_set = THREADS.is_set(options, os.environ)
+        threads = THREADS.number(options, os.environ) if is_set else limited_threads()
+    words = [*single_text_options(length, threads, micro_batch), *options]
+    pager_options = PagerOptions(memory=memory, pinned=pin, micro_batch=micro_batch, **pager)
+    writers: Any = {"trace": trace, "learner": learner_of(pack, no_learn)}
+    key = secrets.token_urlsafe()
+
+    def serve(**more: Any) -> ModelServer:
+        return ModelServer(pack, pager_options, options=words, api_key=key, **writers, **more)
+
+    if is_json() or is_quiet():
+        return serve()
+    began = time.monotonic()
+    with progress(None, "pinning experts", has_summary=bool(pin)) as pinning:
+        server = serve(pinning=pinning)
+    try:
+        say_memory(server.pager)
+        with watched_progress("loading the model", "s"):
+            _ = server.url
+    except BaseException:
+        server.close()
+        raise
+    _note_other_work(other_work.processor_count(server.process.processor_seconds()), threads)
+    if is_verbose():
+        say(f"loaded in {time.monotonic() - began:.1f} s", err=True)
+        say(f"experts are read by {server.pager.backend}", err=True)
+        say(f"options of llama-server: {shlex.join(words)}", err=True)
+    return server
+
+
+def note_context(context: ContextLength) -> int:
+    """Return the length of a context, with a note if it is longer than the trained one."""
+    if context.is_beyond_training and not is_quiet():
+        trained = count_text(context.trained or 0, "token")
+        complain("note", f"the model was trained for {trained} of context, and uses no more")
+    return context.length
+
+
+def _note_other_work(busy: float | None, threads: int | None) -> None:
+    """Print a note if other programs keep so many processors `busy` that threads wait."""
+    from moepack.planning.machine.processors import fewer_threads
+
+    if busy is not None and (fewer := fewer_threads(threads, busy)) is not None:
+        note = f"other programs keep {busy:.1f} processors busy: -t {fewer} may be faster"
+        complain("note", note)

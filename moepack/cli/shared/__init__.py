@@ -1,0 +1,1 @@
+"""The shared parts of commands: options and their values, files, printing, progress, exit codes."""

@@ -1,0 +1,218 @@
+"""Options and arguments that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import click
+
+from moepack.cli.shared.parameters import (
+    FormatName,
+    InputPath,
+    Length,
+    OutputFile,
+    OutputFolder,
+    PathName,
+)
+from moepack.cli.shared.terminal import set_json, set_verbosity
+from moepack.common.sizes import LEAST_BARE
+from moepack.running.llama_cpp.bounds import MAX_CONTEXT
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Option = Callable[[Command], Command]
+
+LAYERS = "Only these layers, such as 0-3,7."
+
+
+def options(*added: Option[Any]) -> Option[Any]:
+    """Return a decorator that adds several options, which help lists in their order."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(added):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def size_option(
+    *names: str,
+    word: str | None = None,
+    share_of: Literal["memory", "experts"] | None = None,
+    least: int = LEAST_BARE,
+    **settings: Any,
+) -> Option[Any]:
+    """Return an option for a size, as `Length` reads it."""
+    length = Length(word, share_of=share_of, least=least)
+    return click.option(*names, type=length, metavar="SIZE", **settings)
+
+
+def file_option(*names: str, **settings: Any) -> Option[Any]:
+    """Return an option for a file to read."""
+    return click.option(*names, type=InputPath(), metavar="FILE", **settings)
+
+
+def number_option(*names: str, least: int, most: int | None = None, **settings: Any) -> Option[Any]:
+    """Return an option for a whole number within bounds."""
+    return click.option(*names, type=click.IntRange(least, most), metavar="N", **settings)
+
+
+def micro_batch_option(help: str) -> Option[Any]:
+    """Return the option for the prompt tokens that are computed at once."""
+    return number_option("-ub", "--micro-batch", least=1, most=MAX_CONTEXT, help=help)
+
+
+pack_argument = click.argument("pack_path", type=PathName(), metavar="PACK")
+source_or_pack_argument = click.argument(
+    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
+)
+opened_argument = click.argument("pack_path", type=PathName(), metavar="SOURCE_OR_PACK")
+measured_model_argument = click.argument(
+    "model", nargs=-1, type=PathName(), metavar="[SOURCE_OR_PACK]"
+)
+
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    expose_value=False,
+    callback=set_json,
+    help="Print one JSON object.",
+)
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=set_verbosity(-1),
+    help="Print only errors, and JSON.",
+)
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=set_verbosity(1),
+    help="Print more, such as the time taken.",
+)
+summary_options = options(quiet_option, json_option)
+progress_options = options(quiet_option, verbose_option, json_option)
+
+threads_option = number_option(
+    "--threads", least=1, most=256, default=4, help="Number of threads that read and write."
+)
+force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
+resume_option = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+recover_option = click.option(
+    "--recover",
+    is_flag=True,
+    help="Continue in place with a damaged or lost journal, by digests.",
+)
+source_option = click.option(
+    "--source",
+    "source_paths",
+    type=PathName(),
+    multiple=True,
+    metavar="SOURCE",
+    help="Model that the pack was made from, for comparison; may be repeated.",
+)
+machine_option = file_option(
+    "--machine", "machine_path", help="Description of the machine, from `moepack machine`."
+)
+hotness_option = file_option("--hotness", help="Hotness file, routing trace or imatrix.")
+layers_option = click.option("--layers", metavar="LIST", help=LAYERS)
+backend_option = click.option(
+    "--backend",
+    type=click.Choice(["auto", "uring", "direct", "buffered"]),
+    default="auto",
+    help="Method for reading experts from the drive.",
+)
+seconds_option = click.option(
+    "--seconds",
+    type=click.FloatRange(0, 3600),
+    default=20,
+    help="Time for measuring; more gives narrower ranges.",
+)
+prompt_tokens_option = number_option(
+    "--prompt", least=1, most=1 << 24, default=1000, help="Length of the prompt in tokens."
+)
+forecast_prompt_options = options(
+    prompt_tokens_option,
+    micro_batch_option("Prompt tokens computed at once.  [default: the fastest]"),
+)
+traces_option = file_option(
+    "--trace", "traces", multiple=True, help="Routing trace, to simulate cache misses with."
+)
+traces_argument = click.argument(
+    "paths", nargs=-1, required=True, type=InputPath(), metavar="FILE..."
+)
+format_option = click.option(
+    "--format",
+    "form",
+    type=FormatName(),
+    metavar="NAME",
+    help="Format of the traces; detected by default.",
+)
+lenient_option = click.option(
+    "--lenient", is_flag=True, help="Skip and count faulty entries, instead of stopping."
+)
+traced_model_options = options(
+    format_option,
+    lenient_option,
+    click.option(
+        "--model",
+        "model_path",
+        type=PathName(),
+        metavar="SOURCE",
+        help="Model that was traced; layers and experts that it lacks are refused.",
+    ),
+)
+traced_pack_option = click.option(
+    "--pack",
+    "pack_path",
+    type=PathName(),
+    metavar="PACK",
+    help="Pack of the model that was traced, in place of --model.",
+)
+append_option = click.option("--append", is_flag=True, help="Add to an existing trace file.")
+
+
+def output_option(
+    *, required: bool = True, help: str = "File to write; - is standard output."
+) -> Option[Any]:
+    """Return the option for the file that a command writes."""
+    return click.option(
+        "-o", "--output", required=required, type=OutputFile(), metavar="FILE", help=help
+    )
+
+
+def folder_option(help: str, *, required: bool = True) -> Option[Any]:
+    """Return the option for the folder that a command makes."""
+    folder = OutputFolder()
+    return click.option(
+        "-o", "--output", "target", required=required, type=folder, metavar="DIR", help=help
+    )
+
+
+def plot_options(content: str) -> Option[Any]:
+    """Return the options for a picture of `content`."""
+    help_text = f"Chart of {content}: SVG or PNG."
+    plot = click.option("--plot", "plot_path", type=OutputFile(), metavar="FILE", help=help_text)
+    return options(plot, force_option)
+
+
+def hottest_option(objects: str) -> Option[Any]:
+    """Return the option for the hottest of some objects, up to a size."""
+    return size_option(
+        "--hottest",
+        share_of="experts",
+        help=f"Only the hottest {objects}, up to this size: 8GiB, or 25% of all experts.",
+    )
+
+
+expert_options = options(
+    number_option("--layer", least=0, required=True, help="Number of the layer."),
+    number_option("--expert", least=0, required=True, help="Number of the expert."),
+    click.option("--family", help="Family of experts, if not the routed ones: ffn_chexps, …"),
+)

@@ -1,0 +1,197 @@
+"""Types of options and arguments: files, with `-` for a stream, sizes, lists and names."""
+
+import os
+import sys
+from typing import Any, ClassVar, Literal
+
+import click
+from click.shell_completion import CompletionItem
+
+from moepack.cli.shared.argument_names import typed_name
+from moepack.common.errors import RequestError
+from moepack.common.sizes import LEAST_BARE, is_share, parse_size
+
+STANDARD_STREAM = "-"
+_STANDARD_INPUT = "/dev/stdin"
+_STANDARD_OUTPUT = (STANDARD_STREAM, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+_INPUT_IS_TAKEN = "moepack.input_is_taken"
+_OUTPUT_IS_TAKEN = "moepack.output_is_taken"
+
+
+def output_is_taken() -> bool:
+    """Return whether a file goes to standard output, so that nothing else may be printed there."""
+    return bool(click.get_current_context().meta.get(_OUTPUT_IS_TAKEN))
+
+
+class PathName(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no arguments
+    """The path of a source or a pack, which is read in many places: never standard input."""
+
+    name = "path"
+    no_stream: ClassVar = "not read from standard input", "only files read from start to end"
+    """The problem with `-`, and the reason."""
+    stream_names: ClassVar[tuple[str, ...]] = (STANDARD_STREAM,)
+    """Names of a stream."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path. Raises RequestError for `-`."""
+        _check_named(value, param)
+        if value in self.stream_names:
+            problem, why = self.no_stream
+            other = "; ./- has that name" if value == STANDARD_STREAM else ""
+            raise RequestError(problem, path=value, hint=why + other)
+        return str(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Leave paths to the shell."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+class OutputFolder(PathName):
+    """The path of a folder to write into: never standard output."""
+
+    name = "folder"
+    no_stream = ("a folder, not standard output", "name the folder")
+
+
+class ResumableFile(PathName):
+    """The path of a file that is written in many places at a time: never standard output."""
+
+    name = "file"
+    no_stream = ("cannot be written to standard output", "it is not written from start to end")
+    stream_names = _STANDARD_OUTPUT
+
+
+class InputPath(PathName):
+    """The path of a file that is read from start to end; `-` is standard input."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path. Raises RequestError for a second `-`."""
+        _check_named(value, param)
+        if value != STANDARD_STREAM:
+            return str(value)
+        if ctx is not None and ctx.meta.setdefault(_INPUT_IS_TAKEN, param) is not param:
+            raise RequestError("standard input can be read only once", path=value)
+        return _STANDARD_INPUT
+
+
+class OutputFile(PathName):
+    """The path of a file to write; `-` is standard output, and all else goes to standard error."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path, or `-`."""
+        _check_named(value, param)
+        if value not in _STANDARD_OUTPUT:
+            return str(value)
+        if ctx is not None:
+            if sys.stdout.name == os.devnull:  # instead of a stream that was closed
+                raise RequestError("standard output is closed", path=value)
+            ctx.meta[_OUTPUT_IS_TAKEN] = True
+        return STANDARD_STREAM
+
+
+class LayoutName(InputPath):
+    """The name of a layout, or the path of one."""
+
+    name = "layout"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Offer the layouts that come with moepack, or paths if none fits."""
+        from moepack.packing import layout
+
+        fitting = [name for name in layout.names() if name.startswith(incomplete)]
+        if fitting:
+            return [CompletionItem(name) for name in fitting]
+        return super().shell_complete(ctx, param, incomplete)
+
+
+class Length(click.ParamType):  # type: ignore[type-arg]
+    """A size, as people write it: `8GiB`; or `word`, which stays as it is.
+
+    `50%` is a share of `share_of`: of this machine's "memory" it becomes bytes at once; of
+    "experts" it stays a text, until their length is known.
+    """
+
+    name = "size"
+
+    def __init__(
+        self,
+        word: str | None = None,
+        *,
+        share_of: Literal["memory", "experts"] | None = None,
+        least: int = LEAST_BARE,
+    ) -> None:
+        self._word = word
+        self._share_of = share_of
+        self._least = least
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Return the bytes. Raises RequestError."""
+        if value == self._word:
+            return str(value)
+        whole = None
+        if self._share_of is not None and is_share(value):
+            from moepack.planning.machine.memory_limits import read_memory
+
+            whole = int(read_memory().value)
+        try:
+            length = parse_size(value, _name(param), whole=whole, least=self._least)
+        except RequestError as error:
+            if self._word and value.isalpha():
+                error.hint = f"`{self._word}` is the only word"
+            raise
+        return str(value) if whole is not None and self._share_of == "experts" else length
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """Numbers of a kind with commas between them: `1,4,16`."""
+
+    name = "list"
+
+    def __init__(self, kind: type[int] | type[float] = int, sample: str = "1,4,16") -> None:
+        self._kind, self._sample = kind, sample
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[Any]:
+        """Return the numbers. Raises RequestError."""
+        try:
+            return value if isinstance(value, list) else list(map(self._kind, value.split(",")))
+        except ValueError:
+            argument, expected = _name(param), f"such as {self._sample}"
+            problem = "not a list of numbers"
+            raise RequestError(problem, argument=argument, expected=expected, found=value) from None
+
+
+def _check_named(value: str, param: click.Parameter | None) -> None:
+    """Raise RequestError for an empty name, as an unset variable of the shell leaves it."""
+    if not value.strip():
+        hint = "is a shell variable unset? Type a name here"
+        raise RequestError("an empty name", place=_name(param), hint=hint)
+
+
+def _name(param: click.Parameter | None) -> str | None:
+    return None if param is None else typed_name(param)
+
+
+class FormatName(click.ParamType):  # type: ignore[type-arg]
+    """The name of a trace format."""
+
+    name = "format"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Offer the known formats."""
+        from moepack.traces.formats import registry
+
+        return [CompletionItem(name) for name in registry.NAMES if name.startswith(incomplete)]

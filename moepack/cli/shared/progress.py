@@ -1,0 +1,201 @@
+"""Progress of long work: a bar on a terminal, elsewhere a line now and then."""
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from moepack.cli.shared.terminal import is_quiet, is_verbose, say
+from moepack.common.sizes import count_text, size_text
+from moepack.report.values import rate_text, seconds_text, speed_text
+
+_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BEFORE_BAR = 0.3
+_SECONDS_BETWEEN_POLLS = 0.1
+_BAR_UNITS: dict[str, dict[str, Any]] = {
+    "B": {"unit": "iB", "unit_scale": True, "unit_divisor": 1024},
+    "ms": {"bar_format": "{l_bar}{bar}| [{elapsed}<{remaining}]"},
+    "s": {"bar_format": "{desc}: {elapsed}"},
+    "tokens": {"unit": " tok", "smoothing": 0},  # which come in steps: the average tells most
+}
+"""tqdm's options for units; others are words, and counted one by one."""
+
+
+State = Callable[[], tuple[int, int | None] | None]
+"""Returns the amount done, and the total or None if unknown; None before the work begins."""
+
+
+@contextlib.contextmanager
+def progress(
+    total: int | None, what: str, unit: str = "B", *, has_summary: bool = True
+) -> Iterator["ProgressLines | None"]:
+    """Show progress towards `total` on standard error, and with -v a summary.
+
+    A `total` that is None comes with the first progress. `unit` is B, ms, s, or a plural noun.
+    Yields None for quiet commands.
+    """
+    if is_quiet():
+        yield None
+        return
+    shown = (_Bar if is_terminal() else ProgressLines)(total, what, unit)
+    try:
+        yield shown
+    finally:
+        shown.close()
+    if has_summary and is_verbose():
+        say(shown.summary(), err=True)
+
+
+def is_terminal() -> bool:
+    """Return whether standard error is a terminal that can be drawn on."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+@contextlib.contextmanager
+def watched_progress(what: str, unit: str, state: State | None = None) -> Iterator[None]:
+    """Show the progress of work that reports none: `state` is polled in a thread.
+
+    Without `state` it is the seconds that went by.
+    """
+    began = time.monotonic()
+    polled = state or (lambda: (round(time.monotonic() - began), None))
+    with progress(None, what, unit, has_summary=False) as advance:
+        if advance is None:
+            yield
+            return
+        ended = threading.Event()
+        thread = threading.Thread(target=_poll, args=(polled, advance, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _poll(state: State, advance: "ProgressLines", ended: threading.Event) -> None:
+    shown = 0
+    while not ended.wait(_SECONDS_BETWEEN_POLLS):
+        if (now := state()) is not None:
+            count, total = now
+            advance(max(0, count - shown), total)
+            shown = max(shown, count)
+
+
+class ProgressLines:
+    """Progress as lines that stay, for logs; call it with each amount done."""
+
+    def __init__(self, total: int | None, what: str, unit: str) -> None:
+        self._what, self._unit = what, unit
+        self._count, self._total = 0, total
+        self._began = time.monotonic()
+        self._next = self._began + _SECONDS_BETWEEN_LINES
+
+    def __call__(self, count: int, total: int | None = None) -> None:
+        """Add `count`, of a `total` that may become known only now."""
+        self._count += count
+        self._total = self._total if total is None else total
+        self.show(count)
+
+    def show(self, count: int) -> None:
+        """Show the state after `count` more."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _SECONDS_BETWEEN_LINES
+            say(f"{self._what} {self._state(now - self._began)}", err=True)
+
+    def close(self) -> None:
+        """Erase everything that is not to stay."""
+
+    def summary(self) -> str:
+        """Return the amount, the time and the speed."""
+        seconds = time.monotonic() - self._began
+        text = f"{self._what}: {self._amount(self._count)} in {seconds_text(seconds)}"
+        if self._unit == "B" and self._count and seconds > 0:
+            text += f", {speed_text(self._count / seconds)}"
+        return text
+
+    def _state(self, seconds: float) -> str:
+        """Return the amount done, the speed, and the time left at that speed."""
+        if not self._total:
+            return self._amount(self._count)
+        share = min(self._count / self._total, 1.0)
+        done, total = self._amount(self._count), self._amount(self._total)
+        text = f"{int(100 * share):>3} %  {done} of {total}"
+        if self._unit == "B" and self._count and seconds > 0:
+            text += f"  {speed_text(self._count / seconds)}"
+        if self._unit == "tokens" and seconds > 0:
+            text += f"  {rate_text(self._count / seconds)} tok/s"
+        if share > 0:
+            text += f"  {_duration(seconds / share - seconds)} left"
+        return text
+
+    def _amount(self, count: int) -> str:
+        if self._unit == "B":
+            return size_text(count)
+        if self._unit == "ms":
+            return _duration(count / 1000)
+        if self._unit == "s":
+            return _duration(count)
+        return count_text(count, self._unit.removesuffix("s"))
+
+
+class _Bar(ProgressLines):
+    """A bar of tqdm's, erased at the end."""
+
+    _bar: Any = None
+    _is_refreshed = False
+    """Whether the bar was drawn without an update: tqdm would not erase it."""
+
+    def show(self, count: int) -> None:
+        if self._bar is None:
+            self._bar = self._begin()
+        self._bar.total = self._total
+        if count:
+            self._bar.update(count)
+        elif time.monotonic() - self._began >= _SECONDS_BEFORE_BAR:
+            self._bar.refresh()  # an update by 0 would leave its time out of the speed
+            self._is_refreshed = True
+
+    def close(self) -> None:
+        if self._bar is not None:
+            if self._is_refreshed:
+                self._bar.clear()
+            self._bar.close()
+
+    def _begin(self) -> Any:
+        from threading import RLock
+
+        from tqdm import tqdm  # here, since most commands draw no bar
+
+        # Neither a thread that watches bars, nor a lock between processes: one thread draws.
+        tqdm.monitor_interval = 0
+        tqdm.set_lock(RLock())
+        return tqdm(
+            desc=self._what,
+            leave=False,
+            **_bar_size(),
+            delay=_SECONDS_BEFORE_BAR,
+            miniters=0,
+            **_BAR_UNITS.get(self._unit, {"unit": self._unit.removesuffix("s")}),
+        )
+
+
+def _bar_size() -> dict[str, Any]:
+    """Return options for tqdm to follow the terminal's size, or to draw on one without a size."""
+    columns, lines = os.get_terminal_size(sys.stderr.fileno())
+    if columns and lines:
+        return {"dynamic_ncols": True}
+    columns, lines = shutil.get_terminal_size()
+    return {"ncols": columns - 1, "nrows": lines}
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as on a clock: `0:42`, `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,153 @@
+"""Printing of results, summaries, errors and hints, in colour and as long as is wanted.
+
+The only module that writes text to the streams. Names come from files: control characters in them
+are escaped, so that a terminal obeys only the sequences that moepack draws itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from moepack.cli.shared.argument_names import as_typed
+from moepack.cli.shared.parameters import output_is_taken
+from moepack.common import escaping
+
+if TYPE_CHECKING:
+    from moepack.report.page import Page
+
+Facts = TypeVar("Facts")
+
+_VERBOSITY, _AS_JSON = "moepack.verbosity", "moepack.as_json"
+
+
+def set_verbosity(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
+    """Return the callback of an option that sets how much is printed: -1 quiet, 1 verbose."""
+
+    def remember(context: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
+        if is_set and context.meta.setdefault(_VERBOSITY, level) != level:
+            raise click.UsageError("-q and -v at once")
+
+    return remember
+
+
+def set_json(context: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
+    """Remember whether the answer is to be JSON."""
+    context.meta[_AS_JSON] = is_set
+
+
+def is_json() -> bool:
+    """Return whether the command prints one JSON object and nothing else."""
+    return bool(_meta(_AS_JSON, False))
+
+
+def is_quiet() -> bool:
+    """Return whether only errors are to be printed."""
+    return int(_meta(_VERBOSITY, 0)) < 0
+
+
+def is_verbose() -> bool:
+    """Return whether more than usual is to be printed."""
+    return int(_meta(_VERBOSITY, 0)) > 0
+
+
+def _meta(name: str, default: Any) -> Any:
+    context = click.get_current_context(silent=True)
+    return default if context is None else context.meta.get(name, default)
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print lines for people, with control characters escaped."""
+    click.echo(escaping.lines(text), err=err)
+
+
+def pass_on(texts: Iterable[str]) -> None:
+    """Print texts of a model, or for programs: escaped on a terminal, elsewhere as they are."""
+    sys.stdout.writelines(map(escaping.lines, texts) if sys.stdout.isatty() else texts)
+
+
+def draw(text: str) -> None:
+    """Write control sequences of our own to standard error."""
+    click.echo(text, nl=False, err=True)
+
+
+def columns(*, err: bool = False) -> int | None:
+    """Return the columns of the terminal that is printed to; None for pipes and files."""
+    stream = sys.stderr if err else sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def lay_out(page: Page | str, *, err: bool = False) -> None:
+    """Print a page in lines that a terminal does not break, with arguments as they are typed."""
+    from moepack.report.page import Page
+
+    context = click.get_current_context()
+    values = context.params.values()
+    names = [name for value in values for name in (value if isinstance(value, tuple) else (value,))]
+    laid_out = page if isinstance(page, Page) else Page(page)
+    typed = laid_out.with_texts(lambda text: as_typed(text, context.command, names))
+    say(typed.text(columns(err=err)), err=err)
+
+
+def show(facts: Facts, render: Callable[[Facts], Page | str], next_step: str | None = None) -> None:
+    """Print facts: as one JSON object, or as `render` writes them for people.
+
+    If standard output is taken by a file, they go to standard error. On a terminal the `next_step`
+    follows, a command line to paste; programs that read the answer do not get it.
+    """
+    from moepack.report.json_text import json_text
+    from moepack.report.printable import printable
+
+    err = output_is_taken()
+    if is_json():
+        say(json_text(facts), err=err)
+        return
+    lay_out(render(printable(facts)), err=err)
+    if columns(err=err) is not None:
+        suggest(next_step)
+
+
+def sum_up(
+    facts: Facts, render: Callable[[Facts], Page | str], next_step: str | None = None
+) -> None:
+    """Print, as `show` does, a summary of the work done; quiet commands print it only as JSON.
+
+    The `next_step` is printed everywhere, as in the log of a job.
+    """
+    if is_json() or not is_quiet():
+        show(facts, render)
+    suggest(next_step)
+
+
+def suggest(command_line: str | None) -> None:
+    """Print `next:` and a command line to paste, if there is one, except in JSON and if quiet."""
+    if command_line is not None and not is_quiet() and not is_json():
+        say(f"next: {command_line}", err=output_is_taken())
+
+
+def next_line(*words: str) -> str:
+    """Return a command line of moepack, to be suggested."""
+    return escaping.shell_words(("moepack", *words))
+
+
+def complain(word: str, text: str) -> None:
+    """Print `error: …`, `hint: …` or `note: …` to standard error, on terminals in colour.
+
+    It is one line, whatever the text. On a terminal it is broken at words, except for hints, which
+    have commands to paste.
+    """
+    line = f"{word}: {escaping.one_line(text)}"
+    if word != "hint" and (width := columns(err=True)) is not None:
+        from moepack.report.widths import wrapped
+
+        line = "\n".join(wrapped(line, width))
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    if sys.stderr.isatty() and not is_plain:  # as no-color.org has it
+        label = click.style(f"{word}:", fg="red" if word == "error" else "cyan", bold=True)
+        line = label + line.removeprefix(f"{word}:")
+    click.echo(line, err=True)

@@ -1,0 +1,1 @@
+"""Shared by all rooms: errors, digests, sizes, paths, expert keys, the shape of a model."""

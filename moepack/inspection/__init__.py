@@ -1,0 +1,1 @@
+"""The facts and lists of a model or a pack, without a measurement."""

@@ -1,0 +1,232 @@
+"""The facts of sources, packs, mirrors and blobs; `inspect` is the command as one call.
+
+The format leaves `layout` and `hotness` in a manifest to people, and a pack reads well whatever
+stands there. So nothing in them is an error: a value that is missing or of another kind is None.
+"""
+
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
+
+from moepack.common import digest
+from moepack.common.errors import RequestError
+from moepack.common.paths import PathOrPaths
+from moepack.inspection.facts import (
+    BlobFacts,
+    FamilyFacts,
+    LayoutFacts,
+    MirrorFacts,
+    PackedFamilyFacts,
+    PackedSourceFacts,
+    PackFacts,
+    PackHotnessFacts,
+    PartFacts,
+    PlacedPartFacts,
+    ShardFacts,
+    SourceFacts,
+    UsedExpertsFacts,
+)
+from moepack.pack.engines.named_model import named_model
+from moepack.pack.format.source_entry import SourceEntry
+from moepack.pack.reading.pack import Pack
+from moepack.source import ggml_types
+from moepack.source.experts import Experts, find_experts
+from moepack.source.experts import shape_of as shape_of_source
+from moepack.source.parameters import count_parameters
+from moepack.source.shards import Source
+from moepack.traces.hotness import coverage
+from moepack.traces.hotness.stored import routed_experts
+
+_MAX_NUMBER = (1 << 63) - 1
+
+
+def inspect(paths: PathOrPaths) -> SourceFacts | PackFacts:
+    """Return the facts of a source, or of the pack in a directory.
+
+    `paths` is a pack's directory, or what `open_source` takes. Raises SourceError or PackError, by
+    what is at fault, and RequestError without a path.
+    """
+    with named_model(paths) as model:
+        if isinstance(model, Pack):
+            return describe_pack(model)
+        return describe_source(model, find_experts(model))
+
+
+def describe_source(source: Source, experts: Experts) -> SourceFacts:
+    """Return the facts of a source."""
+    shape = shape_of_source(source, experts)
+    name = source.value("general.name")
+    used = source.model_value("expert_used_count")
+    numbers = used if isinstance(used, tuple) else (used,)
+    return SourceFacts(
+        architecture=source.architecture or None,
+        name=name if isinstance(name, str) else None,
+        shards=tuple(
+            ShardFacts(shard.path, shard.file_length, len(shard.tensors), shard.alignment)
+            for shard in source.shards
+        ),
+        layers=shape.layers,
+        mtp_layers=shape.mtp_layers,
+        experts_used=used if all(type(number) is int for number in numbers) else None,
+        families=_families(experts),
+        expert_length=sum(t.length for _, t in source.tensors() if t.name in experts.names),
+        dense_length=shape.dense_length or 0,
+        parameters=count_parameters(source, experts, shape),
+    )
+
+
+def _families(experts: Experts) -> tuple[FamilyFacts, ...]:
+    """Return the families, with all layers of like experts together."""
+    layers: dict[tuple[str, int, tuple[PartFacts, ...]], list[int]] = {}
+    for family in experts.families:
+        parts = tuple(
+            PartFacts(
+                name=part.name,
+                type=ggml_types.type_name(part.type_id),
+                type_id=part.type_id,
+                shape=part.shape,
+                length=part.length,
+                inferred=part.inferred,
+            )
+            for part in family.parts
+        )
+        layers.setdefault((family.name, family.expert_count, parts), []).append(family.layer)
+    return tuple(
+        FamilyFacts(name, tuple(numbers), expert_count, sum(part.length for part in parts), parts)
+        for (name, expert_count, parts), numbers in layers.items()
+    )
+
+
+def describe_pack(pack: Pack) -> PackFacts:
+    """Return the facts of a pack."""
+    index, manifest, shape = pack.index, pack.manifest, pack.shape
+    others = sum(record.length for record in index.shard_bytes())
+    payload_length = shape.expert_length + (shape.dense_length or 0) + others
+    data_length = sum(file.length for file in index.files)
+    stored_length = index.stored_length()
+    padding_length = data_length - payload_length + shape.expert_length - stored_length
+    has_padding = not any(file.is_shard for file in index.files)
+    return PackFacts(
+        tool=manifest.tool,
+        is_whole=manifest.is_whole,
+        layout=_facts(LayoutFacts, manifest.layout),
+        source=_packed_source(manifest.source),
+        hotness=_facts(PackHotnessFacts, manifest.hotness),
+        coverage=_coverage(pack),
+        layers=pack.layers,
+        selected_layers=None if manifest.layers is None else tuple(manifest.layers),
+        order=manifest.blob_order,
+        blob_alignment=index.header.blob_alignment,
+        part_alignment=index.header.part_alignment,
+        blob_count=index.blob_count,
+        part_count=index.part_count,
+        files=tuple(index.files),
+        families=tuple(
+            PackedFamilyFacts(
+                family=family.name,
+                layer=family.layer,
+                expert_count=family.expert_count,
+                hotness_measured=family.hotness_measured,
+                parts=family.part_kinds,
+            )
+            for family in index.families
+        ),
+        codecs=index.codecs,
+        index_length=index.header.index_length,
+        data_length=data_length,
+        expert_length=shape.expert_length,
+        stored_length=stored_length,
+        dense_length=shape.dense_length,
+        payload_length=payload_length,
+        padding_length=padding_length if has_padding else None,
+        padding_share=padding_length / data_length if has_padding else None,
+        mirror=describe_mirror(pack),
+    )
+
+
+def _packed_source(source: SourceEntry) -> PackedSourceFacts:
+    return PackedSourceFacts(
+        architecture=source.architecture or None,
+        name=source.name,
+        experts_used=tuple(UsedExpertsFacts(*used) for used in source.experts_used.items()),
+        context_length=source.context_length,
+        mtp_layers=tuple(source.mtp_layers),
+        shards=source.shards,
+    )
+
+
+def _facts(kind: type, value: Any) -> Any:
+    """Read JSON as facts of a kind, None if it is of another: `kind` is one of a field's types."""
+    if is_dataclass(kind) and isinstance(value, dict):
+        # Each field is of a type or None.
+        kinds = {field.name: get_args(field.type)[0] for field in fields(kind)}
+        return kind(**{name: _facts(inner, value.get(name)) for name, inner in kinds.items()})
+    if kind is int:
+        return value if type(value) is int and 0 <= value <= _MAX_NUMBER else None
+    if kind is str:
+        return value if isinstance(value, str) else None
+    is_texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+    return tuple(value) if kind == tuple[str, ...] and is_texts else None
+
+
+def describe_mirror(pack: Pack) -> MirrorFacts | None:
+    """Return the facts of a pack's mirror; None if it has none."""
+    mirror = pack.mirror
+    if mirror is None:
+        return None
+    description = mirror.description
+    return MirrorFacts(
+        path=mirror.path,
+        length=None if description is None else description.length,
+        data_length=sum(file.length for file in pack.index.files),
+        hottest=None if description is None else description.hottest,
+        problem=mirror.problem,
+    )
+
+
+def _coverage(pack: Pack) -> coverage.Coverage | None:
+    """Measure coverage by the index's counts; None without counts."""
+    experts = routed_experts(pack)
+    counts = {key: hotness.hotness or 0 for key, hotness in experts.items()}
+    if not any(counts.values()):
+        return None
+    return coverage.measure(counts, {key: hotness.length for key, hotness in experts.items()})
+
+
+def describe_blob(pack: Pack, layer: int, expert: int, *, family: str | None = None) -> BlobFacts:
+    """Return the places of an expert's blob and of its parts.
+
+    Raises RequestError for an expert that the pack does not hold.
+    """
+    parts = []
+    for kind in pack.parts(layer, family=family):
+        part = pack.locate(layer, expert, kind.name, family=family)
+        parts.append(
+            PlacedPartFacts(
+                name=kind.name,
+                type=kind.type_name,
+                shape=kind.shape,
+                path=part.path,
+                offset=part.offset,
+                offset_in_blob=None if part.blob_offset is None else part.offset_in_blob,
+                stored_length=part.stored_length,
+                length=part.length,
+                digest=None if part.digest is None else digest.to_text(part.digest),
+                codec=part.codec,
+            )
+        )
+    hotness = pack.hotness(layer, expert, family=family)
+    try:
+        blob = pack.locate(layer, expert, family=family)
+    except RequestError:  # its parts lie apart
+        blob = None
+    return BlobFacts(
+        layer=layer,
+        expert=expert,
+        family=family or pack.families(layer)[0],
+        path=blob.path if blob else None,
+        offset=blob.offset if blob else None,
+        length=blob.length if blob else hotness.length,
+        rank=hotness.rank,
+        hotness=hotness.hotness,
+        parts=tuple(parts),
+    )

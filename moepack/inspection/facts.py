@@ -1,0 +1,246 @@
+"""The facts that `inspect`, `locate` and `extract` print, as text or as JSON.
+
+JSON has the same fields in the same order. Lengths and offsets are bytes, an offset counts from the
+start of the file unless its name says otherwise, and shapes are one expert's in GGUF order. None is
+unknown.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moepack.pack.format.source_entry import ExpertsUsed, ShardEntry
+from moepack.pack.format.tables import DataFile, PartKind
+from moepack.source.parameters import Parameters
+from moepack.traces.hotness.coverage import Coverage
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """One file of a source."""
+
+    path: str
+    length: int
+    tensor_count: int
+    alignment: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartFacts:
+    """A part of each expert of a family; `inferred` if only a gap proves its length."""
+
+    name: str
+    type: str
+    type_id: int
+    shape: tuple[int, ...]
+    length: int
+    inferred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyFacts:
+    """The experts of all layers in which they are alike."""
+
+    family: str
+    layers: tuple[int, ...]
+    expert_count: int
+    bytes_per_expert: int
+    parts: tuple[PartFacts, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """A source: its shards, experts and sizes."""
+
+    kind: str = "source"
+    architecture: str | None
+    name: str | None
+    shards: tuple[ShardFacts, ...]
+    layers: tuple[int, ...]
+    mtp_layers: tuple[int, ...]
+    experts_used: int | tuple[int, ...] | None
+    families: tuple[FamilyFacts, ...]
+    expert_length: int
+    dense_length: int
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class FileRules:
+    """How a layout groups blobs into files."""
+
+    group: str | None
+    name: str | None
+    max_length: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRules:
+    """How a layout orders and aligns blobs."""
+
+    order: str | None
+    alignment: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartRules:
+    """How a layout orders and aligns the parts of a blob."""
+
+    projections: tuple[str, ...] | None
+    alignment: int | None
+    small_alignment: int | None
+    codec: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutFacts:
+    """The layout that a pack was made with."""
+
+    name: str | None
+    files: FileRules | None
+    blobs: BlobRules | None
+    parts: PartRules | None
+
+
+@dataclass(frozen=True, slots=True)
+class UsedExpertsFacts:
+    """How many experts of a family a token uses: in all layers, or in each from 0 on."""
+
+    family: str
+    count: ExpertsUsed
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSourceFacts:
+    """The source that a pack was made from."""
+
+    architecture: str | None
+    name: str | None
+    experts_used: tuple[UsedExpertsFacts, ...]
+    context_length: int | None
+    mtp_layers: tuple[int, ...]
+    shards: tuple[ShardEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackHotnessFacts:
+    """The hotness that a pack was made with."""
+
+    digest: str | None
+    token_count: int | None
+    request_count: int | None
+    selection_count: int | None
+    measured_blob_count: int | None
+    blob_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFamilyFacts:
+    """The experts of one family in one layer of a pack."""
+
+    family: str
+    layer: int
+    expert_count: int
+    hotness_measured: bool
+    parts: tuple[PartKind, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorFacts:
+    """The mirror of a pack: its folder, and the bytes in it of the pack's data files.
+
+    `hottest` is the requested length, None for all experts. `problem` says why it is not read, None
+    if it is; `length` is None if its content is unknown.
+    """
+
+    path: Path
+    length: int | None
+    data_length: int
+    hottest: int | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackMirrorFacts:
+    """The mirror of the pack at `path`; None if it has none."""
+
+    path: str
+    mirror: MirrorFacts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackFacts:
+    """A pack: its files, experts and sizes, and its source.
+
+    `stored_length` is the bytes that all parts take, less than `expert_length` if some are stored
+    by one of the `codecs`. `dense_length` is None if it holds experts alone. An index over shards
+    has no data of its own: there `padding_length` and `padding_share` are None.
+    """
+
+    kind: str = "pack"
+    tool: str
+    is_whole: bool
+    layout: LayoutFacts
+    source: PackedSourceFacts
+    hotness: PackHotnessFacts | None
+    coverage: Coverage | None
+    layers: tuple[int, ...]
+    selected_layers: tuple[int, ...] | None
+    order: str
+    blob_alignment: int
+    part_alignment: int
+    blob_count: int
+    part_count: int
+    files: tuple[DataFile, ...]
+    families: tuple[PackedFamilyFacts, ...]
+    codecs: tuple[str, ...]
+    index_length: int
+    data_length: int
+    expert_length: int
+    stored_length: int
+    dense_length: int | None
+    payload_length: int
+    padding_length: int | None
+    padding_share: float | None
+    mirror: MirrorFacts | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPartFacts:
+    """One part of one expert, and its place."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    path: Path
+    offset: int
+    offset_in_blob: int | None
+    stored_length: int
+    length: int
+    digest: str | None
+    codec: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlobFacts:
+    """The places of an expert's blob and of its parts; without a blob, of the parts alone."""
+
+    layer: int
+    expert: int
+    family: str
+    path: Path | None
+    offset: int | None
+    length: int
+    rank: int
+    hotness: int | None
+    parts: tuple[PlacedPartFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractFacts:
+    """A blob or part that was written to a file; `part` is None for a whole blob."""
+
+    layer: int
+    expert: int
+    part: str | None
+    path: str
+    length: int

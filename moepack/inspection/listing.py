@@ -1,0 +1,169 @@
+"""Every blob and every dense tensor of a pack, row by row: for scripts, and as a pinning list.
+
+Nothing is collected but the keys of the hottest: a pack may have millions of blobs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from moepack.common.errors import RequestError
+from moepack.common.escaping import shell_word
+from moepack.common.paths import PathOrPaths
+from moepack.common.sizes import Size, parse_ranges, ranges_text
+from moepack.pack.format.tables import PackedFamily
+from moepack.pack.reading.directory import named_pack
+from moepack.pack.reading.pack import Pack
+from moepack.packing.opening import open_model
+
+_LAYER = re.compile(r"blk\.(\d{1,5})\.")
+
+
+class BlobRow(NamedTuple):
+    """One expert: the place of its blob, its rank and hotness.
+
+    `offset` counts from the start of the file at `path`, `length` is bytes with padding; if the
+    parts lie apart, as in an index over shards, `path` and `offset` are None and `length` is the
+    parts'. `rank` 0 is the hottest of the pack. `hotness` is None if it was not measured.
+    """
+
+    layer: int
+    expert: int
+    family: str
+    path: Path | None
+    offset: int | None
+    length: int
+    rank: int
+    hotness: int | None
+
+    @property
+    def kind(self) -> str:
+        """Tells it from the row of a tensor."""
+        return "blob"
+
+
+class TensorRow(NamedTuple):
+    """One dense tensor, and its place; `layer` is None if it is of none.
+
+    `shape` is in GGUF order (contiguous axis first), `length` is bytes without padding, `offset`
+    counts from the start of the file at `path`.
+    """
+
+    layer: int | None
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    path: Path
+    offset: int
+    length: int
+
+    @property
+    def kind(self) -> str:
+        """Tells it from the row of a blob."""
+        return "tensor"
+
+
+Row = BlobRow | TensorRow
+
+
+def list_pack(
+    path: PathOrPaths,
+    *,
+    hottest: Size | None = None,
+    layers: str | Iterable[int] | None = None,
+) -> Iterator[Row]:
+    """Return the rows of a pack or a GGUF: blobs by expert, then dense tensors.
+
+    With `hottest` they are only the hottest blobs, up to this size (`8GiB`, or `25%` of the
+    experts), hottest first, as from `Pack.hottest`. `layers` (numbers, or `0-3,7`) leaves out all
+    others, and tensors of no layer. The pack stays open until all rows were read.
+
+    Raises RequestError for layers that the pack lacks and for hotness that was not measured,
+    PackError for a damaged pack; for a damaged record, at its row.
+    """
+    try:
+        numbers = parse_ranges(layers) if isinstance(layers, str) else layers
+    except ValueError as error:
+        raise RequestError(f"not a list of layers: {error}") from None
+    chosen = None if numbers is None else frozenset(numbers)
+    pack = open_model(path)
+    try:
+        if chosen is not None:
+            _check_layers(pack, chosen)
+        length = None
+        if hottest is not None:
+            _check_measured(pack, is_pack=named_pack(path) is not None)
+            length = pack.budget_length(hottest, "hottest", layers=chosen)
+    except BaseException:
+        pack.close()
+        raise
+    return _rows(pack, length, chosen)
+
+
+def _check_layers(pack: Pack, layers: frozenset[int]) -> None:
+    packed = {*pack.layers, *(_layer(tensor.name) for tensor in pack.dense())} - {None}
+    for layer in sorted(layers - packed):
+        hint = f"it holds layers {ranges_text(sorted(one for one in packed if one is not None))}"
+        raise RequestError(f"the pack has no layer {layer}", path=pack.path, hint=hint)
+
+
+def _check_measured(pack: Pack, *, is_pack: bool) -> None:
+    if any(family.hotness_measured for family in pack.index.families):
+        return
+    path = shell_word(str(pack.path))
+    hint = f"give it one: `moepack rank {path} --hotness FILE`"
+    if not is_pack:
+        hint = f"pack it by measured hotness: `moepack pack {path} --hotness FILE -o NAME.moepack`"
+    raise RequestError("no hotness was measured for it", path=pack.path, hint=hint)
+
+
+def _rows(pack: Pack, hottest: int | None, layers: frozenset[int] | None) -> Iterator[Row]:
+    """Yield rows; `hottest` is the length of the blobs to list, None for everything."""
+    with pack:
+        if hottest is not None:
+            main: dict[int, PackedFamily] = {}
+            for family in pack.index.families:
+                main.setdefault(family.layer, family)
+            for layer, expert in pack.hottest(hottest, layers=layers):
+                yield _blob(pack, main[layer], expert)
+            return
+        for family in pack.index.families:
+            if layers is None or family.layer in layers:
+                for expert in range(family.expert_count):
+                    yield _blob(pack, family, expert)
+        for tensor in pack.dense():
+            number = _layer(tensor.name)
+            if layers is None or number in layers:
+                yield TensorRow(
+                    layer=number,
+                    name=tensor.name,
+                    type=tensor.type_name,
+                    shape=tensor.shape,
+                    path=tensor.path,
+                    offset=tensor.offset,
+                    length=tensor.length,
+                )
+
+
+def _blob(pack: Pack, family: PackedFamily, expert: int) -> BlobRow:
+    """Look a blob up by its record, without the checks of a caller's numbers."""
+    offset, length, hotness, rank, file = pack.index.blob(family.first_blob + expert)
+    has_blob = bool(length)
+    return BlobRow(
+        layer=family.layer,
+        expert=expert,
+        family=family.name,
+        path=pack.file_paths[file] if has_blob else None,
+        offset=offset if has_blob else None,
+        length=length or sum(kind.length for kind in family.part_kinds),
+        rank=rank,
+        hotness=hotness if family.hotness_measured else None,
+    )
+
+
+def _layer(name: str) -> int | None:
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None

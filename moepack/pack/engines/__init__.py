@@ -1,0 +1,1 @@
+"""Export packs to files of other engines: one module for each format."""

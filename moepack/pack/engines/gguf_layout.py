@@ -1,0 +1,135 @@
+"""The layout of a whole pack as one GGUF: dense tensors first, experts last and by layer.
+
+llama.cpp maps a file from its first to its last tensor of a kind, so dense tensors first keep these
+windows small, and experts on pages can be read past the page cache without a copy. Tensors follow
+each other without gaps, as llama.cpp demands (ggml/src/gguf.cpp, b11549); so the slices of an
+expert stay apart. The format: ggml/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from moepack.common.sizes import align
+from moepack.pack.engines.source_header import read_first_header
+from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.shard_map import check_whole, part_extent, tensor_extent
+from moepack.storage.extents import Extent
+
+_VERSION = 3
+_U32_TYPE = 4
+_ALIGNMENT_KEY = "general.alignment"
+
+
+class LaidTensor(NamedTuple):
+    """A tensor of the GGUF: `extents` are the places of its bytes in the pack and in the GGUF."""
+
+    name: str
+    type_id: int
+    shape: tuple[int, ...]
+    length: int
+    extents: tuple[Extent, ...]
+
+
+class GgufLayout(NamedTuple):
+    """The GGUF: its header with the padding behind it, and its tensors, dense ones first.
+
+    All tensors start at multiples of `alignment`; experts lie from `experts_offset` to the end,
+    which is `length`.
+    """
+
+    header: bytes
+    dense: tuple[LaidTensor, ...]
+    experts: tuple[LaidTensor, ...]
+    alignment: int
+    experts_offset: int
+    length: int
+
+
+def lay_out(pack: Pack, alignment: int) -> GgufLayout:
+    """Lay a pack out, with `alignment` in bytes, a power of two.
+
+    Metadata is the source's, without the keys of a split model, and with that alignment. Raises
+    PackError if the pack is not whole, or the header in it is damaged.
+    """
+    check_whole(pack)
+    dense, experts = tuple(_dense(pack)), tuple(_experts(pack))
+    header = _header(pack, (*dense, *experts), alignment)
+    experts_offset = len(header) + _length(dense, alignment)
+    return GgufLayout(
+        header=header,
+        dense=tuple(_placed(dense, len(header), alignment)),
+        experts=tuple(_placed(experts, experts_offset, alignment)),
+        alignment=alignment,
+        experts_offset=experts_offset,
+        length=experts_offset + _length(experts, alignment),
+    )
+
+
+def _length(tensors: Iterable[LaidTensor], alignment: int) -> int:
+    return sum(align(tensor.length, alignment) for tensor in tensors)
+
+
+def _placed(tensors: Iterable[LaidTensor], offset: int, alignment: int) -> Iterator[LaidTensor]:
+    """Move extents, which count from the start of their tensor, to their place in the GGUF."""
+    for tensor in tensors:
+        extents = (extent._replace(offset=offset + extent.offset) for extent in tensor.extents)
+        yield tensor._replace(extents=tuple(extents))
+        offset += align(tensor.length, alignment)
+
+
+def _dense(pack: Pack) -> Iterator[LaidTensor]:
+    for tensor in pack.index.tensors():
+        extent = tensor_extent(pack.index, tensor, 0)
+        yield LaidTensor(tensor.name, tensor.type_id, tensor.shape, tensor.length, (extent,))
+
+
+def _experts(pack: Pack) -> Iterator[LaidTensor]:
+    for family in pack.index.families:
+        for number, kind in enumerate(family.part_kinds):
+            slices = tuple(
+                part_extent(pack.index, family, expert, number, expert * kind.length)
+                for expert in range(family.expert_count)
+            )
+            name = f"blk.{family.layer}.{kind.name}"
+            if kind.origin.first_slice is None:
+                length = kind.length * family.expert_count
+                shape = (*kind.shape, family.expert_count)
+                yield LaidTensor(name, kind.type_id, shape, length, slices)
+                continue
+            stem = name.removesuffix("_exps.weight")
+            for expert, extent in enumerate(slices):
+                alone = (extent._replace(offset=0),)
+                own_name = f"{stem}.{expert}.weight"
+                yield LaidTensor(own_name, kind.type_id, kind.shape, kind.length, alone)
+
+
+def _header(pack: Pack, tensors: Sequence[LaidTensor], alignment: int) -> bytes:
+    """Return the header of the new file, padded to where its first tensor begins."""
+    data, source = read_first_header(pack)
+    kept = [
+        bytes(data[start:end])
+        for key, (start, end) in source.pairs.items()
+        if not key.startswith("split.") and key != _ALIGNMENT_KEY
+    ]
+    kept.append(_string(_ALIGNMENT_KEY) + struct.pack("<II", _U32_TYPE, alignment))
+    start = b"GGUF" + struct.pack("<IQQ", _VERSION, len(tensors), len(kept))
+    header = b"".join((start, *kept, *_table(tensors, alignment)))
+    return header.ljust(align(len(header), alignment), b"\0")
+
+
+def _table(tensors: Iterable[LaidTensor], alignment: int) -> Iterator[bytes]:
+    """Yield the lines of the tensor table; offsets count from the start of the tensor data."""
+    offset = 0
+    for tensor in tensors:
+        rank = len(tensor.shape)
+        yield _string(tensor.name)
+        yield struct.pack(f"<I{rank}QIQ", rank, *tensor.shape, tensor.type_id, offset)
+        offset += align(tensor.length, alignment)
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data

@@ -1,0 +1,319 @@
+"""The fixed-width records of index.bin and their limits (FORMAT.md, "The index").
+
+Each class is one record of the format: its fields stand in the order of the bytes, `LAYOUT` is
+their little-endian form, and `pack`/`unpack` are a pair. What the numbers must satisfy is checked
+by the decoders; nothing here opens a file. A section's records may be longer than these: fields of
+later versions follow.
+"""
+
+import struct
+from typing import Any, ClassVar, NamedTuple, Self
+
+from moepack.common.errors import ErrorCode, PackError
+
+MAGIC = b"MOEPACK\0"
+FORMAT_VERSION = 1
+
+SECTION_ALIGNMENT = 64
+TRAILER = struct.Struct("<Q")
+RANK = struct.Struct("<I")
+
+# A reader that keeps to these limits opens any pack, hostile ones too, in little more time than it
+# takes to read the index once.
+MAX_INDEX_LENGTH = 1 << 30
+MAX_DIRECTORY_END = 1 << 16
+MAX_SECTIONS = 256
+MAX_RECORD_LENGTH = 1 << 16
+MAX_FILES = 1 << 13
+MAX_FAMILIES = 1 << 12
+MAX_PART_KINDS = 1 << 15
+MAX_PARTS_IN_BLOB = 64
+MAX_LAYERS = 1 << 16
+MAX_EXPERTS = 1 << 16
+MAX_BLOBS = 1 << 22
+MAX_PARTS = 1 << 24
+MAX_TENSORS = 1 << 20
+MAX_SHARDS = 1 << 12
+MAX_CODECS = 64
+MAX_ALIGNMENT = 1 << 30
+MAX_LENGTH = (1 << 63) - 1
+
+CODEC_RAW = 0
+ZSTD = "zstd"
+CODECS = (ZSTD,)
+"""The codecs that this version knows."""
+
+DATA_FILE = 0
+SHARD_FILE = 1
+SECOND_FILE = 2
+"""A file of second places of parts: it may be missing."""
+FILE_KINDS = (DATA_FILE, SHARD_FILE, SECOND_FILE)
+
+SECTION_REQUIRED = 1 << 0
+WITHOUT_DIGESTS = 1 << 0
+"""Of a file: its parts and tensors have no digest. Shard bytes always have one."""
+HOTNESS_MEASURED = 1 << 0
+TYPE_INFERRED = 1 << 0
+OWN_TENSORS = 1 << 1
+
+
+def later_format(
+    problem: str, path: str, place: str, expected: object = None, actual: object = None
+) -> PackError:
+    """Return the error for a feature of later versions of the format."""
+    return PackError(
+        problem,
+        path=path,
+        place=place,
+        expected=expected,
+        found=actual,
+        hint="read it with a newer moepack",
+        code=ErrorCode.UNKNOWN_FORMAT,
+    )
+
+
+def unknown_version(version: object, path: str) -> PackError:
+    """Return the error for an index or a manifest of another version."""
+    return later_format("unknown format version", path, "format_version", FORMAT_VERSION, version)
+
+
+class Record:
+    """The base of all records: bytes out, bytes in."""
+
+    LAYOUT: ClassVar[struct.Struct]
+
+    def pack(self) -> bytes:
+        """Return the `LAYOUT.size` bytes of the record."""
+        return self.LAYOUT.pack(*self)  # type: ignore[misc]
+
+    @classmethod
+    def unpack(cls, data: Any, offset: int) -> Self:
+        """Read the record that starts at `offset` of `data`."""
+        return cls(*cls.LAYOUT.unpack_from(data, offset))
+
+
+class _Header(NamedTuple):
+    magic: bytes
+    format_version: int
+    header_length: int
+    index_length: int
+    section_count: int
+    section_record_length: int
+    blob_alignment: int
+    part_alignment: int
+    tensor_alignment: int
+
+
+class Header(Record, _Header):
+    """The first 56 bytes, with the directory of sections after them; alignments are bytes."""
+
+    LAYOUT = struct.Struct("<8s II Q II QQQ")
+
+
+class _SectionRecord(NamedTuple):
+    name: bytes
+    offset: int
+    record_count: int
+    record_length: int
+    flags: int
+
+
+class SectionRecord(Record, _SectionRecord):
+    """A section: its name, its offset from the start of index.bin, its count of records."""
+
+    LAYOUT = struct.Struct("<24s QQ II")
+
+
+class _FileRecord(NamedTuple):
+    name: bytes
+    length: int
+    kind: int
+    flags: int
+
+
+class FileRecord(Record, _FileRecord):
+    """A data file: its plain name (NUL padded), its length in bytes, its kind."""
+
+    LAYOUT = struct.Struct("<256s Q II")
+
+
+class _FamilyRecord(NamedTuple):
+    layer: int
+    expert_count: int
+    parts_per_blob: int
+    flags: int
+    first_blob: int
+    first_part_kind: int
+    first_part: int
+    name: bytes
+
+
+class FamilyRecord(Record, _FamilyRecord):
+    """One family of one layer: where its blobs, part kinds and parts begin in their tables."""
+
+    LAYOUT = struct.Struct("<IIII II Q 32s")
+
+
+class _PartKindRecord(NamedTuple):
+    name: bytes
+    type_id: int
+    flags: int
+    dimension_count: int
+    interleaved_row_count: int
+    ne0: int
+    ne1: int
+    length: int
+    type_name: bytes
+    shard: int
+    first_slice: int
+    shard_offset: int
+    stride: int
+
+
+class PartKindRecord(Record, _PartKindRecord):
+    """A kind of part of every expert of a family, and where its slices lay in the source."""
+
+    LAYOUT = struct.Struct("<64s IIII QQ Q 24s II QQ")
+
+
+class BlobRecord(NamedTuple):
+    """Where one expert lies: offset and padded length in bytes, hotness, rank, file number."""
+
+    offset: int
+    length: int
+    hotness: int
+    rank: int
+    file: int
+
+
+BLOB = struct.Struct("<QQQII")
+
+
+class PartRecord(NamedTuple):
+    """Where one part lies: offset and stored length in bytes, digest, file number, codec."""
+
+    offset: int
+    stored_length: int
+    digest: int
+    file: int
+    codec: int
+
+
+PART = struct.Struct("<QQQII")
+
+
+class _SliceRecord(NamedTuple):
+    shard: int
+    shard_offset: int
+
+
+class SliceRecord(Record, _SliceRecord):
+    """Where the slice of one expert lay that had a tensor of its own."""
+
+    LAYOUT = struct.Struct("<QQ")
+
+
+class _TensorRecord(NamedTuple):
+    name: bytes
+    type_name: bytes
+    type_id: int
+    flags: int
+    dimension_count: int
+    file: int
+    ne0: int
+    ne1: int
+    ne2: int
+    ne3: int
+    length: int
+    offset: int
+    stored_length: int
+    digest: int
+    shard: int
+    codec: int
+    shard_offset: int
+
+
+class TensorRecord(Record, _TensorRecord):
+    """A dense tensor: type and shape, where it lies, and where it lay in the source."""
+
+    LAYOUT = struct.Struct("<256s 24s IIII QQQQ QQQQ II Q")
+
+
+class _ShardBytesRecord(NamedTuple):
+    shard: int
+    file: int
+    shard_offset: int
+    length: int
+    offset: int
+    digest: int
+
+
+class ShardBytesRecord(Record, _ShardBytesRecord):
+    """Bytes of a shard that are no tensor's: its header, or padding that is not zero."""
+
+    LAYOUT = struct.Struct("<II QQQQ")
+
+
+class _CodecRecord(NamedTuple):
+    name: bytes
+
+
+class CodecRecord(Record, _CodecRecord):
+    """A codec that parts are stored by: its name (NUL padded)."""
+
+    LAYOUT = struct.Struct("<32s")
+
+
+class _SecondPlaceRecord(NamedTuple):
+    file: int
+    offset: int
+
+
+class SecondPlaceRecord(Record, _SecondPlaceRecord):
+    """Another place of a part: 1 + the number of the file, 0 for none; the offset there."""
+
+    LAYOUT = struct.Struct("<QQ")
+
+
+STORED_DIGEST = struct.Struct("<Q")
+STRONG_DIGEST = struct.Struct("<32s")
+
+RECORD_LENGTHS = {
+    "files": FileRecord.LAYOUT.size,
+    "families": FamilyRecord.LAYOUT.size,
+    "part_kinds": PartKindRecord.LAYOUT.size,
+    "blobs": BLOB.size,
+    "parts": PART.size,
+    "ranks": RANK.size,
+    "slices": SliceRecord.LAYOUT.size,
+    "tensors": TensorRecord.LAYOUT.size,
+    "shard_bytes": ShardBytesRecord.LAYOUT.size,
+    "codecs": CodecRecord.LAYOUT.size,
+    "stored_digests": STORED_DIGEST.size,
+    "second_places": SecondPlaceRecord.LAYOUT.size,
+    "strong_digests": STRONG_DIGEST.size,
+}
+"""The sections of this version, in the order in which they are written, and their records."""
+
+COUNTS = {
+    "files": (1, MAX_FILES),
+    "families": (1, MAX_FAMILIES),
+    "part_kinds": (1, MAX_PART_KINDS),
+    "blobs": (1, MAX_BLOBS),
+    "parts": (1, MAX_PARTS),
+    "ranks": (1, MAX_BLOBS),
+    "slices": (0, MAX_PARTS),
+    "tensors": (0, MAX_TENSORS),
+    "shard_bytes": (0, MAX_TENSORS),
+    "codecs": (1, MAX_CODECS),
+    "stored_digests": (1, MAX_PARTS),
+    "second_places": (1, MAX_PARTS),
+    "strong_digests": (1, MAX_PARTS + 2 * MAX_TENSORS),
+}
+"""The least and the largest count of records of each section."""
+
+FIRST_SECTIONS = ("files", "families", "part_kinds")
+"""These stand first: with the directory they say where everything else is."""
+NEEDED_SECTIONS = ("files", "families", "part_kinds", "blobs", "parts", "ranks")
+REQUIRED_SECTIONS = (*NEEDED_SECTIONS, "codecs")
+"""The sections that a writer flags as required."""

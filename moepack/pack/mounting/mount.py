@@ -1,0 +1,204 @@
+"""Mount a pack: the original shards as read-only files, until somebody ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moepack.common import extras
+from moepack.common.errors import MachineError, MoepackError, PackError, RequestError
+from moepack.common.escaping import shell_word
+from moepack.common.sizes import count_text
+from moepack.pack.format import manifest
+from moepack.pack.format.manifest import FileEntry
+from moepack.pack.mounting.file_system import FileSystem, ShardView
+from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.shard_map import map_shards
+from moepack.storage.inputs import Inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_DEVICE = "/dev/fuse"
+_HANGUPS = (signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class MountFacts:
+    """A mounted pack: its shards, `length` bytes in all, and the command that unmounts it."""
+
+    path: str
+    files: tuple[FileEntry, ...]
+    length: int
+    unmount: str
+
+
+def mount(
+    pack: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    started: Callable[[MountFacts], None] | None = None,
+    failed: Callable[[MoepackError], None] | None = None,
+) -> None:
+    """Show the shards of a whole pack as files in the empty folder `target`.
+
+    Nothing is stored, and no digest is checked. Returns after unmounting: by the command, or by
+    SIGINT, SIGTERM or SIGHUP, which libfuse handles meanwhile; so call it in the main thread of a
+    process that does nothing else. SIGINT and SIGHUP stay ignored if they were before.
+
+    `started` is called once it is mounted, and must not access the files, which wait for it; an
+    exception from it ends the mount. `failed` is called once with the error of each part or tensor
+    that could not be read: its reader gets EIO. Both are called from other threads.
+
+    Raises RequestError for a folder that is not empty and for a pack with parts that are stored by
+    a codec, PackError if the pack is not whole, and MachineError if there is no FUSE.
+    """
+    serve = _fuse_server()
+    folder = Path(os.path.abspath(target))
+    check_mount_point(folder)
+    with Pack(pack) as opened:
+        opened.require_files()
+        shards = map_shards(opened)
+        _check_plain(opened)
+        mounted = tuple(FileEntry(shard.name, shard.length) for shard in shards)
+        with Inputs(opened.file_paths, PackError) as inputs:
+            _check_lengths(opened, inputs)
+            exceptions: list[BaseException] = []
+
+            def begin() -> None:
+                # libfuse could not pass an exception on: it would wait for the next request.
+                try:
+                    if started is not None:
+                        length = sum(shard.length for shard in shards)
+                        unmount = unmount_command(folder)
+                        started(MountFacts(os.fspath(target), mounted, length, unmount))
+                except BaseException as error:
+                    exceptions.append(error)
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+            system = FileSystem(
+                [ShardView(shard, inputs) for shard in shards],
+                time_ns=os.stat(opened.path / manifest.NAME).st_mtime_ns,
+                started=begin,
+                failed=failed or (lambda error: None),
+            )
+            _serve(serve, system, folder)
+        for exception in exceptions:
+            raise exception
+
+
+def check_mount_point(folder: Path) -> None:
+    """Raise RequestError for a folder that is not empty, or that is a mount point."""
+    try:
+        is_mount_point = os.path.ismount(folder)
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        hint = f"mkdir {shell_word(os.fspath(folder))}"
+        raise RequestError("no such folder to mount at", path=folder, hint=hint) from None
+    except NotADirectoryError:
+        hint = "name an empty folder: mkdir shards"
+        raise RequestError("not a folder to mount at", path=folder, hint=hint) from None
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            problem = "the mount here was killed and not unmounted"
+            raise RequestError(problem, path=folder, hint=unmount_command(folder)) from None
+        raise MachineError(f"cannot read: {error.strerror}", path=folder) from None
+    if is_mount_point:
+        problem = "something is mounted here already"
+        raise RequestError(problem, path=folder, hint=unmount_command(folder))
+    if names:
+        problem = "the folder to mount at is not empty"
+        expected, count = "an empty folder", count_text(len(names), "name")
+        raise RequestError(problem, path=folder, expected=expected, found=count)
+
+
+def unmount_command(folder: Path) -> str:
+    """Return the command that unmounts a folder."""
+    program = "umount" if sys.platform == "darwin" else "fusermount3 -u"
+    return f"{program} {shell_word(os.fspath(folder))}"
+
+
+def _fuse_server() -> Callable[[FileSystem, str], object]:
+    """Return the class that mounts and serves; raise MachineError if the machine lacks it."""
+    try:
+        from moepack.pack.mounting.fuse_server import FuseServer
+    except ModuleNotFoundError:
+        problem, hint = "mounting needs mfusepy", extras.hint("mount")
+        raise MachineError(problem, hint=hint) from None
+    except (OSError, AttributeError):  # so mfusepy says that there is none, or one of another kind
+        problem, hint = "mounting needs libfuse", "apt-get install fuse3"
+        raise MachineError(problem, hint=hint) from None
+    if sys.platform == "linux" and not os.access(_DEVICE, os.R_OK | os.W_OK):
+        hint = "modprobe fuse; for a container: --device /dev/fuse --cap-add SYS_ADMIN"
+        raise MachineError("this machine does not allow FUSE mounts", path=_DEVICE, hint=hint)
+    return FuseServer
+
+
+def _check_plain(pack: Pack) -> None:
+    """Raise RequestError if parts are stored by a codec.
+
+    The kernel asks for ranges much shorter than a part, and each would decode a whole part.
+    """
+    if pack.index.codecs:
+        raise RequestError(
+            "parts are stored by a codec: a mount cannot show them",
+            path=pack.path,
+            found=", ".join(pack.index.codecs),
+            hint="run the pack itself; or make files with `moepack restore` or `export gguf`",
+        )
+
+
+def _check_lengths(pack: Pack, inputs: Inputs) -> None:
+    for number, file in enumerate(pack.index.files):
+        descriptor = inputs.descriptor(number)
+        assert descriptor is not None
+        length = os.fstat(descriptor).st_size
+        if length < file.length:
+            raise PackError(
+                "the file is cut short",
+                path=pack.file_paths[number],
+                expected=f"{file.length:,} bytes",
+                found=f"{length:,}",
+            )
+
+
+def _serve(serve: Callable[[FileSystem, str], object], system: FileSystem, folder: Path) -> None:
+    try:
+        with _signals_left_to_libfuse():
+            serve(system, os.fspath(folder))
+    except RuntimeError as error:
+        if system.has_started:  # a signal ended it
+            return
+        raise MachineError(
+            "cannot mount",
+            path=folder,
+            found=f"libfuse's code {error}",
+            hint="is fuse3 installed (apt-get install fuse3), and may you write to the folder?",
+        ) from None
+
+
+@contextlib.contextmanager
+def _signals_left_to_libfuse() -> Iterator[None]:
+    """Give SIGTERM back to the system meanwhile: libfuse handles signals that nobody else handles.
+
+    A handler of Python's would wait for the end of libfuse, which would wait for the handler.
+    Signals that are ignored, as by nohup or behind a shell's `&`, stay so: mfusepy would undo that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ignored = [one for one in _HANGUPS if signal.getsignal(one) == signal.SIG_IGN]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ignored)
+    before: Any = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,0 +1,337 @@
+"""The plan of reading one expert: ranges of files, its memory, and where its parts lie there.
+
+Made once, by `read_plan`, before anything is read. Nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from moepack.common import digest
+from moepack.common.errors import (
+    SHORTAGE_HINTS,
+    MachineError,
+    MoepackError,
+    PackError,
+    RequestError,
+)
+from moepack.common.sizes import align
+from moepack.storage.backend import ReadRequest
+from moepack.storage.buffers import map_memory, writable_bytes
+from moepack.storage.regular_file import NotRegularError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from moepack.pack.reading.catalog import PartNames
+    from moepack.pack.reading.locations import PartSpan
+    from moepack.storage.arena import Arena
+    from moepack.storage.buffers import BufferPool
+
+PAGE = 4096
+"""Ranges keep their offset within a page in memory as well, so that direct reads need no copy."""
+
+_HINTS = SHORTAGE_HINTS | {
+    errno.EIO: "the drive or its connection fails: see the kernel's log, then run `moepack verify`",
+    errno.EINVAL: 'the file system refuses such a direct read: use backend="buffered"',
+}
+
+_new_request = partial(tuple.__new__, ReadRequest)
+
+
+class FileRead(NamedTuple):
+    """One read: `length` bytes of the file at `path`, from `offset` on, to `start` in memory."""
+
+    path: Path
+    offset: int
+    length: int
+    start: int
+
+    @property
+    def lead(self) -> int:
+        """The offset in its first page, in bytes."""
+        return self.offset % PAGE
+
+
+class ReadMemory(NamedTuple):
+    """The memory that an expert is read to: `view`, and the whole `pages` around it if all is ours.
+
+    Then reads are rounded outwards to pages, and nothing is copied.
+    """
+
+    view: memoryview
+    pages: memoryview | None = None
+
+    def part(self, span: PartSpan) -> memoryview:
+        """Return the bytes of a part that was read to it."""
+        return self.view[span.start : span.start + span.length]
+
+
+class ScatteredMemory:
+    """The buffers that the parts of one expert are read to, by the parts' names.
+
+    Padding between parts goes into memory that nobody looks at. Raises RequestError for buffers
+    that are missing, too many or too small.
+    """
+
+    __slots__ = ("_buffers", "_read")
+    pages = None
+
+    def __init__(self, read: ExpertRead, buffers: Mapping[str, Any]) -> None:
+        self._read = read
+        by_name = {read.full_name(name): buffer for name, buffer in buffers.items()}
+        names = [span.name for span in read.parts]
+        if by_name.keys() != set(names) or len(by_name) != len(buffers):
+            problem = "scattered reads need one buffer for each part"
+            raise RequestError(problem, expected=", ".join(names), found=", ".join(buffers))
+        self._buffers = {
+            span.name: writable_bytes(by_name[span.name], span.length) for span in read.parts
+        }
+
+    @property
+    def view(self) -> memoryview:
+        """Raises RequestError: no view has all parts."""
+        raise RequestError("its parts are in buffers of their own", hint="ask for `part`")
+
+    def part(self, span: PartSpan) -> memoryview:
+        """Return the bytes of a part that was read to it."""
+        return self._buffers[span.name]
+
+    def pieces(self, file_read: FileRead) -> Iterator[memoryview]:
+        """Yield the buffers for one of the reads, in the order of its bytes."""
+        start, end = file_read.start, file_read.start + file_read.length
+        for span in sorted(self._read.parts, key=lambda span: span.start):
+            if span.length and start <= span.start < end:
+                yield from _padding(span.start - start)
+                yield self._buffers[span.name]
+                start = span.start + span.length
+        yield from _padding(end - start)
+
+
+def _padding(length: int) -> Iterator[memoryview]:
+    if length:
+        yield _unseen(align(length, PAGE))[:length]
+
+
+@cache
+def _unseen(length: int) -> memoryview:
+    """Return memory for padding, which all reads share."""
+    return map_memory(length)
+
+
+AnyMemory = ReadMemory | ScatteredMemory
+
+
+class ExpertRead(NamedTuple):
+    """The reads of one expert: of its blob if `is_blob`, else of some of its parts.
+
+    `parts` are where the parts are in memory; those of a blob are all of the expert's. `names` are
+    all names that parts may be called by. `length` is the bytes of memory that the parts take.
+    Parts that are stored by a codec are decoded to their place in memory: `frames` is how their
+    stored bytes are read, into scratch memory, and `file_reads` ends with the reads of `frames`.
+    """
+
+    layer: int
+    expert: int
+    is_blob: bool
+    parts: tuple[PartSpan, ...]
+    names: PartNames
+    file_reads: tuple[FileRead, ...]
+    length: int
+    frames: ExpertRead | None = None
+
+    @property
+    def owner(self) -> str:
+        """Its name in messages."""
+        return f"layer {self.layer} expert {self.expert}"
+
+    @property
+    def plain_count(self) -> int:
+        """The count of reads that go to the expert's own memory; those of frames follow."""
+        frame_count = 0 if self.frames is None else len(self.frames.file_reads)
+        return len(self.file_reads) - frame_count
+
+    def target(
+        self, number: int, memory: AnyMemory, scratch: ReadMemory | None
+    ) -> tuple[ExpertRead, AnyMemory]:
+        """Return the owner of read `number`, this or `frames`, and the memory that it goes to."""
+        if self.frames is None or number < self.plain_count:
+            return self, memory
+        assert scratch is not None
+        return self.frames, scratch
+
+    @property
+    def lead(self) -> int:
+        """The offset in the first page of memory of ours, in bytes."""
+        return self.file_reads[0].offset % PAGE if self.plain_count else 0
+
+    @property
+    def pages_length(self) -> int:
+        """The bytes of all pages that the reads touch, one behind the other."""
+        return (self.lead + self.length + PAGE - 1) // PAGE * PAGE  # as `align`, for every expert
+
+    def request(self, file_read: FileRead, memory: AnyMemory) -> ReadRequest:
+        """Return the request to a backend for one of the reads to `memory`."""
+        path, offset, length, start = file_read
+        if isinstance(memory, ScatteredMemory):
+            pieces = tuple(memory.pieces(file_read))
+            return ReadRequest(path, offset, pieces[0], pieces[1:])
+        view, pages = memory
+        if pages is None:
+            return ReadRequest(path, offset, view[start : start + length])
+        if len(pages) == length:  # a blob that is whole pages
+            return _new_request((path, offset, pages, ()))
+        lead = offset % PAGE
+        first = start + self.lead - lead
+        return ReadRequest(path, offset - lead, pages[first : first + align(lead + length, PAGE)])
+
+    def received(self, file_read: FileRead, memory: AnyMemory, length: int) -> int:
+        """Return the count of a read's own bytes among the `length` bytes of its request."""
+        if memory.pages is None or length == len(memory.pages) == file_read.length:
+            return length
+        return min(max(0, length - file_read.lead), file_read.length)
+
+    def problem(
+        self, file_read: FileRead, length: int, error: OSError | None
+    ) -> MoepackError | None:
+        """Return the error of a read that got `length` bytes of its own; None if it got all."""
+        if error is None and length >= file_read.length:
+            return None
+        path, place = file_read.path, self.place(file_read)
+        if isinstance(error, FileNotFoundError):
+            return PackError("a data file is missing", path=path, place=place)
+        if isinstance(error, NotRegularError):
+            return PackError("not a regular file", path=path, place=place, found=error.kind)
+        if error is not None:
+            hint = _HINTS.get(error.errno or 0)
+            return MachineError(f"cannot read: {error.strerror}", path=path, place=place, hint=hint)
+        return PackError(
+            "the file ends too early",
+            path=path,
+            place=place,
+            expected=f"{file_read.length:,} bytes",
+            found=length,
+            hint="it was cut or replaced: run `moepack verify` on the pack",
+        )
+
+    def place(self, file_read: FileRead) -> str:
+        """Return the place of one of the reads, for messages."""
+        parts = () if self.is_blob else self.parts
+        names = [part.name for part in parts if _holds(file_read, part)]
+        return f"{self.owner} {' and '.join(names) or 'blob'} at byte {file_read.offset:,}"
+
+    @property
+    def first_place(self) -> str:
+        """The place of the first of the reads, for messages."""
+        read = self if self.plain_count or self.frames is None else self.frames
+        return read.place(self.file_reads[0])
+
+    def full_name(self, name: str) -> str:
+        """Return the full name of a part that has `name`, maybe short."""
+        family, number = self.names.get(name, (None, 0))
+        return name if family is None else family.part_kinds[number].name
+
+    def part(self, name: str) -> PartSpan:
+        """Return the part `name`. Raises RequestError for one that was not asked for."""
+        full_name = self.full_name(name)
+        for span in self.parts:
+            if span.name == full_name:
+                return span
+        raise RequestError(
+            "this part was not requested",
+            path=self.file_reads[0].path,
+            place=f"layer {self.layer} expert {self.expert} {full_name}",
+            hint=f"it was read with {', '.join(part.name for part in self.parts)}",
+        )
+
+    def check_digests(self, memory: AnyMemory, parts: Iterable[PartSpan]) -> None:
+        """Compare some of the parts in `memory` with their digests, if these are known.
+
+        Raises PackError for the first that differs.
+        """
+        for part in parts:
+            if part.digest is None or part.digest == (actual := digest.xxh3(memory.part(part))):
+                continue
+            raise digest_error(*self.place_of(part), part.digest, actual)
+
+    def place_of(self, part: PartSpan) -> tuple[Path, str]:
+        """Return the file of one of the parts, and its place there for messages."""
+        for frame in self.frames.parts if self.frames is not None else ():
+            if frame.name == part.name:
+                assert self.frames is not None
+                return self.frames.place_of(frame)
+        file_read = next(
+            (read for read in self.file_reads if _holds(read, part)), self.file_reads[0]
+        )
+        offset = file_read.offset + part.start - file_read.start
+        return file_read.path, f"{self.owner} {part.name} at byte {offset:,}"
+
+
+def digest_error(path: Path, place: str, expected: int, actual: int) -> PackError:
+    """Return the error for bytes with another digest than the one in the index."""
+    return PackError(
+        "the bytes do not have the digest in the index",
+        path=path,
+        place=place,
+        expected=digest.to_text(expected),
+        found=digest.to_text(actual),
+        hint="run `moepack verify` on the pack",
+    )
+
+
+def _holds(file_read: FileRead, part: PartSpan) -> bool:
+    return 0 <= part.start - file_read.start < file_read.length
+
+
+def new_memory(arena: Arena, read: ExpertRead) -> ReadMemory:
+    """Return memory in which the reads have the offsets in their pages that they have on disk."""
+    if not read.length:  # a tensor may have no bytes
+        return ReadMemory(memoryview(bytearray()))
+    try:
+        pages = arena.allocate(read.pages_length)
+    except MachineError as error:
+        error.path = str(read.file_reads[0].path)
+        error.place = read.first_place
+        raise
+    lead = read.lead
+    view = pages[lead : lead + read.length] if lead or len(pages) > read.length else pages
+    return ReadMemory(view, pages)
+
+
+def pooled(pool: BufferPool, read: ExpertRead) -> ReadMemory | None:
+    """Return a buffer of the pool, None if all are taken."""
+    view = pool.take(read.length)
+    return None if view is None else ReadMemory(view)
+
+
+def callers_memory(buffer: Any, read: ExpertRead) -> AnyMemory:
+    """Return the caller's memory: one buffer, or a mapping of several by the names of the parts.
+
+    Raises RequestError for buffers that do not fit.
+    """
+    try:
+        if isinstance(buffer, Mapping):
+            return ScatteredMemory(read, buffer)
+        return ReadMemory(writable_bytes(buffer, read.length))
+    except RequestError as error:
+        if isinstance(buffer, Mapping):
+            error.place = error.place or read.owner
+        else:
+            error.place = read.first_place
+        raise
+
+
+def check_pool(pool: BufferPool, reads: list[ExpertRead]) -> None:
+    """Raise RequestError if the buffers of a pool are too small."""
+    for read in reads:
+        if read.length > pool.length:
+            raise RequestError(
+                "the pool's buffers are too small",
+                place=read.first_place,
+                expected=f"{read.length:,} bytes",
+                found=pool.length,
+            )

@@ -1,0 +1,279 @@
+"""An open pack: the door of the reading side.
+
+It reads the manifest and maps the index; the data files are opened by a `Reader`. It needs neither
+the GGUF parser nor anything that only packing needs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from moepack.common import digest
+from moepack.common.errors import MachineError, PackError, RequestError
+from moepack.common.remote_path import is_remote
+from moepack.common.sizes import Size, ranges_text
+from moepack.pack.format import manifest
+from moepack.pack.format.index import Index
+from moepack.pack.format.names import MIRROR_NAME
+from moepack.pack.reading.catalog import Catalog, payload_length
+from moepack.pack.reading.directory import map_index, pack_folder, read_manifest
+from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH
+from moepack.pack.reading.read_plan import plan_blob
+from moepack.pack.reading.reader import Reader
+from moepack.pack.reading.shard_check import check_shards
+from moepack.storage.backend import Backend
+from moepack.storage.buffers import BufferPool
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from moepack.common.shape import ModelShape
+    from moepack.pack.reading.mirror import Mirror
+    from moepack.pack.reading.tensors import Mappings
+
+
+class Pack(Catalog):
+    """An opened pack. Use `moepack.open(path)` to get one; it is a context manager.
+
+    A Pack may be used from several threads, and after a fork in the child as well; a reader of it
+    may not, so the child makes its own.
+
+    `shards` are the files to read in place of the index's, and messages name the first of them: for
+    an index over shards that is a temporary file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, shards: Sequence[Path] = ()) -> None:
+        self._folder = folder = pack_folder(path)
+        self._mappings: Mappings | None = None
+        try:
+            self._open(folder, shards)
+        except MemoryError:
+            raise MachineError("no memory is left to open the pack", path=folder) from None
+
+    def _open(self, folder: Path, shards: Sequence[Path]) -> None:
+        name = folder / manifest.NAME
+        self.manifest = manifest.decode(read_manifest(folder), str(name))
+        if not self.manifest.digest_matches:
+            raise PackError(
+                "the manifest is damaged: its own digest differs",
+                path=name,
+                hint="run `moepack verify` on the pack",
+            )
+        index_path = folder / self.manifest.index_entry.name
+        self._mapped = map_index(folder, self.manifest.index_entry)
+        index = Index(self._mapped, str(index_path))
+        _check_index(index, self.manifest)
+        super().__init__(
+            shards[0] if shards else folder,
+            index,
+            shards or [folder / file.name for file in index.files if not file.is_second],
+        )
+        check_shards(index, self.file_paths)
+
+    def __repr__(self) -> str:
+        if not self.layers:
+            return f"<moepack.Pack {self.path}>"
+        contents = "experts and dense part" if self.index.is_whole else "experts"
+        layers = f"layers {ranges_text(self.layers)}"
+        return f"<moepack.Pack {self.path}: {contents}, {layers}, {self.index.blob_count:,} blobs>"
+
+    @property
+    def mirror(self) -> Mirror | None:
+        """The mirror of the pack, sound or not; None if it has none."""
+        if not os.path.islink(self._folder / MIRROR_NAME):
+            return None
+        from moepack.pack.reading.mirror import find_mirror  # here, since few packs have one
+
+        self.check_open()
+        return find_mirror(self._folder, self.index)
+
+    @property
+    def shape(self) -> ModelShape:
+        """The shape of the model in the pack; a length is bytes without padding."""
+        # Here, since engines do without it.
+        from moepack.common.shape import FamilyShape, ModelShape
+
+        source = self.manifest.source
+        dense_length = sum(tensor.length for tensor in self.dense())
+        families = tuple(
+            FamilyShape(
+                layer=one.layer,
+                name=one.name,
+                expert_count=one.expert_count,
+                expert_length=payload_length(one),
+                experts_used=source.experts_used_in(one.name, one.layer),
+            )
+            for one in self.index.families
+        )
+        return ModelShape(
+            families=families,
+            dense_length=dense_length if self.index.is_whole else None,
+            mtp_layers=tuple(layer for layer in source.mtp_layers if layer in self.layers),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the index; every call of the pack raises RequestError afterwards."""
+        self.forget()
+        self._mappings = None
+        if isinstance(self._mapped, mmap.mmap):
+            self._mapped.close()
+
+    def require_files(self) -> None:
+        """Raise RequestError if the pack's files are not on this machine, but in a store."""
+        if is_remote(self.path):
+            hint = "copy the pack to this machine first"
+            raise RequestError("the pack is in a store", path=self.path, hint=hint)
+
+    def tensor(
+        self,
+        layer: int,
+        expert: int,
+        part: str,
+        *,
+        family: str | None = None,
+        dequantize: bool = False,
+    ) -> NDArray[Any]:
+        """Return a part of an expert as a numpy array, read-only; names are those of `locate`.
+
+        F32, F16, F64 and integers have their dtype, BF16 is uint16 (its bits), and the shape of a
+        matrix is [rows, columns]. Other types are the uint8 of their blocks, [rows, bytes of a
+        row]; a type that interleaves rows has a group of them in each. Nothing is copied or
+        compared with a digest: it is a view of the mapped file, and stays valid after the pack is
+        closed. Truncating that file meanwhile ends the program (SIGBUS). A part that is stored by a
+        codec is read, checked and decoded.
+
+        With `dequantize` it is float32 [rows, columns], new memory unless it was F32.
+
+        Raises as `locate`, PackError for a file that is missing or too short, RequestError for a
+        type that gguf-py does not dequantize.
+        """
+        from moepack.pack.reading.tensors import part_array  # here, since it brings numpy
+
+        location = self._locate_part(layer, expert, part, family)
+        owner, number = self.part_names(layer, family=family)[part]
+        kind = owner.part_kinds[number]
+
+        def read() -> memoryview:
+            with self.reader(backend="buffered") as reader:
+                return reader.read(layer, expert, part, family=family)
+
+        return part_array(self._mapped_files(), location, kind, read, dequantize=dequantize)
+
+    def dense_tensor(self, name: str, *, dequantize: bool = False) -> NDArray[Any]:
+        """Return a dense tensor by its name in the source, as `tensor` does a part.
+
+        The slowest axis is the first. Raises as `locate_dense` and `tensor`.
+        """
+        from moepack.pack.reading.tensors import dense_array  # here, since it brings numpy
+
+        location = self.locate_dense(name)
+        return dense_array(self._mapped_files(), location, dequantize=dequantize)
+
+    def _mapped_files(self) -> Mappings:
+        self.require_files()
+        from moepack.pack.reading.tensors import Mappings
+
+        self._mappings = self._mappings or Mappings()
+        return self._mappings
+
+    def warm(
+        self,
+        byte_budget: Size,
+        *,
+        family: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Load the hottest blobs, up to `byte_budget`, into the page cache.
+
+        `byte_budget` is bytes, or a text: `8GiB`, or `25%` of the experts. For engines that map the
+        pack or read it buffered. Reads in the order of the files, so that neighbours are one
+        sequential read. Returns the bytes read, and calls `progress` with those of each blob.
+        Raises as reading.
+        """
+        self.require_files()
+        keys = self.hottest(byte_budget, family=family)
+        with self.reader(backend="buffered", check="never") as reader:
+            reads = [plan_blob(self, *key, family) for key in keys]
+            reads.sort(key=lambda read: read.file_reads[0])
+            done = 0
+            with reader.submit_reads(reads) as batch:
+                for expert in batch.completions(in_order=True):
+                    length = sum(read.length for read in reads[expert.number].file_reads)
+                    done += length
+                    if progress is not None:
+                        progress(length)
+        return done
+
+    def reader(
+        self,
+        *,
+        backend: str | Backend = "auto",
+        depth: int = DEPTH,
+        max_in_flight: int = MAX_LENGTH,
+        pool: BufferPool | None = None,
+        check: str = "always",
+        mirror: bool = True,
+    ) -> Reader:
+        """Return a reader of this pack's data files; the arguments are those of `Reader`."""
+        return Reader(
+            self,
+            backend=backend,
+            depth=depth,
+            max_in_flight=max_in_flight,
+            pool=pool,
+            check=check,
+            mirror=mirror,
+        )
+
+
+def _check_index(index: Index, described: manifest.Manifest) -> None:
+    """Check that index and manifest belong together and that no bit of the index has changed."""
+    expected = described.index_entry.digest
+    for name, actual in (("stored", index.trailer_digest), ("computed", index.computed_digest())):
+        if actual != expected:
+            raise PackError(
+                f"the index is damaged or of another pack: its {name} digest differs",
+                path=index.path,
+                place="trailer",
+                expected=digest.to_text(expected),
+                found=digest.to_text(actual),
+                hint="run `moepack verify` on the pack",
+            )
+    if described.index_entry.length != index.header.index_length:
+        raise PackError(
+            "the index is not as long as the manifest says",
+            path=index.path,
+            expected=f"{described.index_entry.length:,} bytes",
+            found=f"{index.header.index_length:,}",
+        )
+    listed = [(entry.name, entry.length) for entry in described.files]
+    if listed != [(file.name, file.length) for file in index.files]:
+        raise PackError("index and manifest list other files", path=index.path, place="files")
+    if described.is_whole != (index.is_whole and described.layers is None):
+        raise PackError(
+            "index and manifest differ on whether the pack is whole",
+            path=index.path,
+            place="whole",
+            expected=described.is_whole,
+        )
+    layers = sorted({family.layer for family in index.families})
+    if described.layers is not None and described.layers != layers:
+        raise PackError(
+            "index and manifest list other layers",
+            path=index.path,
+            place="layers",
+            expected=ranges_text(described.layers),
+            found=ranges_text(layers),
+        )

@@ -1,0 +1,137 @@
+"""Plans of reading an expert or a dense tensor, made by the catalogue alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moepack.common.errors import RequestError
+from moepack.common.sizes import align
+from moepack.pack.reading.expert_read import PAGE, ExpertRead, FileRead
+from moepack.pack.reading.locations import PartSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from moepack.pack.reading.catalog import Catalog, PartNames
+    from moepack.pack.reading.locations import PartLocation, TensorLocation
+
+_PIECE_LENGTH = 16 << 20
+"""The bytes of one read of a dense tensor, which may be larger than one read can be."""
+
+
+def plan_read(
+    catalog: Catalog, layer: int, expert: int, parts: Sequence[str] | None, family: str | None
+) -> ExpertRead:
+    """Plan the reads of one expert: its whole blob, or the named `parts`.
+
+    Parts with no more than padding between them are one read; so are, in an index over shards,
+    parts within a page of each other. Raises RequestError for an expert or part that the pack does
+    not have, PackError for a record that breaks the format.
+    """
+    if parts is None:
+        blob = catalog.locate_all(layer, expert, family=family)
+        if blob is not None:
+            path, offset, length, spans = blob
+            names = catalog.part_names(layer, family=family)
+            file_reads = (FileRead(path, offset, length, 0),)
+            return ExpertRead(layer, expert, True, spans, names, file_reads, length)
+        parts = [kind.name for kind in catalog.parts(layer, family=family)]
+    if not parts:
+        raise RequestError("no parts were requested", path=catalog.path)
+    names = catalog.part_names(layer, family=family)
+    locations = {catalog.locate(layer, expert, part, family=family) for part in parts}
+    gap = max(catalog.index.header.part_alignment, PAGE)
+    return read_of_parts(layer, expert, locations, names, gap)
+
+
+def read_of_parts(
+    layer: int, expert: int, parts: Iterable[PartLocation], names: PartNames, gap: int
+) -> ExpertRead:
+    """Plan the reads of some parts of an expert, wherever they lie.
+
+    Parts of a file with less than `gap` bytes between them are one read. Parts that are stored by a
+    codec are read apart from the others, and decoded behind these in memory, each on a page.
+    """
+    ordered = sorted(parts, key=lambda part: (part.path, part.offset))
+    coded = [part for part in ordered if part.codec]
+    plain = [part for part in ordered if not part.codec]
+    if not coded:
+        return _plain(layer, expert, plain, names, gap)
+    read = _plain(layer, expert, plain, names, gap) if plain else None
+    stored = [part._replace(length=part.stored_length, digest=None) for part in coded]
+    frames = _plain(layer, expert, stored, names, gap)
+    spans, file_reads = (list(read.parts), read.file_reads) if read else ([], ())
+    lead, end = (read.lead, read.length) if read else (0, 0)
+    for part in coded:
+        start = align(lead + end, PAGE) - lead
+        spans.append(PartSpan(part.part, start, part.length, part.digest))
+        end = start + part.length
+    file_reads += frames.file_reads
+    return ExpertRead(layer, expert, False, tuple(spans), names, file_reads, end, frames)
+
+
+def _plain(
+    layer: int, expert: int, ordered: Sequence[PartLocation], names: PartNames, gap: int
+) -> ExpertRead:
+    """Plan the reads of parts as they lie, in the order of their offsets."""
+    reads: list[FileRead] = []
+    spans = []
+    for part in ordered:
+        last = reads[-1] if reads else None
+        is_near = last is not None and part.path == last.path
+        if last and is_near and 0 <= part.offset - last.offset - last.length < gap:
+            end = part.offset + part.stored_length
+            reads[-1] = last._replace(length=end - last.offset)
+        else:
+            reads.append(_next_read(reads, part))
+        start = reads[-1].start + part.offset - reads[-1].offset
+        spans.append(PartSpan(part.part, start, part.length, part.digest))
+    length = reads[-1].start + reads[-1].length
+    return ExpertRead(layer, expert, False, tuple(spans), names, tuple(reads), length)
+
+
+def _next_read(before: list[FileRead], part: PartLocation) -> FileRead:
+    if not before:
+        return FileRead(part.path, part.offset, part.stored_length, 0)
+    # In pages of its own, and as far behind the start of one as in the file.
+    lead = before[0].lead
+    end = align(lead + before[-1].start + before[-1].length, PAGE)
+    return FileRead(part.path, part.offset, part.stored_length, end - lead + part.offset % PAGE)
+
+
+class TensorRead(ExpertRead):
+    """The reads of one dense tensor, in pieces that can be in flight together."""
+
+    __slots__ = ()
+
+    @property
+    def owner(self) -> str:
+        """Its name in messages."""
+        return "tensor"
+
+    def place(self, file_read: FileRead) -> str:
+        """Return the place of one of the reads, for messages."""
+        return f"tensor {self.parts[0].name} at byte {file_read.offset:,}"
+
+
+def plan_tensor(tensor: TensorLocation) -> TensorRead:
+    """Plan the reads of a dense tensor into one range of memory."""
+    span = PartSpan(tensor.name, 0, tensor.length, tensor.digest)
+    starts = range(0, tensor.length, _PIECE_LENGTH) or range(1)
+    reads = tuple(
+        FileRead(
+            tensor.path, tensor.offset + start, min(_PIECE_LENGTH, tensor.length - start), start
+        )
+        for start in starts
+    )
+    return TensorRead(-1, -1, False, (span,), {}, reads, tensor.length)
+
+
+def plan_blob(catalog: Catalog, layer: int, expert: int, family: str | None) -> ExpertRead:
+    """Plan to read an expert's blob as it lies, with nothing decoded; its parts without a blob."""
+    if not catalog.index.codecs:
+        return plan_read(catalog, layer, expert, None, family)
+    blob = catalog.locate(layer, expert, family=family)
+    names = catalog.part_names(layer, family=family)
+    file_reads = (FileRead(blob.path, blob.offset, blob.length, 0),)
+    return ExpertRead(layer, expert, True, (), names, file_reads, blob.length)

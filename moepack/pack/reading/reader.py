@@ -1,0 +1,343 @@
+"""Read experts: from (layer, expert, parts) to bytes in memory.
+
+A Reader turns keys into reads, hands them to a backend within its limits, checks the bytes and
+names the place of an error. How the bytes come from the disk is the backend's business.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from moepack.common.errors import RequestError
+from moepack.common.remote_path import is_remote
+from moepack.pack.reading.batch import Batch, BatchReads, ExpertBytes
+from moepack.pack.reading.checked_reads import CHECKS, CheckedReads
+from moepack.pack.reading.expert_read import (
+    ExpertRead,
+    callers_memory,
+    check_pool,
+    new_memory,
+    pooled,
+)
+from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH, InFlight, Statistics
+from moepack.pack.reading.open_work import OpenWork, close_orphans
+from moepack.pack.reading.read_plan import plan_read, plan_tensor
+from moepack.pack.reading.scheduler import PendingRead, Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from moepack.pack.reading.catalog import Catalog
+    from moepack.pack.reading.mirror_use import MirrorUse
+    from moepack.storage.arena import Arena
+    from moepack.storage.backend import Backend
+    from moepack.storage.buffers import BufferPool
+
+MAX_DEPTH = 4096
+
+
+class Reader:
+    """Reads blobs and parts of one pack; `pack.reader()` makes it, `close` or `with` ends it.
+
+    `backend` is `auto`, `uring`, `direct`, `buffered`, or an implementation of
+    `moepack.storage.backend`. At most `depth` reads and `max_in_flight` bytes are in flight at a
+    time, over all batches; a single read, and the first of a batch, is never held back. With
+    `pool`, batches are read into its buffers. `check` is when a part is compared with its digest:
+    `always`, the `first` time that this reader reads it, or `never`. One flipped bit is an error.
+
+    With `mirror`, reads are spread over the pack and its mirror, if it has one: see `moepack
+    mirror`. Reads through the page cache are not, since the cache would then hold both copies. If
+    the mirror returns an error or wrong bytes, only the pack is read from then on; this is a
+    MirrorWarning, and so is a mirror that is missing or another pack's.
+
+    May be used from several threads, but only in the process that made it: after a fork every call
+    in the child raises RequestError, and the child opens the pack again. Fork while nothing is in
+    flight: the parent's reads may otherwise end in a page that only the child still has.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        backend: str | Backend = "auto",
+        depth: int = DEPTH,
+        max_in_flight: int = MAX_LENGTH,
+        pool: BufferPool | None = None,
+        check: str = "always",
+        mirror: bool = True,
+    ) -> None:
+        if not 1 <= depth <= MAX_DEPTH:
+            raise RequestError("no such depth", expected=f"1 to {MAX_DEPTH}", found=depth)
+        if max_in_flight < 1:
+            raise RequestError("no such bound", expected="1 byte or more", found=max_in_flight)
+        if check not in CHECKS:
+            raise RequestError("no such check", expected=", ".join(CHECKS), found=repr(check))
+        catalog.check_open()
+        close_orphans()
+        self._catalog = catalog
+        # Here, since callers that only locate need neither memory nor a backend.
+        from moepack.storage.arena import Arena
+
+        self._arena = Arena(2 * max_in_flight)
+        self._pool = pool
+        if isinstance(backend, str):
+            from moepack.storage.probe import choose
+
+            files: Iterable[Path] = catalog.file_paths
+            if not is_remote(catalog.path):
+                # A missing file is an error of the pack, when it is read.
+                files = (path for path in files if path.is_file())
+            self._backend, self.why = choose(backend, files, depth, pool.fixed if pool else None)
+        else:
+            self._backend, self.why = backend, "given by the caller"
+        self._in_flight = InFlight(self._backend.name, depth, max_in_flight)
+        self._mirror = self._open_mirror() if mirror else None
+        self._decoder = None
+        if catalog.index.codecs:
+            from moepack.pack.reading.decoding import Decoder  # here, since most packs have none
+
+            self._decoder = Decoder(self._in_flight, self._arena)
+        self._open_work = OpenWork(self._in_flight, self._backend)
+        self._reads = CheckedReads(
+            self._backend, self._in_flight, self._open_work, check, self._decoder, self._mirror
+        )
+        self._finalizer = weakref.finalize(
+            self, _finish, weakref.ref(self), self._open_work, self._arena
+        )
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that reads; `why` is the reason for it."""
+        return self._backend.name
+
+    def _open_mirror(self) -> MirrorUse | None:
+        mirror = self._catalog.mirror
+        if mirror is None or self.backend == "buffered":
+            return None
+        # Here, since few packs have one.
+        from moepack.pack.reading.mirror_use import MirrorUse, warn_of
+
+        if mirror.problem is not None:
+            warn_of(mirror.path, mirror.problem)
+            return None
+        return MirrorUse(mirror, self._catalog.file_paths)
+
+    @property
+    def mirror(self) -> Path | None:
+        """The folder of the mirror that is read as well; None without one, or after it failed."""
+        return None if self._mirror is None or self._mirror.is_retired else self._mirror.path
+
+    @property
+    def statistics(self) -> Statistics:
+        """Counts of the reads so far, and of those in flight now."""
+        self._open_work.close_dropped()
+        return self._in_flight.statistics(None if self._mirror is None else self._mirror.usage)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a copy in a forked child, which must not read and closes nothing."""
+        return self._open_work.is_forked
+
+    def __repr__(self) -> str:
+        return f"<moepack.Reader of {self._catalog.path}, {self.backend} ({self.why})>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the reads that have not begun, wait for the others, close the data files.
+
+        Views of experts stay valid.
+        """
+        if self._finalizer.alive:
+            self._open_work.close()
+            if self._decoder is not None:
+                self._decoder.close()
+            self._arena.close()
+            self._finalizer.detach()
+
+    def read(
+        self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
+    ) -> memoryview:
+        """Read a whole blob, padding included, or exactly one part's bytes.
+
+        The view is writable, starts on a memory page (in packs aligned to pages) and is the
+        caller's: nothing else uses it. If parts of the expert lie apart, or are stored by a codec,
+        it has all parts, these decoded and on pages of their own; get them with `read_many`, whose
+        experts have `part`. Raises RequestError for an expert or part that the pack does not have,
+        PackError for a file that is too short or a digest that differs, MachineError when the
+        system cannot read.
+        """
+        read = self._plan(layer, expert, part, family)
+        memory = new_memory(self._arena, read)
+        self._reads.fill(read, memory)
+        return memory.view
+
+    def read_into(
+        self,
+        buffer: Any,
+        layer: int,
+        expert: int,
+        part: str | None = None,
+        *,
+        family: str | None = None,
+    ) -> int:
+        """Read like `read` into the start of the caller's `buffer`; return the length in bytes.
+
+        `buffer` is anything with a writable, contiguous buffer (bytearray, mmap, numpy array,
+        pinned memory). Its bytes after the length are not touched. A buffer that starts on a page
+        is read into without a copy. Raises RequestError if it is too small.
+        """
+        read = self._plan(layer, expert, part, family)
+        self._reads.fill(read, callers_memory(buffer, read))
+        return read.length
+
+    def read_dense(self, name: str) -> memoryview:
+        """Read a dense tensor, by its name in the source; exactly its bytes.
+
+        The view is as that of `read`, and so are the errors.
+        """
+        read = self._plan_dense(name)
+        memory = new_memory(self._arena, read)
+        self._reads.fill(read, memory)
+        return memory.view
+
+    def read_dense_into(self, buffer: Any, name: str) -> int:
+        """Read a dense tensor into the start of the caller's `buffer`; return its length in bytes.
+
+        `buffer` is as for `read_into`.
+        """
+        read = self._plan_dense(name)
+        self._reads.fill(read, callers_memory(buffer, read))
+        return read.length
+
+    def read_many(
+        self,
+        keys: Iterable[tuple[int, int]],
+        *,
+        parts: str | Sequence[str] | None = None,
+        family: str | None = None,
+        into: Sequence[Any] | None = None,
+        in_order: bool = True,
+    ) -> Iterator[ExpertBytes]:
+        """Read several experts at a time; yield them in the order of `keys`, or as reads finish.
+
+        The arguments are those of `submit`. Nothing is read before the first expert is requested.
+        If the loop is left early, its reads end with the reader's next call, and the system may
+        write into buffers until then; a `with` around `submit` waits for them.
+        """
+        batch = self.submit(keys, parts=parts, family=family, into=into)
+        try:
+            yield from batch.completions(in_order=in_order)
+        except GeneratorExit:
+            raise  # perhaps in a finaliser, which must not wait: the batch is dropped with this
+        except BaseException:
+            batch.close()
+            raise
+        batch.close()
+
+    def submit(
+        self,
+        keys: Iterable[tuple[int, int]],
+        *,
+        parts: str | Sequence[str] | None = None,
+        family: str | None = None,
+        into: Sequence[Any] | None = None,
+    ) -> Batch:
+        """Begin to read several experts and return at once; `Batch.completions` yields them.
+
+        `keys` are (layer, expert). `parts` names one or several parts to read of each, the whole
+        blob by default; neighbouring parts are one read. `into` has a buffer of the caller's for
+        each key, which is the system's until its expert is taken or the batch is closed; without
+        it, memory comes from the pool or is new. An item of `into` may also be a mapping of names
+        of parts to buffers: one read then fills a buffer for each part, without the padding. Raises
+        RequestError for experts or parts that the pack does not have and for buffers that do not
+        fit, before anything is read.
+        """
+        pending = self.plan(keys, parts=parts, family=family, into=into)
+        return self._begin(pending, self._pool if into is None else None)
+
+    def submit_reads(self, reads: Iterable[ExpertRead]) -> Batch:
+        """Begin reads that were planned elsewhere, wherever they lie; else as `submit`."""
+        self._open_work.enter()
+        pending = [PendingRead(number, read, None) for number, read in enumerate(reads)]
+        return self._begin(pending, None)
+
+    def _begin(self, pending: Sequence[PendingRead], pool: BufferPool | None) -> Batch:
+        reads = BatchReads(self._scheduler(pool), pool, pending)
+        batch = Batch(reads, self._open_work, self._reads.finish)
+        self._open_work.adopt(reads)  # before anything begins
+        try:
+            reads.start()
+        except BaseException:
+            batch.close()
+            raise
+        return batch
+
+    def plan(
+        self,
+        keys: Iterable[tuple[int, int]],
+        *,
+        parts: str | Sequence[str] | None = None,
+        family: str | None = None,
+        into: Sequence[Any] | None = None,
+    ) -> list[PendingRead]:
+        """Plan the reads of `submit` without beginning any; for use with a scheduler."""
+        self._open_work.enter()
+        if isinstance(parts, str):
+            parts = (parts,)
+        reads = [plan_read(self._catalog, layer, expert, parts, family) for layer, expert in keys]
+        if into is None:
+            if self._pool is not None:
+                check_pool(self._pool, reads)
+            return [PendingRead(number, read, None) for number, read in enumerate(reads)]
+        if len(into) != len(reads):
+            raise RequestError(
+                "`into` needs one buffer for each key", expected=len(reads), found=len(into)
+            )
+        return [
+            PendingRead(number, read, callers_memory(into[number], read))
+            for number, read in enumerate(reads)
+        ]
+
+    def scheduler(self) -> Scheduler:
+        """Return a scheduler within this reader's limits; closing the reader closes it."""
+        scheduler = self._scheduler(None)
+        self._open_work.adopt(scheduler)
+        return scheduler
+
+    def _scheduler(self, pool: BufferPool | None) -> Scheduler:
+        # No methods of this reader: the reads of a dropped batch must not refer to it.
+        memory_for = partial(new_memory, self._arena) if pool is None else partial(pooled, pool)
+        return Scheduler(self._backend, self._in_flight, memory_for, self._decoder, self._mirror)
+
+    def finish(self, pending: PendingRead) -> None:
+        """Check the bytes of an expert that a scheduler has read, as `CheckedReads.finish` does."""
+        self._reads.finish(pending)
+
+    def _plan(self, layer: int, expert: int, part: str | None, family: str | None) -> ExpertRead:
+        self._open_work.enter()
+        parts = None if part is None else (part,)
+        return plan_read(self._catalog, layer, expert, parts, family)
+
+    def _plan_dense(self, name: str) -> ExpertRead:
+        self._open_work.enter()
+        return plan_tensor(self._catalog.locate_dense(name))
+
+
+def _finish(reader: weakref.ref[Reader], open_work: OpenWork, arena: Arena) -> None:
+    """End the reads of a reader that was dropped, or when Python ends.
+
+    Then the reader is still there, and waiting is right: a moment later its threads are cut off.
+    """
+    arena.close()
+    if reader() is None:
+        open_work.abandon()
+    else:
+        open_work.close()

@@ -1,0 +1,270 @@
+"""Reads of many experts through one queue: begun in the order asked, within the reader's limits.
+
+An expert waits; it gets memory and its reads begin, as far as the limits and the pool allow; the
+reads end in any order; after the last the expert is finished, with an error or without. Nothing
+here blocks but `collect` and `close`, and only while something is in flight.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from moepack.common.errors import MachineError, MoepackError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from moepack.pack.reading.decoding import Decoder, Decoding
+    from moepack.pack.reading.expert_read import AnyMemory, ExpertRead, FileRead, ReadMemory
+    from moepack.pack.reading.in_flight import InFlight
+    from moepack.pack.reading.mirror_use import MirrorUse
+    from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
+
+
+class PendingRead:
+    """One expert on its way: the plan of its reads, its memory, and its error, if any.
+
+    `memory` is None until the first of its reads begins, unless it is the caller's own. Frames are
+    read into `scratch`; their parts are in `memory` after `settle`. All of it comes from one place,
+    the mirror if `is_mirrored`, which is chosen when the first read begins.
+    """
+
+    __slots__ = (
+        *("begun_count", "buffer", "decodings", "ended_count", "error", "is_mirrored"),
+        *("memory", "number", "read", "scratch"),
+    )
+
+    def __init__(self, number: int, read: ExpertRead, buffer: AnyMemory | None) -> None:
+        self.number = number
+        self.read = read
+        self.buffer = buffer
+        """The caller's own memory, if any."""
+        self.memory = buffer if read.frames is None else None
+        self.scratch: ReadMemory | None = None
+        self.error: MoepackError | None = None
+        self.begun_count = self.ended_count = 0
+        self.is_mirrored = False
+        self.decodings: Sequence[Decoding] = ()
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether `settle` has nothing to wait for."""
+        return all(decoding.done() for decoding in self.decodings)
+
+    def settle(self) -> None:
+        """Wait until all is decoded; may be called again if it is cut off."""
+        for decoding in self.decodings:
+            self.error = decoding.result() or self.error
+        self.decodings = ()
+        self.scratch = None
+
+
+class Scheduler:
+    """Feeds one queue; used by one thread at a time.
+
+    `allocate` returns the memory for a read, or None if there is none now. A `decoder` is needed
+    for parts that are stored by a codec, a `mirror` if the pack has one that is read as well.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        in_flight: InFlight,
+        allocate: Callable[[ExpertRead], ReadMemory | None],
+        decoder: Decoder | None,
+        mirror: MirrorUse | None,
+    ) -> None:
+        self._backend = backend
+        self._in_flight = in_flight
+        self._allocate = allocate
+        self._decoder = decoder
+        self._mirror = mirror
+        self._queue: ReadQueue | None = None
+        self._waiting: deque[PendingRead] = deque()
+        self._started: dict[int, tuple[PendingRead, ExpertRead, FileRead, AnyMemory]] = {}
+        self._failed: list[PendingRead] = []
+        self._next_number = 0
+        self._looked_at = time.perf_counter()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing is in flight."""
+        return not (self._waiting or self._started or self._failed)
+
+    def add(self, pending: Iterable[PendingRead]) -> None:
+        """Queue reads until it is their turn."""
+        self._waiting.extend(pending)
+
+    def start(self) -> None:
+        """Begin as many reads as may begin. Raises MachineError if the backend has no queue."""
+        depth = self._in_flight.depth
+        if not self._waiting or len(self._started) >= depth:
+            return
+        queue = self.queue  # first, so that nothing is counted as begun if there is none
+        requests: list[tuple[int, ReadRequest]] = []
+        while self._waiting and len(self._started) < depth:
+            pending = self._waiting[0]
+            memory = pending.memory or self._memory_for(pending)
+            if memory is None and pending.error is not None:
+                self._failed.append(self._waiting.popleft())
+                continue
+            if memory is None or not self._may_begin(pending):
+                break
+            requests.append(self._begin(pending, memory))
+        if requests:
+            queue.start(requests)
+
+    def _may_begin(self, pending: PendingRead) -> bool:
+        """Count the next read of an expert as begun; return False if it is to wait.
+
+        Before the first of them, choose between the pack and its mirror.
+        """
+        if self._mirror is not None and not pending.begun_count:
+            is_mirrored = self._mirror.takes(pending.read)
+            pending.is_mirrored = bool(is_mirrored)
+            if is_mirrored is None and self._started:
+                return False
+        length = pending.read.file_reads[pending.begun_count].length
+        if not self._in_flight.begin(self, length, force=not self._started):
+            return False
+        if self._mirror is not None:
+            self._mirror.begin(self, length, is_mirrored=pending.is_mirrored)
+        return True
+
+    def _begin(self, pending: PendingRead, memory: AnyMemory) -> tuple[int, ReadRequest]:
+        """Return the request for the next read of the expert that is the first to wait."""
+        file_read = pending.read.file_reads[pending.begun_count]
+        read = pending.read
+        if pending.scratch is not None:
+            read, memory = read.target(pending.begun_count, memory, pending.scratch)
+        pending.begun_count += 1
+        if pending.begun_count == len(pending.read.file_reads):
+            self._waiting.popleft()
+        number = self._next_number
+        self._next_number = number + 1
+        self._started[number] = (pending, read, file_read, memory)
+        request = read.request(file_read, memory)
+        if self._mirror is not None and pending.is_mirrored:
+            request = self._mirror.redirect(request)
+        return number, request
+
+    def collect(self, *, wait: bool) -> list[PendingRead]:
+        """Return the experts that have finished; with `wait`, at least one, if there are any.
+
+        Raises RequestError if nothing can begin: the reader is closed, or its pool has no free
+        buffer.
+        """
+        finished: list[PendingRead] = []
+        while not self.is_idle:
+            self.start()
+            finished += self._failed
+            self._failed.clear()
+            if not self._started:
+                if finished or not wait:
+                    break
+                raise self._cannot_begin()
+            self._end_some(finished, wait=wait and not finished)
+            if finished or not wait:
+                self.start()
+                break
+        return finished
+
+    @property
+    def queue(self) -> ReadQueue:
+        """The backend's queue, made when it is first needed."""
+        if self._queue is None:
+            try:
+                self._queue = self._backend.queue(self._in_flight.depth)
+            except OSError as error:
+                problem = f"cannot set up {self._backend.name}: {error.strerror}"
+                hint = "take what was submitted before submitting more, or use fewer threads"
+                raise MachineError(problem, hint=hint) from error
+        return self._queue
+
+    def close(self) -> None:
+        """Drop all reads that wait and wait for the others; may be called again if it is cut off.
+
+        Whoever added reads gives their memory back.
+        """
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
+        self._waiting.clear()
+        self._started.clear()
+        self._failed.clear()
+        self._in_flight.forget(self)
+        if self._mirror is not None:
+            self._mirror.forget(self)
+
+    def _cannot_begin(self) -> RequestError:
+        if self._in_flight.is_closed:
+            return RequestError("the reader is closed")
+        hint = "release what was read before, or make the pool larger"
+        return RequestError("all buffers of the pool are taken", hint=hint)
+
+    def _memory_for(self, pending: PendingRead) -> AnyMemory | None:
+        """Return new memory for an expert; None if there is none now, or never: then set its error.
+
+        An expert with frames gets scratch memory as well.
+        """
+        try:
+            if pending.read.frames is not None and pending.scratch is None:
+                assert self._decoder is not None
+                pending.scratch = self._decoder.scratch(pending.read)
+            pending.memory = pending.buffer or self._allocate(pending.read)
+        except MachineError as error:
+            pending.error = error
+        return pending.memory
+
+    def _end_some(self, finished: list[PendingRead], *, wait: bool) -> None:
+        """End reads as the queue reports them; with `wait` at least one.
+
+        The experts whose last reads these were are added to `finished`.
+        """
+        if self._mirror is None:
+            self._end(self.queue.finished(wait=wait), finished)
+            return
+        looked_at, self._looked_at = self._looked_at, time.perf_counter()
+        unseen = self._looked_at - looked_at
+        completions = self.queue.finished(wait=False)
+        if wait and not completions:
+            completions = self.queue.finished(wait=True)
+            self._looked_at, unseen = time.perf_counter(), 0.0  # who waits sees it at once
+        self._end(completions, finished)
+        self._mirror.measure(unseen)
+
+    def _end(self, completions: list[Completion], finished: list[PendingRead]) -> None:
+        length = received = errors = 0
+        for number, request_length, error in completions:
+            pending, read, file_read, memory = self._started.pop(number)
+            own_length = read.received(file_read, memory, request_length)
+            problem = read.problem(file_read, own_length, error)
+            length += file_read.length
+            received += own_length
+            if problem is not None:
+                errors += not pending.is_mirrored  # which is read again, from the pack
+                pending.error = pending.error or problem
+            if self._mirror is not None:
+                is_mirrored = pending.is_mirrored
+                self._mirror.end(self, file_read.length, own_length, is_mirrored=is_mirrored)
+                if problem is not None and is_mirrored:
+                    self._mirror.retire(problem)
+            pending.ended_count += 1
+            if pending.ended_count == len(pending.read.file_reads):
+                if pending.scratch is not None and pending.error is None:
+                    self._decode(pending, pending.scratch)
+                finished.append(pending)
+        if completions:
+            self._in_flight.end(self, len(completions), length, received, errors)
+
+    def _decode(self, pending: PendingRead, scratch: ReadMemory) -> None:
+        assert pending.memory is not None
+        assert self._decoder is not None
+        try:
+            pending.decodings = self._decoder.start(
+                pending.read, pending.memory, scratch, is_mirrored=pending.is_mirrored
+            )
+        except MachineError as error:
+            pending.error = error

@@ -1,0 +1,143 @@
+"""Weights as numpy arrays: typed views of the mapped bytes of parts and dense tensors.
+
+It imports numpy, and gguf for values, so it is itself imported with the first array.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moepack.common.errors import PackError, RequestError, read_failure
+from moepack.storage.regular_file import NotRegularError, open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moepack.pack.format.tables import PartKind
+    from moepack.pack.reading.locations import PartLocation, TensorLocation
+
+Array = NDArray[Any]
+
+_BF16 = "BF16"
+_DTYPES = {
+    "F32": "<f4",
+    "F16": "<f2",
+    _BF16: "<u2",
+    "F64": "<f8",
+    "I8": "i1",
+    "I16": "<i2",
+    "I32": "<i4",
+    "I64": "<i8",
+}
+"""The numpy types of GGML types; for BF16 that of its bits, the upper half of a float32's."""
+_FLOATS = {"F32", "F16", "F64"}
+
+
+class Mappings:
+    """The files of a pack, each mapped when it is first needed. May be used by several threads.
+
+    Arrays hold what they view: a mapping ends with its last array, not when the pack is closed.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Path, mmap.mmap] = {}
+
+    def bytes_at(self, path: Path, offset: int, length: int, place: str) -> NDArray[np.uint8]:
+        """Return bytes of a file, read-only. Raises PackError for a file that has fewer."""
+        mapped = self._files.get(path)
+        if mapped is None:
+            mapped = self._files.setdefault(path, _map(path, place))
+        if offset + length > len(mapped):
+            raise PackError(
+                "the file ends too early",
+                path=path,
+                place=place,
+                expected=f"{offset + length:,} bytes or more",
+                found=f"{len(mapped):,}",
+                hint="it was cut or replaced: run `moepack verify` on the pack",
+            )
+        return np.frombuffer(mapped, np.uint8, length, offset)
+
+
+def part_array(
+    mappings: Mappings,
+    part: PartLocation,
+    kind: PartKind,
+    read: Callable[[], memoryview],
+    *,
+    dequantize: bool,
+) -> Array:
+    """Return a part of an expert: see `Pack.tensor`. `read` reads a part stored by a codec."""
+    place = f"layer {part.layer} expert {part.expert} {part.part}"
+    if part.codec is None:
+        data = mappings.bytes_at(part.path, part.offset, part.length, place)
+    else:
+        data = np.frombuffer(read(), np.uint8)
+        data.flags.writeable = False
+    rows = kind.interleaved_row_count
+    array = _typed(data, kind.type_name, kind.shape, rows)
+    return _values(array, kind.type_id, kind.type_name, place) if dequantize else array
+
+
+def dense_array(mappings: Mappings, tensor: TensorLocation, *, dequantize: bool) -> Array:
+    """Return a dense tensor: see `Pack.dense_tensor`."""
+    data = mappings.bytes_at(tensor.path, tensor.offset, tensor.length, tensor.name)
+    array = _typed(data, tensor.type_name, tensor.shape, 1)
+    if not dequantize:
+        return array
+    return _values(array, tensor.type_id, tensor.type_name, tensor.name)
+
+
+def _map(path: Path, place: str) -> mmap.mmap:
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise PackError("the file is empty", path=path, place=place)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise PackError("a data file is missing", path=path, place=place) from None
+    except NotRegularError as error:
+        raise PackError("not a regular file", path=path, place=place, found=error.kind) from None
+    except OSError as error:
+        raise read_failure(error, path, PackError, place) from None
+
+
+def _typed(data: NDArray[np.uint8], type_name: str, shape: tuple[int, ...], rows: int) -> Array:
+    """Give bytes their type and shape, the slowest axis first."""
+    outer = tuple(reversed(shape[1:]))
+    columns = shape[0] if shape else 1
+    if dtype := _DTYPES.get(type_name):
+        return data.view(dtype).reshape(*outer, columns)
+    if rows > 1 and outer and outer[-1] % rows == 0:
+        outer = (*outer[:-1], outer[-1] // rows)
+    count = math.prod(outer)
+    if not count or len(data) % count:
+        return data
+    return data.reshape(*outer, len(data) // count)
+
+
+def _values(array: Array, type_id: int, type_name: str, place: str) -> NDArray[np.float32]:
+    """Return the values as float32, without a copy if they are that already."""
+    if type_name in _FLOATS:
+        return array.astype(np.float32, copy=False)
+    if type_name == _BF16:
+        return (array.astype("<u4") << 16).view(np.float32)
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        values: NDArray[np.float32] = dequantize(array, GGMLQuantizationType(type_id))
+    except (ValueError, NotImplementedError):
+        raise RequestError(
+            f"gguf-py has no values of type {type_name}",
+            place=place,
+            hint="without `dequantize` you get its raw bytes",
+        ) from None
+    return values

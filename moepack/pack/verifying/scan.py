@@ -1,0 +1,339 @@
+"""Read the bytes of a pack and compare them: digests, padding, the source's bytes.
+
+Threads take segments of any file, so that one large file keeps all of them busy. A piece is read
+into a buffer that stays in the processor's cache, and everything about it is computed there.
+"""
+
+import ctypes
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from moepack.common import digest
+from moepack.common.errors import MachineError, SourceError, is_shortage, read_failure
+from moepack.pack.verifying.extents import CheckedRange, Frame, Segment, Where
+from moepack.pack.verifying.report import Finding, Findings
+from moepack.storage.input_file import InputFile, open_input
+from moepack.storage.thread_pool import run_each
+
+# Threads hand the interpreter on around each piece: small pieces cost more than a larger cache.
+PIECE_LENGTH = 1 << 20
+_memcmp = ctypes.CDLL(None).memcmp  # which lets other threads run
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memcmp.restype = ctypes.c_int
+
+
+class Buffer:
+    """Bytes in memory: `view` keeps them there, `address` is that of the first."""
+
+    def __init__(self, view: memoryview, address: int) -> None:
+        self.view = view
+        self._address = address
+
+    @classmethod
+    def zeros(cls, length: int) -> "Buffer":
+        """Make a buffer of `length` bytes that can be written to."""
+        array = (ctypes.c_char * length)()
+        return cls(memoryview(array).cast("B"), ctypes.addressof(array))
+
+    def first_difference(self, other: "Buffer", length: int) -> int | None:
+        """Return the number of the first of `length` bytes that differs; None if none does."""
+        if not _memcmp(self._address, other._address, length):
+            return None
+        pairs = zip(self.view[:length], other.view[:length], strict=True)
+        return next(number for number, (ours, theirs) in enumerate(pairs) if ours != theirs)
+
+
+_ZEROS = Buffer.zeros(PIECE_LENGTH)
+
+
+class _ShortFileError(Exception):
+    """The file ended before it should."""
+
+
+SecondOpinion = Callable[[CheckedRange, int, int], Buffer | None]
+"""Returns the expected bytes of a range's content, by their number and length; None if unknown."""
+
+
+class Gap(tuple[int, int, int]):
+    """A range of a shard that the pack does not hold, so it must be zeros: shard, start, end."""
+
+    __slots__ = ()
+
+
+class Lengths(NamedTuple):
+    """The bytes read of the pack, those of the source and of gguf-py that were compared."""
+
+    read: int
+    compared: int
+    second: int
+
+
+def scan(
+    paths: Sequence[Path],
+    shard_paths: Sequence[str],
+    work: Iterable[Segment | Gap],
+    threads: int,
+    advanced: Callable[[int], None],
+    findings: Findings,
+    second_opinion: SecondOpinion | None = None,
+) -> Lengths:
+    """Check segments of a pack's files at `paths`, and gaps of the shards.
+
+    `advanced` is called with the bytes read of the pack, from one thread at a time. Raises
+    SourceError and MachineError.
+    """
+    pending = deque(work)
+    with ExitStack() as stack:
+        shards = [_open_shard(path, stack) for path in shard_paths]
+
+        def check_all(_: int, advanced: Callable[[int], None]) -> _Worker:
+            with closing(_Worker(paths, shard_paths, shards, second_opinion, advanced)) as worker:
+                while pending:
+                    try:
+                        segment = pending.popleft()
+                    except IndexError:  # another thread took the last one
+                        break
+                    worker.check(segment)
+            return worker
+
+        workers = run_each(check_all, range(threads), threads, advanced)
+    for worker in workers:
+        findings.all += worker.findings
+    return Lengths(
+        sum(worker.read_length for worker in workers),
+        sum(worker.compared_length for worker in workers),
+        sum(worker.second_length for worker in workers),
+    )
+
+
+def _open_shard(path: str, stack: ExitStack) -> InputFile:
+    try:
+        file = open_input(path)
+    except OSError as error:
+        raise read_failure(error, path, SourceError) from None
+    stack.callback(file.close)
+    return file
+
+
+@dataclass
+class _Worker:
+    """One thread: its buffers, the file of the pack that it has open, and its findings."""
+
+    paths: Sequence[Path]
+    shard_paths: Sequence[str]
+    shards: Sequence[InputFile]
+    second_opinion: SecondOpinion | None
+    advanced: Callable[[int], None]
+    findings: list[Finding] = field(default_factory=list)
+    read_length: int = 0
+    compared_length: int = 0
+    second_length: int = 0
+    _ours: Buffer = field(default_factory=lambda: Buffer.zeros(PIECE_LENGTH))
+    _theirs: Buffer = field(default_factory=lambda: Buffer.zeros(PIECE_LENGTH))
+    _number: int = -1
+    _file: InputFile | None = None
+
+    def close(self) -> None:
+        """Close the file of the pack that is open, if any."""
+        if self._file is not None:
+            self._file.close()
+        self._number, self._file = -1, None
+
+    def check(self, work: Segment | Gap) -> None:
+        """Check a segment of a file, or the zeros in a gap of a shard."""
+        if isinstance(work, Gap):
+            self._check_gap(*work)
+            return
+        try:
+            if work.file != self._number:
+                self.close()
+                self._file = open_input(self.paths[work.file])
+                self._number = work.file
+            position = work.start
+            for checked in work.ranges:
+                self._check_padding(position, checked.offset)
+                if checked.frame is None:
+                    self._check_plain(checked)
+                else:
+                    self._check_frame(checked, checked.frame)
+                position = max(position, checked.end)
+            self._check_padding(position, work.end)
+        except _ShortFileError:
+            message = "it became shorter while it was read"
+            self._find("file", message, {}, work.start, work.file)
+        except OSError as error:
+            message = f"cannot read: {error.strerror}"
+            if is_shortage(error):
+                raise MachineError(message, path=self.paths[work.file]) from None
+            self._find("file", message, {}, work.start, work.file)
+
+    def _find(
+        self, kind: str, message: str, where: Where, offset: int, file: int | None = None
+    ) -> None:
+        name = self.paths[self._number if file is None else file].name
+        self.findings.append(Finding(kind, message, **where, file=name, offset=offset))
+
+    def _check_padding(self, position: int, end: int) -> None:
+        """Report the first byte of a range that is not zero."""
+        is_zero = True
+        for at in range(position, end, PIECE_LENGTH):
+            length = min(end - at, PIECE_LENGTH)
+            self._fill_ours(length, at)
+            first = self._ours.first_difference(_ZEROS, length) if is_zero else None
+            if first is not None:
+                is_zero = False
+                message = f"is {self._ours.view[first]:#04x}, not zero"
+                self._find("padding", message, {}, at + first)
+
+    def _check_plain(self, checked: CheckedRange) -> None:
+        def fill(at: int, length: int) -> None:
+            self._fill_ours(length, checked.offset + at)
+
+        self._check_content(checked, checked.length, fill)
+
+    def _check_frame(self, checked: CheckedRange, frame: Frame) -> None:
+        """Check the digest of a frame, and its content: one may be right without the other.
+
+        It is read twice, the second time from the page cache, so that it need not fit into memory.
+        """
+        from moepack.storage.frames import FrameError, FrameStream  # they load the codec
+
+        computed = digest.stream()
+        for at in range(0, checked.length, PIECE_LENGTH):
+            length = min(checked.length - at, PIECE_LENGTH)
+            self._fill_ours(length, checked.offset + at)
+            computed.update(self._ours.view[:length])
+        if frame.digest is not None and computed.intdigest() != frame.digest:
+            message = f"the digest of its stored bytes is {digest.to_text(computed.intdigest())}, "
+            message += f"the index says {digest.to_text(frame.digest)}"
+            self._find("stored", message, checked.where, checked.offset)
+
+        def read_at(offset: int, length: int) -> bytearray:
+            data = bytearray(length)
+            _fill(self._file, memoryview(data), checked.offset + offset)
+            return data
+
+        try:
+            content = FrameStream(read_at, checked.length, frame.content_length)
+
+            def fill(at: int, length: int) -> None:
+                content.read_into(self._ours.view[:length])
+
+            self._check_content(checked, frame.content_length, fill)
+        except FrameError as error:
+            message = f"it cannot be decoded: {error}"
+            self._find("codec", message, checked.where, checked.offset)
+
+    def _check_content(
+        self, checked: CheckedRange, content_length: int, fill: Callable[[int, int], None]
+    ) -> None:
+        """Check the content of a range; `fill` gets its next bytes, from the first on."""
+        computed = None if checked.digest is None else digest.stream()
+        has_sha256 = checked.sha256 is not None or checked.strong is not None
+        sha256 = hashlib.sha256() if has_sha256 else None
+        source, second_opinion = checked.source, self.second_opinion
+        for at in range(0, content_length, PIECE_LENGTH):
+            length = min(content_length - at, PIECE_LENGTH)
+            fill(at, length)
+            if computed is not None:
+                computed.update(self._ours.view[:length])
+            if sha256 is not None:
+                sha256.update(self._ours.view[:length])
+            # One finding of each kind is enough.
+            if source is not None and not self._is_source(checked, *source, at, length):
+                source = None
+            if second_opinion is not None:
+                theirs = second_opinion(checked, at, length)
+                if theirs is not None and not self._is_read_by_gguf_py(checked, theirs, at, length):
+                    second_opinion = None
+        if computed is not None and computed.intdigest() != checked.digest:
+            assert checked.digest is not None
+            message = f"its digest is {digest.to_text(computed.intdigest())}, "
+            message += f"the index says {digest.to_text(checked.digest)}"
+            self._find("digest", message, checked.where, checked.offset)
+        elif sha256 is not None:
+            self._check_sha256(checked, sha256.digest())
+
+    def _check_sha256(self, checked: CheckedRange, computed: bytes) -> None:
+        """Compare a SHA-256 with those in manifest and index."""
+        if checked.sha256 not in (None, computed.hex()):
+            message = f"the SHA-256 of this header is {computed.hex()}, the manifest says "
+            self._find("manifest", message + f"{checked.sha256}", checked.where, checked.offset)
+        if checked.strong not in (None, computed):
+            assert checked.strong is not None
+            message = f"its SHA-256 is {computed.hex()}, the index says {checked.strong.hex()}"
+            self._find("digest", message, checked.where, checked.offset)
+
+    def _is_source(
+        self, checked: CheckedRange, shard: int, offset: int, at: int, length: int
+    ) -> bool:
+        """Compare the piece at `at` of a range, which lies at `offset` of a shard in the source."""
+        self._fill_theirs(shard, offset + at, length)
+        first = self._ours.first_difference(self._theirs, length)
+        if first is None:
+            return True
+        name = os.path.basename(self.shard_paths[shard])
+        theirs = f"the source has {self._theirs.view[first]:#04x} at byte {offset + at + first:,}"
+        self._find_difference("bytes", checked, at, first, f"{theirs} of {name}")
+        return False
+
+    def _is_read_by_gguf_py(
+        self, checked: CheckedRange, theirs: Buffer, at: int, length: int
+    ) -> bool:
+        self.second_length += length
+        first = self._ours.first_difference(theirs, length)
+        if first is None:
+            return True
+        text = f"gguf-py reads {theirs.view[first]:#04x} in the source"
+        self._find_difference("gguf-py", checked, at, first, text)
+        return False
+
+    def _find_difference(
+        self, kind: str, checked: CheckedRange, at: int, first: int, theirs: str
+    ) -> None:
+        message = f"byte {at + first:,} of it is {self._ours.view[first]:#04x}, {theirs}"
+        in_file = at + first if checked.frame is None else 0  # else it is somewhere in the frame
+        self._find(kind, message, checked.where, checked.offset + in_file)
+
+    def _check_gap(self, shard: int, position: int, end: int) -> None:
+        """Report the first byte of a shard's range that is not zero."""
+        for at in range(position, end, PIECE_LENGTH):
+            length = min(end - at, PIECE_LENGTH)
+            self._fill_theirs(shard, at, length)
+            first = self._theirs.first_difference(_ZEROS, length)
+            if first is not None:
+                name = os.path.basename(self.shard_paths[shard])
+                message = f"the pack does not hold bytes {at + first:,} to {end:,} of a shard"
+                self.findings.append(Finding("missing", message, file=name, offset=at + first))
+                return
+
+    def _fill_ours(self, length: int, offset: int) -> None:
+        _fill(self._file, self._ours.view[:length], offset)
+        self.read_length += length
+        self.advanced(length)
+
+    def _fill_theirs(self, shard: int, offset: int, length: int) -> None:
+        path = self.shard_paths[shard]
+        try:
+            _fill(self.shards[shard], self._theirs.view[:length], offset)
+        except _ShortFileError:
+            raise SourceError("ends too early", path=path, place=f"byte {offset:,}") from None
+        except OSError as error:
+            raise read_failure(error, path, SourceError) from None
+        self.compared_length += length
+
+
+def _fill(file: InputFile | None, view: memoryview, offset: int) -> None:
+    assert file is not None
+    while view:
+        length = file.read_into(offset, view)
+        if not length:
+            raise _ShortFileError
+        view = view[length:]
+        offset += length

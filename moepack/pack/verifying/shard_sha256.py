@@ -1,0 +1,84 @@
+"""The SHA-256 of shards: of files, and of the shards that a whole pack is restored to."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from moepack.common.errors import SourceError, read_failure
+from moepack.pack.reading.shard_map import ShardMap
+from moepack.storage.extents import Extent
+from moepack.storage.input_file import InputFile, open_input
+from moepack.storage.thread_pool import run_each
+
+_PIECE_LENGTH = 1 << 20
+
+
+def sha256_of(path: str, length: int | None = None) -> str:
+    """Return the SHA-256 of the first `length` bytes of a file, of all for None.
+
+    Raises SourceError and MachineError.
+    """
+    sha256 = hashlib.sha256()
+    try:
+        with closing(open_input(path)) as file:
+            for piece in file.stream(0, file.stamp.length if length is None else length):
+                sha256.update(piece)
+    except OSError as error:
+        raise read_failure(error, path, SourceError) from None
+    return sha256.hexdigest()
+
+
+def sha256_of_restored(
+    paths: Sequence[Path],
+    shards: Sequence[ShardMap],
+    threads: int,
+    progress: Callable[[int, int], None],
+) -> list[str]:
+    """Return the SHA-256 of each shard, put together from the files `paths` of a sound pack.
+
+    `progress` is called as for `verify`. Raises OSError, and EOFError for a file that ends early.
+    """
+    total = sum(piece.length for shard in shards for piece in shard.pieces)
+
+    def compute(shard: ShardMap, advanced: Callable[[int], None]) -> str:
+        sha256 = hashlib.sha256()
+        files: dict[int, InputFile] = {}
+        position = 0
+        with ExitStack() as stack:
+            for piece in shard.pieces:
+                if piece.input not in files:
+                    files[piece.input] = open_input(paths[piece.input])
+                    stack.callback(files[piece.input].close)
+                _add_zeros(sha256, piece.offset - position)
+                position = piece.end
+                for data in _content(files[piece.input], piece):
+                    sha256.update(data)
+                    advanced(len(data))
+        _add_zeros(sha256, shard.length - position)
+        return sha256.hexdigest()
+
+    return run_each(compute, shards, threads, lambda length: progress(length, total))
+
+
+def _content(file: InputFile, piece: Extent) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a piece, decoded if it is a frame."""
+
+    def read_at(offset: int, length: int) -> bytes:
+        data = b"".join(file.stream(piece.input_offset + offset, length))
+        if len(data) < length:
+            raise EOFError(f"ends at byte {piece.input_offset + offset + len(data):,}")
+        return data
+
+    if piece.frame_length:
+        from moepack.storage.frames import FrameStream  # it loads the codec
+
+        yield from FrameStream(read_at, piece.frame_length, piece.length).pieces(_PIECE_LENGTH)
+        return
+    for start in range(0, piece.length, _PIECE_LENGTH):
+        yield read_at(start, min(_PIECE_LENGTH, piece.length - start))
+
+
+def _add_zeros(sha256: "hashlib._Hash", length: int) -> None:
+    for start in range(0, length, _PIECE_LENGTH):
+        sha256.update(bytes(min(_PIECE_LENGTH, length - start)))

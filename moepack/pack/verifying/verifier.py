@@ -1,0 +1,385 @@
+"""Verify a pack: its structure, its padding, every digest, and every byte against the source.
+
+Verification shares the index decoder with the reader, and with the packer only how the files of a
+model are named: it learns from `witness` where everything lies in them. It returns all findings and
+stops at none, as long as the manifest and the tables of the index can be read at all.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from moepack.common.errors import ErrorCode, MachineError, PackError, RequestError, is_shortage
+from moepack.common.paths import PathOrPaths, path_list
+from moepack.common.phases import Phases, Progress
+from moepack.common.sizes import gaps
+from moepack.pack.format import manifest
+from moepack.pack.format.index import Index
+from moepack.pack.format.manifest import Manifest
+from moepack.pack.reading.directory import pack_folder, read_manifest
+from moepack.pack.reading.mirror import Mirror, RangeSet, find_mirror
+from moepack.pack.reading.shard_map import map_shards
+from moepack.pack.verifying import agreement, headline, inventory, origins, scope
+from moepack.pack.verifying.comparison import SourceComparison
+from moepack.pack.verifying.extents import Item, Segment, cut, whole_segments
+from moepack.pack.verifying.report import Findings, Report
+from moepack.pack.verifying.scan import Gap, Lengths, SecondOpinion, scan
+from moepack.pack.verifying.scope import Scope
+from moepack.pack.verifying.shard_sha256 import sha256_of, sha256_of_restored
+from moepack.pack.verifying.witness import Witness, read_shards
+from moepack.source.shards import find_shards
+from moepack.storage.input_file import open_input
+from moepack.storage.thread_pool import ThreadPool
+
+DEFAULT_THREADS = 4
+
+
+def verify(
+    path: str | os.PathLike[str],
+    source: PathOrPaths | None = None,
+    *,
+    layers: str | Iterable[int] | None = None,
+    sample: str | float | None = None,
+    seed: int = 0,
+    sha256: bool = False,
+    with_gguf_py: bool = False,
+    threads: int = DEFAULT_THREADS,
+    progress: Progress | None = None,
+) -> Report:
+    """Verify the pack at `path`, and compare it with the source that it was made from, if given.
+
+    `source` is any one shard, a folder, or all shards. Index, manifest and the shards' headers are
+    always checked; of the bytes, those of `layers` (`0-3,7`, or numbers) if given, and of blobs and
+    tensors a `sample` (a share: 0.1 or `10%`), drawn by `seed`. With `sha256` the shards are read
+    once more to compare their SHA-256 with the manifest; `with_gguf_py` compares the same blobs and
+    tensors with the gguf package's reading of the source. `progress` is called from one thread at a
+    time.
+
+    Raises PackError if there is no pack or one of an unknown version, SourceError for a shard that
+    cannot be read, RequestError for options that make no sense, MachineError if the machine lacks
+    memory, threads or open files; every other fault is a finding.
+    """
+    if sha256 and source is None:
+        raise RequestError("the SHA-256 of shards needs a source to read", hint="give a `source`")
+    if with_gguf_py and source is None:
+        raise RequestError("gguf-py needs a source to read", hint="give a `source`")
+    findings = Findings()
+    try:
+        folder = pack_folder(path)
+        data = read_manifest(folder)
+        try:
+            described = manifest.decode(data, str(folder / manifest.NAME))
+        except PackError as error:
+            if error.code is ErrorCode.UNKNOWN_FORMAT:
+                raise
+            findings.add_error("manifest", error, file=manifest.NAME)
+            return Report(
+                passed=False,
+                headline="manifest.json cannot be read",
+                path=str(folder),
+                findings=findings.in_order(),
+                not_looked_at=("all that manifest and index would list",),
+            )
+        witness = None
+        if source is not None:
+            paths = [str(shard) for shard in find_shards(source)]
+            witness = read_shards(paths, sort=len(path_list(source)) > 1)
+        if not described.digest_matches:
+            findings.add("manifest", "its own digest differs", file=manifest.NAME)
+        index = agreement.open_index(folder, described, findings)
+        if index is None:
+            return Report(
+                passed=False,
+                headline=headline.write(findings.all, described, None, is_all=False),
+                path=str(folder),
+                findings=findings.in_order(),
+                not_looked_at=("all that the index would list",),
+            )
+        agreement.check(index, described, findings)
+        chosen = scope.choose(index, layers, sample, seed)
+        verification = _Verification(folder, described, index, chosen, witness, findings)
+        return verification.run(sha256, with_gguf_py, threads, Phases(progress))
+    except MemoryError:
+        raise MachineError("not enough memory", path=path, hint="use fewer `threads`") from None
+
+
+@dataclass
+class _Verification:
+    """One verification of a pack, after its index was decoded."""
+
+    path: Path
+    manifest: Manifest
+    index: Index
+    scope: Scope
+    witness: Witness | None
+    findings: Findings
+
+    def __post_init__(self) -> None:
+        self.paths = [self.path / file.name for file in self.index.files]
+        self.chosen = self.scope.items
+        self.not_looked_at = [*self.scope.not_looked_at]
+        self.unread: set[int] = set()
+        self.unproven: set[int] = set()
+        self.short_files: set[int] = set()
+        self.sha256_count: int | None = None
+        self.mirror_length: int | None = None
+        origins.check(self.index, self.manifest, self.findings)
+        self.comparison: SourceComparison | None = None
+        if self.witness is not None:
+            self.comparison = SourceComparison(
+                self.index, self.manifest, self.witness, self.paths, self.findings
+            )
+        self.is_same_model = bool(self.comparison and not self.comparison.is_another_model)
+        if self.comparison and not self.is_same_model:
+            self.not_looked_at.append("the bytes of the source")
+
+    def run(self, sha256: bool, with_gguf_py: bool, threads: int, phases: Phases) -> Report:
+        comparison = self.comparison if self.is_same_model else None
+        items = inventory.list_items(self.index, self.manifest, comparison, self.findings)
+        work = self._work(items)
+        if sha256:
+            self._check_sha256(threads)
+        if self.unread:
+            count = f"{len(self.unread):,} blobs and tensors"
+            self.not_looked_at.append(f"the bytes of {count} that are lost or have no digest")
+        if self.unproven:
+            count = f"{len(self.unproven):,} blobs and tensors"
+            self.not_looked_at.append(
+                f"the bytes of {count}: the index links to these very files, and has no digests to"
+                " compare them with"
+            )
+        opinion = self._ask_gguf_py() if with_gguf_py else None
+        lengths = self._scan(work, items, opinion, threads, phases.begin())
+        self.findings.drop_consequences()
+        if self.witness is None and not self.findings.all and self.chosen is None:
+            self._check_sha256_of_pack(threads, phases)
+        return self._report(lengths, with_gguf_py=opinion is not None)
+
+    def _work(self, items: Sequence[list[Item]]) -> list[Segment | Gap]:
+        """List the segments to read, as far as the files on disk have them."""
+        work: list[Segment | Gap] = []
+        for number, file in enumerate(self.index.files):
+            path = self.paths[number]
+            if file.is_second and not os.path.exists(path):
+                continue
+            length = self._length_on_disk(number, file.length, items[number])
+            chosen = items[number]
+            if self.chosen is not None:
+                chosen = [i for i in chosen if i.number is None or i.number in self.chosen]
+            if length < file.length:
+                self.unread |= _numbers(item for item in chosen if item.end > length)
+                chosen, length = cut(chosen, length)
+            if file.is_shard:
+                unknown = _numbers(item for item in chosen if not _can_be_checked(item))
+                is_same = self.comparison is not None and number in self.comparison.same_files
+                if is_same:
+                    self.unproven |= unknown
+                else:
+                    self.unread |= unknown
+                chosen = [item for item in chosen if _can_be_checked(item)]
+            if not length:
+                continue
+            if file.is_shard or self.chosen is not None:
+                work += [Segment(number, one.start, one.end, one.ranges) for one in chosen]
+            else:
+                work += whole_segments(number, chosen, min(length, file.length))
+        if self.chosen is None:
+            work += self._gaps_of_shards()
+            if self.comparison is not None and self.is_same_model and self.index.is_whole:
+                work += self.comparison.gaps()
+        return work
+
+    def _gaps_of_shards(self) -> Iterator[Segment]:
+        """Yield the ranges of files that are shards that no record covers: they are zeros."""
+        if not self.manifest.is_whole or not any(file.is_shard for file in self.index.files):
+            return
+        try:
+            shards = map_shards(self)
+        except PackError:  # a finding of its own
+            return
+        for shard in shards:
+            for number in sorted({piece.input for piece in shard.pieces}):
+                file = self.index.files[number]
+                is_sound = file.length == shard.length and number not in self.short_files
+                if file.is_shard and is_sound:
+                    pieces = ((piece.offset, piece.end) for piece in shard.pieces)
+                    for start, end in gaps(0, shard.length, pieces):
+                        yield Segment(number, start, end, ())
+
+    def _length_on_disk(self, number: int, expected: int, items: Sequence[Item]) -> int:
+        """Return the length of a file, 0 if there is none; report any other than `expected`."""
+        path = self.paths[number]
+        try:
+            with closing(open_input(path)) as file:
+                length = file.stamp.length
+        except OSError as error:
+            if is_shortage(error):
+                raise MachineError(f"cannot open: {error.strerror}", path=path) from None
+            self.findings.add("file", f"cannot open: {error.strerror}", file=path.name)
+            self.short_files.add(number)
+            return 0
+        if length == expected:
+            return length
+        self.short_files.add(number)
+        message = f"it is {length:,} bytes long, the index says {expected:,}"
+        lost = sum(item.end > length for item in items)
+        if lost:
+            message += f": {lost:,} of {len(items):,} blobs and tensors in it are cut or missing"
+        self.findings.add("file", message, file=path.name, offset=min(length, expected))
+        return length
+
+    def _check_sha256(self, threads: int) -> None:
+        """Compare the SHA-256 of the shards with those in the manifest."""
+        assert self.witness is not None
+        entries = self.manifest.source.shards
+        if not all(entry.sha256 for entry in entries):
+            self.not_looked_at.append("the SHA-256 of shards for which the manifest states none")
+        paths = {
+            shard.path: entry.sha256
+            for entry, shard in zip(entries, self.witness.shards, strict=False)
+            if entry.sha256
+        }
+        with ThreadPool(max_workers=threads) as executor:
+            computed = executor.map(sha256_of, paths)
+            self._compare_sha256(
+                (os.path.basename(path), expected, sha256)
+                for (path, expected), sha256 in zip(paths.items(), computed, strict=True)
+            )
+
+    def _check_sha256_of_pack(self, threads: int, phases: Phases) -> None:
+        """Compare the SHA-256 of the shards that a sound, whole pack is restored to."""
+        expected = {entry.name: entry.sha256 for entry in self.manifest.source.shards}
+        if not self.manifest.is_whole or not any(expected.values()):
+            return
+        maps = map_shards(self)
+        shards = [shard for shard in maps if expected[shard.name]]
+        try:
+            computed = sha256_of_restored(self.paths, shards, threads, phases.begin())
+        except (OSError, EOFError) as error:
+            self.findings.add("file", f"cannot read: {error}")
+            return
+        self._compare_sha256(
+            (shard.name, expected[shard.name], sha256)
+            for shard, sha256 in zip(shards, computed, strict=True)
+        )
+
+    def _compare_sha256(self, shards: Iterable[tuple[str, str | None, str]]) -> None:
+        """Compare SHA-256 of shards, each with its name: the manifest's, and the one computed."""
+        self.sha256_count = 0
+        for name, expected, computed in shards:
+            if computed == expected:
+                self.sha256_count += 1
+            else:
+                message = f"its SHA-256 is {computed}, the manifest says {expected}"
+                self.findings.add("source", message, file=name)
+
+    def _ask_gguf_py(self) -> SecondOpinion | None:
+        """Check the source with gguf-py too; None if it is another model's."""
+        if self.witness is None or not self.is_same_model:
+            return None
+        from moepack.pack.verifying.gguf_py import Opinion  # here, since it brings numpy and gguf
+
+        opinion = Opinion(self.index, [shard.path for shard in self.witness.shards], self.findings)
+        self.not_looked_at += opinion.not_looked_at
+        return opinion.piece
+
+    def _scan(
+        self,
+        work: Sequence[Segment | Gap],
+        items: Sequence[list[Item]],
+        opinion: SecondOpinion | None,
+        threads: int,
+        progress: Callable[[int, int], None],
+    ) -> Lengths:
+        """Read the pack, and its mirror if it has one that can be read."""
+        mirror = find_mirror(self.path, self.index)
+        mirrored: list[Segment] = []
+        if mirror is not None and mirror.problem is not None:
+            self.not_looked_at.append(f"its mirror in {mirror.path}: {mirror.problem}")
+            mirror = None
+        if mirror is not None:
+            mirrored = self._mirrored(mirror, items)
+        segments = (one for one in (*work, *mirrored) if isinstance(one, Segment))
+        total = sum(one.end - one.start for one in segments)
+
+        def advanced(length: int) -> None:
+            progress(length, total)
+
+        shard_paths = [] if self.witness is None else [one.path for one in self.witness.shards]
+        lengths = scan(self.paths, shard_paths, work, threads, advanced, self.findings, opinion)
+        if mirror is not None:
+            findings = Findings()
+            copies = [mirror.path / file.name for file in self.index.files]
+            self.mirror_length = scan(copies, [], mirrored, threads, advanced, findings).read
+            self.findings.all += [
+                finding._replace(kind="mirror", message=f"in the mirror {finding.message}")
+                for finding in findings.all
+            ]
+        return lengths
+
+    def _mirrored(self, mirror: Mirror, items: Sequence[list[Item]]) -> list[Segment]:
+        """List the chosen items that lie in the mirror."""
+        assert mirror.description is not None
+        segments: list[Segment] = []
+        for file, of_file in enumerate(items):
+            name = self.index.files[file].name
+            coverage = RangeSet(mirror.description.ranges.get(name, ()))
+            for start, end, number, ranges in of_file:
+                is_chosen = number is not None and (self.chosen is None or number in self.chosen)
+                if is_chosen and coverage.covers(start, end):
+                    plain = tuple(one._replace(source=None) for one in ranges)
+                    segments.append(Segment(file, start, end, plain))
+        return segments
+
+    def _report(self, lengths: Lengths, *, with_gguf_py: bool) -> Report:
+        index = self.index
+        checked = self.chosen
+        if checked is None:
+            checked = frozenset(range(index.blob_count + index.tensor_count))
+        checked -= self.unread | self.unproven
+        layers = dict.fromkeys(family.layer for family in index.families)
+        skipped = {
+            family.layer
+            for family in index.families
+            if not checked.issuperset(
+                range(family.first_blob, family.first_blob + family.expert_count)
+            )
+        }
+        checked_blob_count = sum(number < index.blob_count for number in checked)
+        findings = self.findings.in_order()
+        return Report(
+            passed=False if findings else None if self.not_looked_at else True,
+            headline=headline.write(
+                findings, self.manifest, self.comparison, is_all=not self.not_looked_at
+            ),
+            path=str(self.path),
+            findings=findings,
+            layers=tuple(layers),
+            checked_layers=tuple(layer for layer in layers if layer not in skipped),
+            blob_count=index.blob_count,
+            part_count=index.part_count,
+            tensor_count=index.tensor_count,
+            checked_blob_count=checked_blob_count,
+            checked_tensor_count=len(checked) - checked_blob_count,
+            read_length=lengths.read,
+            data_length=sum(file.length for file in index.files),
+            compared_length=lengths.compared if self.comparison else None,
+            sha256_count=self.sha256_count,
+            gguf_py_length=lengths.second if with_gguf_py else None,
+            not_looked_at=tuple(self.not_looked_at),
+            mirror_length=self.mirror_length,
+        )
+
+
+def _numbers(items: Iterable[Item]) -> set[int]:
+    return {item.number for item in items if item.number is not None}
+
+
+def _can_be_checked(item: Item) -> bool:
+    return any(
+        one is not None
+        for checked in item.ranges
+        for one in (checked.digest, checked.source, checked.strong)
+    )

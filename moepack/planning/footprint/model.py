@@ -1,0 +1,111 @@
+"""The memory a model takes, from its files: weights, a context, compute buffers.
+
+Compute buffers are estimated: llama.cpp lays out the graph of a whole batch and reserves the need
+of its fullest moment. For each token of the batch 5 times the width of the model is alive, and the
+largest of the logits (they are reserved for each token of a prompt), three hidden layers of an FFN
+or of the experts in use, and the buffers of attention; beside that the masks of attention. With an
+indexer the logits and attention are alive together. Compared by the tests with the buffers that
+llama.cpp b11549 reserves on a CPU: see there for the errors. Other devices may take more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moepack.common.paths import PathOrPaths
+from moepack.common.shape import ModelShape
+from moepack.pack.engines.named_model import named_model
+from moepack.pack.engines.source_header import read_source
+from moepack.pack.reading.pack import Pack
+from moepack.planning.footprint.attention import Attention, attention_of, states_attention
+from moepack.planning.footprint.context import (
+    DEFAULTS,
+    CellCounts,
+    ContextLengths,
+    ContextOptions,
+    context_of,
+)
+from moepack.planning.footprint.weights import Weights, weights_of_experts, weights_of_source
+from moepack.source.experts import Experts, find_experts
+from moepack.source.shards import Source
+
+_STREAMS, _HIDDEN_COPIES = 5, 3
+_F32_LENGTH, _F16_LENGTH = 4, 2
+_OUTPUTS = ("output.weight", "token_embd.weight")
+_DOWN = ("ffn_down.weight", "ffn_down_shexp.weight")
+
+
+class Widths(NamedTuple):
+    """The elements of one token: as the model's width, as logits, and hidden in an FFN."""
+
+    model: int
+    logits: int
+    hidden: int
+
+
+class Footprint(NamedTuple):
+    """The memory a model takes; None is unknown.
+
+    That is all but `weights` of a pack of experts alone; `attention` and `widths` of metadata
+    without them.
+    """
+
+    weights: Weights
+    attention: Attention | None
+    widths: Widths | None
+    experts: Experts | None
+
+    def context(self, options: ContextOptions = DEFAULTS) -> ContextLengths | None:
+        """Return the memory of a context, None if it is not known. Raises as `context_of`."""
+        return None if self.attention is None else context_of(self.attention, options)
+
+    def compute_length(self, options: ContextOptions = DEFAULTS) -> int | None:
+        """Return about how many bytes compute buffers take; None if that is not known.
+
+        Raises as `context_of`.
+        """
+        attention, widths = self.attention, self.widths
+        if attention is None or widths is None:
+            return None
+        cells = CellCounts(attention, options)
+        batch_count = min(options.batch_count, cells.full)
+        full = cells.full if attention.layers else batch_count
+        masked = full + (cells.window if attention.window else 0)
+        has_flash_attention = options.has_flash_attention and attention.allows_flash
+        attended = attention.width + (0 if has_flash_attention else attention.head_count * full)
+        logits = widths.logits + (attended if attention.has_indexer else 0)
+        largest = max(logits, _HIDDEN_COPIES * widths.hidden, attended)
+        mask_length = _F16_LENGTH if has_flash_attention else _F32_LENGTH
+        length = _F32_LENGTH * (_STREAMS * widths.model + largest) + mask_length * masked
+        if attention.has_indexer:  # which scores and sorts all cells
+            length += 6 * full
+        return batch_count * length
+
+
+def footprint_of(paths: PathOrPaths) -> Footprint:
+    """Return the footprint of a source, or of the source of a pack.
+
+    `paths` is a pack's directory, or as for `open_source`. Raises SourceError or PackError for
+    faults in either, RequestError for no path at all.
+    """
+    with named_model(paths) as model:
+        if isinstance(model, Pack) and not model.index.is_whole:
+            return Footprint(weights_of_experts(model), None, None, None)
+        source = read_source(model) if isinstance(model, Pack) else model
+    experts = find_experts(source)
+    weights = weights_of_source(source, experts)
+    attention = attention_of(source) if states_attention(source) else None
+    return Footprint(weights, attention, _widths(source, experts, weights.shape), experts)
+
+
+def _widths(source: Source, experts: Experts, shape: ModelShape) -> Widths | None:
+    """Return the widths of a model by its tensors; None if the experts of a token are unknown."""
+    dims = {tensor.name: tensor.dims for _, tensor in source.tensors()}
+    output = next((dims[name] for name in _OUTPUTS if name in dims), (0, 0))
+    hidden = [one[0] for name, one in dims.items() if name.split(".", 2)[-1] in _DOWN]
+    for family, facts in zip(experts.families, shape.families, strict=True):
+        if facts.experts_used is None:
+            return None
+        widths = [part.shape[0] for part in family.parts if "down" in part.name and part.is_weight]
+        hidden.extend(width * facts.experts_used for width in widths)
+    return Widths(output[0], output[-1], max(hidden, default=0))

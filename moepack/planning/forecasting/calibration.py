@@ -1,0 +1,126 @@
+"""Calibration of rates by measured runs, and the next run that would help most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moepack.common.errors import RequestError
+from moepack.common.escaping import shell_word
+from moepack.common.sizes import size_text
+from moepack.pack.reading.directory import named_pack
+from moepack.planning.footprint.weights import Weights
+from moepack.planning.forecasting.measured_runs import MeasuredRun
+from moepack.planning.forecasting.modes import ExecutionMode, ModelProfile
+from moepack.planning.forecasting.rates import Rates
+from moepack.planning.forecasting.reads import KIND_WORDS, STREAMS, Kind, Reads
+from moepack.planning.machine.model import Machine
+
+_ALIKE = 0.02
+"""The relative difference of one model's lengths: versions load more or fewer tensors."""
+
+# Fitted to published runs: with less, the ranges cover fewer than nine of ten (docs/numbers.md).
+_STEADY, _REPEATED, _UNSTEADY = 0.065, 0.045, 0.22
+RUN_REL_STD: dict[Kind, float] = {
+    kind: _UNSTEADY if kind in STREAMS else _STEADY for kind in KIND_WORDS
+}
+"""The relative standard deviation of a run from the terms that describe it."""
+REPEAT_REL_STD: dict[Kind, float] = {
+    kind: _UNSTEADY if kind in STREAMS else _REPEATED for kind in KIND_WORDS
+}
+"""The relative standard deviation of a run from the same one, done again."""
+_ENOUGH = 2
+
+
+def check_model(runs: Sequence[MeasuredRun], weights: Weights, path: str) -> None:
+    """Raise RequestError for a run of another model."""
+    length = weights.length
+    for run in runs:
+        if length is not None and abs(run.model_length / length - 1) > _ALIKE:
+            raise RequestError(
+                "a receipt of another model",
+                path=run.path,
+                place=run.place,
+                expected=f"{size_text(length)} of tensors, as {path} has",
+                found=size_text(run.model_length),
+            )
+
+
+def calibrate(
+    rates: Rates, kind: Kind, runs: Sequence[tuple[MeasuredRun, Reads | None]], layer_count: int
+) -> tuple[Rates, list[str | None]]:
+    """Return rates updated by runs, and for each the reason not to use it; None for used ones.
+
+    Each run comes with its reads. `layer_count` is of the model.
+    """
+    kinds = {kind}
+    if kind == "offload" and any(run.kind == kind for run, _ in runs):
+        kinds.add("gpu")  # its end, with nothing in memory
+    refusals: list[str | None] = []
+    for run, reads in runs:
+        refusal = _refusal(run, kind, kinds, layer_count)
+        if refusal is None and reads is None:
+            refusal = "the bytes that a token of this model reads are unknown"
+        refusals.append(refusal)
+        if refusal is None and reads is not None:
+            seconds, rel_std = 1 / run.tokens_per_second, REPEAT_REL_STD[run.kind]
+            if run.kind == "stream":
+                computing = max(seconds - run.read_seconds, 0.01 * seconds)
+                rates = rates.updated(reads._replace(drive=0.0), computing, rel_std)
+            rates = rates.updated(reads, seconds, rel_std)
+    return rates, refusals
+
+
+def _refusal(run: MeasuredRun, kind: Kind, kinds: set[Kind], layer_count: int) -> str | None:
+    if run.exclusion is not None:
+        return run.exclusion
+    on_gpu = run.gpu_layer_count
+    if run.kind in ("gpu", "offload") and on_gpu is not None and on_gpu < layer_count:
+        return f"only {on_gpu} of {layer_count} layers were on the GPU, with all their weights"
+    if run.kind in kinds:
+        return None
+    return (
+        f"it ran in another mode ({KIND_WORDS[run.kind]}) than this one ({KIND_WORDS[kind]}): the "
+        "speed of one says nothing about the other"
+    )
+
+
+def next_receipt(
+    model: ModelProfile,
+    machine: Machine,
+    modes: Sequence[ExecutionMode],
+    runs: Sequence[MeasuredRun],
+) -> str | None:
+    """Return the command of the run that would narrow a forecast most, given the used `runs`.
+
+    None if there are runs at both ends already, or none would help. llama-bench runs no pack: then
+    the model has no name. Engines that stream with a GPU do not say how much they read.
+    """
+    kinds = {mode.kind for mode in modes}
+    if model.reads(modes[0], 0, 0) is None or "gpu-stream" in kinds:
+        return None
+    path = shell_word(model.path)
+    if "stream" in kinds:
+        streamed = [run for run in runs if run.kind == "stream"]
+        count = len(streamed)
+        if count >= _ENOUGH:
+            return None
+        memory = "" if any(run.is_near_floor for run in streamed) else " --memory floor"
+        options = f"-n 100{memory} --json"
+        return f'moepack run {path} -p "…" {options} > receipt-{count + 1}.json'
+    gguf = "MODEL.gguf" if named_pack(model.path) else path
+    bench = f"llama-bench -m {gguf} -p 512 -n 128 -o json"
+    if kinds == {"cpu"}:
+        return None if any(run.kind == "cpu" for run in runs) else f"{bench} -ngl 0"
+    if kinds == {"gpu"}:
+        is_whole = any(run.kind == "gpu" for run in runs)
+        fits = any(model.needs(mode).fit(machine) is not False for mode in modes)
+        return f"{bench} -ngl 99 -ncmoe 0" if fits and not is_whole else None
+    fitting = [mode for mode in model.offloads() if model.needs(mode).fit(machine) is not False]
+    ends = {one.cpu_layer_count: model.reads(one, 0, 0) for one in (*fitting[:1], *fitting[-1:])}
+    memory_reads = {
+        reads.memory for run in runs if (reads := model.read_by(run)) and run.kind != "cpu"
+    }
+    for end, reads in reversed(ends.items()):
+        if len(memory_reads) < _ENOUGH and reads is not None and reads.memory not in memory_reads:
+            return f"{bench} -ngl 99 -ncmoe {end}"
+    return None

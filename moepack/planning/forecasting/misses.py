@@ -1,0 +1,201 @@
+"""The misses of a cache of experts: from a trace, from a working set, or of a uniform router."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Literal, NamedTuple
+
+from moepack.common.errors import RequestError, TraceError
+from moepack.common.shape import ModelShape
+from moepack.common.sizes import size_text
+from moepack.planning.forecasting.modes import ExecutionMode, ModelProfile
+from moepack.traces.formats.registry import ReadOptions
+from moepack.traces.simulation.facts import Simulation
+from moepack.traces.simulation.simulate import simulate
+
+Source = Literal["trace", "working set", "even router"]
+
+
+class WorkingSet(NamedTuple):
+    """The number of experts that `window` tokens use, and of those that the tokens before did not.
+
+    After "MoE experts on SSD" (rentry, April 2026), which calls them U and D.
+    """
+
+    expert_count: float
+    new_count: float
+    window: int = 128
+
+
+class Misses(NamedTuple):
+    """The bytes that a decoded token misses at a budget; the hit rate if it is known.
+
+    They lie between `least` and `most`. `is_short` says that a trace is too short to tell experts
+    apart, `step_length` is the most that a token of it uses.
+    """
+
+    budget: int
+    length: float
+    least: float
+    most: float
+    hit_rate: float | None
+    source: Source
+    is_short: bool = False
+    step_length: int | None = None
+
+
+_TRACE_SPREAD, _SHORT_SPREAD = 0.1, 0.3
+"""The share by which another text of the same kind may miss more or less than a trace."""
+_LEAST_SHARE = 0.4
+_UNIFORM_LEAST = 0.1
+"""A real router's misses over a uniform one's: with a trace of Qwen3-30B-A3B 0.41 if 15 % of the
+experts fit, 0.17 with 30 %, 0.07 with half of them."""
+_FORMULA_FAULTS = ((0.4, 3.1), (0.7, 2.1), (0.95, 1.6), (math.inf, 1.1))
+"""By the share of U that fits: LRU's misses over the formula's at most, on three traces of 64 to
+128 decoded tokens."""
+
+
+def cache_misses(
+    model: ModelProfile,
+    modes: Sequence[ExecutionMode],
+    traces: Sequence[str],
+    working_set: WorkingSet | None,
+    micro_batch: int | None,
+) -> list[tuple[Misses | None, Misses | None]]:
+    """Return the misses of each mode's caches, in memory and in VRAM; None for no cache.
+
+    Budgets of the same layers are simulated at once.
+    """
+    shape = model.weights.shape.without_mtp()
+    simulated: dict[tuple[int, ...], dict[int, Misses]] = {}
+
+    def misses(budget: int | None, layers: tuple[int, ...]) -> Misses | None:
+        step, part = model.step_of(layers), shape.of_layers(layers)
+        if budget is None or step is None:
+            return None
+        if traces:
+            if layers not in simulated:
+                alike = [mode for mode in modes if model.cached_layers(mode) == layers]
+                lengths = (length for mode in alike for length in (mode.budget, mode.vram_cache))
+                budgets = sorted({length for length in lengths if length is not None})
+                options = ReadOptions(shape=shape)
+                simulated[layers] = by_trace(traces, budgets, options, micro_batch, layers)
+            return simulated[layers][budget]
+        if working_set is None:
+            return by_uniform_router(part, step, budget)
+        check_working_set(shape, working_set)
+        share = part.routed_count / shape.routed_count
+        used, new, window = working_set
+        return by_working_set(part, step, budget, WorkingSet(used * share, new * share, window))
+
+    return [
+        (misses(mode.budget, layers), misses(mode.vram_cache, layers))
+        for mode in modes
+        for layers in [model.cached_layers(mode)]
+    ]
+
+
+def by_trace(
+    paths: Sequence[str],
+    budgets: Sequence[int],
+    options: ReadOptions,
+    batch_count: int | None,
+    layers: Collection[int] | None = None,
+) -> dict[int, Misses]:
+    """Return LRU's misses on traces at each budget, in some layers or in all.
+
+    Raises what `simulate` raises, and TraceError for a trace of another model.
+    """
+    facts = simulate(
+        paths,
+        budgets=budgets,
+        policies=("lru",),
+        batch_count=batch_count,
+        layers=layers,
+        options=options,
+    )
+    shape = options.shape
+    if shape is not None and layers is not None:
+        shape = shape.of_layers(layers)
+    check_trace(facts, shape, paths[0])
+    spread = _TRACE_SPREAD if facts.is_long_enough else _SHORT_SPREAD
+    by_budget = {}
+    for one in facts.results:
+        length = one.bytes_per_token
+        if length is None:
+            raise RequestError("the trace has no decoded token", path=paths[0])
+        by_budget[one.budget_length] = Misses(
+            budget=one.budget_length,
+            length=length,
+            least=length * (1 - spread),
+            most=length * (1 + spread),
+            hit_rate=one.decode_hit_rate,
+            source="trace",
+            is_short=not facts.is_long_enough,
+            step_length=facts.step_length,
+        )
+    return by_budget
+
+
+def check_working_set(shape: ModelShape, working_set: WorkingSet) -> None:
+    """Raise RequestError for fewer experts than one token uses, or more than there are."""
+    least = sum(family.experts_used or 0 for family in shape.routed.values())
+    most = shape.routed_count
+    if not least <= working_set.expert_count <= most:
+        raise RequestError(
+            "not a working set of this model",
+            argument="working_set",
+            expected=f"U of {least:,} (what one token uses in all layers) to {most:,}",
+            found=f"{working_set.expert_count:,.10g}",
+            hint="U and D count the experts of all layers together",
+        )
+
+
+def check_trace(facts: Simulation, shape: ModelShape | None, path: str) -> None:
+    """Raise TraceError if a token uses far less than one of the model does.
+
+    Then layers are missing: it is another model's. Fewer experts a token are a setting of engines.
+    """
+    families = shape.routed.values() if shape is not None else ()
+    used = [family.expert_length * (family.experts_used or 0) for family in families]
+    step = facts.step_length
+    if used and all(used) and step is not None and step < _LEAST_SHARE * sum(used):
+        raise TraceError(
+            "its tokens use far less of the experts than those of this model",
+            path=path,
+            expected=f"{size_text(sum(used))} a token",
+            found=size_text(step),
+            hint="was it recorded on another model, or without some of the layers?",
+        )
+
+
+def by_working_set(
+    shape: ModelShape, step_length: int, budget: int, working_set: WorkingSet
+) -> Misses:
+    """Return the misses by the formula of U and D: new experts, and those of U that do not fit.
+
+    They are too few if U does not fit, and far too few below the experts of one token.
+    """
+    total = shape.routed_length
+    mean = total / shape.routed_count
+    missed = 0.0
+    if budget < total:
+        missed = working_set.new_count + max(0.0, working_set.expert_count - budget / mean)
+    length = min(step_length, missed / working_set.window * mean)
+    fitting = budget / mean / working_set.expert_count if working_set.expert_count else math.inf
+    times = next(most for share, most in _FORMULA_FAULTS if fitting < share or share == math.inf)
+    most = min(step_length, length * times) if budget >= step_length else step_length
+    hit_rate = 1 - length / step_length if step_length else None
+    return Misses(budget, length, length, most, hit_rate, "working set")
+
+
+def by_uniform_router(shape: ModelShape, step_length: int, budget: int) -> Misses:
+    """Return LRU's misses if all experts are equally likely: the share that does not fit.
+
+    Below the experts of one token, no expert is still resident when it is used again.
+    """
+    hit_rate = min(1.0, budget / shape.routed_length) if budget >= step_length else 0.0
+    length = step_length * (1 - hit_rate)
+    least = length * _UNIFORM_LEAST if budget >= step_length else length
+    return Misses(budget, length, least, length, hit_rate, "even router")

@@ -1,0 +1,252 @@
+"""Execution modes of a model: the reads of a token in each, the memory it takes, which fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from moepack.common.errors import RequestError
+from moepack.common.paths import PathOrPaths, path_list
+from moepack.common.sizes import size_text
+from moepack.pack.reading.directory import named_pack
+from moepack.planning.footprint.context import LLAMA_SERVER, MOEPACK_RUN, ContextOptions
+from moepack.planning.footprint.model import footprint_of
+from moepack.planning.footprint.weights import LayerWeights
+from moepack.planning.forecasting.measured_runs import MeasuredRun
+from moepack.planning.forecasting.reads import KIND_WORDS, Kind, Reads
+from moepack.planning.machine.model import Figure, Machine
+
+MARGIN = 1 << 30
+"""Bytes of each memory that are left to all else, as llama.cpp's `--fit-target` leaves them."""
+
+_ENDLESS = Figure(1e18, "typed")
+_SLICE_COUNT = 3
+"""Gate, up and down: reads of a source for an expert; a pack has one blob."""
+MICRO_BATCHES: dict[Kind, int] = {
+    "gpu": 512,
+    "offload": 4096,
+    "cpu": 512,
+    "stream": 2048,
+    "gpu-stream": 4096,
+}
+"""Tokens of a prompt that are computed at once: llama.cpp's default if all experts are there, else
+as many as let a prompt read the experts once."""
+_SMALLER = (2048, 1024, 512)
+
+
+class ExecutionMode(NamedTuple):
+    """An execution mode: `cpu_layer_count` is N of `--n-cpu-moe N`, `budget` a cache's bytes.
+
+    `vram_cache` is the bytes of a cache in VRAM, of experts that are computed there
+    (`--moe-cache-mib`).
+    """
+
+    kind: Kind
+    cpu_layer_count: int | None = None
+    budget: int | None = None
+    vram_cache: int | None = None
+
+    def keeps_in_memory(self, layer: int) -> bool:
+        """Return whether the experts of a layer are in memory: llama.cpp counts all blocks."""
+        return self.cpu_layer_count is None or layer < self.cpu_layer_count
+
+
+class Needs(NamedTuple):
+    """The bytes that a mode takes of VRAM and of memory; None is unknown."""
+
+    vram: int | None
+    memory: int | None
+
+    def fit(self, machine: Machine) -> bool | None:
+        """Return whether a machine has that, and a margin; None if it is not known."""
+        if self.vram is None or self.memory is None:
+            return None
+        vram = sum(max(0, gpu.memory.value - MARGIN) for gpu in machine.gpus)
+        return self.vram <= vram and self.memory + MARGIN <= machine.memory.value
+
+
+class ModelProfile:
+    """A model with a context of so many tokens: its reads and needs in each mode.
+
+    `paths` is a source or a pack. `micro_batch` is how many tokens of a prompt are computed at
+    once, by default as MICRO_BATCHES has it. Raises what opening it does, and RequestError for a
+    model without experts and for a context that llama.cpp refuses.
+    """
+
+    def __init__(self, paths: PathOrPaths, context: int, micro_batch: int | None = None) -> None:
+        self.path = str(path_list(paths)[0])
+        self._footprint = footprint_of(paths)
+        self.weights = self._footprint.weights
+        self._context = self._footprint.context(ContextOptions(context))
+        self._token_count, self._can_shrink = context, micro_batch is None
+        self.micro_batches = {
+            kind: min(context, micro_batch or count) for kind, count in MICRO_BATCHES.items()
+        }
+        """Tokens of a prompt that are computed at once, by mode."""
+        self._lengths = {kind: self._working_lengths(kind) for kind in KIND_WORDS}
+        self.layers: list[LayerWeights] = [
+            layer for layer in self.weights.layers if layer.expert_length
+        ]
+        """The layers with experts."""
+        count = self.weights.shape.without_mtp().routed_count
+        if not count:
+            raise RequestError("the model has no routed experts", path=self.path)
+        length = self.weights.expert_length // count
+        self.read_length = length if named_pack(paths) else length // _SLICE_COUNT
+        """The bytes of one read of an expert from the drive."""
+        self.layer_count = self.weights.block_count or len(self.weights.layers)
+        """The number of all layers, with experts or without."""
+        self.step_length = self.weights.read_expert_length
+        """The bytes of the experts that a token uses in all layers; None is unknown."""
+
+    def _working_lengths(self, kind: Kind) -> tuple[int, int] | None:
+        """Return the bytes of a context and of compute buffers; None if they are not known."""
+        engine = MOEPACK_RUN if kind == "stream" else LLAMA_SERVER
+        options = engine._replace(
+            token_count=self._token_count, batch_count=self.micro_batches[kind]
+        )
+        context = self._footprint.context(options)
+        computing = self._footprint.compute_length(options)
+        return None if context is None or computing is None else (context.length, computing)
+
+    def context_length(self, kind: Kind) -> int | None:
+        """Return the bytes of the context as engines make it; None if they are not known."""
+        lengths = self._lengths[kind]
+        return None if lengths is None else lengths[0]
+
+    def prompt_operations(self, count: int) -> float | None:
+        """Return the operations that a prompt takes; None if they are not known.
+
+        Two for each active parameter and token, a product and a sum, and those of attention.
+        """
+        parameters, attention = self.weights.parameters, self._footprint.attention
+        if parameters is None or parameters.active is None:
+            return None
+        attending = 0.0 if attention is None else attention.operations(count)
+        return 2.0 * parameters.active * count + attending
+
+    def fit_micro_batches(self, machine: Machine) -> None:
+        """Shrink micro-batches that do not fit a machine otherwise, but no requested ones."""
+        endless = machine._replace(memory=_ENDLESS)
+        last = self.offloads()[-1].cpu_layer_count
+        for mode, limits in (
+            (ExecutionMode("offload", last), endless),
+            (ExecutionMode("gpu-stream", last, budget=0), endless),
+            (ExecutionMode("stream", budget=self.step_length or 0), machine),
+        ):
+            for smaller in _SMALLER if self._can_shrink else ():
+                if self.needs(mode).fit(limits) is not False:
+                    break
+                self.micro_batches[mode.kind] = min(smaller, self.micro_batches[mode.kind])
+                self._lengths[mode.kind] = self._working_lengths(mode.kind)
+
+    def cached_layers(self, mode: ExecutionMode) -> tuple[int, ...]:
+        """Return the layers with experts that are not in VRAM for good."""
+        return tuple(one.layer for one in self.layers if mode.keeps_in_memory(one.layer))
+
+    def step_of(self, layers: Collection[int]) -> int | None:
+        """Return the bytes of the experts that a token uses in some layers; None if not known."""
+        lengths = [one.used_expert_length for one in self.layers if one.layer in layers]
+        return None if None in lengths else sum(length or 0 for length in lengths)
+
+    def reads(
+        self, mode: ExecutionMode, missed: float, depth: float, uploaded: float = 0.0
+    ) -> Reads | None:
+        """Return the reads of a token after `depth` tokens, with `missed` bytes from the drive.
+
+        A cache in VRAM misses `uploaded` bytes, if there is one. None if it is not known how many
+        experts, or which other bytes, a token reads.
+        """
+        reads = self._reads(mode.kind, mode.keeps_in_memory, missed, depth)
+        if reads is None or mode.vram_cache is None:
+            return reads
+        return reads._replace(vram=reads.vram + reads.memory, memory=0.0, link=uploaded)
+
+    def read_by(self, run: MeasuredRun) -> Reads | None:
+        """Return the reads of a token in a measured run."""
+        return self._reads(run.kind, run.keeps_in_memory, run.read_length, run.depth)
+
+    def _reads(
+        self, kind: Kind, keeps: Callable[[int], bool], missed: float, depth: float
+    ) -> Reads | None:
+        dense, experts = self.weights.read_dense_length, self.step_length
+        if dense is None or experts is None:
+            return None
+        rest = dense + (0 if self._context is None else self._context.read_length(round(depth)))
+        count = len(self.layers)
+        if kind in ("cpu", "stream"):
+            return Reads(count, memory=rest + experts, drive=missed)
+        kept = sum(one.used_expert_length or 0 for one in self.layers if keeps(one.layer))
+        return Reads(count, vram=rest + experts - kept, memory=kept, drive=missed)
+
+    def needs(self, mode: ExecutionMode) -> Needs:
+        """Return the memory that a mode takes."""
+        dense, outer = self.weights.dense_length, self.weights.outer
+        lengths = self._lengths[mode.kind]
+        if dense is None or outer is None or lengths is None:
+            return Needs(None, None)
+        rest = dense + sum(lengths)
+        kept = self.kept_length(mode)
+        resident = kept if mode.budget is None else min(mode.budget, kept)
+        if mode.kind in ("cpu", "stream"):
+            return Needs(0, rest + resident)
+        # Embeddings are looked up in memory, whatever is offloaded (llama-model.cpp, b11549).
+        embeddings = outer.embedding_length
+        tied = outer.output_length if outer.is_tied else 0
+        on_gpu = rest - embeddings + tied + self.weights.expert_length - kept
+        # For a prompt llama.cpp copies the used experts of a tensor into one as long as it, in the
+        # GPU's compute buffer (op offload; one at a time, as its allocator shares it).
+        staged = self.weights.staged_length if kept else 0
+        return Needs(on_gpu + (mode.vram_cache or 0) + staged, embeddings + resident)
+
+    def kept_length(self, mode: ExecutionMode) -> int:
+        """Return the bytes of experts that are not in VRAM for good."""
+        return sum(one.expert_length for one in self.layers if mode.keeps_in_memory(one.layer))
+
+    def offload(self, cpu_layer_count: int) -> ExecutionMode:
+        """Return the mode with the experts of the first so many blocks in memory."""
+        has_any = any(one.layer < cpu_layer_count for one in self.layers)
+        return ExecutionMode("offload" if has_any else "gpu", cpu_layer_count)
+
+    def offloads(self) -> list[ExecutionMode]:
+        """Return every `--n-cpu-moe N` that makes a difference, from 0 to all layers."""
+        return [self.offload(end) for end in (0, *(one.layer + 1 for one in self.layers))]
+
+    def best(self, machine: Machine, streams: ExecutionMode) -> ExecutionMode:
+        """Return the fastest mode that fits: as little in memory as VRAM allows.
+
+        If none fits, it is `streams`, with all the memory that is left for experts. Raises
+        RequestError below the floor.
+        """
+        offloads = self.offloads() if machine.gpus else []
+        for mode in [*offloads, ExecutionMode("cpu")]:
+            fits, kept = self.needs(mode).fit(machine), self.kept_length(mode)
+            if fits is None:  # then whether its experts alone fit
+                fits = Needs(self.weights.expert_length - kept, kept).fit(machine)
+            if fits:
+                return mode
+        fixed = self.needs(streams._replace(budget=0)).memory or 0
+        step = self.step_of(self.cached_layers(streams)) or 0
+        memory = int(machine.memory.value)
+        left = memory - MARGIN - fixed
+        if left < step:
+            raise RequestError(
+                "too little memory for this model",
+                expected=f"{size_text(fixed + step + MARGIN)} ({size_text(fixed)} for all but "
+                f"experts, {size_text(step)} experts of one token, {size_text(MARGIN)} for all "
+                "else)",
+                found=size_text(memory),
+                hint=f"{size_text(step - left)} are missing",
+            )
+        return streams._replace(budget=min(left, self.kept_length(streams)))
+
+    def stream(self, machine: Machine) -> ExecutionMode:
+        """Return the mode with experts from the drive, and as much in VRAM as fits there.
+
+        Dense weights come first, then the experts of as many layers as fit: those need no memory.
+        """
+        for end in (one.layer + 1 for one in self.layers if machine.gpus):
+            mode = ExecutionMode("gpu-stream", end, budget=0)
+            if self.needs(mode).fit(machine._replace(memory=_ENDLESS)):
+                return mode
+        return ExecutionMode("stream", budget=0)

@@ -1,0 +1,196 @@
+"""The time of a prompt until its first token: reads, copies and computing of its micro-batches.
+
+A prompt is computed in micro-batches, and each of them sweeps all layers: a pass. A pass reads the
+experts that its tokens use together from the drive, copies those in memory to a GPU that computes
+with them, and multiplies. No engine does all three at once, nor one after the other: the time is
+taken to lie halfway between the longest of them and their sum.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from moepack.planning.forecasting.facts import PromptFacts
+from moepack.planning.forecasting.measured_runs import MeasuredRun
+from moepack.planning.forecasting.modes import ExecutionMode, ModelProfile
+from moepack.planning.forecasting.rates import READ_DEPTH, SURE, Rates
+from moepack.planning.forecasting.reads import Reads
+from moepack.planning.forecasting.touched import Touched
+from moepack.planning.machine.model import Machine
+
+_OFFLOADED_TOKENS = 32
+"""Tokens of a micro-batch from which on llama.cpp has a GPU compute experts that lie in memory
+(op offload, `GGML_OP_OFFLOAD_MIN_BATCH`)."""
+_ACHIEVED = {"measured": 0.6, "read": 0.4, "typed": 0.4}
+"""Of the speed of matrix products, with quantised experts: 0.5 by a build for any processor, 1.4 by
+one for this (AVX-512 with VNNI); of data sheets less."""
+_COMPUTE_REL_STD = {"measured": 0.45, "read": 0.6, "typed": 0.6}
+_OPERATIONS_A_BYTE = {False: 10, True: 100}
+"""Operations of processors and GPUs while they read a byte of their memory, roughly, for machines
+of unknown speed: 8 to 12, and 75 (RTX 3090) to 200 (H200)."""
+_GUESS_REL_STD, _MEASURED_REL_STD = 0.9, 0.15
+_RUN_REL_STD = 0.2
+_WITH_GPU = ("gpu", "offload", "gpu-stream")
+
+
+class _Lengths(NamedTuple):
+    """The bytes that a prompt moves, and the bytes of a whole pass from the drive."""
+
+    drive: float
+    link: float
+    vram: float
+    memory: float
+    drive_pass: float
+
+
+class _Seconds(NamedTuple):
+    """The time of each part."""
+
+    drive: float
+    link: float
+    computing: float
+
+    @property
+    def together(self) -> float:
+        """The time of all, with half of the possible overlap."""
+        return (max(self) + sum(self)) / 2
+
+
+def forecast_prompt(
+    model: ModelProfile,
+    machine: Machine,
+    mode: ExecutionMode,
+    rates: Rates,
+    *,
+    touched: Touched | None,
+    count: int,
+    runs: Sequence[MeasuredRun] = (),
+) -> PromptFacts:
+    """Forecast a prompt of `count` tokens, of which none is there already.
+
+    No expert is in a cache in memory yet. Measured `runs` of this model tell how fast it computes.
+    """
+    batch = min(count, model.micro_batches[mode.kind])
+    likely = least = most = None
+    if touched is not None:
+        likely, least, most = (_lengths(model, mode, touched, count, n) for n in range(3))
+    computing, rel_std = _computing(model, machine, mode, count, runs)
+    reason = None
+    if likely is None:
+        reason = "the experts that a token uses are unknown"
+    elif computing is None:
+        reason = "the machine's compute speed is unknown"
+    elif None in rates.terms(_reads(likely)):
+        reason = "a bandwidth is unknown"
+    seconds = shortest = longest = limit = binding = None
+    if reason is None and likely and least and most and computing:
+        times = [_seconds(rates, one, computing) for one in (likely, least, most)]
+        seconds, fastest, slowest = (one.together for one in times)
+        factor = math.exp(SURE * _rel_std(times[0], machine, rel_std))
+        limits = _limits(model, machine, likely, computing)
+        binding = max(limits, key=lambda name: limits[name])
+        limit = count / limits[binding]
+        shortest = max(fastest / factor, *_limits(model, machine, least, 0.0).values())
+        longest = slowest * factor
+    return PromptFacts(
+        token_count=count,
+        micro_batch=batch,
+        pass_count=math.ceil(count / batch),
+        touched_share=None if touched is None else touched.shares(batch).likely,
+        touched_from=None if touched is None else touched.source,
+        pass_length=None if likely is None else round(likely.drive_pass),
+        read_length=None if likely is None else round(likely.drive),
+        reason=reason,
+        seconds=seconds,
+        shortest=shortest,
+        longest=longest,
+        tokens_per_second=None if seconds is None else count / seconds,
+        limit=limit,
+        binding=binding,
+    )
+
+
+def _lengths(
+    model: ModelProfile, mode: ExecutionMode, touched: Touched, count: int, which: int
+) -> _Lengths:
+    """Return the likely, the least or the most bytes, by `which`."""
+    batch = min(count, model.micro_batches[mode.kind])
+    sizes = [batch] * (count // batch) + ([count % batch] if count % batch else [])
+    kept = float(model.kept_length(mode)) if mode.kind != "gpu" else 0.0
+    dense = float(model.weights.read_dense_length or 0)
+    in_vram = model.weights.expert_length - kept
+    shares = [touched.shares(size)[which] for size in sizes]
+    drive = drive_pass = 0.0
+    if mode.budget is not None:
+        drive, drive_pass = sum(shares) * kept, shares[0] * kept
+        whole = touched.shares(count)[which] * kept
+        if whole <= mode.budget:
+            drive = whole  # experts of the first pass are still there
+        elif which == 1:  # the least: the cache is full of this prompt's experts
+            drive = sum(max(0.0, share * kept - mode.budget) for share in shares)
+    if mode.kind not in _WITH_GPU:
+        return _Lengths(drive, 0.0, 0.0, len(sizes) * dense + sum(shares) * kept, drive_pass)
+    moved = kept * sum(
+        share for size, share in zip(sizes, shares, strict=True) if size >= _OFFLOADED_TOKENS
+    )
+    vram = len(sizes) * dense + sum(shares) * in_vram + moved
+    return _Lengths(drive, moved, vram, sum(shares) * kept - moved, drive_pass)
+
+
+def _reads(lengths: _Lengths) -> Reads:
+    return Reads(0, lengths.vram, lengths.memory, lengths.drive, lengths.link)
+
+
+def _seconds(rates: Rates, lengths: _Lengths, computing: float) -> _Seconds:
+    _, vram, memory, drive, link = (seconds or 0.0 for seconds in rates.terms(_reads(lengths)))
+    return _Seconds(drive, link, max(computing, vram + memory))
+
+
+def _limits(
+    model: ModelProfile, machine: Machine, lengths: _Lengths, computing: float
+) -> dict[str, float]:
+    """Return the least seconds of each part, by its name."""
+    drive = machine.drive and machine.drive.speed(model.read_length, READ_DEPTH)
+    return {
+        "drive": lengths.drive / drive.value if drive is not None else 0.0,
+        "link": lengths.link / machine.link.value if machine.link is not None else 0.0,
+        "computing": computing,
+    }
+
+
+def _computing(
+    model: ModelProfile,
+    machine: Machine,
+    mode: ExecutionMode,
+    count: int,
+    runs: Sequence[MeasuredRun],
+) -> tuple[float | None, float]:
+    """Return the seconds of computing a prompt, and their relative standard deviation."""
+    has_gpu = mode.kind in _WITH_GPU
+    kinds = ("gpu",) if has_gpu else ("cpu", "stream")
+    seconds = [run.prompt_seconds for run in runs if run.kind in kinds and run.prompt_seconds]
+    if seconds:
+        return count * statistics.median(seconds), _MEASURED_REL_STD
+    figures = [gpu.compute for gpu in machine.gpus] if has_gpu else [machine.compute]
+    speeds = [figure for figure in figures if figure is not None]
+    bandwidth = machine.vram_bandwidth if has_gpu else machine.memory_bandwidth
+    speed, rel_std = None, _GUESS_REL_STD
+    if speeds and len(speeds) == len(figures):
+        figure = min(speeds, key=lambda one: one.value)  # layers come one after the other
+        speed, rel_std = _ACHIEVED[figure.basis] * figure.value, _COMPUTE_REL_STD[figure.basis]
+    elif bandwidth is not None:
+        speed = _ACHIEVED["typed"] * _OPERATIONS_A_BYTE[has_gpu] * bandwidth.value
+    operations = model.prompt_operations(count)
+    return (operations / speed if speed and operations else None), rel_std
+
+
+def _rel_std(seconds: _Seconds, machine: Machine, computing: float) -> float:
+    """Return the standard deviation of the logarithm of a prompt's time."""
+    is_measured = machine.drive is not None and bool(machine.drive.reads)
+    parts = zip(seconds, (0.3 if is_measured else 0.5, 0.5, computing), strict=True)
+    terms = [second * rel_std for second, rel_std in parts]
+    overlap = (sum(seconds) - max(seconds)) / 2 / SURE
+    return math.hypot(*terms, overlap, _RUN_REL_STD * seconds.together) / seconds.together

@@ -1,0 +1,181 @@
+"""The seconds that a token takes on a machine: by its figures, corrected by measured runs.
+
+The time of a token is a sum: of bytes from VRAM, memory, drive and a GPU's link, each over an
+achieved fraction of that bandwidth, and a fixed cost for each layer. The fractions are known up to
+a normal distribution of five factors, which a measured run narrows (Bayesian linear regression,
+exact and in any order). So one run, two, or a sweep need no rules of their own, and the spread of a
+forecast follows from its distance to them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moepack.planning.forecasting.reads import Kind, Reads
+from moepack.planning.machine.model import Figure, Machine
+
+SURE = 1.645
+"""Standard deviations on both sides that cover 90 % of a normal distribution."""
+READ_DEPTH = 4
+"""Reads that streaming engines keep in flight, on average 3 to 4."""
+
+
+class Achieved(NamedTuple):
+    """The fraction of a bandwidth that engines achieve, and the relative std of the time."""
+
+    fraction: float
+    rel_std: float
+
+
+# Fitted to published runs; docs/numbers.md names them, and the errors for runs that were left out.
+_VRAM = Achieved(1 / 1.15, 0.1)
+_MEMORY: dict[tuple[Kind, bool], Achieved] = {  # by whether the bandwidth was measured
+    ("offload", True): Achieved(0.9, 0.1),
+    ("offload", False): Achieved(0.48, 0.45),
+    ("cpu", True): Achieved(0.75, 0.25),
+    ("cpu", False): Achieved(0.4, 0.7),
+    ("stream", True): Achieved(0.75, 0.25),
+    ("gpu-stream", True): Achieved(0.9, 0.1),
+    ("gpu-stream", False): Achieved(0.48, 0.45),
+    ("stream", False): Achieved(0.4, 0.7),
+}
+_DRIVE = {True: Achieved(0.8, 0.3), False: Achieved(0.7, 0.5)}
+_LINK = Achieved(0.4, 0.5)
+_LINK_BANDWIDTH = 25e9
+"""Bytes a second if the machine states none, PCIe 4.0 of 16 lanes or a little less: pages of a
+mapped file go through the driver's own buffer, which takes half of it or more."""
+_LAYER_SECONDS: dict[Kind, tuple[float, float]] = {  # and the relative std
+    "gpu": (100e-6, 0.85),
+    "offload": (100e-6, 0.85),
+    "cpu": (50e-6, 1.0),
+    "stream": (50e-6, 1.0),
+    "gpu-stream": (100e-6, 0.85),
+}
+_UNKNOWN_RATES = Reads(0, vram=1 / 300e9, memory=1 / 20e9, drive=1 / 2e9, link=0.0)
+"""Seconds a byte without a figure: only so that measured runs have something to correct."""
+_UNKNOWN_REL_STD = 3.0
+_LEAST_SHARE = 1e-3
+"""Of the first guess: runs that contradict each other may say that a token takes no time."""
+_MOST_FACTOR = 1e3
+_MOST_TIMES = 2.0
+"""The slowdown against the guess up to which the deviation of a run grows with its time."""
+
+
+class Estimate(NamedTuple):
+    """Seconds, and their standard deviation."""
+
+    seconds: float
+    deviation: float
+
+    @property
+    def factor(self) -> float:
+        """The factor by which the truth may be more or less, in nine cases of ten."""
+        return math.exp(min(SURE * self.deviation / self.seconds, math.log(_MOST_FACTOR)))
+
+
+class Rates:
+    """The seconds of a layer, and of a byte of VRAM, memory, drive and link.
+
+    `units` are the best guess by figures. `factors` correct each of them, with the `covariance`
+    [5, 5]. `is_known` [5] says for each whether a figure, or a run, tells anything about it.
+    """
+
+    def __init__(
+        self,
+        units: NDArray[np.float64],
+        factors: NDArray[np.float64],
+        covariance: NDArray[np.float64],
+        is_known: tuple[bool, ...],
+    ) -> None:
+        self._units = units
+        self._factors = factors
+        self._covariance = covariance
+        self._is_known = is_known
+
+    @classmethod
+    def from_machine(cls, machine: Machine, kind: Kind, read_length: int) -> Self:
+        """Guess the rates of a machine, for reads of so many bytes of its drive."""
+        vram, memory = machine.vram_bandwidth, machine.memory_bandwidth
+        drive = None if machine.drive is None else machine.drive.speed(read_length, READ_DEPTH)
+        of_memory = _MEMORY["offload" if kind == "gpu" else kind, _is_measured(memory)]
+        link = machine.link or Figure(_LINK_BANDWIDTH, "typed")
+        guesses = [_LAYER_SECONDS[kind]]
+        for figure, achieved, unknown in (
+            (vram, _VRAM, _UNKNOWN_RATES.vram),
+            (memory, of_memory, _UNKNOWN_RATES.memory),
+            (drive, _DRIVE[_is_measured(drive)], _UNKNOWN_RATES.drive),
+            (link, _LINK, 0.0),
+        ):
+            if figure is None:
+                guesses.append((unknown, _UNKNOWN_REL_STD))
+            else:
+                guesses.append((1 / (achieved.fraction * figure.value), achieved.rel_std))
+        units, rel_stds = (np.array(values) for values in zip(*guesses, strict=True))
+        is_known = (True, vram is not None, memory is not None, drive is not None, True)
+        return cls(units, np.ones(len(units)), np.diag(rel_stds**2), is_known)
+
+    def updated(self, reads: Reads, seconds: float, rel_std: float) -> Self:
+        """Return the rates after a measured run: its reads, and the seconds of a token.
+
+        Such a measurement differs from the next one by `rel_std`.
+        """
+        terms = self._units * reads
+        spread = self._covariance @ terms
+        # On a machine much slower than guessed, the measurement is to win against the guess.
+        scale = min(seconds, _MOST_TIMES * float(terms.sum()))
+        variance = float(terms @ spread) + (rel_std * scale) ** 2
+        gain = spread / variance
+        return type(self)(
+            self._units,
+            self._factors + gain * (seconds - float(terms @ self._factors)),
+            self._covariance - np.outer(gain, spread),
+            tuple(flag or bool(term) for flag, term in zip(self._is_known, terms, strict=True)),
+        )
+
+    def terms(self, reads: Reads) -> tuple[float | None, ...]:
+        """Return the seconds of each term of a token: layers, VRAM, memory, drive, link.
+
+        None for a term of an unknown rate.
+        """
+        terms = self._units * self._factors * reads
+        return tuple(
+            max(0.0, float(term)) if is_known or not length else None
+            for term, is_known, length in zip(terms, self._is_known, reads, strict=True)
+        )
+
+    def estimate(self, reads: Reads, rel_std: float, least: float) -> Estimate | None:
+        """Return the time of a token: at least `least`, the bound by the bandwidths themselves.
+
+        A run differs from its terms by `rel_std`. None if a term is not known.
+        """
+        if None in self.terms(reads):
+            return None
+        terms = self._units * reads
+        seconds = max(least, float(terms @ self._factors), _LEAST_SHARE * float(terms.sum()))
+        variance = float(terms @ self._covariance @ terms) + (rel_std * seconds) ** 2
+        return Estimate(seconds, math.sqrt(variance))
+
+
+def ceiling_seconds(machine: Machine, reads: Reads, read_length: int) -> float | None:
+    """Return the time of a token at full bandwidths, with no other cost.
+
+    None if one of them is not known; a link that is not known takes no time.
+    """
+    drive = None if machine.drive is None else machine.drive.speed(read_length, READ_DEPTH)
+    link = machine.link or Figure(math.inf, "typed")
+    bandwidths = (machine.highest_vram_bandwidth, machine.memory_bandwidth, drive, link)
+    seconds = 0.0
+    for length, bandwidth in zip(reads[1:], bandwidths, strict=True):
+        if length:
+            if bandwidth is None:
+                return None
+            seconds += length / bandwidth.value
+    return seconds
+
+
+def _is_measured(figure: Figure | None) -> bool:
+    return figure is not None and figure.basis == "measured"

@@ -1,0 +1,309 @@
+"""machine.toml: the figures of a machine, measured once, completed by hand, and kept.
+
+A figure is a text with its unit, which somebody typed, or a table that also names its basis.
+Unknown figures are left out.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, NoReturn, get_args
+
+from moepack.common.errors import RequestError, read_failure
+from moepack.common.escaping import one_line
+from moepack.common.sizes import size_text
+from moepack.planning.machine.model import Basis, Drive, Figure, Gpu, Machine, ReadSpeed
+from moepack.planning.machine.units import (
+    compute_text,
+    length_text,
+    parse_quantity,
+    speed_text,
+    unit_factor,
+)
+
+MAX_FILE_LENGTH = 1 << 18
+MAX_DEPTH = 4096
+_MAX_TEXT = 4096
+
+_BASES = get_args(Basis)
+_BY_TRANSFERS = "channels × 8 bytes × MT/s: two channels of 6400 MT/s are 102.4 GB/s"
+
+
+class _Quantity(NamedTuple):
+    """A quantity between two bounds; `kind` is `length`, `bandwidth` or `compute`."""
+
+    kind: str
+    least: int
+    most: int
+    example: str
+    text: Callable[[float], str]
+
+    @property
+    def noun(self) -> str:
+        return "speed of computing" if self.kind == "compute" else self.kind
+
+
+_LENGTH = _Quantity("length", 1 << 20, 1 << 60, "24 GiB", length_text)
+_READ_LENGTH = _Quantity("length", 1 << 9, 1 << 40, "2 MiB", length_text)
+_BANDWIDTH = _Quantity("bandwidth", 10**6, 10**15, "31.5 GB/s", speed_text)
+_DRIVE_BANDWIDTH = _Quantity("bandwidth", 1, 10**15, "7 GB/s", speed_text)
+"""Short reads of a drive that others keep busy may take a second."""
+_COMPUTE = _Quantity("compute", 10**6, 10**18, "245 GFLOP/s", compute_text)
+_UNITS = {
+    "length": "MB, GB, MiB, GiB …",
+    "bandwidth": "MB/s, GB/s, MiB/s, GiB/s …",
+    "compute": "GFLOP/s, TFLOP/s or PFLOP/s",
+}
+
+
+def read_machine(path: str | os.PathLike[str]) -> Machine:
+    """Read a machine.toml. Raises RequestError for faults in it, and if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_LENGTH + 1)
+    except OSError as error:
+        raise read_failure(error, path, RequestError) from None
+    return decode(data, os.fspath(path))
+
+
+def decode(data: bytes, path: str) -> Machine:
+    """Read the bytes of a machine.toml; `path` is for messages. Raises RequestError."""
+    if len(data) > MAX_FILE_LENGTH:
+        raise RequestError(
+            "too long for a machine's file",
+            path=path,
+            expected=f"up to {size_text(MAX_FILE_LENGTH)}",
+        )
+    try:
+        body = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"not TOML ({str(error)[:80]})", path=path) from None
+    return _machine(_TomlTable(path, "", body, ("name", "memory", "processor", "gpus", "drive")))
+
+
+class _TomlTable:
+    """A table of the file, at a `place`, which has no other `keys`."""
+
+    def __init__(self, path: str, place: str, body: object, keys: tuple[str, ...]) -> None:
+        self.path, self.prefix = path, place and f"{place}."
+        if not isinstance(body, dict):
+            raise RequestError(
+                "not a table", path=path, place=place, expected=", ".join(keys), found=body
+            )
+        self.body: dict[str, Any] = body
+        for key in body:
+            if key not in keys:
+                self.fail(key[:40], "unknown key", ", ".join(keys))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.body
+
+    def fail(
+        self,
+        key: str,
+        problem: str,
+        expected: object = None,
+        value: object = None,
+        hint: str | None = None,
+    ) -> NoReturn:
+        place = f"{self.prefix}{key}".removesuffix(".")
+        raise RequestError(
+            problem, path=self.path, place=place, expected=expected, found=value, hint=hint
+        )
+
+    def table(self, key: str, keys: tuple[str, ...]) -> "_TomlTable":
+        return _TomlTable(self.path, f"{self.prefix}{key}", self.body.get(key, {}), keys)
+
+    def tables(self, key: str, keys: tuple[str, ...]) -> Iterator["_TomlTable"]:
+        bodies = self.body.get(key, [])
+        if not isinstance(bodies, list):
+            self.fail(key, "not a list of tables", f"[[{self.prefix}{key}]]")
+        for number, body in enumerate(bodies):
+            yield _TomlTable(self.path, f"{self.prefix}{key}[{number}]", body, keys)
+
+    def text(self, key: str) -> str | None:
+        value = self.body.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value.isprintable() or len(value) > _MAX_TEXT:
+            self.fail(key, "not a line of text", value=value)
+        return value
+
+    def required(self, key: str, quantity: _Quantity) -> Figure:
+        figure = self.figure(key, quantity)
+        if figure is None:
+            self.fail(key, "missing", f'such as "{quantity.example}"')
+        return figure
+
+    def figure(self, key: str, quantity: _Quantity) -> Figure | None:
+        if self.body.get(key) is None:
+            return None
+        if not isinstance(self.body[key], dict):
+            return Figure(self.number(key, quantity), "typed")
+        table = self.table(key, ("value", "is", "lowest", "highest"))
+        if "value" not in table:
+            table.fail("value", "missing")
+        basis = table.body.get("is", "typed")
+        if basis not in _BASES:
+            table.fail("is", "unknown value", " or ".join(_BASES), basis)
+        value = table.number("value", quantity)
+        lowest, highest = (
+            table.number(end, quantity) if end in table else None for end in ("lowest", "highest")
+        )
+        middle = quantity.text(value)
+        if lowest is not None and lowest > value:
+            table.fail("lowest", "above the value", f"up to {middle}", quantity.text(lowest))
+        if highest is not None and highest < value:
+            expected = f"at least {middle}"
+            table.fail("highest", "below the value", expected, quantity.text(highest))
+        return Figure(value, basis, lowest, highest)
+
+    def number(self, key: str, quantity: _Quantity) -> float:
+        """Return a quantity in bytes, bytes a second or operations a second."""
+        value, noun, example = self.body[key], quantity.noun, f'such as "{quantity.example}"'
+        if not isinstance(value, str):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            problem = "a number without a unit" if is_number else f"not a {noun}"
+            self.fail(key, problem, example, value)
+        parsed = parse_quantity(value)
+        if parsed is None:
+            self.fail(key, f"not a {noun}", example, repr(value))
+        factor = unit_factor(parsed[1], quantity.kind)
+        if factor is None:
+            self.fail_unit(key, parsed[1], quantity)
+        number = float(parsed[0] * factor)
+        if not quantity.least <= number <= quantity.most:
+            hint = None if number else "leave out unknown figures"
+            expected = f"{quantity.text(quantity.least)} to {quantity.text(quantity.most)}"
+            self.fail(key, f"not a possible {noun}", expected, value, hint)
+        return number
+
+    def fail_unit(self, key: str, unit: str, quantity: _Quantity) -> NoReturn:
+        written, example = self.body[key], f'"{quantity.example}"'
+        other = {"length": "bandwidth", "bandwidth": "length"}.get(quantity.kind)
+        if other is not None and unit in ("MT/s", "GT/s"):
+            self.fail(key, "transfers, not bytes", example, written, _BY_TRANSFERS)
+        if other is None or unit_factor(unit, other) is None:
+            self.fail(key, "unknown unit", _UNITS[quantity.kind], written)
+        hint = "bandwidths end in /s, lengths do not"
+        problem = f"a {other}, not a {quantity.kind}"
+        self.fail(key, problem, f"such as {example}", written, hint)
+
+
+def _machine(body: _TomlTable) -> Machine:
+    if "memory" not in body:
+        body.fail("memory", "missing", "[memory] with a length")
+    memory = body.table("memory", ("length", "bandwidth"))
+    return Machine(
+        name=body.text("name"),
+        memory=memory.required("length", _LENGTH),
+        memory_bandwidth=memory.figure("bandwidth", _BANDWIDTH),
+        gpus=tuple(
+            Gpu(
+                gpu.text("name"),
+                gpu.required("length", _LENGTH),
+                gpu.figure("bandwidth", _BANDWIDTH),
+                gpu.figure("link", _BANDWIDTH),
+                gpu.figure("compute", _COMPUTE),
+            )
+            for gpu in body.tables("gpus", ("name", "length", "bandwidth", "link", "compute"))
+        ),
+        drive=_drive(body) if "drive" in body else None,
+        compute=body.table("processor", ("compute",)).figure("compute", _COMPUTE),
+    )
+
+
+def _drive(body: _TomlTable) -> Drive:
+    drive = body.table("drive", ("path", "bandwidth", "sequential", "reads"))
+    reads: dict[tuple[int, int], ReadSpeed] = {}
+    for table in drive.tables("reads", ("length", "depth", "bandwidth")):
+        if "length" not in table:
+            table.fail("length", "missing")
+        length, depth = round(table.number("length", _READ_LENGTH)), table.body.get("depth")
+        if type(depth) is not int or not 1 <= depth <= MAX_DEPTH:
+            expected = f"a number of reads in flight, 1 to {MAX_DEPTH:,}"
+            table.fail("depth", "missing, or not a depth", expected, depth)
+        if (length, depth) in reads:
+            repeated = f"{length_text(length)}, depth {depth}"
+            table.fail("", "a second time", "each length and depth once", repeated)
+        speed = table.required("bandwidth", _DRIVE_BANDWIDTH)
+        reads[length, depth] = ReadSpeed(length, depth, speed)
+    bandwidth = drive.figure("bandwidth", _DRIVE_BANDWIDTH)
+    if bandwidth is None and not reads:
+        expected = "a bandwidth, or [[drive.reads]]"
+        hint = "leave [drive] out if neither is known"
+        drive.fail("", "it says nothing about speed", expected, hint=hint)
+    sequential = drive.figure("sequential", _DRIVE_BANDWIDTH)
+    return Drive(drive.text("path"), bandwidth, tuple(reads.values()), sequential)
+
+
+_HEADING = """\
+# A machine, as moepack knows it. Each figure names its basis: measured, or read from the kernel
+# or a driver; a figure that you type is a text alone, such as bandwidth = "936 GB/s".
+# Leave out unknown figures. Lengths: MiB, GiB, MB, GB …; bandwidths: MiB/s, GiB/s, and
+# MB/s, GB/s as makers have them."""
+_NO_GPU = """
+# For each GPU:
+# [[gpus]]
+# name = "…"
+# length = "24 GiB"
+# bandwidth = "936 GB/s"
+# link = "31.5 GB/s"  # from memory: 31.5 GB/s is PCIe 4.0 with 16 lanes
+# compute = "71 TFLOP/s\""""
+_NO_DRIVE = """
+# [drive]
+# bandwidth = "7 GB/s\""""
+
+
+def toml_text(machine: Machine) -> str:
+    """Return a machine as the text of a machine.toml, which `read_machine` reads as the same."""
+    return "\n".join(_lines(machine)) + "\n"
+
+
+def _lines(machine: Machine) -> Iterator[str]:
+    yield _HEADING
+    yield from _name("name", machine.name)
+    yield from ("", "[memory]", *_figure("length", machine.memory, length_text))
+    if machine.memory_bandwidth is None:
+        yield f'# bandwidth = "51.2 GB/s"  # {_BY_TRANSFERS}'
+    yield from _figure("bandwidth", machine.memory_bandwidth, speed_text)
+    if machine.compute is not None:
+        yield from ("", "[processor]", *_figure("compute", machine.compute, compute_text))
+    for gpu in machine.gpus:
+        yield from ("", "[[gpus]]", *_name("name", gpu.name))
+        yield from _figure("length", gpu.memory, length_text)
+        yield from _figure("bandwidth", gpu.bandwidth, speed_text)
+        yield from _figure("link", gpu.link, speed_text)
+        yield from _figure("compute", gpu.compute, compute_text)
+    if not machine.gpus:
+        yield _NO_GPU
+    drive = machine.drive
+    if drive is None:
+        yield _NO_DRIVE
+        return
+    yield from ("", "[drive]", *_name("path", drive.path))
+    yield from _figure("bandwidth", drive.bandwidth, speed_text)
+    yield from _figure("sequential", drive.sequential, speed_text)
+    for length, depth, bandwidth in drive.reads:
+        yield from ("", "[[drive.reads]]", f'length = "{length_text(length)}"', f"depth = {depth}")
+        yield from _figure("bandwidth", bandwidth, speed_text)
+
+
+def _name(key: str, text: str | None) -> Iterator[str]:
+    if text is not None:
+        yield f"{key} = {json.dumps(one_line(text), ensure_ascii=False)}"
+
+
+def _figure(key: str, figure: Figure | None, text: Callable[[float], str]) -> Iterator[str]:
+    if figure is None:
+        return
+    value = f'"{text(figure.value)}"'
+    ends = {"lowest": figure.lowest, "highest": figure.highest}
+    spread = "".join(
+        f', {end} = "{text(limit)}"' for end, limit in ends.items() if limit is not None
+    )
+    if figure.basis == "typed" and not spread:
+        yield f"{key} = {value}"
+    else:
+        yield f'{key} = {{ value = {value}, is = "{figure.basis}"{spread} }}'

@@ -1,0 +1,86 @@
+"""NVIDIA GPUs, as their driver reports them through nvidia-ml-py, an extra to be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from moepack.common import extras
+from moepack.planning.machine.model import Figure, Gpu
+
+_TRANSFERS = 2
+"""Transfers in a clock: all of their memory is double data rate, counted in the driver's clock."""
+_LANES = {3: 985e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}
+"""Bytes a second of a lane of PCIe, by its generation."""
+
+
+def find_gpus() -> tuple[tuple[Gpu, ...], str | None]:
+    """Return all GPUs that the driver reports, and a note if there is none, or a figure lacks."""
+    gpus: tuple[Gpu | None, ...] = ()
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        problem = f"it takes nvidia-ml-py: `{extras.hint('gpu')}`"
+    else:
+        gpus, problem = _read_gpus(pynvml)
+    if not gpus:
+        return (), f"no GPU was found: {problem}; others can be typed by hand"
+    complete = tuple(gpu for gpu in gpus if gpu is not None)
+    if len(complete) < len(gpus):
+        return complete, "the driver does not say how much memory a GPU has: type it by hand"
+    return complete, None
+
+
+def _read_gpus(nvml: Any) -> tuple[tuple[Gpu | None, ...], str]:
+    """Return the driver's GPUs, None for those of unknown memory, and why there is none."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return (), f"no NVIDIA driver answers ({error})"
+    try:
+        return tuple(_gpu(nvml, handle) for handle in _handles(nvml)), "the NVIDIA driver has none"
+    except nvml.NVMLError as error:
+        return (), f"the NVIDIA driver fails ({error})"
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _handles(nvml: Any) -> Iterator[Any]:
+    """Yield the driver's handle of each GPU, or of the instances of a divided one (MIG)."""
+    for number in range(nvml.nvmlDeviceGetCount()):
+        whole = nvml.nvmlDeviceGetHandleByIndex(number)
+        mode = _call(nvml, nvml.nvmlDeviceGetMigMode, whole)
+        if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            yield whole
+            continue
+        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
+            instance = _call(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, whole, index)
+            if instance is not None:
+                yield instance
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu | None:
+    memory = _call(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    if memory is None or not memory.total:
+        return None
+    name = _call(nvml, nvml.nvmlDeviceGetName, handle)
+    text = name.decode(errors="replace") if isinstance(name, bytes) else name
+    clock = _call(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM)
+    bits = _call(nvml, nvml.nvmlDeviceGetMemoryBusWidth, handle)
+    bandwidth = _TRANSFERS * (clock or 0) * 10**6 * (bits or 0) / 8
+    lane = _LANES.get(_call(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle), 0.0)
+    link = lane * (_call(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0)
+    return Gpu(
+        text if text and text.isprintable() else None,
+        Figure(memory.total, "read"),
+        Figure(bandwidth, "read") if bandwidth else None,
+        Figure(link, "read") if link else None,
+    )
+
+
+def _call(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the driver's answer; None if it has none for such a GPU."""
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None

@@ -1,0 +1,96 @@
+"""The memory that there is: the system's, and the limits of control groups."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from moepack.common.sizes import Size, is_share, parse_size
+from moepack.planning.machine.control_groups import own_groups, read_number
+from moepack.planning.machine.model import Figure
+
+_MIB = 1 << 20
+_LEAST_MARGIN = 512 * _MIB
+PRESSURE = Path("/proc/pressure/memory")
+MOST_STALLED = 10.0
+"""Percent of the last ten seconds in which something may wait for memory, before it is short."""
+
+
+def available_memory() -> int:
+    """Return the bytes that this process may still take, less a margin for all else.
+
+    It is the least of the system's available memory and the rest of each limit of its control
+    groups; the margin is a tenth, at least 512 MiB. The sources: proc(5), cgroups(7).
+    """
+    return max(0, spare_memory())
+
+
+def spare_memory() -> int:
+    """Return `available_memory`, or below 0 the bytes by which the margin is touched."""
+    limits = [limit - usage for limit, usage in _limits() if usage is not None]
+    least = min([_system_field("MemAvailable"), *(max(0, limit) for limit in limits)])
+    return least - max(_LEAST_MARGIN, least // 10)
+
+
+def read_memory() -> Figure:
+    """Return the bytes that all programs together may take, in whole MiB.
+
+    It is the least of the system's memory and the limits of this process's control groups.
+    """
+    limit = limited_memory()
+    least = system_memory() if limit is None else min(system_memory(), limit)
+    return Figure(least - least % _MIB, "read")
+
+
+def memory_length(memory: Size | None) -> int | Literal["floor"] | None:
+    """Return the bytes of a memory limit: `50%` is a share of `read_memory`.
+
+    `floor` and None are left to callers, who know the model. Raises RequestError for no size.
+    """
+    if memory is None or memory == "floor":
+        return None if memory is None else "floor"
+    whole = int(read_memory().value) if is_share(memory) else None
+    return parse_size(memory, "memory", whole=whole)
+
+
+def system_memory() -> int:
+    """Return the bytes of memory that the system has."""
+    return _system_field("MemTotal")
+
+
+def limited_memory() -> int | None:
+    """Return the least limit in bytes of this process's control groups, None without any."""
+    return min((limit for limit, _ in _limits()), default=None)
+
+
+def stalled_percent(path: Path = PRESSURE) -> float | None:
+    """Return the part of the last ten seconds in which something waited for memory, in percent.
+
+    None if the system does not tell (PSI, `some avg10`; psi of the kernel's documentation).
+    """
+    try:
+        return float(path.read_text().split()[1].removeprefix("avg10="))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _system_field(field: str) -> int:
+    """Return a field of /proc/meminfo in bytes; all of the memory if that is not known."""
+    length = read_number(Path("/proc/meminfo"), f"{field}:")
+    if length is None:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return length * 1024
+
+
+def _limits() -> list[tuple[int, int | None]]:
+    """Return the limit and usage of each of this process's groups that has a limit.
+
+    Files in the page cache that are not in use can go, and are not counted; None is unknown.
+    """
+    limits = []
+    for folder, is_second in own_groups("memory"):
+        names = ("max", "current") if is_second else ("limit_in_bytes", "usage_in_bytes")
+        limit, usage = (read_number(folder / f"memory.{name}") for name in names)
+        if limit is not None:
+            cached = read_number(folder / "memory.stat", "inactive_file") or 0
+            limits.append((limit, None if usage is None else usage - cached))
+    return limits

@@ -1,0 +1,176 @@
+"""A machine, as forecasts and placements know it: figures, and the basis of each."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+STEADY = 1.5
+"""The ratio of the fastest reading to the slowest that is still worth no word."""
+
+Basis = Literal["measured", "read", "typed"]
+"""The origin of a figure: a measurement, the kernel or a driver, or a person.
+
+People type figures of data sheets, most likely; a bandwidth that is read is calculated from clocks
+and widths, so it is the same. Neither is ever reached.
+"""
+
+
+class Figure(NamedTuple):
+    """A figure of a machine: bytes, bytes a second, or floating-point operations a second.
+
+    `lowest` and `highest` are the least and the most that was measured, None if nothing was.
+    """
+
+    value: float
+    basis: Basis
+    lowest: float | None = None
+    highest: float | None = None
+
+    @property
+    def spread(self) -> float | None:
+        """The ratio of the highest to the lowest; None if that is not known."""
+        return self.highest / self.lowest if self.lowest and self.highest is not None else None
+
+
+BYTE_UNITS = tuple(1024.0**n for n in range(5))
+"""Units of bytes: B, KiB, MiB and so on."""
+
+
+def measured(values: Sequence[float], units: Sequence[float] = (1.0,)) -> Figure:
+    """Return the figure of several measurements: their median, which lasts, and their ends.
+
+    With four digits, in the largest of `units` that is not larger: no two measurements agree on
+    more.
+    """
+
+    def rounded(value: float) -> float:
+        unit = max((unit for unit in units if unit <= value), default=1.0)
+        return float(f"{value / unit:.4g}") * unit
+
+    middle, lowest, highest = statistics.median(values), min(values), max(values)
+    return Figure(rounded(middle), "measured", rounded(lowest), rounded(highest))
+
+
+class Gpu(NamedTuple):
+    """A GPU: its memory in bytes, and the bandwidth of that; None is unknown.
+
+    `link` is the bytes a second from main memory, `compute` the operations a second of its matrix
+    products.
+    """
+
+    name: str | None
+    memory: Figure
+    bandwidth: Figure | None
+    link: Figure | None = None
+    compute: Figure | None = None
+
+
+class ReadSpeed(NamedTuple):
+    """The bytes a second of random reads of `length` bytes, `depth` in flight."""
+
+    length: int
+    depth: int
+    bandwidth: Figure
+
+
+class Drive(NamedTuple):
+    """A drive, or several that are read as one.
+
+    `bandwidth` is for reads of any length, if only one figure is known; `reads` are measured, in
+    the folder `path`. One of both is known at least. `sequential` is for reads one after another
+    in a file.
+    """
+
+    path: str | None
+    bandwidth: Figure | None
+    reads: tuple[ReadSpeed, ...] = ()
+    sequential: Figure | None = None
+
+    @property
+    def unsteady(self) -> list[float]:
+        """The spreads of reads that were not steady: the drive is shared, or throttled."""
+        spreads = (read.bandwidth.spread or 1.0 for read in self.reads)
+        return [spread for spread in spreads if spread > STEADY]
+
+    def speed(self, length: int, depth: int) -> Figure:
+        """Return the bytes a second of reads of `length` bytes, `depth` in flight.
+
+        Between two measured lengths, and two depths, by the logarithm; beyond them, as the nearest.
+        """
+        if not self.reads:
+            assert self.bandwidth is not None, "a drive without figures"
+            return self.bandwidth
+        by_depth = {
+            one: _interpolated(
+                length, [(read.length, read.bandwidth) for read in self.reads if read.depth == one]
+            )
+            for one in {read.depth for read in self.reads}
+        }
+        return _interpolated(depth, by_depth.items())
+
+
+class Machine(NamedTuple):
+    """A computer.
+
+    All programs together may take the bytes of `memory`: the system's, or the limit of a control
+    group. `memory_bandwidth` is the bytes a second that all CPUs together read of it, `compute`
+    the operations a second of their matrix products.
+    """
+
+    name: str | None
+    memory: Figure
+    memory_bandwidth: Figure | None
+    gpus: tuple[Gpu, ...] = ()
+    drive: Drive | None = None
+    compute: Figure | None = None
+
+    @property
+    def vram_bandwidth(self) -> Figure | None:
+        """The bandwidth of the slowest GPU: layers are computed one after the other.
+
+        None without a GPU, and if that of any GPU is not known; so is the next.
+        """
+        return _extreme(min, (gpu.bandwidth for gpu in self.gpus))
+
+    @property
+    def highest_vram_bandwidth(self) -> Figure | None:
+        """The bandwidth of the fastest GPU: all bytes that are read of VRAM may lie there."""
+        return _extreme(max, (gpu.bandwidth for gpu in self.gpus))
+
+    @property
+    def link(self) -> Figure | None:
+        """The slowest link from memory to a GPU; None if any is not known."""
+        return _extreme(min, (gpu.link for gpu in self.gpus))
+
+
+def _extreme(
+    choose: Callable[..., Figure | None], figures: Iterable[Figure | None]
+) -> Figure | None:
+    """Return the least or the greatest figure; None without any, or if one is not known."""
+    listed = list(figures)
+    return None if None in listed else choose(listed, key=lambda one: one.value, default=None)
+
+
+def _interpolated(position: float, points: Iterable[tuple[float, Figure]]) -> Figure:
+    """Interpolate figures by the logarithm of their positions."""
+    ascending = sorted(points, key=lambda point: point[0])
+    if position <= ascending[0][0]:
+        return ascending[0][1]
+    for (start, low), (end, high) in pairwise(ascending):
+        if position <= end:
+            share = math.log(position / start) / math.log(end / start)
+            value, lowest, highest = (
+                None if one is None or other is None else one + share * (other - one)
+                for one, other in (
+                    (low.value, high.value),
+                    (low.lowest, high.lowest),
+                    (low.highest, high.highest),
+                )
+            )
+            assert value is not None
+            return Figure(value, low.basis, lowest, highest)
+    return ascending[-1][1]

@@ -1,0 +1,198 @@
+"""Placements: the parts of a model on the memories of a machine, as a command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from moepack.common.errors import RequestError
+from moepack.common.paths import AnyPath, PathOrPaths, path_list, path_texts
+from moepack.common.sizes import Size, as_list, parse_size
+from moepack.pack.reading.directory import named_pack
+from moepack.planning.footprint.context import (
+    IK_LLAMA_SERVER,
+    LLAMA_SERVER,
+    MOEPACK_RUN,
+    ContextOptions,
+)
+from moepack.planning.footprint.model import footprint_of
+from moepack.planning.forecasting.facts import SpeedFacts
+from moepack.planning.forecasting.forecast import forecast
+from moepack.planning.machine.file import read_machine
+from moepack.planning.machine.model import Figure, Gpu, Machine
+from moepack.planning.placing.facts import OptionFacts, PlacementFacts
+from moepack.planning.placing.offload import offload
+from moepack.planning.placing.request import PlacementRequest, model_lengths
+from moepack.planning.placing.stock import IK_LLAMA, LLAMA, place_stock
+from moepack.planning.placing.streamed import PACK, place_streamed
+
+_CONTEXTS = {LLAMA: LLAMA_SERVER, IK_LLAMA: IK_LLAMA_SERVER, PACK: MOEPACK_RUN}
+ENGINES = tuple(_CONTEXTS)
+_CONTEXT = 32768
+"""The default in tokens, for models that were trained for as much."""
+_LEAST_BATCH = 512
+"""Tokens of a prompt computed at once if more are of no use: llama.cpp's default."""
+_GPU_BATCHES, _BATCHES = (4096, 2048, 1024), (2048, 1024)
+"""The same if experts come from memory or the drive: as many as fit."""
+
+
+def place(
+    paths: PathOrPaths,
+    machine: Machine | AnyPath | None = None,
+    *,
+    engine: str | None = None,
+    context: int | None = None,
+    vram: Size | Sequence[Size] = (),
+    memory: Size | None = None,
+    margin: Size = 1 << 30,
+    hotness: AnyPath | None = None,
+    traces: PathOrPaths = (),
+    cache_types: tuple[str, str] = ("f16", "f16"),
+    prompt: int = 1000,
+    micro_batch: int | None = None,
+) -> PlacementFacts:
+    """Place a model in the memories of a machine, and return the command line for it.
+
+    `paths` is a source or a pack, `engine` one of ENGINES: by default `pack` for a pack, else
+    llama.cpp. `machine` is one or the path of its file; `vram` (bytes of each GPU) and `memory`
+    replace its figures. `margin` bytes of each are left free. `context` is in tokens, by default
+    32,768, or the length the model was trained for if that is less; its keys and values are of
+    `cache_types`. `traces`, or a file of `hotness`, decide whether single experts are worth
+    pinning. Prompts are computed in batches of `micro_batch` tokens, by default of as many as suit
+    the placement; one of `prompt` tokens is forecast.
+
+    Raises RequestError for invalid options and below the floor, with the missing bytes; and what
+    opening the model, the machine and the traces raises.
+    """
+    engine = engine or (PACK if named_pack(paths) else LLAMA)
+    hotness = None if hotness is None else os.fspath(hotness)
+    traces = path_texts(traces)
+    margin = parse_size(margin, "margin")
+    _check(paths, engine, hotness, traces)
+    box = _machine(machine, vram, memory)
+    type_k, type_v = cache_types
+    if context is None:
+        attention = footprint_of(paths).attention
+        context = min(_CONTEXT, (attention and attention.context_length) or _CONTEXT)
+
+    def request_for(machine: Machine, defaults: ContextOptions) -> PlacementRequest:
+        options = defaults._replace(token_count=context, type_k=type_k, type_v=type_v)
+
+        def request_with(batch: int) -> PlacementRequest:
+            model = model_lengths(paths, options._replace(batch_count=min(batch, context)))
+            return PlacementRequest(model, machine, engine, context, margin, cache_types)
+
+        return _fitting(request_with) if micro_batch is None else request_with(micro_batch)
+
+    has_server = engine == PACK and bool(box.gpus)
+    request = request_for(box, _CONTEXTS[LLAMA if has_server else engine])
+    facts = place_streamed(request, hotness, traces) if engine == PACK else place_stock(request)
+    options = [facts.option, *facts.alternatives]
+    if has_server and facts.option.cpu_layer_count is not None:
+        plain = request_for(box._replace(gpus=()), _CONTEXTS[PACK])
+        if _fits(plain, is_offloaded=False):
+            options.append(place_streamed(plain, hotness, traces).option)
+    if machine is not None:
+        options = [
+            replace(one, forecast=_forecast(paths, box, engine, one, traces, context, prompt))
+            for one in options
+        ]
+    return replace(facts, option=options[0], alternatives=tuple(options[1:]))
+
+
+def _fitting(request_with: Callable[[int], PlacementRequest]) -> PlacementRequest:
+    """Return a request with a micro-batch that suits it.
+
+    It is llama.cpp's default if all experts are in VRAM, or in memory beside a stock engine.
+    """
+    least = request_with(_LEAST_BATCH)
+    capacities = least.gpu_capacities
+    whole = offload(least.model, capacities) if capacities else None
+    is_in_memory = least.engine != PACK and whole is None
+    if is_in_memory or (whole is not None and not whole.cpu_layer_count):
+        return least
+    for batch in _GPU_BATCHES if whole is not None else _BATCHES:
+        request = request_with(batch)
+        if _fits(request, is_offloaded=whole is not None):
+            return request
+    return least
+
+
+def _fits(request: PlacementRequest, *, is_offloaded: bool) -> bool:
+    model, capacity = request.model, request.memory_capacity
+    if not is_offloaded:
+        return capacity - request.working_length >= model.floor
+    placed = offload(model, request.gpu_capacities)
+    if placed is None:
+        return False
+    experts = placed.memory_length
+    if request.engine == PACK:
+        experts = min(model.floor, experts)
+    return model.embedding_length + experts <= capacity
+
+
+def _forecast(
+    paths: PathOrPaths,
+    machine: Machine,
+    engine: str,
+    option: OptionFacts,
+    traces: Sequence[str],
+    context: int,
+    prompt: int,
+) -> SpeedFacts | None:
+    """Forecast an option; None for a placement that forecasts cannot express."""
+    has_gpu = option.cpu_layer_count is not None
+    if not has_gpu and option.vram_expert_length:
+        return None
+    streams = engine == PACK and (option.streamed_length or not has_gpu)
+    return forecast(
+        paths,
+        machine if has_gpu else machine._replace(gpus=()),
+        cpu_layer_count=option.cpu_layer_count,
+        budget=option.memory_expert_length if streams else None,
+        dense_in_memory=engine == PACK and not has_gpu,
+        traces=traces,
+        vram_cache=option.vram_cache_length,
+        micro_batch=option.micro_batch,
+        prompt=prompt,
+        context=context,
+    ).forecasts[0]
+
+
+def _machine(
+    machine: Machine | AnyPath | None, vram: Size | Sequence[Size], memory: Size | None
+) -> Machine:
+    """Return the machine, with lengths of memory and GPUs in place of its own figures."""
+    memory = None if memory is None else parse_size(memory, "memory")
+    lengths = [parse_size(length, "vram") for length in as_list(vram)]
+    if machine is not None:
+        box = machine if isinstance(machine, Machine) else read_machine(machine)
+    elif memory is not None:
+        box = Machine(None, Figure(memory, "typed"), None)
+    else:
+        hint = "`machine` says it, or `memory` and `vram` do"
+        raise RequestError("the amount of memory is unknown", hint=hint)
+    if memory is not None:
+        box = box._replace(memory=Figure(memory, "typed"))
+    if lengths:
+        unknown = Gpu(None, Figure(0, "typed"), None)
+        gpus = (*box.gpus, *[unknown] * len(lengths))
+        pairs = zip(gpus, lengths, strict=False)
+        box = box._replace(
+            gpus=tuple(gpu._replace(memory=Figure(length, "typed")) for gpu, length in pairs)
+        )
+    return box
+
+
+def _check(paths: PathOrPaths, engine: str, hotness: str | None, traces: Sequence[str]) -> None:
+    if engine not in ENGINES:
+        raise RequestError("no such engine", expected=", ".join(ENGINES), found=engine)
+    if engine != PACK and named_pack(paths):
+        hint = "name the source, or place for `engine=pack`"
+        raise RequestError(f"{engine} reads GGUF, not packs", path=path_list(paths)[0], hint=hint)
+    if engine != PACK and (hotness or traces):
+        hint = "`engine=pack` places single experts"
+        raise RequestError(f"{engine} places whole layers: hotness is of no use", hint=hint)
+    if hotness and traces:
+        raise RequestError("either traces or hotness")

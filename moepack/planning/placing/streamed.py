@@ -1,0 +1,129 @@
+"""Placements for `moepack run`: as many experts in memory as fit, the others from the drive.
+
+With a GPU there are three tiers: experts that llama.cpp keeps in VRAM for good are not kept in
+memory too, so that all of memory is for the other layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moepack.common.errors import RequestError
+from moepack.common.escaping import shell_words
+from moepack.common.sizes import size_text
+from moepack.planning.placing.facts import OptionFacts, PinFacts, PlacementFacts
+from moepack.planning.placing.offload import Offload, missing_length, offload
+from moepack.planning.placing.pins import pins_by_hotness, pins_by_trace
+from moepack.planning.placing.request import PlacementRequest
+from moepack.planning.placing.stock import (
+    cache_length,
+    cache_words,
+    cached_option,
+    context_words,
+    gpu_devices,
+    layer_words,
+    notes_of_order,
+    unused_gpus,
+)
+
+PACK = "pack"
+
+_BUILD = (
+    "llama-server has to be a build of llama.cpp for this GPU (docs/engines.md); the one that "
+    "comes with moepack computes on processors"
+)
+
+
+def place_streamed(
+    request: PlacementRequest, hotness: str | None, traces: Sequence[str]
+) -> PlacementFacts:
+    """Place a model for `moepack run`, which reads experts from the drive as they are needed.
+
+    Raises RequestError below the floor, and what reading hotness and traces raises.
+    """
+    model, capacities = request.model, request.gpu_capacities
+    placed = offload(model, capacities) if capacities else None
+    kept, working, end = model.expert_length, request.working_length, model.layers[-1].layer + 1
+    if placed is not None:
+        kept, working, end = placed.memory_length, model.embedding_length, placed.cpu_layer_count
+    budget = _budget(request, working, kept)
+    pins = None
+    layers = [layer.layer for layer in model.layers if layer.layer < end]
+    if budget != kept and (traces or hotness is not None):
+        shape, most = model.weights.shape.without_mtp(), budget - model.floor
+        if traces:
+            pins = pins_by_trace(traces, shape, budget, most, layers)
+        elif hotness is not None:
+            pins = pins_by_hotness(hotness, shape, budget, most, layers)
+    memory = _memory_words(budget, kept, pins)
+    if placed is not None:
+        option = OptionFacts(
+            command=_command(request, memory, layer_words(placed)),
+            cpu_layer_count=end,
+            vram_expert_length=model.expert_length - kept,
+            memory_expert_length=budget,
+            streamed_length=kept - budget,
+            micro_batch=model.micro_batch,
+        )
+        devices = list(gpu_devices(request, placed, budget))
+        notes = (_BUILD, *notes_of_order(request))
+        return request.facts(devices, option, _alternatives(request, placed), notes, pins)
+    words = ["moepack", "run", model.path, "--context", str(request.context), *memory]
+    command = shell_words([*words, "-ub", str(model.micro_batch)])
+    option = OptionFacts(command, None, 0, budget, kept - budget, model.micro_batch)
+    unused = []
+    if capacities:
+        missing = size_text(missing_length(model, capacities))
+        unused.append(f"no GPU is used: VRAM lacks {missing} for dense weights and context")
+    devices = [*unused_gpus(request), request.memory_device(budget)]
+    return request.facts(devices, option, notes=unused, pins=pins)
+
+
+def _budget(request: PlacementRequest, working_length: int, most: int) -> int:
+    """Return the bytes for experts in memory beside `working_length`, up to `most`.
+
+    Raises RequestError below the floor, which is `most` if there are fewer experts.
+    """
+    capacity = request.memory_capacity
+    budget = capacity - working_length
+    least = min(most, request.model.floor)
+    if budget < least:
+        floor = working_length + least
+        raise RequestError(
+            "too little memory for this model",
+            expected=f"{size_text(floor)} beside the margin ({size_text(least)} of them experts "
+            "of one token, or of one layer for prompts)",
+            found=size_text(capacity),
+            hint=f"{size_text(floor - capacity)} are missing; a shorter `context` takes less",
+        )
+    return min(most, budget)
+
+
+def _alternatives(request: PlacementRequest, placed: Offload) -> list[OptionFacts]:
+    """Return the option with a cache in VRAM instead of whole layers, if it fits."""
+    model, length = request.model, cache_length(request, placed)
+    budget = min(model.expert_length, request.memory_capacity - model.embedding_length)
+    if not length or budget < model.floor:
+        return []
+    memory = _memory_words(budget, model.expert_length, None)
+    command = _command(request, memory, cache_words(length))
+    return [cached_option(request, command, length, budget)]
+
+
+def _command(request: PlacementRequest, memory: Sequence[str], words: Sequence[str]) -> str:
+    """Return a command that streams experts to the user's own llama-server."""
+    run = ["moepack", "run", request.model.path, *memory]
+    server = ["llama-server", "-m", "{}", "-ngl", "999", *words, *context_words(request)]
+    return shell_words([*run, "--", *server])
+
+
+def _memory_words(budget: int, kept: int, pins: PinFacts | None) -> list[str]:
+    """Return the options for the memory of experts.
+
+    If all of them are in memory they name no size: in whole pages experts take more than their
+    bytes.
+    """
+    words = ["--memory", f"{budget >> 20}MiB"] if budget < kept else []
+    if pins is not None and pins.pin_length >> 20:
+        words += ["--pin", f"{pins.pin_length >> 20}MiB"]
+    return words

@@ -1,0 +1,1 @@
+"""Programs of llama.cpp with streamed experts, and recordings of their routers."""

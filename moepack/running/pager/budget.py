@@ -1,0 +1,94 @@
+"""Bytes that experts may take: a limit that was given, or the memory that is free."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from moepack.common.errors import RequestError
+from moepack.common.keys import ExpertKey
+from moepack.common.shape import ModelShape
+from moepack.common.sizes import count_text, size_text
+from moepack.planning.machine.memory_limits import (
+    MOST_STALLED,
+    PRESSURE,
+    spare_memory,
+    stalled_percent,
+)
+
+_SHRINK_SHARE = 8
+"""An eighth of the experts in memory goes when the system waits for memory."""
+_LEAST_CHANGE = 64 << 20
+
+SlotLengths = Mapping[ExpertKey, int]
+"""The bytes that each expert takes in memory, in whole pages."""
+
+
+class FreeMemory:
+    """Follows the free memory: grows with it, shrinks before the system suffers.
+
+    The budget is at least `floor` and at most `most` bytes.
+    """
+
+    def __init__(
+        self,
+        floor: int,
+        most: int,
+        spare: Callable[[], int] = spare_memory,
+        pressure: Path = PRESSURE,
+    ) -> None:
+        self._floor, self._most = floor, most
+        self._spare, self._pressure = spare, pressure
+        self.budget = self._bounded(spare())
+
+    def follow(self, resident_length: int) -> int:
+        """Look at the system again, and return the budget for `resident_length` bytes and more."""
+        budget = self._bounded(resident_length + self._spare())
+        if (stalled_percent(self._pressure) or 0) > MOST_STALLED:
+            budget = min(budget, self._bounded(resident_length - resident_length // _SHRINK_SHARE))
+        if budget < self.budget or budget >= self.budget + _LEAST_CHANGE or budget == self._most:
+            self.budget = budget
+        return self.budget
+
+    def _bounded(self, length: int) -> int:
+        return max(self._floor, min(self._most, length))
+
+
+def step_length(shape: ModelShape, lengths: SlotLengths, token_count: int) -> int:
+    """Return the most bytes of experts that one step of `token_count` tokens may use in any layer.
+
+    The experts of a step are in memory at once. A token uses as many as the model says, or all if
+    that is unknown.
+    """
+    longest = _longest_by_layer(lengths)
+    return max(
+        longest[layer]
+        * min(family.expert_count, token_count * (family.experts_used or family.expert_count))
+        for layer, family in shape.routed.items()
+    )
+
+
+def token_length(shape: ModelShape, lengths: SlotLengths) -> int:
+    """Return the most bytes of experts that one token may use, in all layers together."""
+    longest = _longest_by_layer(lengths)
+    return sum(
+        longest[layer] * (family.experts_used or family.expert_count)
+        for layer, family in shape.routed.items()
+    )
+
+
+def _longest_by_layer(lengths: SlotLengths) -> dict[int, int]:
+    longest: dict[int, int] = {}
+    for key, length in lengths.items():
+        longest[key.layer] = max(length, longest.get(key.layer, 0))
+    return longest
+
+
+def check_memory(memory: int, floor: int, micro_batch: int) -> None:
+    """Raise RequestError if a step's experts do not fit into `memory` bytes."""
+    if memory < floor:
+        smaller = ", or a smaller micro-batch (`-ub`): fewer tokens at once"
+        raise RequestError(
+            "too little memory for the experts of one step",
+            expected=f"{size_text(floor)}, for {count_text(micro_batch, 'token')} at once",
+            found=size_text(memory),
+            hint="give more `memory`" + (smaller if micro_batch > 1 else ""),
+        )

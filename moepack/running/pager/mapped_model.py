@@ -1,0 +1,291 @@
+"""The files of a model as programs map them: the spans of experts, and all else."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from moepack.common.errors import PackError
+from moepack.common.keys import ExpertKey
+from moepack.common.shape import ROUTED_FAMILY, is_row_table
+from moepack.common.sizes import align
+from moepack.pack.engines.gguf_layout import GgufLayout, LaidTensor, lay_out
+from moepack.pack.format.tables import PackedFamily, PartKind
+from moepack.pack.reading.pack import Pack
+from moepack.running.pager.messages import Op, encode
+from moepack.running.pager.page_faults import check_page_faults
+
+_PAGE = mmap.PAGESIZE
+
+
+class MappedSpan(NamedTuple):
+    """The bytes of a part in a file that programs map; `file` counts in `descriptors`."""
+
+    part: str
+    file: int
+    offset: int
+    length: int
+
+    @property
+    def first_page(self) -> int:
+        """The offset of the page that has its first byte."""
+        return self.offset // _PAGE * _PAGE
+
+    @property
+    def paged_length(self) -> int:
+        """The bytes of all pages on which it has bytes."""
+        return align(self.offset + self.length, _PAGE) - self.first_page
+
+    @property
+    def whole_pages(self) -> tuple[int, int]:
+        """The first and the end offset of the pages that are its alone; empty for a short part."""
+        start = align(self.offset, _PAGE)
+        return start, max(start, (self.offset + self.length) // _PAGE * _PAGE)
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether any page is its alone."""
+        start, end = self.whole_pages
+        return start < end
+
+    def operation(self, op: Op, source: int = 0) -> bytes:
+        """Return an operation on the pages that are its alone."""
+        start, end = self.whole_pages
+        return encode(op, file=self.file, offset=start, length=end - start, source=source)
+
+
+Spans = tuple[MappedSpan, ...]
+FamilySpans = dict[str, dict[ExpertKey, Spans]]
+"""By the name of a family and by expert."""
+
+
+def map_model(pack: Pack) -> MappedModel:
+    """Return the model of a pack, or of an index over shards, as programs can map it.
+
+    Raises PackError for a model that llama.cpp does not run, MachineError for packs if the system
+    hands out no page faults, what reading dense tensors raises, and OSError.
+    """
+    for family in _families(pack):
+        if any(kind.origin.first_slice is not None for kind in family.part_kinds):
+            raise PackError(
+                "each expert is a tensor of its own, as in GGUFs before April 2024",
+                path=pack.path,
+                place=f"layer {family.layer}",
+                hint="convert the model again: llama.cpp no longer runs such files",
+            )
+    if all(file.is_shard for file in pack.index.files):
+        return MappedShards(pack)
+    return MappedImage(pack)
+
+
+class MappedShards:
+    """The shards of a GGUF as they lie; `path` is the first, which programs open."""
+
+    experts_offset = 0
+    image: int | None = None
+
+    def __init__(self, pack: Pack) -> None:
+        self._pack = pack
+        self._paths = list(pack.file_paths)
+        self.path = os.path.abspath(self._paths[0])
+        self.descriptors: list[int] = []
+        """The files that may be mapped, opened."""
+        try:
+            for path in self._paths:
+                self.descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except BaseException:
+            self.close()
+            raise
+
+    def spans(self) -> FamilySpans:
+        """Return the spans of all experts that llama.cpp uses."""
+        numbers = {path: number for number, path in enumerate(self._paths)}
+
+        def span(family: PackedFamily, expert: int, kind: PartKind) -> MappedSpan:
+            part = self._pack.locate(family.layer, expert, kind.name, family=family.name)
+            return MappedSpan(kind.name, numbers[part.path], part.offset, part.length)
+
+        return _spans(self._pack, span)
+
+    def lies_alike(self, spans: Iterable[MappedSpan]) -> bool:
+        """Return whether parts lie in pages as in the files that they are read from."""
+        return True
+
+    def prefetch_edges(self, spans: Iterable[MappedSpan]) -> None:
+        """Read the pages that parts share with others into the system's memory for programs.
+
+        Else these would be read when a program comes to them, one after another.
+        """
+        for span in spans:
+            start, end = span.whole_pages
+            behind = span.first_page + span.paged_length
+            for first, last in ((span.first_page, start), (end, behind)):
+                if first < last:
+                    file, advice = self.descriptors[span.file], os.POSIX_FADV_WILLNEED
+                    os.posix_fadvise(file, first, last - first, advice)
+
+    def position(self, key: ExpertKey) -> tuple[object, ...]:
+        """Return the key that sorts experts in the order of their files."""
+        return key
+
+    def prepare(self, file: int) -> Iterator[bytes]:
+        """Yield operations for a file that a program has just mapped: to read dense tensors.
+
+        libllama asks for all of the file ahead; experts are no part of that.
+        """
+        path = self._paths[file]
+        for tensor in self._pack.dense():
+            if tensor.path == path and tensor.length and not is_row_table(tensor.name):
+                start = tensor.offset // _PAGE * _PAGE
+                end = tensor.offset + tensor.length
+                yield encode(Op.WANTED, file=file, offset=start, length=end - start)
+
+    def close(self) -> None:
+        """Close all files; programs keep their mappings."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+class MappedImage:
+    """A pack as one GGUF, which has no name: header, dense tensors of the pack's files, experts.
+
+    A GGUF with holes must never be where another program could load it: llama.cpp would answer
+    nonsense without a word. So the file with a path ends a byte behind the header; the preloaded
+    library maps the whole image in its place.
+    """
+
+    def __init__(self, pack: Pack) -> None:
+        check_page_faults()
+        self._pack = pack
+        self._layout: GgufLayout = lay_out(pack, _PAGE)
+        self.experts_offset = self._layout.experts_offset
+        self._open: list[int] = []
+        self._files: dict[int, int] = {}
+        try:
+            stub = self._memory("moepack-model", len(self._layout.header) + 1)
+            self.image: int = self._memory("moepack-image", self._layout.length)
+            self._copy_unaligned()
+        except BaseException:
+            self.close()
+            raise
+        self.descriptors = [self.image, stub]
+        """The files that may be mapped, opened: the whole image, and the file with a path."""
+        self.path = f"/proc/{os.getpid()}/fd/{stub}"
+
+    def _memory(self, name: str, length: int) -> int:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        self._open.append(descriptor)
+        os.pwrite(descriptor, self._layout.header, 0)
+        os.ftruncate(descriptor, length)
+        return descriptor
+
+    def _copy_unaligned(self) -> None:
+        """Copy dense tensors that begin on no page of their file, as those of shards do."""
+        tensors = [one for one in self._layout.dense if one.length and not _on_page(one)]
+        if not tensors:
+            return
+        memory = mmap.mmap(self.image, self.experts_offset)
+        with self._pack.reader(backend="buffered") as reader, memoryview(memory) as view:
+            for tensor in tensors:
+                (extent,) = tensor.extents
+                with view[extent.offset : extent.end] as piece:
+                    reader.read_dense_into(piece, tensor.name)
+        memory.close()
+
+    def spans(self) -> FamilySpans:
+        """Return the spans of all experts in the image."""
+        tensors = {tensor.name: tensor.extents for tensor in self._layout.experts}
+
+        def span(family: PackedFamily, expert: int, kind: PartKind) -> MappedSpan:
+            extent = tensors[f"blk.{family.layer}.{kind.name}"][expert]
+            return MappedSpan(kind.name, 0, extent.offset, kind.length)
+
+        return _spans(self._pack, span)
+
+    def lies_alike(self, spans: Iterable[MappedSpan]) -> bool:
+        """Return whether parts lie in pages as in the pack, where each begins on one."""
+        return all(span.offset % _PAGE == span.length % _PAGE == 0 for span in spans)
+
+    def prefetch_edges(self, spans: Iterable[MappedSpan]) -> None:
+        """Do nothing: pages that parts share are copied for programs."""
+
+    def position(self, key: ExpertKey) -> tuple[object, ...]:
+        """Return the key that sorts experts in the order of their files."""
+        blob = self._pack.locate(key.layer, key.expert, family=ROUTED_FAMILY)
+        return blob.path, blob.offset
+
+    def prepare(self, file: int) -> Iterator[bytes]:
+        """Yield operations for the image: to map dense tensors.
+
+        It is one mapping for tensors that follow each other in the pack as in the image.
+        """
+        start = source = length = number = 0
+        for tensor in self._layout.dense:
+            if not tensor.length or not _on_page(tensor):
+                continue
+            (extent,) = tensor.extents
+            pages = align(extent.length, _PAGE)
+            is_next = (extent.input, extent.input_offset) == (number, source + length)
+            if length and is_next and extent.offset == start + length:
+                length += pages
+                continue
+            if length:
+                yield self._map_dense(start, length, number, source)
+            start, source, length, number = extent.offset, extent.input_offset, pages, extent.input
+        if length:
+            yield self._map_dense(start, length, number, source)
+
+    def _map_dense(self, start: int, length: int, number: int, source: int) -> bytes:
+        if number not in self._files:
+            self._files[number] = os.open(self._pack.file_paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            self._open.append(self._files[number])
+        file = self._files[number]
+        return encode(Op.DENSE, expert=file, offset=start, length=length, source=source)
+
+    def close(self) -> None:
+        """Close all files; programs keep their mappings."""
+        while self._open:
+            os.close(self._open.pop())
+
+
+MappedModel = MappedShards | MappedImage
+
+
+def _families(pack: Pack) -> Iterator[PackedFamily]:
+    layers = pack.shape.without_mtp().layers
+    return (family for family in pack.index.families if family.layer in layers)
+
+
+def _spans(pack: Pack, span: Callable[[PackedFamily, int, PartKind], MappedSpan]) -> FamilySpans:
+    families: FamilySpans = {}
+    for family in _families(pack):
+        experts = families.setdefault(family.name, {})
+        for expert in range(family.expert_count):
+            spans = tuple(span(family, expert, kind) for kind in family.part_kinds)
+            experts[ExpertKey(family.layer, expert)] = spans
+    return families
+
+
+def _on_page(tensor: LaidTensor) -> bool:
+    (extent,) = tensor.extents
+    return extent.input_offset % _PAGE == 0
+
+
+def slot_length(spans: Spans) -> int:
+    """Return the bytes of a slot for an expert: the same for all experts of a layer."""
+    return sum(
+        align(span.length, _PAGE) + _PAGE * bool(span.offset % _PAGE or span.length % _PAGE)
+        for span in spans
+    )
+
+
+def slot_offsets(spans: Spans) -> dict[str, int]:
+    """Return the offset of each part in a slot: as far behind a page's start as in its file."""
+    offsets = {}
+    end = 0
+    for span in spans:
+        offsets[span.part] = end + span.offset - span.first_page
+        end += span.paged_length
+    return offsets

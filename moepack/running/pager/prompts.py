@@ -1,0 +1,100 @@
+"""Steps of many tokens: they use most experts of a layer, and then none."""
+
+from collections import Counter
+from collections.abc import Callable, Container
+
+from moepack.common.keys import ExpertKey
+from moepack.running.pager.resident_experts import ResidentExperts
+from moepack.running.pager.routing_history import RoutingHistory
+
+MANY = 64
+"""Tokens of a step from which on the next layer is prefetched."""
+_MOST_UNUSED = 0.05
+"""The share of a layer's prefetched experts that may be unused."""
+
+
+class Prompts:
+    """Evicts and prefetches for prompts, and keeps the experts that routers use most often.
+
+    While a layer computes the next one is prefetched in the order of the file, as far as it is
+    likely to be used and there is space. One layer follows the other, so the least recently used
+    experts come next: those that were used least often are evicted instead. `position` sorts
+    experts in the order of their files.
+    """
+
+    def __init__(
+        self, residents: ResidentExperts, position: Callable[[ExpertKey], tuple[object, ...]]
+    ) -> None:
+        self._residents = residents
+        self._position = position
+        counts = Counter(key.layer for key in residents.spans)
+        self._layers = sorted(counts)
+        self._history = RoutingHistory(counts)
+
+    def begin_step(self, layer: int, counts: Counter[int], token_count: int) -> None:
+        """Make space for a layer's experts, before they are looked up."""
+        self._residents.prefetch_length = 0
+        if token_count < MANY:
+            self._history.add(layer, counts, token_count)
+        else:
+            keys = [ExpertKey(layer, expert) for expert in counts]
+            missing = [key for key in keys if key not in self._residents.cache]
+            self._make_space(self._residents.length_of(missing), layer, frozenset(keys))
+
+    def _make_space(self, length: int, layer: int, kept: Container[ExpertKey]) -> None:
+        """Evict experts until so many bytes are free, those first that are used least often.
+
+        Among those that are used alike, the layers behind `layer` come first: they are computed
+        last of all.
+        """
+        missing_length = length - self._residents.free_length
+        if missing_length <= 0:
+            return
+        index = {one: number for number, one in enumerate(self._layers)}
+        evicted: list[ExpertKey] = []
+
+        def value(key: ExpertKey) -> tuple[float, int]:
+            return self._history.share(key), (index[layer] - index[key.layer]) % len(index)
+
+        for key in sorted(self._residents.cache.evictable(), key=value):
+            if missing_length <= 0:
+                break
+            if key not in kept:
+                evicted.append(key)
+                missing_length -= self._residents.length_of([key])
+        self._residents.evict(evicted)
+
+    def predict(self, layer: int, counts: Counter[int], token_count: int) -> list[ExpertKey]:
+        """Return the missing experts that the next layer likely uses, having made space."""
+        routed = frozenset(ExpertKey(layer, expert) for expert in counts)
+        likely: list[ExpertKey] = []
+        following = self._layers.index(layer) + 1
+        if following < len(self._layers):
+            next_layer = self._layers[following]
+            likelihoods = self._history.likelihoods(layer, counts, token_count, next_layer)
+            evictable = set(self._residents.cache.evictable()) - routed
+            length = self._residents.free_length + self._residents.length_of(evictable)
+            likely = self._likely(next_layer, likelihoods, length)
+        self._history.add(layer, counts, token_count)
+        length = self._residents.length_of(likely)
+        self._make_space(length, layer, routed)
+        self._residents.prefetch_length = length
+        return sorted(likely, key=self._position)
+
+    def _likely(self, layer: int, likelihoods: list[float], length: int) -> list[ExpertKey]:
+        """Return the likeliest missing experts of a layer, up to `length` bytes.
+
+        Only a small share of those that will be used is expected to be read in vain.
+        """
+        unused = _MOST_UNUSED * sum(likelihoods)
+        likely: list[ExpertKey] = []
+        for expert in sorted(range(len(likelihoods)), key=lambda one: -likelihoods[one]):
+            key = ExpertKey(layer, expert)
+            if key in self._residents:
+                continue
+            unused -= 1 - likelihoods[expert]
+            length -= self._residents.length_of([key])
+            if unused < 0 or length < 0:
+                break
+            likely.append(key)
+        return likely

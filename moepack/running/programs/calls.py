@@ -1,0 +1,106 @@
+"""One call for a model by its path: serve it, or run a program that uses llama.cpp with it."""
+
+import os
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from moepack.common.errors import RequestError
+from moepack.common.paths import AnyPath, PathOrPaths
+from moepack.common.sizes import Size
+from moepack.packing.opening import open_model
+from moepack.planning.machine.memory_limits import memory_length
+from moepack.running.pager.pager import PagerOptions
+from moepack.running.programs.command import llama_variables, micro_batch
+from moepack.running.programs.learner import make_learner
+from moepack.running.programs.micro_batch import server_options
+from moepack.running.programs.model_server import ModelServer
+from moepack.running.programs.runner import ProgramEnd, run_program
+from moepack.running.programs.trace_writer import TraceWriter
+from moepack.storage.backend import Backend
+
+
+def serve(
+    path: PathOrPaths,
+    *,
+    memory: Size | None = None,
+    policy: str = "lru",
+    pin: Size | None = None,
+    backend: str | Backend = "auto",
+    check: str = "first",
+    trace: AnyPath | None = None,
+    learn: bool = True,
+    options: Sequence[str] = (),
+    api_key: str | None = None,
+) -> ModelServer:
+    """Serve a model that may be larger than memory by llama.cpp's own server.
+
+    `path` is a pack, or any shard of a GGUF, whose experts are then read from the shards. `memory`
+    and `pin` are bytes for experts or a text such as `8GiB`. `memory` may be `floor`, or `50%` of
+    the memory of this machine or its container, `pin` `10%` of the experts. `options` are those of
+    llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is a free one. All clients
+    must send `api_key`. The routing is recorded to `trace`.
+
+    Raises what opening a source or a pack raises, and what `ModelServer` raises.
+    """
+    words = _as_list(options, "options")
+    memory = memory_length(memory)
+    with ExitStack() as stack:
+        pack = stack.enter_context(open_model(path))
+        pack.require_files()
+        writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
+        words = server_options(pack, words, memory, pin or 0)
+        count = micro_batch(words, os.environ)
+        pager_options = PagerOptions(memory, policy, pin, backend, check, count)
+        learner = make_learner(pack, learn=learn)
+        others: Any = {"api_key": api_key, "trace": writer, "learner": learner}
+        server = ModelServer(pack, pager_options, options=words, **others)
+        server.close_afterwards(stack.pop_all())
+        return server
+
+
+def run(
+    path: PathOrPaths,
+    command: Sequence[str],
+    *,
+    memory: Size | None = None,
+    policy: str = "lru",
+    pin: Size | None = None,
+    backend: str | Backend = "auto",
+    check: str = "first",
+    trace: AnyPath | None = None,
+    learn: bool = True,
+) -> ProgramEnd:
+    """Run a program that uses llama.cpp with a model that may be larger than memory.
+
+    Wait until it has ended. `{}` in the arguments is replaced by the model's path, which is also in
+    the variable MOEPACK_MODEL; otherwise as `serve`. Call it in the main thread: signals to this
+    process are passed on to the program.
+
+    Raises what opening a source or a pack raises, and what `run_program` raises.
+    """
+    words = _as_list(command, "command")
+    if not words:
+        raise RequestError("no program is named")
+    count = micro_batch(words[1:], os.environ)
+    options = PagerOptions(memory_length(memory), policy, pin, backend, check, count)
+    with ExitStack() as stack:
+        pack = stack.enter_context(open_model(path))
+        pack.require_files()
+        writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
+        variables = llama_variables(words, os.environ)
+        learner = make_learner(pack, learn=learn)
+        return run_program(pack, words, options, variables=variables, trace=writer, learner=learner)
+
+
+def _as_list(words: Sequence[str], argument: str) -> list[str]:
+    """Return words as a list. Raises RequestError for a text, which a shell would split."""
+    if not isinstance(words, str):
+        return list(words)
+    try:
+        expected = shlex.split(words)
+    except ValueError:  # an open quotation
+        expected = words.split()
+    problem = "a text, not a list of words"
+    raise RequestError(problem, argument=argument, expected=expected, found=repr(words))

@@ -1,0 +1,94 @@
+"""A chat with a model behind a server, and its history."""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from moepack.common.errors import RequestError
+from moepack.running.llama_cpp.bounds import MAX_SEED
+from moepack.running.programs.answer import Answer
+from moepack.running.programs.cancellation import Cancellation
+from moepack.running.programs.client import ServerClient
+from moepack.running.programs.sampling import Sampling
+
+Message = dict[str, str]
+
+
+class Conversation:
+    """The messages of a chat: the user's, and the model's answers.
+
+    `system` is the system prompt; `options` are those of `ServerClient.chat`.
+    """
+
+    def __init__(
+        self,
+        client: ServerClient,
+        system: str | None = None,
+        *,
+        sampling: Sampling = Sampling(),
+        **options: Any,
+    ) -> None:
+        self._client = client
+        self._sampling, self._options = sampling, options
+        self.system = system
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all messages but the system prompt."""
+        self._messages: list[Message] = []
+        self._retry_count = 0
+
+    @property
+    def has_past(self) -> bool:
+        """Whether there are any messages yet."""
+        return bool(self._messages)
+
+    def ask(
+        self, text: str, cancellation: Cancellation | None = None
+    ) -> AbstractContextManager[Answer]:
+        """Ask something; the part of the answer that was read when this is left is kept.
+
+        Without any, the question is forgotten as well. Raises what `ServerClient.chat` raises.
+        """
+        question = {"role": "user", "content": text}
+        return self._answer([*self._messages, question], self._sampling, cancellation)
+
+    def ask_again(self, cancellation: Cancellation | None = None) -> AbstractContextManager[Answer]:
+        """Regenerate the last answer, with another seed.
+
+        The answer that it had is kept until there is another. Raises RequestError if nothing was
+        answered yet, and what `ask` raises.
+        """
+        if not self._messages:
+            raise RequestError("nothing has been answered yet")
+        self._retry_count += 1
+        seed = (self._sampling.seed + self._retry_count) % (MAX_SEED + 1)
+        return self._answer(self._messages[:-1], self._sampling._replace(seed=seed), cancellation)
+
+    @contextlib.contextmanager
+    def _answer(
+        self, messages: list[Message], sampling: Sampling, cancellation: Cancellation | None
+    ) -> Iterator[Answer]:
+        """Answer the last of messages; they become the history, with the answer."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        message: Message = {}
+        options: Any = {"sampling": sampling, "cancellation": cancellation, **self._options}
+        try:
+            with self._client.chat([*system, *messages], **options) as answer:
+                try:
+                    yield answer
+                finally:
+                    message = _message(answer)
+        finally:
+            if message:
+                self._messages = [*messages, message]
+
+
+def _message(answer: Answer) -> Message:
+    """Return an answer as the model gets it again; templates decide which thoughts they repeat."""
+    text, thoughts = answer.facts.text, answer.facts.thoughts
+    if not text and not thoughts:
+        return {}
+    message = {"role": "assistant", "content": text}
+    return message | {"reasoning_content": thoughts} if thoughts else message

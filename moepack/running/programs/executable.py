@@ -1,0 +1,230 @@
+"""Find the executable of a command, and refuse those into which no library can be loaded.
+
+Files that cannot be understood pass: the system has its own words for them when they are started.
+"""
+
+import os
+import platform
+import re
+import shlex
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from moepack.common.errors import RequestError
+from moepack.running.programs.compiling import MACHINES
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""The exit codes that shells give."""
+_DEPTH = 5  # of scripts that scripts are interpreted by, as in Linux
+_LINE_LENGTH = 256  # of a script's first line, likewise
+_INTERPRETER_LENGTH = 4096  # likewise
+_PT_INTERP = 3
+_NAMES = {3: "x86", 8: "MIPS", 21: "PowerPC", 22: "s390", 40: "ARM", 243: "RISC-V"}
+_NAMES |= {258: "LoongArch"} | {number: name for name, number in MACHINES.items()}
+_DYNAMIC_LINKER = re.compile(r"ld(-linux|-musl|64)?[-.\w]*\.so(\.\d+)?")
+
+
+class CommandError(RequestError):
+    """A command cannot be started; `exit_code` is the one that a shell would end with."""
+
+    def __init__(
+        self, problem: str, *, path: str | os.PathLike[str], exit_code: int, hint: str | None = None
+    ) -> None:
+        super().__init__(problem, path=path, hint=hint)
+        self.exit_code = exit_code
+
+
+def find_executable(command: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of the executable that a shell would start for a command's first word.
+
+    Raises CommandError.
+    """
+    candidates = [Path(command)] if "/" in command else list(_on_path(command, environment))
+    existing = [path for path in candidates if os.path.lexists(path)]
+    for path in existing:
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    if not existing:
+        hint = None if "/" in command else "it is in none of the folders of PATH"
+        if hint and command.startswith("llama-"):
+            hint += "; llama.cpp's programs are at https://github.com/ggml-org/llama.cpp/releases"
+        raise CommandError("no such program", path=command, exit_code=NOT_FOUND, hint=hint)
+    path = existing[0]
+    problem, hint = "not an executable file", f"chmod +x {shlex.quote(str(path))}"
+    if path.is_dir():
+        problem, hint = "a folder, not a program", ""
+    elif not path.exists():
+        problem, hint = "a link to nothing", ""
+    raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint or None)
+
+
+def _on_path(command: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    if command:
+        for folder in environment.get("PATH", os.defpath).split(os.pathsep):
+            yield Path(folder or ".", command)
+
+
+def check_executable(path: Path, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise CommandError if no library can be loaded into the program at `path`.
+
+    A script's interpreter is checked in its place, `env` and what it starts included.
+    """
+    for _ in range(_DEPTH):
+        try:
+            with path.open("rb") as file:
+                start = file.read(_LINE_LENGTH)
+                if not start.startswith(b"#!"):
+                    _check_binary(path, file)
+                    return
+        except OSError:  # a program may be executable and not readable
+            return
+        interpreter = _interpreter(start, path, environment)
+        if interpreter is None:
+            return
+        path = interpreter
+
+
+def _interpreter(start: bytes, script: Path, environment: Mapping[str, str]) -> Path | None:
+    """Return the path of the interpreter that a script's first line names; None without."""
+    name, _, rest = os.fsdecode(start[2:].split(b"\n")[0]).strip(" \t\r\0").partition(" ")
+    if not name:
+        return None
+    try:
+        interpreter = find_executable(name if "/" in name else f"./{name}", environment)
+        if interpreter.name != "env":
+            return interpreter
+        with interpreter.open("rb") as file:
+            _check_binary(interpreter, file)
+        word = _started_by_env(rest.strip())
+        return find_executable(word, environment) if word else None
+    except CommandError as error:
+        problem = f"its first line names a missing interpreter: {error}"
+        code = error.exit_code
+        raise CommandError(problem, path=script, exit_code=code, hint=error.hint) from None
+
+
+def _started_by_env(argument: str) -> str | None:
+    """Return the command among the words for `env` in a script's first line."""
+    if not argument.startswith("-"):
+        return argument  # Linux gives it as one word
+    option = re.match(r"(-v?S|--split-string=?)\s*", argument)
+    try:
+        words = shlex.split(argument[option.end() :]) if option else []
+    except ValueError:
+        return None
+    return next((word for word in words if not word.startswith("-") and "=" not in word), None)
+
+
+class _Elf(NamedTuple):
+    """An ELF header: bits, the machine's number, and the dynamic linker's path."""
+
+    bits: int
+    machine: int
+    interpreter: str | None
+
+
+def _check_binary(path: Path, file: BinaryIO) -> None:
+    elf = _read_elf(file)
+    if elf is None:
+        return
+    ours = platform.machine()
+    if (elf.bits, elf.machine) != (64, MACHINES.get(ours, elf.machine)):
+        name = _NAMES.get(elf.machine, f"machine {elf.machine}")
+        raise _refusal(
+            path,
+            f"a program of {elf.bits} bits for {name}, on {ours}",
+            f"use a build for {ours} with 64 bits",
+        )
+    is_linker = _DYNAMIC_LINKER.fullmatch(path.name) is not None
+    if elf.interpreter is None and not is_linker:
+        raise _refusal(
+            path,
+            "linked statically: no library can be loaded into it",
+            "use a build that is linked dynamically, as llama.cpp's own releases are",
+        )
+    if elf.interpreter is not None and _is_musl(elf.interpreter) != _is_musl(_our_interpreter()):
+        kinds = ("musl", "glibc") if _is_musl(elf.interpreter) else ("glibc", "musl")
+        raise _refusal(
+            path,
+            f"linked with {kinds[0]}, while moepack's library is with {kinds[1]}",
+            f"use a build for {kinds[1]}, or run moepack where the program was built",
+        )
+    if privilege := _privilege(path):
+        raise _refusal(
+            path,
+            f"it runs with {privilege}: the system loads no library of a user into it",
+            f"use a copy without these: cp {shlex.quote(str(path))} .",
+        )
+
+
+def _refusal(path: Path, problem: str, hint: str) -> CommandError:
+    return CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint)
+
+
+def _read_elf(file: BinaryIO) -> _Elf | None:
+    """Read an ELF file's header; None for other files, and a cut or senseless one."""
+    file.seek(0)
+    header = file.read(64)
+    if len(header) < 52 or header[:4] != b"\x7fELF" or not {header[4], header[5]} <= {1, 2}:
+        return None
+    bits, order = header[4] * 32, "<>"[header[5] - 1]
+    machine = struct.unpack_from(f"{order}H", header, 18)[0]
+    if (bits, order) != (64, "<"):
+        return _Elf(bits, machine, None)  # of another machine than those that ours is written for
+    if len(header) < 64:
+        return None
+    offset = struct.unpack_from("<Q", header, 32)[0]
+    size, count = struct.unpack_from("<HH", header, 54)
+    if size != 56 or not count:
+        return None
+    table = _read_at(file, offset, size * count)
+    for kind, _, start, _, _, length, _, _ in struct.iter_unpack("<IIQQQQQQ", table or b""):
+        if kind == _PT_INTERP:
+            text = _read_at(file, start, length) if length <= _INTERPRETER_LENGTH else None
+            return None if text is None else _Elf(64, machine, os.fsdecode(text.rstrip(b"\0")))
+    return None if table is None else _Elf(64, machine, None)
+
+
+def _read_at(file: BinaryIO, offset: int, length: int) -> bytes | None:
+    if offset >= 1 << 63:
+        return None
+    file.seek(offset)
+    content = file.read(length)
+    return content if len(content) == length else None
+
+
+def _is_musl(interpreter: str) -> bool:
+    return os.path.basename(interpreter).startswith("ld-musl")
+
+
+def _our_interpreter() -> str:
+    """Return the dynamic linker of this Python: our library is built for the same C library."""
+    try:
+        with open("/proc/self/exe", "rb") as file:
+            elf = _read_elf(file)
+    except OSError:
+        elf = None
+    return (elf and elf.interpreter) or ""
+
+
+def _privilege(path: Path) -> str | None:
+    """Return the program's rights beyond those of its user; None without any.
+
+    The dynamic linker does not heed LD_PRELOAD then.
+    """
+    status = path.stat()
+    if os.statvfs(path).f_flag & os.ST_NOSUID:
+        return None
+    if status.st_mode & stat.S_ISUID and status.st_uid != os.getuid():
+        return "the rights of its owner (setuid)"
+    is_setgid = status.st_mode & stat.S_ISGID and status.st_mode & stat.S_IXGRP
+    if is_setgid and status.st_gid != os.getgid():
+        return "the rights of its group (setgid)"
+    try:
+        os.getxattr(path, "security.capability")
+    except OSError:
+        return None
+    return "capabilities of its file" if os.getuid() != 0 else None

@@ -1,0 +1,64 @@
+"""Find the preloaded library: with the package, in the user's cache, or compiled now."""
+
+import atexit
+import platform
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from moepack.common import extras
+from moepack.common.errors import MachineError
+from moepack.running.programs.compiling import CompileError, compile_library, find_compiled
+from moepack.storage.user_folder import is_ours, user_folder
+
+_SEPARATORS = " :$\t\n"
+"""Characters that the dynamic linker does not read as part of a path in LD_PRELOAD."""
+
+
+def find_library(source: Path, *, compilers: Sequence[Sequence[str]] | None = None) -> Path:
+    """Return the path of the library that is compiled from the C file `source`.
+
+    It lies beside its source if the package brought it, else in the user's cache, into which
+    it is compiled at first use; without a cache, in a temporary folder that is removed
+    when this process ends. Raises MachineError if it cannot be compiled, and on other systems
+    than Linux.
+    """
+    if (system := platform.system()) != "Linux":
+        raise MachineError(f"experts can be loaded into programs only on Linux, not on {system}")
+    machine = platform.machine()
+    packaged = find_compiled(source, source.parent, machine)
+    if packaged is not None and _can_be_preloaded(packaged):
+        return packaged
+    # A folder that others may write to is not used: what lies there would run in the user's name.
+    cache = user_folder("XDG_CACHE_HOME", ".cache")
+    if cache is not None and not _can_be_preloaded(cache):
+        cache = None
+    if cache is not None:
+        cached = find_compiled(source, cache, machine)
+        if cached is not None and is_ours(cached):
+            return cached
+    problem: Exception | None = None
+    for kept in [cache, None] if cache else [None]:
+        folder = kept or _temporary_folder()
+        try:
+            if packaged is not None:  # where no path can be preloaded from
+                return Path(shutil.copy(packaged, folder))
+            return compile_library(source, folder, compilers=compilers)
+        except (OSError, CompileError) as error:  # read-only, or nothing may be executed there
+            problem = error
+    hint = f"install a C compiler: apt install gcc, or {extras.package_hint('ziglang')}"
+    raise MachineError(f"the preloaded library cannot be compiled: {problem}", hint=hint)
+
+
+def _temporary_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="moepack-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if not _can_be_preloaded(folder):
+        problem = "LD_PRELOAD takes no path with spaces, colons or dollar signs"
+        raise MachineError(problem, path=folder, hint="set TMPDIR to another folder")
+    return folder
+
+
+def _can_be_preloaded(path: Path) -> bool:
+    return not set(_SEPARATORS) & set(str(path))

@@ -1,0 +1,101 @@
+"""The options of llama.cpp's own server, read by llama.cpp's own parser out of the wheel.
+
+The wheel brings the server to Python and leaves out its command line; but the parser is compiled
+into it, as a C++ function that is exported. So every option, LLAMA_ARG_* variable, default and help
+text is llama.cpp's own, and none is listed here.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from moepack.common import extras
+from moepack.common.errors import MachineError, RequestError
+
+PACKAGE, VERSION = extras.LLAMA_CPP
+DEFAULT_PORT = 8080
+"""That of llama-server; the wheel's own default is 0."""
+
+_PARSER = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
+"""`bool common_params_parse(int, char **, common_params &, llama_example, void (*)(int, char **))`,
+as GCC and Clang name it on every system."""
+_SERVER = 12
+"""`LLAMA_EXAMPLE_SERVER`: the options of llama-server."""
+
+
+def parse_options(arguments: Sequence[str]) -> Any:
+    """Read options as `llama-server` does; return xllamacpp's `CommonParams`.
+
+    `--help`, `--version` and the like print and end the process, as in llama-server. Defaults are
+    llama-server's, but for those that `_set_defaults` explains. Raises MachineError if xllamacpp
+    is missing or of another version, RequestError for options that llama.cpp refuses: it has said
+    on standard error which and why.
+    """
+    xllamacpp, library = _load()
+    params = xllamacpp.CommonParams()
+    address = _address(params)
+    _set_defaults(params, xllamacpp)
+    parse = getattr(library, _PARSER)
+    parse.restype = ctypes.c_bool
+    words_type = ctypes.POINTER(ctypes.c_char_p)
+    parse.argtypes = (ctypes.c_int, words_type, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    words = [b"llama-server", *map(os.fsencode, arguments)]
+    if not parse(len(words), (ctypes.c_char_p * (len(words) + 1))(*words), address, _SERVER, None):
+        raise RequestError("llama.cpp's server refuses its options", hint="see --help")
+    return params
+
+
+def template_names() -> list[str]:
+    """Return the names of the chat templates that llama.cpp brings. Raises MachineError."""
+    names = _load()[1].llama_chat_builtin_templates
+    names.restype = ctypes.c_int32
+    names.argtypes = (ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t)
+    texts = (ctypes.c_char_p * names(None, 0))()
+    names(texts, len(texts))
+    return [text.decode() for text in texts]
+
+
+def _load() -> tuple[Any, ctypes.CDLL]:
+    """Return xllamacpp, and the library in it."""
+    try:
+        import xllamacpp
+        from xllamacpp import xllamacpp as extension
+    except ModuleNotFoundError:
+        raise _missing(f"{PACKAGE} is not installed, which brings the server") from None
+    if xllamacpp.__version__ != VERSION:
+        raise _missing(
+            f"another version of {PACKAGE}", expected=VERSION, found=xllamacpp.__version__
+        )
+    return xllamacpp, ctypes.CDLL(extension.__file__)
+
+
+def _address(params: Any) -> int:
+    """Return the address of the C++ object: in the Python object, behind its header.
+
+    Its first members are compared with those in Python, before anything is written there.
+    """
+    address = id(params) + object.__basicsize__
+    members = (params.n_predict, params.n_ctx, params.n_batch, params.n_ubatch)
+    if tuple((ctypes.c_int32 * len(members)).from_address(address)) != members:
+        raise _missing(f"{PACKAGE} {VERSION} has another structure than expected")
+    return address
+
+
+def _set_defaults(params: Any, xllamacpp: Any) -> None:
+    """Set defaults for experts that are read when they are needed; options and variables win."""
+    params.port = DEFAULT_PORT
+    # Only what is mapped can be brought later; and repacking copies all experts while loading.
+    params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP
+    params.no_extra_bufts = True
+    # llama.cpp warms up with all experts of every layer: the whole model would be read once.
+    params.warmup = False
+    # It fits the context and the layers to memory as if the whole model had to be there.
+    params.fit_params = False
+    # llama-server's `*` lets any web page read the answers.
+    params.cors_origins = "localhost"
+    params.verbosity = 2
+
+
+def _missing(problem: str, **facts: Any) -> MachineError:
+    return MachineError(problem, hint=extras.hint("run"), **facts)

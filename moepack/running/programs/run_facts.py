@@ -1,0 +1,197 @@
+"""The figures of a text: tokens, and the experts that its model needed for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from moepack.common.errors import MachineError
+from moepack.running.pager.pager import PagerUsage
+from moepack.running.programs.answer import Answer, AnswerFacts, End, PhaseFacts
+from moepack.running.programs.model_server import ModelServer
+
+
+@dataclass(frozen=True, slots=True)
+class RunPhase:
+    """Figures of one phase: computing a prompt, or the tokens after it one by one.
+
+    `step_count` is tokens that were computed; `hits` and `misses` are lookups of experts,
+    `read_length` the bytes of the misses, `read_seconds` how long the model waited for them.
+    `hits` and `hit_rate` are None if not all lookups were counted: they are not while all
+    experts stay in memory.
+    """
+
+    step_count: int
+    seconds: float
+    tokens_per_second: float | None
+    hits: int | None
+    misses: int
+    hit_rate: float | None
+    read_length: int
+    read_seconds: float
+
+    @property
+    def length_per_second(self) -> float | None:
+        """The bytes that were read in a second, on average."""
+        return self.read_length / self.seconds if self.seconds else None
+
+    @property
+    def read_share(self) -> float | None:
+        """The share of the time in which the model waited for experts."""
+        return min(1.0, self.read_seconds / self.seconds) if self.seconds else None
+
+    @property
+    def length_per_token(self) -> float | None:
+        """The bytes that were read for each token; None without tokens."""
+        return self.read_length / self.step_count if self.step_count else None
+
+
+class ExpertMemory(NamedTuple):
+    """The bytes that experts may take, and the least that works."""
+
+    experts: int
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts(RunPhase):
+    """A text and its figures. Besides `prompt`, phases are about the tokens after its first.
+
+    `kept_count` tokens of the prompt were there from before, the others were computed in batches of
+    up to `batch_count`; the first token was here `first_token_seconds` after it was asked for.
+    `token_count` are those of the text, of which the last needs no step, sampled with `seed`.
+    `thoughts` are what the model wrote before its answer. `model_length` is the bytes of all
+    tensors, `held_length` of the experts in memory, `fault_count` page faults on experts that
+    were not announced.
+    """
+
+    text: str
+    thoughts: str
+    end: End
+    token_count: int
+    prompt_count: int
+    kept_count: int
+    batch_count: int
+    first_token_seconds: float | None
+    prompt: RunPhase
+    model_length: int
+    memory: ExpertMemory
+    held_length: int
+    fault_count: int
+    policy: str
+    seed: int
+
+
+@contextlib.contextmanager
+def measure(
+    server: ModelServer, ask: Callable[[], AbstractContextManager[Answer]]
+) -> Iterator[MeasuredAnswer]:
+    """Ask `server` something, and measure the answer.
+
+    If experts could not be read, raises that error; else what `ask` and its answer raise.
+    """
+    server.take_failure()
+    server.pager.begin_request()
+    before = server.usage
+    try:
+        with ask() as answer:
+            yield MeasuredAnswer(answer, server, before)
+    except MachineError as error:
+        raise server.take_failure() or error from None
+
+
+class MeasuredAnswer:
+    """An answer of `server` with its figures; to be iterated over once.
+
+    `before` is the usage before the answer was asked for. The server's reads until its first token
+    has come here count for the prompt.
+    """
+
+    def __init__(self, answer: Answer, server: ModelServer, before: PagerUsage) -> None:
+        self._answer, self._server, self._before = answer, server, before
+        self._first: PagerUsage | None = None
+        self._routed_before: int | None = None
+        """Tokens routed before the prompt's: a text that was left may have been computed yet."""
+        answer.on_event = self._note
+
+    def _note(self, facts: AnswerFacts) -> None:
+        if self._routed_before is None:
+            self._routed_before = self._server.usage.routed_count
+        if self._first is None and facts.token_count:
+            self._first = self._server.usage
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._answer)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any token has come."""
+        return bool(self._answer.facts.token_count)
+
+    @property
+    def so_far(self) -> RunPhase:
+        """The figures of the current phase: the prompt, or the tokens after its first."""
+        now, facts = self._server.usage, self._answer.facts
+        if self._first is None:
+            return RunPhase(**_phase(facts.prompt, self._before, now))
+        return RunPhase(**_phase(facts, self._first, now))
+
+    @property
+    def prompt_progress(self) -> tuple[int, int] | None:
+        """The number of computed tokens of the prompt, and of all; None before it is known.
+
+        The server reports them after each batch; in between they are those that were routed.
+        """
+        facts = self._answer.facts
+        if not facts.prompt_count or self._routed_before is None:
+            return None
+        total = facts.prompt_count - facts.kept_count
+        routed = self._server.usage.routed_count - self._routed_before
+        return max(facts.processed_count - facts.kept_count, min(routed, total)), total
+
+    @property
+    def facts(self) -> RunFacts:
+        """The text and its figures so far."""
+        now, answer = self._server.usage, self._answer.facts
+        first = self._first or now
+        pack, options = self._server.pack, self._server.pager_options
+        shape, floor = pack.shape.without_mtp(), self._server.pager.floor
+        return RunFacts(
+            **_phase(answer, first, now),
+            text=answer.text,
+            thoughts=answer.thoughts,
+            end=answer.end,
+            token_count=answer.token_count,
+            prompt_count=answer.prompt_count,
+            kept_count=answer.kept_count,
+            batch_count=options.micro_batch,
+            first_token_seconds=answer.first_token_seconds,
+            prompt=RunPhase(**_phase(answer.prompt, self._before, first)),
+            model_length=sum(one.length for one in pack.dense()) + shape.expert_length,
+            memory=ExpertMemory(max(floor, min(now.budget, shape.expert_length)), floor),
+            held_length=now.expert_length,
+            fault_count=now.fault_count - self._before.fault_count,
+            policy=options.policy,
+            seed=answer.seed,
+        )
+
+
+def _phase(phase: PhaseFacts, start: PagerUsage, end: PagerUsage) -> dict[str, Any]:
+    """Return the fields of a RunPhase."""
+    hits = end.hit_count - start.hit_count
+    misses = end.miss_count - start.miss_count
+    lookups = hits + misses
+    is_counted = not (start.holds_all or end.holds_all)
+    return {
+        "step_count": phase.step_count,
+        "seconds": phase.seconds,
+        "tokens_per_second": phase.tokens_per_second,
+        "hits": hits if is_counted else None,
+        "misses": misses,
+        "hit_rate": hits / lookups if is_counted and lookups else None,
+        "read_length": end.read_length - start.read_length,
+        "read_seconds": end.read_seconds - start.read_seconds,
+    }

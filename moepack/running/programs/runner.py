@@ -1,0 +1,157 @@
+"""Runs a program with experts that are read on demand, from its start to its end."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from moepack.common.errors import MoepackError, RequestError
+from moepack.pack.reading.pack import Pack
+from moepack.running.pager.pager import Pager, PagerOptions, PagerUsage
+from moepack.running.programs.command import (
+    extend_environment,
+    fill_in,
+    find_reading_option,
+    waiting_variables,
+)
+from moepack.running.programs.executable import check_executable, find_executable
+from moepack.running.programs.learner import Learner
+from moepack.running.programs.library import find_library
+from moepack.running.programs.process import Process
+from moepack.running.programs.signals import SignalRelay
+from moepack.running.programs.trace_writer import TraceWriter
+
+
+class ProgramEnd(NamedTuple):
+    """The end of a program: `returncode` is its exit code, or -N if signal N killed it.
+
+    `has_mapped` is whether it, or a program that it started, ever mapped the model.
+    """
+
+    returncode: int
+    usage: PagerUsage
+    has_mapped: bool
+
+
+class Listener(NamedTuple):
+    """Callbacks while a program runs.
+
+    `begun` gets the pager before the program starts; `failed` each error for which it could not
+    compute; `tick` comes each second; `pinning` is as for `Pager`.
+    """
+
+    begun: Callable[[Pager], None] = lambda pager: None
+    failed: Callable[[MoepackError], None] = lambda error: None
+    tick: Callable[[Pager], None] = lambda pager: None
+    pinning: Callable[[int, int], None] = lambda length, total: None
+
+
+_SILENT = Listener()
+
+
+def preloaded_library() -> Path:
+    """Return the library that programs get; raise MachineError if it cannot be compiled."""
+    return find_library(Path(str(resources.files("moepack.running.pager"))) / "preload.c")
+
+
+def program_environment(
+    pager: Pager, library: Path, variables: Mapping[str, str] = {}
+) -> dict[str, str]:
+    """Return the environment of a program that `pager` serves: this one's, and `variables`."""
+    ours = {**pager.environment, "LD_PRELOAD": str(library)}
+    additions = {**waiting_variables(os.environ), **variables, **ours}
+    return extend_environment(os.environ, additions)
+
+
+def run_program(
+    pack: Pack,
+    command: Sequence[str],
+    options: PagerOptions,
+    listener: Listener = _SILENT,
+    variables: Mapping[str, str] = {},
+    trace: TraceWriter | None = None,
+    learner: Learner | None = None,
+) -> ProgramEnd:
+    """Run a command in the foreground, with the experts of `pack`; wait until it has ended.
+
+    `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL; `variables` are
+    added to its environment; `trace` and `learner` get the routed experts. To be called in the
+    main thread: signals that reach this process go to the program. Raises CommandError for a
+    program that cannot be started, RequestError for options with which llama.cpp maps no model, and
+    what `Pager` raises.
+    """
+    executable = find_executable(command[0])
+    check_executable(executable)
+    if (option := find_reading_option(command[1:], os.environ)) is not None:
+        raise RequestError(
+            f"with {option} the program reads the whole model into memory",
+            hint="leave it out, or use --load-mode mmap: experts are read when they are selected",
+        )
+    library = preloaded_library()
+    with (
+        SignalRelay() as relay,
+        open_pager(pack, options, listener.failed, trace, learner, listener.pinning) as pager,
+    ):
+
+        def tick() -> None:
+            listener.tick(pager)
+            write_selections(pager, trace, learner)
+
+        arguments = fill_in(command, pager.model_path)
+        environment = program_environment(pager, library, variables)
+        listener.begun(pager)
+        with Process(executable, arguments, environment, relay.inherited_mask) as process:
+            relay.attach(process)
+            pager.serve(process.descriptor, tick)
+            returncode = process.wait()
+        write_selections(pager, trace, learner, is_last=True)
+        assert returncode is not None
+        return ProgramEnd(returncode, pager.usage, pager.has_served)
+
+
+def open_pager(
+    pack: Pack,
+    options: PagerOptions,
+    failed: Callable[[MoepackError], None],
+    trace: TraceWriter | None,
+    learner: Learner | None,
+    pinning: Callable[[int, int], None] = lambda length, total: None,
+) -> Pager:
+    """Return a pager that records for `trace` and `learner`, and warms up from earlier runs."""
+    if learner is not None:
+        options = options._replace(most_used=learner.most_used)
+    records, counts = trace is not None, learner is not None
+    return Pager(pack, options, failed, records=records, counts=counts, pinning=pinning)
+
+
+def write_selections(
+    pager: Pager, trace: TraceWriter | None, learner: Learner | None, *, is_last: bool = False
+) -> None:
+    """Write the selections since the last time to `trace` and `learner`."""
+    for writer in (trace, learner):
+        if writer is not None:
+            writer.write(pager, is_last=is_last)
+
+
+@contextmanager
+def serving(pager: Pager, tick: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Serve programs in a thread of its own until this is left; `tick` is called each second."""
+    ending = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def serve() -> None:
+        try:
+            pager.serve(ending, tick)
+        finally:
+            pager.disconnect()  # after an error: programs would wait for ever
+
+    thread = threading.Thread(target=serve, name="pager", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.eventfd_write(ending, 1)
+        thread.join()
+        os.close(ending)

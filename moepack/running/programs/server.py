@@ -1,0 +1,181 @@
+"""llama.cpp's own server, from the wheel: `python -m moepack.running.programs.server -m MODEL …`.
+
+Options and variables are those of `llama-server`. The server itself listens on a socket without an
+address; clients reach the gate before it.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.running.programs.access import Access
+from moepack.running.programs.gate import Connection, Gate, GateLimits
+from moepack.running.programs.llama_server_options import parse_options
+
+ENDS_WITH_INPUT = "MOEPACK_ENDS_WITH_INPUT"
+"""If this variable is set, the server ends when its standard input does."""
+
+LIMITS = GateLimits()
+_EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal ends it; return the exit code."""
+    try:
+        arguments = sys.argv[1:] if arguments is None else arguments
+        if ("--api-key", "") in pairwise(arguments):
+            # llama.cpp would ask for none, as an empty variable must not have it.
+            raise RequestError("an empty API key", place="--api-key")
+        params = parse_options(arguments)
+        _check(params)
+        _serve(params)
+    except MoepackError as error:
+        sys.stderr.write(f"error: {error}\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        return _EXIT_CODES.get(type(error), 1)
+    return 0
+
+
+def _check(params: Any) -> None:
+    path = _model_path(params)
+    if path == "":
+        raise RequestError("no model is given", hint="name its file: -m MODEL")
+    if path is None:
+        return
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise SourceError(f"cannot read the model: {error.strerror}", path=path) from None
+
+
+def _serve(params: Any) -> None:
+    # Until the model is loaded there is nothing to clean up, and xllamacpp lets no Python run.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # as many connections as this user may have
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    tls = _tls(params)
+    access = Access.from_options(params.cors_origins, params.hostnames, bool(params.api_keys))
+    listeners = [_bound(host, params.port, params.reuse_port) for host in params.hostnames]
+    # An abstract socket: no file is left behind, and no browser can reach it.
+    inner = f"\0moepack-server-{os.getpid()}.sock"
+    params.hostnames = [inner]
+    server = _load(params)
+
+    async def connect() -> Connection:
+        return await asyncio.open_unix_connection(inner)
+
+    asyncio.run(_answer(Gate(connect, access, LIMITS), listeners, tls))
+    del server
+
+
+def _load(params: Any) -> Any:
+    import xllamacpp
+
+    try:
+        return xllamacpp.Server(params)
+    except RuntimeError:
+        # llama.cpp says why in its log alone.
+        problem = "llama.cpp does not load the model; the lines above say why"
+        raise SourceError(problem, path=_model_path(params)) from None
+
+
+def _model_path(params: Any) -> str | None:
+    """Return the path that llama.cpp opens; None if it is not UTF-8: xllamacpp cannot return it."""
+    try:
+        return str(params.model.path)
+    except UnicodeDecodeError:
+        return None
+
+
+async def _answer(
+    gate: Gate, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None
+) -> None:
+    """Answer clients until a signal comes, or the input ends if that matters."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    if os.environ.get(ENDS_WITH_INPUT):
+        loop.add_reader(sys.stdin.fileno(), _end_with_input, ended)
+    for listener in listeners:
+        options: Mapping[str, Any] = {"limit": LIMITS.head_length, "backlog": 1024}
+        if listener.family == socket.AF_UNIX:
+            await asyncio.start_unix_server(gate.answer, sock=listener, **options)
+        else:
+            await asyncio.start_server(gate.answer, sock=listener, ssl=tls, **options)
+        sys.stdout.write(f"listening on {_url(listener, tls is not None)}\n")
+    sys.stdout.flush()
+    await ended.wait()
+    # Answers that are being computed are not waited for: llama.cpp looks for the end of a request
+    # only between tokens, and its destructors wait for it. It has nothing that needs to be closed.
+    for listener in listeners:
+        if listener.family == socket.AF_UNIX:
+            with contextlib.suppress(OSError):
+                os.unlink(listener.getsockname())
+    os._exit(0)
+
+
+def _end_with_input(ended: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 1 << 12):
+        ended.set()
+
+
+def _bound(host: str, port: int, shares_port: bool) -> socket.socket:
+    """Return a bound socket, before the model is loaded: an occupied port is known at once."""
+    is_path = host.endswith(".sock")
+    try:
+        kind = socket.SOCK_STREAM
+        family = socket.AF_UNIX if is_path else socket.getaddrinfo(host, None, type=kind)[0][0]
+        listener = socket.socket(family)
+        if not is_path:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if shares_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(host if is_path else (host, port))
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        place = host if is_path else f"{host} port {port}"
+        hint = "choose another with --host and --port"
+        raise MachineError(f"cannot listen at {place}: {reason}", hint=hint) from None
+    return listener
+
+
+def _url(listener: socket.socket, has_tls: bool) -> str:
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    address, port = listener.getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+    return f"{'https' if has_tls else 'http'}://{shown}:{port}"
+
+
+def _tls(params: Any) -> ssl.SSLContext | None:
+    """Return the context for TLS, which ends at the gate; None without a certificate."""
+    key, certificate = params.ssl_file_key, params.ssl_file_cert
+    if not key and not certificate:
+        return None
+    params.ssl_file_key = params.ssl_file_cert = ""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key or None)
+    except (OSError, ssl.SSLError) as error:
+        problem = f"cannot read the certificate or its key: {error.strerror}"
+        raise RequestError(problem, path=certificate) from None
+    return context
+
+
+if __name__ == "__main__":
+    sys.exit(main())

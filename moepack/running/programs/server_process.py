@@ -1,0 +1,165 @@
+"""A server as a child process: started, reached by a client, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.running.programs import server
+from moepack.running.programs.client import ServerClient
+
+API_KEY = "LLAMA_API_KEY"
+"""llama-server's variable: unlike an option it is not seen by other users of the machine."""
+_LISTENING = "listening on "
+_SECONDS_TO_END = 5.0
+_FAULTS: Mapping[int, type[MoepackError]] = {1: RequestError, 2: RequestError, 3: SourceError}
+"""By exit codes: ours, and llama.cpp's 1 for some options."""
+_LOGGED_ERROR = re.compile(r"^[0-9.]+ E (?:\S+ +)?\S+: +(.*)$", re.MULTILINE)
+_OTHER_ERROR = re.compile(r"^(?:error: )?((?<=error: ).*|error while .*)$", re.MULTILINE)
+_REFUSED_TEMPLATE = re.compile(r"the supplied chat template is not supported: (.*)")
+_MAX_LOG_LENGTH = 1 << 20
+
+
+class ServerProcess:
+    """llama.cpp's server for the model at `model_path`. A context manager, which ends it.
+
+    `options` are those of llama-server, `environment` is added to this process's. It listens on
+    this machine alone, on a free port unless `options` name one. `api_key` is asked of all clients,
+    by default that of the variable LLAMA_API_KEY, if any. `prefix` is a command that starts the one
+    behind it, such as `nice`.
+
+    Its process ends with this one, however that ends, and is out of reach of Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] = {},
+        api_key: str | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        variables = {**os.environ, **environment, server.ENDS_WITH_INPUT: "1"}
+        if api_key is not None:
+            variables[API_KEY] = api_key
+        self.api_key = variables.get(API_KEY) or None
+        command = [*prefix, sys.executable, "-m", server.__name__, "-m", model_path]
+        self._url: str | None = None
+        self._request_start = 0
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--port", "0", *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=variables,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            raise MachineError(f"cannot start the server: {error.strerror}") from None
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.end()
+
+    @property
+    def process_id(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        """The server's address; waits until the model is loaded.
+
+        Raises RequestError, SourceError or MachineError if the server ends instead.
+        """
+        if self._url is None:
+            assert self._process.stdout is not None
+            line = self._process.stdout.readline().decode()
+            if not line.startswith(_LISTENING):
+                self._process.wait()
+                raise self._failure()
+            self._url = line.removeprefix(_LISTENING).rstrip()
+        return self._url
+
+    @property
+    def client(self) -> ServerClient:
+        """A client of the server; waits as `url` does."""
+        return ServerClient(self.url, self.api_key, self.problem, self._begin_request)
+
+    def processor_seconds(self) -> float:
+        """Return how long processors have worked for it; 0 if the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self.process_id}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def problem(self) -> str | None:
+        """Return why the server is gone; None while it runs."""
+        return None if self.is_running else str(self._failure())
+
+    def log(self) -> str:
+        """Return the end of its standard error."""
+        return self._log_since(0)
+
+    def _begin_request(self) -> None:
+        """Keep errors of requests before from being taken for the end's cause."""
+        with contextlib.suppress(ValueError):  # closed
+            self._request_start = self._log_length()
+
+    def _log_length(self) -> int:
+        return os.fstat(self._log.fileno()).st_size
+
+    def _log_since(self, start: int) -> str:
+        start = max(start, self._log_length() - _MAX_LOG_LENGTH)
+        return os.pread(self._log.fileno(), _MAX_LOG_LENGTH, start).decode(errors="replace")
+
+    def end(self) -> None:
+        """End the server, without waiting for its answers."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+    def _failure(self) -> MoepackError:
+        """Return the error for a process that has ended: in llama.cpp's words, else in ours."""
+        log, code = self._log_since(self._request_start), self._process.returncode
+        if (template := _REFUSED_TEMPLATE.search(log)) is not None:
+            return RequestError(
+                "llama.cpp cannot use the chat template",
+                found=template[1],
+                hint="it must be Jinja that llama.cpp understands, or one of its names",
+            )
+        match = _LOGGED_ERROR.search(log) or _OTHER_ERROR.search(log)
+        words = [f"ended by {signal.Signals(-code).name}"] if code < 0 else []
+        if match is not None:
+            words.append(match[1])
+        return _FAULTS.get(code, MachineError)(
+            f"llama.cpp's server: {': '.join(words) or f'ended with code {code}'}"
+        )

@@ -1,0 +1,115 @@
+"""Writes the routed experts of programs that run as a trace: running is recording."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from moepack.common.errors import MoepackError, RequestError
+from moepack.pack.reading.pack import Pack
+from moepack.traces.choices import tokens_of
+from moepack.traces.file import RECORDED
+from moepack.traces.file_writer import Writer
+from moepack.traces.model import Origin, Phase, Unknown
+
+if TYPE_CHECKING:
+    from moepack.running.pager.pager import Pager
+    from moepack.running.pager.record import Call, Layers
+
+_MOST_NAME = 1 << 10
+
+
+class TraceWriter:
+    """Writes a new trace of the model in `pack` to `path`; a context manager.
+
+    With `has_requests` one begins wherever `Pager.begin_request` is called, and selections before
+    the first are left out. Without, the text of a token is unknown: all count as one request, and
+    of several tokens in a call the phase is unknown, unless at most one has an output, as a
+    prompt's last.
+
+    What was written stays, whatever ends the program. If it cannot be written, recording ends,
+    and the error is raised when this is left. Raises what a trace's `Writer` raises, and
+    RequestError if something is at `path`.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], pack: Pack, *, has_requests: bool = False
+    ) -> None:
+        if os.path.lexists(path):
+            hint = "give `trace` the name of a new file"
+            raise RequestError("exists already", path=path, hint=hint)
+        origin = origin_of(pack)
+        self._last_layer = max(origin.expert_counts or (0,))
+        self._has_requests = has_requests
+        self._last_request = -1
+        self._failure: MoepackError | None = None
+        self.is_empty = True
+        """Whether no token was routed yet: then there will be no trace."""
+        self._writer = Writer(path)
+        unknown = frozenset(() if has_requests else (Unknown.REQUESTS,))
+        self._writer.add(replace(origin, unknown=unknown))
+
+    def write(self, pager: Pager, *, is_last: bool = False) -> None:
+        """Write the selections since the last time, so that they outlive this process.
+
+        The last call of each context is held back until the next one begins, or it `is_last`.
+        """
+        calls = pager.pop_calls(with_open=is_last)
+        try:
+            if self._failure is None and calls:
+                for call in calls:
+                    self._add(call)
+                if not self.is_empty:
+                    self._writer.keep()
+        except MoepackError as error:
+            self._failure = error
+
+    def _add(self, call: Call) -> None:
+        request = call.request_count - 1 if self._has_requests else 0
+        if request < 0:
+            return
+        phase = self._phase(call.layers, self._has_requests and request != self._last_request)
+        for tokens in tokens_of(call.layers, request, phase):
+            self._writer.add(tokens)
+        self._last_request, self.is_empty = request, False
+
+    def _phase(self, layers: Layers, is_first: bool) -> Phase:
+        count = max(map(len, layers.values()))
+        output_count = len(layers.get(self._last_layer, ()))
+        if is_first or not output_count:
+            return Phase.PREFILL
+        if count == 1:
+            return Phase.DECODE
+        return Phase.PREFILL if self._has_requests or output_count == 1 else Phase.UNKNOWN
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        failure = self._failure
+        if failure is None and not self.is_empty:
+            self._writer.__exit__(None, None, None)
+            return
+        # The part that was kept stays; a trace of nothing is none.
+        self._writer.__exit__(RequestError, None, None)
+        if failure is not None and kind is None:
+            raise failure
+
+
+def origin_of(pack: Pack) -> Origin:
+    """Return the origin of recordings of the model in `pack`."""
+    shape, source = pack.shape.without_mtp(), pack.manifest.source
+    return Origin(
+        RECORDED,
+        source.shards[0].name,
+        model=source.name and source.name[:_MOST_NAME],
+        expert_counts=shape.expert_counts,
+        experts_used=shape.experts_used,
+    )

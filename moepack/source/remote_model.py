@@ -1,0 +1,84 @@
+"""The shards of a model that is elsewhere: on the hub, a web server, or in a store of objects."""
+
+import re
+from collections.abc import Iterable
+
+from moepack.common.errors import MachineError, SourceError, remedy
+from moepack.common.escaping import shell_word
+from moepack.common.remote_path import RemotePath
+from moepack.common.sizes import size_text
+from moepack.source.folder import SHARD_NAME, shard_names
+from moepack.storage.remote import hub
+from moepack.storage.remote.stores import resolve, store_of
+
+_SHOWN_MODELS = 20
+_NO_MODEL = re.compile(r"(?:^|/)(?:mmproj|imatrix)|imatrix[^/]*\.gguf\Z", re.IGNORECASE)
+
+
+def find_remote_shards(address: str) -> list[RemotePath]:
+    """Find the shards of the one model that an address names, in order.
+
+    `hf://OWNER/NAME/INNER@REVISION` names a file, a folder or a quantisation, such as `Q4_K_M`; an
+    address of another scheme a file, or (in a store of objects) a folder. Raises SourceError if
+    there is no model or there are several, MachineError.
+    """
+    path = resolve(address)
+    if path.store.startswith("hf:"):
+        return _on_hub(path)
+    if path.suffix == ".gguf":
+        return siblings(path)
+    if path.store.startswith("http"):
+        hint = "a web server has no list of files: name a shard, MODEL-00001-of-0000N.gguf"
+        raise SourceError("not the address of a GGUF", path=address, hint=hint)
+    try:
+        lengths = {key: stamp.length for key, stamp in store_of(path).objects(path.key)}
+    except OSError as error:
+        problem = f"cannot list: {error.strerror}"
+        raise MachineError(problem, path=address, hint=remedy(error)) from None
+    return _one_model(path, lengths, lengths)
+
+
+def siblings(path: RemotePath) -> list[RemotePath]:
+    """Name all shards of the model that has `path` for one of its shards."""
+    match = SHARD_NAME.match(path.name)
+    if match is None:
+        return [path]
+    return [path.parent / name for name in shard_names(match["prefix"], int(match["count"]))]
+
+
+def _on_hub(path: RemotePath) -> list[RemotePath]:
+    files = hub.repository_at(path.store).files
+    lengths = {name: stamp.length for name, stamp in files.items()}
+    inner = path.key
+    if inner in lengths:
+        return siblings(path)
+    in_folder = [name for name in lengths if not inner or name.startswith(f"{inner}/")]
+    tag = re.compile(rf"(?:^|[-_./]){re.escape(inner)}(?:$|[-_./])", re.IGNORECASE)
+    return _one_model(path, in_folder or filter(tag.search, lengths), lengths)
+
+
+def _one_model(
+    named: RemotePath, names: Iterable[str], lengths: dict[str, int]
+) -> list[RemotePath]:
+    """Return the shards of the one model among some files; the others are for the message."""
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.endswith(".gguf") and not _NO_MODEL.search(name):
+            match = SHARD_NAME.match(name)
+            model = f"{match['prefix']}-{match['count']}" if match else name
+            models.setdefault(model, []).append(name)
+    if not models:
+        others = sorted(name for name in lengths if name.endswith(".gguf"))
+        names = ", ".join(others[:_SHOWN_MODELS]) or "no GGUF"
+        raise SourceError("no such model here", path=named, found=names)
+    if len(models) > 1:
+        hint = "name one of them:"
+        error = SourceError(f"{len(models)} models here", path=named, hint=hint)
+        for files in list(models.values())[:_SHOWN_MODELS]:
+            address = shell_word(str(RemotePath(named.store) / files[0]))
+            error.add_note(f"  {address}  {size_text(sum(map(lengths.__getitem__, files)))}")
+        if len(models) > _SHOWN_MODELS:
+            error.add_note(f"  … and {len(models) - _SHOWN_MODELS} more")
+        raise error
+    files = next(iter(models.values()))
+    return siblings(RemotePath(named.store) / files[0])

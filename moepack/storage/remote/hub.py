@@ -1,0 +1,111 @@
+"""The Hugging Face hub: the files of a repository, at one commit.
+
+Facts, of the hub in 2026: `/resolve/COMMIT/FILE` redirects to a host whose address is signed for
+one exact range, so ranges are asked of the hub itself, and long ones: it allows some 3,000 in five
+minutes. A file's SHA-256 and length are in the repository's list of files.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from moepack.common import extras
+from moepack.common.errors import MachineError, SourceError
+from moepack.storage.remote.store import RemoteStamp
+
+_ADDRESS = re.compile(
+    r"hf://(?:models/)?(?P<owner>[\w.-]+)/(?P<name>[\w.-]+)"
+    r"(?:@(?P<revision>[^/@]+))?(?:[/:](?P<inner>[^@]*))?(?:@(?P<last>[^/@]+))?\Z",
+    re.IGNORECASE,
+)
+_TOKEN_HINT = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+class Repository(NamedTuple):
+    """A repository at a commit: its files by name."""
+
+    root: str
+    files: dict[str, RemoteStamp]
+
+
+class HubAddress(NamedTuple):
+    """An address of the hub: `inner` is a file, a folder or a quantisation, empty for all."""
+
+    repository: str
+    revision: str
+    inner: str
+
+
+def parse(address: str) -> HubAddress:
+    """Read `hf://OWNER/NAME[@REVISION][/INNER][@REVISION]`. Raises SourceError."""
+    match = _ADDRESS.match(address)
+    if match is None or (match["revision"] and match["last"]):
+        expected = "hf://OWNER/NAME/QUANTISATION@COMMIT, or hf://OWNER/NAME@COMMIT/FILE"
+        raise SourceError("not an address of the hub", path=address, expected=expected)
+    revision = match["revision"] or match["last"] or "main"
+    inner = (match["inner"] or "").strip("/")
+    return HubAddress(f"{match['owner']}/{match['name']}", revision, inner)
+
+
+_repositories: dict[str, Repository] = {}
+"""The answers of the hub to this process, by revision and by commit."""
+
+
+def repository(name: str, revision: str) -> Repository:
+    """Ask for the commit of a revision, and for its files. Raises SourceError, MachineError."""
+    key = f"hf://{name}@{revision}"
+    if key not in _repositories:
+        answer = _ask(name, revision)
+        _repositories[key] = _repositories[answer.root] = answer
+    return _repositories[key]
+
+
+def forget_repositories() -> None:
+    """Forget the lists of files."""
+    _repositories.clear()
+
+
+def _ask(name: str, revision: str) -> Repository:
+    extras.require("remote")
+    from huggingface_hub import HfApi, errors
+
+    address = f"hf://{name}"
+    try:
+        info = HfApi().model_info(name, revision=revision, files_metadata=True)
+    except errors.GatedRepoError:
+        hint = f"accept its terms on its page, then {_TOKEN_HINT}"
+        raise SourceError("a gated model", path=address, hint=hint) from None
+    except errors.RevisionNotFoundError:
+        raise SourceError("no such revision", path=address, found=revision) from None
+    except errors.RepositoryNotFoundError:
+        hint = f"see how it is spelt; if it is private, {_TOKEN_HINT}"
+        raise SourceError("no such model on the hub", path=address, hint=hint) from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else None
+        raise MachineError(f"the hub answers {status or 'nothing'}", path=address) from None
+    except Exception as error:  # of its HTTP library, which may be another tomorrow
+        problem = f"the hub cannot be reached: {type(error).__name__}"
+        raise MachineError(problem, path=address, hint="is HF_ENDPOINT right?") from None
+    files = {
+        file.rfilename: RemoteStamp(file.size, None, file.lfs.sha256 if file.lfs else None)
+        for file in info.siblings or ()
+        if file.size is not None
+    }
+    return Repository(f"{address}@{info.sha}", files)
+
+
+def repository_at(root: str) -> Repository:
+    """Return the repository of a root, `hf://OWNER/NAME@COMMIT`. Raises as `repository`."""
+    name, _, commit = root.removeprefix("hf://").rpartition("@")
+    return repository(name, commit)
+
+
+def files_address(root: str) -> tuple[str, dict[str, str]]:
+    """Return the address that the files of a repository's root are below, and the headers."""
+    from huggingface_hub import constants, get_token
+
+    name, _, commit = root.removeprefix("hf://").rpartition("@")
+    token = get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return f"{constants.ENDPOINT}/{name}/resolve/{commit}", headers

@@ -1,0 +1,210 @@
+"""A store of objects: their lengths, ranges of their bytes, their names, and new ones."""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+    from obstore.store import ObjectStore
+
+_T = TypeVar("_T")
+
+PAUSES = (1.0, 4.0, 15.0, 60.0)
+"""Seconds before each further attempt, once the client's own retries have come to their end."""
+_CHUNK_LENGTH = 1 << 20
+_STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]*\w)")
+_REASON = re.compile(r"HTTP error: (.*)")
+_QUERY = re.compile(r"(https?://[^\s?\"')]*)\?[^\s\"')]*")
+_HINTS = {
+    "401": "the store wants credentials: set those of its scheme in the environment",
+    "403": "the credentials in the environment do not allow it, or there are none",
+    "429": "the server limits requests: wait some minutes, then go on with `resume=True`",
+}
+
+
+class RemoteError(OSError):
+    """A store has not done what it was asked for; `hint` is the next step."""
+
+    hint: str | None = None
+
+
+class RemoteStamp(NamedTuple):
+    """The facts of an object that change when it is replaced; None if the store states none.
+
+    `sha256` is of all its bytes.
+    """
+
+    length: int
+    etag: str | None = None
+    sha256: str | None = None
+
+
+class Store:
+    """The objects under one root. Its calls may be made from several threads.
+
+    They raise RemoteError, FileNotFoundError if there is no such object, and FileExistsError.
+    `retried` are the HTTP statuses that are worth another attempt; `stamps` those of all objects,
+    if a list has them.
+    """
+
+    def __init__(
+        self,
+        client: ObjectStore,
+        retried: tuple[str, ...] = ("429",),
+        stamps: Mapping[str, RemoteStamp] | None = None,
+    ) -> None:
+        self._client = client
+        self._retried = retried
+        self._stamps = stamps
+
+    def stamp(self, key: str) -> RemoteStamp:
+        """Return the length and the identity of an object."""
+        if self._stamps is not None:
+            if key not in self._stamps:
+                raise _failure(errno.ENOENT, "no such object")
+            return self._stamps[key]
+        import obstore
+
+        meta = self._call(lambda: obstore.head(self._client, key))
+        return RemoteStamp(meta["size"], meta["e_tag"])
+
+    def read(self, key: str, limit: int) -> bytes:
+        """Return all bytes of an object, at most `limit` and one more."""
+        return self.fetch(key, 0, limit + 1)[0]
+
+    def fetch(
+        self, key: str, offset: int, length: int, stamp: RemoteStamp | None = None
+    ) -> tuple[bytes, RemoteStamp]:
+        """Return up to `length` bytes of an object from `offset` on, and its stamp, in one request.
+
+        There are fewer only where it ends. Raises RemoteError as well if it has another stamp than
+        `stamp`.
+        """
+        import obstore
+
+        def request() -> tuple[bytes, RemoteStamp]:
+            options: GetOptions = {"range": (offset, offset + length)}
+            answer = obstore.get(self._client, key, options=options)
+            current = RemoteStamp(answer.meta["size"], answer.meta["e_tag"])
+            data = bytes(answer.bytes())
+            if len(data) != max(0, min(length, current.length - offset)):
+                raise _failure(errno.EPROTO, "the server sends other bytes than were asked for")
+            return data, current
+
+        data, current = self._call(request)
+        if stamp is not None:
+            _check_unchanged(current, stamp)
+        return data, current
+
+    def stream(self, key: str, offset: int, length: int, stamp: RemoteStamp) -> Iterator[bytes]:
+        """Yield exactly `length` bytes of an object from `offset` on, piece by piece.
+
+        A body that is cut off is gone on with where it ended. Raises RemoteError as well if the
+        object does not have its stamp any more.
+        """
+        end, attempt = offset + length, 0
+        while offset < end:
+            try:
+                for piece in self._body(key, offset, end, stamp):
+                    offset += len(piece)
+                    yield piece
+            except Exception as error:
+                self._wait(error, attempt)
+                attempt += 1
+
+    def _body(self, key: str, offset: int, end: int, stamp: RemoteStamp) -> Iterator[bytes]:
+        """Yield the body of one answer. Raises if it has no byte, or more than were asked for."""
+        import obstore
+
+        answer = obstore.get(self._client, key, options={"range": (offset, end)})
+        _check_unchanged(RemoteStamp(answer.meta["size"], answer.meta["e_tag"]), stamp)
+        left = end - offset
+        for piece in answer.stream(min_chunk_size=_CHUNK_LENGTH):
+            if len(piece) > left:
+                raise _failure(errno.EPROTO, "the server sends more bytes than were asked for")
+            left -= len(piece)
+            yield piece
+        if left == end - offset:
+            raise _failure(errno.ENODATA, f"the file ends at byte {offset:,}")
+
+    def objects(self, prefix: str) -> Iterator[tuple[str, RemoteStamp]]:
+        """Yield the objects below a folder, and their stamps."""
+        import obstore
+
+        pages = iter(obstore.list(self._client, f"{prefix}/" if prefix else None))
+        while page := self._call(lambda: next(pages, ())):
+            for meta in page:
+                yield meta["path"], RemoteStamp(meta["size"], meta["e_tag"])
+
+    def put(self, key: str, data: bytes | memoryview, *, new: bool = False) -> None:
+        """Write an object whole; with `new` raise FileExistsError if there is one already."""
+        import obstore
+
+        self._call(
+            lambda: obstore.put(self._client, key, data, mode="create" if new else "overwrite")
+        )
+
+    def delete(self, key: str) -> None:
+        """Remove an object, if there is one."""
+        import obstore
+
+        self._call(lambda: obstore.delete(self._client, key))
+
+    def _call(self, request: Callable[[], _T]) -> _T:
+        for attempt in range(len(PAUSES)):
+            try:
+                return request()
+            except Exception as error:
+                self._wait(error, attempt)
+        return request()
+
+    def _wait(self, error: Exception, attempt: int) -> None:
+        """Wait before another attempt; raise the error if another would be of no use."""
+        failure = _translated(error)
+        status = str(failure.strerror).partition(" ")[0]
+        if attempt == len(PAUSES) or status not in self._retried:
+            raise failure from None
+        time.sleep(PAUSES[attempt])
+
+
+def _check_unchanged(current: RemoteStamp, stamp: RemoteStamp) -> None:
+    """Raise RemoteError for an object with another stamp; ETags count if both sides state one."""
+    is_other = stamp.etag and current.etag and stamp.etag != current.etag
+    if is_other or stamp.length != current.length:
+        raise _failure(errno.ESTALE, "the file changed while it was being read")
+
+
+def _translated(error: Exception) -> OSError:
+    """Return the error for one of the client's, whose texts have addresses and whole pages."""
+    import obstore.exceptions as kinds
+
+    if isinstance(error, RemoteError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return _failure(errno.ENOENT, "no such object")
+    if isinstance(error, kinds.AlreadyExistsError):
+        return _failure(errno.EEXIST, "there is one already")
+    if not isinstance(error, OSError | kinds.BaseError):
+        raise error
+    text = _QUERY.sub(r"\1?…", str(error).partition("\n")[0])
+    if status := _STATUS.search(text):
+        number = errno.EACCES if status[1][:3] in ("401", "403") else errno.EIO
+        return _failure(number, status[1], _HINTS.get(status[1][:3]))
+    reason = _REASON.search(text)
+    hint = "see whether the address is right and the network is up"
+    return _failure(errno.EIO, reason[1] if reason else text, hint)
+
+
+def _failure(number: int, problem: str, hint: str | None = None) -> OSError:
+    if number == errno.ENOENT:
+        return FileNotFoundError(number, problem)
+    if number == errno.EEXIST:
+        return FileExistsError(number, problem)
+    failure = RemoteError(number, problem)
+    failure.hint = hint
+    return failure

@@ -1,0 +1,87 @@
+"""The store that an address lies in, with its credentials as obstore and the hub take them."""
+
+import os
+import re
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moepack.common import extras
+from moepack.common.errors import MachineError, SourceError
+from moepack.common.paths import AnyPath
+from moepack.common.remote_path import RemotePath, parse
+from moepack.storage.remote import hub
+from moepack.storage.remote.store import Store
+from moepack.version import __version__
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig
+
+_STALLED = timedelta(seconds=30)
+"""After so long without a byte, a request is made once more."""
+_HUB_PAGE = re.compile(
+    r"\Ahttps://(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)/(?:resolve|blob|tree)/([^/?#]+)/?([^?#]*).*"
+)
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+def resolve(address: AnyPath) -> RemotePath:
+    """Return an address as a path; one of the hub with the commit that its revision is now.
+
+    Raises SourceError if it is not understood, MachineError if the hub cannot be asked.
+    """
+    text = _HUB_PAGE.sub(r"hf://\1@\2/\3", os.fspath(address))
+    if text.lower().startswith("hf:"):
+        named = hub.parse(text)
+        root = hub.repository(named.repository, named.revision).root
+        return RemotePath(root) / named.inner
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise SourceError(str(error), path=text) from None
+
+
+@lru_cache(maxsize=64)
+def _store(root: str) -> Store:
+    extras.require("remote")
+    from obstore.store import HTTPStore, from_url
+
+    address, endpoint, files = root, root, None
+    headers: dict[str, str] = {}
+    if root.startswith("hf:"):
+        files = hub.repository_at(root).files
+        address, headers = hub.files_address(root)
+        endpoint = address
+    elif not root.startswith("http"):
+        endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
+    options: ClientConfig = {
+        "user_agent": f"moepack/{__version__}",
+        "connect_timeout": _STALLED,
+        "read_timeout": _STALLED,
+        "timeout": timedelta(hours=1),
+        "pool_max_idle_per_host": "64",
+        "default_headers": headers,
+        "allow_http": endpoint.startswith("http:"),
+    }
+    try:
+        if certificates := os.environ.get("SSL_CERT_FILE"):
+            options["root_certificate"] = Path(certificates).read_bytes()
+        is_web = address.startswith("http")
+        make = HTTPStore.from_url if is_web else from_url
+        client = make(address, client_options=options)
+    except Exception as error:  # of a library in Rust, about its settings
+        problem = f"the store cannot be set up: {str(error).partition(chr(10))[0]}"
+        raise MachineError(problem, path=root) from None
+    return Store(client, ("429",) if files is None else ("403", "429"), files)
+
+
+def store_of(path: RemotePath) -> Store:
+    """Return the store of an address; one for each root in this process. Raises MachineError."""
+    return _store(path.store)
+
+
+def forget_stores() -> None:
+    """Forget all stores and lists of files, and so the credentials that they were made with."""
+    _store.cache_clear()
+    hub.forget_repositories()

@@ -1,0 +1,53 @@
+"""The statistics of traces: the working set, and reuse."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from moepack.common.paths import PathOrPaths, path_texts
+from moepack.traces.analysis.reuse import Reuse, ReuseFacts
+from moepack.traces.analysis.working_set import FittingWindow, WorkingSetCounter, WorkingSetRow
+from moepack.traces.formats.registry import ReadOptions, feed, stated_shape
+from moepack.traces.formats.traced_model import TracedModel, options_of
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStatistics:
+    """The statistics of a trace; `warnings` counts items left out of the files, by problem."""
+
+    window: int
+    window_count: int
+    request_count: int
+    has_lengths: bool
+    working_set: tuple[WorkingSetRow, ...]
+    reuse: ReuseFacts
+    warnings: Counter[str]
+
+
+def trace_statistics(
+    paths: PathOrPaths,
+    *,
+    model: TracedModel | None = None,
+    window: int | None = None,
+    options: ReadOptions = ReadOptions(),
+) -> TraceStatistics:
+    """Measure the working set and the reuse of traces, in one pass over them.
+
+    `window` is in tokens; by default it is the longest that fits, 128 at most. The working set also
+    has bytes with a `model` (a source, a pack, open or not, or a shape), or if the traces state its
+    shape. Raises TraceError for faults in a file, RequestError for traces of different shapes.
+    """
+    paths, options = path_texts(paths, "paths"), options_of(options, model)
+    shape = options.shape or stated_shape(paths)
+    reuse = Reuse()
+    counter = FittingWindow(shape) if window is None else WorkingSetCounter(window, shape)
+    warnings = feed(paths, options._replace(shape=shape), counter.add, reuse.add)
+    working_set = counter if isinstance(counter, WorkingSetCounter) else counter.longest
+    return TraceStatistics(
+        working_set.window,
+        working_set.window_count,
+        working_set.steps.request_count,
+        shape is not None,
+        working_set.rows(),
+        reuse.facts(),
+        warnings,
+    )

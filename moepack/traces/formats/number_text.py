@@ -1,0 +1,273 @@
+"""Text with many numbers, as arrays: no line is ever a Python string.
+
+A text file is cut into pieces of whole lines. In each piece every run of digits is located; the
+text between them tells the format.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moepack.common.errors import TraceError
+from moepack.traces.compressed import TraceStream
+from moepack.traces.model import Bytes, Ints
+
+PIECE_LENGTH = 1 << 19
+"""Long enough that numpy's calls are few, and short enough for a processor's cache."""
+MAX_LINE_LENGTH = 16 << 20
+MAX_DIGITS = 19
+"""Of a number below 2^63."""
+_MARK = b"\xef\xbb\xbf"
+"""The byte order mark of UTF-8, with which some programs begin a file."""
+_FRONT = b"\0" * 31 + b"\n"
+_BACK = b"\0" * 96
+MAX_LOOK = 80
+"""So many bytes can be looked at from any place in a text on."""
+BEFORE = len(_FRONT)
+"""Where the first line begins in `Text.data`; so many bytes can be looked at before a number."""
+
+_HEAD_LENGTH = 1 << 20
+_ROWS = 50
+_ROWS_LENGTH = 1 << 16
+
+Places = NDArray[np.intp]
+Words = NDArray[np.uint64]
+Truths = NDArray[np.bool_]
+
+
+class Text:
+    """Some whole lines, as bytes, and where the numbers in them are.
+
+    `data` begins with a newline and ends with one (and zeros beyond both, so that looking there is
+    safe); there are no other line ends, and no blanks around lines. Number n is the run of digits
+    `data[starts[n]:ends[n]]`. `first_line` is the number, from 1, of the first line in the file.
+    `is_cut` is whether the file ended without a newline.
+    """
+
+    def __init__(self, lines: bytes, first_line: int, is_cut: bool) -> None:
+        self.data = b"".join((_FRONT, lines, bytes(-len(lines) % 8), _BACK))
+        self.first_line = first_line
+        self.is_cut = is_cut
+        self.bytes: Bytes = np.frombuffer(self.data, np.uint8)
+        self._words: Words = np.frombuffer(self.data, "<u8")
+
+    @cached_property
+    def _edges(self) -> Places:
+        is_digit = (self.bytes - np.uint8(48)) < 10
+        edges: Places = np.flatnonzero(is_digit[1:] != is_digit[:-1])
+        edges += 1
+        return edges
+
+    @cached_property
+    def starts(self) -> Places:
+        """The offsets where numbers begin."""
+        return np.ascontiguousarray(self._edges[0::2])
+
+    @cached_property
+    def ends(self) -> Places:
+        """The offsets where they end."""
+        return np.ascontiguousarray(self._edges[1::2])
+
+    @cached_property
+    def line_ends(self) -> Places:
+        """The offsets of newlines, with the one before the first line."""
+        return np.flatnonzero(self.bytes == 10)
+
+    @property
+    def line_count(self) -> int:
+        """The number of lines."""
+        return len(self.line_ends) - 1
+
+    def words(self, places: Places) -> Words:
+        """Return the eight bytes at each of `places` as a little-endian number.
+
+        From two aligned words each, since numpy is slow with misaligned ones.
+        """
+        number = places >> 3
+        shift = ((places & 7) << 3).astype(np.uint64)
+        words: Words = self._words.take(number)
+        words >>= shift
+        number += 1
+        above = self._words.take(number)
+        above <<= np.uint64(1)
+        above <<= np.uint64(63) - shift
+        words |= above
+        return words
+
+    def has(self, places: Places, text: bytes) -> Truths:
+        """Return whether `text` is at each of `places`."""
+        assert len(text) <= MAX_LOOK, "there are zeros behind a text, but not for ever"
+        if len(text) == 1:
+            is_there: Truths = self.bytes.take(places) == text[0]
+            return is_there
+        right: Truths | None = None
+        for at in range(0, len(text), 8):
+            part = text[at : at + 8]
+            words = self.words(places + at if at else places)
+            if len(part) < 8:
+                words &= np.uint64((1 << 8 * len(part)) - 1)
+            here = words == word(part)
+            right = here if right is None else right & here
+        assert right is not None, "some text to look for"
+        return right
+
+    def values(self, numbers: Places) -> Ints:
+        """Return the values of some numbers; those from 2^63 on are negative."""
+        at = self.ends.take(numbers)
+        at -= 1
+        values: Ints = self._digits(at).astype(np.int64)
+        goes_on = np.ones(len(values), np.bool_)
+        for place in range(1, MAX_DIGITS):
+            at -= 1
+            digits = self._digits(at)
+            goes_on &= digits < 10
+            if not goes_on.any():
+                return values
+            digits *= goes_on
+            values += digits * np.int64(10**place)
+        at -= 1
+        goes_on &= self._digits(at) < 10
+        values[goes_on] = -1  # as 64 bits have made of numbers of 19 digits that are too large
+        return values
+
+    def columns(self, first: Places, count: int) -> Ints:
+        """Return the values of each number of `first` and those behind it [rows, count]."""
+        return np.stack([self.values(first + number) for number in range(count)], axis=1)
+
+    def _digits(self, places: Places) -> Bytes:
+        digits: Bytes = self.bytes.take(places)
+        digits -= np.uint8(48)
+        return digits
+
+    def line_starts(self) -> Places:
+        """Return the numbers that begin a line."""
+        return np.flatnonzero(self.bytes.take(self.starts - 1) == 10)
+
+    def follow(self, first: Places, gaps: Sequence[bytes]) -> Truths:
+        """Return whether `gaps` are between the numbers behind each of `first`, in turn."""
+        last = len(self.starts) - 1
+        right: Truths = first + len(gaps) <= last
+        for number, gap in enumerate(gaps):
+            here = np.minimum(first + number, last)
+            end = self.ends.take(here)
+            right &= self.starts.take(np.minimum(here + 1, last)) - end == len(gap)
+            right &= self.has(end, gap)
+        return right
+
+    def ends_line(self, places: Places) -> Truths:
+        """Return whether a line ends at each of `places`."""
+        ended: Truths = self.bytes[places] == 10
+        return ended
+
+    def line_of(self, place: int) -> int:
+        """Return the number of the line in which `place` lies."""
+        return self.first_line + self.data.count(b"\n", BEFORE, place)
+
+    def line_at(self, place: int) -> str:
+        """Return the start of the line in which `place` lies, for a message."""
+        start = self.data.rfind(b"\n", 0, place) + 1
+        end = self.data.find(b"\n", place)
+        return self.data[start : min(end, start + 100)].decode(errors="replace")
+
+
+def word(text: bytes) -> np.uint64:
+    """Return up to eight bytes as a little-endian number."""
+    return np.uint64(int.from_bytes(text, "little"))
+
+
+def texts(stream: TraceStream, clean: Callable[[bytes], bytes] = bytes) -> Iterator[Text]:
+    """Cut a file into texts of whole lines, as `clean` leaves them.
+
+    One thread reads them: numpy's calls on pieces that fit into a cache are too short for threads.
+    Raises what `whole_lines` raises.
+    """
+    first_line = 1
+    for lines, is_cut in whole_lines(stream):
+        text = Text(clean(lines), first_line, is_cut)
+        if _has_blanks(text):
+            text = Text(clean(without_blanks(lines)), first_line, is_cut)
+        yield text
+        first_line += text.line_count
+
+
+def whole_lines(stream: TraceStream) -> Iterator[tuple[bytes, bool]]:
+    """Yield the whole lines of a file, about PIECE_LENGTH bytes at a time.
+
+    They end with newlines. The file may have any line ends, and a byte order mark before any line,
+    as joined files have. The second item is whether the last line had no end. Raises TraceError for
+    UTF-16, for zero bytes, and for a line without end.
+    """
+    refuse_utf16(stream)
+    offset, rest = 0, b""
+    while data := stream.read(PIECE_LENGTH):
+        if b"\0" in data:
+            raise TraceError("zero bytes in a text", path=stream.path, place=f"after byte {offset}")
+        offset += len(data)
+        data = rest + data
+        # A last \r may be half of a line's end.
+        whole = len(data) - data.endswith(b"\r")
+        data = plain_lines(data[:whole]) + data[whole:]
+        end = data.rfind(b"\n") + 1
+        lines, rest = data[:end], data[end:]
+        if lines:
+            yield lines, False
+        elif len(rest) > MAX_LINE_LENGTH:
+            raise TraceError(
+                "line too long",
+                path=stream.path,
+                place=f"before byte {offset}",
+                expected=f"up to {MAX_LINE_LENGTH:,} bytes",
+            )
+    if rest:
+        yield plain_lines(rest.removesuffix(b"\r")) + b"\n", not rest.endswith(b"\r")
+
+
+def refuse_utf16(stream: TraceStream) -> None:
+    """Raise TraceError if a file begins as UTF-16."""
+    if stream.peek(2) in (b"\xff\xfe", b"\xfe\xff"):
+        hint = "iconv -f UTF-16 -t UTF-8 makes it readable"
+        raise TraceError("not UTF-8 text but UTF-16", path=stream.path, hint=hint)
+
+
+def plain_lines(data: bytes) -> bytes:
+    """Normalise line ends to newlines, and drop a byte order mark."""
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if b"\xef" in data:
+        data = data.removeprefix(_MARK).replace(b"\n" + _MARK, b"\n")
+    return data
+
+
+def without_blanks(lines: bytes) -> bytes:
+    """Leave out the blanks around lines."""
+    edged = b"\n" + lines + b"\n"
+    if not any(edge in edged for edge in (b"\n ", b"\n\t", b" \n", b"\t\n")):
+        return lines
+    return b"\n".join(line.strip(b" \t") for line in lines.split(b"\n"))
+
+
+def _has_blanks(text: Text) -> bool:
+    """Return whether there are blanks around any line."""
+    around = text.bytes.take(np.concatenate((text.line_ends - 1, text.line_ends + 1)))
+    return bool(np.any((around == ord(" ")) | (around == ord("\t"))))
+
+
+class FileHead:
+    """The first bytes of a file, unpacked: as they are, and as lines of text."""
+
+    def __init__(self, stream: TraceStream) -> None:
+        self.data = stream.peek(_HEAD_LENGTH)
+
+    @cached_property
+    def text(self) -> bytes:
+        """The lines as they will be read; the last may be cut."""
+        return without_blanks(plain_lines(self.data))
+
+    @cached_property
+    def rows(self) -> list[bytes]:
+        """The first lines that are neither comments nor empty, without one that may be cut."""
+        lines = self.text[:_ROWS_LENGTH].split(b"\n")
+        lines = lines if len(lines) == 1 else lines[:-1]
+        return [line for line in lines if line and not line.startswith(b"#")][:_ROWS]

@@ -1,0 +1,294 @@
+"""The registry of formats: recognising the format of a file by its content, and reading it.
+
+Traces, counts, importance matrices and moepack's own files alike. A new format is one entry.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from shlex import quote
+from typing import NamedTuple
+
+import numpy as np
+
+from moepack.common import digest
+from moepack.common.errors import RequestError, TraceError
+from moepack.common.shape import ModelShape
+from moepack.traces import file, file_frames
+from moepack.traces.compressed import TraceStream
+from moepack.traces.formats import arrays, counts, imatrix, logs, tables
+from moepack.traces.formats.number_text import FileHead, refuse_utf16
+from moepack.traces.model import Counts, Item, Items, Origin, Tokens
+from moepack.traces.validation import Checks
+
+
+class Format(NamedTuple):
+    """A format: its name, how it is recognised, and its reader.
+
+    `read` is None for formats that few programs write: contrib/convert_trace.py has their readers.
+    """
+
+    name: str
+    recognise: Callable[[FileHead], bool]
+    read: Callable[[TraceStream, Checks], Items] | None = None
+
+
+class ReadOptions(NamedTuple):
+    """How traces are read.
+
+    `format` is the name of a format, instead of detecting it. `shape` is the model's: other
+    selections are refused. With `lenient` bad lines and selections are skipped and counted.
+    """
+
+    format: str | None = None
+    shape: ModelShape | None = None
+    lenient: bool = False
+
+
+class Contents:
+    """Notices files with the same selections as an earlier one.
+
+    The two halves that hotness is judged by would be copies of each other, and anything would look
+    as if it were worth pinning. The selections of two models are never the same.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[bytes, set[str | None]] = {}
+        """By digest, the models of its origins."""
+        self._in_file: list[tuple[bytes, str | None]] = []
+        self._model: str | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the digest of an origin: of each column, however it is cut into pieces."""
+        self._columns = [digest.stream() for _ in range(4)]
+        self._is_empty = True
+
+    def add(self, item: Item) -> None:
+        """Add the next piece of a file."""
+        if isinstance(item, Origin):
+            self._end_origin()
+            self._model = item.model
+            return
+        numbers = np.diff(item.starts) if isinstance(item, Tokens) else item.counts
+        phase = item.phase if isinstance(item, Tokens) else np.full(1, item.phase, np.uint8)
+        columns = (numbers, phase, item.layer, item.expert)
+        for column, values in zip(self._columns, columns, strict=True):
+            column.update(np.ascontiguousarray(values).data)
+        self._is_empty &= not len(item.layer)
+
+    def end(self, path: str) -> None:
+        """End a file. Raises RequestError if the selections of an origin came before."""
+        self._end_origin()
+        for value, model in self._in_file:
+            models = self._before.get(value, set())
+            if models and (model is None or models & {None, model}):
+                hint = "leave it out: a copy adds no information"
+                raise RequestError("its selections came already", path=path, hint=hint)
+        for value, model in self._in_file:
+            self._before.setdefault(value, set()).add(model)
+        self._in_file = []
+
+    def _end_origin(self) -> None:
+        if not self._is_empty:
+            value = b"".join(column.digest() for column in self._columns)
+            self._in_file.append((value, self._model))
+        self._begin()
+
+
+def read(path: str, checks: Checks, name: str | None = None) -> Items:
+    """Read a trace file of any format, piece by piece, in memory that does not grow with it.
+
+    `name` is that of a format, which overrules the content. Raises TraceError for a file that is
+    wrong, not recognised, or without any selection, MachineError for one that cannot be read.
+    """
+    with TraceStream(path) as stream:
+        yield from read_as(format_of(stream, name), stream, checks)
+
+
+def read_as(trace_format: Format, stream: TraceStream, checks: Checks) -> Items:
+    """Read an open file in a format. Raises TraceError for faults, and if it has no selections."""
+    assert trace_format.read is not None, "format_of gives formats with a reader"
+    has_selections = False
+    for item in trace_format.read(stream, checks) if stream.peek(1) else ():
+        has_selections = has_selections or _has_selections(item)
+        yield _with_stated(item, checks) if isinstance(item, Origin) else item
+    if not has_selections:
+        left_out = sum(checks.warnings.values())
+        actual = f"none, and {left_out} left out" if left_out else "none"
+        hint = f"it was read as {trace_format.name}: did its writer run to its end?"
+        raise checks.error("no selections in it", None, "at least one", actual, hint)
+
+
+def _with_stated(origin: Origin, checks: Checks) -> Origin:
+    """Add to an origin the model that its file stated before."""
+    if checks.stated is None:
+        return origin
+    _, expert_count, experts_used = checks.stated
+    return replace(
+        origin,
+        expert_count=expert_count if origin.expert_counts is None else None,
+        experts_used=origin.experts_used or experts_used,
+    )
+
+
+def _has_selections(item: Item) -> bool:
+    if isinstance(item, Counts):
+        return bool(item.counts.any())
+    return isinstance(item, Tokens) and len(item.layer) > 0
+
+
+def feed(
+    paths: Sequence[str],
+    options: ReadOptions,
+    *consumers: Callable[[Item], object],
+    contents: Contents | None = None,
+) -> Counter[str]:
+    """Read one file after another, and hand each piece to all `consumers`.
+
+    Return how much was left out, by problem. Raises what `read` and the consumers raise, and
+    RequestError for a file whose selections came before, in one of these or in `contents`.
+    """
+    warnings: Counter[str] = Counter()
+    contents = contents or Contents()
+    for path in paths:
+        try:
+            for item in read_file(path, options, contents, warnings):
+                for consume in consumers:
+                    consume(item)
+        except TraceError as error:
+            error.path = error.path or path
+            raise
+    return warnings
+
+
+def read_file(path: str, options: ReadOptions, contents: Contents, warnings: Counter[str]) -> Items:
+    """Read one of the files that belong together; `warnings` counts items left out, by problem.
+
+    Raises what `read` raises, and RequestError if its selections came before in `contents`.
+    """
+    checks = Checks(path, options.shape, options.lenient)
+    for item in read(path, checks, options.format):
+        contents.add(item)
+        yield item
+    contents.end(path)
+    warnings += checks.warnings
+
+
+def stated_shape(paths: Sequence[str]) -> ModelShape | None:
+    """Return the shape that traces state themselves, with the bytes of experts; None if none does.
+
+    A pipe can be read only once, so it states nothing. Raises TraceError for a shape that no model
+    has, RequestError for traces of different shapes.
+    """
+    shapes: dict[ModelShape, str] = {}
+    for path in filter(os.path.isfile, paths):
+        with TraceStream(path) as stream:
+            try:
+                shape = tables.route_shape(FileHead(stream).text)
+            except TraceError as error:
+                error.path = path
+                raise
+        if shape is not None:
+            shapes.setdefault(shape, path)
+    if len(shapes) > 1:
+        first, other = list(shapes.values())[:2]
+        raise RequestError("traces of different models", path=other, expected=f"as {first}")
+    return next(iter(shapes), None)
+
+
+def format_of(stream: TraceStream, name: str | None = None) -> Format:
+    """Return the format of an open file, by its content, or the one of that name.
+
+    Raises RequestError for an unknown name, TraceError for content of no format, or of several, and
+    for formats that moepack does not read itself.
+    """
+    if name is None:
+        head = FileHead(stream)
+        if head.data.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+            problem = "a Python pickle: it could run any program"
+            raise TraceError(problem, path=stream.path, hint=arrays.CONVERTER)
+        refuse_utf16(stream)
+        fitting = [one for one in FORMATS if one.recognise(head)]
+    else:
+        fitting = [one for one in FORMATS if one.name == name]
+        if not fitting:
+            raise RequestError("no such format", expected=", ".join(NAMES), found=name)
+    if len(fitting) == 1 and fitting[0].read is not None:
+        return fitting[0]
+    names = " or ".join(one.name for one in fitting)
+    if fitting and all(one.read is None for one in fitting):
+        command = f"python -m contrib.convert_trace {fitting[0].name} {quote(stream.path)} TARGET"
+        raise TraceError(
+            f"a trace of {names}, which moepack does not read itself",
+            path=stream.path,
+            hint=f"in moepack's source tree, `{command}` makes a trace file of it",
+        )
+    problem = "not a trace of a format that is known" if head.data else "empty"
+    raise TraceError(
+        f"its content fits {names}" if fitting else problem,
+        path=stream.path,
+        hint="`format` says what it is: " + ", ".join(NAMES),
+    )
+
+
+def _all_rows(pattern: bytes) -> Callable[[FileHead], bool]:
+    match = re.compile(pattern).fullmatch
+    return lambda head: bool(head.rows) and all(map(match, head.rows))
+
+
+def _first_row(pattern: bytes) -> Callable[[FileHead], bool]:
+    match = re.compile(pattern).match
+    return lambda head: bool(head.rows) and match(head.rows[0]) is not None
+
+
+def _any_line(pattern: bytes) -> Callable[[FileHead], bool]:
+    search = re.compile(pattern, re.M).search
+    return lambda head: search(head.text) is not None
+
+
+def _is_counts(head: FileHead) -> bool:
+    rows = [_BLANKS.sub(b"", row) for row in head.rows]
+    has_heading = bool(rows) and _COUNT_HEADING.fullmatch(rows[0]) is not None
+    return has_heading or (bool(rows) and all(map(_COUNT_ROW.fullmatch, rows)))
+
+
+_BLANKS = re.compile(rb"(?<=,)[ \t]+|[ \t]+(?=,)")
+_COUNT_HEADING = re.compile(rb"layer,expert(,count(,held_out)?)?")
+_COUNT_ROW = re.compile(_COUNT_HEADING.pattern + rb"|\d+,\d+(,\d+){0,2}")
+
+
+def _is_heat(head: FileHead) -> bool:
+    return re.match(rb"\s*\{", head.text) is not None and all(
+        key in head.text for key in (b'"layers"', b'"heat"')
+    )
+
+
+def _is_array_json(head: FileHead) -> bool:
+    start = re.match(rb"\s*[\[{]", head.text)
+    lines = re.match(rb'\s*\{\s*"(seq|token|layer)"', head.text)
+    return start is not None and lines is None and not _is_heat(head)
+
+
+FORMATS = (
+    Format("moepack", lambda head: head.data.startswith(file_frames.MAGIC), file.read),
+    Format("expert-log", _any_line(rb"^layer \d+ expert \d+$"), logs.read),
+    Format("route-csv", _first_row(re.escape(tables.ROUTE_HEADING)), tables.read_route),
+    Format("call-csv", _first_row(re.escape(tables.CALL_HEADING)), tables.read_calls),
+    Format("counts", _is_counts, counts.read),
+    Format("imatrix", lambda head: imatrix.is_imatrix(head.data), imatrix.read),
+    Format("npy", lambda head: head.data.startswith(b"\x93NUMPY"), arrays.read_npy),
+    Format("npz", lambda head: head.data.startswith(b"PK\x03\x04"), arrays.read_npz),
+    Format("json", _is_array_json, arrays.read_json),
+    Format("moe-flash", _any_line(rb"moe-flash: layer +\d+ topk=\[")),
+    Format("anemll", _first_row(rb'\{(?=.*"n_tokens")(?=.*"experts")')),
+    Format("mer", _first_row(rb'\{(?=.*"token")(?=.*"layer")(?=.*"experts")(?!.*"n_tokens")')),
+    Format("colibri-usage", _all_rows(rb"\d+ \d+ \d+|-\d .*")),
+    Format("colibri-route", _all_rows(rb"\d+ \d+ \d+( \d+:\S+)+")),
+    Format("potatomaxx", _all_rows(rb"\d+( \d+){2,}")),
+    Format("mblt", lambda head: head.data.startswith(b"MBLT")),
+    Format("heat", _is_heat),
+)
+NAMES = tuple(one.name for one in FORMATS if one.read is not None)

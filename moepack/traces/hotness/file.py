@@ -1,0 +1,73 @@
+"""Hotness files: files of counts, as `formats.counts` reads them."""
+
+import json
+import os
+
+import numpy as np
+
+from moepack.common.errors import TraceError
+from moepack.common.keys import ExpertKey
+from moepack.storage.atomic import write_whole
+from moepack.traces.compressed import TraceStream
+from moepack.traces.formats.counts import COLUMNS, EXAMPLE, CountsFile, parse
+from moepack.traces.hotness.model import HeldOut, Hotness
+from moepack.traces.model import Ints
+from moepack.traces.validation import Checks
+
+
+def load(path: str) -> Hotness:
+    """Read a hotness file. Raises TraceError for faults."""
+    with TraceStream(path) as stream:
+        return read(stream, Checks(path))
+
+
+def read(stream: TraceStream, checks: Checks) -> Hotness:
+    """Read an open hotness file. Raises as `load`."""
+    file = parse(stream, checks)
+    if not len(file.counts):
+        expected = f"lines of {EXAMPLE}"
+        raise TraceError("no counts in it", path=stream.path, expected=expected)
+    return Hotness(
+        path=stream.path,
+        counts=_by_expert(file, file.counts),
+        token_count=file.facts.number("tokens"),
+        digest=stream.digest,
+        request_count=file.facts.number("requests"),
+        held_out=_held_out(file),
+        origins=tuple(file.facts.origins),
+    )
+
+
+def save(hotness: Hotness, path: str | os.PathLike[str]) -> None:
+    """Write a hotness file, which appears when it is whole. Raises MachineError."""
+    write_whole(path, encode(hotness))
+
+
+def _held_out(file: CountsFile) -> HeldOut | None:
+    if file.held_out is None:
+        return None
+    counts = {key: count for key, count in _by_expert(file, file.held_out).items() if count}
+    return HeldOut(file.facts.held_out_by, file.facts.number("held_out_tokens"), counts)
+
+
+def _by_expert(file: CountsFile, counts: Ints) -> dict[ExpertKey, int]:
+    order = np.lexsort((file.expert, file.layer))
+    columns = (column[order].tolist() for column in (file.layer, file.expert, counts))
+    return {ExpertKey(layer, expert): n for layer, expert, n in zip(*columns, strict=True)}
+
+
+def encode(hotness: Hotness) -> bytes:
+    """Write a hotness file; the same counts from the same traces give the same bytes."""
+    facts = {"tokens": hotness.token_count, "requests": hotness.request_count}
+    lines = [f"# {name}={value}" for name, value in facts.items() if value is not None]
+    held_out = hotness.held_out
+    if held_out is not None:
+        lines.append(f"# held_out={held_out.by}")
+        if held_out.token_count is not None:
+            lines.append(f"# held_out_tokens={held_out.token_count}")
+    lines += [f"# origin={json.dumps(origin, sort_keys=True)}" for origin in hotness.origins]
+    lines.append(",".join(COLUMNS if held_out is not None else COLUMNS[:3]))
+    for key, count in sorted(hotness.counts.items()):
+        row = f"{key.layer},{key.expert},{count}"
+        lines.append(row if held_out is None else f"{row},{held_out.counts.get(key, 0)}")
+    return "\n".join([*lines, ""]).encode()

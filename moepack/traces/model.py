@@ -1,0 +1,161 @@
+"""The model of a trace: the experts that routers selected, token by token.
+
+A trace is a sequence of requests, each a sequence of tokens, each with its experts by layer. It is
+handled in pieces, so that one of any length needs little memory. Facts that a format does not tell
+are unknown here, and never guessed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_NUMBER = 0xFFFF
+"""Layers and experts have 16 bits."""
+
+MAX_COUNT = (1 << 63) - 1
+"""Of selections or tokens: the most that the manifest of a pack can state."""
+
+Ints = NDArray[np.int64]
+Shorts = NDArray[np.uint16]
+Bytes = NDArray[np.uint8]
+
+
+class Phase(IntEnum):
+    """The phase of a token: part of a prompt, or generated."""
+
+    UNKNOWN = 0
+    PREFILL = 1
+    DECODE = 2
+
+
+class Unknown(StrEnum):
+    """Facts that a format does not tell."""
+
+    REQUESTS = "requests"
+    """Where one request ends and the next begins: all are taken as one."""
+    PHASES = "phases"
+    """Which tokens are prefill and which are decode."""
+    TOKENS = "tokens"
+    """Where one token ends and the next begins: only counts are known."""
+    LAYERS = "layers"
+    """Which blocks of the model the layers are: they are counted among those with experts."""
+    LATER_TOKENS = "later tokens"
+    """The experts of the tokens after the first of a batch."""
+
+
+class Tokens(NamedTuple):
+    """Whole tokens in their order; their selections in the order of the model's layers.
+
+    `request` [tokens] is the number of each token's request, which never falls; `phase` [tokens] is
+    its Phase; the selections of token t are `layer[starts[t]:starts[t + 1]]` and `expert[…]`, so
+    `starts` has one item more than there are tokens.
+    """
+
+    request: Ints
+    phase: Bytes
+    starts: Ints
+    layer: Shorts
+    expert: Shorts
+
+
+class Counts(NamedTuple):
+    """Counts of selections by expert, without their tokens."""
+
+    phase: Phase
+    layer: Shorts
+    expert: Shorts
+    counts: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The origin of the pieces that follow: a format, a file, and the facts that these lack.
+
+    `model` is the model's name, if the file has it; `token_count` is the number of tokens behind
+    counts, if it is stated. `expert_counts` are by layer, for all layers with experts;
+    `expert_count` is the number in each of these, if the file does not name the layers.
+    `experts_used` is the most experts of a layer that a token uses. `recording` identifies a
+    recording: it is the same for the same prompts and options.
+    """
+
+    format: str
+    name: str
+    unknown: frozenset[Unknown] = frozenset()
+    model: str | None = None
+    token_count: int | None = None
+    expert_counts: Mapping[int, int] | None = None
+    experts_used: int | None = None
+    recording: str | None = None
+    expert_count: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the origin as files of hotness keep it, the same for the same facts."""
+        body: dict[str, Any] = {
+            "format": self.format,
+            "name": self.name,
+            "unknown": sorted(self.unknown),
+            "model": self.model,
+            "token_count": self.token_count,
+        }
+        if self.expert_counts is not None:
+            body["expert_counts"] = {str(n): count for n, count in self.expert_counts.items()}
+        if self.expert_count is not None:
+            body["expert_count"] = self.expert_count
+        return body
+
+
+Piece = Tokens | Counts
+Item = Origin | Tokens | Counts
+Items = Iterator[Item]
+"""An origin, then its pieces, then perhaps another origin."""
+
+
+class Dimensions(NamedTuple):
+    """The dimensions of a model that a file states; None if it does not.
+
+    Layers are below `layer_count` and experts below `expert_count`; a token uses up to
+    `experts_used` experts in a layer.
+    """
+
+    layer_count: int | None = None
+    expert_count: int | None = None
+    experts_used: int | None = None
+
+    def __str__(self) -> str:
+        """List the stated dimensions."""
+        words = ("layers below {}", "experts below {}", "{} experts used")
+        pairs = zip(words, self, strict=True)
+        return ", ".join(word.format(count) for word, count in pairs if count is not None)
+
+
+def selected(tokens: Tokens, kept: NDArray[np.bool_]) -> Tokens:
+    """Keep some of the selections, and only tokens with any."""
+    starts = np.concatenate(([0], np.cumsum(kept)))[tokens.starts]
+    filled = np.diff(starts) > 0
+    starts = np.append(starts[:-1][filled], starts[-1])
+    columns = (tokens.layer[kept], tokens.expert[kept])
+    return Tokens(tokens.request[filled], tokens.phase[filled], starts, *columns)
+
+
+def counts_of(phase: Phase, layer: Ints | Shorts, expert: Ints | Shorts) -> Counts:
+    """Count selections."""
+    keys, counts = np.unique(layer.astype(np.int64) << 16 | expert, return_counts=True)
+    return Counts(phase, *split_keys(keys), counts.astype(np.int64))
+
+
+def split_keys(keys: Ints) -> tuple[Shorts, Shorts]:
+    """Split keys `layer << 16 | expert`."""
+    return (keys >> 16).astype(np.uint16), (keys & MAX_NUMBER).astype(np.uint16)
+
+
+def changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return whether each row differs from the one before; the first does."""
+    begins = np.zeros(len(columns[0]), np.bool_)
+    begins[:1] = True
+    for column in columns:
+        begins[1:] |= column[1:] != column[:-1]
+    return begins

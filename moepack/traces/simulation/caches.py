@@ -1,0 +1,181 @@
+"""The simulated caches: from miss-ratio curves, by replays, or with experts held for good."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+
+import numpy as np
+
+from moepack.common.keys import ExpertKey
+from moepack.common.shape import ModelShape
+from moepack.traces.caching import cache as caching
+from moepack.traces.caching.cache import ExpertCache, Tally
+from moepack.traces.model import Ints
+from moepack.traces.simulation import static
+from moepack.traces.simulation.curves import LruCurves
+from moepack.traces.simulation.facts import CacheFacts, PrefetchFacts
+from moepack.traces.simulation.lookups import LookupStream
+from moepack.traces.simulation.replay import Belady, add_next_uses, replay, replay_prefetching
+from moepack.traces.simulation.spool import Spool
+
+BELADY, STATIC, PROMPT_STATIC = "belady", "static", "static-prompt"
+_LRU, _LAYER, _SLOTS = "lru", "layer", "slots"
+
+
+class Caches:
+    """Evaluates caches on the lookups of a trace.
+
+    `curves` and `spool` are of the lookups in the order in which sessions take turns, `in_order`
+    has them request after request.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        stream: LookupStream,
+        curves: LruCurves,
+        spool: Spool,
+        in_order: Spool,
+    ) -> None:
+        self._routed = shape.routed
+        self._expert_length = shape.routed_length
+        self.stream, self.curves = stream, curves
+        self._places, self._token_count = stream.places, stream.decode_token_count
+        self._spool, self._in_order = spool, in_order
+
+    def evaluate(self, policy: str, budgets: Sequence[int]) -> Iterator[CacheFacts]:
+        """Yield the results of a policy, one for each budget."""
+        if policy in (STATIC, PROMPT_STATIC):
+            yield from self._static(policy, budgets)
+        elif policy == BELADY:
+            yield from self._belady(budgets)
+        else:
+            for budget in budgets:
+                yield self._facts(policy, budget, *self._online(policy, budget))
+
+    def evaluate_slots(self, count: int) -> CacheFacts:
+        """Return the result of LRU caches of so many experts of each layer."""
+        length = sum(min(count, f.expert_count) * f.expert_length for f in self._routed.values())
+        tallies = self._layer_tallies(dict.fromkeys(self.curves.by_layer, count))
+        return self._facts(_SLOTS, length, *tallies, slots=count)
+
+    def evaluate_prefetching(self, count: int, budgets: Sequence[int]) -> Iterator[PrefetchFacts]:
+        """Yield the worth of prefetching `count` experts of a layer under LRU, for each budget."""
+        for budget in budgets:
+            cache = caching.make(_LRU, budget, self._key_lengths)
+            steps = replay_prefetching(self._spool, self._keys, cache, count)
+            useful_count = miss_count = useful_length = wasted_length = 0
+            for prefetched, misses in steps:
+                useful = prefetched.intersection(misses)
+                useful_count += len(useful)
+                miss_count += len(misses)
+                useful_length += sum(self._key_lengths[key] for key in useful)
+                wasted_length += sum(self._key_lengths[key] for key in prefetched - useful)
+            yield PrefetchFacts(
+                budget_length=budget,
+                guessed_count=count,
+                useful_share=_ratio(useful_count, miss_count),
+                useful_bytes_per_token=_ratio(useful_length, self._token_count),
+                wasted_bytes_per_token=_ratio(wasted_length, self._token_count),
+            )
+
+    def _online(self, policy: str, budget: int) -> tuple[Tally, Tally]:
+        if policy == _LRU:
+            whole = self.curves.whole
+            return whole.prefill.tally(budget), whole.decode.tally(budget)
+        if policy == _LAYER:
+            share = budget // len(self._routed)
+            capacities = {length: share // length for length in self.curves.by_layer}
+            return self._layer_tallies(capacities)
+        return replay(self._spool, self._keys, caching.make(policy, budget, self._key_lengths))
+
+    def _layer_tallies(self, capacities: dict[int, int]) -> tuple[Tally, Tally]:
+        """Return the tallies of caches by layer, of so many experts by the length of each."""
+        prefill, decode = Tally(), Tally()
+        for length, curves in self.curves.by_layer.items():
+            _add(prefill, curves.prefill.tally(capacities[length]))
+            _add(decode, curves.decode.tally(capacities[length]))
+        return prefill, decode
+
+    def _belady(self, budgets: Sequence[int]) -> Iterator[CacheFacts]:
+        with Spool() as next_uses:
+            add_next_uses(self._spool, len(self._keys), next_uses)
+            for budget in budgets:
+                policy = partial(Belady, reversed(next_uses))
+                cache = ExpertCache(budget, self._key_lengths, policy)
+                yield self._facts(BELADY, budget, *replay(self._spool, self._keys, cache))
+
+    def _static(self, policy: str, budgets: Sequence[int]) -> Iterator[CacheFacts]:
+        if policy == STATIC:
+            count = self._token_count
+            tallies = static.held_out(self._spool, self._lengths, budgets, count)
+            count -= count // 2
+        else:
+            tallies, count = static.prompt_alone(self._in_order, self._lengths, budgets)
+        for budget, tally in zip(budgets, tallies, strict=True):
+            yield self._facts(policy, budget, None, tally, token_count=count)
+
+    def _facts(
+        self,
+        policy: str,
+        budget: int,
+        prefill: Tally | None,
+        decode: Tally,
+        *,
+        slots: int | None = None,
+        token_count: int | None = None,
+    ) -> CacheFacts:
+        """Return the facts of a cache; those of a part of the trace have no `prefill`."""
+        hit_rate = read_length = warm_hit_rate = None
+        if prefill is not None:
+            curve = self.curves.whole.decode
+            warm_hit_rate = _ratio(decode.hit_count, curve.count - curve.cold_count)
+            read_length = prefill.missed_length + decode.missed_length
+            both = Tally()
+            _add(both, prefill)
+            _add(both, decode)
+            hit_rate = both.hit_rate
+        return CacheFacts(
+            policy=policy,
+            budget_length=budget,
+            budget_share=budget / self._expert_length,
+            slots=slots,
+            decode_hit_rate=decode.hit_rate,
+            warm_hit_rate=warm_hit_rate,
+            hit_rate=hit_rate,
+            bytes_per_token=_ratio(
+                decode.missed_length,
+                self._token_count if token_count is None else token_count,
+            ),
+            read_length=read_length,
+        )
+
+    @cached_property
+    def _keys(self) -> list[ExpertKey]:
+        """The experts by place."""
+        numbers = (column.tolist() for column in self._places.keys(np.arange(self._places.count)))
+        shared = {key: key for key in self._key_lengths}  # a dict finds the same object faster
+        keys = (ExpertKey(*key) for key in zip(*numbers, strict=True))
+        return [shared.get(key, key) for key in keys]
+
+    @cached_property
+    def _key_lengths(self) -> dict[ExpertKey, int]:
+        return {
+            ExpertKey(layer, expert): family.expert_length
+            for layer, family in self._routed.items()
+            for expert in range(family.expert_count)
+        }
+
+    @cached_property
+    def _lengths(self) -> Ints:
+        """The bytes of experts by place; 0 without an expert."""
+        return np.array([self._key_lengths.get(key, 0) for key in self._keys], np.int64)
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _add(total: Tally, tally: Tally) -> None:
+    total.hit_count += tally.hit_count
+    total.miss_count += tally.miss_count
+    total.missed_length += tally.missed_length

@@ -1,0 +1,149 @@
+"""Miss-ratio curves of LRU from one pass: of one cache, of one a layer, with a uniform router."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from moepack.common.shape import FamilyShape
+from moepack.traces.caching.cache import Tally
+from moepack.traces.expert_places import padded, values_before
+from moepack.traces.model import Ints
+from moepack.traces.simulation.lookups import Lookups
+from moepack.traces.simulation.stack import COLD, LruStack
+
+
+class MissRatioCurve:
+    """Counts lookups by stack distance: the hits, and the bytes that miss, at every budget.
+
+    Memory grows with the number of different distances: if all experts have one length these are no
+    more than there are experts.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.cold_count = 0
+        self.length = 0
+        """The bytes of all lookups."""
+        self._distances = np.zeros(0, np.int64)
+        self._sums = np.zeros((2, 0), np.int64)
+        """By distance, the number of lookups, and their bytes."""
+
+    def add(self, distances: Ints, lengths: Ints) -> None:
+        """Add lookups: their stack distances, COLD for first uses, and their bytes."""
+        self.count += len(distances)
+        self.length += int(lengths.sum())
+        is_warm = distances != COLD
+        warm = distances[is_warm]
+        self.cold_count += len(distances) - len(warm)
+        more = np.stack((np.ones_like(warm), lengths[is_warm]))
+        every = np.concatenate((self._distances, warm))
+        self._distances, index = np.unique(every, return_inverse=True)
+        sums = np.zeros((2, len(self._distances)), np.int64)
+        for row, values in zip(sums, np.concatenate((self._sums, more), axis=1), strict=True):
+            np.add.at(row, index, values)
+        self._sums = sums
+
+    def tally(self, budget: int) -> Tally:
+        """Return the counts of a cache with a budget."""
+        index = np.searchsorted(self._distances, budget, side="right")
+        hit_count, hit_length = self._sums[:, :index].sum(axis=1).tolist()
+        return Tally(hit_count, self.count - hit_count, self.length - hit_length)
+
+    def least_budget(self, share: float) -> int | None:
+        """Return the least budget that gives so large a share of all possible hits."""
+        if not len(self._distances):
+            return None
+        counts = self._sums[0]
+        return int(self._distances[np.searchsorted(np.cumsum(counts), counts.sum() * share)])
+
+
+class PhaseCurves:
+    """The miss-ratio curves of decode and of prefill."""
+
+    def __init__(self) -> None:
+        self.decode, self.prefill = MissRatioCurve(), MissRatioCurve()
+
+    def add(self, lookups: Lookups, distances: Ints, lengths: Ints) -> None:
+        """Add lookups with their stack distances, and the bytes of their experts."""
+        for curve, rows in ((self.decode, lookups.is_decode), (self.prefill, ~lookups.is_decode)):
+            curve.add(distances[rows], lengths[rows])
+
+
+class LruCurves:
+    """Miss-ratio curves of LRU caches for the experts of `routed` layers.
+
+    `whole` is by the bytes of one cache, and so is `uniform`, with a router that routes as often in
+    each step, to all experts alike. `by_layer` are by the experts in a cache of one layer, for each
+    length that experts have: all layers' together. `shared` has the decode lookups of experts that
+    another request used last, by the bytes of one cache.
+    """
+
+    def __init__(self, routed: Mapping[int, FamilyShape]) -> None:
+        layer_count = max(routed) + 1
+        self._lengths = np.zeros(layer_count, np.int64)
+        expert_counts = np.zeros(layer_count, np.int64)
+        for layer, family in routed.items():
+            self._lengths[layer] = family.expert_length
+            expert_counts[layer] = family.expert_count
+        self._uniform_router = UniformRouter(expert_counts)
+        self.whole, self.uniform = PhaseCurves(), PhaseCurves()
+        lengths = {family.expert_length for family in routed.values()}
+        self.by_layer = {length: PhaseCurves() for length in sorted(lengths)}
+        self.shared = MissRatioCurve()
+        self._stacks = LruStack(), LruStack(), LruStack()
+        self._last_request = np.zeros(0, np.int64)
+        """By place, the request that used the expert last; -1 for none."""
+
+    def add(self, lookups: Lookups) -> None:
+        """Add the next lookups."""
+        lengths = self._lengths[lookups.layer]
+        whole, uniform, by_layer = self._stacks
+        zeros, ones = np.zeros_like(lengths), np.ones_like(lengths)
+        distances = whole.distances(zeros, lookups.place, lengths, lookups.step)
+        self.whole.add(lookups, distances, lengths)
+        self._last_request = padded(self._last_request, int(lookups.place.max()) + 1, -1)
+        before = values_before(lookups.request, lookups.place, self._last_request)
+        is_shared = (before != lookups.request) & lookups.is_decode
+        self.shared.add(distances[is_shared], lengths[is_shared])
+        places = self._uniform_router.places(lookups)
+        distances = uniform.distances(zeros, places, lengths, lookups.step)
+        self.uniform.add(lookups, distances, lengths)
+        distances = by_layer.distances(lookups.layer, lookups.place, ones, lookups.step)
+        for length, curves in self.by_layer.items():
+            rows = lengths == length
+            curves.add(lookups.part(rows), distances[rows], lengths[rows])
+
+
+class UniformRouter:
+    """Replaces the experts of a trace's lookups by uniformly random ones, the same each time.
+
+    `expert_counts` [layers] are by the layer's number.
+    """
+
+    def __init__(self, expert_counts: Ints) -> None:
+        self._counts = expert_counts
+        self._first = np.concatenate(([0], np.cumsum(expert_counts)))
+        self._random = np.random.Generator(np.random.SFC64(0))
+
+    def places(self, lookups: Lookups) -> Ints:
+        """Return a place for each lookup, no two alike in a step: experts layer after layer."""
+        count = self._counts[lookups.layer]
+        experts = self._random.integers(0, count)
+        starts = lookups.step_starts
+        used = np.diff(np.append(starts, lookups.lookup_count))
+        # If a step uses most of the experts, drawing until all differ would take long.
+        crowded = used * 2 > count[starts]
+        for start, number in zip(starts[crowded].tolist(), used[crowded].tolist(), strict=True):
+            order = self._random.permutation(int(count[start]))
+            experts[start : start + number] = order[:number]
+        width = int(self._counts.max())
+        while len(again := _repeated(lookups.step * width + experts)):
+            experts[again] = self._random.integers(0, count[again])
+        return experts + self._first[lookups.layer]
+
+
+def _repeated(keys: Ints) -> Ints:
+    """Return the indexes of keys that occurred before."""
+    order = np.argsort(keys, kind="stable")
+    repeated: Ints = order[1:][np.diff(keys[order]) == 0]
+    return repeated

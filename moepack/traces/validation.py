@@ -1,0 +1,264 @@
+"""Checks of a trace: against the model's shape and the file's own statements, strict or lenient."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moepack.common.errors import TraceError
+from moepack.common.shape import ModelShape
+from moepack.traces.model import (
+    MAX_NUMBER,
+    Counts,
+    Dimensions,
+    Ints,
+    Origin,
+    Phase,
+    Shorts,
+    Tokens,
+    selected,
+)
+
+_ANOTHER_MODEL = "was it taken on another model?"
+_FEW = 32
+"""Experts in one layer of a token: more are compared by sorting."""
+_ANY = f"layers and experts from 0 to {MAX_NUMBER}"
+
+
+class Checks:
+    """Checks one file. `shape` is the model's; None allows any layer and expert up to 65535.
+
+    A fault raises TraceError; if `lenient`, it is left out and counted in `warnings`, by problem.
+    """
+
+    def __init__(self, path: str, shape: ModelShape | None = None, lenient: bool = False) -> None:
+        self.path = path
+        self.shape = shape
+        self.lenient = lenient
+        self.warnings: Counter[str] = Counter()
+        self.stated: Dimensions | None = None
+        """The model that the file stated so far."""
+        self._layer_bound = self._expert_bound = MAX_NUMBER + 1
+        self.expert_counts = {} if shape is None else shape.expert_counts
+        self._shape_limits = None if shape is None else _limits(self.expert_counts)
+        self._limits = self._shape_limits
+        """By layer, the bound of its experts; None without a model."""
+
+    def error(
+        self,
+        problem: str,
+        place: str | None = None,
+        expected: object = None,
+        actual: object = None,
+        hint: str | None = None,
+    ) -> TraceError:
+        """Return an error of the file."""
+        return TraceError(
+            problem, path=self.path, place=place, expected=expected, found=actual, hint=hint
+        )
+
+    def fault(self, problem: str, place: str | None, count: int = 1, **details: Any) -> None:
+        """Raise TraceError, or count `count` items as left out."""
+        if not self.lenient:
+            raise TraceError(problem, path=self.path, place=place, **details)
+        self.warnings[problem] += count
+
+    def warn(self, problem: str, count: int) -> None:
+        """Count items that are left out, by problem, strict or not."""
+        if count:
+            self.warnings[problem] += count
+
+    def state(self, dimensions: Dimensions, place: str | None) -> None:
+        """Check all further selections against a model that the file states.
+
+        Raises TraceError, lenient or not, if no model is like that, or if the shape or an earlier
+        statement differs.
+        """
+        numbers = [number for number in dimensions if number is not None]
+        if not all(1 <= number <= MAX_NUMBER + 1 for number in numbers):
+            problem, expected = "dimensions that no model has", f"1 to {MAX_NUMBER + 1}"
+            raise self.error(problem, place, expected, dimensions)
+        if self.stated is not None and dimensions != self.stated:
+            problem = "the file states another model than those before"
+            hint = "only files of one model can be read together"
+            raise self.error(problem, place, self.stated, dimensions, hint)
+        self._set_bounds(dimensions)
+        self._expect_shape(dimensions, place)
+
+    def state_origin(self, origin: Origin, place: str) -> None:
+        """Check all further selections against the model that an origin states.
+
+        Raises TraceError, lenient or not, if the shape differs.
+        """
+        self._limits = self._shape_limits
+        self._set_bounds(Dimensions(None, origin.expert_count, origin.experts_used))
+        self._expect_shape(Dimensions(expert_count=origin.expert_count), place)
+        counts = origin.expert_counts
+        if counts is not None:
+            self.expect_experts(counts, place)
+            self.stated = Dimensions(max(counts) + 1, max(counts.values()), origin.experts_used)
+            self._limits = _limits(counts)
+
+    def expect_experts(self, expert_counts: Mapping[int, int], place: str | None) -> None:
+        """Compare the experts of layers with the shape.
+
+        Raises TraceError if no model has so many, or if the shape lacks such a layer, or has other
+        experts in it.
+        """
+        for layer, count in expert_counts.items():
+            if not 1 <= count <= MAX_NUMBER + 1:
+                problem, expected = "experts that no model has", f"1 to {MAX_NUMBER + 1}"
+                raise self.error(problem, f"layer {layer}", expected, count)
+            right = self.expert_counts.get(layer, 0)
+            if self.shape is not None and right != count:
+                raise self._another_model(f"experts in layer {layer}", place, right, count)
+
+    def _set_bounds(self, dimensions: Dimensions) -> None:
+        self.stated = dimensions
+        self._layer_bound = dimensions.layer_count or MAX_NUMBER + 1
+        self._expert_bound = dimensions.expert_count or MAX_NUMBER + 1
+
+    def _expect_shape(self, dimensions: Dimensions, place: str | None) -> None:
+        """Compare layers and experts; users let engines use fewer experts than the model does."""
+        if self.shape is None:
+            return
+        counts = self.expert_counts
+        most, last = max(counts.values(), default=0), max(counts, default=-1)
+        if dimensions.expert_count not in (None, most):
+            raise self._another_model("experts a layer", place, most, dimensions.expert_count)
+        layer_count = dimensions.layer_count
+        if layer_count is not None and layer_count < len(counts):
+            raise self._another_model("layers", place, f"up to layer {last}", layer_count)
+
+    def _another_model(
+        self, name: str, place: str | None, expected: object, actual: object
+    ) -> TraceError:
+        problem = f"the file is of a model with other {name}"
+        return self.error(problem, place, expected, actual, _ANOTHER_MODEL)
+
+    def fitting(
+        self, layer: Ints, expert: Ints, place_of: Callable[[int], str]
+    ) -> NDArray[np.bool_] | None:
+        """Return whether the model can have made each selection; None if it can have made all.
+
+        `place_of` names the place of a selection for a message, by its index.
+        """
+        if self._limits is None and not (
+            _any_beyond(layer, self._layer_bound) or _any_beyond(expert, self._expert_bound)
+        ):
+            return None
+        beyond = (layer < 0) | (layer >= self._layer_bound)
+        beyond |= (expert < 0) | (expert >= self._expert_bound)
+        wrong = beyond
+        if self._limits is not None:
+            wrong = beyond | (expert >= self._limits[np.where(beyond, 0, layer)])
+        if not wrong.any():
+            return None
+        first, count = int(np.argmax(wrong)), int(np.count_nonzero(wrong))
+        expected: object
+        if self.shape is not None and not (beyond[first] and self.stated):
+            problem, expected, hint = "the model has no such expert", self.shape, _ANOTHER_MODEL
+        elif self.stated is None or max(layer[first], expert[first]) > MAX_NUMBER:
+            problem, expected, hint = "out of bounds", _ANY, None
+        else:
+            problem, expected = "not of the model that the file says it is of", self.stated
+            if self._limits is not None and not beyond[first]:
+                expected = f"{self._limits[layer[first]]} experts in layer {layer[first]}"
+            hint = "is it damaged, or were files of several models joined?"
+        pair = f"layer {layer[first]} expert {expert[first]}"
+        self.fault(problem, place_of(first), count, expected=expected, found=pair, hint=hint)
+        right: NDArray[np.bool_] = ~wrong
+        return right
+
+    def tokens(self, tokens: Tokens, place_of: Callable[[int], str]) -> Tokens:
+        """Return whole tokens without selections that no router makes.
+
+        A router selects each expert of a layer once for a token, and no more of them than the file
+        states.
+        """
+        used = self.stated.experts_used if self.stated else None
+        if _is_plain(tokens, used or MAX_NUMBER + 1):
+            return tokens
+        keys = np.repeat(np.arange(len(tokens.request)), np.diff(tokens.starts)) << 16
+        keys |= tokens.layer
+        again = _repeated(keys << 16 | tokens.expert, 1)
+        if len(again):
+            problem, expected = "an expert twice in one layer of a token", "each expert once"
+            hint = "were the borders of tokens lost? `lenient=True` counts such experts once"
+            kept = self._without(tokens, again, place_of, problem, expected=expected, hint=hint)
+            return self.tokens(kept, place_of)  # lenient: no place will be asked for again
+        more = _repeated(keys, used or MAX_NUMBER + 1)
+        if len(more):
+            problem = "more experts in one layer of a token than the file says"
+            return self._without(tokens, more, place_of, problem, expected=f"<= {used}")
+        return tokens
+
+    def _without(
+        self,
+        tokens: Tokens,
+        wrong: NDArray[np.intp],
+        place_of: Callable[[int], str],
+        problem: str,
+        **details: Any,
+    ) -> Tokens:
+        """Report the selections `wrong`, and leave them out."""
+        first = int(wrong.min())
+        pair = f"layer {tokens.layer[first]} expert {tokens.expert[first]}"
+        place = None if self.lenient else place_of(first)
+        self.fault(problem, place, len(wrong), found=pair, **details)
+        kept = np.ones(len(tokens.layer), np.bool_)
+        kept[wrong] = False
+        return selected(tokens, kept)
+
+    def counts(
+        self, phase: Phase, layer: Ints, expert: Ints, counts: Ints, place_of: Callable[[int], str]
+    ) -> Counts:
+        """Return the counts of experts that the model has."""
+        right = self.fitting(layer, expert, place_of)
+        if right is not None:
+            layer, expert, counts = layer[right], expert[right], counts[right]
+        return Counts(phase, shorts(layer), shorts(expert), counts)
+
+
+def _limits(expert_counts: Mapping[int, int]) -> Ints:
+    """Return the number of experts by layer, 0 if none is given."""
+    limits = np.zeros(MAX_NUMBER + 1, np.int64)
+    limits[list(expert_counts)] = list(expert_counts.values())
+    return limits
+
+
+def _any_beyond(numbers: Ints, bound: int) -> bool:
+    return int(numbers.min(initial=0)) < 0 or int(numbers.max(initial=0)) >= bound
+
+
+def _is_plain(tokens: Tokens, most: int) -> bool:
+    """Return whether the experts of each token's layer stand together, are few, and surely differ.
+
+    They nearly always do, and this is twenty times as fast as sorting.
+    """
+    layer, starts = tokens.layer, tokens.starts
+    begins = np.zeros(len(layer) + 1, np.bool_)
+    begins[starts] = True
+    if np.any((layer[1:] < layer[:-1]) & ~begins[1:-1]):
+        return False
+    begins[1:-1] |= layer[1:] != layer[:-1]
+    longest = int(np.diff(np.flatnonzero(begins)).max(initial=0))
+    if longest > min(most, _FEW):
+        return False
+    pairs = layer.astype(np.uint32) << 16 | tokens.expert
+    return not any(np.any(pairs[far:] == pairs[:-far]) for far in range(1, longest))
+
+
+def _repeated(keys: Ints, most: int) -> NDArray[np.intp]:
+    """Return the indices of the keys that occurred `most` times before."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    repeated: NDArray[np.intp] = order[most:][ordered[most:] == ordered[:-most]]
+    return repeated
+
+
+def shorts(numbers: Ints) -> Shorts:
+    """Narrow layers or experts that were checked."""
+    return numbers.astype(np.uint16)

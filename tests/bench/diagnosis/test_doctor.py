@@ -1,0 +1,37 @@
+"""All checks at once, on this machine."""
+
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.bench.diagnosis.doctor import DoctorFacts
+from moepack.report import doctor_text
+
+NAMES = [
+    *("memory", "memory pressure", "processors", "memory bandwidth", "llama.cpp", "variables"),
+    *("GPU", "drive", "file system"),
+]
+
+
+@pytest.fixture(scope="module")
+def facts(packs: dict[str, Path]) -> DoctorFacts:
+    return moepack.doctor(packs["qwen3moe"], seconds=0)
+
+
+def test_every_check_has_a_line_and_what_to_do(facts: DoctorFacts) -> None:
+    names = [finding.name for finding in facts.findings]
+    assert names[: len(NAMES)] == NAMES
+    assert len(names) == len(set(names))
+    assert all(one.hint for one in facts.findings if one.verdict in ("limit", "problem"))
+    text = doctor_text.text(facts)
+    for finding in facts.findings:
+        assert f"\n{finding.name} " in f"\n{text}"
+    assert "a hint" not in text
+
+
+def test_without_a_model_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    report = moepack.doctor(directory=tmp_path, seconds=0)
+    assert (report.model, report.prognosis) == (None, None)
+    assert not list(tmp_path.iterdir())
+    assert "moepack doctor MODEL" in doctor_text.text(report)

@@ -1,0 +1,177 @@
+"""What the system allows, where it really does not: filters, limits, file systems."""
+
+import errno
+import os
+import platform
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moepack.bench.diagnosis import system
+from moepack.bench.diagnosis.check_result import CheckResult
+from moepack.common.errors import MachineError
+from moepack.running.pager.page_faults import check_page_faults
+from moepack.storage.open_files import lies_in_memory
+from moepack.storage.probe import choose
+from tests.support import mounts, seccomp
+from tests.support.reads import in_child
+
+MACHINE = platform.machine()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Return a file on a drive that is read directly, by io_uring too."""
+    path = tmp_path / "data.bin"
+    path.write_bytes(bytes(8192))
+    if lies_in_memory(path):
+        pytest.skip("temporary files are in memory here")
+    for name in ("uring", "direct"):
+        try:
+            choose(name, [path], 1)[0].close()
+        except MachineError as error:
+            pytest.skip(str(error))
+    return path
+
+
+def verdicts(findings: list[CheckResult]) -> dict[str, str]:
+    return {finding.name: finding.verdict for finding in findings}
+
+
+def test_what_works_is_fine(file: Path) -> None:
+    assert verdicts(system.check_reading(file)) == {"direct reads": "fine", "io_uring": "fine"}
+
+
+def test_a_forbidden_io_uring_is_named(file: Path) -> None:
+    def work() -> None:
+        seccomp.forbid(seccomp.IO_URING_SETUP, errno.EPERM)
+        direct, uring = system.check_reading(file)
+        assert (direct.verdict, uring.verdict) == ("fine", "limit")
+        assert uring.measured == os.strerror(errno.EPERM)
+        assert "seccomp" in (uring.hint or "")
+        assert (uring.hint or "").endswith("allow it; threads read meanwhile")
+
+    in_child(work)
+
+
+@pytest.mark.skipif(MACHINE not in seccomp.OPENAT, reason="the number of openat is not known")
+def test_a_file_system_without_direct_reads_is_named(file: Path) -> None:
+    def work() -> None:
+        seccomp.forbid_direct()
+        direct, _ = system.check_reading(file)
+        assert direct.verdict == "limit"
+        assert "page cache" in (direct.hint or "")
+
+    in_child(work)
+
+
+def test_files_in_memory_are_no_drive() -> None:
+    path = Path(f"/dev/shm/moepack-test-{os.getpid()}")
+    try:
+        path.write_bytes(bytes(8192))
+    except OSError:
+        pytest.skip("there is no /dev/shm")
+    try:
+        (finding,) = system.check_reading(path)
+        kind = system.check_file_system(path)
+    finally:
+        path.unlink()
+    assert finding.verdict == "limit"
+    assert "in memory" in (finding.measured or "")
+    assert kind.measured == "tmpfs"
+
+
+@pytest.mark.skipif(MACHINE not in seccomp.USERFAULTFD, reason="its number is not known")
+def test_forbidden_page_faults_are_a_problem() -> None:
+    def work() -> None:
+        seccomp.forbid(seccomp.USERFAULTFD[MACHINE], errno.EPERM)
+        finding = system.check_faults()
+        assert finding.verdict == "problem"
+        assert "seccomp" in (finding.hint or "")
+
+    try:
+        check_page_faults()
+    except MachineError as error:
+        pytest.skip(str(error))
+    assert system.check_faults().verdict == "fine"
+    in_child(work)
+
+
+@pytest.mark.skipif(MACHINE not in seccomp.MADVISE, reason="its number is not known")
+def test_without_huge_pages_reads_are_slower() -> None:
+    def work() -> None:
+        seccomp.forbid(seccomp.MADVISE[MACHINE], errno.EINVAL)
+        finding = system.check_huge_pages()
+        assert (finding.verdict, finding.measured) == ("limit", "pages of 4.0 KiB alone")
+
+    if system.check_huge_pages().verdict != "fine":
+        pytest.skip("this kernel has none")
+    in_child(work)
+
+
+@pytest.mark.parametrize(
+    ("limit", "few", "enough", "check"),
+    [
+        (resource.RLIMIT_NOFILE, 100, 600, system.check_open_files),
+        (resource.RLIMIT_MEMLOCK, 64 << 10, 8 << 20, system.check_locked_memory),
+    ],
+)
+def test_limits_of_a_process_are_compared_with_what_is_needed(
+    limit: int, few: int, enough: int, check: Callable[[], CheckResult]
+) -> None:
+    def work() -> None:
+        resource.setrlimit(limit, (enough, enough))
+        assert check().verdict == "fine"
+        resource.setrlimit(limit, (few, few))
+        finding = check()
+        assert finding.verdict != "fine"
+        assert (finding.hint or "").startswith("ulimit ")
+
+    in_child(work)
+
+
+def test_more_shards_take_more_open_files() -> None:
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))
+        assert system.check_open_files(100).hint == "ulimit -n 712"
+
+    in_child(work)
+
+
+def test_mappings_are_enough_for_so_many_experts(tmp_path: Path) -> None:
+    path = tmp_path / "max_map_count"
+    path.write_text("65530\n")
+    assert system.check_mappings(None, path).verdict == "fine"
+    assert system.check_mappings(21_000, path).verdict == "fine"
+    finding = system.check_mappings(30_000, path)
+    assert (finding.verdict, finding.hint) == (
+        "limit",
+        "the model has 30,000: sysctl vm.max_map_count=92000",
+    )
+    missing = system.check_mappings(1, tmp_path / "none")
+    assert (missing.measured, missing.verdict) == (None, "unknown")
+    assert system.check_mappings().measured, "this system says it"
+
+
+@mounts.needs_fuse
+def test_a_mount_by_a_program_is_named(packs: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "mount"
+    with mounts.mounted(packs["qwen3moe"], folder):
+        finding = system.check_file_system(next(folder.iterdir()))
+    assert finding.verdict == "limit"
+    assert (finding.measured or "").startswith("fuse")
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [("nfs4", "limit"), ("cifs", "limit"), ("9p", "limit"), ("ext4", "fine"), ("xfs", "fine")],
+)
+def test_a_drive_of_another_machine_is_named(tmp_path: Path, kind: str, verdict: str) -> None:
+    """By a line of /proc/self/mountinfo as proc(5) has it."""
+    line = f"36 35 0:999999 / {tmp_path} rw,noatime shared:1 - {kind} server:/models rw"
+    root = "22 1 0:999998 / / rw shared:1 - overlay overlay rw"
+    finding = system.check_file_system(tmp_path, [root, line])
+    assert (finding.measured, finding.verdict) == (kind, verdict)
+    assert system.check_file_system(tmp_path, []).verdict == "unknown"

@@ -1,1 +1,0 @@
-"""Tests of what caches keep and give up."""

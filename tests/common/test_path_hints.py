@@ -1,0 +1,82 @@
+"""What is said of a path where nothing is."""
+
+from pathlib import Path
+
+import pytest
+
+from moepack.common.path_hints import download_hint, missing_hint, missing_model_hint
+
+HUB = "hf download unsloth/Qwen3-GGUF"
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("hf://unsloth/Qwen3-GGUF", f"{HUB} --include '*Q4_K_M*'"),
+        ("hf.co/unsloth/Qwen3-GGUF:Q8_0", f"{HUB} --include '*Q8_0*'"),
+        ("unsloth/Qwen3-GGUF", f"{HUB} --include '*Q4_K_M*'"),
+        ("unsloth/Qwen3-GGUF:UD-Q2_K_XL", f"{HUB} --include '*UD-Q2_K_XL*'"),
+        ("https://huggingface.co/unsloth/Qwen3-GGUF/", f"{HUB} --include '*Q4_K_M*'"),
+        ("https://huggingface.co/unsloth/Qwen3-GGUF/tree/main", f"{HUB} --include '*Q4_K_M*'"),
+        (
+            "https://huggingface.co/unsloth/Qwen3-GGUF/resolve/main/a.gguf?download=true",
+            f"{HUB} a.gguf --local-dir Qwen3-GGUF",
+        ),
+        (
+            "https://huggingface.co/unsloth/Qwen3-GGUF/blob/main/Q4/a-00002-of-00003.gguf",
+            f"{HUB} --include 'Q4/a-*-of-00003.gguf'",
+        ),
+        ("hf://unsloth/Qwen3-GGUF/Q4/a.gguf", f"{HUB} Q4/a.gguf"),
+        ("https://example.org/a b.gguf", "curl -L -O 'https://example.org/a b.gguf'"),
+        ("ollama://library/qwen3:30b-a3b-q4_K_M", "ollama show library/qwen3:30b-a3b-q4_K_M"),
+    ],
+)
+def test_a_name_of_a_hub_says_how_it_is_downloaded(name: str, command: str) -> None:
+    assert command in (download_hint(name) or "")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["model.gguf", "models/model.gguf", "./owner/name", "../a/b", "/a/b", "a/b/c", "a/b.gguf"],
+)
+def test_a_path_is_no_name_of_a_hub(path: str) -> None:
+    assert download_hint(path) is None
+
+
+def test_what_lies_in_a_folder_that_is_here_is_no_name_of_a_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert download_hint("models/qwen3") is not None
+    (tmp_path / "models").mkdir()
+    assert download_hint("models/qwen3") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("", "the name is empty: is a shell variable unset?"),
+        (" ", "the name is empty: is a shell variable unset?"),
+        ("Model.gguf", "did you mean model.gguf?"),
+        ("model.GGUF", "did you mean model.gguf?"),
+    ],
+)
+def test_what_may_be_meant_is_named(
+    path: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.gguf").touch()
+    (tmp_path / "unlike.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    assert hint in (missing_hint(path) or "")
+
+
+def test_a_model_that_is_not_there_is_answered_with_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert missing_model_hint("other.gguf").startswith("download it first: hf download ")
+    for name in ("a.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf", "notes.txt"):
+        (tmp_path / name).touch()
+    hint = missing_model_hint("qwen")
+    assert hint.startswith("here are a.gguf, b-00001-of-00002.gguf; ")
+    assert "hf download " in hint

@@ -1,0 +1,105 @@
+"""The facts of sources and packs, with sense and nonsense in them."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moepack.inspection import describe
+from moepack.inspection.facts import PackFacts, SourceFacts
+from moepack.report import text
+from moepack.report.json_text import to_json
+from tests.support.gguf_builder import moe
+from tests.support.pack_draft import Draft
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+LAYOUT = dict.fromkeys(("name", "files", "blobs", "parts"))
+PARTS = dict.fromkeys(("projections", "alignment", "small_alignment", "codec"))
+HOTNESS = dict.fromkeys(
+    ("digest", "token_count", "request_count", "selection_count", "measured_blob_count")
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "facts"),
+    [
+        ("layout", {"name": [], "files": 5, "blobs": "hot", "parts": None}, LAYOUT),
+        (
+            "layout",
+            {"name": "x", "parts": {"projections": [5], "alignment": -1, "codec": "zstd"}},
+            LAYOUT | {"name": "x", "parts": PARTS | {"codec": "zstd"}},
+        ),
+        ("hotness", {}, HOTNESS | {"blob_count": None}),
+        (
+            "hotness",
+            {"token_count": "many", "selection_count": True, "digest": 5, "blob_count": 4},
+            HOTNESS | {"blob_count": 4},
+        ),
+    ],
+)
+def test_nonsense_in_a_manifest_is_not_known_and_no_mistake(
+    key: str, value: dict[str, Any], facts: dict[str, Any], pack_copy: Path
+) -> None:
+    draft = Draft(pack_copy)
+    draft.body[key] = value
+    draft.save_manifest()
+    pack = describe.inspect(pack_copy)
+    assert isinstance(pack, PackFacts)
+    assert to_json(getattr(pack, key)) == facts
+    assert str(text.pack(pack))
+
+
+def test_what_a_manifest_does_not_say_is_a_dash_for_people_and_null_for_programs(
+    pack_copy: Path,
+) -> None:
+    draft = Draft(pack_copy)
+    draft.body |= {"layout": {"name": 5}, "hotness": {"token_count": "many"}}
+    draft.body["source"] |= {"architecture": "", "name": None}
+    draft.body["source"] |= {"experts_used": {}, "context_length": None}
+    draft.save_manifest()
+    facts = describe.inspect(pack_copy)
+    assert isinstance(facts, PackFacts)
+    lines = str(text.pack(facts)).splitlines()
+    assert lines[0].startswith("a model without a name (–), packed by moepack ")
+    assert lines[0].endswith(" from 6 shards")
+    assert lines[1] == "  layout     –: blobs aligned to 4.0 KiB, weights to 4.0 KiB"
+    assert lines[4] == "  used       – a token; context –"
+    assert lines[7] == "  hotness    – over an unknown number of tokens"
+    assert to_json(facts.layout) == {"name": None, "files": None, "blobs": None, "parts": None}
+    assert (facts.source.architecture, facts.source.name, facts.coverage) == (None, None, None)
+
+
+def test_what_a_file_puts_into_a_name_cannot_move_the_cursor(pack_copy: Path) -> None:
+    draft = Draft(pack_copy)
+    draft.body["source"]["name"] = "\x1b[2J" + "long" * 1000
+    draft.body["tool"] = "a\nb"
+    draft.save_manifest()
+    facts = describe.inspect(str(pack_copy))
+    assert isinstance(facts, PackFacts)
+    first = str(text.pack(facts)).splitlines()[0]
+    assert first.isprintable()
+    assert len(first) < 400
+
+
+def test_a_terminal_without_the_letters_of_a_name_gets_it_escaped(
+    pack_copy: Path, moepack_command: Command
+) -> None:
+    draft = Draft(pack_copy)
+    draft.body["source"]["name"] = "模型"
+    draft.save_manifest()
+    run = moepack_command("inspect", pack_copy, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith(r"\u6a21\u578b (qwen3moe), packed by")
+
+
+def test_metadata_of_another_kind_is_not_known(tmp_path: Path) -> None:
+    builder = moe((0,)).put("general.name", "u32", 5)
+    builder.put("qwen3moe.expert_used_count", "str", "two")
+    facts = describe.inspect(builder.write(tmp_path / "m.gguf"))
+    assert isinstance(facts, SourceFacts)
+    assert (facts.name, facts.experts_used, facts.parameters.active) == (None, None, None)
+    assert "experts per token     –\n" in str(text.source(facts))

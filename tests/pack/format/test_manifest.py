@@ -1,0 +1,44 @@
+"""The manifest: encode and decode are a pair, up to its limits."""
+
+import pytest
+
+from moepack.common.errors import PackError
+from moepack.pack.format import manifest, records
+from moepack.pack.format.manifest import FileEntry, IndexEntry, Manifest
+from moepack.pack.format.source_entry import ShardEntry, SourceEntry
+
+
+def test_experts_used_are_known_by_family_and_layer() -> None:
+    source = SourceEntry("m", None, {"ffn_exps": 2, "ffn_chexps": [None, 1]}, None, [], ())
+    assert source.experts_used_in("ffn_exps", 7) == 2
+    assert [source.experts_used_in("ffn_chexps", layer) for layer in range(3)] == [None, 1, None]
+    assert source.experts_used_in("attn_v_exps", 0) is None
+
+
+def test_what_the_limits_allow_fits_into_a_manifest() -> None:
+    """Shards and files, as many as there may be, with the longest names; pages of the index."""
+    shards = tuple(
+        ShardEntry(f"{number:05}" + "ä" * 125, 1 << 62, 1 << 40, "0" * 64, "f" * 64)
+        for number in range(records.MAX_SHARDS)
+    )
+    files = tuple(
+        FileEntry(f"{number:05}" + "x" * 250, 1 << 62) for number in range(records.MAX_FILES)
+    )
+    pages = tuple(range(records.MAX_INDEX_LENGTH // manifest.PAGE_LENGTH))
+    described = Manifest(
+        tool="test",
+        is_whole=True,
+        source=SourceEntry("a", "b", {"ffn_exps": [8] * 1000}, 1 << 20, [], shards),
+        layout={"name": "layers"},
+        hotness={"order": None},
+        layers=[0, 7],
+        index_entry=IndexEntry(records.MAX_INDEX_LENGTH, 5, pages, "i" * 255),
+        files=files,
+    )
+    data = manifest.encode(described)
+    assert len(data) <= manifest.MAX_LENGTH
+    assert manifest.decode(data, "manifest.json") == described
+    shards = (*shards, shards[0]._replace(name="one more"))
+    more = described._replace(source=described.source._replace(shards=shards))
+    with pytest.raises(PackError, match=r"source\.shards: out of bounds, expected 1 to 4,096"):
+        manifest.decode(manifest.encode(more), "manifest.json")

@@ -1,0 +1,434 @@
+"""Reads from a mirror, sound or damaged."""
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import moepack
+from moepack.common.errors import MachineError, MirrorWarning, PackError
+from moepack.pack.reading import mirror as descriptions
+from moepack.pack.reading.expert_read import ExpertRead, FileRead
+from moepack.pack.reading.mirror import Description, Mirror, RangeSet
+from moepack.pack.reading.mirror_use import MirrorUse
+from tests.support.compressible import compressible
+from tests.support.faulty_backend import Fault, FaultyBackend, make, require
+from tests.support.mirrors import mirror, reads_right
+from tests.support.models import first_shard, flip, keys_of, on_disk
+from tests.support.ways import WAYS, Reading
+
+pytestmark = pytest.mark.long
+
+FILES = ("experts-00000.bin", "experts-00001.bin")
+
+
+@pytest.fixture(params=["direct", "uring"])
+def past_cache(request: pytest.FixtureRequest, packs: dict[str, Path]) -> str:
+    """Name each backend that works here and reads past the page cache."""
+    return require(request.param, packs["qwen3moe"])
+
+
+@pytest.fixture
+def mirrored(pack_copy: Path) -> Path:
+    """Give a pack that has a mirror, in which all experts are."""
+    mirror(pack_copy)
+    return pack_copy
+
+
+def folder_of(pack: Path) -> Path:
+    """Return the folder of a pack's mirror."""
+    return Path(os.readlink(pack / ".mirror"))
+
+
+# What it gives
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
+    """Mirror a pack, a coded pack and an index over shards; return each with a plain pack."""
+    folder = tmp_path_factory.mktemp("mirrored")
+    coded, real = compressible().write(folder / "m.gguf"), first_shard("gpt-oss")
+    for name in ("plain", "coded", "real", "index"):
+        (folder / name).mkdir()
+    moepack.pack_model(coded, folder / "plain" / "pack")
+    moepack.pack_model(coded, folder / "coded" / "pack", codec="zstd")
+    moepack.pack_model(real, folder / "real" / "pack")
+    moepack.index_model(real, folder / "index" / "pack", digests=True)
+    names = (("coded", "plain"), ("real", "real"), ("index", "real"))
+    for name, _ in names:
+        mirror(folder / name / "pack")
+    return [(folder / name / "pack", folder / plain / "pack") for name, plain in names]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_reads_from_both_places_until_the_mirror_fails(
+    way: str, kinds: list[tuple[Path, Path]], past_cache: str
+) -> None:
+    for path, plain_path in kinds:
+        with moepack.open(path) as pack, moepack.open(plain_path) as plain:
+            keys = keys_of(pack)[:6] * 3
+            sound = Reading(pack, keys, ("up", "down"), options={"backend": past_cache})
+            WAYS[way](sound)
+            spoiled = Reading(pack, keys, ("up", "down"), options={"backend": past_cache})
+            with _spoiled(folder_of(path)), pytest.warns(MirrorWarning):
+                WAYS[way](spoiled)
+            for reading in (sound, spoiled):
+                assert reading.errors == []
+                for number, contents in reading.experts.items():
+                    for part in ("up", "down"):
+                        assert contents[part] == on_disk(plain.locate(*keys[number], part))
+                assert reading.statistics is not None
+                assert reading.statistics.error_count == 0
+            assert sound.statistics is not None
+            assert sound.statistics.mirror is not None
+            assert 0 < sound.statistics.mirror.read_length < sound.statistics.read_length
+            assert sound.statistics.mirror.error_count == 0
+
+
+@contextlib.contextmanager
+def _spoiled(folder: Path) -> Iterator[None]:
+    """Flip a bit of each byte in a mirror for a while."""
+    _flipped(folder)
+    yield
+    _flipped(folder)
+
+
+def test_what_is_not_mirrored_comes_from_the_pack(pack_copy: Path, past_cache: str) -> None:
+    """As do dense tensors."""
+    mirror(pack_copy, hottest=200_000)
+    backend = FaultyBackend(make(past_cache))
+    with moepack.open(pack_copy) as pack, pack.reader(backend=backend) as reader:
+        hottest = [pack.locate(*key) for key in pack.hottest(200_000)]
+        reads_right(pack, reader, rounds=3)
+        assert reader.read_dense(pack.dense()[0].name)
+    folder = folder_of(pack_copy)
+    copies = {read[:2] for read in backend.begun if read.path.parent == folder}
+    assert copies
+    assert copies <= {(folder / where.path.name, where.offset) for where in hottest}
+
+
+@pytest.mark.parametrize(("name", "mirror"), [("buffered", True), ("direct", False)])
+def test_through_the_page_cache_or_if_asked_the_pack_alone_is_read(
+    mirrored: Path, name: str, mirror: bool
+) -> None:
+    """Else the cache would hold both copies."""
+    backend = FaultyBackend(make(require(name, mirrored)))
+    with moepack.open(mirrored) as pack, pack.reader(backend=backend, mirror=mirror) as reader:
+        reads_right(pack, reader)
+        assert reader.mirror is None
+        assert reader.statistics.mirror is None
+    assert {read.path.parent for read in backend.begun} == {mirrored}
+
+
+# What is noticed
+
+
+def problem_of(pack: Path) -> str | None:
+    """Read all of a pack, without its mirror if that has a problem; return the problem."""
+    with moepack.open(pack) as opened:
+        assert opened.mirror is not None
+        problem = opened.mirror.problem
+        if problem is not None:
+            with pytest.warns(MirrorWarning, match="this mirror is not read"):
+                reader = opened.reader()
+            with reader:
+                assert reader.mirror is None
+                reads_right(opened, reader)
+    return problem
+
+
+def test_a_mirror_that_is_gone_is_noticed(mirrored: Path) -> None:
+    shutil.rmtree(folder_of(mirrored))
+    assert "not there" in str(problem_of(mirrored))
+
+
+def test_a_mirror_of_a_pack_that_was_made_anew_is_noticed(tmp_path: Path) -> None:
+    """And of one whose ranks are new it is not: no blob was moved."""
+    pack = tmp_path / "pack"
+    moepack.pack_model(compressible().write(tmp_path / "a.gguf"), pack)
+    folder = mirror(pack)
+    assert problem_of(pack) is None
+    hotness = tmp_path / "hotness.csv"
+    hotness.write_text("layer,expert,count\n0,2,7\n")
+    assert moepack.rank_pack(pack, hotness).is_changed
+    assert problem_of(pack) is None
+    shutil.rmtree(pack)
+    other = compressible(masks={"gate": 0x07}).write(tmp_path / "b.gguf")
+    moepack.pack_model(other, pack)
+    (pack / ".mirror").symlink_to(folder)
+    assert "of another pack" in str(problem_of(pack))
+
+
+def test_a_description_with_any_byte_changed_or_cut_off_is_noticed(mirrored: Path) -> None:
+    path = folder_of(mirrored) / "mirror.json"
+    data = path.read_bytes()
+    for number in range(len(data)):
+        for bad in (data[:number], data[:number] + bytes([data[number] ^ 1]) + data[number + 1 :]):
+            with pytest.raises(PackError, match=r"mirror\.json is damaged"):
+                descriptions.decode(bad, path)
+    path.write_bytes(data[:-1])
+    assert "damaged" in str(problem_of(mirrored))
+    path.unlink()
+    path.mkdir()
+    assert "cannot be read" in str(problem_of(mirrored))
+
+
+paths = st.text(st.characters(blacklist_characters="\0"), min_size=1).filter(
+    lambda text: text.isprintable()
+)
+
+
+@given(
+    st.integers(0, (1 << 64) - 1),
+    paths,
+    st.none() | st.integers(0, 1 << 60),
+    st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9]{0,9}\.bin", fullmatch=True),
+        st.lists(st.integers(0, 1 << 40), unique=True).map(sorted),
+    ),
+)
+def test_a_description_is_read_as_it_was_written(
+    content: int, pack: str, hottest: int | None, edges: dict[str, list[int]]
+) -> None:
+    ranges = {name: tuple(zip(of[::2], of[1::2], strict=False)) for name, of in edges.items()}
+    written = Description(content, os.fsdecode(os.fsencode(pack)), hottest, ranges)
+    assert descriptions.decode(descriptions.encode(written), Path("m")) == written
+
+
+def test_ranges_that_touch_or_fall_are_no_description() -> None:
+    for of in (((5, 5),), ((0, 4), (4, 9)), ((9, 12), (1, 3)), ((-1, 3),)):
+        data = descriptions.encode(Description(1, "p", None, {"a.bin": of}))
+        with pytest.raises(PackError):
+            descriptions.decode(data, Path("m"))
+    data = descriptions.encode(Description(1, "p", None, {"../a": ((0, 1),)}))
+    with pytest.raises(PackError):
+        descriptions.decode(data, Path("m"))
+
+
+@given(st.lists(st.integers(0, 60), unique=True).map(sorted), st.integers(0, 60), st.integers(1, 9))
+def test_a_range_is_covered_if_all_of_its_bytes_are(
+    edges: list[int], start: int, length: int
+) -> None:
+    edges = edges[: len(edges) // 2 * 2]
+    ranges = list(zip(edges[::2], edges[1::2], strict=True))
+    covered = {byte for first, end in ranges for byte in range(first, end)}
+    is_covered = covered.issuperset(range(start, start + length))
+    assert RangeSet(ranges).covers(start, start + length) == is_covered
+
+
+Damage = Callable[[Path], list[Fault]]
+
+
+def _flipped(folder: Path) -> list[Fault]:
+    flipped = bytes(byte ^ 1 for byte in range(256))
+    for path in folder.iterdir():
+        if path.name != descriptions.NAME:
+            path.write_bytes(path.read_bytes().translate(flipped))
+    return []
+
+
+def _removed(folder: Path) -> list[Fault]:
+    for name in FILES:
+        (folder / name).unlink()
+    return []
+
+
+def _failing(folder: Path) -> list[Fault]:
+    return [Fault(path=folder / name, code=errno.EIO) for name in FILES]
+
+
+DAMAGE: dict[str, Damage] = {"flipped": _flipped, "removed": _removed, "EIO": _failing}
+
+
+@pytest.mark.parametrize("check", ["always", "first"])
+@pytest.mark.parametrize("what", DAMAGE)
+def test_the_pack_serves_what_the_mirror_does_not(
+    mirrored: Path, past_cache: str, what: str, check: str
+) -> None:
+    """It is warned of once, it is no error, and the mirror is not read again."""
+    backend = FaultyBackend(make(past_cache), *DAMAGE[what](folder_of(mirrored)))
+    with moepack.open(mirrored) as pack, pack.reader(backend=backend, check=check) as reader:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            reads_right(pack, reader, rounds=2)
+        (warning,) = caught
+        assert isinstance(warning.message, MirrorWarning)
+        assert str(folder_of(mirrored)) in str(warning.message)
+        assert reader.mirror is None
+        statistics = reader.statistics
+        assert statistics.error_count == 0
+        assert statistics.mirror is not None
+        assert 1 <= statistics.mirror.error_count <= 32
+        assert statistics.mirror.error_count == statistics.mirror.read_count
+        backend.begun.clear()
+        reads_right(pack, reader, rounds=2)
+        assert {read.path.parent for read in backend.begun} == {mirrored}
+
+
+def test_each_place_is_checked_for_itself_the_first_time(mirrored: Path, past_cache: str) -> None:
+    """A part that was right in the pack is not taken for right in the mirror."""
+    with moepack.open(mirrored) as pack:
+        backend = FaultyBackend(make(past_cache))
+        with pack.reader(backend=backend, check="first") as reader:
+            use = reader._mirror
+            assert use is not None
+            use.takes = lambda read: False  # type: ignore[method-assign]
+            reads_right(pack, reader)
+            use.takes = lambda read: True  # type: ignore[method-assign]
+            _flipped(folder_of(mirrored))
+            with pytest.warns(MirrorWarning):
+                reads_right(pack, reader)
+
+
+def test_damage_in_both_places_is_the_pack_s(mirrored: Path, past_cache: str) -> None:
+    _flipped(folder_of(mirrored))
+    with moepack.open(mirrored) as pack:
+        where = pack.locate(0, 4)
+        flip(where.path, where.offset + 50)
+        with (
+            pack.reader(backend=past_cache) as reader,
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore", MirrorWarning)
+            for _ in range(4):
+                with pytest.raises(PackError, match="do not have the digest") as caught:
+                    reader.read(0, 4)
+                assert caught.value.path == str(where.path)
+
+
+def test_errors_of_the_pack_leave_the_mirror_alone(mirrored: Path, past_cache: str) -> None:
+    with moepack.open(mirrored) as pack:
+        fault = Fault(path=mirrored / FILES[1], code=errno.EIO)
+        backend = FaultyBackend(make(past_cache), fault)
+        with pack.reader(backend=backend) as reader:
+            use, places = reader._mirror, itertools.cycle([False, False, True])
+            assert use is not None
+            use.takes = lambda read: next(places)  # type: ignore[method-assign]
+            failed = []
+            for key in keys_of(pack) * 3:
+                try:
+                    assert reader.read(*key) == on_disk(pack.locate(*key))
+                except MachineError as error:
+                    failed.append(error.path)
+            assert set(failed) == {str(mirrored / FILES[1])}
+            assert reader.mirror is not None
+            assert reader.statistics.error_count == len(failed)
+
+
+# How reads are spread
+
+
+class Drives:
+    """Two drives of given speeds that do one read after the other, on a clock of their own."""
+
+    def __init__(self, *speeds: float) -> None:
+        self.speeds = speeds
+        self.now = 0.0
+        self._free_at = [0.0, 0.0]
+        self._ends: list[tuple[float, int, bool, int]] = []
+        self.lengths = [0, 0]
+
+    def read(self, use: MirrorUse, batches: list[list[int]], depth: int) -> float:
+        """Read batch after batch of lengths, each to its end; return the seconds."""
+        began = self.now
+        for lengths in batches:
+            waiting = list(lengths)
+            while waiting or self._ends:
+                while waiting and len(self._ends) < depth:
+                    is_mirrored = use.takes(_read_of(waiting[0]))
+                    if is_mirrored is None and self._ends:
+                        break
+                    self._begin(use, waiting.pop(0), bool(is_mirrored))
+                self._end(use)
+        return self.now - began
+
+    def _begin(self, use: MirrorUse, length: int, is_mirrored: bool) -> None:
+        use.begin("test", length, is_mirrored=is_mirrored)
+        start = max(self.now, self._free_at[is_mirrored])
+        self._free_at[is_mirrored] = end = start + length / self.speeds[is_mirrored]
+        self._ends.append((end, length, is_mirrored, len(self._ends)))
+        self.lengths[is_mirrored] += length
+
+    def _end(self, use: MirrorUse) -> None:
+        first = min(self._ends)
+        self._ends.remove(first)
+        self.now, length, is_mirrored, _ = first
+        use.end("test", length, length, is_mirrored=is_mirrored)
+        use.measure(unseen=0.0)
+
+
+def _read_of(length: int) -> ExpertRead:
+    return ExpertRead(0, 0, True, (), {}, (FileRead(Path("/p/a.bin"), 0, length, 0),), length)
+
+
+@pytest.fixture
+def drives(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Drives, MirrorUse]]:
+    """Return two drives, and a use of a mirror on them, on the same clock."""
+
+    def make_drives(*speeds: float) -> tuple[Drives, MirrorUse]:
+        made = Drives(*speeds)
+        monkeypatch.setattr("moepack.pack.reading.mirror_use.time.perf_counter", lambda: made.now)
+        description = Description(0, "/p", None, {"a.bin": ((0, 1 << 40),)})
+        return made, MirrorUse(Mirror(Path("/m"), description, None), [Path("/p/a.bin")])
+
+    return make_drives
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("speeds", [(1, 1), (1, 7), (30, 1)])
+@pytest.mark.parametrize("count", [1, 8, 100])
+def test_both_drives_are_never_slower_than_the_faster_and_nearly_as_fast_as_their_sum(
+    drives: Callable[..., tuple[Drives, MirrorUse]], speeds: tuple[int, int], count: int
+) -> None:
+    """But for the first read, by which the slower is known, and one in a hundred later."""
+    both, use = drives(*(speed * 100.0 * MIB for speed in speeds))
+    batch = [3 * MIB, MIB, 2 * MIB, 2 * MIB] * 25
+    length = 200 * sum(batch[:count])
+    seconds = both.read(use, [batch[:count]] * 200, 32)
+    slowest_read = max(batch[:count]) / min(both.speeds)
+    assert seconds <= 1.01 * length / max(both.speeds) + slowest_read
+    if count == 100:
+        assert seconds <= 1.05 * length / sum(both.speeds) + slowest_read
+
+
+def test_a_drive_that_becomes_slow_is_left_and_one_that_recovers_is_found_again(
+    drives: Callable[..., tuple[Drives, MirrorUse]],
+) -> None:
+    both, use = drives(100.0 * MIB, 100.0 * MIB)
+    batches = [[2 * MIB] * 8] * 50
+    even = both.read(use, batches, 32)
+    both.speeds = (100.0 * MIB, 5.0 * MIB)
+    both.read(use, batches[:10], 32)
+    assert both.read(use, batches, 32) <= 2.04 * even
+    both.speeds = (100.0 * MIB, 100.0 * MIB)
+    both.read(use, batches * 8, 32)
+    assert both.read(use, batches, 32) <= 1.05 * even
+
+
+def test_what_came_while_nobody_looked_says_little_of_a_drive(
+    drives: Callable[..., tuple[Drives, MirrorUse]],
+) -> None:
+    """A drive that ended its reads while the caller computed is not slow."""
+    both, use = drives(1.0, 1.0)
+    for is_mirrored in (False, True):
+        use.begin("test", 100 * MIB, is_mirrored=is_mirrored)
+        both.now += 1.0
+        use.end("test", 100 * MIB, 100 * MIB, is_mirrored=is_mirrored)
+        use.measure(unseen=0.0)
+    assert use.takes(_read_of(MIB)) is False
+    use.begin("test", 100 * MIB, is_mirrored=False)
+    both.now += 50.0
+    use.end("test", 100 * MIB, 100 * MIB, is_mirrored=False)
+    use.measure(unseen=50.0)
+    use.begin("other", MIB, is_mirrored=True)
+    assert use.takes(_read_of(100 * MIB)) is False

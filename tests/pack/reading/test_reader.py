@@ -1,0 +1,440 @@
+"""Reading experts: every call, every backend, every real model gives the bytes that are on disk."""
+
+import ctypes
+import gc
+import itertools
+import mmap
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moepack
+from moepack.common.errors import PackError, RequestError
+from moepack.common.sizes import align
+from moepack.pack.reading.expert_read import ExpertRead
+from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.read_plan import read_of_parts
+from moepack.pack.reading.reader import Reader
+from moepack.storage import aligned_read
+from tests.support.faulty_backend import NAMES, Fault, FaultyBackend, make, require
+from tests.support.models import first_shard, keys_of, on_disk, pack_model
+from tests.support.threads import in_threads
+
+
+def part_names(pack: Pack, layer: int, family: str | None = None) -> list[str]:
+    return [kind.name for kind in pack.parts(layer, family=family)]
+
+
+def address(view: Any) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+# What every call gives
+
+
+def test_the_short_name_of_a_part_is_of_the_family_that_was_read(families: Path, name: str) -> None:
+    with moepack.open(families) as pack, pack.reader(backend=name) as reader:
+        up = on_disk(pack.locate(0, 0, "up", family="ffn_chexps"))
+        assert up != on_disk(pack.locate(0, 0, "up"))
+        for parts in (None, ("up",), ("ffn_up_chexps.weight",)):
+            (one,) = reader.read_many([(0, 0)], parts=parts, family="ffn_chexps")
+            assert one.part("up") == one.part("ffn_up_chexps.weight") == up
+            with pytest.raises(
+                RequestError, match="ffn_up_exps.weight: this part was not requested"
+            ):
+                one.part("ffn_up_exps.weight")
+        both = ("ffn_up_chexps.weight", "up")
+        (one,) = reader.read_many([(0, 1)], parts=both)
+        for part in both:
+            assert one.part(part) == on_disk(pack.locate(0, 1, part))
+
+
+def test_parts_of_two_files_are_two_reads(pack: Pack) -> None:
+    """The second lies in its file where the first ends in another."""
+    one, other = pack.locate(0, 1, "gate"), pack.locate(1, 1, "up")
+    assert one.path != other.path
+    behind = other._replace(offset=one.offset + one.length)
+    for part, count in ((behind, 2), (behind._replace(path=one.path), 1)):
+        read = read_of_parts(0, 1, (one, part), pack.part_names(0), gap=64)
+        assert len(read.file_reads) == count
+
+
+def test_keys_may_repeat_and_be_any_iterable(pack: Pack, name: str) -> None:
+    keys = [(0, 3), (1, 2), (0, 3), (0, 3)]
+    with pack.reader(backend=name) as reader:
+        experts = list(reader.read_many(iter(keys)))
+        assert [one.view for one in experts] == [on_disk(pack.locate(*key)) for key in keys]
+        experts[0].view[0] ^= 0xFF
+        assert experts[2].view == experts[3].view != experts[0].view
+
+
+def test_no_keys_are_no_reads(pack: Pack, name: str) -> None:
+    with pack.reader(backend=name) as reader:
+        assert list(reader.read_many([])) == []
+        assert list(reader.read_many([], into=[])) == []
+        with reader.submit([]) as batch:
+            assert not list(batch.completions(in_order=True))
+        assert reader.statistics.read_count == 0
+        assert reader.statistics.seconds == 0
+
+
+def test_no_parts_are_refused_and_so_is_one_buffer_too_few(pack: Pack) -> None:
+    with pack.reader() as reader:
+        with pytest.raises(RequestError, match="no parts were requested"):
+            reader.submit([(0, 0)], parts=())
+        with pytest.raises(RequestError, match="one buffer for each key, expected 2, found 1"):
+            reader.submit([(0, 0), (0, 1)], into=[bytearray(1 << 20)])
+        with pytest.raises(RequestError, match="no expert 16"):
+            reader.submit([(0, 0), (0, 16)])
+        assert reader.statistics.read_count == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 0}, "no such depth, expected 1 to 4096, found 0"),
+        ({"depth": 4097}, "no such depth"),
+        ({"max_in_flight": 0}, "no such bound, expected 1 byte or more, found 0"),
+        ({"backend": "carrier-pigeon"}, "no such backend.*found 'carrier-pigeon'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    pack: Pack, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        pack.reader(**options)
+
+
+def test_nothing_is_read_before_the_first_is_asked_for(pack: Pack) -> None:
+    backend = FaultyBackend(make("buffered"))
+    with pack.reader(backend=backend) as reader:
+        many = reader.read_many([(0, 0)])
+        assert not backend.begun
+        with reader.submit([(0, 1)]):
+            assert [read.offset for read in backend.begun] == [pack.locate(0, 1).offset]
+        next(many)
+        assert len(backend.begun) == 2
+
+
+# How many reads that takes
+
+
+def test_neighbouring_parts_are_one_read_and_others_are_not(packs: dict[str, Path]) -> None:
+    cases: list[tuple[tuple[str, ...], list[tuple[str, str]]]] = [
+        (("gate", "up"), [("gate", "up")]),
+        (("up", "gate"), [("gate", "up")]),
+        (("up", "down"), [("up", "down")]),
+        (("gate", "down"), [("gate", "gate"), ("down", "down")]),
+        (("gate", "up", "down"), [("gate", "down")]),
+        (("gate", "gate"), [("gate", "gate")]),
+        (("up.bias", "gate.bias"), [("gate.bias", "up.bias")]),
+        (("down", "gate.bias"), [("down", "gate.bias")]),
+        (("gate", "down.bias"), [("gate", "gate"), ("down.bias", "down.bias")]),
+    ]
+    backend = FaultyBackend(make("buffered"))
+    with moepack.open(packs["gpt-oss"]) as pack, pack.reader(backend=backend) as reader:
+        for parts, runs in cases:
+            backend.begun.clear()
+            before = reader.statistics.read_count
+            list(reader.read_many([(0, 2)], parts=parts))
+            expected = []
+            for first, last in runs:
+                start, end = pack.locate(0, 2, first), pack.locate(0, 2, last)
+                in_pages = start.offset - start.offset % 4096
+                length = align(end.offset + end.length - in_pages, 4096)
+                expected.append((start.path, in_pages, length))
+            assert backend.begun == expected, parts
+            assert reader.statistics.read_count - before == len(runs)
+        backend.begun.clear()
+        reader.read(0, 2)
+        assert [read.length for read in backend.begun] == [pack.locate(0, 2).length]
+
+
+def test_reads_are_begun_in_the_order_asked(pack: Pack) -> None:
+    backend = FaultyBackend(make("buffered"))
+    keys = [(n % 2, n * 5 % 16) for n in range(16)]
+    with pack.reader(backend=backend, depth=3) as reader:
+        list(reader.read_many(keys, in_order=False))
+    expected = [(pack.locate(*key).path, pack.locate(*key).offset) for key in keys]
+    assert [read[:2] for read in backend.begun] == expected
+
+
+# Where it goes
+
+
+def callers_buffers(length: int) -> dict[str, Any]:
+    """Make buffers of `length` bytes and some more, of all kinds, full of 0xAA."""
+    filled = b"\xaa" * (length + 4200)
+    anonymous = mmap.mmap(-1, len(filled))
+    anonymous[:] = filled
+    aligned = np.frombuffer(anonymous, np.uint8)
+    return {
+        "bytearray": bytearray(filled),
+        "mmap": anonymous,
+        "numpy, aligned": aligned[:length],
+        "numpy, one byte off": aligned[1:][:length],
+        "numpy, odd view": aligned[4093:][: length + 9],
+        "matrix of floats": np.frombuffer(bytearray(filled[: (length + 15) // 8 * 8]), "f8"),
+        "ctypes": (ctypes.c_ubyte * len(filled))(*filled),
+    }
+
+
+@pytest.mark.parametrize("part", [None, "up"])
+def test_buffers_of_all_kinds_are_filled_and_nothing_behind(
+    packs: dict[str, Path], name: str, part: str | None
+) -> None:
+    with moepack.open(packs["gpt-oss"]) as pack, pack.reader(backend=name) as reader:
+        length = len(on_disk(pack.locate(0, 0, part) if part else pack.locate(0, 0)))
+        kinds = list(callers_buffers(length))
+        for expert, kind in enumerate(kinds):
+            expert %= pack.expert_count(0)
+            expected = on_disk(pack.locate(0, expert, part) if part else pack.locate(0, expert))
+            for into in (False, True):
+                buffer = callers_buffers(length)[kind]
+                if into:
+                    parts = None if part is None else (part,)
+                    (one,) = reader.read_many([(0, expert)], parts=parts, into=[buffer])
+                    assert address(one.view) == address(buffer)
+                    one.release()
+                else:
+                    assert reader.read_into(buffer, 0, expert, part) == length
+                whole = memoryview(buffer).cast("B")
+                assert whole[:length] == expected, kind
+                assert set(whole[length:]) <= {0xAA}, kind
+
+
+def test_a_callers_buffer_is_free_after_the_read(pack: Pack, name: str) -> None:
+    buffer = bytearray(pack.locate(0, 0).length)
+    memory = mmap.mmap(-1, len(buffer))
+    with pack.reader(backend=name) as reader:
+        reader.read_into(buffer, 0, 0)
+        reader.read_into(memory, 0, 0)
+        for one in reader.read_many([(0, 1), (0, 1)], into=[buffer, memory]):
+            one.view.release()
+        memory.close()
+        buffer.clear()
+
+
+@pytest.mark.parametrize("register", [False, True])
+def test_a_pools_buffers_are_used_and_given_back(pack: Pack, name: str, register: bool) -> None:
+    keys = keys_of(pack)
+    pool = moepack.BufferPool(4, max(pack.locate(*key).length for key in keys), register=register)
+    with pack.reader(backend=name, pool=pool, depth=3) as reader:
+        addresses = set()
+        for number, one in enumerate(reader.read_many(keys)):
+            with one:
+                assert one.view == on_disk(pack.locate(*keys[number]))
+                assert address(one.view) % mmap.PAGESIZE == 0
+                addresses.add(address(one.view))
+        assert len(addresses) <= 4
+        assert pool.free_count == 4
+        for in_order in (False, True):
+            for one in reader.read_many(keys, parts=("gate", "down"), in_order=in_order):
+                for part in ("gate", "down"):
+                    assert one.part(part) == on_disk(pack.locate(one.layer, one.expert, part))
+                one.release()
+                one.release()
+        assert pool.free_count == 4
+        assert address(reader.read(0, 0)) not in addresses
+        (own,) = reader.read_many([(0, 0)], into=[bytearray(pool.length)])
+        own.release()
+        assert pool.free_count == 4
+
+
+@pytest.mark.parametrize("direct", ["direct", "uring"])
+def test_nothing_is_copied_that_need_not_be(
+    packs: dict[str, Path], direct: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of parts nothing is either: they lie in pages of their own, read as a whole."""
+    require(direct, packs["gpt-oss"])
+    lengths: list[int] = []
+    original = aligned_read.RoundedRead._copied
+
+    def counted(read: aligned_read.RoundedRead, start: int, length: int) -> memoryview:
+        lengths.append(length)
+        return original(read, start, length)
+
+    pool = moepack.BufferPool(4, 1 << 17)
+    with (
+        moepack.open(packs["gpt-oss"]) as pack,
+        pack.reader(backend=direct) as reader,
+        pack.reader(backend=direct, pool=pool) as pooled,
+    ):
+        monkeypatch.setattr(aligned_read.RoundedRead, "_copied", counted)
+        length = pack.locate(0, 0).length
+        memory = mmap.mmap(-1, 2 * length)
+        reader.read(0, 0)
+        reader.read_into(memory, 0, 1)
+        list(reader.read_many([(0, 0), (0, 1)]))
+        list(pooled.read_many([(0, 0), (0, 1)]))
+        reader.read(0, 0, "up")
+        list(reader.read_many([(0, 1)], parts=("gate", "down", "up.bias")))
+        assert lengths == []
+        # In a caller's memory, which may not be written beyond, only the end is.
+        reader.read_into(memory, 0, 0, "up")
+        (tail,) = lengths
+        assert tail <= 4096
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_an_ended_reader_keeps_no_memory(pack: Pack, name: str, end: str) -> None:
+    reader = pack.reader(backend=name)
+    arena = reader._arena
+    view = reader.read(0, 1)
+    reader.read(0, 2)
+    assert arena.kept_length
+    if end == "close":
+        reader.close()
+    del reader
+    gc.collect()
+    assert arena.kept_length == 0
+    assert view == on_disk(pack.locate(0, 1))
+    del view
+    assert arena.kept_length == 0
+
+
+def test_a_rounded_read_that_lacks_its_last_byte_is_short(fine: Path) -> None:
+    """What is read before a part, up to the start of its page, is not counted as the part's."""
+    with moepack.open(fine) as pack:
+        where = next(
+            where
+            for expert in range(8)
+            if (where := pack.locate(0, expert, "up")).offset % 4096 > 100
+        )
+        end = where.offset + where.length
+        missing = align(end, 4096) - end + 1
+        backend = FaultyBackend(make("buffered"), Fault(missing=missing))
+        with pack.reader(backend=backend) as reader:
+            for read in (
+                lambda: reader.read(0, where.expert, "up"),
+                lambda: list(reader.read_many([(0, where.expert)], parts=("up",))),
+            ):
+                message = f"expected {where.length:,} bytes, found {where.length - 1:,}"
+                with pytest.raises(PackError, match=f"the file ends too early, {message}"):
+                    read()
+
+
+def test_views_outlive_their_reader_and_pack(packs: dict[str, Path], name: str) -> None:
+    with moepack.open(packs["qwen3moe"]) as pack, pack.reader(backend=name) as reader:
+        (one,) = reader.read_many([(1, 1)])
+        part = one.part("up")
+        expected = on_disk(pack.locate(1, 1, "up"))
+    del one
+    assert part == expected
+
+
+# What the reader says of itself
+
+
+def test_statistics_count_reads_and_bytes(pack: Pack, name: str) -> None:
+    with pack.reader(backend=name, depth=2, max_in_flight=100_000) as reader:
+        assert tuple(reader.statistics) == (name, 0, 0, 0, 0.0, 0, 0, 0, None)
+        length = len(reader.read(0, 0)) + len(reader.read(0, 1, "up"))
+        assert reader.statistics.read_count == 2
+        assert reader.statistics.read_length == length
+        assert reader.statistics.peak_length == pack.locate(0, 0).length
+        for one in reader.read_many(keys_of(pack)):
+            length += len(one.view)
+        now = reader.statistics
+        assert (now.backend, now.error_count) == (name, 0)
+        assert (now.read_count, now.read_length) == (34, length)
+        assert (now.in_flight_count, now.in_flight_length) == (0, 0)
+        assert 0 < now.peak_length <= 100_000
+        assert now.seconds > 0
+    assert reader.statistics == now
+
+
+def test_seconds_run_while_something_is_in_flight(pack: Pack) -> None:
+    with pack.reader(backend=FaultyBackend(make("buffered"))) as reader:
+        batch = reader.submit([(0, 0)])
+        first, second = reader.statistics, reader.statistics
+        assert first.in_flight_count == 1
+        assert first.in_flight_length == pack.locate(0, 0).length == first.peak_length
+        assert 0 < first.seconds < second.seconds
+        list(batch.completions())
+        assert reader.statistics.seconds == reader.statistics.seconds > second.seconds
+
+
+def test_the_reader_says_which_backend_reads_and_why(pack: Pack, name: str) -> None:
+    with pack.reader(backend=name) as reader:
+        assert reader.backend == name
+        assert reader.why == f"asked for; {name} reads experts-00000.bin right"
+    with pack.reader(backend=FaultyBackend(make(name))) as reader:
+        assert (reader.backend, reader.why) == (name, "given by the caller")
+    with pack.reader() as reader:
+        assert reader.backend in NAMES
+        assert reader.why
+
+
+# Several threads
+
+
+def test_threads_share_a_reader_in_any_mixture(packs: dict[str, Path], name: str) -> None:
+    with (
+        moepack.open(packs["gpt-oss"]) as pack,
+        pack.reader(backend=name, depth=5, max_in_flight=120_000) as reader,
+    ):
+        keys = keys_of(pack)
+
+        def work(seed: int) -> None:
+            choice = random.Random(seed)
+            for _ in range(12):
+                mix_of_reads(pack, reader, choice, choice.choices(keys, k=5))
+
+        in_threads(6, work)
+        assert reader.statistics.in_flight_count == reader.statistics.in_flight_length == 0
+        assert reader.statistics.error_count == 0
+
+
+def mix_of_reads(
+    pack: Pack, reader: Reader, choice: random.Random, keys: list[tuple[int, int]]
+) -> None:
+    part = choice.choice(part_names(pack, keys[0][0]))
+    assert reader.read(*keys[0], part) == on_disk(pack.locate(*keys[0], part))
+    buffer = bytearray(1 << 16)
+    length = reader.read_into(buffer, *keys[1])
+    assert buffer[:length] == on_disk(pack.locate(*keys[1]))
+    for one in reader.read_many(keys, in_order=choice.random() < 0.5):
+        assert one.view == on_disk(pack.locate(*keys[one.number]))
+    with reader.submit(keys, parts=(part,)) as batch:
+        for one in itertools.islice(batch.completions(), choice.randrange(6)):
+            assert one.part(part) == on_disk(pack.locate(*keys[one.number], part))
+
+
+# Warming
+
+
+def test_warming_reads_in_the_order_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {(layer, n): 1 + (n * 7 + layer) % 32 for layer in (0, 1) for n in range(16)}
+    pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=counts)
+    keys: list[tuple[int, int]] = []
+    original = Reader.submit_reads
+
+    def noted(reader: Reader, reads: list[ExpertRead]) -> Any:
+        assert reader.backend == "buffered"
+        keys.extend((read.layer, read.expert) for read in reads)
+        return original(reader, reads)
+
+    monkeypatch.setattr(Reader, "submit_reads", noted)
+    with moepack.open(tmp_path / "pack") as opened:
+        total = sum(opened.locate(*key).length for key in keys_of(opened))
+        steps: list[int] = []
+        assert opened.warm(1 << 40, progress=steps.append) == sum(steps) == total
+        places = [opened.locate(*key)[3:5] for key in keys]
+        assert places == sorted(places)
+        assert sorted(keys) == sorted(keys_of(opened))
+        keys.clear()
+        assert opened.warm(opened.locate(*opened.hottest(1 << 40)[0]).length - 1) == 0
+        assert opened.warm(0) == 0
+        assert keys == []
+
+
+def test_warming_a_family_reads_that_family(families: Path) -> None:
+    with moepack.open(families) as pack:
+        lengths = [pack.locate(0, n, family="ffn_chexps").length for n in range(2)]
+        assert pack.warm(1 << 40, family="ffn_chexps") == sum(lengths)

@@ -1,0 +1,109 @@
+"""One read brings the parts of an expert to buffers of their own, by every backend."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.common.errors import RequestError
+from moepack.common.sizes import align
+from moepack.pack.reading.pack import Pack
+from moepack.storage.aligned_read import MAX_PIECES
+from moepack.storage.backend import ReadRequest
+from moepack.storage.buffers import map_memory
+from tests.support.faulty_backend import FaultyBackend, make
+from tests.support.gguf_builder import F32, moe
+from tests.support.models import keys_of, on_disk
+
+PAGE = mmap.PAGESIZE
+ALONE = 7
+"""What lies behind each buffer, and is not to be written to."""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pack a model whose parts are whole pages, with room between them in the pack."""
+    folder = tmp_path_factory.mktemp("pages")
+    builder = moe((0, 1), ne=(64, PAGE // 256), type_id=F32, block=(1, 4))
+    builder.write(folder / "m.gguf")
+    moepack.pack_model(folder / "m.gguf", folder / "pack", alignment=4 * PAGE)
+    return folder / "pack"
+
+
+def buffers_for(pack: Pack, layer: int, shift: int) -> dict[str, memoryview]:
+    """Make a buffer for each part, `shift` bytes behind the start of a page."""
+    return {
+        kind.name: map_memory(align(kind.length, PAGE) + PAGE)[shift : shift + kind.length]
+        for kind in pack.parts(layer)
+    }
+
+
+@pytest.mark.parametrize("shift", [0, 64, 513])
+def test_parts_come_to_buffers_anywhere_in_a_page(shift: int, name: str, pages: Path) -> None:
+    with moepack.open(pages) as pack:
+        keys = keys_of(pack)[:6]
+        with pack.reader(backend=name, depth=3) as reader:
+            into = [buffers_for(pack, layer, shift) for layer, _ in keys]
+            for number, expert in enumerate(reader.read_many(keys, into=into)):
+                for part, buffer in into[number].items():
+                    assert buffer == reader.read(*keys[number], part)
+                    assert expert.part(part) == buffer
+
+
+def test_a_part_is_where_it_was_asked_for_and_nowhere_else(name: str, pages: Path) -> None:
+    with moepack.open(pages) as pack, pack.reader(backend=name, depth=3) as reader:
+        buffers = {kind.name: bytearray([ALONE]) * (kind.length + 9) for kind in pack.parts(0)}
+        (expert,) = reader.read_many([(0, 1)], into=[buffers])
+        for kind in pack.parts(0):
+            assert buffers[kind.name][kind.length :] == bytes([ALONE]) * 9
+            assert buffers[kind.name][: kind.length] == on_disk(pack.locate(0, 1, kind.name))
+        with pytest.raises(RequestError, match="buffers of their own"):
+            expert.view  # noqa: B018
+
+
+def test_one_blob_is_one_read(pages: Path) -> None:
+    backend = FaultyBackend(make("buffered"))
+    with moepack.open(pages) as pack, pack.reader(backend=backend) as reader:
+        list(reader.read_many([(0, 1), (1, 2)], into=[buffers_for(pack, 0, 0) for _ in range(2)]))
+        blobs = [pack.locate(*key) for key in ((0, 1), (1, 2))]
+        assert [(begun.offset, begun.length) for begun in backend.begun] == [
+            (blob.offset, blob.length) for blob in blobs
+        ]
+
+
+@pytest.mark.parametrize(
+    ("names", "change"),
+    [
+        (["gate", "up"], 0),
+        (["gate", "up", "down", "gate_up"], 0),
+        (["gate", "up", "down", "ffn_down_exps.weight"], 0),
+        (["gate", "up", "down"], -1),
+    ],
+)
+def test_buffers_that_do_not_fit_are_refused_before_anything_is_read(
+    names: list[str], change: int, pages: Path
+) -> None:
+    backend = FaultyBackend(make("buffered"))
+    with moepack.open(pages) as pack, pack.reader(backend=backend) as reader:
+        length = pack.locate(0, 0, "gate").length + change
+        with pytest.raises(RequestError) as raised:
+            list(reader.read_many([(0, 0)], into=[{name: bytearray(length) for name in names}]))
+        assert "layer 0 expert 0" in str(raised.value)
+        assert not backend.begun
+
+
+def test_more_buffers_than_one_read_takes_go_through_another(name: str, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 3 * PAGE
+    (tmp_path / "data").write_bytes(data)
+    backend = make(name)
+    for count in (MAX_PIECES, MAX_PIECES + 1):
+        pieces = [map_memory(PAGE) for _ in range(count)]
+        request = ReadRequest(tmp_path / "data", PAGE, pieces[0], tuple(pieces[1:]))
+        queue = backend.queue(1)
+        queue.start([(4, request)])
+        assert queue.finished(wait=True) == [(4, count * PAGE, None)]
+        queue.close()
+        assert b"".join(pieces) == data[PAGE:][: count * PAGE]
+        assert backend.read(request) == (0, count * PAGE, None)
+    backend.close()

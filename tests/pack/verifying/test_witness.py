@@ -1,0 +1,87 @@
+"""The verifier's own reading of shards, and its table of block sizes."""
+
+from pathlib import Path
+
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from moepack.common.errors import SourceError
+from moepack.pack.verifying.block_sizes import BLOCK_SIZES
+from moepack.pack.verifying.witness import PartKey, read_shards
+from moepack.source.dense import find_dense
+from moepack.source.experts import find_experts
+from moepack.source.shards import open_source
+from tests.support.gguf_builder import F32, moe
+from tests.support.models import REAL_MODELS, first_shard
+
+WRONG_IN_GGUF = {GGMLQuantizationType.Q8_1}
+"""gguf 0.19.0 says 40 bytes a block, ggml.c has 36."""
+NEWER_THAN_GGUF = {42}
+"""Q2_0 of llama.cpp b11549."""
+
+
+def test_the_block_sizes_are_those_of_the_gguf_package() -> None:
+    theirs = {
+        kind: (kind.name, *GGML_QUANT_SIZES[kind])
+        for kind in GGMLQuantizationType
+        if kind not in WRONG_IN_GGUF
+    }
+    ours = {
+        number: tuple(size)
+        for number, size in BLOCK_SIZES.items()
+        if number not in WRONG_IN_GGUF | NEWER_THAN_GGUF
+    }
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_both_ways_to_the_bytes_lead_to_the_same_places(model: str) -> None:
+    source = open_source([first_shard(model)])
+    witness = read_shards([shard.path for shard in source.shards])
+    model_experts = find_experts(source)
+    for family in model_experts.families:
+        for part in family.parts:
+            slices = witness.parts[PartKey(family.layer, part.name)]
+            assert (slices.type_id, slices.shape) == (part.type_id, part.shape)
+            places = list(zip(slices.shards, slices.starts, strict=True))
+            assert places == [part.slices.at(expert) for expert in range(family.expert_count)]
+    dense = {
+        tensor.name: (tensor.dims, tensor.type_id, tensor.offset, tensor.length, shard)
+        for shard, tensor in find_dense(source, model_experts).tensors
+    }
+    assert {name: (*walked[1:5], walked.shard) for name, walked in witness.dense.items()} == dense
+    headers = [shard.header_length for shard in witness.shards]
+    assert headers == [shard.data_offset for shard in source.shards]
+    assert witness.text("general.name") == source.value("general.name")
+
+
+@pytest.mark.parametrize(
+    ("dims", "row_length", "words"),
+    [((0, 2, 4), 0, "an empty tensor"), ((32, 1, 3), 10, "its length is open")],
+)
+def test_expert_tensors_that_leave_their_length_open_are_refused(
+    dims: tuple[int, ...], row_length: int, words: str, tmp_path: Path
+) -> None:
+    type_id = 999 if row_length else F32
+    builder = moe((0,)).tensor("blk.0.ffn_gate_up_exps.weight", dims, type_id, row_length)
+    path = builder.tensor("last.weight", (4,), F32, 16).write(tmp_path / "m.gguf")
+    with pytest.raises(SourceError, match=words):
+        read_shards([str(path)])
+
+
+def test_a_length_that_does_not_fill_its_gap_is_refused(tmp_path: Path) -> None:
+    builder = moe((0,)).tensor("blk.0.x.weight", (8,), F32, 128)
+    path = builder.tensor("last.weight", (4,), F32, 16).write(tmp_path / "m.gguf")
+    with pytest.raises(SourceError, match=r"block sizes do not fit the gap, expected 32 bytes"):
+        read_shards([str(path)])
+
+
+def test_a_dense_tensor_of_an_unknown_type_takes_its_gap(tmp_path: Path) -> None:
+    builder = moe((0,)).tensor("blk.0.x.weight", (8, 3), 999, 30)
+    builder.tensor("empty.weight", (0,), F32, 0)
+    path = builder.tensor("last.weight", (4,), F32, 16).write(tmp_path / "m.gguf")
+    witness = read_shards([str(path)])
+    source = open_source([path])
+    lengths = {tensor.name: tensor.length for _, tensor in source.tensors()}
+    for name in ("blk.0.x.weight", "empty.weight", "last.weight"):
+        assert witness.dense[name].length == lengths[name]

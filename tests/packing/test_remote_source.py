@@ -1,0 +1,224 @@
+"""Packing a model that is elsewhere: on a hub whose files another host sends, or a web server."""
+
+import filecmp
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moepack.common.errors import RequestError, SourceError
+from moepack.pack.verifying.verifier import verify
+from moepack.packing.pack_model import pack_model
+from moepack.packing.shard_index import index_model
+from moepack.source.shards import open_source
+from moepack.storage import scattering
+from moepack.storage.remote import store as remote_store
+from tests.support import odd_models
+from tests.support.hubs import REPOSITORY, hub_of
+from tests.support.models import FIXTURES, contents, first_shard, shards_of
+from tests.support.remote_servers import FakeHub, Fault, file_server, sha256
+
+MODEL = "qwen3moe"
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setattr(remote_store, "PAUSES", (0.0,) * 4)
+    monkeypatch.setattr(scattering, "RANGE_LENGTH", 100_000)
+    folder = tmp_path / "hub" / REPOSITORY
+    (folder / "UD-Q4_K_XL").mkdir(parents=True)
+    for shard in shards_of(MODEL):
+        shutil.copy(shard, folder / "UD-Q4_K_XL")
+    (folder / "mmproj-F16.gguf").write_bytes(b"GGUF")
+    (folder / "README.md").write_text("a model")
+    with hub_of(tmp_path / "hub", monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the pack of the same shards where they lie on the disk."""
+    target = tmp_path_factory.mktemp("local") / "pack"
+    pack_model(shards_of(MODEL), target)
+    return target
+
+
+def differing(pack: Path, other: Path) -> list[str]:
+    """Name the files that two packs do not share, without their manifests."""
+    _, mismatch, errors = filecmp.cmpfiles(pack, other, os.listdir(other), shallow=False)
+    return sorted({*mismatch, *errors} - {"manifest.json"})
+
+
+def test_a_model_of_the_hub_becomes_the_same_pack_and_is_never_stored(
+    hub: FakeHub, local: Path, tmp_path: Path
+) -> None:
+    pack_model(f"hf://{REPOSITORY}/UD-Q4_K_XL", tmp_path / "pack")
+    assert not differing(tmp_path / "pack", local)
+    text = (tmp_path / "pack" / "manifest.json").read_text()
+    assert all(sha256(Path(shard)) in text for shard in shards_of(MODEL)), "as the hub states it"
+    assert str(tmp_path) not in text
+    assert not list(tmp_path.glob("**/pack/*.gguf"))
+    assert verify(tmp_path / "pack", shards_of(MODEL)).passed
+    report = verify(tmp_path / "pack", f"hf://{REPOSITORY}/UD-Q4_K_XL", sha256=True)
+    assert report.passed
+    assert report.compared_length == verify(local, shards_of(MODEL)).compared_length
+
+
+def test_a_token_goes_to_the_hub_and_nowhere_else(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.private.add(REPOSITORY)
+    hub.tokens.add("hf_secret")
+    with pytest.raises(SourceError, match="no such model on the hub") as refusal:
+        open_source(f"hf://{REPOSITORY}")
+    assert "HF_TOKEN" in str(refusal.value.hint)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    pack_model(f"hf://{REPOSITORY}", tmp_path / "pack")
+    assert not any("Authorization" in map(str.title, each) for each in hub.content.traffic.headers)
+    assert not any(b"hf_secret" in data for data in contents(tmp_path / "pack").values())
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        *("", "/UD-Q4_K_XL", "/ud-q4_k_xl", f"/UD-Q4_K_XL/{Path(shards_of(MODEL)[2]).name}"),
+        f"@{FakeHub.commit}/UD-Q4_K_XL",
+        f"/UD-Q4_K_XL@{FakeHub.commit}",
+    ],
+)
+def test_a_model_is_found_by_its_folder_quantisation_or_shard(hub: FakeHub, inner: str) -> None:
+    source = open_source(f"hf://{REPOSITORY}{inner}")
+    names = [os.path.basename(shard.path) for shard in source.shards]
+    assert names == [os.path.basename(path) for path in shards_of(MODEL)]
+    assert all(shard.path.startswith(f"hf://{REPOSITORY}@{hub.commit}/") for shard in source.shards)
+
+
+def test_several_models_are_listed_with_their_sizes(hub: FakeHub) -> None:
+    folder = hub.folder / REPOSITORY / "Q8_0"
+    folder.mkdir()
+    shutil.copy(shards_of("granite")[0], folder / "granite-Q8_0.gguf")
+    with pytest.raises(SourceError, match="2 models here") as refusal:
+        open_source(f"hf://{REPOSITORY}")
+    notes = "\n".join(refusal.value.__notes__)
+    assert f"hf://{REPOSITORY}@{hub.commit}/Q8_0/granite-Q8_0.gguf  " in notes
+    with pytest.raises(SourceError, match="no such model here, found UD-Q4_K_XL|found Q8_0"):
+        open_source(f"hf://{REPOSITORY}/IQ1_S")
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("hf://someone", "not an address of the hub"),
+        (f"hf://{REPOSITORY}-2", "no such model on the hub"),
+        (f"hf://{REPOSITORY}@v9", "no such revision, found v9"),
+        ("https://127.0.0.1:1/model", "not the address of a GGUF"),
+        ("s3:///key.gguf", "without a host, a bucket"),
+        ("https://host/x.gguf?sig=1", "with a query"),
+    ],
+)
+def test_addresses_of_nothing_are_refused(hub: FakeHub, address: str, problem: str) -> None:
+    with pytest.raises(SourceError, match=problem):
+        open_source(address)
+
+
+def test_a_gated_model_is_named_as_one(hub: FakeHub) -> None:
+    hub.gated.add(REPOSITORY)
+    with pytest.raises(SourceError, match="a gated model") as refusal:
+        open_source(f"hf://{REPOSITORY}")
+    assert "accept its terms" in str(refusal.value.hint)
+
+
+@pytest.mark.parametrize("shares", [(0, 12), (12, 0), (12, 12)])
+def test_refused_and_cut_answers_still_give_the_same_pack(
+    shares: tuple[int, int], hub: FakeHub, local: Path, tmp_path: Path
+) -> None:
+    """Of a hundred answers so many are refused, and so many are cut off."""
+    refused, cut = shares
+
+    def fault(number: int) -> Fault:
+        draw = number * 37 % 100
+        return "status" if draw < refused else "cut" if draw < refused + cut else None
+
+    hub.content.fault = fault
+    pack_model(f"hf://{REPOSITORY}", tmp_path / "pack")
+    assert not differing(tmp_path / "pack", local)
+
+
+def test_expired_addresses_are_asked_for_anew(hub: FakeHub, local: Path, tmp_path: Path) -> None:
+    hub.content.fault = lambda number: "status" if number % 5 == 4 else None
+    hub.content.status = 403
+    pack_model(f"hf://{REPOSITORY}", tmp_path / "pack")
+    assert not differing(tmp_path / "pack", local)
+
+
+def test_other_bytes_than_the_hub_states_are_never_committed(hub: FakeHub, tmp_path: Path) -> None:
+    pack_model(f"hf://{REPOSITORY}", tmp_path / "whole", threads=1)
+    last = 2 * len(hub.content.traffic.gets()) - 1
+    hub.content.fault = lambda number: "other bytes" if number == last else None
+    with pytest.raises(SourceError, match="SHA-256 differs"):
+        pack_model(f"hf://{REPOSITORY}", tmp_path / "pack", threads=1)
+    assert list((tmp_path / "pack").glob("*.bin")), "some files are finished, and journaled"
+    with pytest.raises(SourceError, match="SHA-256 differs"):
+        pack_model(f"hf://{REPOSITORY}", tmp_path / "pack", resume=True)
+    assert not (tmp_path / "pack" / "manifest.json").exists()
+
+
+def test_what_was_interrupted_goes_on_from_its_finished_files(
+    hub: FakeHub, local: Path, tmp_path: Path
+) -> None:
+    pack_model(f"hf://{REPOSITORY}", tmp_path / "whole", threads=1)
+    last = 2 * len(hub.content.traffic.gets()) - 1
+    hub.content.fault = lambda number: "status" if number == last else None
+    hub.content.status = 404
+    with pytest.raises(SourceError, match="no such object"):
+        pack_model(f"hf://{REPOSITORY}", tmp_path / "pack", threads=1)
+    finished = sorted(path.name for path in (tmp_path / "pack").glob("*.bin"))
+    assert finished
+    summary = pack_model(f"hf://{REPOSITORY}", tmp_path / "pack", resume=True)
+    assert summary.resumed_file_count == len(finished)
+    assert not differing(tmp_path / "pack", local)
+
+
+def test_long_ranges_are_asked_for_never_one_an_expert(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scattering, "RANGE_LENGTH", 8 << 20)
+    summary = pack_model(f"hf://{REPOSITORY}", tmp_path / "pack")
+    resolved = [request for request in hub.traffic.gets() if "/resolve/" in request[1]]
+    shard_count = len(shards_of(MODEL))
+    assert len(resolved) <= 4 * shard_count < summary.blob_count, "headers twice, and the tensors"
+
+
+@pytest.mark.parametrize(
+    "options", [{"in_place": True}, {"codec": "zstd"}], ids=["in place", "codec"]
+)
+def test_what_needs_files_of_this_machine_is_refused(
+    options: dict[str, Any], hub: FakeHub, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match="not possible for a model that is elsewhere"):
+        pack_model(f"hf://{REPOSITORY}", tmp_path / "pack", **options)
+    with pytest.raises(SourceError, match="not on this machine") as refusal:
+        index_model(f"hf://{REPOSITORY}", tmp_path / "index")
+    assert "moepack pack hf://" in str(refusal.value.hint)
+    assert not (tmp_path / "pack").exists()
+
+
+def test_a_web_server_is_a_source_as_well(local: Path, tmp_path: Path) -> None:
+    with file_server(FIXTURES) as server:
+        pack_model(f"{server.url}/{first_shard(MODEL).name}", tmp_path / "pack")
+    assert not differing(tmp_path / "pack", local)
+
+
+def test_odd_models_come_over_the_wire_as_from_the_disk(tmp_path: Path) -> None:
+    """Tensors with gaps between them, one for each expert, and merged ones."""
+    with file_server(tmp_path) as server:
+        for name in odd_models.MODELS:
+            shards = odd_models.write(name, tmp_path / name)
+            pack_model(shards, tmp_path / f"{name}-local")
+            pack_model(f"{server.url}/{name}/{shards[0].name}", tmp_path / f"{name}-remote")
+            assert not differing(tmp_path / f"{name}-remote", tmp_path / f"{name}-local")

@@ -1,1 +1,0 @@
-"""Programs whose experts a pager brings: the same text, whatever happens."""

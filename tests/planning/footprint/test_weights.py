@@ -1,0 +1,114 @@
+"""The bytes of weights, against the gguf package and published numbers."""
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import gguf
+import pytest
+
+from moepack.common import digest
+from moepack.common.errors import PackError
+from moepack.planning.footprint.model import footprint_of
+from moepack.planning.footprint.weights import LayerWeights, Weights
+from tests.support.gguf_builder import moe, split, write_shards
+from tests.support.models import REAL_MODELS, first_shard, pack_model, shards_of
+from tests.support.pack_draft import Draft
+from tests.support.values import some
+
+
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_each_layer_takes_what_the_gguf_package_counts(model: str) -> None:
+    dense: Counter[str] = Counter()
+    experts: Counter[str] = Counter()
+    for path in shards_of(model):
+        for tensor in gguf.GGUFReader(path).tensors:
+            match = re.match(r"blk\.(\d+)\.", tensor.name)
+            kind = experts if "_exps." in tensor.name else dense
+            kind[match[1] if match else tensor.name] += int(tensor.n_bytes)
+    weights = footprint_of(first_shard(model)).weights
+    lengths = {str(one.layer): (one.dense_length, one.expert_length) for one in weights.layers}
+    assert lengths == {layer: (dense[layer], experts[layer]) for layer in lengths}
+    assert len(lengths) == weights.block_count
+    assert weights.length == dense.total() + experts.total()
+    assert some(weights.outer).embedding_length == dense["token_embd.weight"]
+    assert some(weights.outer).output_length == dense["output.weight"]
+
+
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_a_pack_of_a_model_says_what_the_model_says(model: str, packs: dict[str, Path]) -> None:
+    assert footprint_of(packs[model]).weights == footprint_of(first_shard(model)).weights
+
+
+def test_of_a_pack_of_experts_alone_no_more_than_these_is_known(tmp_path: Path) -> None:
+    pack_model([first_shard("qwen3moe")], tmp_path / "pack", experts_only=True)
+    weights, whole = (
+        footprint_of(tmp_path / "pack").weights,
+        footprint_of(first_shard("qwen3moe")).weights,
+    )
+    assert weights == Weights(
+        architecture="qwen3moe",
+        name=whole.name,
+        block_count=None,
+        layers=tuple(one._replace(dense_length=None) for one in whole.layers),
+        outer=None,
+        mtp_length=None,
+        loaded_mtp_length=None,
+        shape=whole.shape._replace(dense_length=None),
+        parameters=None,
+    )
+    assert weights.dense_length is weights.length is weights.read_dense_length is None
+    assert weights.expert_length == whole.expert_length
+    assert weights.read_expert_length == whole.read_expert_length
+
+
+def test_a_token_reads_one_row_of_embeddings_and_the_experts_that_it_uses(tmp_path: Path) -> None:
+    weights = footprint_of(moe((1, 2), experts=4).write(tmp_path / "m.gguf")).weights
+    one_expert = 3 * (32 * 64 // 32 * 34)
+    assert weights.layers == (
+        LayerWeights(0, 4 * 64, 0, 0),
+        LayerWeights(1, 4 * 64, 4 * one_expert, 2 * one_expert),
+        LayerWeights(2, 4 * 64, 4 * one_expert, 2 * one_expert),
+    )
+    assert weights.read_expert_length == 4 * one_expert
+    # 8 words and no output of its own: the embedding is that, and is read whole besides one row.
+    norms = 4 * 4 * 64
+    assert weights.dense_length == 8 * 4 * 64 + norms
+    assert weights.read_dense_length == 4 * 64 + 8 * 4 * 64 + norms
+    assert some(weights.outer).is_tied
+    assert some(weights.parameters).embedding == 0
+
+
+def test_what_a_token_uses_is_unknown_where_the_metadata_does_not_say(tmp_path: Path) -> None:
+    builder = moe((0,))
+    builder.metadata = [pair for pair in builder.metadata if "used" not in pair[0]]
+    weights = footprint_of(builder.write(tmp_path / "m.gguf")).weights
+    assert weights.layers[0].used_expert_length is None
+    assert weights.read_expert_length is some(weights.parameters).active is None
+    assert weights.read_dense_length is not None
+
+
+def test_layers_for_prediction_are_in_the_file_and_not_run(tmp_path: Path) -> None:
+    builder = moe((0, 1, 2), block_count=3)
+    builder.put("qwen3moe.nextn_predict_layers", "u32", 1)
+    weights = footprint_of(builder.write(tmp_path / "m.gguf")).weights
+    assert weights.block_count == 2
+    assert [one.layer for one in weights.layers] == [0, 1]
+    assert weights.shape.mtp_layers == (2,)
+    last = weights.layers[1]
+    assert weights.mtp_length == (last.dense_length or 0) + last.expert_length
+    assert weights.loaded_mtp_length == 0
+
+
+def test_a_damaged_header_in_a_pack_is_named_with_its_shard(tmp_path: Path) -> None:
+    shards = write_shards(split(moe(), 4), tmp_path)
+    pack_model(shards[:1], tmp_path / "pack")
+    draft = Draft(shutil.copytree(tmp_path / "pack", tmp_path / "damaged"))
+    header = draft.get("shard_bytes", 2)
+    draft.set("shard_bytes", 2, digest=header.digest ^ 1)
+    draft.save()
+    with pytest.raises(PackError) as caught:
+        footprint_of(draft.path)
+    assert caught.value.place == f"header of shard 3 at byte {header.offset:,}"
+    assert caught.value.found == digest.to_text(header.digest)

@@ -1,0 +1,138 @@
+"""Calibration: which measured runs are used for which forecasts, and their effect."""
+
+import math
+from typing import Any
+
+import pytest
+
+from moepack.common.errors import RequestError
+from moepack.planning.footprint.model import footprint_of
+from moepack.planning.footprint.weights import Weights
+from moepack.planning.forecasting.calibration import (
+    REPEAT_REL_STD,
+    RUN_REL_STD,
+    calibrate,
+    check_model,
+)
+from moepack.planning.forecasting.measured_runs import MeasuredRun
+from moepack.planning.forecasting.rates import Estimate, Rates
+from moepack.planning.forecasting.reads import KIND_WORDS, Kind, Reads
+from tests.support.machines import GB, machine
+from tests.support.models import first_shard
+from tests.support.values import some
+
+LAYERS = 48
+DENSE, EXPERTS = 0.86 * GB, 1.092 * GB
+BOX = machine(vram=32, vram_bandwidth=936, bandwidth=40, drive=3)
+READS: dict[Kind, Reads] = {
+    "gpu": Reads(LAYERS, vram=DENSE + EXPERTS),
+    "offload": Reads(LAYERS, vram=DENSE, memory=EXPERTS),
+    "cpu": Reads(LAYERS, memory=DENSE + EXPERTS),
+    "stream": Reads(LAYERS, memory=DENSE + EXPERTS, drive=0.2 * GB),
+}
+
+
+def measured(kind: Kind, speed: float = 20.0, **values: Any) -> MeasuredRun:
+    return MeasuredRun("receipt.json", "entry 1", kind, 1, speed, 0.0)._replace(**values)
+
+
+def calibrated(kind: Kind, *runs: MeasuredRun) -> tuple[Rates, list[str | None]]:
+    rates = Rates.from_machine(BOX, kind, 4 << 20)
+    return calibrate(rates, kind, [(run, READS[run.kind]) for run in runs], LAYERS)
+
+
+def refusals(kind: Kind, *runs: MeasuredRun) -> list[str | None]:
+    return calibrated(kind, *runs)[1]
+
+
+def estimated(kind: Kind, reads: Reads, *runs: MeasuredRun) -> Estimate:
+    return some(calibrated(kind, *runs)[0].estimate(reads, RUN_REL_STD[kind], 0.0))
+
+
+@pytest.mark.parametrize("kind", READS)
+@pytest.mark.parametrize("of", READS)
+def test_one_run_calibrates_its_own_kind_alone(kind: Kind, of: Kind) -> None:
+    rates, (refusal,) = calibrated(kind, measured(of))
+    is_plain = rates.terms(READS[kind]) == calibrated(kind)[0].terms(READS[kind])
+    if of == kind:
+        assert (refusal, is_plain) == (None, False)
+    else:
+        modes = f"({KIND_WORDS[of]}) than this one ({KIND_WORDS[kind]})"
+        assert (
+            refusal
+            == f"it ran in another mode {modes}: the speed of one says nothing about the other"
+        )
+        assert is_plain
+
+
+def test_beside_a_run_with_experts_in_memory_one_without_is_its_other_end() -> None:
+    both = (measured("gpu", 150.0), measured("offload", 20.0))
+    assert refusals("offload", *both) == refusals("offload", *both[::-1]) == [None, None]
+    whole, part = refusals("gpu", *both)
+    assert whole is None
+    assert part is not None, "experts in memory would speak for experts in VRAM"
+
+
+@pytest.mark.parametrize("kind", ["gpu", "offload"])
+def test_a_model_that_was_partly_on_the_gpu_calibrates_nothing(kind: Kind) -> None:
+    (refusal,) = refusals(kind, measured(kind, gpu_layer_count=20))
+    assert refusal == "only 20 of 48 layers were on the GPU, with all their weights"
+    for count in (LAYERS, LAYERS + 1, 99, None):
+        assert refusals(kind, measured(kind, gpu_layer_count=count)) == [None]
+    assert refusals("cpu", measured("cpu", gpu_layer_count=0)) == [None], "none is missing there"
+
+
+def test_an_exclusion_is_the_reason() -> None:
+    for kind in READS:
+        runs = [measured(of, exclusion="it says too little") for of in READS]
+        assert refusals(kind, *runs) == ["it says too little"] * len(READS)
+
+
+@pytest.mark.parametrize("kind", READS)
+@pytest.mark.parametrize("count", [1, 5])
+def test_the_next_run_may_differ_from_measured_ones_as_much_as_they_do(
+    kind: Kind, count: int
+) -> None:
+    """However often it was measured: nothing is known of the next one's day."""
+    runs = [measured(kind, read_length=0.2 * GB, read_seconds=0.02)] * count
+    plain, narrowed = (estimated(kind, READS[kind], *some_runs) for some_runs in ([], runs))
+    assert math.exp(1.645 * REPEAT_REL_STD[kind]) < narrowed.factor < plain.factor
+    assert REPEAT_REL_STD["stream"] > 3 * REPEAT_REL_STD["cpu"]
+
+
+def test_streaming_teaches_the_times_of_computing_and_of_the_drive() -> None:
+    """Of 100 ms it waited 60 for a drive that reads 0.2 GB meanwhile."""
+    run = measured("stream", 10.0, read_length=0.2 * GB, read_seconds=0.06)
+    terms = calibrated("stream", run)[0].terms(READS["stream"])
+    layers, vram, memory, drive, _ = (seconds or 0.0 for seconds in terms)
+    assert vram == 0
+    assert layers + memory == pytest.approx(0.04, rel=0.1)
+    assert drive == pytest.approx(0.06, rel=0.15)
+    half = READS["stream"]._replace(drive=0.1 * GB)
+    assert estimated("stream", half, run).seconds == pytest.approx(0.07, rel=0.1)
+
+
+def test_a_run_that_says_it_only_waited_still_computed() -> None:
+    run = measured("stream", 10.0, read_length=0.2 * GB, read_seconds=0.1)
+    assert estimated("stream", READS["stream"], run).seconds == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    return footprint_of(first_shard("qwen3moe")).weights
+
+
+@pytest.mark.parametrize("times", [1, 0.985, 1.015])
+def test_versions_load_a_little_more_or_less(weights: Weights, times: float) -> None:
+    length = round(some(weights.length) * times)
+    check_model([measured("cpu", model_length=length)], weights, "model.gguf")
+
+
+@pytest.mark.parametrize("times", [0.97, 1.03, 1e6])
+def test_a_run_of_another_model_is_an_error(weights: Weights, times: float) -> None:
+    length = some(weights.length)
+    other = measured("cpu", model_length=round(length * times), place="line 7")
+    with pytest.raises(RequestError, match="a receipt of another model") as caught:
+        check_model([measured("cpu", model_length=length), other], weights, "model.gguf")
+    assert (caught.value.path, caught.value.place) == ("receipt.json", "line 7")
+    assert "1.3 MiB of tensors, as model.gguf has" in str(caught.value)

@@ -1,0 +1,537 @@
+"""Forecasts from end to end: of real models, on machines that are made up."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moepack.common.errors import RequestError, TraceError
+from moepack.pack.format import manifest
+from moepack.packing.pack_model import pack_model
+from moepack.planning.forecasting.facts import ForecastFacts, SpeedFacts
+from moepack.planning.forecasting.forecast import forecast
+from moepack.planning.forecasting.misses import WorkingSet
+from moepack.planning.forecasting.modes import MARGIN, ExecutionMode, ModelProfile
+from moepack.planning.machine.model import Machine
+from moepack.report import forecast_text
+from tests.support import large_models
+from tests.support.gguf_builder import moe
+from tests.support.machines import GB, machine, surface
+from tests.support.models import FIXTURES, first_shard
+from tests.support.needs import needs_llama
+from tests.support.values import some
+
+Options = dict[str, Any]
+CONTEXT = 256
+MODEL = first_shard("qwen3moe")
+TRACE = str(FIXTURES / "qwen3moe-trace.csv")
+BOX = machine(vram=24, vram_bandwidth=936, bandwidth=40, drive=3)
+WITHOUT_GPU = machine(bandwidth=40, drive=3)
+HALF = 1 << 19
+"""Bytes of half of the model's experts."""
+
+
+@pytest.fixture(scope="module")
+def model() -> ModelProfile:
+    return ModelProfile(MODEL, CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def experts_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a pack of the model's experts alone."""
+    pack = tmp_path_factory.mktemp("pack") / "model.moepack"
+    pack_model(MODEL, pack, experts_only=True)
+    return pack
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return Qwen3-30B-A3B with its real dimensions, without its bytes."""
+    return large_models.write("Qwen3-30B-A3B", tmp_path_factory.mktemp("large") / "model.gguf")
+
+
+def forecast_of(box: Machine = BOX, path: Path = MODEL, **options: Any) -> ForecastFacts:
+    return forecast(path, box, **{"context": CONTEXT, **options})
+
+
+def only(box: Machine = BOX, path: Path = MODEL, **options: Any) -> SpeedFacts:
+    (speed,) = forecast_of(box, path, **options).forecasts
+    return speed
+
+
+def speed_of(box: Machine = BOX, **options: Any) -> float:
+    return some(only(box, **options).tokens_per_second)
+
+
+def text_of(box: Machine, **options: Any) -> str:
+    return str(forecast_text.text(forecast_of(box, **options)))
+
+
+STREAMED: Options = {"budget": HALF, "dense_in_memory": True}
+MODES: dict[str, tuple[Machine, Options, str, list[str]]] = {
+    "by itself": (BOX, {}, "gpu", ["vram"]),
+    "whole in VRAM": (BOX, {"cpu_layer_count": 0}, "gpu", ["vram"]),
+    "a layer in memory": (BOX, {"cpu_layer_count": 1}, "offload", ["vram", "memory"]),
+    "from the drive": (BOX, STREAMED, "stream", ["memory", "drive"]),
+    "from the drive, with a GPU": (
+        BOX,
+        {"budget": HALF},
+        "gpu-stream",
+        ["vram", "memory", "drive"],
+    ),
+    "without a GPU": (machine(bandwidth=40), {}, "cpu", ["memory"]),
+}
+
+
+@pytest.mark.parametrize(("box", "options", "kind", "names"), MODES.values(), ids=MODES)
+def test_the_terms_of_each_mode_make_its_time(
+    box: Machine, options: Options, kind: str, names: list[str]
+) -> None:
+    one = only(box, **options)
+    assert (one.kind, [term.name for term in one.terms]) == (kind, ["layers", *names])
+    seconds = {term.name: some(term.seconds) for term in one.terms}
+    speed, ceiling = some(one.tokens_per_second), some(one.ceiling)
+    assert one.reason is None
+    assert 1 / speed == pytest.approx(sum(seconds.values()))
+    assert 0 < some(one.lowest) < speed < some(one.highest) <= ceiling
+    assert one.binding == max(seconds, key=lambda name: seconds[name])
+    for term in one.terms[1:]:
+        assert term.basis == "typed"
+        assert some(term.length) / some(term.reached) == pytest.approx(term.seconds)
+        assert some(term.reached) < some(term.bandwidth)
+    least = sum((term.length or 0) / (term.bandwidth or math.nan) for term in one.terms[1:])
+    if one.misses_from is None:
+        assert 1 / ceiling == pytest.approx(least)
+    else:
+        assert 1 / ceiling < least, "it may miss less than is likely"
+
+
+EVIDENCE: tuple[Options, ...] = ({}, {"working_set": WorkingSet(20, 4)}, {"traces": [TRACE]})
+
+
+def test_the_range_follows_from_the_evidence_of_misses() -> None:
+    box = machine(bandwidth=400, drive=0.01)  # on which nothing else takes time
+    speeds = [only(box, budget=HALF, **evidence) for evidence in EVIDENCE]
+    assert [one.misses_from for one in speeds] == ["even router", "working set", "trace"]
+    assert speeds[0].hit_rate == 0.5
+    assert len({one.missed_length for one in speeds}) == 3
+    ranges = []
+    for one in speeds:
+        speed = some(one.tokens_per_second)
+        ranges.append((some(one.lowest) / speed, some(one.highest) / speed))
+    router, formula, traced = ranges
+    assert router[1] > traced[1] * 2, "real routers come back to experts"
+    assert router[0] > traced[0], "and miss no more than uniform ones"
+    assert formula[0] < traced[0], "which says too little"
+
+
+def test_a_short_trace_is_called_so(tmp_path: Path) -> None:
+    short = tmp_path / "short.csv"
+    short.write_text("".join(Path(TRACE).read_text().splitlines(keepends=True)[:60]))
+    notes = only(WITHOUT_GPU, budget=HALF, traces=[str(short)]).warnings
+    assert notes[-1].startswith("the trace is too short")
+    assert only(WITHOUT_GPU, budget=HALF, traces=[TRACE]).warnings == ()
+
+
+def test_a_table_of_every_number_of_layers_in_memory() -> None:
+    speeds = forecast_of(sweep=True).forecasts
+    kinds = [(one.cpu_layer_count, one.kind) for one in speeds]
+    assert kinds == [(0, "gpu"), (1, "offload"), (2, "offload")]
+    rates = [some(one.tokens_per_second) for one in speeds]
+    assert rates == sorted(rates, reverse=True)
+    assert all(one.budget_length is None and one.misses_from is None for one in speeds)
+    assert speeds[1] == only(cpu_layer_count=1)
+
+
+def test_without_a_gpu_a_table_of_budgets(model: ModelProfile) -> None:
+    speeds = forecast_of(WITHOUT_GPU, sweep=True).forecasts
+    budgets = [some(one.budget_length) for one in speeds]
+    assert len(budgets) == 12
+    assert budgets == sorted(budgets)
+    assert (budgets[0], budgets[-1]) == (model.step_length, model.weights.expert_length)
+    missed = [some(one.missed_length) for one in speeds]
+    assert missed == sorted(missed, reverse=True)
+    assert missed[-1] == 0
+    rates = [some(one.tokens_per_second) for one in speeds]
+    assert rates == sorted(rates)
+    assert speeds[3] == only(WITHOUT_GPU, budget=budgets[3])
+
+
+UNKNOWN: dict[str, tuple[Machine, Options, str]] = {
+    "vram": (machine(vram=24, bandwidth=40), {"cpu_layer_count": 1}, "VRAM"),
+    "memory": (machine(vram=24, vram_bandwidth=936), {"cpu_layer_count": 1}, "memory"),
+    "drive": (machine(bandwidth=40), {"budget": HALF}, "drive"),
+    "all": (machine(), {"budget": HALF}, "memory and drive"),
+}
+
+
+@pytest.mark.parametrize(("box", "options", "words"), UNKNOWN.values(), ids=UNKNOWN)
+def test_an_unknown_bandwidth_makes_no_speed(box: Machine, options: Options, words: str) -> None:
+    one = only(box, **options)
+    assert one.tokens_per_second is one.lowest is one.highest is one.ceiling is None
+    assert one.reason == f"unknown: the bandwidth of {words}"
+    assert one.binding is None
+    assert one.fits is True
+    text = text_of(box, **options)
+    assert f": – tok/s: unknown: the bandwidth of {words}\n" in text
+    assert "nine of ten" not in text
+    for term in one.terms[1:]:
+        assert (term.bandwidth is None) == (term.seconds is None) == (term.reached is None)
+
+
+def test_figures_that_are_not_needed_need_not_be_known() -> None:
+    assert speed_of(machine(vram=24, vram_bandwidth=936), cpu_layer_count=0) > 0
+    whole = only(machine(bandwidth=40), budget=2 * HALF)
+    assert whole.missed_length == 0
+    assert whole.tokens_per_second is not None
+
+
+def test_a_table_says_why_it_has_no_speeds() -> None:
+    box = machine(vram=24, vram_bandwidth=936)
+    speeds = forecast_of(box, sweep=True).forecasts
+    assert [one.tokens_per_second is None for one in speeds] == [False, True, True]
+    unknown = "note: no speeds where unknown: the bandwidth of memory\n"
+    assert unknown in text_of(box, sweep=True)
+    assert text_of(WITHOUT_GPU, sweep=True).count("a uniform router is assumed") == 1
+
+
+def test_each_warning_has_its_condition(model: ModelProfile) -> None:
+    step = some(model.step_length)
+    unsteady, steady = (
+        BOX._replace(drive=surface({(1 << 20, 4): (2.0, highest)})) for highest in (3.1, 2.9)
+    )
+    traced: Options = {"budget": HALF, "traces": [TRACE]}
+    cases: list[tuple[Machine, Options, list[str]]] = [
+        (BOX, {}, []),
+        (BOX, traced, []),
+        (BOX, {"budget": HALF}, ["without a trace"]),
+        (BOX, {"budget": HALF, "working_set": WorkingSet(20, 4)}, ["the formula"]),
+        (BOX, {**traced, "budget": step}, []),
+        (BOX, {**traced, "budget": step - 1}, ["the budget is less than"]),
+        (steady, traced, []),
+        (unsteady, traced, ["the drive was up to 1.6 times"]),
+        (unsteady, {}, []),  # nothing is read of it
+    ]
+    for box, options, starts in cases:
+        warnings = only(box, **options).warnings
+        assert len(warnings) == len(starts), options
+        assert all(map(str.startswith, warnings, starts))
+
+
+def test_a_warning_if_vram_is_short(model: ModelProfile) -> None:
+    part, whole = (some(model.needs(model.offload(count)).vram) for count in (1, 0))
+    short = machine(vram=(whole - 1) / GB, vram_bandwidth=936, bandwidth=40)
+    (warning,) = only(short, cpu_layer_count=0).warnings
+    assert warning.startswith("takes 3.5 MiB of 3.5 MiB of VRAM: where a driver then uses memory")
+    assert "least that fits" not in warning, "none leaves the margin"
+    box = machine(vram=(part + MARGIN) / GB, vram_bandwidth=936, bandwidth=40)
+    assert only(box, cpu_layer_count=0).warnings == (), "the margin alone is short"
+
+
+@needs_llama
+def test_the_least_number_of_layers_that_fits_is_named(qwen3: Path) -> None:
+    box = machine(vram=12, vram_bandwidth=936, bandwidth=40)
+    (warning,) = only(box, qwen3, cpu_layer_count=0).warnings
+    best = only(box, qwen3)
+    assert warning.endswith(f"; `cpu_layer_count={best.cpu_layer_count}` is the least that fits")
+    assert (best.fits, best.warnings) == (True, ())
+    assert only(box, qwen3, cpu_layer_count=some(best.cpu_layer_count) - 1).fits is False
+
+
+def test_a_warning_if_memory_is_short(model: ModelProfile) -> None:
+    exact = some(model.needs(ExecutionMode("cpu")).memory) + MARGIN
+    for length, is_short in ((exact, False), (exact - 1, True)):
+        box = machine(bandwidth=40, memory=length / GB, drive=3)
+        streamed = only(box, budget=2 * HALF, traces=[TRACE])
+        assert streamed.fits is not is_short
+        assert len(streamed.warnings) == is_short
+        assert all("it is swapped out, or killed" in line for line in streamed.warnings)
+
+
+@needs_llama
+def test_a_warning_if_the_file_is_nearly_as_long_as_memory(qwen3: Path) -> None:
+    needed = some(ModelProfile(qwen3, CONTEXT).needs(ExecutionMode("cpu")).memory)
+    for times, is_short in ((1.11, True), (1.12, False)):
+        one = only(machine(bandwidth=40, memory=needed * times / GB), qwen3)
+        assert (one.kind, one.fits) == ("cpu", True)
+        assert len(one.warnings) == is_short
+        assert all("read repeatedly" in line for line in one.warnings)
+
+
+@needs_llama
+def test_if_nothing_fits_beside_a_gpu_the_table_is_one_of_budgets(tmp_path: Path) -> None:
+    path = large_models.write("MiMo-V2-Flash", tmp_path / "model.gguf")
+    box = machine(memory=128, vram=24, vram_bandwidth=936, bandwidth=80, drive=7)
+    speeds = forecast_of(box, path, sweep=True).forecasts
+    assert {one.kind for one in speeds} == {"gpu-stream"}
+    assert {one.fits for one in speeds} == {True, False}
+    assert forecast_of(box, sweep=True).forecasts[0].kind == "gpu"
+
+
+@pytest.mark.parametrize("options", [{"cpu_layer_count": 1}, {"budget": HALF}, {}])
+def test_deeper_is_slower(options: Options) -> None:
+    speeds = [speed_of(**options, depth=depth) for depth in (0, CONTEXT // 2, CONTEXT)]
+    assert speeds == sorted(set(speeds), reverse=True)
+    assert len(speeds) == 3
+
+
+def test_a_pack_is_read_by_the_blob(packs: dict[str, Path], model: ModelProfile) -> None:
+    pack, length = packs["qwen3moe"], model.read_length
+    assert speed_of(path=pack, cpu_layer_count=1) == speed_of(cpu_layer_count=1)
+    box = BOX._replace(drive=surface({(length, 4): (1, 1), (3 * length, 4): (2, 2)}))
+    for path, speed in ((pack, 2 * GB), (MODEL, GB)):
+        bandwidths = {term.name: term.bandwidth for term in only(box, path, budget=HALF).terms}
+        assert bandwidths["drive"] == pytest.approx(speed)
+
+
+def test_of_a_pack_of_experts_alone_no_speed_is_known(experts_only: Path) -> None:
+    for options in ({}, {"cpu_layer_count": 1}, {"budget": HALF}, {"sweep": True}):
+        facts = forecast_of(path=experts_only, **options)
+        assert facts.dense_length is facts.read_dense_length is facts.context_length is None
+        assert facts.expert_length == 2 * HALF
+        assert facts.next_receipt is None
+        for one in facts.forecasts:
+            assert one.reason == "the bytes that a token reads are unknown"
+            for unknown in ("tokens_per_second", "ceiling", "binding", "fits", "vram_length"):
+                assert getattr(one, unknown) is one.memory_length is None
+        text = str(forecast_text.text(facts))
+        assert "the bytes that a token reads are unknown" in text
+        assert " 0 B" not in text
+
+
+def test_without_the_number_of_experts_used_no_speed_is_known(tmp_path: Path) -> None:
+    builder = moe()
+    builder.metadata = [pair for pair in builder.metadata if "expert_used" not in pair[0]]
+    path = builder.write(tmp_path / "model.gguf")
+    for options in ({}, {"budget": 1 << 20}, {"sweep": True}):
+        facts = forecast_of(path=path, **options)
+        assert facts.read_expert_length is None
+        for one in facts.forecasts:
+            assert one.tokens_per_second is one.hit_rate is one.missed_length is None
+            assert one.terms == ()
+
+
+def test_a_pack_that_uses_no_expert_divides_nothing_by_nothing(tmp_path: Path) -> None:
+    pack = tmp_path / "model.moepack"
+    pack_model(moe().write(tmp_path / "model.gguf"), pack, experts_only=True)
+    path = pack / manifest.NAME
+    described = manifest.decode(path.read_bytes(), str(path))
+    source = described.source._replace(experts_used={"ffn_exps": 0})
+    path.write_bytes(manifest.encode(described._replace(source=source)))
+    one = only(path=pack, budget=1 << 10, working_set=WorkingSet(2, 1))
+    assert (one.missed_length, one.hit_rate) == (0, None)
+
+
+def test_a_mode_that_cannot_fit_is_not_chosen_though_not_all_is_known(experts_only: Path) -> None:
+    for box, kind in (
+        (machine(vram=24), "gpu"),
+        (machine(vram=MARGIN / GB), "offload"),
+        (machine(memory=24), "cpu"),
+        (machine(memory=(HALF + MARGIN) / GB), "stream"),
+    ):
+        one = only(box, experts_only)
+        assert (one.kind, one.budget_length) == (kind, HALF if kind == "stream" else None)
+
+
+def bench_run(folder: Path, name: str, **values: Any) -> str:
+    """Write llama-bench's JSON of a run of the model."""
+    length = ModelProfile(MODEL, CONTEXT).weights.length
+    body: Options = {"backends": "CUDA", "model_size": length, "n_gpu_layers": 99}
+    body |= {"n_prompt": 0, "n_gen": 128, "avg_ts": 3000.0, "n_cpu_moe": 0, **values}
+    (folder / name).write_text(json.dumps([body]))
+    return str(folder / name)
+
+
+def own_run(folder: Path, name: str, **values: Any) -> str:
+    """Write `moepack run --json` of a run of the model."""
+    body: Options = {"model_length": ModelProfile(MODEL, CONTEXT).weights.length}
+    body |= {"step_count": 100, "seconds": 0.1, "read_length": 1 << 24, "read_seconds": 0.05}
+    body |= {"prompt_count": 4, "memory": {"experts": HALF}, **values}
+    (folder / name).write_text(json.dumps(body))
+    return str(folder / name)
+
+
+def test_measured_runs_calibrate(tmp_path: Path) -> None:
+    ends = [bench_run(tmp_path, f"{n}.json", n_cpu_moe=n, avg_ts=3000 - 100 * n) for n in (0, 2)]
+    facts = forecast_of(sweep=True, receipts=ends)
+    assert [one.refusal for one in facts.receipts] == [None, None]
+    whole, between, most = facts.forecasts
+    assert (whole.receipt_count, between.receipt_count) == (1, 2)
+    assert whole.tokens_per_second == pytest.approx(3000, rel=0.02)
+    assert most.tokens_per_second == pytest.approx(2800, rel=0.02)
+    assert between.tokens_per_second == pytest.approx(2 / (1 / 3000 + 1 / 2800), rel=0.02)
+    narrowed, plain = (
+        some(one.highest) / some(one.lowest) for one in (between, only(cpu_layer_count=1))
+    )
+    assert narrowed < plain
+    assert facts.next_receipt is None
+
+
+def test_measured_runs_replace_unknown_figures(tmp_path: Path) -> None:
+    unknown = machine(vram=24)
+    options: Options = {
+        "cpu_layer_count": 1,
+        "receipts": [bench_run(tmp_path, "part.json", n_cpu_moe=1)],
+    }
+    one = only(unknown, **options)
+    assert one.tokens_per_second == pytest.approx(3000, rel=0.05)
+    assert one.ceiling is None
+    assert "at most" not in text_of(unknown, **options)
+
+
+def test_a_run_of_another_model_is_an_error(tmp_path: Path) -> None:
+    path = bench_run(tmp_path, "other.json", model_size=10**9)
+    with pytest.raises(RequestError, match="a receipt of another model.*found 953.7 MiB") as caught:
+        forecast_of(receipts=[path])
+    assert caught.value.path == path
+
+
+def test_a_run_that_is_not_used_comes_with_the_reason(tmp_path: Path, experts_only: Path) -> None:
+    paths = [bench_run(tmp_path, "part.json", n_cpu_moe=1, n_gpu_layers=1)]
+    facts = forecast_of(cpu_layer_count=1, receipts=paths)
+    refusal = some(facts.receipts[0].refusal)
+    assert refusal == "only 1 of 2 layers were on the GPU, with all their weights"
+    assert f"not used: {refusal}" in str(forecast_text.text(facts))
+    assert facts.next_receipt is not None, "unused runs count for nothing"
+    paths = [bench_run(tmp_path, "whole.json", n_cpu_moe=1)]
+    facts = forecast_of(path=experts_only, cpu_layer_count=1, receipts=paths)
+    assert facts.receipts[0].refusal == "the bytes that a token of this model reads are unknown"
+    assert facts.forecasts[0].receipt_count == 0
+
+
+def test_a_run_faster_than_the_bandwidths_is_not_used(tmp_path: Path) -> None:
+    ceiling = some(only(cpu_layer_count=1).ceiling)
+    for times, is_used in ((0.9, True), (1.5, False)):
+        path = bench_run(tmp_path, f"{times}.json", n_cpu_moe=1, avg_ts=ceiling * times)
+        facts = forecast_of(cpu_layer_count=1, receipts=[path])
+        refusal = facts.receipts[0].refusal
+        assert (refusal is None) == is_used
+        assert facts.forecasts[0].receipt_count == is_used
+        assert is_used or "bandwidths allow at most" in some(refusal)
+
+
+BENCH = f"llama-bench -m {MODEL} -p 512 -n 128 -o json"
+RUN = f'moepack run {MODEL} -p "…" -n 100'
+
+
+def test_the_next_run_for_experts_in_memory(tmp_path: Path) -> None:
+    none, part, most = (
+        bench_run(tmp_path, f"{n}.json", n_cpu_moe=n, avg_ts=3000 - 100 * n) for n in range(3)
+    )
+
+    def following(*runs: str, **options: Any) -> str | None:
+        return forecast_of(receipts=runs, **(options or {"cpu_layer_count": 1})).next_receipt
+
+    first, second = f"{BENCH} -ngl 99 -ncmoe 2", f"{BENCH} -ngl 99 -ncmoe 0"
+    assert following() == following(none) == following(part) == first
+    assert following(most) == following(most, most) == second
+    assert following(none, most) is following(part, most) is None
+    assert following(sweep=True) == following(none, sweep=True) == first
+    assert following(cpu_layer_count=0) == following(most, cpu_layer_count=0) == second
+    assert following(none, cpu_layer_count=0) is None
+
+
+def test_the_next_run_is_one_that_fits(model: ModelProfile) -> None:
+    vram = some(model.needs(model.offload(1)).vram)
+    box = machine(vram=(vram + MARGIN) / GB, vram_bandwidth=936, bandwidth=40)
+    assert forecast_of(box, cpu_layer_count=0).next_receipt is None
+    assert forecast_of(box, cpu_layer_count=1).next_receipt == f"{BENCH} -ngl 99 -ncmoe 2"
+    nothing = machine(vram=MARGIN / GB, vram_bandwidth=936, bandwidth=40)
+    assert forecast_of(nothing, cpu_layer_count=1).next_receipt is None
+
+
+def test_the_next_run_without_a_gpu(tmp_path: Path) -> None:
+    box = machine(bandwidth=40)
+    assert forecast_of(box).next_receipt == f"{BENCH} -ngl 0"
+    path = bench_run(tmp_path, "cpu.json", n_gpu_layers=0)
+    assert forecast_of(box, receipts=[path]).next_receipt is None
+
+
+def test_the_next_run_from_the_drive(tmp_path: Path) -> None:
+    one, two = (own_run(tmp_path, f"{n}.json", seconds=0.1 + n / 100) for n in range(2))
+    memory = {"experts": HALF // 2, "floor": HALF // 4}
+    floor = own_run(tmp_path, "floor.json", memory=memory)
+    more = own_run(tmp_path, "more.json", memory={**memory, "experts": HALF // 2 + 1})
+    for runs, command in (
+        ([], f"{RUN} --memory floor --json > receipt-1.json"),
+        ([one], f"{RUN} --memory floor --json > receipt-2.json"),  # the other end
+        ([floor], f"{RUN} --json > receipt-2.json"),
+        ([more], f"{RUN} --memory floor --json > receipt-2.json"),
+        ([one, two], None),
+    ):
+        assert forecast_of(**STREAMED, receipts=runs).next_receipt == command
+    assert forecast_of(budget=HALF).next_receipt is None, "engines with a GPU say no reads"
+
+
+def test_llama_bench_is_given_no_pack(tmp_path: Path) -> None:
+    pack = tmp_path / "a model.moepack"
+    pack_model(MODEL, pack)
+    command = forecast_of(path=pack).next_receipt
+    assert command == "llama-bench -m MODEL.gguf -p 512 -n 128 -o json -ngl 99 -ncmoe 0"
+    command = some(forecast_of(path=pack, **STREAMED).next_receipt)
+    assert command.startswith(f"moepack run '{pack}' ")
+
+
+BAD: dict[str, tuple[Machine, Options, str]] = {
+    "no GPU": (machine(), {"cpu_layer_count": 1}, "cpu_layer_count: the machine has no GPU"),
+    "two modes": (BOX, {"cpu_layer_count": 1, "sweep": True}, "either layers in memory, or"),
+    "two sources": (
+        BOX,
+        {"budget": HALF, "traces": [TRACE], "working_set": WorkingSet(2, 1)},
+        "give either traces or a working set",
+    ),
+    "less than a token uses": (
+        BOX,
+        {"budget": HALF, "working_set": WorkingSet(7, 1)},
+        "working_set: .*U of 8 .* to 32, found 7",
+    ),
+    "a short budget": (BOX, {"budget": 1 << 17}, "budget: .*at least 140.0 KiB, found 128.0 KiB"),
+    "too deep": (BOX, {"depth": CONTEXT + 1}, "depth: .*up to 256, found 257"),
+    "too little": (machine(memory=1), {}, "too little memory for this model"),
+}
+
+
+@pytest.mark.parametrize(("box", "options", "message"), BAD.values(), ids=BAD)
+def test_impossible_options_are_refused(box: Machine, options: Options, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        forecast_of(box, **options)
+
+
+def test_a_working_set_without_a_cache_is_called_unused() -> None:
+    for options, is_unused in (
+        ({"cpu_layer_count": 1, "working_set": WorkingSet(9, 1)}, True),
+        ({"sweep": True, "working_set": WorkingSet(9, 1)}, True),
+        ({"budget": HALF, "working_set": WorkingSet(9, 1)}, False),
+        ({"cpu_layer_count": 1}, False),
+    ):
+        for one in forecast_of(BOX, **options).forecasts:
+            assert (
+                any("nothing is read from the drive" in line for line in one.warnings) == is_unused
+            )
+
+
+def test_a_trace_of_another_model_is_refused() -> None:
+    with pytest.raises(TraceError):
+        forecast_of(path=first_shard("mixtral"), budget=1 << 20, traces=[TRACE])
+
+
+def test_a_trace_with_fewer_experts_a_token_is_called_so(tmp_path: Path) -> None:
+    lines = Path(TRACE).read_text().splitlines(keepends=True)
+    trace = tmp_path / "first.csv"
+    trace.write_text("".join(line for line in lines if line.split(",")[2] != "1"))
+    notes = only(WITHOUT_GPU, budget=HALF, traces=[str(trace)]).warnings
+    assert any("uses 45 % of the experts that one of this model does" in note for note in notes)
+
+
+def test_of_two_gpus_the_faster_makes_the_ceiling() -> None:
+    slow, fast = (machine(vram=24, vram_bandwidth=speed, bandwidth=40) for speed in (360, 768))
+    both = slow._replace(gpus=slow.gpus + fast.gpus)
+    mixed, of_slow, of_fast = (only(box, cpu_layer_count=0) for box in (both, slow, fast))
+    assert mixed.tokens_per_second == of_slow.tokens_per_second
+    assert mixed.ceiling == of_fast.ceiling
+    assert any("slowest GPU" in note for note in mixed.warnings)
+    assert not of_slow.warnings
+    twice = slow._replace(gpus=slow.gpus * 2)
+    assert not only(twice, cpu_layer_count=0).warnings

@@ -1,0 +1,149 @@
+"""Misses of caches: of a trace, by the formula of U and D, of a uniform router."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moepack.common.errors import RequestError, TraceError
+from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
+from moepack.planning.footprint.model import footprint_of
+from moepack.planning.forecasting.misses import (
+    WorkingSet,
+    by_trace,
+    by_uniform_router,
+    by_working_set,
+)
+from moepack.planning.forecasting.published import published_formula
+from moepack.traces.formats.registry import ReadOptions
+from moepack.traces.simulation.simulate import simulate
+from tests.support.models import FIXTURES, first_shard
+from tests.support.values import some
+
+TRACE = str(FIXTURES / "qwen3moe-trace.csv")
+LAYERS, EXPERTS, USED, LENGTH = 74, 256, 8, 20_054_016
+SHAPE = ModelShape(
+    tuple(FamilyShape(layer, ROUTED_FAMILY, EXPERTS, LENGTH, USED) for layer in range(LAYERS))
+)
+"""GLM-5 in IQ4_XS, as estimate_speed.py has it."""
+STEP = LAYERS * USED * LENGTH
+TOTAL = LAYERS * EXPERTS * LENGTH
+WORKING_SET = WorkingSet(13_190, 2_412)
+
+BUDGETS = st.integers(0, 2 * TOTAL)
+
+
+@pytest.fixture(scope="module")
+def shape() -> ModelShape:
+    """Return the shape of the model of which there is a trace."""
+    return footprint_of(first_shard("qwen3moe")).weights.shape
+
+
+@pytest.mark.parametrize("batch_count", [None, 4])
+def test_of_a_trace_it_is_what_a_simulation_says(
+    shape: ModelShape, batch_count: int | None
+) -> None:
+    budgets = [1 << 20, 300_000, 524_288, 300_000, 2 << 20]
+    options = ReadOptions(shape=shape)
+    misses = by_trace([TRACE], budgets, options, batch_count)
+    assert set(misses) == set(budgets)
+    for budget, one in misses.items():
+        (alone,) = simulate(
+            [TRACE], budgets=[budget], policies=["lru"], batch_count=batch_count, options=options
+        ).results
+        expected = (budget, alone.bytes_per_token, alone.decode_hit_rate, "trace")
+        assert (one.budget, one.length, one.hit_rate, one.source) == expected
+    assert [one.length for _, one in sorted(misses.items())] == sorted(
+        (one.length for one in misses.values()), reverse=True
+    )
+
+
+def test_a_trace_of_a_prompt_alone_says_nothing(shape: ModelShape, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.csv"
+    heading = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
+    preamble = "# model=tiny.gguf arch=qwen3moe n_layer=2 n_expert=16 n_expert_used=4"
+    rows = [
+        f"0,0,{step},{layer},{slot},{expert},0.25,1,4096"
+        for step in range(3)
+        for layer in range(2)
+        for slot, expert in enumerate((1, 2, 3, 4))
+    ]
+    prompt.write_text("\n".join(["# route_trace v1", preamble, heading, *rows, ""]))
+    with pytest.raises(RequestError, match="the trace has no decoded token") as caught:
+        by_trace([str(prompt)], [1 << 20], ReadOptions(shape=shape), None)
+    assert caught.value.path == str(prompt)
+
+
+@pytest.mark.parametrize("gibs", [48, 128, 192, 256, 300])
+def test_the_formula_reads_what_estimate_speed_reads(gibs: int) -> None:
+    misses = by_working_set(SHAPE, STEP, gibs << 30, WORKING_SET)
+    published = published_formula(ram_bytes=gibs << 30)
+    bandwidth = published.parameters.ssd_bw_bytes_per_sec_raw
+    assert misses.length / bandwidth == pytest.approx(published.drive_seconds, rel=1e-12)
+    assert misses.hit_rate == pytest.approx(1 - misses.length / STEP)
+    assert misses.source == "working set"
+
+
+def test_the_formula_with_experts_of_two_lengths() -> None:
+    """It counts experts, so that it takes their mean."""
+    families = [FamilyShape(0, ROUTED_FAMILY, 10, 100, 2), FamilyShape(1, ROUTED_FAMILY, 30, 20, 2)]
+    working_set = WorkingSet(20, 4, window=10)
+    misses = by_working_set(ModelShape(tuple(families)), 240, 400, working_set)
+    assert misses.length == (4 + 20 - 400 / 40) / 10 * 40
+
+
+def test_the_formula_misses_no_more_than_a_token_uses() -> None:
+    crowded = WorkingSet(LAYERS * EXPERTS, LAYERS * EXPERTS, window=1)
+    assert by_working_set(SHAPE, STEP, 0, crowded).length == STEP
+    assert by_working_set(SHAPE, STEP, 0, crowded).hit_rate == 0
+
+
+def test_nothing_is_missed_where_all_has_room() -> None:
+    assert by_working_set(SHAPE, STEP, TOTAL, WORKING_SET)[1:5] == (0, 0, 0, 1)
+    assert by_working_set(SHAPE, STEP, TOTAL - 1, WORKING_SET).length > 0, "new ones still come"
+    assert by_uniform_router(SHAPE, STEP, TOTAL)[1:5] == (0, 0, 0, 1)
+    assert by_uniform_router(SHAPE, STEP, TOTAL - 1).length > 0
+
+
+@given(one=BUDGETS, other=BUDGETS)
+def test_a_uniform_router_misses_less_with_more(one: int, other: int) -> None:
+    less, more = (by_uniform_router(SHAPE, STEP, budget) for budget in sorted((one, other)))
+    assert more.length <= less.length
+    for misses in (less, more):
+        assert misses.length == pytest.approx(STEP * (1 - some(misses.hit_rate)))
+        assert misses.source == "even router"
+
+
+def test_below_what_a_token_uses_a_uniform_router_hits_nothing() -> None:
+    assert by_uniform_router(SHAPE, STEP, STEP - 1)[1:5] == (STEP, STEP, STEP, 0)
+    assert by_uniform_router(SHAPE, STEP, STEP).hit_rate == STEP / TOTAL
+
+
+@given(budget=BUDGETS)
+def test_likely_misses_lie_within_their_range(budget: int) -> None:
+    for misses in (
+        by_working_set(SHAPE, STEP, budget, WORKING_SET),
+        by_uniform_router(SHAPE, STEP, budget),
+    ):
+        assert 0 <= misses.least <= misses.length <= misses.most <= STEP
+        assert 0 <= some(misses.hit_rate) <= 1
+
+
+@pytest.mark.parametrize(("share", "times"), [(0.3, 3.1), (0.5, 2.1), (0.8, 1.6), (1.2, 1.1)])
+def test_the_formula_is_off_where_memory_is_short(share: float, times: float) -> None:
+    misses = by_working_set(
+        SHAPE, STEP, round(share * WORKING_SET.expert_count * LENGTH), WORKING_SET
+    )
+    assert misses.most == pytest.approx(misses.length * times)
+    assert by_working_set(SHAPE, STEP, STEP - 1, WORKING_SET).most == STEP, "the cliff"
+
+
+def test_a_trace_of_a_model_with_fewer_layers_is_refused(shape: ModelShape) -> None:
+    larger = shape.families + tuple(
+        family._replace(layer=family.layer + 10 * number)
+        for number in (1, 2)
+        for family in shape.families
+    )
+    with pytest.raises(TraceError, match="far less of the experts than those of this model"):
+        by_trace([TRACE], [1 << 21], ReadOptions(shape=ModelShape(larger)), None)

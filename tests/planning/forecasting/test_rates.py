@@ -1,0 +1,149 @@
+"""Rates: by figures, by measured runs, and their standard deviations."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moepack.planning.forecasting.rates import Estimate, Rates, ceiling_seconds
+from moepack.planning.forecasting.reads import Reads
+from moepack.planning.machine.model import Machine
+from tests.support.machines import GB, machine, surface
+from tests.support.values import some
+
+LENGTH = 4 << 20
+LAYERS = 48
+DENSE, EXPERTS = 0.86 * GB, 1.092 * GB
+
+
+def offloaded(share: float) -> Reads:
+    """Return the reads of a token of Qwen3-30B-A3B Q4_K_M with a share of experts in memory."""
+    return Reads(LAYERS, vram=DENSE + EXPERTS * (1 - share), memory=EXPERTS * share)
+
+
+def estimate(rates: Rates, reads: Reads, rel_std: float = 0.05) -> Estimate:
+    return some(rates.estimate(reads, rel_std, 0.0))
+
+
+def test_the_ceiling_is_what_was_published() -> None:
+    """An RTX 5090 with N of 0, 24 and 48 ("The MoE Lane"); its bandwidths follow from two."""
+    box = machine(vram=32, vram_bandwidth=1441, bandwidth=40.2)
+    ceilings = [ceiling_seconds(box, offloaded(share), LENGTH) for share in (0, 0.5, 1)]
+    assert [round(1 / seconds) for seconds in ceilings if seconds] == [738, 69, 36]
+
+
+def test_what_was_measured_there_lies_within_the_range() -> None:
+    rates = Rates.from_machine(
+        machine(vram=32, vram_bandwidth=1441, bandwidth=40.2), "offload", LENGTH
+    )
+    for share, speed in ((0, 302.4), (0.5, 41.9), (1, 20.4)):
+        forecast = estimate(rates, offloaded(share))
+        assert 1 / forecast.factor < speed * forecast.seconds < forecast.factor
+
+
+RUNS = ((0.0, 0.005), (0.3, 0.02), (1.0, 0.06))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(RUNS)))
+def test_the_order_of_runs_does_not_matter(order: Sequence[tuple[float, float]]) -> None:
+    box = machine(vram=32, vram_bandwidth=936, bandwidth=40)
+
+    def after(runs: Sequence[tuple[float, float]]) -> Estimate:
+        rates = Rates.from_machine(box, "offload", LENGTH)
+        for share, seconds in runs:
+            rates = rates.updated(offloaded(share), seconds, 0.05)
+        return estimate(rates, offloaded(0.6))
+
+    assert after(order).seconds == pytest.approx(after(RUNS).seconds, rel=1e-3)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0.2, 5))
+def test_a_run_makes_no_forecast_less_sure(at: float, of: float, times: float) -> None:
+    rates = Rates.from_machine(
+        machine(vram=32, vram_bandwidth=936, bandwidth=40), "offload", LENGTH
+    )
+    before = estimate(rates, offloaded(of), 0.0)
+    seconds = estimate(rates, offloaded(at)).seconds * times
+    after = estimate(rates.updated(offloaded(at), seconds, 0.05), offloaded(of), 0.0)
+    assert after.deviation <= before.deviation * (1 + 1e-9)
+
+
+def test_figures_that_were_measured_are_trusted_more() -> None:
+    sure, typed = (
+        estimate(
+            Rates.from_machine(
+                machine(vram=24, vram_bandwidth=936, bandwidth=40, basis=basis), "offload", LENGTH
+            ),
+            offloaded(1),
+        )
+        for basis in ("measured", "typed")
+    )
+    assert sure.factor < typed.factor
+    assert sure.seconds < typed.seconds, "nobody reaches what data sheets promise"
+
+
+def test_no_token_is_faster_than_the_bandwidths() -> None:
+    box = machine(vram=24, vram_bandwidth=936)
+    least = some(ceiling_seconds(box, offloaded(0), LENGTH))
+    assert least == pytest.approx((DENSE + EXPERTS) / (936 * GB))
+    fast = Rates.from_machine(box, "gpu", LENGTH).updated(offloaded(0), least / 10, 0.01)
+    assert some(fast.estimate(offloaded(0), 0.05, least)).seconds == least
+
+
+def repeated(box: Machine, times: float) -> tuple[float, float]:
+    """Return a run's seconds, so many times the guess, and the forecast after it."""
+    rates = Rates.from_machine(box, "offload", LENGTH)
+    seconds = times * estimate(rates, offloaded(1)).seconds
+    again = estimate(rates.updated(offloaded(1), seconds, 0.045), offloaded(1))
+    return seconds, again.seconds
+
+
+@pytest.mark.parametrize("bandwidth", [40, 400])
+@given(times=st.floats(0.8, 100))
+def test_a_run_is_believed_however_slow_it_was(bandwidth: float, times: float) -> None:
+    """As where a bandwidth was typed that a machine does not come near."""
+    box = machine(vram=24, vram_bandwidth=936, bandwidth=bandwidth)
+    seconds, again = repeated(box, times)
+    assert again == pytest.approx(seconds, rel=0.06)
+
+
+@given(one=st.floats(0.8, 100), other=st.floats(0.8, 100))
+def test_a_slower_run_makes_a_slower_forecast(one: float, other: float) -> None:
+    box = machine(vram=24, vram_bandwidth=936, bandwidth=40, basis="measured")
+    (_, fast), (_, slow) = (repeated(box, times) for times in sorted((one, other)))
+    assert fast <= slow * (1 + 1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(-6, 4)), min_size=1, max_size=4), st.floats(0, 1)
+)
+def test_runs_that_contradict_each_other_end_in_a_speed(
+    runs: list[tuple[float, float]], share: float
+) -> None:
+    """Without a bandwidth, nothing but runs tells the possible speeds."""
+    rates = Rates.from_machine(machine(vram=32), "offload", LENGTH)
+    for at, exponent in runs:
+        rates = rates.updated(offloaded(at), 10**exponent, 0.05)
+    forecast = rates.estimate(offloaded(share), 0.05, 0.0)
+    if forecast is not None:
+        assert forecast.seconds > 0
+        assert 1 <= forecast.factor <= 1000.1
+
+
+def test_no_ceiling_without_a_bandwidth_that_is_needed() -> None:
+    assert ceiling_seconds(machine(vram=24, vram_bandwidth=936), offloaded(0.5), LENGTH) is None
+    assert ceiling_seconds(machine(vram=24), offloaded(0), LENGTH) is None
+    assert ceiling_seconds(machine(bandwidth=40), Reads(1, memory=1, drive=1), LENGTH) is None
+    assert ceiling_seconds(machine(bandwidth=40), Reads(1, memory=40e9), LENGTH) == 1
+
+
+def test_a_drive_counts_at_the_length_and_depth_of_the_reads() -> None:
+    box = machine(bandwidth=40)._replace(
+        drive=surface({(1 << 20, 4): (1, 1), (16 << 20, 4): (3, 3), (16 << 20, 32): (9, 9)})
+    )
+    reads = Reads(0, drive=2e9)
+    assert ceiling_seconds(box, reads, 4 << 20) == pytest.approx(1)
+    assert ceiling_seconds(box, reads, 64 << 20) == pytest.approx(2 / 3)
+    assert ceiling_seconds(box, reads, 1 << 10) == pytest.approx(2)

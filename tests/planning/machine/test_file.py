@@ -1,0 +1,281 @@
+"""machine.toml: reading, writing, and refusals."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moepack.common.errors import RequestError
+from moepack.planning.machine.file import MAX_FILE_LENGTH, decode, read_machine, toml_text
+from moepack.planning.machine.model import (
+    BYTE_UNITS,
+    Basis,
+    Drive,
+    Figure,
+    Gpu,
+    Machine,
+    ReadSpeed,
+    measured,
+)
+from moepack.planning.machine.units import speed_text
+
+GIB, GB = 1 << 30, 10**9
+SOUND = """
+name = "the big one"
+
+[memory]
+length = "23.5 GiB"
+bandwidth = { value = "31.5 GB/s", is = "measured", lowest = "30.1 GB/s", highest = "31.6GB/s" }
+
+[[gpus]]
+name = "RTX 3090"
+length = "24 GiB"
+bandwidth = "936 GB/s"
+
+[[gpus]]
+length = { value = "24576 MiB", is = "read" }
+
+[drive]
+path = "/models"
+bandwidth = "7 GB/s"
+
+[[drive.reads]]
+length = "2 MiB"
+depth = 1
+bandwidth = { value = "1.5 GiB/s", is = "measured" }
+
+[[drive.reads]]
+length = "2 MiB"
+depth = 4
+bandwidth = "3000 MB/s"
+"""
+MACHINE = Machine(
+    "the big one",
+    Figure(23.5 * GIB, "typed"),
+    Figure(31.5 * GB, "measured", 30.1 * GB, 31.6 * GB),
+    (
+        Gpu("RTX 3090", Figure(24 * GIB, "typed"), Figure(936 * GB, "typed")),
+        Gpu(None, Figure(24 * GIB, "read"), None),
+    ),
+    Drive(
+        "/models",
+        Figure(7 * GB, "typed"),
+        (
+            ReadSpeed(2 << 20, 1, Figure(1.5 * GIB, "measured")),
+            ReadSpeed(2 << 20, 4, Figure(3 * GB, "typed")),
+        ),
+    ),
+)
+
+
+def test_a_file_says_what_a_machine_is(tmp_path: Path) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text(SOUND)
+    assert read_machine(path) == MACHINE
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("25769803776 B", 24 * GIB),
+        ("24GiB", 24 * GIB),
+        ("0.5 TiB", 512 * GIB),
+        ("24576 MB", 24 * GIB),
+        ("24 GB", 24 * GIB),
+        ("0.5 tb", 512 * GIB),
+    ],
+)
+def test_a_gb_of_memory_is_a_gib_as_makers_mean_it(text: str, length: int) -> None:
+    assert decode(f'[memory]\nlength = "{text}"'.encode(), "-").memory.value == length
+
+
+BASIS = 'is = "measured", lowest'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[memory]", "[memory", "m.toml: not TOML (Expected ']' at the end of a table"),
+        ("[memory]", "colour = 1\n[memory]", "m.toml: colour: unknown key, expected name, memory"),
+        (BASIS, 'by = "me", lowest', "memory.bandwidth.by: unknown key, expected value, is, low"),
+        ("depth = 4", "deep = 4", "drive.reads[1].deep: unknown key, expected length, depth, ban"),
+        ('length = "23.5 GiB"', "", 'memory.length: missing, expected such as "24 GiB"'),
+        ('length = "2 MiB"\ndepth = 1', "depth = 1", "drive.reads[0].length: missing"),
+        ('bandwidth = "3000 MB/s"', "", 'drive.reads[1].bandwidth: missing, expected such as "7'),
+        ('value = "1.5 GiB/s", ', "", "drive.reads[0].bandwidth.value: missing"),
+        ("depth = 4", "", "drive.reads[1].depth: missing, or not a depth, expected a number of re"),
+        ("depth = 4", "depth = 4097", "expected a number of reads in flight, 1 to 4,096, found 4,"),
+        ("depth = 4", "depth = true", "drive.reads[1].depth: missing, or not a depth"),
+        ("depth = 4", "depth = 1", "drive.reads[1]: a second time, expected each length and depth"),
+        ('"936 GB/s"', "936", 'gpus[0].bandwidth: a number without a unit, expected such as "31.5'),
+        ('"936 GB/s"', '"fast"', "gpus[0].bandwidth: not a bandwidth, expected such as"),
+        ('"936 GB/s"', '"1e30 GB/s"', "gpus[0].bandwidth: not a bandwidth"),
+        ('"936 GB/s"', '"٩ GB/s"', "gpus[0].bandwidth: not a bandwidth"),
+        ('"936 GB/s"', '"936 Gb/s"', "unknown unit, expected MB/s, GB/s, MiB/s, GiB/s …, found 93"),
+        ('"24 GiB"', '"24 Gi"', "gpus[0].length: unknown unit, expected MB, GB, MiB, GiB …, found"),
+        ('"936 GB/s"', '"936 GB"', "gpus[0].bandwidth: a length, not a bandwidth, expected such"),
+        ('"24 GiB"', '"24 GiB/s"', "gpus[0].length: a bandwidth, not a length, expected such as"),
+        ('"936 GB/s"', '"0.9 MB/s"', "expected 1 MB/s to 1000 TB/s, found 0.9 MB/s"),
+        ('"7 GB/s"', '"0.9 B/s"', "drive.bandwidth: not a possible bandwidth, expected 1 B/s to 1"),
+        ('"936 GB/s"', '"1001 TB/s"', "expected 1 MB/s to 1000 TB/s, found 1001 TB/s"),
+        ('"24 GiB"', '"0.9 MiB"', "possible length, expected 1 MiB to 1048576 TiB, found 0.9 MiB"),
+        ('length = "2 MiB"\ndepth = 4', 'length = "8 B"\ndepth = 4', "expected 512 B to 1 TiB"),
+        ('is = "measured", l', 'is = "guessed", l', "expected measured or read or typed, found gu"),
+        ('lowest = "30.1', 'lowest = "31.55', "lowest: above the value, expected up to 31.5 GB/s"),
+        ('highest = "31.6', 'highest = "31.4', "highest: below the value, expected at least 31.5"),
+        ('"the big one"', '"a\\nb"', "m.toml: name: not a line of text"),
+        ('"/models"', f'"{"x" * 4097}"', "m.toml: drive.path: not a line of text"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_its_place(old: str, new: str, message: str) -> None:
+    assert SOUND.count(old) == 1
+    with pytest.raises(RequestError) as refused:
+        decode(SOUND.replace(old, new).encode(), "m.toml")
+    assert message in str(refused.value)
+    assert str(refused.value).startswith("m.toml: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "memory: missing, expected [memory] with a length"),
+        ("memory = 24", "memory: not a table, expected length, bandwidth, found 24"),
+        ("gpus = {}", "gpus: not a list of tables, expected [[gpus]]"),
+        (
+            "gpus = [7]",
+            "gpus[0]: not a table, expected name, length, bandwidth, link, compute, found 7",
+        ),
+        ("drive = 7", "drive: not a table"),
+        ("drive.reads = 7", "drive.reads: not a list of tables, expected [[drive.reads]]"),
+        ("[drive]", "drive: it says nothing about speed, expected a bandwidth, or [[drive.reads]]"),
+    ],
+)
+def test_sections_have_to_be_what_they_are(text: str, message: str) -> None:
+    sound = "" if text.startswith("memory") or not text else "\n[memory]\nlength = '8 GiB'\n"
+    with pytest.raises(RequestError) as refused:
+        decode(f"{text}\n{sound}".encode(), "m.toml")
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hint"),
+    [
+        ('"936 GB/s"', '"6400 MT/s"', "two channels of 6400 MT/s are 102.4 GB/s"),
+        ('"936 GB/s"', '"936 GB"', "bandwidths end in /s, lengths do not"),
+        ('"936 GB/s"', '"0 GB/s"', "leave out unknown figures"),
+    ],
+)
+def test_a_hint_says_what_to_write_instead(old: str, new: str, hint: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        decode(SOUND.replace(old, new).encode(), "m.toml")
+    assert hint in (refused.value.hint or "")
+
+
+def test_a_file_that_is_too_long_or_not_text_or_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="too long for a machine's file, expected up to 256"):
+        decode(SOUND.encode().ljust(MAX_FILE_LENGTH + 1, b"\n"), "m.toml")
+    assert decode(SOUND.encode().ljust(MAX_FILE_LENGTH, b"\n"), "m.toml") == MACHINE
+    with pytest.raises(RequestError, match="not TOML .'utf-8' codec"):
+        decode(b"\xff", "m.toml")
+    with pytest.raises(RequestError, match="cannot read: No such file"):
+        read_machine(tmp_path / "none.toml")
+    with pytest.raises(RequestError, match="cannot read: Is a directory"):
+        read_machine(tmp_path)
+
+
+def figures(least: float, most: float) -> st.SearchStrategy[Figure]:
+    values = st.one_of(
+        st.floats(least, most),
+        st.integers(int(least), min(int(most), 1 << 53)),
+        st.sampled_from([least, most]),
+    )
+
+    def figure(ends: list[float], basis: Basis, has_ends: tuple[bool, bool]) -> Figure:
+        lowest, value, highest = sorted(ends)
+        is_low, is_high = has_ends
+        return Figure(value, basis, lowest if is_low else None, highest if is_high else None)
+
+    ends = st.lists(values, min_size=3, max_size=3)
+    bases = st.sampled_from(("measured", "read", "typed"))
+    return st.builds(figure, ends, bases, st.tuples(st.booleans(), st.booleans()))
+
+
+LENGTHS = figures(1 << 20, 1 << 60)
+BANDWIDTHS = figures(10**6, 10**15)
+DRIVE_BANDWIDTHS = figures(1, 10**15)
+TEXTS = st.text(st.characters().filter(str.isprintable))
+READS = st.lists(
+    st.builds(ReadSpeed, st.integers(512, 1 << 40), st.integers(1, 4096), DRIVE_BANDWIDTHS),
+    unique_by=lambda read: read[:2],
+    max_size=3,
+).map(tuple)
+DRIVES = st.builds(
+    Drive,
+    st.none() | TEXTS,
+    st.none() | DRIVE_BANDWIDTHS,
+    READS,
+    st.none() | DRIVE_BANDWIDTHS,
+).filter(lambda drive: bool(drive.bandwidth or drive.reads))
+COMPUTES = figures(10**6, 10**18)
+GPUS = st.lists(
+    st.builds(
+        Gpu,
+        st.none() | TEXTS,
+        LENGTHS,
+        st.none() | BANDWIDTHS,
+        st.none() | BANDWIDTHS,
+        st.none() | COMPUTES,
+    ),
+    max_size=3,
+)
+MACHINES = st.builds(
+    Machine,
+    st.none() | TEXTS,
+    LENGTHS,
+    st.none() | BANDWIDTHS,
+    GPUS.map(tuple),
+    st.none() | DRIVES,
+    st.none() | COMPUTES,
+)
+
+
+@given(MACHINES)
+def test_what_was_written_is_read_as_the_same(machine: Machine) -> None:
+    assert decode(toml_text(machine).encode(), "-") == machine
+
+
+def test_figures_are_written_as_people_would() -> None:
+    body = tomllib.loads(toml_text(MACHINE))
+    assert body["memory"] == {
+        "length": "23.5 GiB",
+        "bandwidth": {
+            **{"value": "31.5 GB/s", "is": "measured"},
+            **{"lowest": "30.1 GB/s", "highest": "31.6 GB/s"},
+        },
+    }
+    assert body["gpus"][0]["bandwidth"] == "936 GB/s"
+    assert body["gpus"][1] == {"length": {"value": "24 GiB", "is": "read"}}
+    assert body["drive"]["reads"][1] == {"length": "2 MiB", "depth": 4, "bandwidth": "3 GB/s"}
+
+
+def test_what_is_unknown_is_left_out_and_its_form_shown() -> None:
+    text = toml_text(Machine(None, Figure(GB, "read"), None))
+    assert tomllib.loads(text) == {"memory": {"length": {"value": "1000000000 B", "is": "read"}}}
+    shown = (
+        text.replace("# [", "[").replace("# bandwidth", "bandwidth").replace("# length", "length")
+    )
+    typed = decode(shown.encode(), "-")
+    assert typed.memory_bandwidth == Figure(51.2 * GB, "typed")
+    assert typed.gpus == (Gpu(None, Figure(24 * GIB, "typed"), Figure(936 * GB, "typed")),)
+    assert typed.drive == Drive(None, Figure(7 * GB, "typed"))
+
+
+@given(st.floats(1 << 20, 10**15))
+def test_what_was_measured_is_written_with_four_digits_in_one_kind_of_unit(speed: float) -> None:
+    figure = measured([speed], BYTE_UNITS)
+    assert figure.value == pytest.approx(speed, rel=6e-4)
+    number, unit = speed_text(figure.value).split()
+    assert len(number.replace(".", "").strip("0")) <= 4
+    assert unit in ("MiB/s", "GiB/s", "TiB/s")

@@ -1,0 +1,193 @@
+"""NVIDIA GPUs. No GPU is needed: a small module stands in for the driver's, but in one test.
+
+Its figures are those of data sheets, so that the arithmetic on clocks and widths is held against
+the bandwidths that they state. What real drivers answer is not tested here.
+"""
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moepack.common import extras
+from moepack.planning.machine import gpus
+from moepack.planning.machine.gpus import find_gpus
+from moepack.planning.machine.model import Figure
+from tests.support.values import some
+
+GIB = 1 << 30
+
+
+class NVMLError(Exception):
+    """An error of nvidia-ml-py."""
+
+
+class Driver:
+    """Answers for GPUs, each a dict of values, as nvidia-ml-py does."""
+
+    NVML_CLOCK_MEM = 2
+    NVML_DEVICE_MIG_ENABLE = 1
+    NVMLError = NVMLError
+
+    def __init__(self, *gpus: dict[str, Any]) -> None:
+        self.gpus = gpus
+        self.is_open = False
+
+    def nvmlInit(self) -> None:  # noqa: N802  # its name
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.is_open = False
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> dict[str, Any]:  # noqa: N802
+        return self.gpus[number]
+
+    def __getattr__(self, name: str) -> Any:
+        assert self.is_open
+        if not name.startswith("nvmlDeviceGet"):
+            raise AttributeError(name)
+
+        def answer(gpu: dict[str, Any], argument: int | None = None) -> Any:
+            value: Any = gpu.get(name.removeprefix("nvmlDeviceGet"))
+            if name.endswith("MaxClockInfo"):
+                assert argument == self.NVML_CLOCK_MEM
+            elif argument is not None:
+                value = value[argument]
+            if value is None:
+                raise NVMLError("Not Supported")
+            return value
+
+        return answer
+
+
+def gpu(length: int | None, clock: int | None = None, bits: int | None = None) -> dict[str, Any]:
+    """Return the driver's values of a GPU: bytes, MHz, bits."""
+    return {
+        "Name": f"a GPU of {bits} bits",
+        "MemoryInfo": length and SimpleNamespace(total=length),
+        "MaxClockInfo": clock,
+        "MemoryBusWidth": bits,
+    }
+
+
+@pytest.mark.parametrize(
+    ("length", "clock", "bits", "bandwidth"),
+    [
+        (24 * GIB, 9751, 384, 936e9),  # RTX 3090, GDDR6X
+        (32 * GIB, 14001, 512, 1792e9),  # RTX 5090, GDDR7
+        (12 * GIB, 7501, 192, 360e9),  # RTX 3060, GDDR6
+        (40 * GIB, 1215, 5120, 1555e9),  # A100 40 GB, HBM2
+    ],
+)
+def test_the_bandwidth_is_that_of_data_sheets(
+    length: int, clock: int, bits: int, bandwidth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(gpu(length, clock, bits))
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    (only,), note = find_gpus()
+    assert (only.name, only.memory) == (f"a GPU of {bits} bits", Figure(length, "read"))
+    assert some(only.bandwidth).value == pytest.approx(bandwidth, rel=0.001)
+    assert some(only.bandwidth).basis == "read"
+    assert note is None
+    assert not driver.is_open
+
+
+@pytest.mark.parametrize(
+    ("generation", "lane_count", "link"),
+    [(4, 16, 31.5e9), (5, 16, 63e9), (3, 4, 3.94e9), (None, 16, None), (9, 16, None)],
+)
+def test_the_link_is_what_its_lanes_carry(
+    generation: int | None, lane_count: int, link: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"MaxPcieLinkGeneration": generation, "MaxPcieLinkWidth": lane_count}
+    monkeypatch.setitem(sys.modules, "pynvml", Driver(gpu(8 * GIB) | values))
+    (only,), _ = find_gpus()
+    assert (only.link and only.link.value) == (link and pytest.approx(link, rel=0.01))
+
+
+@pytest.mark.parametrize(("clock", "bits"), [(None, 384), (9751, None), (0, 384), (9751, 0)])
+def test_without_clock_or_width_the_bandwidth_is_not_known(
+    clock: int | None, bits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Driver(gpu(8 * GIB, clock, bits)))
+    assert find_gpus()[0][0].bandwidth is None
+
+
+def test_a_name_may_be_bytes_and_has_to_be_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = [gpu(GIB) | {"Name": name} for name in (b"Tesla P40", "a\nb", None)]
+    monkeypatch.setitem(sys.modules, "pynvml", Driver(*several))
+    assert [one.name for one in find_gpus()[0]] == ["Tesla P40", None, None]
+
+
+def test_a_gpu_that_shares_its_memory_is_left_to_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Driver(gpu(None), gpu(GIB)))
+    complete, note = find_gpus()
+    assert [one.memory.value for one in complete] == [GIB]
+    assert note == "the driver does not say how much memory a GPU has: type it by hand"
+
+
+def test_of_a_divided_gpu_each_instance_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [gpu(20 * GIB), gpu(10 * GIB)]
+    whole = gpu(40 * GIB, 1215, 5120) | {
+        "MigMode": [1, 1],
+        "MaxMigDeviceCount": 3,
+        "MigDeviceHandleByIndex": [parts[0], None, parts[1]],
+    }
+    undivided = gpu(40 * GIB, 1215, 5120) | {"MigMode": [0, 1]}
+    monkeypatch.setitem(sys.modules, "pynvml", Driver(whole, undivided))
+    instances, _ = find_gpus()
+    assert [one.memory.value for one in instances] == [20 * GIB, 10 * GIB, 40 * GIB]
+    assert [one.bandwidth is None for one in instances] == [True, True, False]
+
+
+def test_without_the_module_the_note_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    none, note = find_gpus()
+    assert none == ()
+    assert f"it takes nvidia-ml-py: `{extras.hint('gpu')}`" in some(note)
+
+
+def test_a_driver_without_gpus_and_one_that_fails_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Driver())
+    none, note = find_gpus()
+    assert none == ()
+    assert note == "no GPU was found: the NVIDIA driver has none; others can be typed by hand"
+
+    class Failing(Driver):
+        def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+            raise NVMLError("GPU is lost")
+
+    driver = Failing()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    none, note = find_gpus()
+    assert none == ()
+    assert "the NVIDIA driver fails (GPU is lost)" in (note or "")
+    assert not driver.is_open
+
+
+def test_the_real_module_has_all_that_the_driver_is_asked() -> None:
+    nvml = pytest.importorskip("pynvml")
+    names = set(re.findall(r"nvml\.(\w+)", Path(gpus.__file__).read_text()))
+    assert len(names) >= 12
+    assert all(hasattr(nvml, name) for name in names)
+
+
+def test_the_real_module_answers_or_says_that_there_is_no_driver() -> None:
+    nvml = pytest.importorskip("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        none, note = find_gpus()
+        assert none == ()
+        assert "no NVIDIA driver answers" in (note or "")
+        return
+    nvml.nvmlShutdown()
+    assert all(gpu.memory.value > 0 for gpu in find_gpus()[0])

@@ -1,1 +1,0 @@
-"""Tests of programs of llama.cpp: how they are started, the server, and its clients."""

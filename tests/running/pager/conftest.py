@@ -1,0 +1,41 @@
+"""The fixture models in the forms that a pager takes, and the answers of programs without one."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from moepack.packing.shard_index import index_model
+from tests.support.models import first_shard
+from tests.support.needs import require_llama
+from tests.support.pagers import SLOTS, Alone, Answers, Form, Program, answers
+
+
+@pytest.fixture(scope="session")
+def alone() -> Alone:
+    """Return the answers of a program without us to PROMPTS, once for each model."""
+    require_llama()
+
+    @cache
+    def answer(model: str) -> list[Answers]:
+        with Program(first_shard(model), *SLOTS) as program:
+            return answers(program)
+
+    return answer
+
+
+@pytest.fixture(scope="session")
+def form(packs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Form:
+    """Return a model as it lies, packed, or in the directory of an index."""
+
+    @cache
+    def path(model: str, kind: str) -> Path:
+        if kind == "gguf":
+            return first_shard(model)
+        if kind == "pack":
+            return packs[model]
+        folder = tmp_path_factory.mktemp("indexes") / model
+        index_model([first_shard(model)], folder)
+        return folder
+
+    return path

@@ -1,0 +1,49 @@
+"""A program answers the same with its experts brought as alone: each token, to the last digit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from moepack.running.pager.pager import PagerUsage
+from tests.support.models import REAL_MODELS, keys_of
+from tests.support.pagers import SLOTS, Alone, Answers, Form, answers, paging
+
+
+def usage_after(model: Path, expected: list[Answers], **options: Any) -> PagerUsage:
+    with paging(model, **options) as run:
+        with run.program(*SLOTS) as program:
+            assert answers(program) == expected
+        assert not run.failures
+        return run.pager.usage
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "memory"),
+    [
+        *((model, kind, "floor") for model in REAL_MODELS for kind in ("gguf", "pack")),
+        ("gpt-oss", "gguf", 1 << 30),
+        ("deepseek2", "pack", 1 << 30),
+        ("mixtral", "index", 1 << 30),
+    ],
+)
+def test_answers_are_those_of_the_program_alone(
+    alone: Alone, form: Form, model: str, kind: str, memory: int | str
+) -> None:
+    usage = usage_after(form(model, kind), alone(model), memory=memory, micro_batch=32)
+    with moepack.open(form(model, "index")) as pack:
+        expert_count = len(keys_of(pack))
+    if memory == "floor":
+        assert usage.miss_count > expert_count  # some were evicted, and brought once more
+        assert usage.resident_length <= usage.budget
+    else:
+        assert 0 < usage.miss_count <= expert_count
+    assert usage.fault_count == 0  # the program announced all that it read
+
+
+@pytest.mark.parametrize("policy", ["lfu", "layer", "s3fifo", "least-stale", "random"])
+def test_policies_and_pins_change_no_answer(alone: Alone, form: Form, policy: str) -> None:
+    options = {"memory": 1_200_000, "policy": policy, "pinned": 200_000, "micro_batch": 2}
+    usage = usage_after(form("mixtral", "pack"), alone("mixtral"), **options)
+    assert usage.miss_count > 16

@@ -1,0 +1,91 @@
+"""A model of any architecture gives the logits that it gives alone, with its experts brought."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import moepack
+from moepack.common.shape import ROUTED_FAMILY
+from moepack.packing.pack_model import pack_model
+from moepack.running.pager.pager import PagerUsage
+from moepack.running.programs.runner import preloaded_library
+from tests.support import architectures
+from tests.support.llama_cpp import Floats
+from tests.support.logits_program import BATCH_COUNT, compute
+from tests.support.models import first_shard
+from tests.support.needs import needs_llama, require_llama
+from tests.support.pagers import Program, paging
+
+pytestmark = [pytest.mark.long, needs_llama]
+
+NO_TEXT = {"llada-moe", "rnd1"}
+"""They fill gaps in a text: there is nothing behind a batch."""
+NONE_TWICE = {"refact", "nemotron_h_moe with scales"}
+"""The graph of one has no experts; the routers of the other select few."""
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Program]:
+    """Start a program that any pager can serve."""
+    require_llama()
+    library = str(preloaded_library())
+    with Program("", module="logits_program", LD_PRELOAD=library) as one:
+        yield one
+
+
+def run(program: Program, path: Path, folder: Path) -> tuple[Floats, PagerUsage]:
+    """Return a model's logits with its experts brought, in the least memory, and the usage."""
+    with paging(path, memory="floor", micro_batch=BATCH_COUNT) as serving:
+        pager, target = serving.pager, folder / "logits.npy"
+        arguments = (pager.model_path, pager.environment, str(target))
+        assert program.call(*arguments) == 0, program.complaint
+        assert not serving.failures
+        return np.load(target), pager.usage
+
+
+@pytest.mark.parametrize("model", sorted(architectures.MODELS.keys() - NO_TEXT))
+def test_logits_are_those_of_the_model_alone(program: Program, model: str, tmp_path: Path) -> None:
+    path = architectures.write(model, tmp_path / "m.gguf")
+    expected = compute(path)
+    logits, usage = run(program, path, tmp_path)
+    assert np.array_equal(logits, expected)
+    pack_model(path, tmp_path / "pack")
+    with moepack.open(tmp_path / "pack") as pack:
+        layers = pack.shape.without_mtp().routed
+        expert_count = sum(pack.expert_count(layer, family=ROUTED_FAMILY) for layer in layers)
+        has_others = {name for layer in layers for name in pack.families(layer)} != {ROUTED_FAMILY}
+    if model not in NONE_TWICE:
+        assert usage.miss_count > expert_count, "none came twice"
+    logits, usage = run(program, tmp_path / "pack", tmp_path)
+    assert np.array_equal(logits, expected)
+    # Experts that no router of ffn_moe_topk-N chooses come when they are read.
+    assert bool(usage.fault_count) == has_others
+
+
+def test_a_pack_with_some_parts_stored_by_a_codec_gives_the_same(
+    program: Program, tmp_path: Path
+) -> None:
+    """The biases of gpt-oss get shorter, and blobs with them where little is padding."""
+    path = first_shard("gpt-oss")
+    pack_model(path, tmp_path / "pack", codec="zstd", alignment=64)
+    with moepack.open(tmp_path / "pack") as pack:
+        parts = [pack.locate(0, 0, kind.name) for kind in pack.parts(0)]
+    assert {part.codec for part in parts} == {"zstd", None}
+    logits, usage = run(program, tmp_path / "pack", tmp_path)
+    assert np.array_equal(logits, compute(path))
+    assert usage.miss_count > 0
+
+
+def test_a_router_that_chooses_twice_in_a_call_has_chosen_once(
+    program: Program, tmp_path: Path
+) -> None:
+    path = architectures.write("grovemoe", tmp_path / "m.gguf")
+    with paging(path, memory="floor", micro_batch=BATCH_COUNT, records=True) as serving:
+        arguments = (serving.pager.model_path, serving.pager.environment, str(tmp_path / "l.npy"))
+        assert program.call(*arguments) == 0, program.complaint
+        calls = serving.pager.pop_calls(with_open=True)
+    lengths = [[len(rows) for rows in call.layers.values()] for call in calls]
+    assert lengths == [[2, 2, 1]] * 4 + [[1, 1, 1]] * 12
+    assert max(int(call.layers[0].max()) for call in calls) > 3, "not those that others share"

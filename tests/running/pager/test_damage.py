@@ -1,0 +1,107 @@
+"""Bytes that cannot be read as they were written end an answer: they become no tokens."""
+
+import errno
+import mmap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.common.errors import MoepackError, PackError
+from tests.support.faulty_backend import Fault, FaultyBackend, make
+from tests.support.models import first_shard, flip, pack_model
+from tests.support.needs import needs_llama
+from tests.support.pagers import PROMPTS, SLOTS, Alone, Answers, Form, Program, paging
+
+pytestmark = needs_llama
+PROMPT = PROMPTS[1][0]
+
+
+@pytest.fixture
+def expected(alone: Alone) -> Answers:
+    return alone("qwen3moe")[1]
+
+
+def ask_damaged(program: Program) -> bool:
+    """Ask; return whether the program has refused. It may also have ended, with a message."""
+    program.begin(PROMPT)
+    result = program.result()
+    if result is None:
+        assert "moepack:" in program.complaint
+        assert program.process.wait(60) == 70
+        return False
+    assert isinstance(result, str), "tokens from damaged experts"
+    return True
+
+
+def damage(pack_path: Path) -> None:
+    """Flip a byte in each expert of a layer."""
+    with moepack.open(pack_path) as pack:
+        places = [pack.locate(1, expert) for expert in range(pack.expert_count(1))]
+    for place in places:
+        flip(place.path, place.offset + 1000)
+
+
+@pytest.mark.parametrize("memory", ["floor", 1 << 30])
+def test_damaged_experts_give_no_tokens(pack_copy: Path, memory: int | str) -> None:
+    damage(pack_copy)
+    with paging(pack_copy, memory=memory, micro_batch=32, check="always") as run:
+        with run.program(*SLOTS) as program:
+            assert ask_damaged(program)
+            assert ask_damaged(program)  # it is still there, and refuses again
+        assert all(isinstance(error, PackError) for error in run.failures)
+        assert "layer 1 expert" in str(run.failures[0])
+
+
+def test_damage_that_page_faults_meet_ends_the_program(pack_copy: Path) -> None:
+    damage(pack_copy)
+    with paging(pack_copy, memory="floor", micro_batch=32) as run:
+        with run.program(*SLOTS) as program:
+            run.watch(False)
+            assert not ask_damaged(program)
+        assert isinstance(run.failures[0], PackError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("pack", Fault(code=errno.EIO, times=3)),
+        ("gguf", Fault(code=errno.ENODEV, times=3)),
+        ("pack", Fault(missing=100)),
+        ("gguf", Fault(missing=100)),
+    ],
+    ids=["pack fails", "gguf fails", "pack comes short", "gguf comes short"],
+)
+def test_a_drive_that_fails_in_an_answer_ends_that_answer_alone(
+    form: Form, expected: Answers, kind: str, fault: Fault
+) -> None:
+    backend = FaultyBackend(make("buffered"))
+    with (
+        paging(form("qwen3moe", kind), memory="floor", micro_batch=32, backend=backend) as run,
+        run.program(*SLOTS) as program,
+    ):
+        assert program.ask(PROMPT) == expected
+        for _ in range(2):
+            count = len(run.failures)
+            backend.faults = [replace(fault)]
+            assert ask_damaged(program)
+            assert len(run.failures) > count
+            backend.faults = []
+            assert program.ask(PROMPT) == expected
+        assert all(isinstance(error, MoepackError) for error in run.failures)
+
+
+def test_damage_on_pages_that_experts_share_ends_the_program(tmp_path: Path) -> None:
+    pack_model([first_shard("deepseek2")], tmp_path / "pack")
+    with moepack.open(tmp_path / "pack") as pack:
+        # Of these no part has a page of its own: no digest is looked at but for their neighbours'.
+        parts = [pack.locate(3, n, "ffn_gate_exps.weight") for n in (*range(1, 7), *range(9, 15))]
+    assert {part.length for part in parts} == {mmap.PAGESIZE + 256}
+    for part in parts:
+        flip(part.path, part.offset + part.length // 2)
+    with paging(tmp_path / "pack", memory="floor", micro_batch=32) as run:
+        with run.program(*SLOTS) as program:
+            run.watch(False)
+            assert not ask_damaged(program)
+        assert isinstance(run.failures[0], PackError)

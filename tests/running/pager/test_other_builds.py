@@ -1,0 +1,122 @@
+"""Builds of llama.cpp that are not ours, from npm: v0.5.0, for processors and for Vulkan.
+
+Token ids, and with them the digests of all logits, are those of the same program alone.
+"""
+
+import random
+import subprocess
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import pytest
+
+from moepack.running.pager.client import Selection
+from moepack.running.pager.pager import PagerUsage
+from tests.support.models import REAL_MODELS, first_shard
+from tests.support.npm_builds import require_build, require_software_gpu
+from tests.support.pagers import ROOT, Form, Program, paging
+
+_NUMBERS = random.Random(1)
+PROMPTS = [[_NUMBERS.randrange(3, 500) for _ in range(count)] for count in (400, 9, 1)]
+"""The longest first: lavapipe of Mesa 22 crashes where a prompt is longer than those before."""
+SHORT_PROMPTS = PROMPTS[1:]
+"""Longer ones crash lavapipe where experts are on the GPU, with us or alone."""
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_exps"
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the variable by which a program alone computes with the same kernels."""
+    library = tmp_path_factory.mktemp("plain") / "plain.so"
+    source = ROOT / "tests" / "support" / "plain_callback.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
+@pytest.fixture(scope="session")
+def cpu_answers(plain: dict[str, str]) -> Callable[[str], Any]:
+    """Return the answers of the build for processors alone, once for each model."""
+    build = require_build("linux-x64")
+
+    @cache
+    def answer(model: str) -> Any:
+        with Program(first_shard(model), build, module="c_api_program", **plain) as program:
+            return program.call(*PROMPTS)
+
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["gguf", "pack"])
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_another_version_of_llama_cpp_answers_the_same(
+    form: Form, cpu_answers: Callable[[str], Any], model: str, kind: str
+) -> None:
+    with paging(form(model, kind), memory="floor") as run:
+        build = require_build("linux-x64")
+        with run.program(build, module="c_api_program") as program:
+            assert program.call(*PROMPTS) == cpu_answers(model)
+        usage = run.pager.usage
+    assert usage.miss_count > 0
+    assert usage.fault_count == 0
+
+
+def vulkan_answers(names: dict[str, str], on_cpu: str, prompts: list[list[int]]) -> Any:
+    """Return the answers of the build for Vulkan alone."""
+    options = (require_build("linux-x64-vulkan"), "--gpu-layers", 99, "--on-cpu", on_cpu)
+    return answers_of(
+        lambda: Program(first_shard("qwen3moe"), *options, module="c_api_program", **names),
+        prompts,
+    )
+
+
+def answers_of(start: Callable[[], Program], prompts: list[list[int]]) -> Any:
+    """Ask a program, and once more where it crashes: lavapipe does so by itself now and then."""
+    for _ in range(5):
+        with start() as program:
+            if answers := program.call(*prompts):
+                return answers
+    pytest.skip("this software GPU crashes by itself")
+
+
+@pytest.mark.parametrize("kind", ["gguf", "pack"])
+def test_a_gpu_computes_the_rest_and_prompts_with_experts_that_are_brought(
+    form: Form, plain: dict[str, str], kind: str
+) -> None:
+    """Of a long prompt llama.cpp copies experts to the GPU, when they were chosen."""
+    build, gpu = require_build("linux-x64-vulkan"), require_software_gpu()
+    expected = vulkan_answers(plain | gpu, EXPERTS, PROMPTS)
+    options = (build, "--gpu-layers", 99, "--on-cpu", EXPERTS)
+    with paging(form("qwen3moe", kind), memory="floor") as run:
+        start = partial(run.program, *options, module="c_api_program", **gpu)
+        assert answers_of(start, PROMPTS) == expected
+        usage = run.pager.usage
+    assert usage.miss_count > 0
+    assert usage.fault_count == 0
+
+
+@pytest.mark.parametrize("kind", ["gguf", "pack"])
+@pytest.mark.parametrize(("on_cpu", "layers_on_cpu"), [("", 0), (r"blk\.0\." + EXPERTS[2:], 1)])
+def test_experts_that_a_gpu_has_for_good_are_not_brought(
+    form: Form, plain: dict[str, str], kind: str, on_cpu: str, layers_on_cpu: int
+) -> None:
+    """Once they were copied, as `-ngl` and `-ncmoe` of llama.cpp's programs have it."""
+    build, gpu = require_build("linux-x64-vulkan"), require_software_gpu()
+    expected = vulkan_answers(plain | gpu, on_cpu, SHORT_PROMPTS)
+    options = (build, "--gpu-layers", 99, "--on-cpu", on_cpu)
+    chosen: list[Selection] = []
+    with paging(form("qwen3moe", kind), memory="floor") as run:
+        run.pager._mapper._on_routed = lambda client, context, choice: chosen.append(choice)
+        with run.program(*options, module="c_api_program", **gpu) as program:
+            loaded = run.pager.usage
+            assert program.call(*SHORT_PROMPTS) == expected
+        usage = run.pager.usage
+    needed = sum(len(set(one.experts)) for one in chosen if one.layer < layers_on_cpu)
+    assert bool(needed) == bool(layers_on_cpu)
+    assert lookups(usage) - lookups(loaded) == needed
+    assert (usage.read_length > loaded.read_length) == bool(layers_on_cpu)
+    assert usage.fault_count == loaded.fault_count
+
+
+def lookups(usage: PagerUsage) -> int:
+    return usage.hit_count + usage.miss_count

@@ -1,0 +1,171 @@
+"""Selections reach the pager whole, and in turn, however large they are."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from moepack.common.keys import ExpertKey
+from moepack.running.pager.mapped_model import slot_length
+from moepack.running.pager.messages import RING_WORDS
+from moepack.traces.caching import cache as caching
+from moepack.traces.caching.cache import Tally
+from tests.support.models import first_shard
+from tests.support.pagers import Paging, Program, paging
+
+Graph = tuple[int, int, list[list[int]], int]
+EXPERT_COUNT = 16
+MODEL = first_shard("qwen3moe")
+LAST: Graph = (0, 0, [[15, 14, 13, 12]], 4)
+"""A miss: all before it is counted."""
+
+
+@pytest.fixture
+def run() -> Iterator[Paging]:
+    with paging(MODEL, memory="floor", micro_batch=4) as one:
+        yield one
+
+
+@pytest.fixture
+def program(run: Paging, ggml: Path) -> Iterator[Program]:
+    with run.chooser(ggml, MODEL) as one:
+        yield one
+
+
+@pytest.fixture
+def recording() -> Iterator[Paging]:
+    with paging(MODEL, memory="floor", micro_batch=4, records=True) as one:
+        yield one
+
+
+def rows_of(order: random.Random, count: int, experts: int = EXPERT_COUNT) -> list[list[int]]:
+    return [order.sample(range(experts), 4) for _ in range(count)]
+
+
+def random_graphs(count: int, most: int) -> list[Graph]:
+    """Return graphs of two layers, each with a token or a few, some with `most`."""
+    order = random.Random(3)
+    graphs: list[Graph] = [
+        (0, number % 2, rows_of(order, order.choice((1, 1, 1, 3, most)), 9), 4)
+        for number in range(count)
+    ]
+    return [*graphs, LAST]
+
+
+def test_hits_and_misses_are_those_of_a_simulated_cache(run: Paging, program: Program) -> None:
+    graphs = random_graphs(300, 60)
+    for graph in graphs:
+        assert program.call([graph]) == [[0]]
+        run.settle()  # when it has released evicted slots
+    residents = run.pager._residents
+    lengths = {key: slot_length(spans) for key, spans in residents.spans.items()}
+    cache, expected = caching.make("lru", residents.cache.budget, lengths), Tally()
+    for _, layer, rows, _ in graphs:
+        cache.step([ExpertKey(layer, expert) for row in rows for expert in row], expected)
+    usage = run.pager.usage
+    assert (usage.hit_count, usage.miss_count) == (expected.hit_count, expected.miss_count)
+    assert min(usage.hit_count, usage.miss_count) > 100
+
+
+def test_each_selection_is_counted_once_however_fast_they_come(
+    run: Paging, program: Program
+) -> None:
+    graphs = random_graphs(2000, 90)
+    assert program.call(graphs) == [[0] * len(graphs)]
+    usage = run.pager.usage
+    lookup_count = sum(len({expert for row in graph[2] for expert in row}) for graph in graphs)
+    assert usage.hit_count + usage.miss_count == lookup_count
+
+
+def test_selections_that_hit_are_read_before_the_ring_is_full(
+    run: Paging, program: Program
+) -> None:
+    rows = [[0, 1, 2, 3]] * 999 + [[4, 5, 6, 7]]  # the last row of one is at the ring's start
+    graphs: list[Graph] = [(0, 0, rows, 4)] * 200
+    assert sum(4 * len(graph[2]) for graph in graphs) > 3 * RING_WORDS
+    assert program.call(graphs) == [[0] * len(graphs)]
+    assert run.pager.usage.miss_count == 8
+    assert program.call([LAST]) == [[0]]
+    assert run.pager.usage.hit_count == 8 * 199
+    assert run.pager.usage.miss_count == 12
+
+
+def test_a_selection_that_is_larger_than_the_ring_fails_and_the_next_does_not(
+    run: Paging, program: Program
+) -> None:
+    row = [0, 1, 2, 3]
+    graphs: list[Graph] = [(0, 0, [row], 4), (0, 0, [row] * (RING_WORDS // 8), 4)]
+    graphs += [(0, 0, [row] * (RING_WORDS // 8 - 1), 4), (0, 0, [[4, 5, 6, 7]], 4)]
+    assert program.call(graphs) == [[0, -1, 0, 0]]
+    assert program.complaint.count("too many tokens at once") == 1
+    assert run.pager.usage.miss_count == 8
+
+
+def test_rows_of_a_view_are_read_without_the_bytes_between_them(
+    run: Paging, program: Program
+) -> None:
+    assert program.call([(0, 1, [[3, 1], [1, 7], [3, 3]], EXPERT_COUNT)]) == [[0]]
+    assert run.pager.usage.miss_count == 3
+    assert all(ExpertKey(1, expert) in run.pager._residents for expert in (1, 3, 7))
+
+
+def test_experts_that_a_model_does_not_have_are_nobody_s(run: Paging, program: Program) -> None:
+    assert program.call([(0, 0, [[3, 1, 2, 16]], 4), (0, 7, [[1, 2, 3, 4]], 4)]) == [[0, 0]]
+    assert run.pager.usage.miss_count == 0
+
+
+def test_more_contexts_than_rings_get_their_experts(run: Paging, program: Program) -> None:
+    order = random.Random(8)
+    graphs = [
+        [(number, layer % 2, rows_of(order, 2), 4) for layer in range(8)] for number in range(1, 81)
+    ]
+    for start in range(0, 80, 20):  # so many at once
+        assert program.call(*graphs[start : start + 20]) == [[0] * 8] * 20
+    assert not run.failures
+
+
+def test_calls_of_several_contexts_and_processes_are_recorded_apart(
+    ggml: Path, recording: Paging
+) -> None:
+    """However they are computed at once, and whenever they are popped."""
+    order, count = random.Random(5), 100
+    rows = {number: [rows_of(order, number) for _ in range(count)] for number in (1, 2, 3)}
+    graphs = [
+        [(number, layer, one, 4) for one in rows[number] for layer in (0, 1)]
+        for number in (1, 2, 3)
+    ]
+    calls = []
+    with ExitStack() as stack:
+        programs = [stack.enter_context(recording.chooser(ggml, MODEL)) for _ in range(2)]
+        for program in programs:
+            program.begin(*graphs)
+        while any(not program.has_answered for program in programs):
+            calls += recording.pager.pop_calls()
+        for program in programs:
+            assert program.result() == [[0] * 2 * count] * 3
+        assert len(calls) <= 6 * count - 6, "the last of each may go on"
+    calls += recording.pager.pop_calls(with_open=True)
+    recorded = [[call.layers[layer].tolist() for layer in (0, 1)] for call in calls]
+    assert all(first == second for first, second in recorded)
+    for number in (1, 2, 3):
+        ours = [one for one, _ in recorded if len(one) == number]
+        assert sorted(ours) == sorted(rows[number] * 2)
+
+
+def test_selections_of_another_model_are_not_recorded(ggml: Path, recording: Paging) -> None:
+    others = [[[3, 1, 2, 16]], [[1, 1, 2, 3]], [[1, 2, 3, 4, 5]]]
+    graphs = [(0, 0, rows, len(rows[0])) for rows in others] + [(0, 7, [[1, 2, 3, 4]], 4)]
+    with recording.chooser(ggml, MODEL) as program:
+        assert program.call(graphs) == [[0] * 4]
+        assert recording.pager.pop_calls(with_open=True) == []
+        assert program.call([LAST]) == [[0]]
+        assert len(recording.pager.pop_calls(with_open=True)) == 1
+
+
+def test_the_same_selection_again_is_another_call(ggml: Path, recording: Paging) -> None:
+    """As of a prompt's tokens one by one: llama.cpp leaves the last layer out."""
+    with recording.chooser(ggml, MODEL) as program:
+        assert program.call([LAST] * 3) == [[0] * 3]
+        assert len(recording.pager.pop_calls(with_open=True)) == 3

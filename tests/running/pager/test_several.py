@@ -1,0 +1,150 @@
+"""Several programs, models and contexts at once share a pager: each has its own text."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from moepack.running.pager.mapped_model import slot_length
+from moepack.running.pager.messages import Op
+from moepack.running.pager.pager import Pager
+from tests.support.models import first_shard
+from tests.support.needs import needs_llama
+from tests.support.pagers import PROMPTS, SLOTS, Alone, Answers, Form, Paging, Program, paging
+
+pytestmark = needs_llama
+
+TIGHT = ("--slots", 4, "--micro-batch", 4)
+
+
+@pytest.fixture(params=["pack", "gguf"])
+def run(form: Form, request: pytest.FixtureRequest) -> Iterator[Paging]:
+    with paging(form("qwen3moe", request.param), memory="floor", micro_batch=4) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def tight_answers() -> Answers:
+    with Program(first_shard("qwen3moe"), *TIGHT) as program:
+        return program.ask(*PROMPTS[2])
+
+
+def step_of(run: Paging, token_count: int) -> int:
+    """Return the bytes of the experts of a step, in whole pages."""
+    residents = run.pager._residents
+    rooms = {key: slot_length(spans) for key, spans in residents.spans.items()}
+    return max(rooms.values()) * min(16, 4 * token_count)
+
+
+def test_two_programs_with_four_texts_each_share_a_few_experts(
+    run: Paging, tight_answers: Answers
+) -> None:
+    most = 0
+    with ExitStack() as stack:
+        programs = [stack.enter_context(run.program(*TIGHT)) for _ in range(2)]
+        for program in programs:
+            program.begin(*PROMPTS[2])
+        while any(not program.has_answered for program in programs):
+            most = max(most, run.pager.usage.resident_length)
+            time.sleep(0.001)
+        assert [program.answers() for program in programs] == [tight_answers] * 2
+    assert 0 < most <= run.pager.budget + step_of(run, 4)
+    assert run.pager.usage.fault_count == 0
+    assert not run.failures
+
+
+@pytest.mark.parametrize("kind", ["pack", "gguf"])
+@pytest.mark.parametrize(
+    ("ours", "another"),
+    [
+        ("qwen3moe", "qwen3moe"),
+        ("qwen3moe", "mixtral"),
+        ("qwen3moe", "deepseek2"),
+        ("mixtral", "qwen3moe"),
+    ],
+)
+def test_two_models_in_a_program_answer_right(
+    form: Form, alone: Alone, kind: str, ours: str, another: str
+) -> None:
+    """The other is not brought, or brought as well: then it is the same."""
+    with paging(form(ours, kind), memory="floor", micro_batch=32) as run:
+        path = run.pager.model_path if another == ours else first_shard(another)
+        with run.program(*SLOTS, "--another", path) as program:
+            assert program.ask(*PROMPTS[2]) == [alone(ours)[2], alone(another)[2]]
+        assert run.pager.usage.fault_count == 0
+        assert not run.failures
+
+
+@pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_experts_of_one_context_are_not_evicted_for_another(form: Form, seconds: float) -> None:
+    """In a pack an expert that was evicted and is read none the less would be a page fault."""
+    prompt = [[number % 500 for number in range(60)]]
+    with Program(first_shard("qwen3moe"), "--micro-batch", 1) as program:
+        expected = program.ask(*prompt)
+    with (
+        paging(form("qwen3moe", "pack"), memory="floor", micro_batch=1) as run,
+        ExitStack() as stack,
+    ):
+        others = ["--another", run.pager.model_path] * 2
+        programs = [stack.enter_context(run.program("--micro-batch", 1, *others)) for _ in range(2)]
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for program in programs:
+                program.begin(*prompt)
+            for program in programs:
+                assert program.answers() == [expected] * 3
+        assert run.pager.usage.fault_count == 0
+        assert not run.failures
+
+
+def test_a_stopped_program_holds_no_other_one_up(run: Paging, tight_answers: Answers) -> None:
+    expected = tight_answers
+    with run.program(*TIGHT) as stopped, run.program(*TIGHT) as program:
+        assert stopped.ask(*PROMPTS[2]) == expected
+        stopped.process.send_signal(signal.SIGSTOP)
+        try:
+            assert program.ask(*PROMPTS[2]) == expected
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+        assert stopped.ask(*PROMPTS[2]) == expected
+        assert program.ask(*PROMPTS[2]) == expected
+    assert not run.failures
+
+
+def test_pages_that_the_system_takes_from_its_tables_come_back(form: Form) -> None:
+    with (
+        paging(form("qwen3moe", "pack"), memory=1 << 30, micro_batch=32) as run,
+        run.program(*SLOTS) as program,
+    ):
+        expected = program.ask(*PROMPTS[2])
+        resident = run.pager.usage.resident_length
+        run.do(drop_pages)
+        assert program.ask(*PROMPTS[2]) == expected
+        usage = run.pager.usage
+        assert 0 < usage.fault_count <= 3 * 2 * 16, "a fault for a part, not for each page"
+        assert usage.resident_length == resident
+
+
+def drop_pages(pager: Pager) -> None:
+    """Have all pages of experts be page faults; their bytes stay in memory."""
+    (client,) = pager._mapper.clients
+    for key in client.resident:
+        for span in pager._residents.spans[key]:
+            client.send([span.operation(Op.RESTORE)])
+    client.finish()
+
+
+@pytest.mark.parametrize("kind", ["pack", "gguf"])
+def test_a_program_has_what_is_pinned_at_once_and_announces_nothing(
+    form: Form, alone: Alone, kind: str
+) -> None:
+    with (
+        paging(form("qwen3moe", kind), memory=1 << 30, pinned=1 << 30, micro_batch=32) as run,
+        run.program(*SLOTS) as program,
+    ):
+        assert program.ask(*PROMPTS[2]) == alone("qwen3moe")[2]
+        usage = run.pager.usage
+    assert usage.holds_all
+    assert (usage.hit_count, usage.miss_count, usage.fault_count) == (0, 0, 0)

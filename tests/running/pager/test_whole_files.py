@@ -1,0 +1,139 @@
+"""Readers of a model get each byte as it is, announced or not; nobody reads zeros instead."""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.pack.engines.gguf_layout import lay_out
+from moepack.packing.opening import open_model
+from tests.support.needs import needs_llama
+from tests.support.pagers import Form, Paging, Program, paging
+
+MODELS = ("qwen3moe", "gpt-oss", "granite")
+PAGE = mmap.PAGESIZE
+READER = "mapped_reader"
+
+
+def image_of(pack_path: Path, path: Path) -> Path:
+    """Write a pack as one GGUF, by its layout, with zeros behind tensors."""
+    with moepack.open(pack_path) as pack:
+        layout = lay_out(pack, mmap.PAGESIZE)
+        content = bytearray(layout.length)
+        content[: len(layout.header)] = layout.header
+        for tensor in (*layout.dense, *layout.experts):
+            for extent in tensor.extents:
+                data = pack.file_paths[extent.input].read_bytes()
+                piece = data[extent.input_offset : extent.input_offset + extent.length]
+                content[extent.offset : extent.offset + extent.length] = piece
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture(params=MODELS)
+def image(
+    form: Form, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[Paging, Path]]:
+    pack_path = form(request.param, "pack")
+    with paging(pack_path, memory="floor", micro_batch=1) as run:
+        yield run, image_of(pack_path, tmp_path / "expected")
+
+
+def test_an_image_is_read_right_in_any_order(image: tuple[Paging, Path]) -> None:
+    run, expected = image
+    with run.program(expected, module=READER) as program:
+        assert program.call("compare", 1, 1) == 0
+        run.settle()  # when it has released what the last fault evicted
+        usage = run.pager.usage
+        assert usage.fault_count > 0
+        assert usage.resident_length <= usage.budget
+        assert program.call("compare", 8, 1) == 0
+    assert not run.failures
+
+
+@pytest.mark.parametrize("what", ["fork", "fork anew"])
+def test_a_forked_child_of_a_program_with_an_image_dies_and_reads_no_zeros(
+    form: Form, tmp_path: Path, what: str
+) -> None:
+    pack_path = form("qwen3moe", "pack")
+    with paging(pack_path, memory="floor", micro_batch=1) as run:
+        expected = image_of(pack_path, tmp_path / "expected")
+        with run.program(expected, module=READER) as program:
+            assert program.call(what) < 0
+            assert program.call("compare", 1, 1) == 0  # its parent goes on
+
+
+@pytest.mark.parametrize("what", ["compare", "fork", "fork anew"])
+def test_a_shard_is_read_right_by_a_program_and_by_its_forked_child(
+    form: Form, tmp_path: Path, what: str
+) -> None:
+    with open_model([form("qwen3moe", "gguf")]) as pack:
+        shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
+    arguments = (4, 2) if what == "compare" else ()
+    with (
+        paging(form("qwen3moe", "gguf"), memory="floor", micro_batch=1) as run,
+        Program(shard, shard, module=READER, **run.environment) as program,
+    ):
+        assert program.call(what, *arguments) == 0
+        assert run.pager.usage.fault_count == 0
+
+
+@needs_llama
+def test_an_image_is_refused_without_the_library_and_by_a_program_that_reads_it(form: Form) -> None:
+    with paging(form("qwen3moe", "pack"), memory=1 << 30) as run:
+        path = Path(run.pager.model_path)
+        with open_model([form("qwen3moe", "pack")]) as pack:
+            header = lay_out(pack, mmap.PAGESIZE).header
+        assert path.read_bytes() == header + b"\0"
+        for program in (Program(path), run.program("--load", "NONE")):
+            assert program.result() is None
+            assert program.process.wait(60) == 1
+
+
+@needs_llama
+def test_a_program_that_checks_all_tensors_gets_right_ones(form: Form) -> None:
+    with paging(form("qwen3moe", "pack"), memory="floor", micro_batch=512) as run:
+        with run.program("--check-tensors") as program:
+            assert isinstance(program.ask([1]), list)
+        assert run.pager.usage.fault_count > 0
+
+
+@needs_llama
+def test_what_lies_around_an_expert_of_a_gguf_is_not_read_with_it(form: Form) -> None:
+    """Pages at its edges are the file's own; dense tensors are read ahead as ever."""
+    gguf = form("qwen3moe", "gguf")
+    with paging(gguf, memory="floor", micro_batch=1) as run, run.program() as program:
+        is_random = dict(_mapped_pages(program.process.pid))
+    with open_model([gguf]) as pack:
+        dense = {
+            (str(tensor.path.resolve()), page)
+            for tensor in pack.dense()
+            for page in _pages(tensor.offset, tensor.length)
+        }
+        parts = [pack.locate(0, 3, kind.name) for kind in pack.parts(0)]
+        edges = {
+            (str(part.path.resolve()), page)
+            for part in parts
+            for page in (_pages(part.offset, part.length)[0], _pages(part.offset, part.length)[-1])
+        }
+    assert {is_random[page] for page in edges - dense} == {True}
+    assert {is_random[page] for page in dense} == {False}
+
+
+def _pages(offset: int, length: int) -> range:
+    return range(offset // PAGE, (offset + length - 1) // PAGE + 1)
+
+
+def _mapped_pages(process: int) -> Iterator[tuple[tuple[str, int], bool]]:
+    """Yield the pages of GGUFs that a process maps, and whether each is read alone (smaps)."""
+    page: tuple[str, int] = ("", 0)
+    count = 0
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            start, end = (int(word, 16) for word in words[0].split("-"))
+            page, count = (words[-1], int(words[2], 16) // PAGE), (end - start) // PAGE
+        elif words[0] == "VmFlags:" and page[0].endswith(".gguf"):
+            yield from (((page[0], page[1] + number), "rr" in words) for number in range(count))

@@ -1,0 +1,257 @@
+"""The client of llama.cpp's server, and chats over it, with a real server and a small model."""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from moepack.common.errors import MachineError, RequestError
+from moepack.running.programs.answer import Answer
+from moepack.running.programs.cancellation import Cancellation
+from moepack.running.programs.chat import Conversation
+from moepack.running.programs.client import ServerClient
+from moepack.running.programs.sampling import Sampling
+from moepack.running.programs.server_process import ServerProcess
+from tests.support.needs import needs_llama
+from tests.support.servers import serving
+
+pytestmark = needs_llama
+
+KEY = "sesame"
+GREEDY = Sampling(temperature=0)
+PROMPT = "<system>be brief<user>hello<answer>"
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def server(chat_path: Path) -> Iterator[ServerProcess]:
+    """Serve a model for all tests that leave the server as it was."""
+    with serving(chat_path, api_key=KEY) as one:
+        yield one
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> ServerClient:
+    return server.client
+
+
+def test_a_chat_is_the_templates_text_gone_on_with(client: ServerClient) -> None:
+    assert client.prompt(MESSAGES) == PROMPT
+    with client.complete(PROMPT, count=12, sampling=GREEDY) as completion:
+        pieces = list(completion)
+    with client.chat(MESSAGES, count=12, sampling=GREEDY) as answer:
+        assert "".join(answer) == "".join(pieces) == completion.text == answer.text
+    assert len(pieces) > 3, "piece by piece"
+    assert len(answer.text) > 3
+
+
+def test_what_a_text_took_is_known(client: ServerClient) -> None:
+    with client.complete("all other than this", count=9, sampling=GREEDY) as answer:
+        assert answer.so_far.step_count == 0
+        for _ in answer:
+            assert answer.so_far.step_count <= 8
+    facts = answer.facts
+    assert (facts.end, facts.token_count, facts.step_count) == ("length", 9, 8)
+    assert facts.tokens_per_second == pytest.approx(8 / facts.seconds)
+    assert facts.prompt_count == facts.kept_count + facts.prompt.step_count > 5
+    assert facts.prompt.tokens_per_second is not None
+    with client.complete("all other than this", count=1, sampling=GREEDY) as again:
+        list(again)
+    assert again.facts.kept_count == facts.prompt_count - 1
+    assert again.facts.tokens_per_second is None, "the only token needs no step after the prompt"
+
+
+def test_why_a_text_ends_is_known(client: ServerClient) -> None:
+    with client.complete(PROMPT, count=40, sampling=GREEDY) as whole:
+        list(whole)
+    match = re.search(r"(?<=.)[a-zA-Z]{2}", whole.text)
+    assert match is not None
+    with client.chat(MESSAGES, count=40, sampling=GREEDY, stops=[match[0]]) as stopped:
+        assert "".join(stopped) == whole.text[: match.start()]
+    assert stopped.facts.end == "stop"
+    long = {"role": "user", "content": "x" * 1500}
+    asks: list[Callable[[], Answer]] = [
+        lambda: client.complete("x" * 1500, sampling=GREEDY),
+        lambda: client.chat([long], sampling=GREEDY),
+    ]
+    for ask in asks:
+        with ask() as answer:
+            list(answer)
+        ends_itself = answer.facts.token_count + answer.facts.prompt_count < 2040
+        assert answer.facts.end == ("stop" if ends_itself else "context")
+
+
+def problem_of(answer: Answer) -> str | None:
+    """Read a text; return the error that ends it, if one does."""
+    try:
+        list(answer)
+    except MachineError as error:
+        return str(error)
+    return None
+
+
+def test_an_error_in_the_middle_of_a_text_is_in_the_servers_words(client: ServerClient) -> None:
+    """Of two texts that have no room in the context together."""
+    with client.complete("x" * 1500) as one, client.complete("x" * 1500) as other:
+        ends = [problem_of(answer) for answer in (one, other)]
+    assert "the server failed: Context size has been exceeded." in ends
+
+
+def test_sampling_reaches_the_server(client: ServerClient) -> None:
+    def text(sampling: Sampling) -> str:
+        with client.complete("x", count=15, sampling=sampling) as answer:
+            return "".join(answer)
+
+    seeds = [text(Sampling(temperature=1.9, seed=seed)) for seed in (1, 1, 2)]
+    assert seeds[0] == seeds[1] != seeds[2]
+    likeliest = text(GREEDY)
+    for narrow in ({"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}):
+        assert text(Sampling(temperature=1.9, **narrow)) == likeliest, narrow
+    assert text(Sampling(temperature=0, repeat_penalty=50)) != likeliest
+
+
+@pytest.mark.timeout(60)
+def test_a_text_that_is_left_is_computed_no_further(chat_path: Path) -> None:
+    """The server would go on with this text for ever: the context shifts when it is full."""
+    with serving(chat_path, "-c", "256", "--context-shift") as endless:
+        with endless.client.complete("x y", sampling=GREEDY) as answer:
+            for _ in zip(range(500), answer, strict=False):
+                pass
+        assert answer.facts.end == "left"
+        while any(slot["is_processing"] for slot in endless.client.slots()):
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("problem", "prompt", "options"),
+    [
+        ("the prompt is empty", "", {}),
+        ("does not fit into the context, expected up to 2,0", "x y " * 3000, {}),
+        ("no tokens requested", "x", {"count": 0}),
+        ("temperature out of bounds", "x", {"sampling": Sampling(temperature=-1)}),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(
+    client: ServerClient, problem: str, prompt: str, options: dict[str, Sampling]
+) -> None:
+    with pytest.raises(RequestError, match=problem):
+        client.complete(prompt, **options)  # type: ignore[arg-type]
+
+
+def test_refusals_are_in_the_servers_words(server: ServerProcess) -> None:
+    with pytest.raises(RequestError, match="not this"):
+        server.client.chat([{"role": "user", "content": "refuse"}])
+    with pytest.raises(RequestError, match="Invalid API Key"):
+        ServerClient(server.url, "other").complete("x")
+    with pytest.raises(RequestError, match="not the address of a server"):
+        ServerClient("127.0.0.1:8080")
+
+
+def test_a_conversation_tells_the_model_what_was_said(client: ServerClient) -> None:
+    talk = Conversation(client, "be brief", count=5, sampling=GREEDY)
+    assert not talk.has_past
+    with talk.ask("hello") as first:
+        list(first)
+    with talk.ask("and?") as second:
+        list(second)
+    prompt = f"{PROMPT}{first.text}<user>and?<answer>"
+    prompt = prompt.replace("<answer>" + first.text, "<assistant>" + first.text)
+    with client.complete(prompt, count=5, sampling=GREEDY) as whole:
+        assert "".join(whole) == second.text
+    assert talk.has_past
+    talk.clear()
+    assert not talk.has_past
+    with talk.ask("hello") as again:
+        assert "".join(again) == first.text
+
+
+def test_a_question_without_an_answer_is_forgotten(client: ServerClient) -> None:
+    talk = Conversation(client, count=5, sampling=GREEDY)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="not this"), talk.ask("refuse"):
+            pass
+        assert not talk.has_past
+    with talk.ask("hello"):
+        pass
+    assert not talk.has_past
+    with talk.ask("hello") as answer:
+        next(iter(answer))
+    assert talk.has_past, "the beginning of an answer that was left is kept"
+
+
+def test_the_cause_of_a_servers_end_is_no_error_of_a_request_before(chat_path: Path) -> None:
+    with serving(chat_path) as server:
+        client = server.client
+        with pytest.raises(RequestError, match="does not fit into the context"):
+            client.complete("x" * 9000)
+        assert " E " in server.log()
+        with client.complete("x", sampling=GREEDY) as answer:
+            next(iter(answer))
+            assert server.is_running
+            os.kill(server.process_id, signal.SIGKILL)
+            with pytest.raises(MachineError, match="server: ended by SIGKILL$"):
+                list(answer)
+        assert not server.is_running
+        with pytest.raises(MachineError, match="ended by SIGKILL"):
+            client.properties()
+
+
+def test_a_request_is_cancelled_before_it_begins_and_while_it_is_answered(
+    client: ServerClient,
+) -> None:
+    early = Cancellation()
+    early.cancel()
+    with client.chat(MESSAGES, sampling=GREEDY, cancellation=early) as answer:
+        assert not list(answer)
+    assert answer.facts.end == "left"
+    late = Cancellation()
+    with client.complete("x", sampling=GREEDY, cancellation=late) as answer:
+        pieces = iter(answer)
+        first = next(pieces)
+        late.cancel()
+        assert answer.text.startswith(first)
+        list(pieces)
+    assert answer.facts.end == "left"
+    late.cancel()  # when it has ended
+
+
+def test_a_request_that_waits_for_its_first_token_is_cancelled(client: ServerClient) -> None:
+    cancellation = Cancellation()
+    timer = threading.Timer(0.05, cancellation.cancel)
+    timer.start()
+    began = time.monotonic()
+    with client.complete("hello " * 450, sampling=GREEDY, cancellation=cancellation) as answer:
+        list(answer)
+    timer.join()
+    assert answer.facts.end == "left"
+    assert time.monotonic() - began < 5
+
+
+def test_a_conversation_is_answered_again_with_another_seed(client: ServerClient) -> None:
+    talk = Conversation(client, count=8, sampling=Sampling(temperature=2, seed=3))
+    with pytest.raises(RequestError, match="nothing has been answered yet"), talk.ask_again():
+        pass
+    texts = []
+    with talk.ask("hello") as answer:
+        texts.append("".join(answer))
+    for _ in range(2):
+        with talk.ask_again() as answer:
+            texts.append("".join(answer))
+    assert len(set(texts)) == 3
+    assert answer.facts.seed == 5
+    cancelled = Cancellation()
+    cancelled.cancel()
+    with talk.ask_again(cancelled) as answer:
+        list(answer)
+    roles = ("user", "assistant", "user")
+    texts = ["hello", texts[2], "and?"]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    with client.chat(messages, count=8, sampling=Sampling(temperature=2, seed=3)) as expected:
+        following = "".join(expected)
+    with talk.ask("and?") as answer:
+        assert "".join(answer) == following, "the last answer that came is the one that is kept"

@@ -1,0 +1,81 @@
+"""A program's command: the model's path, the library, and llama.cpp's own variables."""
+
+import pytest
+
+from moepack.running.programs.command import (
+    extend_environment,
+    fill_in,
+    find_reading_option,
+    llama_variables,
+)
+
+MAP, KEEP = {"LLAMA_ARG_LOAD_MODE": "mmap"}, {"LLAMA_ARG_REPACK": "off"}
+
+
+@pytest.mark.parametrize(
+    ("argument", "filled_in"),
+    [
+        ("{}", "/a b/m.gguf"),
+        ("--model={}", "/a b/m.gguf"),
+        ("MODEL={}", "/a b/m.gguf"),
+        ("{{}}", "{}"),
+        ("--json-schema={{}}", "{}"),
+        ('{"a": {}}', None),
+        ("{{}", None),
+    ],
+)
+def test_the_path_is_filled_in_where_nothing_else_can_be_meant(
+    argument: str, filled_in: str | None
+) -> None:
+    front = argument[: argument.find("=") + 1] if filled_in else ""
+    expected = argument if filled_in is None else front + filled_in
+    assert fill_in(["x", argument], "/a b/m.gguf") == ["x", expected]
+
+
+def test_libraries_that_are_preloaded_already_stay_behind_ours() -> None:
+    additions = {"LD_PRELOAD": "/ours.so", "MOEPACK_MODEL": "m"}
+    both = extend_environment({"LD_PRELOAD": "/theirs.so", "HOME": "/"}, additions)
+    assert both == {"LD_PRELOAD": "/ours.so:/theirs.so", "HOME": "/", "MOEPACK_MODEL": "m"}
+    assert extend_environment({"LD_PRELOAD": ""}, additions)["LD_PRELOAD"] == "/ours.so"
+    assert extend_environment({"HOME": "/"}, {}) == {"HOME": "/"}
+
+
+@pytest.mark.parametrize(
+    ("command", "names", "variables"),
+    [
+        ("llama-server -m {}", {}, MAP | KEEP),
+        ("llama-server -m {} --load-mode auto", {}, KEEP),
+        ("llama-server -m {} --no-mmap", {}, KEEP),
+        ("llama-server -m {} --repack", {}, MAP),
+        ("llama-server -m {}", {"LLAMA_ARG_NO_MMAP": ""}, KEEP),
+        ("llama-server -m {}", {"LLAMA_ARG_NO_REPACK": "1", "LLAMA_ARG_LOAD_MODE": "dio"}, {}),
+    ],
+)
+def test_what_the_user_said_stays(
+    command: str, names: dict[str, str], variables: dict[str, str]
+) -> None:
+    assert llama_variables(command.split(), names) == variables
+    assert llama_variables(["sh", "-c", command], names) == variables
+
+
+@pytest.mark.parametrize(
+    ("command", "names", "option"),
+    [
+        ("llama-server -m {}", {}, None),
+        ("llama-server --load-mode dio", {}, "--load-mode dio"),
+        ("llama-server -lm mmap+mlock", {}, "-lm mmap+mlock"),
+        ("llama-server -lm", {}, None),
+        ("llama-server --no-mmap", {}, "--no-mmap"),
+        ("llama-server", {"LLAMA_ARG_LOAD_MODE": "none"}, "LLAMA_ARG_LOAD_MODE=none"),
+        ("llama-server -lm auto", {"LLAMA_ARG_LOAD_MODE": "none"}, None),
+        ("llama-server", {"LLAMA_ARG_NO_MMAP": ""}, "LLAMA_ARG_NO_MMAP="),
+        ("llama-server", {"LLAMA_ARG_MMAP": "off"}, "LLAMA_ARG_MMAP=off"),
+        ("llama-server", {"LLAMA_ARG_MMAP": "on", "LLAMA_ARG_MLOCK": "0"}, None),
+        ("llama-server", {"LLAMA_ARG_MLOCK": "1"}, "LLAMA_ARG_MLOCK=1"),
+    ],
+)
+def test_the_option_by_which_a_model_is_read_whole_is_named(
+    command: str, names: dict[str, str], option: str | None
+) -> None:
+    assert find_reading_option(command.split(), names) == option
+    assert find_reading_option(["sh", "-c", command], names) == option

@@ -1,0 +1,190 @@
+"""Stores of objects, through a web server with faults, and moto's S3."""
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moepack.common.remote_path import RemotePath, is_remote, parse
+from moepack.storage.input_file import open_input
+from moepack.storage.remote import store as remote_store
+from moepack.storage.remote.store import RemoteError, RemoteStamp, Store
+from moepack.storage.remote.stores import forget_stores, store_of
+from tests.support.remote_servers import FileServer, file_server
+
+pytest.importorskip("obstore")
+
+DATA = random.Random(1).randbytes(5_000_000)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    monkeypatch.setattr(remote_store, "PAUSES", (0.0, 0.0))
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a folder" / "file").write_bytes(DATA)
+    forget_stores()
+    with file_server(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def path(server: FileServer) -> RemotePath:
+    return parse(f"{server.url}/a folder/file")
+
+
+def read(path: RemotePath, offset: int, length: int) -> bytes:
+    return b"".join(open_input(path).stream(offset, length))
+
+
+def test_addresses_are_taken_apart_and_put_together_again() -> None:
+    for address in (
+        "s3://bucket/a/b.gguf",
+        "https://host:1/f",
+        "hf://o/n@abc/Q4/x-1.gguf",
+        "gs://b",
+    ):
+        path = parse(address)
+        assert str(path) == os.fspath(path) == address
+        assert is_remote(address)
+        assert is_remote(path)
+    path = parse("hf://o/n@abc/Q4/x-1.gguf")
+    assert (path.store, path.key, path.name, path.suffix) == (
+        "hf://o/n@abc",
+        "Q4/x-1.gguf",
+        "x-1.gguf",
+        ".gguf",
+    )
+    assert path.parent / "y" == parse("hf://o/n@abc/Q4/y")
+    assert not any(
+        is_remote(name) for name in ("/a/b", "C:/x", "s3:/bucket", "file:///x", Path("s3://x"))
+    )
+    for wrong in ("s3:///key", "hf://owner", "https://me:secret@host/x", "https://host/x?sig=1"):
+        with pytest.raises(ValueError, match="address"):
+            parse(wrong)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 10), (4_999_990, 10), (123_456, 3_000_000)])
+def test_a_range_is_the_bytes_of_the_file(path: RemotePath, offset: int, length: int) -> None:
+    assert read(path, offset, length) == DATA[offset : offset + length]
+
+
+def test_a_range_beyond_the_end_ends_there(path: RemotePath) -> None:
+    file = open_input(path)
+    assert file.stamp.length == len(DATA)
+    buffer = memoryview(bytearray(100))
+    assert file.read_into(len(DATA) - 30, buffer) == 30
+    assert buffer[:30] == DATA[-30:]
+    assert file.read_into(len(DATA), buffer) == 0
+
+
+def test_answers_that_are_cut_off_or_refused_for_a_while_are_gone_on_with(
+    server: FileServer, path: RemotePath
+) -> None:
+    server.fault = lambda number: ("cut", "status", None)[number % 3]
+    server.status = 503
+    assert read(path, 0, len(DATA)) == DATA
+    assert len(server.traffic.gets()) > 2
+
+
+def test_an_answer_with_too_few_bytes_is_an_error(server: FileServer, path: RemotePath) -> None:
+    server.fault = lambda number: "short"
+    with pytest.raises(RemoteError):
+        read(path, 0, len(DATA))
+
+
+def test_a_server_that_refuses_for_good_is_named_by_its_answer(
+    server: FileServer, path: RemotePath
+) -> None:
+    server.fault, server.status = lambda number: "status", 403
+    with pytest.raises(RemoteError, match="403 Forbidden") as refusal:
+        read(path, 0, 10)
+    assert refusal.value.hint
+    assert len(server.traffic.gets()) == 1, "credentials do not come by waiting"
+
+
+@pytest.mark.long
+def test_a_limit_is_waited_for(server: FileServer, path: RemotePath) -> None:
+    server.fault = lambda number: "status" if number < 11 else None
+    server.status = 429
+    assert read(path, 5, 10) == DATA[5:15]
+
+
+def test_a_file_that_is_replaced_is_noticed(server: FileServer, path: RemotePath) -> None:
+    file = open_input(path)
+    target = server.folder / path.key
+    target.write_bytes(DATA[::-1])
+    os.utime(target, ns=(1, 1))
+    with pytest.raises(RemoteError, match="changed"):
+        list(file.stream(0, 10))
+    assert file.current_stamp() != file.stamp
+
+
+def test_what_is_not_there_is_a_missing_file(path: RemotePath) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_input(path.parent / "other")
+
+
+@pytest.mark.long
+def test_nobody_at_the_address_is_an_error_without_its_query() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(RemoteError) as error:
+        open_input(f"http://127.0.0.1:{port}/x")
+    assert error.value.hint
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Store]:
+    moto = pytest.importorskip("moto.server")
+    forget_stores()
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        host, port = server.get_host_and_port()
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_REGION", "us-east-1")
+        import urllib.request
+
+        made = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
+        urllib.request.urlopen(made, timeout=10).close()
+        yield store_of(RemotePath("s3://bucket"))
+    server.stop()
+
+
+@pytest.mark.long
+def test_objects_are_written_listed_and_removed(bucket: Store) -> None:
+    bucket.put("pack/a", b"one")
+    bucket.put("pack/b", b"three")
+    bucket.put("packs/c", b"")
+    assert {key: stamp.length for key, stamp in bucket.objects("pack")} == {
+        "pack/a": 3,
+        "pack/b": 5,
+    }
+    assert bucket.read("pack/b", 100) == b"three"
+    bucket.delete("pack/a")
+    with pytest.raises(FileNotFoundError):
+        bucket.stamp("pack/a")
+
+
+@pytest.mark.long
+def test_of_two_that_create_an_object_one_fails(bucket: Store) -> None:
+    bucket.put("new", b"mine", new=True)
+    with pytest.raises(FileExistsError):
+        bucket.put("new", b"theirs", new=True)
+    assert bucket.read("new", 100) == b"mine"
+
+
+@pytest.mark.long
+def test_a_stamp_tells_one_content_from_another(bucket: Store) -> None:
+    bucket.put("stamped", b"1")
+    first = bucket.stamp("stamped")
+    assert first == bucket.stamp("stamped")
+    bucket.put("stamped", b"2")
+    assert isinstance(first, RemoteStamp)
+    assert first != bucket.stamp("stamped")

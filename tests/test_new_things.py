@@ -1,0 +1,141 @@
+"""Where new things go: each list of docs/development.md is followed, with a dummy at its end."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import moepack
+from moepack.cli.main import cli
+from moepack.cli.words import front
+from moepack.common import extras
+from moepack.common.errors import PackError, RequestError
+from moepack.common.keys import ExpertKey
+from moepack.pack.format import records
+from moepack.planning.forecasting import calibration, modes, rates, reads
+from moepack.storage import probe
+from moepack.traces.caching import cache
+from moepack.traces.caching.policies import LeastRecentlyUsed
+from moepack.traces.compressed import TraceStream
+from moepack.traces.formats import registry
+from moepack.traces.model import Items, Origin
+from moepack.traces.validation import Checks
+from tests.support.models import FIXTURES
+from tests.support.pack_draft import Draft, Piece, draft, tiny
+
+__all__ = ["draft", "tiny"]
+
+ROOT = Path(__file__).parent.parent
+SECTION = (ROOT / "docs" / "development.md").read_text()
+SECTION = SECTION.partition("## Where new things go\n")[2].partition("\n## ")[0]
+LISTS = dict(re.findall(r"^\*\*An? ([^*]+)\*\*(.*?)(?=^\*\*|\Z)", SECTION, re.M | re.S))
+
+
+def files(text: str) -> Iterator[Path]:
+    """Yield the files that a list names; a plain name lies beside the file named before it."""
+    folder = ROOT
+    for name in re.findall(r"`([\w./]+\.\w+|Makefile|[\w./]+/)`", text):
+        path = ROOT / name
+        if "/" not in name and not path.exists():
+            path = folder / name
+        folder = path.parent
+        yield path
+
+
+def test_there_is_a_list_for_each_kind_of_change() -> None:
+    assert {
+        *("trace format", "cache policy", "export", "storage backend", "section of the format"),
+        *("new llama.cpp", "forecast class", "option of the command line"),
+    } <= LISTS.keys()
+
+
+@pytest.mark.parametrize("thing", LISTS)
+def test_the_files_of_a_list_exist(thing: str) -> None:
+    paths = list(files(LISTS[thing]))
+    assert paths
+    assert not [path for path in paths if not path.exists()]
+
+
+def test_a_trace_format_is_recognised_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(stream: TraceStream, checks: Checks) -> Items:
+        yield Origin("dummy", stream.name, frozenset())
+        raise RequestError("read as a dummy")
+
+    dummy = registry.Format("dummy", lambda head: head.data.startswith(b"dummy"), read)
+    monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, dummy))
+    path = tmp_path / "trace"
+    path.write_text("dummy\n")
+    with pytest.raises(RequestError, match="read as a dummy"):
+        moepack.trace_statistics(path)
+
+
+def test_a_cache_policy_is_simulated_and_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dummy(LeastRecentlyUsed):
+        pass
+
+    monkeypatch.setattr(cache, "_KINDS", {**cache._KINDS, "dummy": (Dummy, False)})
+    monkeypatch.setattr(cache, "POLICIES", (*cache.POLICIES, "dummy"))
+    lengths = {ExpertKey(0, expert): 10 for expert in range(4)}
+    assert cache.make("dummy", 20, lengths).budget == 20
+
+
+def test_an_export_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    export = cli.commands["export"]
+    assert isinstance(export, click.Group)
+    monkeypatch.setitem(export.commands, "dummy", click.Command("dummy", help="A dummy."))
+    packing = {**front.GROUPS["Pack a model"], "export dummy": "A dummy."}
+    monkeypatch.setattr(front, "GROUPS", {**front.GROUPS, "Pack a model": packing})
+    assert re.search(r"dummy +A dummy\.", CliRunner().invoke(cli, ["export", "--help"]).output)
+
+
+def test_a_storage_backend_reads(packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with moepack.open(packs["qwen3moe"]) as pack:
+        with pytest.raises(RequestError, match="no such backend"):
+            pack.reader(backend="dummy")
+        monkeypatch.setattr(probe, "NAMES", (*probe.NAMES, "dummy"))
+        with pack.reader(backend="dummy") as reader:
+            assert reader.read(0, 0)
+
+
+def test_a_section_of_the_format_is_checked(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft.rebuild([*draft.pieces(), Piece(b"dummies", bytes(8), 4, 0)])
+    draft.save()
+    moepack.open(draft.path).close()  # an older reader leaves it alone
+    monkeypatch.setitem(records.RECORD_LENGTHS, "dummies", 8)
+    monkeypatch.setitem(records.COUNTS, "dummies", (1, 1))
+    with pytest.raises(PackError, match="dummies: wrong record length"):
+        moepack.open(draft.path)
+
+
+def test_the_version_of_llama_cpp_is_one() -> None:
+    package, version = extras.LLAMA_CPP
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = [pin for pins in project["optional-dependencies"].values() for pin in pins]
+    assert {pin for pin in pins if pin.startswith(package)} == {f"{package}=={version}"}
+    makefile = (ROOT / "Makefile").read_text()
+    assert set(re.findall(rf"{package}==([\d.]+)", makefile)) == {version}
+    build = f"b{version.rpartition('.')[2]}"
+    assert f"`grep -rl {build} moepack`" in SECTION
+    assert any(build in path.read_text() for path in (ROOT / "moepack").rglob("*.py"))
+
+
+def test_each_table_of_forecasts_has_every_class() -> None:
+    classes = set(get_args(reads.Kind))
+    tables = (reads.KIND_WORDS, modes.MICRO_BATCHES, calibration.RUN_REL_STD, rates._LAYER_SECONDS)
+    for table in tables:
+        assert set(table) == classes
+
+
+def test_an_option_of_the_command_line_is_in_its_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = cli.commands["bench"]
+    dummy = click.Option(["--dummy"], is_flag=True, help="A dummy.")
+    monkeypatch.setattr(bench, "params", [*bench.params, dummy])
+    assert re.search(r"--dummy +A dummy\.", CliRunner().invoke(cli, ["bench", "--help"]).output)
+    assert FIXTURES.exists()

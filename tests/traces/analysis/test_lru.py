@@ -1,0 +1,82 @@
+"""The hit rates of LRU caches by layer are those of simulation for the same steps."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moepack.common.keys import ExpertKey
+from moepack.traces.analysis.concentration import RoutingSample
+from moepack.traces.analysis.lru import LayerLru
+from moepack.traces.caching import cache as caching
+from moepack.traces.caching.cache import Tally
+from moepack.traces.model import Phase
+from tests.support.routing import EXPERTS, LAYERS, RoutedCall, items_of, routing, steps_of
+from tests.support.shapes import shape_of_counts
+
+LENGTHS = {ExpertKey(layer, expert): 1 for layer in range(LAYERS) for expert in range(EXPERTS)}
+
+
+def of_all(capacity: int) -> dict[int, int]:
+    return dict.fromkeys(range(LAYERS), capacity)
+
+
+def stepped(calls: list[RoutedCall], capacity: int) -> Tally:
+    """Step through caches of `capacity` experts a layer, as running does; return decode's tally."""
+    cache, tallies = caching.make("layer", capacity * LAYERS, LENGTHS), (Tally(), Tally())
+    for call, keys in steps_of(calls):
+        cache.step(keys, tallies[call.phase is Phase.DECODE])
+    return tallies[True]
+
+
+def followed(calls: list[RoutedCall], piece_length: int = 7, **options: Any) -> LayerLru:
+    lru = LayerLru(**options)
+    for item in items_of(calls, piece_length):
+        lru.add(item)
+    return lru
+
+
+@settings(max_examples=40)
+@given(calls=routing(), piece_length=st.integers(1, 30))
+def test_it_is_the_rate_of_caches_that_are_stepped_through(
+    calls: list[RoutedCall], piece_length: int
+) -> None:
+    """Prefill warms them, one lookup a distinct expert and step, and a step keeps its own."""
+    lru = followed(calls, piece_length)
+    decoded = [call for call in calls if call.phase is Phase.DECODE]
+    used = max(len(experts) for call in decoded for experts in call.tokens[0])
+    for capacity in range(1, EXPERTS + 1):
+        expected = stepped(calls, capacity).hit_rate if capacity >= used else None
+        assert lru.hit_rate(of_all(capacity)) == expected
+    assert lru.token_count == len(decoded)
+
+
+def test_prefill_alone_has_no_rate() -> None:
+    assert followed([RoutedCall(0, Phase.PREFILL, [[[0]]] * 5)]).hit_rate({0: 1}) is None
+
+
+@pytest.mark.parametrize("piece_length", [1, 7, 100])
+def test_of_a_long_trace_as_many_decoded_tokens_are_looked_at(piece_length: int) -> None:
+    random = np.random.default_rng(0)
+
+    def token() -> list[list[int]]:
+        return [random.permutation(EXPERTS)[:2].tolist() for _ in range(LAYERS)]
+
+    calls = [RoutedCall(0, Phase.PREFILL, [token() for _ in range(5)])]
+    calls += [RoutedCall(0, Phase.DECODE, [token()]) for _ in range(60)]
+    lru = followed(calls, piece_length, most_tokens=20)
+    assert lru.token_count == 20
+    assert lru.hit_rate(of_all(3)) == stepped(calls[:21], 3).hit_rate
+
+
+@settings(max_examples=20)
+@given(calls=routing())
+def test_the_gate_shows_the_rate_of_as_many_slots(calls: list[RoutedCall]) -> None:
+    sample = RoutingSample(shape_of_counts(dict.fromkeys(range(LAYERS), EXPERTS)))
+    for item in items_of(calls, 7):
+        sample.add(item)
+    half = sample.concentration().total.coverage[-1]
+    assert (half.percent, half.expert_count) == (50, EXPERTS // 2 * LAYERS)
+    assert half.latest_share == stepped(calls, EXPERTS // 2).hit_rate

@@ -1,0 +1,262 @@
+"""Hotness from traces, imatrices and hotness files, and its coverage."""
+
+import json
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from moepack.common.errors import MoepackError, TraceError
+from moepack.common.keys import ExpertKey
+from moepack.source import gguf_header
+from moepack.traces.formats.registry import ReadOptions
+from moepack.traces.hotness import coverage, file, measure
+from moepack.traces.hotness.measure import measure_hotness
+from tests.support.gguf_builder import F32, GgufBuilder, TensorSpec
+from tests.support.models import FIXTURES, first_shard, pack_model
+from tests.support.shapes import shape_of_counts
+
+IMATRIX = FIXTURES / "qwen3moe-imatrix.gguf"
+TRACE = FIXTURES / "qwen3moe-trace.csv"
+SHAPE = shape_of_counts({0: 16, 1: 16})
+
+
+def imatrix_of(path: Path, counts: dict[str, list[float]], **values: int) -> Path:
+    """Write an imatrix with these counts, by tensor name."""
+    builder = GgufBuilder().put("general.type", "str", "imatrix")
+    for key, value in values.items():
+        builder.put(f"imatrix.{key}", "u32", value)
+    for name, numbers in counts.items():
+        data = struct.pack(f"<{len(numbers)}f", *numbers)
+        builder.tensors.append(TensorSpec(f"{name}.counts", (1, len(numbers)), F32, data))
+    return builder.write(path)
+
+
+def test_an_imatrix_is_known_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "old.dat"
+    path.write_bytes(IMATRIX.read_bytes())
+    hotness = measure.load(str(path), SHAPE)
+    assert hotness.origins[0]["format"] == "imatrix"
+    metadata = gguf_header.read(IMATRIX).metadata
+    count, size = (metadata[f"imatrix.chunk_{what}"].data for what in ("count", "size"))
+    assert isinstance(count, int)
+    assert isinstance(size, int)
+    assert hotness.token_count == count * size
+    assert hotness.request_count is None
+    assert hotness.held_out is None
+    assert sum(hotness.counts.values()) == hotness.token_count * 4 * len(SHAPE.layers), "4 used"
+
+
+def test_an_old_imatrix_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "imatrix.dat"
+    name = b"blk.0.ffn_down_exps.weight"
+    path.write_bytes(struct.pack("<ii", 1, len(name)) + name + struct.pack("<iif", 4, 1, 1.0))
+    with pytest.raises(TraceError, match="no counts of experts") as caught:
+        measure.load(str(path))
+    assert "llama-imatrix" in str(caught.value.hint)
+
+
+def test_a_trace_gives_what_counting_its_lines_gives() -> None:
+    expected: Counter[ExpertKey] = Counter()
+    later: Counter[ExpertKey] = Counter()
+    rows = [line.split(",") for line in TRACE.read_text().splitlines()[1:]]
+    held_out = sorted({(int(call), int(token)) for call, token, *_ in rows})[96:]
+    for call, token, layer, _, experts in rows:
+        keys = [ExpertKey(int(layer), int(expert)) for expert in experts.split()]
+        expected.update(keys)
+        later.update(keys if (int(call), int(token)) in held_out else ())
+    hotness = measure.load(str(TRACE), SHAPE)
+    assert hotness.counts == expected
+    assert (hotness.token_count, hotness.request_count) == (192, 1)
+    assert hotness.held_out == ("time", 96, later)
+    assert hotness.learned() == {key: expected[key] - later[key] for key in expected}
+
+
+def test_files_are_counted_together_with_weights(tmp_path: Path) -> None:
+    csv = tmp_path / "hot.csv"
+    csv.write_text("# tokens=10\nlayer,expert,count\n0,0,100\n1,15,1\n")
+    paths = [str(csv), str(IMATRIX), str(TRACE)]
+    options = ReadOptions(shape=SHAPE)
+    measured = measure_hotness(paths, weights=[0.5, 2, 1], options=options)
+    hotness = measured.hotness
+    one, two, three = (measure.load(path, SHAPE) for path in paths)
+    for key in {*one.counts, *two.counts, *three.counts}:
+        weighted = [one.counts.get(key, 0) / 2, 2 * two.counts.get(key, 0)]
+        expected = sum(weighted) + three.counts.get(key, 0)
+        assert hotness.counts.get(key, 0) == pytest.approx(expected, abs=0.5)
+    assert hotness.token_count == 10 + (two.token_count or 0) + 192
+    assert [origin["format"] for origin in hotness.origins] == ["counts", "imatrix", "call-csv"]
+    assert hotness.held_out is None, "counts cannot be halved"
+    assert not measured.warnings
+
+
+LARGE = (1 << 53) + 1
+"""No float has this value."""
+
+
+def counts_file(path: Path, *counts: int, tokens: int = 1) -> str:
+    rows = "".join(f"0,{expert},{count}\n" for expert, count in enumerate(counts))
+    path.write_text(f"# tokens={tokens}\nlayer,expert,count\n{rows}")
+    return str(path)
+
+
+def test_counts_beyond_a_float_add_up_exactly(tmp_path: Path) -> None:
+    paths = [
+        counts_file(tmp_path / "a", LARGE, 4, tokens=LARGE),
+        counts_file(tmp_path / "b", LARGE + 2, 5, tokens=LARGE),
+    ]
+    hotness = measure_hotness([*paths, str(TRACE)], weights=[1, 3, 1]).hotness
+    trace = measure.load(str(TRACE)).counts
+    assert hotness.counts[ExpertKey(0, 0)] - trace.get(ExpertKey(0, 0), 0) == 4 * LARGE + 6
+    assert hotness.token_count == 2 * LARGE + 192
+    path = tmp_path / "hot.csv"
+    path.write_bytes(file.encode(hotness))
+    assert measure.load(str(path)).counts == hotness.counts
+    assert hotness.to_json()["selection_count"] == 4 * LARGE + 6 + 4 + 15 + sum(trace.values())
+
+
+def test_what_a_pack_cannot_state_is_no_hotness(tmp_path: Path) -> None:
+    """Nor are counts beyond exact floats, which fractional weights need."""
+    most = (1 << 63) - 1
+    half, token = counts_file(tmp_path / "a", most >> 1), counts_file(tmp_path / "b", 1)
+    all_ = counts_file(tmp_path / "c", most, tokens=most)
+    assert measure_hotness([all_]).hotness.counts == {ExpertKey(0, 0): most}
+    assert measure_hotness([half, token], weights=[2, 1]).hotness.counts == {(0, 0): most}
+    for paths, weights, expected in (
+        ([all_, token], [1, 1], f"<= {most:,} in all"),
+        ([half], [3], f"<= {most:,} in all"),
+        ([half, token], [1, 0.5], f"<= {1 << 53:,} in all"),
+    ):
+        with pytest.raises(TraceError, match="counts that add up to too many") as caught:
+            measure_hotness(paths, weights=weights)
+        assert caught.value.expected == expected
+        assert caught.value.path == paths[-1]
+    tokens = counts_file(tmp_path / "d", 2, tokens=most)
+    with pytest.raises(TraceError, match="tokens that add up to too many"):
+        measure_hotness([tokens, token])
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    hotness = measure.load(str(TRACE), SHAPE)
+    path = tmp_path / "hot.csv"
+    path.write_bytes(file.encode(hotness))
+    again = measure.load(str(path), SHAPE)
+    assert again._replace(path=hotness.path) == hotness
+    assert file.encode(again) == path.read_bytes()
+
+
+def test_decode_alone_can_be_counted(tmp_path: Path) -> None:
+    path = tmp_path / "route.csv"
+    rows = ["0,0,0,0,0,5", "0,0,1,0,0,6", "0,1,0,0,0,7", "0,1,1,0,0,7"]
+    heading = "turn,phase,step,layer,slot,expert,weight"
+    path.write_text("".join(f"{line}\n" for line in [heading, *(f"{row},1" for row in rows)]))
+    assert measure_hotness([str(path)], phases="decode").hotness.counts == {(0, 7): 2}
+    assert measure_hotness([str(path)]).hotness.token_count == 4
+    prefill = tmp_path / "prefill.csv"
+    prefill.write_text("turn,phase,step,layer,slot,expert,weight\n0,0,0,0,0,5,1\n")
+    with pytest.raises(TraceError, match="nothing was counted"):
+        measure_hotness([str(prefill)], phases="decode")
+
+
+def test_an_imatrix_is_prefill() -> None:
+    with pytest.raises(TraceError, match="nothing was counted"):
+        measure_hotness([str(IMATRIX)], phases="decode")
+    both, alone = (
+        measure_hotness(list(map(str, paths)), phases="decode").hotness.counts
+        for paths in ([IMATRIX, TRACE], [TRACE])
+    )
+    assert both == alone
+
+
+GOOD = {"blk.0.ffn_down_exps.weight": [3.0, 1.0], "blk.0.ffn_up_exps.weight": [3.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("counts", "problem"),
+    [
+        ({"blk.0.ffn_down_exps.weight": [1.0, float("nan")]}, "not a count, of expert 1"),
+        ({"blk.0.ffn_down_exps.weight": [-1.0, 2.0]}, "not a count, of expert 0"),
+        ({"blk.0.ffn_down_exps.weight": [0.5, 2.0]}, "not a count, of expert 0"),
+        ({"blk.0.ffn_down_exps.weight": [float("inf"), 2.0]}, "not a count"),
+        ({"blk.0.ffn_down_exps.weight": [2.0**25, 2.0]}, "not a count"),
+        (GOOD | {"blk.0.ffn_gate_exps.weight": [2.0, 2.0]}, "its projections have other counts"),
+        ({"blk.0.attn_q.weight": [3.0]}, "without counts of experts"),
+        ({"blk.7.ffn_down_exps.weight": [3.0, 1.0]}, "other experts in layer 7, .* 0, found 2"),
+        ({"blk.0.ffn_down_exps.weight": [1.0] * 17}, "other experts in layer 0, .* 16, found 17"),
+        ({"blk.0.ffn_down_exps.weight": [1.0] * 15}, "other experts in layer 0, .* 16, found 15"),
+        ({"blk.0.ffn_down_exps.weight": [1.0] * 16}, "layer 1: an imatrix of another model: it la"),
+    ],
+)
+def test_an_imatrix_that_is_wrong_is_refused(
+    counts: dict[str, list[float]], problem: str, tmp_path: Path
+) -> None:
+    path = imatrix_of(tmp_path / "x.gguf", counts)
+    with pytest.raises(TraceError, match=problem) as caught:
+        measure.load(str(path), SHAPE)
+    assert caught.value.path == str(path)
+
+
+def test_an_imatrix_without_chunks_does_not_know_its_tokens(tmp_path: Path) -> None:
+    hotness = measure.load(str(imatrix_of(tmp_path / "x.gguf", GOOD)))
+    assert (hotness.counts, hotness.token_count) == ({(0, 0): 3, (0, 1): 1}, None)
+    path = imatrix_of(tmp_path / "y.gguf", GOOD, chunk_count=3, chunk_size=512)
+    assert measure.load(str(path)).token_count == 1536
+
+
+def test_a_cut_imatrix_is_refused(tmp_path: Path) -> None:
+    data = IMATRIX.read_bytes()
+    for length in (3, 100, len(data) // 2, len(data) - 64):
+        path = tmp_path / "cut.gguf"
+        path.write_bytes(data[:length])
+        with pytest.raises(MoepackError):
+            measure.load(str(path))
+
+
+# What a pack says of it
+
+
+def test_coverage_is_of_the_bytes_of_the_hottest() -> None:
+    lengths = {ExpertKey(0, expert): 10 for expert in range(10)}
+    hotness = coverage.measure({ExpertKey(0, expert): expert for expert in range(10)}, lengths)
+    assert [covered.length for covered in hotness.lengths] == [30, 60, 70, 80, 90]
+    assert hotness.total_length == 100
+    alike = coverage.measure({ExpertKey(0, 0): 5, ExpertKey(0, 1): 5}, lengths)
+    assert alike.lengths[0].length == 10, "one of two that are alike is half"
+    other = coverage.measure({ExpertKey(0, 0): 1, ExpertKey(9, 9): 99}, lengths)
+    assert [covered.length for covered in other.lengths] == [None] * 5, "most was not packed"
+
+
+@pytest.mark.parametrize("path", [TRACE, IMATRIX, FIXTURES / "qwen3moe-hotness.csv"])
+def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, moepack_command: Any) -> None:
+    target = tmp_path / "pack"
+    run = moepack_command(
+        "pack", first_shard("qwen3moe"), "-o", target, "--hotness", path, "--layout", "hot-first"
+    )
+    assert run.returncode == 0, run.stderr
+    hotness = measure.load(str(path))
+    with moepack.open(target) as pack:
+        ranked = [hotness.counts.get(key, 0) for key in pack.hottest(1 << 40)]
+        assert ranked == sorted(ranked, reverse=True)
+        assert pack.manifest.hotness is not None
+        assert pack.manifest.hotness["token_count"] == hotness.token_count
+        lengths = {key: pack.locate(*key).length for key in pack.hottest(1 << 40)}
+    run = moepack_command("inspect", target, "--json")
+    shown = json.loads(run.stdout)["coverage"]
+    measured = coverage.measure(hotness.counts, lengths)
+    assert shown["lengths"] == [covered._asdict() for covered in measured.lengths]
+    assert "by the counts that ranked them" in moepack_command("inspect", target).stdout
+
+
+def test_inspect_measures_a_pack_that_states_nothing(tmp_path: Path, moepack_command: Any) -> None:
+    heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
+    pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=heat.counts, hotness=heat)
+    shown = json.loads(moepack_command("inspect", tmp_path / "pack", "--json").stdout)["coverage"]
+    sizes = [one["length"] for one in shown["lengths"]]
+    assert sizes == sorted(sizes)
+    assert 0 < sizes[0] < shown["total_length"]
+    pack_model([first_shard("qwen3moe")], tmp_path / "cold")
+    cold = json.loads(moepack_command("inspect", tmp_path / "cold", "--json").stdout)
+    assert cold["coverage"] is None

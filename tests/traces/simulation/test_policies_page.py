@@ -1,0 +1,308 @@
+"""The caches of docs/policies.md, written again from that page alone, hit as moepack's do.
+
+Steps and what is counted are written from it here, caches and policies in `plain_caches`.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
+from moepack.traces.formats.registry import ReadOptions
+from moepack.traces.simulation import lookups
+from moepack.traces.simulation.simulate import POLICIES, simulate
+from tests.support import plain_caches as plain
+from tests.support.amounts import amounts
+from tests.support.plain_caches import Cache, Expert
+from tests.support.trace_forms import pieces_of
+
+LENGTHS = {0: (7, 5), 2: (6, 10), 3: (4, 12)}
+"""By layer, how many experts, and the bytes of each."""
+MTP = 5
+SIZE = {(layer, n): length for layer, (count, length) in LENGTHS.items() for n in range(count)}
+TOTAL = sum(SIZE.values())
+PREFILL, DECODE, UNKNOWN = 0, 1, 2
+
+
+class Token(NamedTuple):
+    """A token as the file has it: its phase, and its choices by layer, in any order of layers."""
+
+    phase: int
+    choices: list[Expert]
+
+
+class Step(NamedTuple):
+    """A step: its request, its call, whether it decodes, and for each expert how many chose it."""
+
+    request: int
+    call: int
+    is_decode: bool
+    experts: list[Expert]
+    token_counts: Counter[Expert]
+
+
+# A trace, and what it asks caches for.
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[list[Token]]:
+    rng = random.Random(draw(st.integers(0, 1 << 30)))
+    favourites = rng.sample(sorted(SIZE), 8)
+    return [
+        [
+            _token(rng, phase, favourites)
+            for phase in (PREFILL, DECODE, rng.choice([PREFILL, DECODE, UNKNOWN]), DECODE)
+            for _ in range(rng.randrange(7))
+        ]
+        or [_token(rng, DECODE, favourites)]
+        for _ in range(draw(st.integers(1, 5)))
+    ]
+
+
+def _token(rng: random.Random, phase: int, favourites: list[Expert]) -> Token:
+    choices: list[Expert] = []
+    layers = rng.sample([*LENGTHS, MTP], rng.randint(1, 4))
+    for layer in [*layers, *([] if set(layers) & set(LENGTHS) else [0])]:
+        count = LENGTHS.get(layer, (3, 0))[0]
+        liked = [n for at, n in favourites if at == layer and rng.random() < 0.6]
+        others = [n for n in rng.sample(range(count), rng.randint(1, 3)) if n not in liked]
+        choices += [(layer, n) for n in [*liked, *others][:3]]
+    return Token(phase, choices)
+
+
+def write(path: Path, trace: Sequence[Sequence[Token]]) -> None:
+    rows = ["turn,phase,step,layer,slot,expert,weight"]
+    for turn, tokens in enumerate(trace):
+        for number, (phase, choices) in enumerate(tokens):
+            rows += [f"{turn},{phase},{number},{layer},0,{n},0" for layer, n in choices]
+    path.write_text("\n".join([*rows, ""]))
+
+
+def calls_of(tokens: Sequence[Token], batch: int | None) -> list[list[Token]]:
+    calls: list[list[Token]] = []
+    before = None
+    for token in tokens:
+        goes_on = token.phase == PREFILL and before == PREFILL
+        if goes_on and (batch is None or len(calls[-1]) < batch):
+            calls[-1].append(token)
+        else:
+            calls.append([token])
+        before = token.phase
+    return calls
+
+
+def in_turns(trace: Sequence[Sequence[Token]], batch: int | None, sessions: int) -> list[Step]:
+    waiting = [(number, calls_of(tokens, batch)) for number, tokens in enumerate(trace)]
+    row, waiting = waiting[:sessions], waiting[sessions:]
+    steps: list[Step] = []
+    call_count = 0
+    while row:
+        number, calls = row.pop(0)
+        if calls:
+            steps += steps_of(number, call_count, calls[0])
+            row.append((number, calls[1:]))
+            call_count += 1
+        elif waiting:
+            row.insert(0, waiting.pop(0))
+    return steps
+
+
+def steps_of(request: int, number: int, call: Sequence[Token]) -> Iterator[Step]:
+    for layer in LENGTHS:
+        experts: list[Expert] = []
+        counts: Counter[Expert] = Counter()
+        for token in call:
+            for expert in token.choices:
+                if expert[0] == layer:
+                    if expert in experts:
+                        experts.remove(expert)
+                    experts.append(expert)
+                    counts[expert] += 1
+        if experts:
+            yield Step(request, number, call[0].phase != PREFILL, experts, counts)
+
+
+# What is counted.
+
+NAMES = ("decode_hit_rate", "warm_hit_rate", "hit_rate", "bytes_per_token", "read_length")
+Expected = tuple[float | None, float | None, float | None, float | None, int | None]
+"""Those facts of a cache."""
+
+
+def ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def counted(steps: Sequence[Step], token_count: int, caches: dict[int, Cache] | Cache) -> Expected:
+    used: set[Expert] = set()
+    hits, counts, lengths, cold_count = [0, 0], [0, 0], [0, 0], 0
+    for step in steps:
+        cache = caches if isinstance(caches, Cache) else caches[step.experts[0][0]]
+        misses = cache.step(step.experts)
+        counts[step.is_decode] += len(step.experts)
+        hits[step.is_decode] += len(step.experts) - len(misses)
+        lengths[step.is_decode] += sum(map(SIZE.__getitem__, misses))
+        if step.is_decode:
+            cold_count += len(set(step.experts) - used)
+        used.update(step.experts)
+    return (
+        ratio(hits[1], counts[1]),
+        ratio(hits[1], counts[1] - cold_count),
+        ratio(sum(hits), sum(counts)),
+        ratio(lengths[1], token_count),
+        sum(lengths),
+    )
+
+
+def shared_rate(steps: Sequence[Step]) -> float | None:
+    """Return the share of decode's lookups that another request used last."""
+    last: dict[Expert, int] = {}
+    shared = count = 0
+    for step in steps:
+        for expert in step.experts:
+            shared += step.is_decode and last.get(expert, step.request) != step.request
+            count += step.is_decode
+            last[expert] = step.request
+    return ratio(shared, count)
+
+
+def hottest(counts: Counter[Expert], budget: int) -> set[Expert]:
+    hottest: set[Expert] = set()
+    for expert in sorted(SIZE, key=lambda expert: (-counts[expert], expert)):
+        budget -= SIZE[expert]
+        if budget < 0:
+            break
+        hottest.add(expert)
+    return hottest
+
+
+def of_static(measured: Sequence[tuple[Step, set[Expert]]], token_count: int) -> Expected:
+    hits = sum(len(pinned.intersection(step.experts)) for step, pinned in measured)
+    missed = sum(
+        SIZE[key] for step, pinned in measured for key in step.experts if key not in pinned
+    )
+    count = sum(len(step.experts) for step, _ in measured)
+    return (ratio(hits, count), None, None, ratio(missed, token_count), None)
+
+
+def static(steps: Sequence[Step], token_count: int, budget: int) -> Expected:
+    decoded = [step for step in steps if step.is_decode]
+    calls = sorted({step.call for step in decoded})
+    learned = set(calls[: token_count // 2])
+    counts: Counter[Expert] = Counter()
+    for step in decoded:
+        counts.update(step.token_counts if step.call in learned else {})
+    pinned = hottest(counts, budget)
+    rest = [(step, pinned) for step in decoded if step.call not in learned]
+    return of_static(rest, token_count - token_count // 2)
+
+
+def static_prompt(steps: Sequence[Step], budget: int) -> Expected:
+    measured: list[tuple[Step, set[Expert]]] = []
+    calls: set[int] = set()
+    counts: Counter[Expert] = Counter()
+    for number, step in enumerate(steps):
+        if number == 0 or steps[number - 1].request != step.request:
+            counts = Counter()
+        if not step.is_decode:
+            counts.update(step.token_counts)
+        elif counts:
+            measured.append((step, hottest(counts, budget)))
+            calls.add(step.call)
+    return of_static(measured, len(calls))
+
+
+SINGLE: dict[str, Callable[[Sequence[Step]], plain.Policy]] = {
+    "lru": lambda _: plain.Lru(),
+    "lfu": lambda _: plain.Lfu(),
+    "s3fifo": lambda _: plain.S3Fifo(),
+    "least-stale": lambda _: plain.LeastStale(),
+    "random": lambda _: plain.AnyOne(),
+    "belady": lambda steps: plain.Belady([step.experts for step in steps]),
+}
+BY_LAYER: dict[str, Callable[[], plain.Policy]] = {"layer": plain.Lru, "layer+lfu": plain.Lfu}
+
+
+def expected(
+    policy: str, budget: int, steps: Sequence[Step], in_order: Sequence[Step], token_count: int
+) -> Expected:
+    if policy == "static":
+        return static(steps, token_count, budget)
+    if policy == "static-prompt":
+        return static_prompt(in_order, budget)
+    if policy in SINGLE:
+        cache = Cache(budget, SINGLE[policy](steps), SIZE.__getitem__)
+        return counted(steps, token_count, cache)
+    share, kind = budget // len(LENGTHS), BY_LAYER[policy]
+    caches = {layer: Cache(share, kind(), SIZE.__getitem__) for layer in LENGTHS}
+    return counted(steps, token_count, caches)
+
+
+def of_slots(slots: int, steps: Sequence[Step], token_count: int) -> Expected:
+    caches = {layer: Cache(slots, plain.Lru(), lambda _: 1) for layer in LENGTHS}
+    return counted(steps, token_count, caches)
+
+
+@pytest.mark.parametrize("examples", amounts(40, 2000))
+def test_caches_that_are_written_after_the_page_hit_the_same(examples: int, tmp_path: Path) -> None:
+    @settings(max_examples=examples)
+    @given(
+        trace=requests(),
+        batch=st.sampled_from([None, None, 1, 3]),
+        sessions=st.integers(1, 3),
+        budgets=st.lists(st.integers(36, TOTAL + 1), min_size=1, max_size=3),
+    )
+    def hit_the_same(
+        trace: list[list[Token]], batch: int | None, sessions: int, budgets: list[int]
+    ) -> None:
+        compare(tmp_path / "trace.csv", trace, batch, min(sessions, len(trace)), budgets)
+
+    hit_the_same()
+
+
+def compare(
+    path: Path,
+    trace: Sequence[Sequence[Token]],
+    batch: int | None,
+    sessions: int,
+    budgets: Sequence[int],
+) -> None:
+    write(path, trace)
+    families = [
+        *(FamilyShape(layer, ROUTED_FAMILY, *LENGTHS[layer]) for layer in LENGTHS),
+        FamilyShape(MTP, ROUTED_FAMILY, 3, 9),
+    ]
+    # In pieces in which layers come in another order than that of their numbers.
+    with pieces_of(100), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookups, "_GROUP_COUNT", 25)
+        facts = simulate(
+            [str(path)],
+            budgets=budgets,
+            slots=[3, 4],
+            batch_count=batch,
+            sessions=sessions,
+            options=ReadOptions(shape=ModelShape(tuple(families), mtp_layers=(MTP,))),
+        )
+    steps, in_order = in_turns(trace, batch, sessions), in_turns(trace, batch, 1)
+    token_count = sum(token.phase != PREFILL for tokens in trace for token in tokens)
+    assert facts.decode_token_count == token_count
+    assert facts.curve[-1].shared_hit_rate == shared_rate(steps)
+    for one in facts.results:
+        if one.slots is not None:
+            right = of_slots(one.slots, steps, token_count)
+        else:
+            right = expected(one.policy, one.budget_length, steps, in_order, token_count)
+        assert tuple(getattr(one, name) for name in NAMES) == right, one
+    assert {one.policy for one in facts.results} == {*POLICIES, "slots"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_page_names_every_policy(policy: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "policies.md").read_text()
+    assert f"`{policy}`" in page

@@ -1,0 +1,285 @@
+"""Simulations: options, errors, prefetching, and the facts beside hit rates."""
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moepack.common.errors import RequestError, TraceError
+from moepack.common.keys import ExpertKey
+from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
+from moepack.report import chart, simulation_text
+from moepack.traces.caching import cache as caching
+from moepack.traces.caching.cache import Tally
+from moepack.traces.formats.registry import ReadOptions
+from moepack.traces.model import Phase
+from moepack.traces.simulation import simulate as simulation
+from moepack.traces.simulation.facts import CurvePoint, Simulation
+from moepack.traces.simulation.simulate import simulate
+from tests.support import warm_command
+from tests.support.routing import EXPERTS, LAYERS, RoutedCall, items_of, routing, steps_of
+from tests.support.shapes import shape_of_counts
+
+SHAPE = ModelShape(
+    tuple(FamilyShape(layer, ROUTED_FAMILY, EXPERTS, 10 + 3 * layer, 3) for layer in range(LAYERS))
+)
+LENGTHS = {
+    ExpertKey(family.layer, expert): family.expert_length
+    for family in SHAPE.families
+    for expert in range(EXPERTS)
+}
+TOTAL = sum(LENGTHS.values())
+
+
+def run(
+    calls: Sequence[RoutedCall],
+    monkeypatch: pytest.MonkeyPatch,
+    shape: ModelShape = SHAPE,
+    **options: Any,
+) -> Simulation:
+    """Simulate calls, as if they were read from a file, in pieces of seven tokens."""
+
+    def feed(_: object, __: object, *takers: Any) -> Counter[str]:
+        for item in items_of(calls, 7):
+            for take in takers:
+                take(item)
+        return Counter()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "feed", feed)
+        return simulate(["trace"], options=ReadOptions(shape=shape), **options)
+
+
+def test_the_cliff_the_end_and_the_even_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token's experts in turns: LRU needs all of two tokens, and then has everything."""
+    tokens = [[[0, 1, 2]] * LAYERS, [[3, 4, 5]] * LAYERS]
+    calls = [RoutedCall(0, Phase.DECODE, [tokens[number % 2]]) for number in range(200)]
+    facts = run(calls, monkeypatch, budgets=[TOTAL // 2, TOTAL], policies=["lru"])
+    assert [one.decode_hit_rate for one in facts.results] == [0, 198 / 200]
+    assert [one.warm_hit_rate for one in facts.results] == [0, 1]
+    assert facts.step_length == TOTAL // 2
+    assert facts.enough_length == facts.expert_length == TOTAL
+    assert facts.cold_share == 1 / 100
+    assert facts.lookups_per_expert == 50
+    assert facts.is_long_enough
+    even = {point.budget_length: point.even_hit_rate or 0 for point in facts.curve}
+    assert facts.curve[-1].budget_length == TOTAL
+    assert facts.curve[-1].decode_hit_rate == 198 / 200
+    assert 0.3 < even[TOTAL // 2] < 0.7, "an even router finds half of it in half of the memory"
+
+
+WRONG_SHARES = ("-5%", "nan%", "1e3%", "101%", "\u0665%", "1_0%", "%", "9" * 5000 + "%")
+
+
+def test_options_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [RoutedCall(0, Phase.DECODE, [[[0, 1, 2]] * LAYERS])]
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"budgets": ["much"]}, "budgets: not a size"),
+        ({"budgets": ["10%"]}, "less than one token's experts in a layer"),
+        *(({"budgets": [wrong]}, "not a size|more than all") for wrong in WRONG_SHARES),
+        (
+            {"slots": [2]},
+            "slots for fewer experts than a token uses in a layer, expected at least 3",
+        ),
+        ({"budgets": [47]}, "less than one token's experts in a layer, expected at least 48 B"),
+        ({"slots": [32, 0]}, "slots: not a count, expected 1 or more, found 0"),
+        ({"sessions": 0}, "sessions: not a count"),
+        ({"batch_count": 0}, "batch_count: not a count"),
+        ({"prefetch": -1}, "prefetch: not a count"),
+        ({"policies": ["mru"]}, "no such policy, expected belady.*found mru"),
+    ]
+    for wrong, words in wrongs:
+        with pytest.raises(RequestError, match=words):
+            run(calls, monkeypatch, **wrong)
+    with pytest.raises(RequestError, match="no layer with routed experts"):
+        simulate(["trace"], options=ReadOptions(shape=ModelShape(())))
+
+
+def test_where_no_lengths_are_known_the_model_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="bytes of an expert are not known") as refused:
+        simulate([write_route(tmp_path / "t.csv")])
+    assert "`model`" in (refused.value.hint or "")
+    lines = MODEL + SIZES.replace("layer=5 expert_bytes=0", "layer=5 expert_bytes=100")
+    path = write_route(tmp_path / "t.csv", lines)
+    facts = simulate([path], budgets=["100%", 200])
+    assert (facts.expert_length, facts.step_length) == (800, 200)
+    assert {one.budget_length for one in facts.results} == {200, 800}
+    other = write_route(tmp_path / "u.csv", lines.replace("=100", "=96"))
+    with pytest.raises(RequestError, match=r"u\.csv: traces of different models, expected as"):
+        simulate([path, other])
+
+
+@given(calls=routing(), guessed_count=st.integers(1, 4))
+@settings(max_examples=30)
+def test_guesses_are_what_a_layer_used_last_and_change_no_hits(
+    calls: list[RoutedCall], guessed_count: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        budgets = [TOTAL // 3]
+        facts = run(calls, patch, prefetch=guessed_count, policies=["lru"], budgets=budgets)
+    cache = caching.make("lru", TOTAL // 3, LENGTHS)
+    last: list[list[ExpertKey]] = [[] for _ in range(LAYERS)]
+    useful = wasted = useful_count = miss_count = 0
+    for call, keys in steps_of(calls):
+        recent: list[ExpertKey] = last[keys[0].layer]
+        guessed = [key for key in recent[:guessed_count] if key not in cache]
+        misses = cache.step(keys, Tally()).misses
+        if call.phase is Phase.DECODE:
+            miss_count += len(misses)
+            useful_count += len(set(guessed) & set(misses))
+            useful += sum(LENGTHS[key] for key in guessed if key in misses)
+            wasted += sum(LENGTHS[key] for key in guessed if key not in misses)
+        recent[:] = list(dict.fromkeys([*reversed(keys), *recent]))
+    (one,) = facts.prefetches
+    token_count = facts.decode_token_count
+    assert one.useful_share == (useful_count / miss_count if miss_count else None)
+    assert one.useful_bytes_per_token == useful / token_count
+    assert one.wasted_bytes_per_token == wasted / token_count
+
+
+def test_more_sessions_than_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [RoutedCall(0, Phase.DECODE, [[[0, 1, 2]] * LAYERS])]
+    with pytest.raises(RequestError, match="fewer requests than sessions.*up to 1, found 2"):
+        run(calls, monkeypatch, sessions=2)
+
+
+def write_route(path: Path, lines: str = "", rows: Sequence[tuple[int, int, int]] = ()) -> str:
+    """Write a trace of BigMoeOnEdge: its preamble, and (step, layer, expert) as decoded."""
+    rows = rows or [(step, layer, step * 7 % 4) for step in range(20) for layer in (3, 5)]
+    text = "".join(f"0,1,{step},{layer},0,{expert},0\n" for step, layer, expert in rows)
+    path.write_text(f"{lines}turn,phase,step,layer,slot,expert,x\n{text}")
+    return str(path)
+
+
+MODEL = "# model=m.gguf n_layer=6 n_expert=4 n_expert_used=1\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (
+            MODEL + "# layer=3 expert_bytes=9\n# layer=3 expert_bytes=8\n",
+            "two lengths of an expert",
+        ),
+        (MODEL.replace("n_expert=4", "n_expert=0") + "# layer=3 expert_bytes=9\n", "fit no model"),
+        (MODEL + "# layer=70000 expert_bytes=9\n", "fit no model"),
+        (MODEL + "# layer=3 expert_bytes=999999999999999\n", "fit no model"),
+        (MODEL.replace("used=1", "used=5") + "# layer=3 expert_bytes=9\n", "fit no model"),
+    ],
+)
+def test_what_a_trace_states_of_its_model_is_checked(
+    tmp_path: Path, lines: str, words: str
+) -> None:
+    with pytest.raises(TraceError, match=rf"t\.csv.*{words}"):
+        simulate([write_route(tmp_path / "t.csv", lines)])
+
+
+def test_a_pipe_states_nothing_and_is_left_whole(tmp_path: Path) -> None:
+    lines = MODEL + "# layer=3 expert_bytes=9\n# layer=5 expert_bytes=9\n"
+    data = Path(write_route(tmp_path / "t.csv", lines)).read_bytes()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+    with pytest.raises(RequestError, match="bytes of an expert are not known"):
+        simulate([str(pipe)])
+    writer.start()
+    shape = shape_of_counts({3: 4, 5: 4}, 9)
+    assert simulate([str(pipe)], options=ReadOptions(shape=shape)).token_count == 20
+    writer.join()
+
+
+def test_layers_for_multi_token_prediction_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = write_route(tmp_path / "t.csv")
+    shape = shape_of_counts({3: 4, 5: 4}, 9)._replace(mtp_layers=(5,))
+    facts = simulate([path], options=ReadOptions(shape=shape))
+    assert facts.warnings == {"of layers for multi-token prediction": 20}
+    assert (facts.expert_length, facts.step_length) == (36, 9)
+
+
+def test_counts_are_no_tokens(tmp_path: Path) -> None:
+    (tmp_path / "h.csv").write_text("layer,expert,count\n3,0,5\n3,1,7\n")
+    shape = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 9))
+    with pytest.raises(TraceError, match=r"h\.csv: no tokens in it"):
+        simulate([str(tmp_path / "h.csv")], options=shape)
+    both = [write_route(tmp_path / "t.csv"), str(tmp_path / "h.csv")]
+    assert simulate(both, options=shape).warnings == {"counts without tokens": 12}
+
+
+def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = write_route(tmp_path / "t.csv")
+    options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
+    facts = simulate([path], budgets=["50%", "100%"], slots=[2], prefetch=1, options=options)
+    text = str(simulation_text.text(facts))
+    assert "20 tokens in 1 request, 20 of them decoded" in text
+    assert "experts: 8.0 MiB; a decoded token uses 2.0 MiB" in text
+    line = next(line for line in text.splitlines() if line.strip().startswith("8.0 MiB"))
+    rates = [o.decode_hit_rate for o in facts.results if o.budget_share == 1 and o.slots is None]
+    assert line.split()[3:13] == ["–" if rate is None else f"{rate:.1%}" for rate in rates]
+    assert "too short to tell experts apart" in text
+    chart.hit_rates(facts, "a title", str(tmp_path / "t.svg"))
+    assert (tmp_path / "t.svg").read_text().startswith("<?xml")
+    none = replace(facts, step_length=None, curve=(CurvePoint(1 << 20, None, None, None),))
+    assert "a decoded token uses –" in str(simulation_text.text(none))
+    chart.hit_rates(none, "a title", str(tmp_path / "none.png"))
+    assert (tmp_path / "none.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_prints_what_the_call_returns(tmp_path: Path) -> None:
+    lines = MODEL + "# layer=3 expert_bytes=9\n# layer=5 expert_bytes=9\n"
+    path = write_route(tmp_path / "t.csv", lines)
+    words = ["--json", "--budgets", "18B,50%", "--slots", "1,2", "--policies", "lru,layer+lfu"]
+    printed = json.loads(warm_command.run(["simulate", path, *words]).stdout)
+    facts = simulate([path], budgets=["18B", "50%"], slots=[1, 2], policies=["lru", "layer+lfu"])
+    assert printed["results"] == [asdict(one) for one in facts.results]
+    assert len(printed["results"]) == 6
+    for wrong in (["--slots", "9" * 5000], ["--budgets", "x"], ["--policies", "mru"]):
+        refused = warm_command.run(["simulate", path, *wrong])
+        assert refused.returncode == 2, refused.stderr
+        assert "mistake" not in refused.stderr
+
+
+SIZES = "".join(f"# layer={layer} expert_bytes={100 * (layer == 3)}\n" for layer in range(6))
+
+
+def test_enough_is_the_least_that_hits_all_but_a_hundredth(tmp_path: Path) -> None:
+    """One of 200 lookups, or two, come back so late that they hit with all experts only."""
+    for rare, enough in ((1, 200), (3, 400)):
+        experts = [0, 1] * 150
+        for number in range(rare):
+            experts[60 * number + 20 : 60 * number + 20] = [2, 3]
+        rows = [(step, 3, expert) for step, expert in enumerate(experts)]
+        path = write_route(tmp_path / f"{rare}.csv", MODEL + SIZES, rows)
+        facts = simulate([path], policies=["lru"])
+        assert facts.enough_length == enough
+
+
+def test_enough_holds_what_a_token_uses_in_any_layer(tmp_path: Path) -> None:
+    sizes = SIZES.replace("layer=5 expert_bytes=0", "layer=5 expert_bytes=1000")
+    rows = [*((step, 3, 0) for step in range(20)), (20, 5, 0)]
+    path = write_route(tmp_path / "large.csv", MODEL + sizes, rows)
+    assert simulate([path], policies=["lru"]).enough_length == 1000
+    nothing = [(step, 3, step) for step in range(4)]
+    path = write_route(tmp_path / "new.csv", MODEL + sizes, nothing)
+    assert simulate([path], policies=["lru"]).enough_length is None, "nothing comes back"
+
+
+def test_progress_counts_all_caches_and_ends_at_their_number(tmp_path: Path) -> None:
+    done: list[int] = []
+
+    def note(count: int, total: int) -> None:
+        done.append(count)
+        assert sum(done) <= total == len(simulation.POLICIES) * 2 + 2
+
+    path = write_route(tmp_path / "t.csv")
+    options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
+    simulate([path], budgets=["50%", "100%"], prefetch=1, options=options, progress=note)
+    assert sum(done) == len(simulation.POLICIES) * 2 + 2
