@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from conformance import make_packs, variants
+from tests.support.c_compiler import HAS_ZSTD
 from tests.support.c_readers import c_says, python_says
 
 PACKS = make_packs.FOLDER
@@ -20,6 +21,7 @@ def named(verdict: str, *asked_for: str) -> list[Path]:
         for entry in VERDICTS
         if entry["verdict"] == verdict and (not asked_for or entry["asked_for"] in asked_for)
         if verdict != variants.OPENING or not entry["needs_manifest"]
+        if HAS_ZSTD or "zstd" not in entry["pack"]
     ]
 
 

@@ -60,13 +60,13 @@ def mount(
     Raises RequestError for a folder that is not empty and for a pack with parts that are stored by
     a codec, PackError if the pack is not whole, and MachineError if there is no FUSE.
     """
-    serve = _fuse_server()
     folder = Path(os.path.abspath(target))
     check_mount_point(folder)
     with Pack(pack) as opened:
         opened.require_files()
         shards = map_shards(opened)
         _check_plain(opened)
+        serve = _fuse_server()
         mounted = tuple(FileEntry(shard.name, shard.length) for shard in shards)
         with Inputs(opened.file_paths, PackError) as inputs:
             _check_lengths(opened, inputs)
