@@ -1,39 +1,39 @@
-"""Reads for asyncio programs: one queue, driven by the event loop, without a thread per read.
+"""Reads for asyncio programs: the blocking reader's calls, in threads of its own.
 
-    async with moepack.aio.Reader(pack) as reader:
-        view = await reader.read(3, 17)
-        async for expert in reader.read_many([(4, 1), (4, 9)]):
-            ...
-
-The backend's queue has a descriptor that is readable when reads have ended (io_uring's eventfd, or
-a pipe that the threads write to); the loop watches it and nothing else is waited for.
+async with moepack.aio.Reader(pack) as reader:
+    view = await reader.read(3, 17)
+    async for expert in reader.read_many([(4, 1), (4, 9)]):
+        ...
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from moepack.common.errors import MoepackError, RequestError
-from moepack.pack.reading.batch import ExpertBytes
 from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH
 from moepack.pack.reading.reader import Reader
+from moepack.storage.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
+    from moepack.pack.reading.batch import ExpertBytes
     from moepack.pack.reading.catalog import Catalog
     from moepack.pack.reading.in_flight import Statistics
-    from moepack.pack.reading.scheduler import PendingRead
     from moepack.storage.backend import Backend
+
+T = TypeVar("T")
 
 
 class AsyncReader:
     """Reads blobs and parts of one pack, for the tasks of one event loop.
 
-    Make it while the loop runs; the options are those of `moepack.Reader`. A read that is cancelled
-    ends first: until then the system may write into its memory. After a fork it is of no use in the
-    child.
+    Make it while the loop runs; the options are those of `moepack.Reader`. Up to `depth` calls are
+    carried out at a time, each in a thread. A read that is cancelled ends first: until then the
+    system may write into its memory. After a fork it is of no use in the child.
     """
 
     def __init__(
@@ -54,15 +54,8 @@ class AsyncReader:
             max_in_flight=max_in_flight,
             check=check,
         )
-        self._scheduler = self._reader.scheduler()
-        try:
-            self._watched = self._scheduler.queue.fileno()
-        except BaseException:
-            self._reader.close()
-            raise
-        self._loop.add_reader(self._watched, self._deliver)
-        self._futures: dict[PendingRead, asyncio.Future[PendingRead]] = {}
-        self._decoding: set[asyncio.Task[None]] = set()
+        self._threads = ThreadPool(depth, thread_name_prefix="moepack read")
+        self._calls: set[asyncio.Future[Any]] = set()
         self._is_open = True
 
     @property
@@ -88,24 +81,20 @@ class AsyncReader:
 
     async def close(self) -> None:
         """Wait for all reads, then close the data files."""
-        if not self._is_open:
-            return
         self._is_open = False
         if self._reader.is_forked:
-            return  # the loop's own descriptors are the parent's as well
+            return  # the threads are the parent's
         try:
-            await _settled(list(self._futures.values()))
+            await _settled(self._calls)
         finally:
-            self._loop.remove_reader(self._watched)
-            self._scheduler.close()
+            self._threads.shutdown()
             self._reader.close()
 
     async def read(
         self, layer: int, expert: int, part: str | None = None, *, family: str | None = None
     ) -> memoryview:
         """Read a whole blob or one part; see `moepack.Reader.read`."""
-        (future,) = self._begin([(layer, expert)], _names(part), family, None)
-        return ExpertBytes(None, await _result(future)).view
+        return await self._result(partial(self._reader.read, layer, expert, part, family=family))
 
     async def read_into(
         self,
@@ -117,8 +106,8 @@ class AsyncReader:
         family: str | None = None,
     ) -> int:
         """Read into the caller's buffer and return the length; see `moepack.Reader.read_into`."""
-        (future,) = self._begin([(layer, expert)], _names(part), family, [buffer])
-        return (await _result(future)).read.length
+        read_into = self._reader.read_into
+        return await self._result(partial(read_into, buffer, layer, expert, part, family=family))
 
     async def read_many(
         self,
@@ -130,87 +119,57 @@ class AsyncReader:
         in_order: bool = True,
     ) -> AsyncIterator[ExpertBytes]:
         """Read several experts at a time; see `moepack.Reader.read_many`."""
-        futures = self._begin(keys, parts, family, into)
-        waiting = list(futures)
-        try:
-            while waiting:
-                future = waiting[0] if in_order else await _first(waiting)
-                waiting.remove(future)
-                yield ExpertBytes(None, await _result(future))
-        finally:
-            await _settled(futures)
+        submit = partial(self._reader.submit, list(keys), parts=parts, family=family, into=into)
+        experts: asyncio.Queue[ExpertBytes | MoepackError | None] = asyncio.Queue()
 
-    def _begin(
-        self,
-        keys: Iterable[tuple[int, int]],
-        parts: str | Sequence[str] | None,
-        family: str | None,
-        into: Sequence[Any] | None,
-    ) -> list[asyncio.Future[PendingRead]]:
+        def deliver(expert: ExpertBytes | MoepackError) -> None:
+            self._loop.call_soon_threadsafe(experts.put_nowait, expert)
+
+        def read() -> None:
+            with submit() as batch:
+                for _ in range(len(batch)):  # one error ends `completions`, the next goes on
+                    try:
+                        for expert in batch.completions(in_order=in_order):
+                            deliver(expert)
+                    except MoepackError as error:
+                        deliver(error)
+
+        reading = self._begin(read)
+        reading.add_done_callback(lambda _: experts.put_nowait(None))
+        try:
+            while (expert := await experts.get()) is not None:
+                if isinstance(expert, MoepackError):
+                    raise expert
+                yield expert
+            reading.result()
+        finally:
+            await _settled([reading])
+
+    def _begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Begin a call in a thread. Raises RequestError if the reader is closed."""
         if not self._is_open:
             raise RequestError("the reader is closed", path=self._catalog.path)
-        reads = self._reader.plan(keys, parts=parts, family=family, into=into)
-        futures = [self._loop.create_future() for _ in reads]
-        self._futures.update(zip(reads, futures, strict=True))
-        self._scheduler.add(reads)
-        self._scheduler.start()
-        self._loop.call_soon(self._deliver)  # nothing signals what failed before it began
-        return futures
+        future = self._loop.run_in_executor(self._threads, call)
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        return future
 
-    def _deliver(self) -> None:
-        """Return finished reads to their callers; the loop calls this."""
-        # Once more after the last, since what cannot begin in its place is not signalled.
-        while finished := self._scheduler.collect(wait=False):
-            for pending in finished:
-                if pending.is_decoded:
-                    self._settle(pending)
-                else:
-                    task = self._loop.create_task(self._settle_decoded(pending))
-                    self._decoding.add(task)  # the loop itself does not hold it
-                    task.add_done_callback(self._decoding.discard)
-
-    async def _settle_decoded(self, pending: PendingRead) -> None:
-        """Wait until a read is decoded, and return it to its caller."""
-        try:
-            await _settled([asyncio.wrap_future(decoding) for decoding in pending.decodings])
-        finally:
-            self._settle(pending)
-
-    def _settle(self, pending: PendingRead) -> None:
-        pending.settle()
-        future = self._futures.pop(pending)
-        try:
-            self._reader.finish(pending)
-        except MoepackError as error:
-            pending.error = None  # the error's traceback holds the read
-            future.set_exception(error)
-        else:
-            future.set_result(pending)
+    async def _result(self, call: Callable[[], T]) -> T:
+        future = self._begin(call)
+        await _settled([future])
+        return future.result()
 
 
-async def _result(future: asyncio.Future[PendingRead]) -> PendingRead:
-    await _settled([future])
-    return future.result()
-
-
-async def _first(futures: list[asyncio.Future[PendingRead]]) -> asyncio.Future[PendingRead]:
-    done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-    return next(future for future in futures if future in done)
-
-
-async def _settled(futures: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait until all reads have ended, also when whoever waits is cancelled meanwhile."""
+async def _settled(calls: Iterable[asyncio.Future[Any]]) -> None:
+    """Wait until all calls have ended, also when whoever waits is cancelled meanwhile."""
+    calls = list(calls)
     cancelled: asyncio.CancelledError | None = None
-    while pending := [future for future in futures if not future.done()]:
+    while pending := [call for call in calls if not call.done()]:
         try:
             await asyncio.wait(pending)
         except asyncio.CancelledError as error:
             cancelled = error
-    for future in futures:
-        future.exception()  # an error that nobody is left to see is no mistake
+    for call in calls:
+        call.exception()  # an error that nobody is left to see is no mistake
     if cancelled is not None:
         raise cancelled
-
-
-def _names(part: str | None) -> tuple[str] | None:
-    return None if part is None else (part,)

@@ -161,36 +161,28 @@ def test_leaving_a_loop_over_experts_early_waits_for_the_rest(
 # The loop and the threads
 
 
-def test_a_waiting_loop_sleeps(pack: Pack, name: str) -> None:
-    """It is told when a read ends, and does not ask again and again."""
-
+def test_a_read_that_waits_leaves_the_loop_to_others(pack: Pack, name: str) -> None:
     async def work() -> None:
         gate = threading.Event()
         backend = FaultyBackend(make(name), fault_at(pack, 0, 1, until=gate))
         async with AsyncReader(pack, backend=backend) as made:
-            calls = 0
-            take = made._scheduler.collect
-
-            def counted(*, wait: bool) -> Any:
-                nonlocal calls
-                calls += 1
-                return take(wait=wait)
-
-            made._scheduler.collect = counted  # type: ignore[method-assign]
             task = asyncio.create_task(made.read(0, 1))
-            await asyncio.sleep(0.05)
+            await until(lambda: backend.begun)
+            assert await made.read(0, 2) == on_disk(pack.locate(0, 2))
+            assert not task.done()
             gate.set()
             await task
-            assert 1 <= calls <= 5
 
     run(work)
 
 
-def test_a_reader_that_cannot_be_made_leaves_nothing_open(pack: Pack) -> None:
+def test_a_queue_that_cannot_be_made_is_an_error_of_the_machine(pack: Pack) -> None:
     async def work() -> None:
         backend = FaultyBackend(make("buffered"), queue_codes=[errno.EMFILE])
-        with pytest.raises(MachineError, match="Too many open files"):
-            AsyncReader(pack, backend=backend)
+        async with AsyncReader(pack, backend=backend) as made:
+            with pytest.raises(MachineError, match="Too many open files"):
+                await anext(made.read_many(keys_of(pack)))
+            await the_rest_reads_right(pack, made)
         assert backend.is_closed
 
     run(work)
@@ -225,6 +217,24 @@ def test_closing_waits_for_what_was_asked_for(pack: Pack, name: str) -> None:
         with pytest.raises(MachineError, match="layer 0 expert 4"):
             await failing
         await made.close()
+
+    run(work)
+
+
+def test_closing_waits_for_a_loop_over_experts(pack: Pack, name: str) -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        backend = FaultyBackend(make(name), fault_at(pack, 0, 2, until=gate))
+        made = AsyncReader(pack, backend=backend)
+        many = made.read_many([(0, n) for n in range(4)])
+        assert (await anext(many)).number == 0
+        closing = asyncio.create_task(made.close())
+        done, _ = await asyncio.wait([closing], timeout=0.02)
+        assert not done
+        gate.set()
+        await closing
+        assert backend.is_closed
+        assert [one.number async for one in many] == [1, 2, 3]
 
     run(work)
 
