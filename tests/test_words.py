@@ -46,25 +46,22 @@ STATES = {
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    """Return a module as Python understands it."""
-    return ast.parse(path.read_text())
+def nodes(path: Path) -> list[ast.AST]:
+    """List all of a module, as Python understands it."""
+    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of each docstring, those of attributes included."""
-    for node in ast.walk(tree(path)):
-        for field in ("body", "orelse", "finalbody"):
-            statements = getattr(node, field, [])
-            for one in statements if isinstance(statements, list) else []:
-                value = one.value if isinstance(one, ast.Expr) else None
-                if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                    yield one.lineno, value.value
+    for node in nodes(path):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield value.lineno, value.value
 
 
 def help_texts(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of each help of an option."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.keyword) and node.arg in ("help", "short_help"):
             words = [one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
             yield node.value.lineno, "".join(word for word in words if isinstance(word, str))
@@ -82,11 +79,11 @@ def faults(path: Path) -> Iterator[str]:
         for fault, pattern in TEXTS.items():
             if match := pattern.search(" ".join(text.split())):
                 yield f"{name}:{line}: {fault}: {match[0]}"
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in STATES:
             yield f"{name}:{node.lineno}: a variable named by its state: {node.id}"
-        is_public = path.name == "errors.py"  # `found` is what messages say
-        if isinstance(node, ast.arg) and node.arg in STATES and not is_public:
+        # `found` is what messages of errors say.
+        if isinstance(node, ast.arg) and node.arg in STATES and path.name != "errors.py":
             yield f"{name}:{node.lineno}: a parameter named by its state: {node.arg}"
         if isinstance(node, ast.Call) and any(
             isinstance(one, ast.Starred) and isinstance(one.value, ast.Tuple | ast.List)
@@ -102,7 +99,7 @@ def test_the_package_reads_without_a_stop() -> None:
 def test_a_class_name_stands_once() -> None:
     places = defaultdict(list)
     for path in MODULES:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(PACKAGE)))
     assert not {name: several for name, several in places.items() if len(several) > 1}

@@ -104,6 +104,7 @@ def test_a_system_prompt_goes_through_the_template(cli: Run, chat_path: Path) ->
     assert texts.stdout == cli(*brief, "--raw", "-p", prompt).stdout
 
 
+@pytest.mark.long
 def test_an_interruption_ends_it() -> None:
     """Of a text that goes on for hundreds of tokens, after the first of them."""
     arguments = ["run", str(SHARD), "-p", "x", "--temp", "0", "-t", "1"]
@@ -196,6 +197,7 @@ def test_a_text_may_go_on_as_long_as_there_is_context(option: tuple[str, ...], c
     assert facts["token_count"] > 200
 
 
+@pytest.mark.long
 def test_no_more_threads_than_processors_that_may_be_used_are_started() -> None:
     processors = os.sched_getaffinity(0)
     command = [*MOEPACK, "run", str(SHARD), "-p", "x", "-n", "1", "-v", "--memory", "floor"]

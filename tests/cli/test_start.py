@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.models import first_shard
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).parent / "moepack"
 

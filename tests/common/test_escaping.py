@@ -13,7 +13,11 @@ from moepack.common import escaping
 from moepack.pack.verifying.report import Finding
 from moepack.report.printable import printable
 
-CHARACTERS = [chr(code) for code in range(0x110000)]
+CHARACTERS = [
+    *map(chr, range(0x20000)),  # nearly all that Unicode has; planes above: a sample, and the tags
+    *map(chr, range(0x20000, 0x110000, 251)),
+    *map(chr, range(0xE0000, 0xE0200)),
+]
 EMBEDDINGS_AND_ISOLATES = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 

@@ -82,6 +82,7 @@ def test_a_window_that_takes_too_much_memory_has_a_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_record", [False, True])
+@pytest.mark.long
 def test_a_gibibyte_of_zeros_is_never_in_memory_at_once(is_record: bool, tmp_path: Path) -> None:
     packer, path = zstandard.ZstdCompressor().compressobj(), tmp_path / "trace"
     packed = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1 << 10)) + packer.flush()

@@ -15,6 +15,7 @@ def test_experts_used_are_known_by_family_and_layer() -> None:
     assert source.experts_used_in("attn_v_exps", 0) is None
 
 
+@pytest.mark.long
 def test_what_the_limits_allow_fits_into_a_manifest() -> None:
     """Shards and files, as many as there may be, with the longest names; pages of the index."""
     shards = tuple(

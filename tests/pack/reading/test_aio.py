@@ -259,6 +259,7 @@ def test_a_close_that_was_cancelled_can_be_asked_for_again(pack: Pack) -> None:
 # In a process of its own, where every warning is an error
 
 
+@pytest.mark.long
 def test_a_program_in_development_mode_has_nothing_to_complain_about(
     packs: dict[str, Path], name: str
 ) -> None:

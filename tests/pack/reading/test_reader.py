@@ -372,6 +372,7 @@ def test_the_reader_says_which_backend_reads_and_why(pack: Pack, name: str) -> N
 # Several threads
 
 
+@pytest.mark.long
 def test_threads_share_a_reader_in_any_mixture(packs: dict[str, Path], name: str) -> None:
     with (
         moepack.open(packs["gpt-oss"]) as pack,

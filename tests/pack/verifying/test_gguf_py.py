@@ -181,6 +181,7 @@ def test_gguf_py_needs_a_source_and_another_model_is_said_once(
         asked(model / "pack", model / "none")
 
 
+@pytest.mark.long
 def test_numpy_and_gguf_are_loaded_only_on_request(model: Path) -> None:
     code = (
         "import sys, moepack; pack, source, asks = sys.argv[1:]\n"
