@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from moepack.planning.forecasting.facts import PromptFacts
 from moepack.planning.forecasting.measured_runs import MeasuredRun
@@ -36,29 +35,6 @@ _RUN_REL_STD = 0.2
 _WITH_GPU = ("gpu", "offload", "gpu-stream")
 
 
-class _Lengths(NamedTuple):
-    """The bytes that a prompt moves, and the bytes of a whole pass from the drive."""
-
-    drive: float
-    link: float
-    vram: float
-    memory: float
-    drive_pass: float
-
-
-class _Seconds(NamedTuple):
-    """The time of each part."""
-
-    drive: float
-    link: float
-    computing: float
-
-    @property
-    def together(self) -> float:
-        """The time of all, with half of the possible overlap."""
-        return (max(self) + sum(self)) / 2
-
-
 def forecast_prompt(
     model: ModelProfile,
     machine: Machine,
@@ -74,21 +50,24 @@ def forecast_prompt(
     No expert is in a cache in memory yet. Measured `runs` of this model tell how fast it computes.
     """
     batch = min(count, model.micro_batches[mode.kind])
-    likely = least = most = None
+    likely = least = most = touched_share = pass_length = None
     if touched is not None:
-        likely, least, most = (_lengths(model, mode, touched, count, n) for n in range(3))
+        likely, least, most = (_reads(model, mode, touched, count, n) for n in range(3))
+        touched_share = touched.shares(batch).likely
+        streamed_length = 0 if mode.budget is None else model.kept_length(mode)
+        pass_length = round(touched_share * streamed_length)
     computing, rel_std = _computing(model, machine, mode, count, runs)
     reason = None
     if likely is None:
         reason = "the experts that a token uses are unknown"
     elif computing is None:
         reason = "the machine's compute speed is unknown"
-    elif None in rates.terms(_reads(likely)):
+    elif None in rates.terms(likely):
         reason = "a bandwidth is unknown"
     seconds = shortest = longest = limit = binding = None
     if reason is None and likely and least and most and computing:
         times = [_seconds(rates, one, computing) for one in (likely, least, most)]
-        seconds, fastest, slowest = (one.together for one in times)
+        seconds, fastest, slowest = map(_together, times)
         factor = math.exp(SURE * _rel_std(times[0], machine, rel_std))
         limits = _limits(model, machine, likely, computing)
         binding = max(limits, key=lambda name: limits[name])
@@ -99,9 +78,9 @@ def forecast_prompt(
         token_count=count,
         micro_batch=batch,
         pass_count=math.ceil(count / batch),
-        touched_share=None if touched is None else touched.shares(batch).likely,
+        touched_share=touched_share,
         touched_from=None if touched is None else touched.source,
-        pass_length=None if likely is None else round(likely.drive_pass),
+        pass_length=pass_length,
         read_length=None if likely is None else round(likely.drive),
         reason=reason,
         seconds=seconds,
@@ -113,50 +92,52 @@ def forecast_prompt(
     )
 
 
-def _lengths(
+def _reads(
     model: ModelProfile, mode: ExecutionMode, touched: Touched, count: int, which: int
-) -> _Lengths:
-    """Return the likely, the least or the most bytes, by `which`."""
+) -> Reads:
+    """Return the likely, the least or the most bytes that a prompt moves, by `which`."""
     batch = min(count, model.micro_batches[mode.kind])
     sizes = [batch] * (count // batch) + ([count % batch] if count % batch else [])
     kept = float(model.kept_length(mode)) if mode.kind != "gpu" else 0.0
     dense = float(model.weights.read_dense_length or 0)
     in_vram = model.weights.expert_length - kept
     shares = [touched.shares(size)[which] for size in sizes]
-    drive = drive_pass = 0.0
+    drive = 0.0
     if mode.budget is not None:
-        drive, drive_pass = sum(shares) * kept, shares[0] * kept
+        drive = sum(shares) * kept
         whole = touched.shares(count)[which] * kept
         if whole <= mode.budget:
             drive = whole  # experts of the first pass are still there
         elif which == 1:  # the least: the cache is full of this prompt's experts
             drive = sum(max(0.0, share * kept - mode.budget) for share in shares)
     if mode.kind not in _WITH_GPU:
-        return _Lengths(drive, 0.0, 0.0, len(sizes) * dense + sum(shares) * kept, drive_pass)
+        return Reads(0, memory=len(sizes) * dense + sum(shares) * kept, drive=drive)
     moved = kept * sum(
         share for size, share in zip(sizes, shares, strict=True) if size >= _OFFLOADED_TOKENS
     )
     vram = len(sizes) * dense + sum(shares) * in_vram + moved
-    return _Lengths(drive, moved, vram, sum(shares) * kept - moved, drive_pass)
+    return Reads(0, vram=vram, memory=sum(shares) * kept - moved, drive=drive, link=moved)
 
 
-def _reads(lengths: _Lengths) -> Reads:
-    return Reads(0, lengths.vram, lengths.memory, lengths.drive, lengths.link)
+def _seconds(rates: Rates, reads: Reads, computing: float) -> tuple[float, float, float]:
+    """Return the seconds of the drive, of the link, and of computing."""
+    _, vram, memory, drive, link = (seconds or 0.0 for seconds in rates.terms(reads))
+    return drive, link, max(computing, vram + memory)
 
 
-def _seconds(rates: Rates, lengths: _Lengths, computing: float) -> _Seconds:
-    _, vram, memory, drive, link = (seconds or 0.0 for seconds in rates.terms(_reads(lengths)))
-    return _Seconds(drive, link, max(computing, vram + memory))
+def _together(seconds: tuple[float, float, float]) -> float:
+    """Return the time of all parts, with half of the possible overlap."""
+    return (max(seconds) + sum(seconds)) / 2
 
 
 def _limits(
-    model: ModelProfile, machine: Machine, lengths: _Lengths, computing: float
+    model: ModelProfile, machine: Machine, reads: Reads, computing: float
 ) -> dict[str, float]:
     """Return the least seconds of each part, by its name."""
     drive = machine.drive and machine.drive.speed(model.read_length, READ_DEPTH)
     return {
-        "drive": lengths.drive / drive.value if drive is not None else 0.0,
-        "link": lengths.link / machine.link.value if machine.link is not None else 0.0,
+        "drive": reads.drive / drive.value if drive is not None else 0.0,
+        "link": reads.link / machine.link.value if machine.link is not None else 0.0,
         "computing": computing,
     }
 
@@ -187,10 +168,11 @@ def _computing(
     return (operations / speed if speed and operations else None), rel_std
 
 
-def _rel_std(seconds: _Seconds, machine: Machine, computing: float) -> float:
+def _rel_std(seconds: tuple[float, float, float], machine: Machine, computing: float) -> float:
     """Return the standard deviation of the logarithm of a prompt's time."""
     is_measured = machine.drive is not None and bool(machine.drive.reads)
     parts = zip(seconds, (0.3 if is_measured else 0.5, 0.5, computing), strict=True)
     terms = [second * rel_std for second, rel_std in parts]
     overlap = (sum(seconds) - max(seconds)) / 2 / SURE
-    return math.hypot(*terms, overlap, _RUN_REL_STD * seconds.together) / seconds.together
+    together = _together(seconds)
+    return math.hypot(*terms, overlap, _RUN_REL_STD * together) / together

@@ -24,27 +24,23 @@ READ_DEPTH = 4
 """Reads that streaming engines keep in flight, on average 3 to 4."""
 
 
-class Achieved(NamedTuple):
-    """The fraction of a bandwidth that engines achieve, and the relative std of the time."""
-
-    fraction: float
-    rel_std: float
-
+_Achieved = tuple[float, float]
+"""The fraction of a bandwidth that engines achieve, and the relative std of the time."""
 
 # Fitted to published runs; docs/numbers.md names them, and the errors for runs that were left out.
-_VRAM = Achieved(1 / 1.15, 0.1)
-_MEMORY: dict[tuple[Kind, bool], Achieved] = {  # by whether the bandwidth was measured
-    ("offload", True): Achieved(0.9, 0.1),
-    ("offload", False): Achieved(0.48, 0.45),
-    ("cpu", True): Achieved(0.75, 0.25),
-    ("cpu", False): Achieved(0.4, 0.7),
-    ("stream", True): Achieved(0.75, 0.25),
-    ("gpu-stream", True): Achieved(0.9, 0.1),
-    ("gpu-stream", False): Achieved(0.48, 0.45),
-    ("stream", False): Achieved(0.4, 0.7),
+_VRAM = (1 / 1.15, 0.1)
+_MEMORY: dict[tuple[Kind, bool], _Achieved] = {  # by whether the bandwidth was measured
+    ("offload", True): (0.9, 0.1),
+    ("offload", False): (0.48, 0.45),
+    ("cpu", True): (0.75, 0.25),
+    ("cpu", False): (0.4, 0.7),
+    ("stream", True): (0.75, 0.25),
+    ("gpu-stream", True): (0.9, 0.1),
+    ("gpu-stream", False): (0.48, 0.45),
+    ("stream", False): (0.4, 0.7),
 }
-_DRIVE = {True: Achieved(0.8, 0.3), False: Achieved(0.7, 0.5)}
-_LINK = Achieved(0.4, 0.5)
+_DRIVE = {True: (0.8, 0.3), False: (0.7, 0.5)}
+_LINK = (0.4, 0.5)
 _LINK_BANDWIDTH = 25e9
 """Bytes a second if the machine states none, PCIe 4.0 of 16 lanes or a little less: pages of a
 mapped file go through the driver's own buffer, which takes half of it or more."""
@@ -113,7 +109,8 @@ class Rates:
             if figure is None:
                 guesses.append((unknown, _UNKNOWN_REL_STD))
             else:
-                guesses.append((1 / (achieved.fraction * figure.value), achieved.rel_std))
+                fraction, rel_std = achieved
+                guesses.append((1 / (fraction * figure.value), rel_std))
         units, rel_stds = (np.array(values) for values in zip(*guesses, strict=True))
         is_known = (True, vram is not None, memory is not None, drive is not None, True)
         return cls(units, np.ones(len(units)), np.diag(rel_stds**2), is_known)

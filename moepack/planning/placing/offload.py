@@ -43,20 +43,13 @@ def offload(model: ModelLengths, capacities: Sequence[int]) -> Offload | None:
     All GPUs are filled to about the same share.
     """
 
-    def deal(part: int, end: int) -> _Deal:
+    def deal(part: int, end: int) -> tuple[Offload, list[int]]:
         return _deal(model, [capacity * part // _PARTS for capacity in capacities], end)
 
     for end in (0, *(layer.layer + 1 for layer in model.layers if layer.expert_length)):
-        if deal(_PARTS, end).left_lengths:
-            continue
-        least = bisect_left(range(_PARTS), True, key=lambda part: not deal(part, end).left_lengths)
-        dealt = deal(least, end)
-        return Offload(
-            end,
-            tuple(one for layer in model.layers if layer.layer < end for one in layer.tensors),
-            dealt.layer_counts,
-            dealt.used_lengths,
-        )
+        if not deal(_PARTS, end)[1]:
+            least = bisect_left(range(_PARTS), True, key=lambda part: not deal(part, end)[1])
+            return deal(least, end)[0]
     return None
 
 
@@ -67,7 +60,8 @@ def missing_length(model: ModelLengths, capacities: Sequence[int]) -> int:
     if needed > sum(capacities):
         return needed - sum(capacities)
     # Together they would be large enough, but layers are not divided.
-    return sum(_deal(model, capacities, model.layers[-1].layer + 1).left_lengths)
+    _, left_lengths = _deal(model, capacities, model.layers[-1].layer + 1)
+    return sum(left_lengths)
 
 
 def filled(model: ModelLengths, placed: Offload, capacities: Sequence[int]) -> Offload:
@@ -101,16 +95,10 @@ def pattern(tensors: Sequence[ExpertTensor]) -> str:
     )
 
 
-class _Deal(NamedTuple):
-    """The layers and bytes of each GPU; the bytes of each layer that does not fit."""
+def _deal(model: ModelLengths, capacities: Sequence[int], end: int) -> tuple[Offload, list[int]]:
+    """Deal layers out to GPUs in their order, as many as fit, with N of `end`.
 
-    layer_counts: tuple[int, ...]
-    used_lengths: tuple[int, ...]
-    left_lengths: tuple[int, ...]
-
-
-def _deal(model: ModelLengths, capacities: Sequence[int], end: int) -> _Deal:
-    """Deal layers out to GPUs in their order, as many as fit.
+    Returns the placement, and the bytes of each layer that does not fit.
 
     For a prompt the first of them computes with all experts that are in memory, and has room for a
     copy of the longest tensor of them (ggml-backend.cpp: op offload).
@@ -130,4 +118,5 @@ def _deal(model: ModelLengths, capacities: Sequence[int], end: int) -> _Deal:
             count += 1
         counts.append(count)
         used.append(length if count else 0)
-    return _Deal(tuple(counts), tuple(used), tuple(items))
+    in_memory = tuple(one for layer in model.layers if layer.layer < end for one in layer.tensors)
+    return Offload(end, in_memory, tuple(counts), tuple(used)), items
