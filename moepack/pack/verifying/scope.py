@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from moepack.common.errors import RequestError
 from moepack.common.sizes import parse_ranges, ranges_text
@@ -10,26 +9,20 @@ from moepack.pack.format.index import Index
 from moepack.pack.verifying.extents import readable
 
 
-class Scope(NamedTuple):
-    """The numbers of the items to check (see `extents.Item`), None for all; the rest in words."""
-
-    items: frozenset[int] | None
-    not_looked_at: tuple[str, ...]
-
-
 def choose(
     index: Index,
     layers: str | Iterable[int] | None,
     sample: str | float | None,
     seed: int,
-) -> Scope:
+) -> tuple[frozenset[int] | None, list[str]]:
     """Choose the blobs and tensors of `layers`, and of these a `sample`.
 
+    Returns the numbers of the items to check (see `extents.Item`), None for all; the rest in words.
     The same `seed` chooses the same items of the same pack. Raises RequestError for a layer that
     the pack does not hold, and for a sample that is no share.
     """
     if layers is None and sample is None:
-        return Scope(None, ())
+        return None, []
     packed = sorted({family.layer for family in index.families})
     chosen = packed if layers is None else _layers(layers, packed)
     numbers = [
@@ -59,7 +52,7 @@ def choose(
         left_out.append(f"{count:,} of {index.tensor_count:,} dense tensors")
     has_blobs = any(not file.is_shard for file in index.files)
     left_out.append(f"padding between {'blobs and tensors' if has_blobs else 'tensors'}")
-    return Scope(frozenset(numbers), tuple(left_out))
+    return frozenset(numbers), left_out
 
 
 def _layers(layers: str | Iterable[int], packed: Sequence[int]) -> list[int]:

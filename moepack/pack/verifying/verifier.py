@@ -26,7 +26,6 @@ from moepack.pack.verifying.comparison import SourceComparison
 from moepack.pack.verifying.extents import Item, Segment, cut, whole_segments
 from moepack.pack.verifying.report import Findings, Report
 from moepack.pack.verifying.scan import Gap, Lengths, SecondOpinion, scan
-from moepack.pack.verifying.scope import Scope
 from moepack.pack.verifying.shard_sha256 import sha256_of, sha256_of_restored
 from moepack.pack.verifying.witness import Witness, read_shards
 from moepack.source.shards import find_shards
@@ -98,8 +97,10 @@ def verify(
                 not_looked_at=("all that the index would list",),
             )
         agreement.check(index, described, findings)
-        chosen = scope.choose(index, layers, sample, seed)
-        verification = _Verification(folder, described, index, chosen, witness, findings)
+        chosen, not_looked_at = scope.choose(index, layers, sample, seed)
+        verification = _Verification(
+            folder, described, index, chosen, not_looked_at, witness, findings
+        )
         return verification.run(sha256, with_gguf_py, threads, Phases(progress))
     except MemoryError:
         raise MachineError("not enough memory", path=path, hint="use fewer `threads`") from None
@@ -112,14 +113,13 @@ class _Verification:
     path: Path
     manifest: Manifest
     index: Index
-    scope: Scope
+    chosen: frozenset[int] | None
+    not_looked_at: list[str]
     witness: Witness | None
     findings: Findings
 
     def __post_init__(self) -> None:
         self.paths = [self.path / file.name for file in self.index.files]
-        self.chosen = self.scope.items
-        self.not_looked_at = [*self.scope.not_looked_at]
         self.unread: set[int] = set()
         self.unproven: set[int] = set()
         self.short_files: set[int] = set()
