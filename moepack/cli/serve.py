@@ -19,7 +19,7 @@ from moepack.cli.running.options import (
     threads_option,
 )
 from moepack.cli.running.program import run_program_command
-from moepack.cli.running.starting import note_context
+from moepack.cli.running.starting import note
 from moepack.cli.shared.options import number_option, quiet_option, source_or_pack_argument
 from moepack.cli.shared.terminal import complain
 from moepack.cli.words import llama_spellings
@@ -110,7 +110,7 @@ def _sizes(
 
     words: list[str] = []
     if not CONTEXT.is_set(command, os.environ if length is None else {}):
-        words += ["-c", str(note_context(choose_context(pack, length)))]
+        words += ["-c", str(choose_context(pack, length, note))]
     if not THREADS.is_set(command, os.environ if threads is None else {}):
         threads = limited_threads() if threads is None else threads
         words += [] if threads is None else ["-t", str(threads)]

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from moepack.cli.running.answers import print_answer
 from moepack.cli.shared.exit_codes import ExitCode, TerminatedError, report
@@ -46,15 +46,8 @@ Ctrl-C          end an answer
 Lines that are pasted together are one message."""
 
 
-class SlashCommand(NamedTuple):
-    """A command by its name, and the text behind it."""
-
-    name: str
-    text: str
-
-
-def parse_command(line: str) -> SlashCommand | None:
-    """Return the command in a line, None in a message for the model.
+def parse_command(line: str) -> tuple[str, str] | None:
+    """Return the command in a line, and the text behind it; None in a message for the model.
 
     Several lines are a message, except for the text of /system. Raises RequestError for an unknown
     command.
@@ -72,24 +65,18 @@ def parse_command(line: str) -> SlashCommand | None:
         raise RequestError(f"not a chat command: /{match[1]}", hint=hint)
     if text and name != "system":
         raise RequestError(f"/{name} takes no argument", found=text.splitlines()[0])
-    return SlashCommand(name, text)
+    return name, text
 
 
-class _Input(Protocol):
-    def read(self, prompt: str) -> str:
-        """Return a text, mostly a line. Raises EOFError at the end."""
+_Read = Callable[[str], str]
+"""Returns a text, mostly a line, behind a prompt. Raises EOFError at the end."""
 
 
-class _PipedLines:
-    def __init__(self) -> None:
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")
-
-    def read(self, prompt: str) -> str:
-        line = sys.stdin.readline()
-        if not line:
-            raise EOFError
-        return line.removesuffix("\n")
+def _read_piped(_prompt: str) -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")
 
 
 def make_editor() -> LineEditor | None:
@@ -116,7 +103,9 @@ def chat(
     """
     talk = _Chat(conversation, server, is_terminal=editor is not None, has_stats=has_stats)
     if editor is None:
-        talk.go_on(_PipedLines())
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")
+        talk.go_on(_read_piped)
         raise SystemExit(talk.exit_code)
     editor.on_reading = talk.renew
     talk.note(_WELCOME)
@@ -128,7 +117,7 @@ def chat(
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
-        talk.go_on(editor)
+        talk.go_on(editor.read)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -148,34 +137,34 @@ class _Chat:
         self._is_ending = False
         self.exit_code: int = ExitCode.FINE
 
-    def go_on(self, source: _Input) -> None:
+    def go_on(self, read: _Read) -> None:
         """Answer and obey until the input or the chat ends."""
-        for text, is_quoted in self._messages(source):
+        for text, is_quoted in self._messages(read):
             try:
                 command = None if is_quoted else parse_command(text)
                 if command is None:
                     self._answer(text)
-                elif command.name == "bye":
+                elif command[0] == "bye":
                     return
                 else:
-                    self._obey(command)
+                    self._obey(*command)
             except MoepackError as error:
                 code = report(error)
                 self.exit_code = self.exit_code or code
                 if not self._server.process.is_running:
                     raise SystemExit(code) from None
 
-    def _messages(self, source: _Input) -> Iterator[tuple[str, bool]]:
+    def _messages(self, read: _Read) -> Iterator[tuple[str, bool]]:
         """Yield the messages, and whether they stood between quotes.
 
         At a terminal an interruption clears the message that is typed.
         """
         while True:
             try:
-                text = source.read("> ")
+                text = read("> ")
                 is_quoted = text.lstrip().startswith(_QUOTES)
                 if is_quoted:
-                    text = _read_quoted(source, text.lstrip().removeprefix(_QUOTES))
+                    text = _read_quoted(read, text.lstrip().removeprefix(_QUOTES))
             except EOFError:
                 return
             except KeyboardInterrupt as stop:
@@ -196,14 +185,14 @@ class _Chat:
         if self._is_terminal and not is_quiet():
             say(text, err=True)
 
-    def _obey(self, command: SlashCommand) -> None:
-        match command.name:
+    def _obey(self, name: str, text: str) -> None:
+        match name:
             case "help":
                 say(_HELP, err=True)
             case "regen":
                 self._print(self._conversation.ask_again)
             case "system":
-                self._show_or_set_system(command.text)
+                self._show_or_set_system(text)
             case "clear":
                 self._conversation.clear()
                 self.note("the conversation is forgotten")
@@ -238,11 +227,11 @@ class _Chat:
         )
 
 
-def _read_quoted(source: _Input, text: str) -> str:
+def _read_quoted(read: _Read, text: str) -> str:
     """Read on until quotes end a line, or the input ends; return the text between them."""
     while not text.rstrip().endswith(_QUOTES):
         try:
-            text += "\n" + source.read(". ")
+            text += "\n" + read(". ")
         except EOFError:
             break
     return text.rstrip().removesuffix(_QUOTES).strip("\n")

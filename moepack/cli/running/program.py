@@ -69,7 +69,7 @@ def run_program_command(
         )
         variables = {} if is_ours else llama_variables(command, os.environ)
         watcher = _Watcher(stats, variables)
-        listener = Listener(watcher.begun, _report_failure, watcher.tick, watcher.pinning)
+        listener = Listener(watcher.begun, watcher.failed, watcher.tick, watcher.pinning)
         learner = learner_of(pack, options["no_learn"])
         end = run_program(pack, command, pager_options, listener, variables, trace, learner)
     if end.has_mapped and not is_quiet():
@@ -153,6 +153,5 @@ class _Watcher:
             say(line, err=True)
             self._last = line
 
-
-def _report_failure(error: MoepackError) -> None:
-    complain("error", str(error))
+    def failed(self, error: MoepackError) -> None:
+        complain("error", str(error))

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from moepack.cli.running.program import learner_of, say_memory
 from moepack.cli.shared.progress import progress, watched_progress
 from moepack.cli.shared.terminal import complain, is_json, is_quiet, is_verbose, say
-from moepack.common.sizes import Size, count_text
+from moepack.common.sizes import Size
 
 if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
     from moepack.planning.machine.processors import OtherWork
-    from moepack.running.programs.context import ContextLength
     from moepack.running.programs.model_server import ModelServer
     from moepack.running.programs.trace_writer import TraceWriter
 
@@ -47,7 +46,7 @@ def start_server(
     from moepack.running.programs.micro_batch import choose_micro_batch
     from moepack.running.programs.model_server import ModelServer
 
-    length = note_context(choose_context(pack, context))
+    length = choose_context(pack, context, note)
     if micro_batch is None:
         micro_batch = choose_micro_batch(pack, context=length, memory=memory, pinned=pin or 0)
     if threads is None:
@@ -81,12 +80,10 @@ def start_server(
     return server
 
 
-def note_context(context: ContextLength) -> int:
-    """Return the length of a context, with a note if it is longer than the trained one."""
-    if context.is_beyond_training and not is_quiet():
-        trained = count_text(context.trained or 0, "token")
-        complain("note", f"the model was trained for {trained} of context, and uses no more")
-    return context.length
+def note(text: str) -> None:
+    """Print a note, unless the command is quiet."""
+    if not is_quiet():
+        complain("note", text)
 
 
 def _note_other_work(busy: float | None, threads: int | None) -> None:
@@ -94,5 +91,4 @@ def _note_other_work(busy: float | None, threads: int | None) -> None:
     from moepack.planning.machine.processors import fewer_threads
 
     if busy is not None and (fewer := fewer_threads(threads, busy)) is not None:
-        note = f"other programs keep {busy:.1f} processors busy: -t {fewer} may be faster"
-        complain("note", note)
+        note(f"other programs keep {busy:.1f} processors busy: -t {fewer} may be faster")
