@@ -68,11 +68,8 @@ class MeasuredMachine(NamedTuple):
     notes: tuple[str, ...]
 
 
-class ModelReads(NamedTuple):
-    """The files that hold experts, with their lengths, and the lengths of reads, ascending."""
-
-    files: list[tuple[Path, int]]
-    lengths: list[int]
+ModelReads = tuple[list[tuple[Path, int]], list[int]]
+"""The files that hold experts, with their lengths, and the lengths of reads, ascending."""
 
 
 def measure_machine(
@@ -122,21 +119,22 @@ def _reads(
     with scratch_file(directory, length, progress) as path:
         length = path.stat().st_size
         lengths = [one for one in LENGTHS if one <= length]
-        yield ModelReads([(path, length)], lengths)
+        yield [(path, length)], lengths
 
 
 def _measure_drive(
     reads: ModelReads, seconds: float, progress: Callable[[], None]
 ) -> tuple[Drive | None, str | None, list[str]]:
     """Return the drive, the backend that read it (None if it was not measured), and notes."""
-    paths = [path for path, _ in reads.files]
+    files, lengths = reads
+    paths = [path for path, _ in files]
     points = [
         Point(length, depth, "random")
-        for length in reads.lengths
+        for length in lengths
         for depth in DEPTHS
         if depth == 1 or length * depth <= MAX_IN_FLIGHT
     ]
-    sequential = Point(max(reads.lengths), SEQUENTIAL_DEPTH, "sequential")
+    sequential = Point(max(lengths), SEQUENTIAL_DEPTH, "sequential")
     backend, why = probe.choose("auto", paths, max(DEPTHS))
     notes = []
     with closing(backend):
@@ -146,7 +144,7 @@ def _measure_drive(
                 return None, None, [note]
             notes.append(f"{NO_DIRECT_READS} ({why})")
         points.append(sequential)
-        usages = measure_in_rounds(backend, reads.files, points, seconds, ROUNDS, progress)
+        usages = measure_in_rounds(backend, files, points, seconds, ROUNDS, progress)
     figures = {
         point: measured([one.bytes_per_second for one in several], BYTE_UNITS)
         for point, several in usages.items()
@@ -155,7 +153,7 @@ def _measure_drive(
     speeds = tuple(
         ReadSpeed(point.length, point.depth, figure) for point, figure in figures.items()
     )
-    if sum(length for _, length in reads.files) < SMALL_LENGTH:
+    if sum(length for _, length in files) < SMALL_LENGTH:
         notes.append("less than 1 GiB to read from: a drive's own memory may hold much of it")
     folder = os.path.abspath(paths[0].parent)
     drive = Drive(folder if folder.isprintable() else None, None, speeds, in_order)
@@ -206,7 +204,7 @@ def find_reads(model: PathOrPaths) -> ModelReads:
         length = align(length, PAGE)
         totals[length] += length * expert_count
     files = [(path, path.stat().st_size) for path in dict.fromkeys(path for path, _, _ in reads)]
-    return ModelReads(files, most_read_lengths(totals))
+    return files, most_read_lengths(totals)
 
 
 def most_read_lengths(totals: Counter[int]) -> list[int]:

@@ -41,22 +41,17 @@ _MARGIN = 2
 NO_DIRECT_READS = "no direct reads here: all went through the page cache"
 
 
-class Interval(NamedTuple):
-    """A ratio, and the bounds between which the true one lies: with 96 %."""
+def interval(ratios: Sequence[float]) -> tuple[float, float, float] | None:
+    """Return the ratio of all rounds, and the bounds between which the true one lies: with 96 %.
 
-    ratio: float
-    low: float
-    high: float
-
-
-def interval(ratios: Sequence[float]) -> Interval | None:
-    """Return the ratio of all rounds and its interval; None for fewer rounds than STRETCHES."""
+    None for fewer rounds than STRETCHES.
+    """
     if len(ratios) < STRETCHES:
         return None
     logs = [math.log(ratio) for ratio in ratios]
     ends = [number * len(logs) // STRETCHES for number in range(STRETCHES + 1)]
     values = sorted(_middle(logs[start:end]) for start, end in itertools.pairwise(ends))
-    return Interval(*map(math.exp, (statistics.median(values), values[1], values[-2])))
+    return math.exp(statistics.median(values)), math.exp(values[1]), math.exp(values[-2])
 
 
 def _middle(values: Sequence[float]) -> float:
@@ -106,12 +101,13 @@ def _gain(condition: Condition, ratios: Sequence[float]) -> Gain:
     bounds = interval(ratios)
     if bounds is None:
         return Gain(*condition, None, None, None, len(ratios), "unproven")
+    ratio, low, high = bounds
     word = "none"
-    if bounds.low > MIN_GAIN:
+    if low > MIN_GAIN:
         word = "gain"
-    elif bounds.high < 1 / MIN_GAIN:
+    elif high < 1 / MIN_GAIN:
         word = "loss"
-    return Gain(*condition, *bounds, len(ratios), word)
+    return Gain(*condition, ratio, low, high, len(ratios), word)
 
 
 def _at_best_depth(gains: Sequence[Gain], rounds: Sequence[Round]) -> Gain | None:

@@ -69,7 +69,7 @@ def doctor(
     if model is None:
         path, shard_count, expert_count = Path(directory or "."), 0, None
     else:
-        files = find_reads(model).files
+        files, _ = find_reads(model)
         path, shard_count = files[0][0], len(files)
         expert_count = shape_of(model).without_mtp().routed_count
     findings.append(system.check_file_system(path))
