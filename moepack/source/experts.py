@@ -302,7 +302,3 @@ class _Collector:
     ) -> NoReturn:
         path, place = self.source.shards[entry.shard].path, f"tensor {entry.tensor.name!r}"
         raise SourceError(problem, path=path, place=place, expected=expected, found=actual)
-
-
-def _form(entry: SourceTensor) -> tuple[int, tuple[int, ...]]:
-    return entry.tensor.type_id, entry.tensor.dims

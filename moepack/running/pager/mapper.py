@@ -16,10 +16,6 @@ from moepack.running.pager.resident_experts import ResidentExperts
 from moepack.running.pager.shared_pages import SharedPages
 
 
-class UnknownExpertsError(Exception):
-    """A router selected experts that the model does not have: it is another model's."""
-
-
 class ExpertMapper:
     """Maps experts of `residents` in the processes `clients`.
 
@@ -87,15 +83,19 @@ class ExpertMapper:
                 self._mapped_prompt = selection
         self._on_routed(client, context, selection)
 
-    def load_selection(self, client: Client, selection: Selection, sequence: int) -> None:
-        """Read and map the experts of a selection; answer the request of the process then."""
+    def load_selection(self, client: Client, selection: Selection, sequence: int) -> bool:
+        """Read and map the experts of a selection; answer the request of the process then.
+
+        Returns whether the model has these experts: else the router is another model's.
+        """
         keys = self._keys(selection)
         if not keys:
-            raise UnknownExpertsError
+            return False
         self._begin_step(selection)
         self._load(client, keys, [encode(Op.ANSWER, source=sequence)])
         if selection.token_count >= MANY:
             self._prefetch(selection)
+        return True
 
     def _begin_step(self, selection: Selection) -> None:
         counts = Counter(selection.experts)

@@ -7,12 +7,13 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from moepack.common.errors import MoepackError, SourceError
+from moepack.common.keys import ExpertKey
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import Size
 from moepack.pack.reading.pack import Pack
@@ -26,13 +27,13 @@ from moepack.running.pager.budget import (
 )
 from moepack.running.pager.client import Client, ProgramEndedError, Selection
 from moepack.running.pager.mapped_model import map_model, slot_length
-from moepack.running.pager.mapper import ExpertMapper, UnknownExpertsError
+from moepack.running.pager.mapper import ExpertMapper
 from moepack.running.pager.messages import Message, MessageKind, Op, encode
 from moepack.running.pager.prefetcher import Prefetcher
 from moepack.running.pager.record import Call, RoutingRecord
 from moepack.running.pager.resident_experts import ResidentExperts
 from moepack.running.pager.shared_pages import SharedPages
-from moepack.running.pager.warm_up import MostUsed, WarmUp, first_within
+from moepack.running.pager.warm_up import WarmUp, first_within
 from moepack.storage.backend import Backend
 from moepack.traces.caching import cache as caching
 
@@ -52,7 +53,8 @@ class PagerOptions(NamedTuple):
     the hottest, up to `pinned` bytes (`2GiB`, `10%` of the experts) are never evicted; None leaves
     it to the counts of earlier runs. `policy` is one of `moepack.caching`'s, `backend` and `check`
     are the reader's. `micro_batch` is how many tokens programs compute at once: the experts of one
-    such step have to fit. `most_used` are read while a program loads, as far as there is space.
+    such step have to fit. `most_used` in earlier runs, the most used first, are read while a
+    program loads, as far as there is space; with `pins_most_used` the first are evicted last.
     """
 
     memory: Size | None = None
@@ -61,7 +63,8 @@ class PagerOptions(NamedTuple):
     backend: str | Backend = "auto"
     check: str = "first"
     micro_batch: int = 512
-    most_used: MostUsed = MostUsed(())
+    most_used: Sequence[ExpertKey] = ()
+    pins_most_used: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +182,9 @@ class Pager:
         """Plan reads while a program loads, which is yet to take memory of its own."""
         budget = self._residents.cache.budget
         limit = budget if self._memory is not None else budget // 2
-        is_pinning = options.most_used.is_pinning and options.pinned is None
+        is_pinning = options.pins_most_used and options.pinned is None
         pinned_length = budget - token_length(self._shape, lengths) if is_pinning else 0
-        keys = first_within(options.most_used.keys, lengths, limit)
+        keys = first_within(options.most_used, lengths, limit)
         return WarmUp(self._mapper, lengths, keys, pinned_length)
 
     def _listen(self, stack: ExitStack) -> None:
@@ -388,10 +391,8 @@ class Pager:
         try:
             if selection is None:
                 raise ValueError("nobody waits")
-            self._mapper.load_selection(client, selection, message.sequence)
-        except UnknownExpertsError:
-            return _FOREIGN
+            is_ours = self._mapper.load_selection(client, selection, message.sequence)
         except MoepackError as error:
             self._failed(error)
             return _FAILED
-        return 0
+        return 0 if is_ours else _FOREIGN

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, takewhile
-from typing import NamedTuple
 
 from moepack.common.errors import MoepackError
 from moepack.common.keys import ExpertKey
@@ -11,16 +10,6 @@ from moepack.running.pager.mapper import ExpertMapper
 
 _PIECE_LENGTH = 32 << 20
 """The bytes that are read at once: demanded reads wait for these at most."""
-
-
-class MostUsed(NamedTuple):
-    """The experts that were used in earlier runs, the most used first.
-
-    `is_pinning` is whether the first of them are worth being evicted last.
-    """
-
-    keys: Sequence[ExpertKey]
-    is_pinning: bool = False
 
 
 class WarmUp:

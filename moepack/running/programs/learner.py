@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from moepack.common.errors import MachineError, MoepackError, TraceError
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import Pager
-from moepack.running.pager.warm_up import MostUsed
 from moepack.traces.analysis.learned import UseCounter, judge_learned
 from moepack.traces.hotness.learned import Learned
 from moepack.traces.hotness.learned_store import LearnedStore
@@ -23,16 +22,17 @@ _SECONDS_BETWEEN = 120.0
 class Learner:
     """Counts the routed experts of a model while it runs, and keeps the counts in `store`.
 
-    `most_used` is for a pager, from earlier runs. `notice` is called with a sentence about a
-    failure: then the run goes on without.
+    `most_used` are experts for a pager, from earlier runs; `is_pinning` is whether the first of
+    them are worth being evicted last. `notice` is called with a sentence about a failure: then the
+    run goes on without.
     """
 
     def __init__(self, store: LearnedStore, notice: Callable[[str], None]) -> None:
         self._store, self._notice = store, notice
         learned = self._read()
         verdict = judge_learned(learned)
-        keys = learned.hottest_first() if verdict.is_warming else ()
-        self.most_used = MostUsed(keys, verdict.is_pinning)
+        self.most_used = learned.hottest_first() if verdict.is_warming else []
+        self.is_pinning = verdict.is_pinning
         self._counter = UseCounter(learned)
         self._pending = store.new()
         self._next_writing = time.monotonic() + _SECONDS_BETWEEN

@@ -122,7 +122,7 @@ def open_pager(
 ) -> Pager:
     """Return a pager that records for `trace` and `learner`, and warms up from earlier runs."""
     if learner is not None:
-        options = options._replace(most_used=learner.most_used)
+        options = options._replace(most_used=learner.most_used, pins_most_used=learner.is_pinning)
     records, counts = trace is not None, learner is not None
     return Pager(pack, options, failed, records=records, counts=counts, pinning=pinning)
 

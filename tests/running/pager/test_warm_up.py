@@ -13,7 +13,6 @@ from moepack.packing.opening import open_model
 from moepack.running.pager.budget import token_length
 from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.pager import Pager
-from moepack.running.pager.warm_up import MostUsed
 from tests.support.models import flip
 from tests.support.needs import needs_llama
 from tests.support.pagers import SLOTS, Alone, Form, Paging, answers, paging, wait_until
@@ -29,8 +28,8 @@ MEMORY = 1_400_000
 def warm(model: Path, *, is_pinning: bool = False, **options: Any) -> Iterator[Paging]:
     """Yield a pager that has read the most used experts."""
     options = {"memory": MEMORY, "micro_batch": 1} | options
-    most_used = MostUsed(options.pop("keys", MOST_USED), is_pinning)
-    with paging(model, most_used=most_used, **options) as run:
+    most_used = options.pop("keys", MOST_USED)
+    with paging(model, most_used=most_used, pins_most_used=is_pinning, **options) as run:
         wait_until(lambda: not run.pager.is_warming)
         run.settle()
         yield run
@@ -92,7 +91,7 @@ def test_it_ends_when_a_router_chooses(form: Form, ggml: Path) -> None:
     model = form("qwen3moe", "gguf")
     with (
         pytest.MonkeyPatch.context() as patch,
-        paging(model, memory=MEMORY, micro_batch=1, most_used=MostUsed(MOST_USED)) as run,
+        paging(model, memory=MEMORY, micro_batch=1, most_used=MOST_USED) as run,
     ):
         patch.setattr("moepack.running.pager.warm_up._PIECE_LENGTH", 1)
         with run.chooser(ggml, model) as program:
@@ -146,9 +145,9 @@ def test_pinned_experts_leave_room_for_those_of_a_token(form: Form) -> None:
 def test_answers_are_those_of_the_program_alone(
     form: Form, alone: Alone, kind: str, is_pinning: bool
 ) -> None:
-    most_used = MostUsed(MOST_USED, is_pinning)
+    pins: Any = {"most_used": MOST_USED, "pins_most_used": is_pinning}
     with (
-        paging(form("qwen3moe", kind), memory="floor", micro_batch=32, most_used=most_used) as run,
+        paging(form("qwen3moe", kind), memory="floor", micro_batch=32, **pins) as run,
         run.program(*SLOTS) as program,
     ):
         assert answers(program) == alone("qwen3moe")

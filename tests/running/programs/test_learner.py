@@ -121,7 +121,7 @@ def test_nothing_is_used_of_a_uniform_router(ggml: Path) -> None:
     with open_model(MODEL) as pack:
         learner = make_learner(pack)
     assert learner is not None
-    assert learner.most_used == ((), False)
+    assert (learner.most_used, learner.is_pinning) == ([], False)
 
 
 @pytest.mark.parametrize("value", ["0", "Off", "no "])
