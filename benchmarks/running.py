@@ -14,10 +14,9 @@ from benchmarks import fio, resuming, several_texts
 from benchmarks.measure import MOEPACK, Side, against, limit_row
 from benchmarks.runnable import STEADY, write_runnable
 from benchmarks.table import Row
-from moepack.bench.engine_runs import DEFAULTS, MAPPED, READ
+from moepack.bench.engine_runs import DEFAULTS, MAPPED, PROGRAM_LENGTH, READ
 from moepack.bench.engine_speed import EngineSpeed, SideFacts, bench_run
 from moepack.bench.measuring import Spread, in_turns, spread
-from moepack.bench.run_memory import PROGRAM_LENGTH
 from moepack.common.sizes import size_text
 from moepack.running.programs.run_facts import RunFacts, measure
 from moepack.running.programs.sampling import Sampling

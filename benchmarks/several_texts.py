@@ -18,10 +18,9 @@ from typing import NamedTuple
 import moepack
 from benchmarks.table import Row, print_rows
 from moepack.bench.control_group import ControlGroup, control_group
-from moepack.bench.engine_runs import LOADINGS, MAPPED
+from moepack.bench.engine_runs import LOADINGS, MAPPED, PROGRAM_LENGTH, RunMemory, divide_memory
 from moepack.bench.engine_speed import reference_text
 from moepack.bench.measuring import in_turns, spread
-from moepack.bench.run_memory import PROGRAM_LENGTH, RunMemory, divide_memory
 from moepack.common.sizes import size_text
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import PagerUsage

@@ -13,14 +13,16 @@ from moepack.bench.control_group import ControlGroup, control_group
 from moepack.bench.engine_runs import (
     DEFAULTS,
     LOADINGS,
+    PROGRAM_LENGTH,
     EngineRun,
     PhaseRun,
+    RunMemory,
     RunRequest,
+    divide_memory,
     run_alone,
     run_moepack,
 )
 from moepack.bench.measuring import Spread, in_turns, spread
-from moepack.bench.run_memory import PROGRAM_LENGTH, RunMemory, divide_memory
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.sizes import Size, parse_size
 from moepack.pack.reading.directory import named_pack
@@ -142,8 +144,7 @@ def bench_run(
         text = beginning_of(prompt or reference_text(), prompt_tokens, opened)
     request = RunRequest(text, tokens, context, threads)
     folder = None if named is pack else os.fspath(pack)
-    programs = _Programs(folder, shards, files, request, division, pinned)
-    names = programs.names
+    programs = _programs(folder, shards, request, division, pinned)
     advance = progress or (lambda count, total: None)
     if read_limit is not None:
         read_limit = parse_size(read_limit, "read_limit")
@@ -151,11 +152,12 @@ def bench_run(
     with control_group(limit, reads) as group:
 
         def measure(name: str) -> EngineRun | None:
-            run = programs.measure(name, group)
-            advance(1, rounds * len(names))
+            page_cache.drop(files)
+            run = programs[name](group)
+            advance(1, rounds * len(programs))
             return run
 
-        results = in_turns({name: partial(measure, name) for name in names}, rounds)
+        results = in_turns({name: partial(measure, name) for name in programs}, rounds)
     runs = [run for some in results.values() for run in some if run is not None]
     exact = [some for name, some in results.items() if name != DEFAULTS]
     texts = {run.text for some in exact for run in some if run is not None}
@@ -171,35 +173,23 @@ def bench_run(
         token_count=tokens,
         round_count=rounds,
         sides=tuple(_facts(name, some) for name, some in results.items()),
-        same_text=len(texts) == 1 if texts and len(names) > 1 else None,
+        same_text=len(texts) == 1 if texts and len(programs) > 1 else None,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Programs:
-    """The programs that are measured: one for each way to run the model in `files`."""
-
-    pack: str | None
-    shards: Sequence[str]
-    files: Sequence[Path]
-    request: RunRequest
-    memory: RunMemory
-    pinned: int
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the programs, ours first."""
-        ours = (_PACK,) if self.pack is not None else ()
-        return (*ours, _SHARDS, *LOADINGS) if self.shards else ours
-
-    def measure(self, name: str, group: ControlGroup | None) -> EngineRun | None:
-        """Run a program with nothing of the model cached; return None if it was killed."""
-        page_cache.drop(self.files)
-        if name in LOADINGS:
-            batch = self.memory.micro_batch
-            return run_alone(self.shards[0], name, self.request, batch, group)
-        paths = [self.pack] if self.pack is not None and name == _PACK else self.shards
-        return run_moepack(paths, self.request, self.memory, self.pinned, group)
+def _programs(
+    pack: str | None, shards: Sequence[str], request: RunRequest, memory: RunMemory, pinned: int
+) -> dict[str, Callable[[ControlGroup | None], EngineRun | None]]:
+    """Return the programs that are measured by name, ours first: each way to run the model."""
+    paths = {} if pack is None else {_PACK: [pack]}
+    if shards:
+        paths[_SHARDS] = list(shards)
+    programs: dict[str, Callable[[ControlGroup | None], EngineRun | None]] = {
+        name: partial(run_moepack, named, request, memory, pinned) for name, named in paths.items()
+    }
+    for loading in LOADINGS if shards else ():
+        programs[loading] = partial(run_alone, shards[0], loading, request, memory.micro_batch)
+    return programs
 
 
 def _facts(name: str, runs: Sequence[EngineRun | None]) -> SideFacts:

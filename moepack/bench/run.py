@@ -19,6 +19,7 @@ from moepack.bench.comparison import (
     USUAL_SECONDS,
     WARM_UP_SHARE,
     Comparison,
+    RawBuffers,
     Rig,
     Schedule,
     compare,
@@ -29,7 +30,6 @@ from moepack.bench.layouts import Groups
 from moepack.bench.measuring import Meter
 from moepack.bench.rounds import Measurement, readings_of, undisturbed
 from moepack.bench.verdict import NO_PACK, Gain, cold_is_assured, judge, notes, verdict
-from moepack.bench.ways import RawBuffers
 from moepack.bench.workload import RoutedLayer, Workload
 from moepack.common.errors import RequestError
 from moepack.common.keys import ExpertKey

@@ -18,13 +18,15 @@ from moepack.bench.engine_runs import (
     DEFAULTS,
     LOADINGS,
     MAPPED,
+    PROGRAM_LENGTH,
     READ,
     EngineRun,
     PhaseRun,
+    RunMemory,
     RunRequest,
+    divide_memory,
 )
 from moepack.bench.engine_speed import SideFacts, bench_run
-from moepack.bench.run_memory import PROGRAM_LENGTH, RunMemory, divide_memory
 from moepack.cli.bench import bench
 from moepack.common.errors import MachineError, RequestError, SourceError
 from moepack.pack.reading.pack import Pack

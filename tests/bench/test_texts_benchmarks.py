@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import resuming, several_texts
 from benchmarks.several_texts import Moment, summarise
-from moepack.bench.run_memory import RunMemory
+from moepack.bench.engine_runs import RunMemory
 from moepack.running.pager.pager import PagerUsage
 from tests.support.needs import needs_llama
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import moepack
-from moepack.bench import layouts, run, ways, workload
+from moepack.bench import comparison, layouts, run, workload
 from moepack.bench.comparison import Rig
 from moepack.bench.rounds import Condition, Measurement
 from moepack.bench.run import BenchReport
@@ -93,7 +93,7 @@ def test_all_layouts_get_the_same_buffers_and_whole_pages(
     }
     portions = {layout: layouts.portions(one, [len(layers)]) for layout, one in groups.items()}
     drive = SyntheticDrive(0, CALM, 1.0)
-    with ways.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
+    with comparison.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
         buffers = opened.buffers
         assert buffers.count == 3
         assert buffers.length % HUGE_PAGE == 0
@@ -118,7 +118,7 @@ def test_all_layouts_get_the_same_buffers_and_whole_pages(
 def test_buffers_hold_the_longest_expert_of_any_layout(
     model: tuple[Pack, Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "HUGE_PAGE", mmap.PAGESIZE)  # else there is room to spare
+    monkeypatch.setattr(comparison, "HUGE_PAGE", mmap.PAGESIZE)  # else there is room to spare
     pack, source = model
     layers = workload.from_counts({}, pack.shape, 3, 2, "").layers
     portions = {
@@ -127,7 +127,7 @@ def test_buffers_hold_the_longest_expert_of_any_layout(
     }
     drive = SyntheticDrive(0, CALM, 1.0)
     assert portions["slices"][0].longest > portions["blobs"][0].longest
-    with ways.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
+    with comparison.open_ways(pack, drive.backend, DEPTHS, portions, drive.clock) as opened:
         assert opened.buffers.length == portions["slices"][0].longest
         assert opened.warm_up(portions, 1) == 1
 
@@ -169,7 +169,7 @@ def test_what_was_cached_is_dropped_before_a_cold_reading(
             shares.append(page_cache.cached_share(paths))
             return super().queue(depth)
 
-    with ways.open_ways(pack, lambda _: Watching(direct=False), (1,), portions) as opened:
+    with comparison.open_ways(pack, lambda _: Watching(direct=False), (1,), portions) as opened:
         opened.read(Measurement("blobs", Condition(*before, 1)), portions["blobs"][0])
         if page_cache.cached_share(paths) in (None, 0):
             pytest.skip("this file system's cache cannot be seen")
