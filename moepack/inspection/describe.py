@@ -8,7 +8,6 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
 from moepack.common import digest
-from moepack.common.errors import RequestError
 from moepack.common.paths import PathOrPaths
 from moepack.inspection.facts import (
     BlobFacts,
@@ -25,6 +24,7 @@ from moepack.inspection.facts import (
     SourceFacts,
     UsedExpertsFacts,
 )
+from moepack.inspection.listing import blob_row
 from moepack.pack.engines.named_model import named_model
 from moepack.pack.format.source_entry import SourceEntry
 from moepack.pack.reading.pack import Pack
@@ -214,19 +214,6 @@ def describe_blob(pack: Pack, layer: int, expert: int, *, family: str | None = N
                 codec=part.codec,
             )
         )
-    hotness = pack.hotness(layer, expert, family=family)
-    try:
-        blob = pack.locate(layer, expert, family=family)
-    except RequestError:  # its parts lie apart
-        blob = None
-    return BlobFacts(
-        layer=layer,
-        expert=expert,
-        family=family or pack.families(layer)[0],
-        path=blob.path if blob else None,
-        offset=blob.offset if blob else None,
-        length=blob.length if blob else hotness.length,
-        rank=hotness.rank,
-        hotness=hotness.hotness,
-        parts=tuple(parts),
-    )
+    name = family or pack.families(layer)[0]
+    owner = next(one for one in pack.index.families if (one.layer, one.name) == (layer, name))
+    return BlobFacts(**blob_row(pack, owner, expert)._asdict(), parts=tuple(parts))

@@ -128,12 +128,12 @@ def _rows(pack: Pack, hottest: int | None, layers: frozenset[int] | None) -> Ite
             for family in pack.index.families:
                 main.setdefault(family.layer, family)
             for layer, expert in pack.hottest(hottest, layers=layers):
-                yield _blob(pack, main[layer], expert)
+                yield blob_row(pack, main[layer], expert)
             return
         for family in pack.index.families:
             if layers is None or family.layer in layers:
                 for expert in range(family.expert_count):
-                    yield _blob(pack, family, expert)
+                    yield blob_row(pack, family, expert)
         for tensor in pack.dense():
             number = _layer(tensor.name)
             if layers is None or number in layers:
@@ -148,8 +148,8 @@ def _rows(pack: Pack, hottest: int | None, layers: frozenset[int] | None) -> Ite
                 )
 
 
-def _blob(pack: Pack, family: PackedFamily, expert: int) -> BlobRow:
-    """Look a blob up by its record, without the checks of a caller's numbers."""
+def blob_row(pack: Pack, family: PackedFamily, expert: int) -> BlobRow:
+    """Return the row of an expert by its record, without the checks of a caller's numbers."""
     offset, length, hotness, rank, file = pack.index.blob(family.first_blob + expert)
     has_blob = bool(length)
     return BlobRow(
