@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING
 
 from moepack.common.errors import MachineError, PackError
@@ -12,7 +13,7 @@ from moepack.pack.reading.expert_read import new_memory
 from moepack.storage.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from moepack.common.errors import MoepackError
     from moepack.pack.reading.expert_read import AnyMemory, ExpertRead, ReadMemory
@@ -50,7 +51,8 @@ class Decoder:
 
         Raises MachineError if no thread can be started.
         """
-        return self._start(_frames(read).parts, read, memory, scratch, is_mirrored)
+        decode = partial(self._decode, read, memory, scratch, is_mirrored)
+        return self._start(decode, _frames(read).parts)
 
     def decode(
         self, read: ExpertRead, memory: AnyMemory, scratch: ReadMemory, *, is_mirrored: bool
@@ -59,10 +61,11 @@ class Decoder:
 
         Raises MachineError if no thread can be started.
         """
+        decode = partial(self._decode, read, memory, scratch, is_mirrored)
         first, *others = _frames(read).parts
-        decodings = self._start(others, read, memory, scratch, is_mirrored)
+        decodings = self._start(decode, others)
         try:
-            errors = [self._decode(first, read, memory, scratch, is_mirrored)]
+            errors = [decode(first)]
             errors += [decoding.result() for decoding in decodings]
         finally:
             wait(decodings)  # else they would go on writing into memory that is the caller's again
@@ -76,12 +79,7 @@ class Decoder:
             pool.shutdown()
 
     def _start(
-        self,
-        frames: Sequence[PartSpan],
-        read: ExpertRead,
-        memory: AnyMemory,
-        scratch: ReadMemory,
-        is_mirrored: bool,
+        self, decode: Callable[[PartSpan], MoepackError | None], frames: Sequence[PartSpan]
     ) -> list[Decoding]:
         if not frames:
             return []
@@ -90,8 +88,7 @@ class Decoder:
         decodings: list[Decoding] = []
         try:
             for frame in frames:
-                decoding = pool.submit(self._decode, frame, read, memory, scratch, is_mirrored)
-                decodings.append(decoding)
+                decodings.append(pool.submit(decode, frame))
         except BaseException:
             wait(decodings)
             raise
@@ -99,11 +96,11 @@ class Decoder:
 
     def _decode(
         self,
-        frame: PartSpan,
         read: ExpertRead,
         memory: AnyMemory,
         scratch: ReadMemory,
         is_mirrored: bool,
+        frame: PartSpan,
     ) -> MoepackError | None:
         """Return the error, since the traceback of a raised one would hold the memory."""
         from moepack.storage.frames import FrameError, decompress_into
