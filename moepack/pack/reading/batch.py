@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Self
 
+from moepack.common.closing import Closing
 from moepack.common.errors import MoepackError, RequestError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class ExpertBytes:
         self.release()
 
 
-class BatchReads:
+class BatchReads(Closing):
     """The reads of a batch and their memory; used by several threads.
 
     It does not refer to the batch, which may be dropped.
@@ -146,7 +147,7 @@ class BatchReads:
             self.is_open = False
 
 
-class Batch:
+class Batch(Closing):
     """Experts that are read together; `Reader.submit` makes it.
 
     Leaving a `with`, or `close`, cancels the reads that have not begun and waits for the others:
@@ -164,12 +165,6 @@ class Batch:
     def __len__(self) -> int:
         """Return how many experts have not been taken yet."""
         return len(self._reads)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if self._reads.is_open:

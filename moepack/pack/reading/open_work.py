@@ -14,8 +14,9 @@ import contextlib
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from moepack.common.closing import Closing
 from moepack.common.errors import RequestError
 
 if TYPE_CHECKING:
@@ -24,26 +25,22 @@ if TYPE_CHECKING:
     from moepack.pack.reading.in_flight import InFlight
     from moepack.storage.backend import Backend
 
-_AnyWork = TypeVar("_AnyWork", bound="Closable")
+_AnyWork = TypeVar("_AnyWork", bound=Closing)
 
 
-class Closable(Protocol):
-    """Reads that were begun together."""
+class OpenWork(Closing):
+    """All work that one reader has to end: reads that were begun together.
 
-    def close(self) -> None:
-        """Drop the reads that have not begun and wait for the others; again if that was cut off."""
-        ...
-
-
-class OpenWork:
-    """All work that one reader has to end."""
+    Their `close` drops those that have not begun, and waits for the others; it may be called again
+    if it was cut off.
+    """
 
     def __init__(self, in_flight: InFlight, backend: Backend) -> None:
         self._process = os.getpid()
         self._in_flight = in_flight
         self._backend = backend
-        self._works: set[Closable] = set()
-        self._dropped: deque[Closable] = deque()
+        self._works: set[Closing] = set()
+        self._dropped: deque[Closing] = deque()
         self._is_over = False
         self._lock = threading.RLock()
         self._closing = threading.RLock()
@@ -74,18 +71,18 @@ class OpenWork:
                 self.release(work)
             close_orphans()
 
-    def adopt(self, work: Closable) -> None:
+    def adopt(self, work: Closing) -> None:
         """Let `close` end `work` too. Raises RequestError if the reader is closed."""
         with self._lock:
             self.check_open()
             self._works.add(work)
 
-    def release(self, work: Closable) -> None:
+    def release(self, work: Closing) -> None:
         """Forget `work`, which has ended."""
         with self._lock:
             self._works.discard(work)
 
-    def drop(self, work: Closable) -> None:
+    def drop(self, work: Closing) -> None:
         """Leave `work` for the next call to close; for finalisers."""
         self._dropped.append(work)
 

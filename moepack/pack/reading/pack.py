@@ -10,9 +10,10 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from moepack.common import digest
+from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.common.remote_path import is_remote
 from moepack.common.sizes import Size, ranges_text
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from moepack.pack.reading.tensors import Mappings
 
 
-class Pack(Catalog):
+class Pack(Catalog, Closing):
     """An opened pack. Use `moepack.open(path)` to get one; it is a context manager.
 
     A Pack may be used from several threads, and after a fork in the child as well; a reader of it
@@ -116,12 +117,6 @@ class Pack(Catalog):
             dense_length=dense_length if self.index.is_whole else None,
             mtp_layers=tuple(layer for layer in source.mtp_layers if layer in self.layers),
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Unmap the index; every call of the pack raises RequestError afterwards."""

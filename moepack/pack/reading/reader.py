@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from moepack.common.closing import Closing
 from moepack.common.errors import RequestError
 from moepack.common.remote_path import is_remote
 from moepack.pack.reading.batch import Batch, BatchReads, ExpertBytes
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 4096
 
 
-class Reader:
+class Reader(Closing):
     """Reads blobs and parts of one pack; `pack.reader()` makes it, `close` or `with` ends it.
 
     `backend` is `auto`, `uring`, `direct`, `buffered`, or an implementation of
@@ -143,12 +144,6 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"<moepack.Reader of {self._catalog.path}, {self.backend} ({self.why})>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Drop the reads that have not begun, wait for the others, close the data files.

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, RequestError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class PendingRead:
         self.scratch = None
 
 
-class Scheduler:
+class Scheduler(Closing):
     """Feeds one queue; used by one thread at a time.
 
     `allocate` returns the memory for a read, or None if there is none now. A `decoder` is needed

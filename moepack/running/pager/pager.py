@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
+from moepack.common.closing import Closing
 from moepack.common.errors import MoepackError, SourceError
 from moepack.common.keys import ExpertKey
 from moepack.common.shape import ROUTED_FAMILY
@@ -90,7 +91,7 @@ class PagerUsage:
     routed_count: int
 
 
-class Pager:
+class Pager(Closing):
     """Loads experts of `pack`, which has to stay open, into programs. A context manager.
 
     `failed` is called with each error for which a program could not go on. With `records`
@@ -212,10 +213,8 @@ class Pager:
         memory = self._free.budget if self._memory is None else self._memory
         return memory - self._reserve
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """End all connections, and free the memory."""
         self._stack.close()
 
     def disconnect(self) -> None:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from http.client import HTTPException, HTTPResponse
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
+from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, RequestError
 
 End = Literal["stop", "length", "context", "left"]
@@ -55,7 +56,7 @@ class AnswerFacts(PhaseFacts):
     seed: int = 0
 
 
-class Answer:
+class Answer(Closing):
     """A text piece by piece; to be iterated over once. A context manager, which leaves it.
 
     `response` is None if the request was cancelled before it was answered. `count` is the number of
@@ -88,12 +89,6 @@ class Answer:
         """The text and its figures so far."""
         self.on_event: Callable[[AnswerFacts], None] = lambda facts: None
         """Called with the facts so far, whenever the server has sent something."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Leave the text; the server stops computing it."""

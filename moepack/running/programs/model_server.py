@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Self
 
+from moepack.common.closing import Closing
 from moepack.common.errors import MoepackError
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import PagerOptions, PagerUsage
@@ -23,7 +23,7 @@ from moepack.running.programs.server_process import ServerProcess
 from moepack.running.programs.trace_writer import TraceWriter
 
 
-class ModelServer:
+class ModelServer(Closing):
     """Serves the model of `pack`, which has to stay open. A context manager, which ends the server.
 
     `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is
@@ -72,12 +72,6 @@ class ModelServer:
 
     def _keep(self, error: MoepackError) -> None:
         self._failure = error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close_afterwards(self, resources: ExitStack) -> None:
         """Close resources when the server has ended."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError
 from moepack.common.sizes import Size
 from moepack.pack.reading.pack import Pack
@@ -22,7 +23,7 @@ from moepack.traces.model import Tokens
 _PROGRAM = "moepack.running.recording.program"
 
 
-class PagedRecorder:
+class PagedRecorder(Closing):
     """A `Recorder` of the model in `pack`, which has to stay open; a context manager.
 
     `memory` is for experts, as in `PagerOptions`; no weights are repacked. To be made in a thread
@@ -82,10 +83,8 @@ class PagedRecorder:
         finally:
             self._failure = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """End the process, and free the memory."""
         self._stack.close()
 
     def tokenize(self, text: str) -> list[int]:

@@ -7,10 +7,11 @@ import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, RequestError, SourceError
 from moepack.common.sizes import size_text
 from moepack.pack.reading.pack import Pack
@@ -37,7 +38,7 @@ BATCH_COUNT = 256
 """Tokens decoded at once: each has as many logits as the vocabulary has tokens."""
 
 
-class Recorder:
+class Recorder(Closing):
     """A model that llama.cpp has loaded, with its routers watched. A context manager.
 
     `model_path` is any shard of the model, or with `origin`, the origin of its recordings, a name
@@ -115,12 +116,6 @@ class Recorder:
             raise self._refusal("make a context")
         stack.callback(self._library.llama_free, context)
         return int(context)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Free the model."""

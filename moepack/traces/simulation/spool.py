@@ -3,17 +3,18 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moepack.common.closing import Closing
 from moepack.common.errors import MachineError
 
 Arrays = tuple[NDArray[Any], ...]
 
 
-class Spool:
+class Spool(Closing):
     """Keeps arrays out of memory, a group at a time. A context manager.
 
     Raises MachineError if there is no space for its file.
@@ -27,10 +28,8 @@ class Spool:
         self._starts: list[int] = []
         self._width = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Remove the file."""
         self._file.close()
 
     def add(self, arrays: Arrays) -> None:

@@ -1,0 +1,19 @@
+"""Context managers that are closed when they are left."""
+
+from typing import Self
+
+
+class Closing:
+    """The base of what is closed at the end of a `with`, or by `close`."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """End it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
