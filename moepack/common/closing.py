@@ -4,7 +4,7 @@ from typing import Self
 
 
 class Closing:
-    """The base of what is closed at the end of a `with`, or by `close`."""
+    """A context manager that `close` ends."""
 
     __slots__ = ()
 
