@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MOEPACK_NODE ?= build/node
+MOEPACK_SGLANG ?= build/sglang
 
 define CHECK
 $(BIN)/ruff check moepack tests benchmarks conformance contrib hatch_build.py
@@ -31,11 +32,14 @@ test: $(VENV)/developing
 	$(CHECK)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# Builds of llama.cpp that are not ours, and that tests run where they are: npm's, for x86-64.
-engines:
+# Engines that are not ours, and that tests run where they are: npm's llama.cpp, for x86-64, and of
+# SGLang what reads and writes its expert packs, which needs none of its requirements.
+engines: $(BIN)/python
 	mkdir -p $(MOEPACK_NODE)
 	npm install --prefix $(MOEPACK_NODE) --omit=optional --ignore-scripts \
 	    $(addsuffix @3.22.1,node-llama-cpp @node-llama-cpp/linux-x64 @node-llama-cpp/linux-x64-vulkan)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	    --target $(MOEPACK_SGLANG) sglang==0.5.23
 
 # Fails where a limit is not met; JSON=1 prints one JSON object, and the table to standard error.
 bench: $(VENV)/developing

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from moepack.common.shape import ModelShape as ModelShape
     from moepack.inspection.describe import inspect as inspect
     from moepack.inspection.listing import list_pack as list_pack
-    from moepack.pack.engines.stock_gguf import export_gguf as export_gguf
+    from moepack.pack.engines.checking import verify_export as verify_export
+    from moepack.pack.engines.exporting import export as export
+    from moepack.pack.engines.exporting import export_formats as export_formats
+    from moepack.pack.engines.exporting import export_gguf as export_gguf
     from moepack.pack.mounting.mount import mount as mount
     from moepack.pack.reading.batch import Batch as Batch
     from moepack.pack.reading.batch import ExpertBytes as ExpertBytes
@@ -83,7 +86,8 @@ _NAMES = {
     "common.shape": "ModelShape",
     "inspection.describe": "inspect",
     "inspection.listing": "list_pack",
-    "pack.engines.stock_gguf": "export_gguf",
+    "pack.engines.checking": "verify_export",
+    "pack.engines.exporting": "export export_formats export_gguf",
     "pack.mounting.mount": "mount",
     "pack.reading.batch": "Batch ExpertBytes",
     "pack.reading.in_flight": "Statistics",

@@ -11,11 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 import moepack
+from moepack.cli.export import Formats
 from moepack.cli.main import cli
-from moepack.cli.words import front
 from moepack.common import extras
 from moepack.common.errors import PackError, RequestError
 from moepack.common.keys import ExpertKey
+from moepack.pack.engines import moe_stream_dir
+from moepack.pack.engines import registry as engines
 from moepack.pack.format import records
 from moepack.planning.forecasting import calibration, modes, rates, reads
 from moepack.storage import probe
@@ -86,13 +88,16 @@ def test_a_cache_policy_is_simulated_and_made(monkeypatch: pytest.MonkeyPatch) -
     assert cache.make("dummy", 20, lengths).budget == 20
 
 
-def test_an_export_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    export = cli.commands["export"]
-    assert isinstance(export, click.Group)
-    monkeypatch.setitem(export.commands, "dummy", click.Command("dummy", help="A dummy."))
-    packing = {**front.GROUPS["Pack a model"], "export dummy": "A dummy."}
-    monkeypatch.setattr(front, "GROUPS", {**front.GROUPS, "Pack a model": packing})
-    assert re.search(r"dummy +A dummy\.", CliRunner().invoke(cli, ["export", "--help"]).output)
+def test_an_export_is_a_command_and_in_the_table(
+    packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dummy = moe_stream_dir.ENGINE._replace(name="dummy", title="a dummy's engine")
+    monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, dummy))
+    help_text = CliRunner().invoke(Formats("export"), ["--help"]).output
+    assert "\ndummy, for a dummy's engine:\n" in help_text
+    words = ["dummy", str(packs["gpt-oss"]), "-o", str(tmp_path / "dummy")]
+    assert CliRunner().invoke(Formats("export"), words).exit_code == 0
+    assert moepack.verify_export("dummy", tmp_path / "dummy", pack=packs["gpt-oss"]).passed
 
 
 def test_a_storage_backend_reads(packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import click
 import moepack
 from moepack.cli.bench import bench
 from moepack.cli.doctor import doctor
-from moepack.cli.export_gguf import export_gguf
+from moepack.cli.export import export
 from moepack.cli.extract import extract
 from moepack.cli.forecast import forecast
 from moepack.cli.hotness import hotness
@@ -57,11 +57,6 @@ def cli() -> None:
 
 
 @cli.group(cls=Commands)
-def export() -> None:
-    """Write a pack in the format of another engine."""
-
-
-@cli.group(cls=Commands)
 def trace() -> None:
     """Record, import and analyse routing traces: the experts that each token used."""
 
@@ -69,8 +64,7 @@ def trace() -> None:
 for _group, _commands in (
     (cli, (inspect, pack, verify, locate, extract, include_dir, index, restore)),
     (cli, (list_experts, rank, mirror, mount, run_command, serve, bench, hotness)),
-    (cli, (simulate, forecast, place, machine, doctor)),
-    (export, (export_gguf,)),
+    (cli, (export, simulate, forecast, place, machine, doctor)),
     (trace, (trace_import, trace_stats, trace_concentration, trace_record)),
 ):
     for _command in _commands:

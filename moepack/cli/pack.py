@@ -10,6 +10,7 @@ import click
 import moepack
 from moepack.cli.shared.confirmation import check_confirmation, confirm
 from moepack.cli.shared.options import (
+    dry_run_option,
     folder_option,
     hotness_option,
     layers_option,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 @click.option(
     "--yes-delete-source", "is_confirmed", is_flag=True, help="Pack in place without asking."
 )
-@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@dry_run_option
 @resume_option
 @recover_option
 @threads_option

@@ -1,4 +1,4 @@
-"""Results of packing, indexing, restoring, exporting and mounting, as text for people."""
+"""Results of packing, indexing, restoring and mounting, as text for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from moepack.report.page import Page, Verbatim
 from moepack.report.values import seconds_text, speed_text, tokens_text
 
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
-    from moepack.pack.engines.stock_gguf import ExportSummary
     from moepack.pack.mounting.mount import MountFacts
     from moepack.packing.pack_summary import PackSummary
     from moepack.packing.ranking import RankSummary
@@ -123,15 +122,16 @@ def indexed(summary: IndexSummary) -> str:
 
 def restored(summary: RestoreSummary) -> str:
     """Write the number of restored shards, and their proof."""
-    text = _written(summary, count_text(len(summary.files), "shard"))
+    text = f"{summary.path}: {count_text(len(summary.files), 'shard')}, {size_text(summary.length)}"
+    if summary.cloned_length:
+        text += f", {size_text(summary.cloned_length)} of it shared with the pack"
+    if summary.kept_length:
+        text += f", {size_text(summary.kept_length)} there already"
+    digests = "every part had its digest" if summary.has_digests else "digests are not known"
+    text += f"; {digests}"
     if summary.sha256_count:
         text += f", {count_text(summary.sha256_count, 'shard')} the SHA-256 of the source"
     return f"{text}; the pack is gone" if summary.is_in_place else text
-
-
-def exported(summary: ExportSummary) -> str:
-    """Write the result of an export."""
-    return _written(summary, count_text(summary.tensor_count, "tensor"))
 
 
 def mounted(facts: MountFacts) -> Page:
@@ -141,13 +141,3 @@ def mounted(facts: MountFacts) -> Page:
         f"{facts.path}: {count}, {size_text(facts.length)}, read-only; nothing is stored",
         Verbatim(f"  Ctrl-C ends it, or: {facts.unmount}"),
     )
-
-
-def _written(summary: RestoreSummary | ExportSummary, count: str) -> str:
-    text = f"{summary.path}: {count}, {size_text(summary.length)}"
-    if summary.cloned_length:
-        text += f", {size_text(summary.cloned_length)} of it shared with the pack"
-    if summary.kept_length:
-        text += f", {size_text(summary.kept_length)} there already"
-    digests = "every part had its digest" if summary.has_digests else "digests are not known"
-    return f"{text}; {digests}"

@@ -53,7 +53,7 @@ def _looked_at(outcome: Report) -> str:
     if outcome.compared_length is None:
         counts.append("digests only")
     for length, what in (
-        (outcome.compared_length, "compared with the source"),
+        (outcome.compared_length, f"compared with {outcome.compared_with}"),
         (outcome.gguf_py_length, "compared with gguf-py"),
         (outcome.mirror_length, "of its mirror read"),
     ):

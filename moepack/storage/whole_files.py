@@ -81,7 +81,7 @@ def write_whole_files(
         kept = list(compress(files, are_there))
         missing = list(compress(files, map(not_, are_there)))
         _check_targets(folder, missing, inputs, resume, force)
-        check_space(folder, _needed_length(folder, missing, inputs))
+        check_space(folder, needed_length(folder, missing, inputs))
         names = {partial_name(file.name): file.name for file in missing}
         partials = [file._replace(name=partial_name(file.name)) for file in missing]
         if check is not None:
@@ -113,7 +113,7 @@ def _check_targets(
         problem = "two files would get the same name"
         raise PackError(problem, path=folder, found=", ".join(file.name for file in files))
     for file in files:
-        _check_target(folder / file.name, inputs, resume, force)
+        check_target(folder / file.name, inputs, resume=resume, force=force)
         partial = folder / partial_name(file.name)
         refuse_special(partial)
         if not os.path.lexists(partial) or resume:
@@ -134,7 +134,11 @@ def _remove(partial: Path) -> None:
         partial.unlink()
 
 
-def _check_target(path: Path, inputs: Sequence[Path], resume: bool, force: bool) -> None:
+def check_target(path: Path, inputs: Sequence[Path], *, resume: bool, force: bool) -> None:
+    """Raise RequestError if no file may be written at `path`.
+
+    `inputs` are files that are read meanwhile.
+    """
     require_folder_of(path)
     if not os.path.lexists(path):
         return
@@ -152,7 +156,7 @@ def _check_target(path: Path, inputs: Sequence[Path], resume: bool, force: bool)
         raise RequestError(problem, path=path, hint=hint)
 
 
-def _needed_length(folder: Path, files: Sequence[NewFile], inputs: Sequence[Path]) -> int:
+def needed_length(folder: Path, files: Sequence[NewFile], inputs: Sequence[Path]) -> int:
     """Return the bytes of space that writing takes, beyond those written already or shared."""
     largest = max(filter(os.path.isfile, inputs), key=os.path.getsize, default=None)
     shares = largest is not None and can_clone(largest, folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import moepack
 from moepack.cli import main
 from moepack.cli.words import front
 from moepack.cli.words.typed_words import commands_below
@@ -39,7 +40,8 @@ def test_bare_moepack_shows_whole_sentences_that_fit(
 def test_each_command_has_its_place_and_run_is_the_first() -> None:
     names = [name for commands in front.GROUPS.values() for name in commands]
     assert names[0] == "run"
-    assert sorted(names) == sorted(name for name, _ in commands_below(main.cli))
+    below = {re.sub("^export .*", "export", name) for name, _ in commands_below(main.cli)}
+    assert sorted(names) == sorted(below)
     assert len(set(names)) == len(names)
 
 
@@ -63,8 +65,19 @@ def test_each_command_prints_its_help(
     assert text == output(capsys, *name.split(), "model.gguf", option)
 
 
-@pytest.mark.parametrize("group", ["trace", "export"])
-def test_a_bare_group_shows_its_commands(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bare_group_of_exports_shows_what_each_format_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = output(capsys, "export")
+    assert text == output(capsys, "export", "--help") == output(capsys, "help", "export")
+    for engine in moepack.export_formats():
+        section = " ".join(text.partition(f"\n{engine.name}, for {engine.title}:\n")[2].split())
+        for phrase in (engine.reads, engine.writes, engine.copies, engine.proof):
+            assert phrase in section
+
+
+def test_a_bare_group_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    group = "trace"
     text = output(capsys, group)
     assert text == output(capsys, group, "--help")
     for name, sentence in ((n, s) for g in front.GROUPS.values() for n, s in g.items()):

@@ -4,17 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from moepack.pack.engines.stock_gguf import ExportSummary
+from moepack.pack.engines.exporting import ExportSummary
 from moepack.pack.format.tables import DataFile
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import RestoreSummary
 from moepack.packing.shard_index import index_model
-from moepack.report import pack_text
+from moepack.report import export_text, pack_text
 from tests.support.models import first_shard, hotness_of
 
 MIB = 1 << 20
 RESTORED = RestoreSummary("out", (DataFile("a", MIB), DataFile("b", MIB)), 2 * MIB, 0, 0, 0)
-EXPORTED = ExportSummary("m.gguf", 1, 4096, 5 * MIB, 0, 0, has_digests=True)
+EXPORTED = ExportSummary(
+    engine="gguf",
+    path="m.gguf",
+    file_count=1,
+    tensor_count=1,
+    alignment=4096,
+    length=5 * MIB,
+    cloned_length=0,
+    kept_length=0,
+    is_copied=True,
+    has_digests=True,
+    command="llama-server -m m.gguf",
+    notes=(),
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +50,10 @@ def test_restoring_says_how_and_by_what_it_is_proven(summary: RestoreSummary, te
 
 
 def test_exporting_says_how() -> None:
-    assert pack_text.exported(EXPORTED) == "m.gguf: 1 tensor, 5.0 MiB; every part had its digest"
+    assert (
+        str(export_text.exported(EXPORTED))
+        == "m.gguf: 1 tensor, 5.0 MiB; every part had its digest"
+    )
 
 
 def test_the_plan_says_what_was_not_given(tmp_path: Path) -> None:

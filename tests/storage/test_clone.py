@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moepack.common.errors import PackError
-from moepack.pack.engines.stock_gguf import export_gguf
+from moepack.pack.engines.exporting import export_gguf
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.storage.extents import BLOCK

@@ -103,6 +103,7 @@ threads_option = number_option(
     "--threads", least=1, most=256, default=4, help="Number of threads that read and write."
 )
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 resume_option = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 recover_option = click.option(
     "--recover",

@@ -29,7 +29,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "pack": "Make a pack of a model: one aligned read per expert.",
         "verify": "Verify a pack: its digests, or every byte of the model.",
         "restore": "Write the GGUF of a pack again, bit for bit.",
-        "export gguf": "Write a pack as one GGUF for stock llama.cpp.",
+        "export": "Write a pack for another engine: a GGUF, SGLang's files.",
         "mount": "Serve the GGUF of a pack as files, without storing it.",
         "mirror": "Copy experts to a second drive, to read from both.",
         "index": "Index the experts of a GGUF, without a copy.",
@@ -81,6 +81,13 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def with_help(command: click.Command) -> click.Command:
+    """Return a command with the options for help that all have, and defaults shown in it."""
+    command.context_settings.setdefault("help_option_names", list(HELP_OPTIONS))
+    command.context_settings.setdefault("show_default", True)
+    return command
+
+
 class Commands(click.Group):
     """A group of commands, which prints its help if none is named."""
 
@@ -91,10 +98,8 @@ class Commands(click.Group):
         self.group_class = Commands
 
     def add_command(self, command: click.Command, name: str | None = None) -> None:
-        """Add a command, with the group's options for help, and defaults shown in it."""
-        command.context_settings.setdefault("help_option_names", list(HELP_OPTIONS))
-        command.context_settings.setdefault("show_default", True)
-        super().add_command(command, name)
+        """Add a command, with help as all have it."""
+        super().add_command(with_help(command), name)
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         """Make a context as wide as the terminal, also below click's least of 50 columns."""

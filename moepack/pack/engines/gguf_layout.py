@@ -47,6 +47,13 @@ class GgufLayout(NamedTuple):
     experts_offset: int
     length: int
 
+    def placed(self) -> Iterator[tuple[LaidTensor, int]]:
+        """Yield all tensors in their order, with their offsets from the start of the file."""
+        offset = len(self.header)
+        for tensor in (*self.dense, *self.experts):
+            yield tensor, offset
+            offset += align(tensor.length, self.alignment)
+
 
 def lay_out(pack: Pack, alignment: int) -> GgufLayout:
     """Lay a pack out, with `alignment` in bytes, a power of two.

@@ -2,93 +2,93 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from moepack.common import digest
 from moepack.common.errors import RequestError
-from moepack.common.phases import Progress
+from moepack.common.escaping import shell_words
 from moepack.common.sizes import size_text
+from moepack.pack.engines.contract import (
+    Engine,
+    ExpectedPart,
+    Exported,
+    ExportedFile,
+    ExportedMetadata,
+    ExportedSlice,
+    ExportOption,
+    ExportPlan,
+    Need,
+    Settings,
+)
 from moepack.pack.engines.gguf_layout import GgufLayout, lay_out
+from moepack.pack.engines.references import metadata_in
 from moepack.pack.reading.pack import Pack
+from moepack.pack.verifying.witness import read_shards
 from moepack.storage.extents import Extent, NewFile
-from moepack.storage.whole_files import write_whole_files
 
 ALIGNMENT = 4096
 MAX_ALIGNMENT = 1 << 21
 
 
-@dataclass(frozen=True, slots=True)
-class ExportSummary:
-    """The file that was exported, and how; lengths in bytes.
-
-    `cloned_length` is shared with the pack, `kept_length` was there from an interrupted run.
-    `has_digests` if every part was compared with its digest.
-    """
-
-    path: str
-    tensor_count: int
-    alignment: int
-    length: int
-    cloned_length: int
-    kept_length: int
-    has_digests: bool
+def gguf_file(name: str, layout: GgufLayout, head: int) -> NewFile:
+    """Return the GGUF as a file to write; its header is input `head`."""
+    return NewFile(name, layout.length, partial(_extents, layout, head))
 
 
-def export_gguf(
-    pack: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    *,
-    alignment: int = ALIGNMENT,
-    resume: bool = False,
-    force: bool = False,
-    threads: int = 4,
-    progress: Progress | None = None,
-) -> ExportSummary:
-    """Write the model of a whole pack as one GGUF that stock llama.cpp loads.
+def _needs(_pack: Pack, _settings: Settings) -> Iterable[Need]:
+    return ()
 
-    Metadata is the source's, without the keys of a split model, and with `alignment` (bytes) for
-    all tensors. Every part whose digest is known is compared with it on the way; ranges are shared
-    with the pack if the file system can. With `resume` an interrupted run is continued, with
-    `force` a file at `target` is replaced. `progress` is as for `restore`.
 
-    Raises PackError if the pack is not whole or its bytes are wrong, RequestError for an existing
-    file, MachineError if the file cannot be written.
-    """
+def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
+    alignment = settings["alignment"]
     if alignment.bit_count() != 1 or not 32 <= alignment <= MAX_ALIGNMENT:
         expected = f"a power of two from 32 B to {size_text(MAX_ALIGNMENT)}"
         raise RequestError("not an alignment", expected=expected, found=f"{alignment:,} bytes")
-    path = Path(target)
-    with Pack(pack) as opened:
-        layout = lay_out(opened, alignment)
-        has_digests = all(file.has_digests for file in opened.index.files)
-        extents = partial(_extents, layout, len(opened.file_paths))
-        result = write_whole_files(
-            path.parent,
-            [NewFile(path.name, layout.length, extents)],
-            opened.file_paths,
-            data=(layout.header,),
-            resume=resume,
-            force=force,
-            threads=threads,
-            progress=progress,
-        )
-    return ExportSummary(
-        path=os.fspath(target),
+    layout = lay_out(pack, alignment)
+    return ExportPlan(
+        folder=target.parent,
+        files=(gguf_file(target.name, layout, len(pack.file_paths)),),
+        heads=lambda _threads, _progress: (layout.header,),
         tensor_count=len(layout.dense) + len(layout.experts),
         alignment=alignment,
-        length=result.length,
-        cloned_length=result.cloned_length,
-        kept_length=result.kept_length,
-        has_digests=has_digests,
+        command=shell_words(("llama-server", "-m", str(target))),
     )
 
 
-def _extents(layout: GgufLayout, header_input: int) -> Iterator[Extent]:
-    """Yield the header, which is input `header_input`, and all tensors by their offsets."""
-    yield Extent(0, len(layout.header), header_input, 0, digest.xxh3(layout.header), "header")
+def _extents(layout: GgufLayout, head: int) -> Iterator[Extent]:
+    """Yield the header and all tensors by their offsets."""
+    yield Extent(0, len(layout.header), head, 0, digest.xxh3(layout.header), "header")
     for tensor in (*layout.dense, *layout.experts):
         yield from tensor.extents
+
+
+def _slices(path: Path, _expected: Sequence[ExpectedPart]) -> Iterator[Exported]:
+    """Find experts and dense tensors as the verifier finds them in a source."""
+    witness = read_shards([str(path)])
+    yield ExportedFile(path, witness.shards[0].header_length)
+    yield ExportedMetadata(metadata_in(path))
+    for tensor in witness.dense.values():
+        if tensor.length:
+            yield ExportedSlice(None, None, tensor.name, path, tensor.start, tensor.length)
+    for key, part in witness.parts.items():
+        for expert, start in enumerate(part.starts):
+            yield ExportedSlice(key.layer, expert, key.part, path, start, part.length)
+
+
+ENGINE = Engine(
+    name="gguf",
+    title="stock llama.cpp",
+    summary="Write a whole pack as one stock GGUF: dense tensors first, experts last by layer.",
+    reads="a GGUF",
+    writes="one GGUF: dense tensors first, experts last",
+    copies="the whole model",
+    proof="the same logits: a test",
+    is_folder=False,
+    needs=_needs,
+    plan=_plan,
+    slices=_slices,
+    is_whole=True,
+    options=(ExportOption("alignment", "size", "Alignment of all tensors.", ALIGNMENT),),
+)

@@ -52,6 +52,7 @@ class Report(NamedTuple):
     without a source. `sha256_count` is the number of shards with the SHA-256 in the manifest,
     `gguf_py_length` the bytes of the pack that were compared with gguf-py's; None if that was not
     requested. `mirror_length` is the bytes read of the pack's mirror, None if none is read.
+    `compared_with` names what they were compared with.
     """
 
     passed: bool | None
@@ -72,6 +73,7 @@ class Report(NamedTuple):
     gguf_py_length: int | None = None
     not_looked_at: tuple[str, ...] = ()
     mirror_length: int | None = None
+    compared_with: str = "the source"
 
 
 class Findings:

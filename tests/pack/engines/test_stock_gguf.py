@@ -11,7 +11,7 @@ from gguf import GGUFReader
 
 import moepack
 from moepack.common.errors import PackError, RequestError
-from moepack.pack.engines.stock_gguf import export_gguf
+from moepack.pack.engines.exporting import export_gguf
 from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model
 from moepack.source.shards import open_source

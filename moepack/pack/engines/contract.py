@@ -1,0 +1,142 @@
+"""An export: the contract of the module of a format, its needs and its plan.
+
+A module describes its format by an `Engine`, and `registry` lists it; nothing else has to know it.
+Its plan is made from the index alone and opens no data file; `exporting` carries it out. `slices`
+reads a finished export for `verify`, with arithmetic of its own: it takes nothing from the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from moepack.common.phases import Progress
+from moepack.pack.reading.pack import Pack
+from moepack.pack.verifying.report import Finding
+from moepack.storage.extents import NewFile
+
+Settings = Mapping[str, Any]
+"""The options of an export by their names; all of them, with their defaults."""
+
+
+class ExportOption(NamedTuple):
+    """An option of one format alone, by the name of its argument.
+
+    A `file` is the path of one to read, a `size` is bytes, a `choice` one of `choices`.
+    """
+
+    name: str
+    kind: Literal["file", "size", "choice"]
+    help: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+
+
+class Need(NamedTuple):
+    """A need of an engine that a pack does not meet, in words; `hint` says how it can be met."""
+
+    problem: str
+    hint: str | None = None
+
+
+class LastFile(NamedTuple):
+    """A small file that is written when all others are whole: it marks the export as complete.
+
+    `content` gives its bytes, and may read the finished files.
+    """
+
+    name: str
+    content: Callable[[Progress | None], bytes]
+
+
+class ExportPlan(NamedTuple):
+    """The files of an export in `folder`.
+
+    Inputs of `files` are the files of the pack's index, then what `heads` returns: headers and
+    tables in memory. `heads` may read the pack (for digests that a format has); its arguments are a
+    number of threads, and a function for progress. `files` are asked for their extents only
+    afterwards. `length` is all bytes, those of `last` included as far as they are known.
+
+    `tensor_count` is the number of the model's tensors in it, `alignment` that of experts, in
+    bytes. `command` starts the engine, `notes` are warnings for people.
+    """
+
+    folder: Path
+    tensor_count: int
+    alignment: int
+    command: str
+    files: tuple[NewFile, ...] = ()
+    heads: Callable[[int, Progress | None], Sequence[bytes]] = lambda _threads, _progress: ()
+    last: LastFile | None = None
+    notes: tuple[str, ...] = ()
+
+
+class ExpectedPart(NamedTuple):
+    """A part of all experts of a layer, as the model has it; `length` is bytes of one expert."""
+
+    layer: int
+    name: str
+    expert_count: int
+    length: int
+
+
+class ExportedFile(NamedTuple):
+    """A file that has nothing but a head, slices, and zeros between and behind them.
+
+    `head_length` is the bytes of header and tables at its start.
+    """
+
+    path: Path
+    head_length: int
+
+
+class ExportedSlice(NamedTuple):
+    """The bytes of one part of an expert in an export, as its own reader finds them.
+
+    A dense tensor has no layer and no expert, and `part` is its name. `sha256` is the digest that
+    the format states, if it does.
+    """
+
+    layer: int | None
+    expert: int | None
+    part: str
+    path: Path
+    offset: int
+    length: int
+    sha256: str | None = None
+
+
+class ExportedMetadata(NamedTuple):
+    """The metadata of a GGUF: each key with the bytes of its type and value."""
+
+    pairs: Mapping[str, bytes]
+
+
+Exported = ExportedFile | ExportedSlice | ExportedMetadata | Finding
+
+
+class Engine(NamedTuple):
+    """A format of another engine, and how a pack is written in it.
+
+    `name` is the word on the command line, `title` the engine; `reads`, `writes`, `copies` and
+    `proof` are phrases of the table of exports. `is_folder` says that the target is a folder.
+    `needs` yields what a pack lacks; `plan` is only asked for a pack that lacks nothing. `slices`
+    reads an export, given the expected parts. One that `is_whole` has all of the model, another the
+    weights of its routed experts. `default_target` is where it goes if no target is given.
+    """
+
+    name: str
+    title: str
+    summary: str
+    reads: str
+    writes: str
+    copies: str
+    proof: str
+    is_folder: bool
+    needs: Callable[[Pack, Settings], Iterable[Need]]
+    plan: Callable[[Pack, Path, Settings], ExportPlan]
+    slices: Callable[[Path, Sequence[ExpectedPart]], Iterable[Exported]]
+    is_whole: bool = False
+    options: tuple[ExportOption, ...] = ()
+    default_target: Callable[[Pack], Path] | None = None

@@ -1,0 +1,262 @@
+"""Export a pack to the format of another engine: needs, plan, space, files, and the last file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moepack.common.errors import RequestError
+from moepack.common.pack_files import MANIFEST_NAME, is_in_pack, is_pack
+from moepack.common.phases import Phases, Progress
+from moepack.pack.engines import registry
+from moepack.pack.engines.contract import Engine, ExportPlan, LastFile, Settings
+from moepack.pack.engines.stock_gguf import ALIGNMENT
+from moepack.pack.reading.pack import Pack
+from moepack.storage.atomic import make_folder, require_folder_of, write_whole
+from moepack.storage.space import free_space
+from moepack.storage.whole_files import (
+    WholeFilesResult,
+    check_target,
+    needed_length,
+    write_whole_files,
+)
+
+_SHOWN_NEEDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSummary:
+    """The files that were exported, or with `dry_run` would be, and how; lengths in bytes.
+
+    `path` is the file or folder, `tensor_count` the model's tensors in it, `alignment` that of
+    experts. `cloned_length` is shared with the pack, `kept_length` was there from an interrupted
+    run. `is_copied` if bytes of experts were copied or shared, `has_digests` if each part of them
+    was compared with its digest. `command` starts the engine, `notes` are what to know before. With
+    `dry_run`, `needed_length` is the space that the export would take, `free_space` what is free.
+    """
+
+    engine: str
+    path: str
+    file_count: int
+    tensor_count: int
+    alignment: int
+    length: int
+    cloned_length: int
+    kept_length: int
+    is_copied: bool
+    has_digests: bool
+    command: str
+    notes: tuple[str, ...]
+    dry_run: bool = False
+    needed_length: int | None = None
+    free_space: int | None = None
+
+
+def export(
+    engine: str,
+    pack: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    dry_run: bool = False,
+    resume: bool = False,
+    force: bool = False,
+    threads: int = 4,
+    progress: Progress | None = None,
+    **options: Any,
+) -> ExportSummary:
+    """Write a pack in the format of another engine: `engine` is one of `export_formats()`.
+
+    `target` is a file or a folder, as the format has it, and `options` are the format's own. Every
+    part whose digest is known is compared with it on the way; ranges are shared with the pack if
+    the file system can. Files appear under their names when they are whole, one that lists the
+    others last. With `resume` an interrupted run is continued, with `force` existing files are
+    replaced, with `dry_run` nothing is written. `progress` is as for `restore`.
+
+    Raises RequestError for needs of the engine that the pack does not meet, all of them at once,
+    and for existing files; PackError if bytes of the pack are wrong; MachineError if something
+    cannot be written.
+    """
+    chosen = registry.find(engine)
+    settings = _settings(chosen, options)
+    with Pack(pack) as opened:
+        if target is None and chosen.default_target is None:
+            kind = "folder" if chosen.is_folder else "file"
+            raise RequestError(f"no {kind} was given to write", hint="name one with `target`")
+        path = Path(target) if target is not None else _default_target(chosen, opened)
+        require(chosen, opened, settings)
+        _check_place(chosen, opened, path)
+        plan = chosen.plan(opened, path, settings)
+        if dry_run:
+            return _summary(chosen, opened, path, plan)
+        if chosen.is_folder:
+            make_folder(path)
+        result = _write(plan, opened, resume, force, threads, progress)
+        return _summary(chosen, opened, path, plan, result)
+
+
+def export_gguf(
+    pack: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    alignment: int = ALIGNMENT,
+    resume: bool = False,
+    force: bool = False,
+    threads: int = 4,
+    progress: Progress | None = None,
+) -> ExportSummary:
+    """Write the model of a whole pack as one GGUF that stock llama.cpp loads.
+
+    Metadata is the source's, without the keys of a split model, and with `alignment` (bytes) for
+    all tensors. The rest is as for `export`.
+
+    Raises PackError if the pack is not whole, and the errors of `export`.
+    """
+    return export(
+        "gguf",
+        pack,
+        target,
+        alignment=alignment,
+        resume=resume,
+        force=force,
+        threads=threads,
+        progress=progress,
+    )
+
+
+def export_formats() -> tuple[Engine, ...]:
+    """Return the formats that packs can be exported to, with the facts about each."""
+    return registry.ENGINES
+
+
+def require(engine: Engine, pack: Pack, settings: Settings) -> None:
+    """Raise RequestError with all needs of an engine that a pack does not meet."""
+    needs = list(engine.needs(pack, settings))
+    if not needs:
+        return
+    problems = [need.problem for need in needs[:_SHOWN_NEEDS]]
+    hints = dict.fromkeys(need.hint for need in needs if need.hint)
+    raise RequestError(
+        f"{engine.title} cannot read this: {'; '.join(problems)}",
+        path=pack.path,
+        hint="; ".join(hints) or None,
+    )
+
+
+def _settings(engine: Engine, options: dict[str, Any]) -> Settings:
+    by_name = {option.name: option for option in engine.options}
+    for name, value in options.items():
+        if name not in by_name:
+            expected = ", ".join(by_name) or "none"
+            problem = f"{engine.name} has no such option"
+            raise RequestError(problem, argument=name, expected=expected)
+        choices = by_name[name].choices
+        if choices and value not in choices:
+            expected = ", ".join(choices)
+            raise RequestError("no such choice", argument=name, expected=expected, found=value)
+    return {name: options.get(name, option.default) for name, option in by_name.items()}
+
+
+def _default_target(engine: Engine, pack: Pack) -> Path:
+    assert engine.default_target is not None
+    return engine.default_target(pack)
+
+
+def _check_place(engine: Engine, pack: Pack, path: Path) -> None:
+    """Raise RequestError for a place that nothing can be written to, before anything is."""
+    require_folder_of(path)
+    if engine.is_folder and is_pack(path):
+        problem = "a pack, not a folder for an export"
+        raise RequestError(problem, path=path, hint="name a folder that is new or empty")
+    if engine.is_folder and path.exists() and not path.is_dir():
+        raise RequestError("exists, and is not a directory", path=path)
+
+
+def _write(
+    plan: ExportPlan,
+    pack: Pack,
+    resume: bool,
+    force: bool,
+    threads: int,
+    progress: Progress | None,
+) -> WholeFilesResult:
+    if plan.last is not None and not resume:
+        _check_last(plan.folder / plan.last.name, pack, force)
+    phases = Phases(progress)
+    length = sum(file.length for file in plan.files)
+    heads = plan.heads(threads, phases.begin(later=length))
+    result = WholeFilesResult(0, 0, 0)
+    if plan.files:
+        result = write_whole_files(
+            plan.folder,
+            plan.files,
+            pack.file_paths,
+            data=heads,
+            resume=resume,
+            force=force,
+            threads=threads,
+            progress=phases.begin(),
+        )
+    if plan.last is None:
+        return result
+    written, kept = _write_last(plan.last, plan.folder, pack, resume, force, phases.begin())
+    return result._replace(length=result.length + written, kept_length=result.kept_length + kept)
+
+
+def _write_last(
+    last: LastFile, folder: Path, pack: Pack, resume: bool, force: bool, progress: Progress
+) -> tuple[int, int]:
+    """Write the last file; return its length, and how much of it was there already."""
+    data, path = last.content(progress), folder / last.name
+    if resume and path.is_file() and path.read_bytes() == data:
+        return len(data), len(data)
+    _check_last(path, pack, force)
+    write_whole(path, data)
+    return len(data), 0
+
+
+def _check_last(path: Path, pack: Pack, force: bool) -> None:
+    """Raise RequestError if the last file may not be written; it may lie in a pack."""
+    own_names = {file.name for file in pack.index.files}
+    own_names |= {MANIFEST_NAME, pack.manifest.index_entry.name}
+    is_of_pack = path.name in own_names or not is_in_pack(path)
+    if is_of_pack or not force:
+        check_target(path, pack.file_paths, resume=False, force=force)
+
+
+def _summary(
+    engine: Engine,
+    pack: Pack,
+    path: Path,
+    plan: ExportPlan,
+    result: WholeFilesResult | None = None,
+) -> ExportSummary:
+    length = sum(file.length for file in plan.files)
+    needed = free = None
+    if result is None:
+        needed = _needed(plan, path, pack.file_paths)
+        free = free_space(path)
+    return ExportSummary(
+        engine=engine.name,
+        path=os.fspath(path),
+        file_count=len(plan.files) + (plan.last is not None),
+        tensor_count=plan.tensor_count,
+        alignment=plan.alignment,
+        length=length if result is None else result.length,
+        cloned_length=0 if result is None else result.cloned_length,
+        kept_length=0 if result is None else result.kept_length,
+        is_copied=bool(plan.files),
+        has_digests=all(file.has_digests for file in pack.index.files),
+        command=plan.command,
+        notes=plan.notes,
+        dry_run=result is None,
+        needed_length=needed,
+        free_space=free,
+    )
+
+
+def _needed(plan: ExportPlan, path: Path, inputs: Iterable[Path]) -> int:
+    existing = next(p for p in (plan.folder, *plan.folder.absolute().parents) if p.is_dir())
+    return needed_length(existing, plan.files, list(inputs))

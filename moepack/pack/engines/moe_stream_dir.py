@@ -1,0 +1,106 @@
+"""A folder of expert tensors for `llama-server --moe-stream-dir`: one headerless file for each.
+
+Facts: `layer_NN.gate.bin`, `.up.bin` and `.down.bin` (at least two digits); expert E is at E times
+an expert's bytes, so that a file is the tensor as it is in the GGUF, which the engine needs as
+well. There is nothing else in the folder: no manifest, no padding. Source: ssubbotin's llama.cpp,
+branch feature/moe-expert-gpu-cache, by its logs and documents of 2026-05.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from moepack.common.escaping import shell_word
+from moepack.pack.engines.contract import (
+    Engine,
+    ExpectedPart,
+    Exported,
+    ExportedFile,
+    ExportedSlice,
+    ExportPlan,
+    Need,
+    Settings,
+)
+from moepack.pack.engines.expert_tensors import (
+    ROLES,
+    RoutedTensor,
+    expert_tensors,
+    needed_all_layers,
+    needed_roles,
+    tensors_of,
+)
+from moepack.pack.reading.pack import Pack
+from moepack.pack.verifying.report import Finding
+from moepack.storage.extents import Extent, NewFile
+
+_NAME = re.compile(r"layer_(\d{2,5})\.(gate|up|down)\.bin\Z", re.ASCII)
+
+
+def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
+    layers = expert_tensors(pack)
+    yield from needed_roles(pack, layers)
+    yield from needed_all_layers(pack, layers)
+
+
+def _plan(pack: Pack, target: Path, _settings: Settings) -> ExportPlan:
+    layers = expert_tensors(pack)
+    files = tuple(
+        NewFile(
+            f"layer_{number:02}.{role}.bin",
+            layer[role].length * layer[role].expert_count,
+            partial(_extents, layer[role]),
+        )
+        for number, layer in layers.items()
+        for role in ROLES
+    )
+    return ExportPlan(
+        folder=target,
+        files=files,
+        tensor_count=len(list(tensors_of(layers))),
+        alignment=1,
+        command=f"llama-server -m MODEL.gguf --moe-stream-dir {shell_word(str(target))}",
+        notes=("the engine does not check that the folder belongs to its model",),
+    )
+
+
+def _extents(tensor: RoutedTensor) -> Iterator[Extent]:
+    for expert in range(tensor.expert_count):
+        yield tensor.extent(expert, expert * tensor.length)
+
+
+def _slices(path: Path, expected: Sequence[ExpectedPart]) -> Iterable[Exported]:
+    """Find the slices by the lengths of the files: there is nothing else to go by."""
+    counts = {(part.layer, part.name): part.expert_count for part in expected}
+    for file in sorted(path.iterdir()):
+        match = _NAME.match(file.name)
+        if match is None:
+            yield Finding("file", "no file of this format", file=file.name)
+            continue
+        layer, part = int(match[1]), f"ffn_{match[2]}_exps.weight"
+        count, size = counts.get((layer, part)), file.stat().st_size
+        if count is None or size % count:
+            problem = "of no layer with experts" if count is None else "no whole experts"
+            yield Finding("surplus", problem, layer=layer, part=part, file=file.name)
+            continue
+        yield ExportedFile(file, 0)
+        for expert in range(count):
+            start = size // count * expert
+            yield ExportedSlice(layer, expert, part, file, start, size // count)
+
+
+ENGINE = Engine(
+    name="moe-stream-dir",
+    title="ssubbotin's llama-server",
+    summary="Write each expert tensor to a file, for a llama-server that streams experts.",
+    reads="a GGUF, and a folder of files, one for each expert tensor",
+    writes="layer_NN.gate.bin, .up.bin and .down.bin",
+    copies="all experts",
+    proof="each file is the GGUF's tensor: a test",
+    is_folder=True,
+    needs=_needs,
+    plan=_plan,
+    slices=_slices,
+)

@@ -1,0 +1,250 @@
+"""What holds for every format: experts read back, refusals, dry runs, names, interruptions."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from moepack.common.errors import MachineError, RequestError
+from moepack.pack.engines import registry
+from moepack.storage import atomic, whole_files
+from tests.support.export_readers import READERS
+from tests.support.models import REAL_MODELS, first_shard, oracle, shards_of, tree
+
+NAMES = [engine.name for engine in registry.ENGINES]
+FUSED = "gate and up apart: layers 0-1 have gate_up, down"
+TYPES = "experts of type MXFP4: these are "
+REFUSALS = {
+    ("sglang", "qwen3moe"): TYPES,
+    ("sglang", "ud-mixed"): TYPES,
+    ("sglang", "deepseek2"): "experts in all layers from 0 on: they are in 2-3",
+    ("sglang", "granite"): FUSED,
+    ("sglang", "mixtral"): TYPES,
+    ("moe-stream-dir", "granite"): FUSED,
+}
+"""The models that a format cannot express, and what is said of them."""
+
+
+def target_of(engine: str, folder: Path) -> Path:
+    return folder / ("experts" if registry.find(engine).is_folder else f"experts.{engine}.bin")
+
+
+def options_of(engine: str, folder: Path, pack: Path) -> dict[str, Any]:
+    """Return the options that a format cannot do without."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def natural(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pack each real model in the natural layout, which all formats take."""
+    folder = tmp_path_factory.mktemp("natural")
+    for model in REAL_MODELS:
+        moepack.pack_model(first_shard(model), folder / model, layout="natural")
+    return {model: folder / model for model in REAL_MODELS}
+
+
+def expected_slices(model: str) -> dict[tuple[str, int], str]:
+    """Return the SHA-256 of each weight's slices, its first digits, by llama.cpp's gguf-py."""
+    return {
+        (name, expert): sha256
+        for name, tensor in oracle()[model].items()
+        if name.endswith("_exps.weight")
+        for expert, sha256 in enumerate(tensor["sha256_16"])
+    }
+
+
+def counts_of(model: str) -> dict[str, int]:
+    """Return the number of experts of each expert tensor, of the same origin."""
+    tensors = oracle()[model].items()
+    return {name: one["ne"][-1] for name, one in tensors if name.endswith("_exps.weight")}
+
+
+def test_each_format_has_a_reader_of_the_tests_own() -> None:
+    assert set(NAMES) == READERS.keys()
+
+
+@pytest.mark.parametrize("engine", NAMES)
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_every_expert_is_read_back_or_the_model_is_refused(
+    engine: str, model: str, natural: dict[str, Path], tmp_path: Path
+) -> None:
+    pack, target = natural[model], target_of(engine, tmp_path)
+    options = options_of(engine, tmp_path, pack)
+    before = tree(tmp_path)
+    if (engine, model) in REFUSALS:
+        with pytest.raises(RequestError, match=REFUSALS[engine, model]):
+            moepack.export(engine, pack, target, **options)
+        assert tree(tmp_path) == before
+        return
+    moepack.export(engine, pack, target, **options)
+    slices = READERS[engine](target, counts_of(model))
+    digests = {key: hashlib.sha256(data).hexdigest()[:16] for key, data in slices.items()}
+    assert digests == expected_slices(model)
+    for report in (
+        moepack.verify_export(engine, target, pack=pack),
+        moepack.verify_export(engine, target, source=shards_of(model)),
+    ):
+        assert report.passed, report.findings
+        assert (report.compared_length or 0) >= sum(map(len, slices.values()))
+
+
+@pytest.mark.parametrize("engine", NAMES)
+@pytest.mark.parametrize("layout", ["layers", "hot-first"])
+def test_the_layout_of_the_pack_makes_no_difference(
+    engine: str, layout: str, natural: dict[str, Path], tmp_path: Path
+) -> None:
+    """But for formats that are read in place, which name the layout that they need."""
+    moepack.pack_model(first_shard("gpt-oss"), tmp_path / layout, layout=layout)
+    written = []
+    for pack in (natural["gpt-oss"], tmp_path / layout):
+        target = target_of(engine, tmp_path)
+        moepack.export(engine, pack, target, **options_of(engine, tmp_path, pack), force=True)
+        slices = READERS[engine](target, counts_of("gpt-oss"))
+        written.append(slices)
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("engine", NAMES)
+def test_a_dry_run_writes_nothing_and_says_what_would_be(
+    engine: str, natural: dict[str, Path], tmp_path: Path
+) -> None:
+    pack, target = natural["gpt-oss"], target_of(engine, tmp_path)
+    options = options_of(engine, tmp_path, pack)
+    before = tree(tmp_path)
+    planned = moepack.export(engine, pack, target, dry_run=True, **options)
+    assert tree(tmp_path) == before
+    assert not target.exists()
+    assert planned.dry_run
+    assert planned.free_space
+    done = moepack.export(engine, pack, target, **options)
+    assert (done.file_count, done.tensor_count) == (planned.file_count, planned.tensor_count)
+    assert planned.length <= done.length
+    assert (done.free_space, done.needed_length) == (None, None)
+
+
+@pytest.mark.parametrize("engine", NAMES)
+def test_what_is_there_stays_unless_it_is_the_same_or_forced(
+    engine: str, natural: dict[str, Path], tmp_path: Path
+) -> None:
+    pack, target = natural["gpt-oss"], target_of(engine, tmp_path)
+    options = options_of(engine, tmp_path, pack)
+    done = moepack.export(engine, pack, target, **options)
+    whole = tree(tmp_path)
+    assert moepack.export(engine, pack, target, resume=True, **options).kept_length == done.length
+    with pytest.raises(RequestError, match="exists already"):
+        moepack.export(engine, pack, target, **options)
+    assert tree(tmp_path) == whole
+    for name in whole.keys() - tree(Path(options.get("gguf", tmp_path / "none"))).keys():
+        if name != os.path.basename(str(options.get("gguf"))):
+            (tmp_path / name).write_bytes(b"mine")
+    moepack.export(engine, pack, target, force=True, **options)
+    assert tree(tmp_path) == whole
+
+
+@pytest.mark.parametrize("engine", NAMES)
+def test_a_damaged_byte_is_found_in_any_file(
+    engine: str, natural: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each byte of a small sample in turn; JSON may say the same in other bytes."""
+    pack, target = natural["gpt-oss"], target_of(engine, tmp_path)
+    moepack.export(engine, pack, target, **options_of(engine, tmp_path, pack))
+    files = sorted(target.iterdir()) if target.is_dir() else [target]
+    for file in files:
+        if file.suffix in (".json", ".gguf"):
+            continue
+        data = file.read_bytes()
+        for offset in {*range(0, len(data), max(1, len(data) // 23)), len(data) - 1}:
+            damaged = bytearray(data)
+            damaged[offset] ^= 0x10
+            file.write_bytes(damaged)
+            report = moepack.verify_export(engine, target, pack=pack)
+            assert report.passed is False, (file.name, offset)
+        file.write_bytes(data[: len(data) // 2])
+        assert moepack.verify_export(engine, target, pack=pack).passed is False
+        file.write_bytes(data)
+    assert moepack.verify_export(engine, target, pack=pack).passed
+
+
+def test_a_format_that_is_not_there_is_named(natural: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no such format, expected gguf, .*, found vllm"):
+        moepack.export("vllm", natural["gpt-oss"], tmp_path / "x")
+    with pytest.raises(RequestError, match="no such format"):
+        moepack.verify_export("vllm", tmp_path, pack=natural["gpt-oss"])
+
+
+def test_options_that_a_format_does_not_have_are_refused(
+    natural: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match="order: gguf has no such option, expected alignment"):
+        moepack.export("gguf", natural["gpt-oss"], tmp_path / "x", order="source")
+
+
+def test_one_thing_to_compare_with_is_needed(natural: dict[str, Path], tmp_path: Path) -> None:
+    pack, source = natural["gpt-oss"], first_shard("gpt-oss")
+    with pytest.raises(RequestError, match="one thing to compare with"):
+        moepack.verify_export("gguf", tmp_path)
+    with pytest.raises(RequestError, match="one thing to compare with"):
+        moepack.verify_export("gguf", tmp_path, pack=pack, source=source)
+    with pytest.raises(RequestError, match="no such file"):
+        moepack.verify_export("gguf", tmp_path / "none", pack=natural["gpt-oss"])
+
+
+def test_a_place_that_cannot_be_is_refused_before_anything_is_read(
+    natural: dict[str, Path], tmp_path: Path
+) -> None:
+    pack = natural["gpt-oss"]
+    (tmp_path / "file").touch()
+    for target, problem in (
+        (None, "no folder was given"),
+        (pack, "a pack, not a folder"),
+        (tmp_path / "no" / "folder", "no such folder"),
+        (tmp_path / "file", "not a directory"),
+    ):
+        with pytest.raises(RequestError, match=problem):
+            moepack.export("moe-stream-dir", pack, target)
+
+
+def test_an_interrupted_export_goes_on_where_it_was(
+    natural: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, target = natural["gpt-oss"], tmp_path / "experts"
+    published: list[Path] = []
+
+    def fail_after_two(partial: Path, path: Path) -> None:
+        if len(published) == 2:
+            raise OSError(28, "No space left on device")
+        published.append(path)
+        atomic.publish(partial, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_files, "publish", fail_after_two)
+        with pytest.raises(MachineError, match="no space left"):
+            moepack.export("moe-stream-dir", pack, target, threads=1)
+    names = {path.name for path in published}
+    assert {name for name in os.listdir(target) if not name.endswith(".partial")} == names
+    done = moepack.export("moe-stream-dir", pack, target, resume=True)
+    assert 0 < done.kept_length < done.length
+    assert moepack.verify_export("moe-stream-dir", target, pack=pack).passed
+
+
+def test_an_export_of_another_model_is_told_apart(natural: dict[str, Path], tmp_path: Path) -> None:
+    moepack.export("moe-stream-dir", natural["qwen3moe"], tmp_path / "experts")
+    report = moepack.verify_export("moe-stream-dir", tmp_path / "experts", pack=natural["mixtral"])
+    assert report.headline is not None
+    assert "another model" in report.headline
+    assert {finding.kind for finding in report.findings} >= {"shape"}
+
+
+def test_files_that_are_missing_or_do_not_belong_there_are_found(
+    natural: dict[str, Path], tmp_path: Path
+) -> None:
+    moepack.export("moe-stream-dir", natural["qwen3moe"], tmp_path / "experts")
+    (tmp_path / "experts" / "layer_01.up.bin").rename(tmp_path / "experts" / "layer_09.up.bin")
+    (tmp_path / "experts" / "notes.txt").touch()
+    pack = natural["qwen3moe"]
+    report = moepack.verify_export("moe-stream-dir", tmp_path / "experts", pack=pack)
+    kinds = [finding.kind for finding in report.findings]
+    assert (kinds.count("missing"), kinds.count("surplus"), kinds.count("file")) == (16, 1, 1)
