@@ -34,6 +34,7 @@ from tests.support.faulty_backend import (
     require,
 )
 from tests.support.models import flip, keys_of, on_disk
+from tests.support.reads import descriptors
 from tests.support.threads import in_threads
 
 HINT_EIO = "the drive or its connection fails: see the kernel's log, then run `moepack verify`"
@@ -56,11 +57,11 @@ def the_rest_reads_right(
         assert now.error_count == errors
 
 
-def open_descriptors() -> int:
-    """Count the open descriptors, without those of other tests' dropped readers."""
+def open_descriptors() -> set[str]:
+    """Return the open descriptors, without those of other tests' dropped readers."""
     gc.collect()
     close_orphans()
-    return len(os.listdir("/proc/self/fd"))
+    return descriptors()
 
 
 def take_all(batch: moepack.Batch, *, in_order: bool) -> tuple[list[int], list[MoepackError]]:
@@ -96,7 +97,7 @@ def test_what_the_system_says_is_passed_on_with_the_place(
 ) -> None:
     where = pack.locate(1, 7, "up")
     backend = FaultyBackend(make("buffered"), fault_at(pack, 1, 7, "up", code=code, times=1))
-    descriptors = open_descriptors()
+    before = open_descriptors()
     with pack.reader(backend=backend) as reader:
         with pytest.raises(MachineError) as caught:
             reader.read(1, 7, "up")
@@ -105,7 +106,7 @@ def test_what_the_system_says_is_passed_on_with_the_place(
         assert caught.value.hint == hint
         assert (caught.value.path, caught.value.place) == (str(where.path), place)
         the_rest_reads_right(pack, reader, errors=1)
-    assert open_descriptors() == descriptors
+    assert open_descriptors() == before
 
 
 def test_a_read_of_joined_parts_names_them_all(packs: dict[str, Path], name: str) -> None:
@@ -293,7 +294,7 @@ def test_a_closed_reader_refuses_every_call(pack: Pack, name: str) -> None:
 @pytest.mark.parametrize("in_order", [True, False])
 def test_closing_the_reader_ends_a_batch_under_way(pack: Pack, name: str, in_order: bool) -> None:
     pool = moepack.BufferPool(6, 1 << 16)
-    descriptors = open_descriptors()
+    before = open_descriptors()
     backend = FaultyBackend(make(name), Fault(delay=0.005))
     reader = pack.reader(backend=backend, pool=pool, depth=2)
     batch = reader.submit(keys_of(pack))
@@ -310,7 +311,7 @@ def test_closing_the_reader_ends_a_batch_under_way(pack: Pack, name: str, in_ord
     batch.close()
     assert pool.free_count == 6
     assert len(backend.begun) <= 4
-    assert open_descriptors() == descriptors
+    assert open_descriptors() == before
 
 
 def test_a_closed_batch_says_so_and_a_finished_one_just_ends(pack: Pack, name: str) -> None:
@@ -332,7 +333,7 @@ def test_a_closed_batch_says_so_and_a_finished_one_just_ends(pack: Pack, name: s
 
 def test_closing_in_one_thread_while_others_read(pack: Pack, name: str) -> None:
     """Each read either gives the right bytes or says that the reader is closed."""
-    descriptors = open_descriptors()
+    before = open_descriptors()
     keys = keys_of(pack)
     expected = {key: on_disk(pack.locate(*key)) for key in keys}
     reader = pack.reader(backend=FaultyBackend(make(name)), depth=3)
@@ -359,7 +360,7 @@ def test_closing_in_one_thread_while_others_read(pack: Pack, name: str) -> None:
 
     in_threads(5, work)
     assert reader.statistics.in_flight_count == 0
-    assert open_descriptors() == descriptors
+    assert open_descriptors() == before
 
 
 def test_closing_wakes_a_thread_that_waits_for_a_batch(pack: Pack, name: str) -> None:
@@ -668,10 +669,10 @@ def test_a_program_that_ends_with_reads_in_flight_ends(code: str, packs: dict[st
 def test_a_reader_that_ends_leaves_no_threads_and_no_files(
     pack: Pack, name: str, is_closed: bool
 ) -> None:
-    before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    before = threading.active_count(), descriptors()
     reader = pack.reader(backend=name, depth=8)
     list(reader.read_many(keys_of(pack)))
     if is_closed:
         reader.close()
     del reader
-    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+    assert (threading.active_count(), descriptors()) == before
