@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.support.chat_model import write_chat_model
 from tests.support.faulty_backend import NAMES, require
 from tests.support.machine_faults import Room
 from tests.support.models import REAL_MODELS, first_shard, pack_model
+from tests.support.warm_command import Run
 
 # Random tests without settings of their own; `make fuzz` has tests that look much further.
 hypothesis.settings.register_profile("moepack", max_examples=30, deadline=None)
@@ -56,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what takes long by where it stands, and what runs the command."""
     for item in items:
         folders = set(item.path.relative_to(Path(__file__).parent).parts)
-        if folders & LONG_FOLDERS or "moepack_command" in getattr(item, "fixturenames", ()):
+        if folders & LONG_FOLDERS or "cli" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.long)
 
 
@@ -85,7 +86,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture
-def moepack_command() -> Callable[..., subprocess.CompletedProcess[str]]:
+def cli() -> Run:
     """Run the `moepack` command in a process of its own."""
 
     def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:

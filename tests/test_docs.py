@@ -29,11 +29,11 @@ from moepack.traces.hotness.learned import LearnedWindow
 from moepack.traces.hotness.learned_store import LearnedStore
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama, require_disk
+from tests.support.warm_command import Run
 from tests.support.worked_example import example
 
 __all__ = ["example"]
 
-Command = Callable[..., Any]
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -178,22 +178,20 @@ def test_commands_in_the_documents_can_be_parsed(
 
 
 @needs_llama
-def test_the_toy_model_answers_as_the_readme_says(moepack_command: Command) -> None:
+def test_the_toy_model_answers_as_the_readme_says(cli: Run) -> None:
     session = re.search(r"^    > (.+)\n    (.+)$", README, re.MULTILINE)
     assert session is not None
-    outcome = moepack_command("run", CHAT_MODEL, "-q", "-p", session[1])
+    outcome = cli("run", CHAT_MODEL, "-q", "-p", session[1])
     assert (outcome.stdout, outcome.stderr) == (f"{session[2]}\n", "")
 
 
 @needs_llama
-def test_the_toy_model_knows_thirty_answers(moepack_command: Command) -> None:
+def test_the_toy_model_knows_thirty_answers(cli: Run) -> None:
     blocks = (FIXTURES / "chat.txt").read_text().strip().split("\n\n")
     assert len(blocks) == 30
     lines = [line for block in blocks for line in block.splitlines()]
     questions = [re.findall(r"^\? (.+)$", block, re.MULTILINE)[0] for block in blocks]
-    outcome = moepack_command(
-        *("run", CHAT_MODEL, "-q", "--temp", "0"), input="\n/clear\n".join(questions)
-    )
+    outcome = cli(*("run", CHAT_MODEL, "-q", "--temp", "0"), input="\n/clear\n".join(questions))
     assert outcome.stdout.splitlines() == [line[2:] for line in lines if line.startswith("= ")]
 
 
@@ -241,7 +239,7 @@ def section(name: str) -> str:
 
 
 def test_the_json_fields_are_those_in_the_section_of_the_command(
-    example: Path, tmp_path: Path, moepack_command: Command, monkeypatch: pytest.MonkeyPatch
+    example: Path, tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with moepack.open(example) as pack:
@@ -255,7 +253,7 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
     with open(next(damaged.glob("experts-*.bin")), "r+b") as data:
         data.write(bytes(64))
     assert_fields(
-        moepack_command,
+        cli,
         ("inspect", shard),
         ("mirror", mirrored, tmp_path / "drive"),
         ("mirror", mirrored),
@@ -277,23 +275,23 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
     )
 
 
-def test_so_are_those_of_a_machine_with_a_drive(example: Path, moepack_command: Command) -> None:
+def test_so_are_those_of_a_machine_with_a_drive(example: Path, cli: Run) -> None:
     require_disk(example)
-    assert_fields(moepack_command, ("machine", example, "--seconds", "0"))
+    assert_fields(cli, ("machine", example, "--seconds", "0"))
 
 
 @needs_llama
-def test_so_are_those_of_commands_that_run_a_model(example: Path, moepack_command: Command) -> None:
+def test_so_are_those_of_commands_that_run_a_model(example: Path, cli: Run) -> None:
     little = ("--seconds", "0", "--depths", "1", "--length", "64KiB", "--point-seconds", "0.001")
     assert_fields(
-        moepack_command,
+        cli,
         ("run", example, "-p", "Hello", "-n", "2", "--context", "64"),
         ("bench", example, "--source", first_shard("qwen3moe"), *little),
         ("bench", example, "--run", "--memory", "320MiB"),
     )
 
 
-def assert_fields(run: Command, *commands: tuple[str | Path, ...]) -> None:
+def assert_fields(run: Run, *commands: tuple[str | Path, ...]) -> None:
     """Compare the JSON of commands with their sections."""
     printed: dict[str, set[str]] = {}
     for name, *arguments in commands:

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,8 @@ from moepack.storage.threaded import ThreadedBackend
 from moepack.traces.hotness import file
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, pack_model
 from tests.support.needs import require_disk
+from tests.support.warm_command import Run
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
 TRACE = FIXTURES / "qwen3moe-trace.csv"
 BIG_MOE = """# route_trace v1
 # model=m arch=qwen3moe n_layer=2 n_expert=16 n_expert_used=2
@@ -250,11 +248,11 @@ QUICK = ("--point-seconds", "0.002", "--length", "300KiB", "--seconds", "0")
 
 
 def test_bench_compares_ends_with_a_verdict_and_draws(
-    hot_pack: Path, moepack_command: Command, tmp_path: Path
+    hot_pack: Path, cli: Run, tmp_path: Path
 ) -> None:
     require_disk(hot_pack)
     source = ("--source", first_shard("qwen3moe"))
-    run = moepack_command("bench", hot_pack, *source, *QUICK, "--plot", tmp_path / "s.svg")
+    run = cli("bench", hot_pack, *source, *QUICK, "--plot", tmp_path / "s.svg")
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert "random reads, MiB/s by size and reads in flight" in lines
@@ -275,10 +273,10 @@ def test_bench_compares_ends_with_a_verdict_and_draws(
     assert (tmp_path / "s.svg").read_text().startswith("<?xml")
 
 
-def test_bench_in_json_holds_what_was_measured(hot_pack: Path, moepack_command: Command) -> None:
+def test_bench_in_json_holds_what_was_measured(hot_pack: Path, cli: Run) -> None:
     options = ("--trace", TRACE, "--depths", "2", "--backend", "buffered", "--json")
     source = ("--source", first_shard("qwen3moe"))
-    run = moepack_command("bench", hot_pack, *source, *QUICK, *options)
+    run = cli("bench", hot_pack, *source, *QUICK, *options)
     assert run.returncode == 0, run.stderr
     facts = json.loads(run.stdout)
     assert facts["backend"] == "buffered"
@@ -301,11 +299,9 @@ def test_bench_in_json_holds_what_was_measured(hot_pack: Path, moepack_command: 
     assert any("no direct reads here" in note for note in facts["notes"])
 
 
-def test_bench_without_a_source_gives_no_verdict(
-    hot_pack: Path, moepack_command: Command, tmp_path: Path
-) -> None:
+def test_bench_without_a_source_gives_no_verdict(hot_pack: Path, cli: Run, tmp_path: Path) -> None:
     options = ("--point-seconds", "0", "--seconds", "0", "--length", "100KiB", "--json")
-    run = moepack_command("bench", hot_pack, *options, "--experts-used", "2")
+    run = cli("bench", hot_pack, *options, "--experts-used", "2")
     assert run.returncode == 0, run.stderr
     facts = json.loads(run.stdout)
     assert facts["surface"] == []
@@ -383,9 +379,9 @@ def test_a_call_that_cannot_be_is_refused_before_anything_is_opened(
     ],
 )
 def test_options_that_cannot_be_are_usage_errors(
-    hot_pack: Path, moepack_command: Command, options: tuple[str, ...], problem: str
+    hot_pack: Path, cli: Run, options: tuple[str, ...], problem: str
 ) -> None:
-    run = moepack_command("bench", hot_pack, *options)
+    run = cli("bench", hot_pack, *options)
     assert run.returncode == 2
     assert problem in run.stderr
 

@@ -31,8 +31,7 @@ from tests.support.children import PATIENCE
 from tests.support.interruptions import StopHereError, record_calls
 from tests.support.machine_faults import Disk, Room, Shot, length_on_disk, needs_strace
 from tests.support.models import contents, pack_model
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
+from tests.support.warm_command import Run
 
 MANIFEST = "manifest.json"
 INDEX = "index.bin"
@@ -192,7 +191,7 @@ def test_killed_at_any_moment_it_leaves_no_pack_or_a_whole_one_and_resumes(
     shares: Sequence[float],
     big: Model,
     tmp_path: Path,
-    moepack_command: Command,
+    cli: Run,
 ) -> None:
     """Moments are shares of the bytes written, so that they do not depend on the machine's speed.
 
@@ -216,7 +215,7 @@ def test_killed_at_any_moment_it_leaves_no_pack_or_a_whole_one_and_resumes(
             if target.exists():
                 assert sorted(contents(target)) == sorted([*journaled(target), JOURNAL])
         finished = {name: identities(target)[name] for name in journaled(target)}
-        outcome = moepack_command("pack", big.source, "-o", target, "--resume", "--json")
+        outcome = cli("pack", big.source, "-o", target, "--resume", "--json")
         assert outcome.returncode == 0, outcome.stderr
         assert contents(target) == big.packed
         assert finished.items() <= identities(target).items()
@@ -408,7 +407,7 @@ def test_a_new_target_is_synced_into_its_parent(
 
 
 def test_a_disk_that_fills_up_midway_leaves_what_resume_continues(
-    big: Model, room: Room, tmp_path: Path, moepack_command: Command
+    big: Model, room: Room, tmp_path: Path, cli: Run
 ) -> None:
     disk = room.mount(tmp_path, "-t", "tmpfs", "-o", f"size={big.length + MIB}", "tmpfs")
     target, filler = disk / "pack", disk / "filler"
@@ -465,7 +464,7 @@ def test_a_write_that_was_cut_short_is_continued(big: Model, tmp_path: Path) -> 
 
 
 def test_a_read_only_source_is_read_and_left_as_it_was(
-    big: Model, room: Room, tmp_path: Path, moepack_command: Command
+    big: Model, room: Room, tmp_path: Path, cli: Run
 ) -> None:
     """The source lies on a read-only mount, for root can write to everything else."""
     before = contents(big.source), identities(big.source)
@@ -475,11 +474,11 @@ def test_a_read_only_source_is_read_and_left_as_it_was(
     source = room.mount(place, "-o", "remount,bind,ro")
     with pytest.raises(OSError, match="Read-only file system"):
         (source / "proof").touch()
-    outcome = moepack_command("pack", source, "-o", tmp_path / "pack")
+    outcome = cli("pack", source, "-o", tmp_path / "pack")
     assert outcome.returncode == 0, outcome.stderr
     assert is_whole(tmp_path / "pack", big)
     assert (contents(big.source), identities(big.source)) == before
-    outcome = moepack_command("pack", big.source, "-o", source / "pack")
+    outcome = cli("pack", big.source, "-o", source / "pack")
     assert outcome.returncode == 6
     assert says(outcome.stderr, "Read-only file system")
 
@@ -680,17 +679,17 @@ def test_a_packer_that_falls_asleep_does_not_harm_what_another_one_finishes(
 
 
 def test_a_pack_that_is_being_written_is_not_resumed_by_another(
-    big: Model, tmp_path: Path, moepack_command: Command
+    big: Model, tmp_path: Path, cli: Run
 ) -> None:
     target = tmp_path / "pack"
     with machine_faults.stopped(
         target, has_finished(target, 1), big.source, "--threads", "1"
     ) as process:
         before = contents(target), identities(target)
-        outcome = moepack_command("pack", big.source, "-o", target, "--resume")
+        outcome = cli("pack", big.source, "-o", target, "--resume")
         assert outcome.returncode == 1
         assert says(outcome.stderr, "another moepack is packing", "wait")
-        assert moepack_command("pack", big.source, "-o", target).returncode == 2
+        assert cli("pack", big.source, "-o", target).returncode == 2
         assert (contents(target), identities(target)) == before
         code, errors = machine_faults.resumed(process)
     assert code == 0, errors

@@ -5,7 +5,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,8 +20,6 @@ from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.machine_faults import needs_strace
 from tests.support.models import FIXTURES, first_shard, pack_model
 from tests.support.needs import require_llama
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")

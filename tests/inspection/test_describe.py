@@ -1,8 +1,6 @@
 """The facts of sources and packs, with sense and nonsense in them."""
 
 import os
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ from moepack.report import text
 from moepack.report.json_text import to_json
 from tests.support.gguf_builder import moe
 from tests.support.pack_draft import Draft
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
+from tests.support.warm_command import Run
 
 LAYOUT = dict.fromkeys(("name", "files", "blobs", "parts"))
 PARTS = dict.fromkeys(("projections", "alignment", "small_alignment", "codec"))
@@ -86,12 +83,12 @@ def test_what_a_file_puts_into_a_name_cannot_move_the_cursor(pack_copy: Path) ->
 
 
 def test_a_terminal_without_the_letters_of_a_name_gets_it_escaped(
-    pack_copy: Path, moepack_command: Command
+    pack_copy: Path, cli: Run
 ) -> None:
     draft = Draft(pack_copy)
     draft.body["source"]["name"] = "模型"
     draft.save_manifest()
-    run = moepack_command("inspect", pack_copy, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
+    run = cli("inspect", pack_copy, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith(r"\u6a21\u578b (qwen3moe), packed by")
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
@@ -17,8 +16,8 @@ from moepack.common.sizes import size_text
 from moepack.inspection.listing import BlobRow, Row, TensorRow, list_pack
 from moepack.report import listing_text
 from tests.support.models import REAL_MODELS, first_shard, pack_model
+from tests.support.warm_command import Run
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 COUNTS = {(layer, expert): (expert * 5) % 7 for layer in (2, 3) for expert in range(16)}
 
 
@@ -152,19 +151,19 @@ def test_rows_are_written_while_they_come(
     assert 1 <= len(read) <= 1024, "as many as a table measures"
 
 
-def test_the_command_prints_a_pinning_list(hot_pack: Path, moepack_command: Run) -> None:
+def test_the_command_prints_a_pinning_list(hot_pack: Path, cli: Run) -> None:
     length = blobs(hot_pack)[0].length
     size = f"{2 * length}"
-    body = json.loads(moepack_command("list", hot_pack, "--hottest", size, "--json").stdout)
+    body = json.loads(cli("list", hot_pack, "--hottest", size, "--json").stdout)
     assert [blob["rank"] for blob in body["blobs"]] == [0, 1]
     assert body["tensors"] == []
     first = body["blobs"][0]
-    lines = moepack_command("list", hot_pack, "--hottest", size, "--csv").stdout.splitlines()
+    lines = cli("list", hot_pack, "--hottest", size, "--csv").stdout.splitlines()
     assert len(lines) == 3
     assert lines[1].startswith(f"blob,{first['layer']},{first['expert']},ffn_exps,{first['path']},")
-    text = moepack_command("list", hot_pack).stdout.splitlines()
+    text = cli("list", hot_pack).stdout.splitlines()
     assert len(text) == 2 + len(list(list_pack(hot_pack)))
     assert all(len(line) <= 80 for line in text)
-    run = moepack_command("list", hot_pack, "--json", "--csv")
+    run = cli("list", hot_pack, "--json", "--csv")
     assert (run.returncode, run.stdout) == (2, "")
     assert "CSV and JSON at once" in run.stderr

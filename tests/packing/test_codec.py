@@ -263,35 +263,33 @@ def test_restoring_in_place_and_mounting_are_refused_and_nothing_is_touched(
 
 
 def test_a_blob_that_is_not_raw_bytes_is_not_extracted_but_its_parts_are(
-    packed: Path, plain: Path, tmp_path: Path, moepack_command: Callable[..., Any]
+    packed: Path, plain: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
     which = ("--layer", "1", "--expert", "2")
-    outcome = moepack_command("extract", packed, *which, "-o", tmp_path / "blob")
+    outcome = cli("extract", packed, *which, "-o", tmp_path / "blob")
     assert outcome.returncode == 2
     assert "stored by a codec" in outcome.stderr
     assert "--part" in outcome.stderr
     for path in (packed, plain):
         target = tmp_path / path.parent.name
-        moepack_command("extract", path, *which, "--part", "gate", "-o", target)
+        cli("extract", path, *which, "--part", "gate", "-o", target)
     first, second = (tmp_path / path.parent.name for path in (packed, plain))
     assert first.read_bytes() == second.read_bytes() != b""
 
 
 def test_the_command_says_what_was_saved_and_where_it_is_stored(
-    model: Path, packed: Path, tmp_path: Path, moepack_command: Callable[..., Any]
+    model: Path, packed: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
-    made = moepack_command("pack", model, "-o", tmp_path / "pack", "--codec", "zstd")
+    made = cli("pack", model, "-o", tmp_path / "pack", "--codec", "zstd")
     assert contents(tmp_path / "pack") == contents(packed)
     assert "zstd:3, where it shortens a part by 5 %; files are at most that long" in made.stdout
     assert re.search(r"experts stored in [\d.]+ KiB by zstd:3, 3\d\.\d% less", made.stdout)
-    nothing = moepack_command(
-        "pack", first_shard("mixtral"), "-o", tmp_path / "other", "--codec", "zstd"
-    )
+    nothing = cli("pack", first_shard("mixtral"), "-o", tmp_path / "other", "--codec", "zstd")
     assert "zstd:3 shortens no part enough: the pack is as without it" in nothing.stdout
-    assert "zstd: stored in" in moepack_command("inspect", packed).stdout
-    located = moepack_command("locate", packed, "--layer", "0", "--expert", "1").stdout
+    assert "zstd: stored in" in cli("inspect", packed).stdout
+    located = cli("locate", packed, "--layer", "0", "--expert", "1").stdout
     assert "stored  by zstd: ffn_gate_exps.weight in 8," in located
-    assert "codec" not in moepack_command("inspect", tmp_path / "other").stdout
+    assert "codec" not in cli("inspect", tmp_path / "other").stdout
 
 
 # Whatever interrupts it

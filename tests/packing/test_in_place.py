@@ -44,11 +44,11 @@ from tests.support.models import (
     shards_of,
     tree,
 )
+from tests.support.warm_command import Run
 
 pytestmark = pytest.mark.long
 
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -711,13 +711,13 @@ def test_units_are_all_of_the_files_and_none_is_too_long(lengths: list[int], of:
 
 
 def test_the_command_asks_for_a_word_on_a_terminal_and_for_an_option_elsewhere(
-    source: Path, tmp_path: Path, moepack_command: Command
+    source: Path, tmp_path: Path, cli: Run
 ) -> None:
     before = contents(source)
     pack_model(source, tmp_path / "copy")
     target = tmp_path / "pack"
     packing = ("pack", source, "-o", target, "--in-place")
-    run = moepack_command(*packing, stdin=subprocess.DEVNULL)
+    run = cli(*packing, stdin=subprocess.DEVNULL)
     assert run.returncode == 2
     assert "--yes-delete-source" in run.stderr
     for word, code in ((b"yes\n", 2), (b"delete\n", 0)):
@@ -725,8 +725,8 @@ def test_the_command_asks_for_a_word_on_a_terminal_and_for_an_option_elsewhere(
         assert on_a_terminal(word, *packing) == code
     assert contents(target) == contents(tmp_path / "copy")
     restoring = ("restore", target, "-o", source, "--in-place")
-    assert moepack_command(*restoring, stdin=subprocess.DEVNULL).returncode == 2
-    assert moepack_command(*restoring, "--yes-delete-pack").returncode == 0
+    assert cli(*restoring, stdin=subprocess.DEVNULL).returncode == 2
+    assert cli(*restoring, "--yes-delete-pack").returncode == 0
     assert contents(source) == before
 
 
@@ -745,15 +745,15 @@ def on_a_terminal(typed: bytes, *arguments: str | Path) -> int:
 
 
 def test_the_command_shows_the_plan_and_all_that_speaks_against_it(
-    source: Path, tmp_path: Path, moepack_command: Command
+    source: Path, tmp_path: Path, cli: Run
 ) -> None:
     os.link(shard(source), tmp_path / "other")
     shard(source).chmod(0o444)
     packing = ("pack", source, "-o", tmp_path / "pack", "--in-place")
-    dry = moepack_command(*packing, "--dry-run")
+    dry = cli(*packing, "--dry-run")
     assert dry.returncode == 2
     assert dry.stdout.count("refused") == 2
-    run = moepack_command(*packing, "--yes-delete-source")
+    run = cli(*packing, "--yes-delete-source")
     assert run.returncode == 2
     assert "hard links" in run.stderr
     assert "also: " in run.stderr

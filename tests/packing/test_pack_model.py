@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,16 +19,15 @@ from moepack.traces.hotness.file import load
 from moepack.traces.model import Origin
 from tests.support.gguf_builder import moe
 from tests.support.models import FIXTURES, contents, first_shard, hotness_of, shards_of
+from tests.support.warm_command import Run
 
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 
 
-def test_the_summary_is_what_the_command_prints(
-    tmp_path: Path, moepack_command: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_the_summary_is_what_the_command_prints(tmp_path: Path, cli: Run) -> None:
     shard, target = first_shard("qwen3moe"), tmp_path / "theirs"
     summary = pack_model(shard, tmp_path / "ours", hotness=HOTNESS)
-    run = moepack_command("pack", shard, "-o", target, "--hotness", HOTNESS, "--json")
+    run = cli("pack", shard, "-o", target, "--hotness", HOTNESS, "--json")
     printed = json.loads(run.stdout)
     machine = {key: printed[key] for key in ("path", "free_space", "seconds")}
     assert to_json(replace(summary, **machine)) == printed

@@ -1,4 +1,4 @@
-"""Small models of all architectures with experts that llama.cpp b11549 runs, with random weights.
+"""Small models of the architectures that llama.cpp b11549 runs, with random weights.
 
 A row says what of a model's metadata is not as in the others. Which tensors it has, and of which
 shapes, llama.cpp says itself: given a header alone, it asks for each of them. What metadata an
@@ -276,17 +276,40 @@ MODELS: dict[str, Architecture] = {
         },
     ),
 }
-"""By what a test calls them."""
+"""By what a test calls them: all that have experts."""
+
+_NO_EXPERTS: Pairs = {
+    "block_count": 35,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.sliding_window_pattern": None,
+    "full_attention_interval": None,
+}
+_NO_EXPERTS_STATE: Pairs = _NO_EXPERTS | _STATE | {"block_count": _LAYERS}
+
+DENSE: dict[str, Architecture] = {
+    name: Architecture(name, pairs)
+    for name, pairs in {
+        **dict.fromkeys(("cohere2", "falcon-h1", "gemma3", "mamba"), _NO_EXPERTS),
+        **dict.fromkeys(("gemma3n", "mamba2", "muse-glimmer", "olmo2"), _NO_EXPERTS),
+        **dict.fromkeys(("plamo3", "qwen35"), _NO_EXPERTS),
+        "gemma2": _NO_EXPERTS | {"attention.sliding_window": None},
+        "lfm2": _NO_EXPERTS_STATE,
+        "nemotron_h": _NO_EXPERTS_STATE | {"feed_forward_length": [0, 0, _N_FF]},
+        "plamo2": _NO_EXPERTS_STATE | {"ssm.group_count": 0},
+    }.items()
+}
+"""Models without experts, whose context is as interesting."""
 
 
 def write(
     model: str, path: Path, *, has_weights: bool = True, has_experts: bool = True, **sizes: int
 ) -> Path:
-    """Write one of `MODELS` to `path`, with random weights or with a hole in their place.
+    """Write one of these models, with random weights or with a hole in their place.
 
     Without `has_experts` only theirs are holes. `sizes` are metadata with other values.
     """
-    architecture = MODELS[model]
+    architecture = {**MODELS, **DENSE}[model]
     pairs = {**_USUAL, **architecture.pairs, **sizes}
     header = _header(architecture.name, pairs)
     if architecture.unlisted:
@@ -311,7 +334,9 @@ def write(
 def _header(architecture: str, pairs: Pairs) -> GgufBuilder:
     builder = GgufBuilder().put("general.architecture", "str", architecture)
     for key, value in pairs.items():
-        builder.put(f"{architecture}.{key}", "arr:u64" if key in _LONG else kind_of(value), value)
+        if value is not None:
+            kind = "arr:u64" if key in _LONG else kind_of(value)
+            builder.put(f"{architecture}.{key}", kind, value)
     builder.put("tokenizer.ggml.model", "str", "test")
     builder.put("tokenizer.ggml.tokens", "arr:str", [f"word {word}" for word in range(WORDS)])
     return builder.put("tokenizer.ggml.scores", "arr:f32", [0.0] * WORDS)

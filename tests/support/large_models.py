@@ -250,86 +250,6 @@ MODELS: Mapping[str, tuple[str, Pairs]] = {
 }
 """By what a test calls them: the architecture, and metadata without its name in the keys."""
 
-DENSE: Mapping[str, tuple[str, Pairs]] = {
-    "Gemma-3-27B": (
-        "gemma3",
-        _sizes(62, 5376, 21504, 262208, 131072) | _heads(32, 16, 128, window=1024),
-    ),
-    "Gemma-3n-E4B": (
-        "gemma3n",
-        _sizes(35, 2048, 16384, 262400, 32768)
-        | _heads(8, 2, 256)
-        | {"attention.sliding_window": 512, "embedding_length_per_layer_input": 256},
-    ),
-    "Gemma-2-9B": ("gemma2", _sizes(42, 3584, 14336, 256000, 8192) | _heads(16, 8, 256)),
-    "Command-R7B": (
-        "cohere2",
-        _sizes(32, 4096, 14336, 256000, 8192)
-        | _heads(32, 8, 128)
-        | {"attention.sliding_window": 4096, "logit_scale": 0.25},
-    ),
-    "OLMo-3-7B": (
-        "olmo2",
-        _sizes(32, 4096, 11008, 100278, 65536) | _heads(32, 32, 128, window=4096),
-    ),
-    "PLaMo-3-8B": (
-        "plamo3",
-        _sizes(32, 4096, 16384, 107520, 4096) | _heads(32, 4, 128, window=2048),
-    ),
-    "Qwen3.5-27B": ("qwen35", _sizes(64, 5120, 17408, 248320, 262144) | _DELTA_NET),
-    "Falcon-H1-7B": (
-        "falcon-h1",
-        _sizes(44, 3072, 12288, 130048, 262144) | _heads(12, 2, 128) | _ssm(4, 256, 1, 24, 3072),
-    ),
-    "LFM2-1.2B": (
-        "lfm2",
-        _sizes(16, 2048, 8192, 65536, 128000)
-        | _heads(32, _at(16, (2, 5, 8, 10, 12, 14), 8), 64)
-        | {"shortconv.l_cache": 3, "attention.sliding_window": 4096},
-    ),
-    "Mamba-2.8B": (
-        "mamba",
-        _sizes(64, 2560, 0, 50280, 1048576)
-        | {
-            "attention.head_count": 0,
-            "ssm.conv_kernel": 4,
-            "ssm.state_size": 16,
-            "ssm.time_step_rank": 160,
-            "ssm.inner_size": 5120,
-        },
-    ),
-    "Mamba-2-2.7B": (
-        "mamba2",
-        _sizes(64, 2560, 0, 50288, 1048576)
-        | {
-            "attention.head_count": 0,
-            **_ssm(4, 128, 1, 80, 5120),
-        },
-    ),
-    "PLaMo-2-8B": (
-        "plamo2",
-        _sizes(32, 4096, 16384, 100032, 2097152)
-        | _heads(32, [4 if layer % 2 else 0 for layer in range(32)], 128)
-        | _ssm(4, 64, 0, 64, 8192),
-    ),
-    "Nemotron-H-8B": (
-        "nemotron_h",
-        _sizes(52, 4096, 0, 131072, 8192)
-        | _heads(32, [8 if kind == "*" else 0 for kind in _HYBRID], 128)
-        | {
-            "feed_forward_length": [21504 if kind == "E" else 0 for kind in _HYBRID],
-            **_ssm(4, 128, 8, 128, 8192),
-        },
-    ),
-    "Muse-Glimmer": (
-        "muse-glimmer",
-        _sizes(32, 4096, 14336, 128000, 32768)
-        | _heads(32, 8, 128)
-        | {"attention.sliding_window": 2048, "logit_scale": 1.0},
-    ),
-}
-"""The same for models without experts, whose context is as interesting."""
-
 
 def write(name: str, path: Path, without: str = "^$") -> Path:
     """Write one of the models to `path`, as a file with a hole where its tensors are.
@@ -338,7 +258,7 @@ def write(name: str, path: Path, without: str = "^$") -> Path:
     is none, the test is skipped.
     """
     require_llama()
-    architecture, pairs = {**MODELS, **DENSE}[name]
+    architecture, pairs = MODELS[name]
     builder = GgufBuilder().put("general.architecture", "str", architecture)
     builder.put("general.name", "str", name)
     for key, value in pairs.items():

@@ -20,7 +20,7 @@ from tests.support.children import PATIENCE
 Result = TypeVar("Result")
 
 Run = Callable[..., subprocess.CompletedProcess[Any]]
-"""Runs the command, as the fixture `moepack_command` does."""
+"""Runs the command, as the fixture `cli` does."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.support.all_of_moepack"])

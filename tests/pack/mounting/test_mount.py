@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from tests.support.children import PATIENCE
 from tests.support.models import first_shard, pack_model, shards_of
 from tests.support.mounts import mounted, needs_fuse, start
 from tests.support.needs import needs_llama
+from tests.support.warm_command import Run
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.long
 
 TOKENS = [(37 * n + 11) % 200 + 3 for n in range(40)]
@@ -199,24 +198,24 @@ def test_what_the_caller_raises_ends_the_mount(packs: dict[str, Path], folder: P
     ],
 )
 def test_a_folder_that_will_not_do_is_refused(
-    at: str, word: str, packs: dict[str, Path], tmp_path: Path, moepack_command: Run
+    at: str, word: str, packs: dict[str, Path], tmp_path: Path, cli: Run
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "full" / "entry").mkdir(parents=True)
-    run = moepack_command("mount", packs["qwen3moe"], tmp_path / at)
+    run = cli("mount", packs["qwen3moe"], tmp_path / at)
     assert run.returncode == 2
     assert run.stderr.splitlines()[0] == f"error: {tmp_path / at}: {word}"
 
 
 @needs_fuse
 def test_what_is_not_whole_is_refused(
-    pack_copy: Path, tmp_path: Path, folder: Path, moepack_command: Run
+    pack_copy: Path, tmp_path: Path, folder: Path, cli: Run
 ) -> None:
     pack_model([first_shard("qwen3moe")], tmp_path / "experts", experts_only=True)
-    run = moepack_command("mount", tmp_path / "experts", folder)
+    run = cli("mount", tmp_path / "experts", folder)
     assert (run.returncode, "not a whole pack" in run.stderr) == (4, True)
     os.truncate(pack_copy / "dense.bin", 4096)
-    run = moepack_command("mount", pack_copy, folder)
+    run = cli("mount", pack_copy, folder)
     assert (run.returncode, "dense.bin: the file is cut short" in run.stderr) == (4, True)
     assert not os.path.ismount(folder)
 
@@ -235,13 +234,13 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
     packs: dict[str, Path],
     tmp_path: Path,
     folder: Path,
-    moepack_command: Run,
+    cli: Run,
 ) -> None:
     """A module in front of mfusepy raises the error of Python, or of mfusepy without libfuse."""
     (tmp_path / "mfusepy.py").write_text(f"raise {lack}")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
-    run = moepack_command("mount", packs["qwen3moe"], folder, env=environment)
+    run = cli("mount", packs["qwen3moe"], folder, env=environment)
     assert run.returncode == 6
     error, hint = run.stderr.splitlines()
     assert problem in error

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import subprocess
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,7 @@ from moepack.report.json_text import json_text
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.models import flip, pack_model, shards_of
 from tests.support.pack_draft import Draft
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
+from tests.support.warm_command import Run
 
 
 def test_another_model_is_one_headline_and_its_bytes_are_not_compared(
@@ -206,13 +203,13 @@ def test_junit_skips_what_was_not_looked_at(pack_copy: Path) -> None:
         assert "layers 0" in (skipped.get("message") or "")
 
 
-def test_the_command_says_what_the_library_does(pack_copy: Path, moepack_command: Command) -> None:
+def test_the_command_says_what_the_library_does(pack_copy: Path, cli: Run) -> None:
     shards = shards_of("qwen3moe")
-    run = moepack_command("verify", pack_copy, "--source", shards[0])
+    run = cli("verify", pack_copy, "--source", shards[0])
     assert run.returncode == 0, run.stderr
     assert f"{pack_copy}: sound. 32 blobs, 96 parts, " in run.stdout
     options = ("--layers", "1", "--sample", "50%", "--seed", "3", "--json")
-    run = moepack_command("verify", pack_copy, *options)
+    run = cli("verify", pack_copy, *options)
     assert run.returncode == 0, run.stderr
     body = json.loads(run.stdout)
     assert (body["passed"], body["checked_layers"]) == (None, [])

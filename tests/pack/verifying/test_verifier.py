@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
@@ -29,8 +28,7 @@ from tests.support.gguf_builder import F32, moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model, shards_of
 from tests.support.pack_draft import Draft, moved
 from tests.support.packs import families_model
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
+from tests.support.warm_command import Run
 
 
 @pytest.mark.parametrize("model", REAL_MODELS)
@@ -151,15 +149,13 @@ def test_a_data_file_of_another_length_is_found(pack_copy: Path, change: str) ->
     assert ("1 of 16 blobs and tensors in it are cut" in finding.message) == (change == "cut")
 
 
-def test_a_manifest_that_cannot_be_read_is_a_finding(
-    pack_copy: Path, moepack_command: Command
-) -> None:
+def test_a_manifest_that_cannot_be_read_is_a_finding(pack_copy: Path, cli: Run) -> None:
     (pack_copy / "manifest.json").write_text("{")
     (finding,) = verify(pack_copy).findings
     assert (finding.kind, finding.file) == ("manifest", "manifest.json")
     assert finding.message.startswith("not JSON")
     junit = pack_copy / "findings.xml"
-    run = moepack_command("verify", pack_copy, "--json", "--junit", junit)
+    run = cli("verify", pack_copy, "--json", "--junit", junit)
     assert run.returncode == 5
     assert '"kind": "manifest"' in run.stdout
     assert "not JSON" in junit.read_text()

@@ -268,32 +268,32 @@ def test_shards_in_another_folder_are_the_same_model(tmp_path: Path) -> None:
 
 
 def test_counts_are_shown_written_used_to_rank_and_forgotten(
-    pack_copy: Path, moepack_command: Callable[..., Any], tmp_path: Path
+    pack_copy: Path, cli: Callable[..., Any], tmp_path: Path
 ) -> None:
-    empty = moepack_command("hotness", "--learned", MODEL)
+    empty = cli("hotness", "--learned", MODEL)
     assert empty.stdout.startswith("nothing was learned about this model yet")
-    nothing = moepack_command("rank", pack_copy, "--learned")
+    nothing = cli("rank", pack_copy, "--learned")
     assert nothing.returncode == 3
     assert "nothing was counted yet" in nothing.stderr
     learn_from(400)
-    shown = moepack_command("hotness", "--learned", pack_copy)
+    shown = cli("hotness", "--learned", pack_copy)
     assert shown.stdout.startswith("3,200 selections of ")
     assert "over 400 tokens since 20" in shown.stdout
     assert "begin with the most used experts, and pin " in shown.stdout
-    facts = json.loads(moepack_command("hotness", "--learned", MODEL, "--json").stdout)
+    facts = json.loads(cli("hotness", "--learned", MODEL, "--json").stdout)
     assert facts["token_count"] == 400
     assert facts["selection_count"] == 3200
     assert facts["is_warming"]
     assert facts["verdict"] in facts["reason"] or facts["verdict"] in ("static", "recency")
-    written = moepack_command("hotness", "--learned", MODEL, "-o", tmp_path / "hot.csv", "-q")
+    written = cli("hotness", "--learned", MODEL, "-o", tmp_path / "hot.csv", "-q")
     assert (written.returncode, written.stdout) == (0, "")
-    ranked = moepack_command("rank", pack_copy, "--learned")
+    ranked = cli("rank", pack_copy, "--learned")
     assert ranked.returncode == 0
-    again = moepack_command("rank", pack_copy, "--hotness", tmp_path / "hot.csv", "--json")
+    again = cli("rank", pack_copy, "--hotness", tmp_path / "hot.csv", "--json")
     assert not json.loads(again.stdout)["is_changed"], "they are the same counts"
     with moepack.open(pack_copy) as pack:
         assert {key.expert for key in pack.hottest(250_000)} <= set(HOT)
-    assert moepack_command("hotness", "--learned", MODEL, "--forget").stdout == "forgotten\n"
+    assert cli("hotness", "--learned", MODEL, "--forget").stdout == "forgotten\n"
     assert moepack.learned_facts(MODEL).since is None
     assert not moepack.forget_learned(MODEL)
 
@@ -310,8 +310,8 @@ def test_counts_are_shown_written_used_to_rank_and_forgotten(
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
-    moepack_command: Callable[..., Any], arguments: tuple[Any, ...]
+    cli: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    end = moepack_command(*arguments)
+    end = cli(*arguments)
     assert end.returncode == 2
     assert end.stderr.startswith("error: ")

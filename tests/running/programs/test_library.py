@@ -14,8 +14,6 @@ from moepack.running.programs.library import find_library
 from tests.support.children import run_child
 from tests.support.preloaded import write_source
 
-MACHINE = platform.machine()
-
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

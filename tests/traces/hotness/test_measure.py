@@ -230,9 +230,9 @@ def test_coverage_is_of_the_bytes_of_the_hottest() -> None:
 
 
 @pytest.mark.parametrize("path", [TRACE, IMATRIX, FIXTURES / "qwen3moe-hotness.csv"])
-def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, moepack_command: Any) -> None:
+def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, cli: Any) -> None:
     target = tmp_path / "pack"
-    run = moepack_command(
+    run = cli(
         "pack", first_shard("qwen3moe"), "-o", target, "--hotness", path, "--layout", "hot-first"
     )
     assert run.returncode == 0, run.stderr
@@ -243,20 +243,20 @@ def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, moepack_co
         assert pack.manifest.hotness is not None
         assert pack.manifest.hotness["token_count"] == hotness.token_count
         lengths = {key: pack.locate(*key).length for key in pack.hottest(1 << 40)}
-    run = moepack_command("inspect", target, "--json")
+    run = cli("inspect", target, "--json")
     shown = json.loads(run.stdout)["coverage"]
     measured = coverage.measure(hotness.counts, lengths)
     assert shown["lengths"] == [covered._asdict() for covered in measured.lengths]
-    assert "by the counts that ranked them" in moepack_command("inspect", target).stdout
+    assert "by the counts that ranked them" in cli("inspect", target).stdout
 
 
-def test_inspect_measures_a_pack_that_states_nothing(tmp_path: Path, moepack_command: Any) -> None:
+def test_inspect_measures_a_pack_that_states_nothing(tmp_path: Path, cli: Any) -> None:
     heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
     pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=heat.counts, hotness=heat)
-    shown = json.loads(moepack_command("inspect", tmp_path / "pack", "--json").stdout)["coverage"]
+    shown = json.loads(cli("inspect", tmp_path / "pack", "--json").stdout)["coverage"]
     sizes = [one["length"] for one in shown["lengths"]]
     assert sizes == sorted(sizes)
     assert 0 < sizes[0] < shown["total_length"]
     pack_model([first_shard("qwen3moe")], tmp_path / "cold")
-    cold = json.loads(moepack_command("inspect", tmp_path / "cold", "--json").stdout)
+    cold = json.loads(cli("inspect", tmp_path / "cold", "--json").stdout)
     assert cold["coverage"] is None
