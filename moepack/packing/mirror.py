@@ -29,11 +29,12 @@ from moepack.pack.format import manifest
 from moepack.pack.format.names import MIRROR_NAME
 from moepack.pack.reading import mirror
 from moepack.pack.reading.directory import pack_folder, read_manifest
-from moepack.pack.reading.mirror import Description, RangeSet
+from moepack.pack.reading.mirror import Description
 from moepack.pack.reading.pack import Pack
 from moepack.packing.mirror_copy import MirrorCopy, expert_reads
 from moepack.storage.atomic import make_folder, publish, sync_directory, write_synced
 from moepack.storage.lock import locked_folder
+from moepack.storage.ranges import RangeSet
 from moepack.storage.space import check_space
 
 _SUFFIX = ".mirror"
@@ -89,6 +90,7 @@ def mirror_pack(
     folder = parent / (Path(os.path.abspath(path)).name + _SUFFIX)
     with Pack(path) as opened:
         opened.require_files()
+        opened.require_complete()
         length = None if hottest is None else opened.budget_length(hottest, "hottest")
         copy = MirrorCopy(opened, folder, length)
         if not copy.experts:

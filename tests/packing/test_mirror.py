@@ -11,9 +11,9 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, MirrorWarning, PackError, RequestError
-from moepack.pack.reading import mirror as descriptions
 from moepack.packing import mirror_copy
 from moepack.storage.lock import lock
+from moepack.storage.ranges import RangeSet
 from tests.support.interruptions import CrashError, crash_after, record_calls
 from tests.support.machine_faults import Room
 from tests.support.mirrors import mirror, reads_right
@@ -50,7 +50,7 @@ def mirrored(pack: Path) -> set[tuple[int, int]]:
         for key in keys_of(opened):
             where = opened.locate(*key)
             ranges = folder.description.ranges.get(where.path.name, ())
-            if descriptions.RangeSet(ranges).covers(where.offset, where.offset + where.length):
+            if RangeSet(ranges).covers(where.offset, where.offset + where.length):
                 experts.add(key)
                 copy = where._replace(path=folder.path / where.path.name)
                 assert on_disk(copy) == on_disk(where)

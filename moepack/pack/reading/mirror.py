@@ -11,9 +11,7 @@ mirror is `moepack.packing.mirror`.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
@@ -23,15 +21,13 @@ from moepack.common.errors import PackError
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.names import MIRROR_NAME, is_plain_name
+from moepack.storage.ranges import Ranges, read_ranges
 from moepack.storage.regular_file import open_regular
 
 NAME = "mirror.json"
 _FORMAT = "moepack mirror"
 _VERSION = 1
 _MAX_LENGTH = 256 << 20
-
-Ranges = Sequence[tuple[int, int]]
-"""Half-open ranges of a file, ascending and apart."""
 
 
 class Description(NamedTuple):
@@ -62,19 +58,6 @@ class Mirror(NamedTuple):
     path: Path
     description: Description | None
     problem: str | None
-
-
-class RangeSet:
-    """The ranges of one file that are mirrored."""
-
-    def __init__(self, ranges: Ranges) -> None:
-        self._starts = [start for start, _ in ranges]
-        self._ends = [end for _, end in ranges]
-
-    def covers(self, start: int, end: int) -> bool:
-        """Return whether all bytes from `start` to `end` are mirrored."""
-        number = bisect_right(self._starts, start) - 1
-        return number >= 0 and end <= self._ends[number]
 
 
 def encode(description: Description) -> bytes:
@@ -108,11 +91,9 @@ def _described(body: Any) -> Description:
         raise ValueError("of another version")
     ranges: dict[str, Ranges] = {}
     for name, pairs in body["ranges"].items():
-        ranges[name] = tuple((start, end) for start, end in pairs)
-        edges = [edge for pair in ranges[name] for edge in pair]
-        is_ascending = all(first < second for first, second in pairwise([-1, *edges]))
-        if not (is_plain_name(name) and is_ascending and {int}.issuperset(map(type, edges))):
-            raise ValueError("no such ranges")
+        ranges[name] = read_ranges(pairs)
+        if not is_plain_name(name):
+            raise ValueError("no such file")
     hottest = body["hottest"]
     if hottest is not None and type(hottest) is not int:
         raise ValueError("no such length")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from moepack.common.errors import MirrorWarning, MoepackError
 from moepack.pack.reading.in_flight import MirrorUsage
-from moepack.pack.reading.mirror import Mirror, RangeSet
+from moepack.pack.reading.mirror import Mirror
+from moepack.storage.ranges import RangeSet
 
 if TYPE_CHECKING:
     from moepack.pack.reading.expert_read import ExpertRead, FileRead

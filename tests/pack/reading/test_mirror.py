@@ -17,8 +17,9 @@ import moepack
 from moepack.common.errors import MachineError, MirrorWarning, PackError
 from moepack.pack.reading import mirror as descriptions
 from moepack.pack.reading.expert_read import ExpertRead, FileRead
-from moepack.pack.reading.mirror import Description, Mirror, RangeSet
+from moepack.pack.reading.mirror import Description, Mirror
 from moepack.pack.reading.mirror_use import MirrorUse
+from moepack.storage.ranges import RangeSet
 from tests.support.compressible import compressible
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
 from tests.support.mirrors import mirror, reads_right
