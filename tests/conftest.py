@@ -16,7 +16,7 @@ import pytest
 
 import moepack
 from moepack.pack.reading.pack import Pack
-from tests.support import warm_command
+from tests.support import measurements, warm_command
 from tests.support.chat_model import write_chat_model
 from tests.support.faulty_backend import NAMES, require
 from tests.support.machine_faults import Room
@@ -40,6 +40,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # What tests have chosen is not counted for the user who runs them, and changes no other test.
 os.environ["MOEPACK_LEARN"] = "0"
+
+measurements.shorten()
 
 LONG_FOLDERS = {
     *("faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"),

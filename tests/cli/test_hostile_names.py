@@ -16,7 +16,6 @@ import pytest
 
 from moepack.cli import main
 from moepack.planning.footprint.model import footprint_of
-from moepack.planning.machine import bandwidth
 from tests.support.gguf_builder import F32, moe, split
 from tests.support.models import FIXTURES, flip, shards_of
 from tests.support.needs import needs_llama
@@ -59,12 +58,6 @@ class Scene(NamedTuple):
     def named(self, name: str) -> str:
         """Return the path of a file with a hostile name that ends so."""
         return str(self.folder / f"{PATH}{name}")
-
-
-@pytest.fixture(autouse=True)
-def _no_long_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the size of this machine's caches: memory is measured with the smallest buffer."""
-    monkeypatch.setattr(bandwidth, "_CPUS", tmp_path)
 
 
 @pytest.fixture(scope="module")

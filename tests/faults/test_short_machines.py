@@ -163,6 +163,8 @@ def run(arguments):
 
 arguments = sys.argv[1:]
 if arguments[0] == "warm":
+    from tests.support import measurements
+    measurements.shorten()
     del arguments[0]
     assert run(arguments)[0] == 0
 _, hard = resource.getrlimit(resource.RLIMIT_AS)

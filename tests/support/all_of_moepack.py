@@ -5,6 +5,7 @@ import pkgutil
 from contextlib import suppress
 
 import moepack
+from tests.support import measurements
 
 _MODULES = [
     *(module.name for module in pkgutil.walk_packages(moepack.__path__, "moepack.")),
@@ -17,3 +18,5 @@ for _name in _MODULES:
         # mfusepy by an OSError.
         with suppress(Exception):
             importlib.import_module(_name)
+
+measurements.shorten()

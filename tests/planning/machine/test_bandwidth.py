@@ -88,7 +88,6 @@ def test_without_memory_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> N
     assert measure_bandwidth(0) is None
 
 
-@pytest.mark.long
 def test_the_memory_of_this_machine_is_slower_than_its_caches_and_faster_than_drives() -> None:
     figure = measure_bandwidth(0)
     if figure is None:
